@@ -1,0 +1,194 @@
+"""The frame: the bytes that drivers move, caches keep and logs store.
+
+A frame is one msgpack array of twelve elements, so that any msgpack library reads it.  The elements before the topic
+are always written in the same widths, so that they stand at constant offsets: whoever only routes, checks or stores
+a frame reads the header with one ``struct`` call and never touches the events.
+
+====== ======================== =========================================================================
+offset bytes                    element
+====== ======================== =========================================================================
+0      9c                       array of 12
+1      a2 48 47                 magic, the string "HG"
+4      01                       wire version
+5      00-7f                    kind
+6      00-7f                    flags
+7      c4 10 + 16               GUID of the publisher (of the asker, in a QUERY)
+25     cf + 8                   first: number of the first event; in a HELLO the number the next event will have
+34     cf + 8                   after: the number this frame follows, first - 1 unless numbers were skipped on purpose
+43     ce + 4                   count: how many events
+48     cf + 8                   timestamp: hybrid logical clock at sending, nanoseconds
+57     da + 2 + n               topic
+60 + n                          body: what the kind prescribes, see `pubsub_api.core.messages`
+end    c0, or c4 20 + 32        nil, or the HMAC-SHA256 of every byte before this element
+====== ======================== =========================================================================
+"""
+
+from __future__ import annotations
+
+import enum
+import hmac
+import struct
+from typing import NamedTuple
+
+from pubsub_api.core.errors import (
+    BadSignature,
+    InvalidTopic,
+    MalformedFrame,
+    NotAFrame,
+    OversizedFrame,
+    UnsupportedVersion,
+)
+from pubsub_api.core.topics import CONTROL_TOPIC, TOPIC_BYTES_MAX, check_topic
+
+WIRE_VERSION = 1
+GUID_BYTES = 16
+SEQUENCE_MAX = 2**63 - 1
+FRAME_OVERHEAD_BYTES_MAX = 60 + TOPIC_BYTES_MAX + 34
+
+
+class Kind(enum.IntEnum):
+    DATA = 1
+    """Events."""
+    HELLO = 2
+    """Where a stream stands (its topic), or that a publisher lives (control topic)."""
+    BYE = 3
+    """The publisher ends; its final heads."""
+    QUERY = 4
+    """A question to caches."""
+    REPLY = 5
+    """A part of an answer."""
+    CONTROL = 6
+    """Anything else between parts of Heliograph.  Never handed to a user as an event."""
+
+
+class Flag(enum.IntFlag):
+    NONE = 0
+    SIGNED = 1
+    """The last element is an HMAC."""
+    START = 2
+    """HELLO of a publisher that has sent nothing before: every stream of this GUID starts at 1."""
+    LAST = 4
+    """The last frame of a message that spans several."""
+
+
+class Header(NamedTuple):
+    kind: int
+    flags: int
+    guid: bytes
+    first: int
+    after: int
+    count: int
+    timestamp: int
+    topic: str
+    body_start: int
+    body_end: int
+
+    @property
+    def last(self) -> int:
+        """Number of the last event of the frame."""
+        return self.first + self.count - 1
+
+
+_FIXED = struct.Struct(">4sBBB2s16scQcQcIcQcH")
+_PREFIX = b"\x9c\xa2HG"
+_GUID_MARK = b"\xc4\x10"
+_UINT64, _UINT32, _STR16 = b"\xcf", b"\xce", b"\xda"
+_MARKS = (_UINT64, _UINT64, _UINT32, _UINT64, _STR16)
+_NIL = b"\xc0"
+_MAC_MARK = b"\xc4\x20"
+_MAC_BYTES = 32
+_KINDS = frozenset(int(kind) for kind in Kind)
+
+
+def is_frame(data: bytes) -> bool:
+    """Whether the bytes claim to be a frame.  Says nothing about the rest of them."""
+    return data[:4] == _PREFIX
+
+
+def pack(
+    kind: int,
+    guid: bytes,
+    topic: str,
+    body: bytes,
+    *,
+    first: int = 0,
+    after: int = 0,
+    count: int = 0,
+    timestamp: int = 0,
+    flags: int = 0,
+    key: bytes | None = None,
+) -> bytes:
+    """Build a frame.  ``body`` is msgpack already.  With ``key`` the frame is signed.  The caller has checked the topic."""
+    name = topic.encode()
+    if key:
+        flags |= Flag.SIGNED
+    fixed = _FIXED.pack(
+        _PREFIX, WIRE_VERSION, kind, flags, _GUID_MARK, guid, _UINT64, first, _UINT64, after, _UINT32, count,
+        _UINT64, timestamp, _STR16, len(name),
+    )  # fmt: skip
+    if not key:
+        return b"".join((fixed, name, body, _NIL))
+    unsigned = b"".join((fixed, name, body))
+    return b"".join((unsigned, _MAC_MARK, hmac.digest(key, unsigned, "sha256")))
+
+
+def unpack(frame: bytes, *, bytes_max: int, key: bytes | None = None) -> Header:
+    """Read and check the header; the body is not looked at.
+
+    Raises exactly one FrameError for anything that is not a sound frame: NotAFrame, UnsupportedVersion,
+    OversizedFrame, MalformedFrame, BadSignature.
+    """
+    size = len(frame)
+    if size > bytes_max:
+        raise OversizedFrame(f"a frame of {size} bytes is larger than frame_bytes_max = {bytes_max}")
+    if frame[:4] != _PREFIX:
+        raise NotAFrame(f"{size} bytes that start with {frame[:4].hex() or 'nothing'} are not a Heliograph frame")
+    if size > 4 and frame[4] != WIRE_VERSION:
+        raise UnsupportedVersion(f"the frame has wire version {frame[4]}; this release speaks {WIRE_VERSION}")
+    if size <= _FIXED.size:
+        raise MalformedFrame(f"a frame of {size} bytes ends inside its header")
+    (_, _, kind, flags, guid_mark, guid, mark0, first, mark1, after, mark2, count, mark3, timestamp, mark4,
+     topic_bytes) = _FIXED.unpack_from(frame)  # fmt: skip
+    if guid_mark != _GUID_MARK or (mark0, mark1, mark2, mark3, mark4) != _MARKS:
+        raise MalformedFrame("the header's fixed fields are not where they belong")
+    body_start = _FIXED.size + topic_bytes
+    body_end = size - (1 + 1 + _MAC_BYTES if flags & 1 else 1)
+    if kind not in _KINDS or flags > 0x7F or body_end <= body_start:
+        raise MalformedFrame(f"kind {kind}, flags {flags:#x}, {topic_bytes} bytes of topic do not fit {size} bytes")
+    _check_tail(frame, body_end, bool(flags & 1), key)
+    _check_numbers(kind, first, after, count)
+    topic = _read_topic(frame[_FIXED.size : body_start])
+    return Header(kind, flags, guid, first, after, count, timestamp, topic, body_start, body_end)
+
+
+def body(frame: bytes, header: Header) -> memoryview:
+    """The body's msgpack, not copied."""
+    return memoryview(frame)[header.body_start : header.body_end]
+
+
+def _check_tail(frame: bytes, body_end: int, is_signed: bool, key: bytes | None) -> None:
+    if is_signed:
+        if frame[body_end : body_end + 2] != _MAC_MARK:
+            raise MalformedFrame("the frame claims a signature and has none")
+        if key and not hmac.compare_digest(frame[body_end + 2 :], hmac.digest(key, frame[:body_end], "sha256")):
+            raise BadSignature("the HMAC of the frame does not match: another key, or the frame was changed")
+    elif frame[body_end:] != _NIL:
+        raise MalformedFrame("the frame does not end where its length says")
+    elif key:
+        raise BadSignature("the frame is unsigned and hmac_key is set")
+
+
+def _check_numbers(kind: int, first: int, after: int, count: int) -> None:
+    if kind == Kind.DATA:
+        if count == 0 or first == 0 or after >= first or first + count > SEQUENCE_MAX:
+            raise MalformedFrame(f"events {first}+{count} after {after} are not a valid range")
+    elif count or first > SEQUENCE_MAX or after > SEQUENCE_MAX:
+        raise MalformedFrame(f"a frame of kind {kind} with first {first}, after {after}, count {count}")
+
+
+def _read_topic(raw: bytes) -> str:
+    try:
+        topic = raw.decode()
+        return topic if topic == CONTROL_TOPIC else check_topic(topic)
+    except (UnicodeDecodeError, InvalidTopic) as error:
+        raise MalformedFrame(f"the frame's topic is invalid: {error}") from error

@@ -1,0 +1,148 @@
+"""Topics, topic filters and the one matcher that decides which events a subscriber gets.
+
+A topic is a path of non-empty levels, ``tenant-7/port``.  A filter may use ``+`` for exactly one level and a trailing
+``#`` for the rest, none included: ``a/#`` matches ``a``, ``a/b`` and ``a/b/c``.  Names that begin with ``$`` belong to
+Heliograph itself and are matched by no filter.
+
+The characters that some transport gives a meaning of its own are refused everywhere, so that a topic that works on one
+driver works on all of them.  Drivers may deliver more than a filter asks for; this module has the last word.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+
+from pubsub_api.core.errors import InvalidTopic
+
+TOPIC_BYTES_MAX = 512
+CONTROL_TOPIC = "$control"
+"""Carries what concerns a publisher as a whole: its start, its heartbeat, its end.  Every subscriber listens to it."""
+
+_FORBIDDEN = re.compile(r"[\x00-\x1f\x7f+#*?$]")
+
+
+def check_topic(topic: str) -> str:
+    """Return ``topic`` when an event may carry it; raise InvalidTopic with the reason otherwise."""
+    _check_shape(topic, "topic")
+    bad = _FORBIDDEN.search(topic)
+    if bad:
+        raise InvalidTopic(f"topic {topic[:80]!r} contains {bad.group()!r}, which is reserved")
+    return topic
+
+
+def check_filter(topic_filter: str) -> str:
+    """Return ``topic_filter`` when a subscriber may use it; raise InvalidTopic with the reason otherwise."""
+    _check_shape(topic_filter, "filter")
+    levels = topic_filter.split("/")
+    for position, level in enumerate(levels):
+        if level == "+" or (level == "#" and position == len(levels) - 1):
+            continue
+        bad = _FORBIDDEN.search(level)
+        if bad and bad.group() in "+#":
+            raise InvalidTopic(f"filter {topic_filter[:80]!r}: {bad.group()!r} must stand alone in its level, '#' only at the end")
+        if bad:
+            raise InvalidTopic(f"filter {topic_filter[:80]!r} contains {bad.group()!r}, which is reserved")
+    return topic_filter
+
+
+def _check_shape(name: str, what: str) -> None:
+    if not isinstance(name, str):
+        raise InvalidTopic(f"a {what} must be a str, not {type(name).__name__}")
+    if not name:
+        raise InvalidTopic(f"a {what} must not be empty")
+    try:
+        size = len(name.encode())
+    except UnicodeEncodeError as error:
+        raise InvalidTopic(f"{what} {name[:80]!r} is not valid Unicode: {error.reason}") from error
+    if size > TOPIC_BYTES_MAX:
+        raise InvalidTopic(f"a {what} of {size} bytes is longer than {TOPIC_BYTES_MAX}")
+    for level in name.split("/"):
+        if not level:
+            raise InvalidTopic(f"{what} {name[:80]!r} has an empty level")
+        if level.startswith("@"):
+            raise InvalidTopic(f"{what} {name[:80]!r} has a level that starts with '@', which is reserved")
+
+
+def is_wildcard(topic_filter: str) -> bool:
+    """True when the filter can match more than the one topic it spells."""
+    return "+" in topic_filter or "#" in topic_filter
+
+
+def literal_prefix(topic_filter: str) -> str:
+    """The levels before the first wildcard, joined, without a trailing slash: ``a/b/+/c`` gives ``a/b``.
+
+    What a transport that can only match prefixes subscribes to; it delivers too much, never too little.
+    """
+    levels: list[str] = []
+    for level in topic_filter.split("/"):
+        if level in ("+", "#"):
+            break
+        levels.append(level)
+    return "/".join(levels)
+
+
+def matches(topic_filter: str, topic: str) -> bool:
+    """Whether the filter selects the topic.  Both must have passed their check."""
+    if topic_filter == topic:
+        return True
+    return _match_levels(topic_filter.split("/"), topic.split("/")) and not topic.startswith("$")
+
+
+def _match_levels(wanted: list[str], levels: list[str]) -> bool:
+    for position, want in enumerate(wanted):
+        if want == "#":
+            return True
+        if position == len(levels):
+            return False
+        if want not in ("+", levels[position]):
+            return False
+    return len(wanted) == len(levels)
+
+
+class FilterSet:
+    """A set of filters that answers, for a topic, whether any of them matches.  Exact filters cost one dict look-up."""
+
+    __slots__ = ("_exact", "_wildcards")
+
+    def __init__(self, filters: Iterable[str] = ()) -> None:
+        self._exact: set[str] = set()
+        self._wildcards: dict[str, list[str]] = {}
+        for topic_filter in filters:
+            self.add(topic_filter)
+
+    def add(self, topic_filter: str) -> bool:
+        """Add a filter; True when it is new.  Raises InvalidTopic."""
+        check_filter(topic_filter)
+        if topic_filter in self:
+            return False
+        if is_wildcard(topic_filter):
+            self._wildcards[topic_filter] = topic_filter.split("/")
+        else:
+            self._exact.add(topic_filter)
+        return True
+
+    def discard(self, topic_filter: str) -> bool:
+        """Remove a filter; True when it was there."""
+        if topic_filter in self._exact:
+            self._exact.remove(topic_filter)
+            return True
+        return self._wildcards.pop(topic_filter, None) is not None
+
+    def match(self, topic: str) -> bool:
+        if topic in self._exact:
+            return True
+        if not self._wildcards or topic.startswith("$"):
+            return False
+        levels = topic.split("/")
+        return any(_match_levels(wanted, levels) for wanted in self._wildcards.values())
+
+    def __contains__(self, topic_filter: object) -> bool:
+        return topic_filter in self._exact or topic_filter in self._wildcards
+
+    def __iter__(self) -> Iterator[str]:
+        yield from self._exact
+        yield from self._wildcards
+
+    def __len__(self) -> int:
+        return len(self._exact) + len(self._wildcards)

@@ -1,0 +1,210 @@
+"""The contract a driver implements.  It is all that a driver needs to know of Heliograph.
+
+A driver moves frames, best effort, between publishers and subscribers, and states in `Capabilities` what it can do.
+Order, loss detection, repair, numbering and retries live above it; a driver that adds its own is wrong.  The shipped
+suite `pubsub_api.testing.conformance` is the definition of correct.
+
+Three rules hold for every method here:
+
+* errors of the foreign library are translated into `pubsub_api.errors` where they occur, and never leave the driver raw;
+* every thread a driver starts has ended when ``close()`` returns, and ``close()`` may be called twice;
+* a handle (socket, session, connection) is used by one thread at a time, and never by a child process after ``fork()``.
+"""
+
+from __future__ import annotations
+
+import abc
+import dataclasses
+from collections.abc import Callable, Iterable, Sequence
+from typing import ClassVar, Literal, Protocol
+from urllib.parse import SplitResult
+
+from oslo_config import cfg
+
+SecurityMode = Literal["curve", "tls", "mtls", "password", "acl", "unix-permissions"]
+LinkEvent = Literal["connect", "disconnect", "subscribed"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Capabilities:
+    """What a driver can do under its present configuration.  The table in the documentation is printed from this."""
+
+    bind_based: bool
+    """True: the publisher owns the address and subscribers connect to it, so one process per address can publish.
+    False: everybody connects to something shared (a broker, a router, a bus in memory)."""
+    queries: bool
+    """``PublisherApi.serve`` and ``SubscriberApi.query`` work."""
+    native_wildcards: bool
+    """The transport itself filters ``+`` and ``#`` exactly; otherwise it over-delivers and the core filters."""
+    frame_bytes_max: int
+    """The largest frame the transport carries."""
+    fork_safe: bool
+    """After ``fork()`` a child may open handles of its own.  False: the foreign library cannot live in a forked child."""
+    reports: frozenset[LinkEvent]
+    """Which link changes a subscriber of this driver reports."""
+    security: frozenset[SecurityMode] = frozenset()
+
+
+@dataclasses.dataclass(frozen=True)
+class Connected:
+    """The link to ``address`` is up and every filter registered so far is in effect there: a frame sent from now on
+    is delivered, best effort.  A driver must not report this merely because a socket opened."""
+
+    address: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Subscribed:
+    """A filter registered while the link was up has taken effect at ``address``."""
+
+    address: str
+    topic_filter: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Disconnected:
+    """The link to ``address`` is down.  The driver goes on trying to restore it until it is closed."""
+
+    address: str
+    reason: str
+
+
+LinkReport = Connected | Subscribed | Disconnected
+
+
+class Receiver(Protocol):
+    """What a subscriber driver calls.  Calls may come from any thread of the driver, one at a time per driver object;
+    none of them blocks for long and none of them raises."""
+
+    def on_frames(self, frames: Sequence[bytes]) -> None:
+        """Frames as they were given to ``send``, or as a query handler returned them, in order of arrival.
+        Pass all that are at hand in one call: the cost of a call is per call, not per frame."""
+
+    def on_foreign(self, topic: str, payload: bytes) -> None:
+        """A message on a subscribed topic that is not a Heliograph frame (`pubsub_api.core.frame.is_frame`)."""
+
+    def on_link(self, report: LinkReport) -> None:
+        """A change of a link, as a value."""
+
+
+QueryHandler = Callable[[bytes], Iterable[bytes]]
+"""Takes a QUERY frame, returns REPLY frames for the asker (none is allowed).  Thread-safe, quick, does not raise."""
+
+PublisherReport = Callable[[LinkReport], None]
+
+
+class PublisherApi(abc.ABC):
+    """The sending end.  The caller serialises ``send`` and ``send_many``; other methods may be called from any thread."""
+
+    @abc.abstractmethod
+    def initialize(self, report: PublisherReport) -> None:
+        """Bind or connect.  Blocks until the address is owned (bind-based) or for a bounded time (connect-based).
+
+        A bind-based driver raises AddressInUse; a connect-based one whose server is absent does not raise: it goes on
+        trying and reports `Connected` when it succeeds, `Disconnected` when the link is lost.
+        """
+
+    @property
+    @abc.abstractmethod
+    def address(self) -> str:
+        """The address subscribers should listen to, with the real port when an ephemeral one was asked for."""
+
+    @abc.abstractmethod
+    def send(self, topic: str, frame: bytes) -> None:
+        """Hand one frame to the transport.  Best effort; blocks for a bounded time at most.
+
+        Raises TransportUnavailable when the transport refused the frame for now.  Silence does not mean delivery.
+        """
+
+    def send_many(self, frames: Sequence[tuple[str, bytes]]) -> None:
+        """Hand over several ``(topic, frame)`` pairs in order.  Override it where the transport can pipeline."""
+        for topic, frame in frames:
+            self.send(topic, frame)
+
+    @abc.abstractmethod
+    def serve(self, handler: QueryHandler) -> None:
+        """Answer queries with ``handler`` until ``close``.  Call once, after ``initialize``.  Raises NotSupported."""
+
+    @abc.abstractmethod
+    def close(self) -> None:
+        """Give what was sent a bounded time to leave, then release everything.  Idempotent."""
+
+
+class SubscriberApi(abc.ABC):
+    """The receiving end.  Methods may be called from any thread, before or after ``daemonize``."""
+
+    @abc.abstractmethod
+    def initialize(self, receiver: Receiver) -> None:
+        """Remember whom to call.  Opens nothing yet."""
+
+    @abc.abstractmethod
+    def register_topic(self, topic_filter: str) -> bool:
+        """Subscribe to a filter; True when it is new.  On a live link `Subscribed` follows when it is in effect.
+        ``$``-topics of Heliograph itself are passed here too and are matched exactly."""
+
+    @abc.abstractmethod
+    def unregister_topic(self, topic_filter: str) -> bool:
+        """Drop a filter; True when it was registered.  Filters that overlap with it stay in effect."""
+
+    @abc.abstractmethod
+    def register_listen_address(self, address: str) -> bool:
+        """Listen to a publisher's address as well; True when it is new.  Raises InvalidConfig on a bad address."""
+
+    @abc.abstractmethod
+    def unregister_listen_address(self, address: str) -> bool:
+        """Stop listening to an address; True when it was registered."""
+
+    @abc.abstractmethod
+    def daemonize(self) -> None:
+        """Start receiving on threads of the driver.  Returns at once; a server that is absent is awaited, with
+        `Connected` as the news that it came."""
+
+    @property
+    @abc.abstractmethod
+    def is_running(self) -> bool:
+        """True from ``daemonize`` to ``close`` while the receiving thread lives."""
+
+    @abc.abstractmethod
+    def query(self, frame: bytes) -> None:
+        """Send a QUERY frame to everyone that serves queries; the REPLY frames arrive through ``on_frames``.
+
+        Best effort, does not block and does not wait: time-outs and retries belong to the caller.  Raises NotSupported,
+        or TransportUnavailable when it certainly went nowhere.
+        """
+
+    @abc.abstractmethod
+    def close(self) -> None:
+        """Stop receiving and end every thread; no call to the receiver happens after it returns.  Idempotent.
+        Called from within the receiver it must not deadlock."""
+
+
+class PubSubApi(abc.ABC):
+    """A driver: a factory of the two ends under one configuration.  Loaded by entry point, constructed with ``conf``."""
+
+    options: ClassVar[dict[str, Sequence[cfg.Opt]]] = {}
+    """Option group -> options that this driver adds.  Registered on ``conf`` before the constructor is called."""
+
+    def __init__(self, conf: cfg.ConfigOpts) -> None:
+        self.conf = conf
+
+    @classmethod
+    @abc.abstractmethod
+    def configure_from_url(cls, conf: cfg.ConfigOpts, url: SplitResult) -> None:
+        """Translate the parts of a URL into option overrides on ``conf``.  Raises InvalidConfig."""
+
+    @property
+    @abc.abstractmethod
+    def capabilities(self) -> Capabilities:
+        """What this driver can do as configured."""
+
+    @abc.abstractmethod
+    def listen_addresses(self) -> list[str]:
+        """The addresses a subscriber listens to when nobody names others: from the configuration."""
+
+    @abc.abstractmethod
+    def get_publisher(self) -> PublisherApi:
+        """A new sending end, not yet initialized."""
+
+    @abc.abstractmethod
+    def get_subscriber(self) -> SubscriberApi:
+        """A new receiving end, not yet initialized."""
