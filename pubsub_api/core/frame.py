@@ -26,6 +26,7 @@ end    c0, or c4 20 + 32        nil, or the HMAC-SHA256 of every byte before thi
 from __future__ import annotations
 
 import enum
+import functools
 import hmac
 import struct
 from typing import NamedTuple
@@ -186,6 +187,7 @@ def _check_numbers(kind: int, first: int, after: int, count: int) -> None:
         raise MalformedFrame(f"a frame of kind {kind} with first {first}, after {after}, count {count}")
 
 
+@functools.lru_cache(maxsize=65_536)
 def _read_topic(raw: bytes) -> str:
     try:
         topic = raw.decode()

@@ -1,0 +1,176 @@
+"""The ``[pubsub]`` option group, and how a configuration is made from files or from a URL.
+
+A ``conf`` object is always passed; nothing here is global.  Options that the Dragonflow specification names keep their
+names, and a Dragonflow file's ``[df]`` group is understood.  Times are seconds unless the name says otherwise.
+"""
+
+from __future__ import annotations
+
+import os
+import pathlib
+from collections.abc import Iterable, Sequence
+
+from oslo_config import cfg, types
+
+from pubsub_api.errors import InvalidConfig
+
+GROUP = "pubsub"
+OLD_GROUP = "df"
+
+MIB = 1024 * 1024
+
+
+def _opt(name: str, kind: types.ConfigType, default: object, help_text: str, *, secret: bool = False) -> cfg.Opt:
+    return cfg.Opt(name, type=kind, default=default, help=help_text, secret=secret, deprecated_group=OLD_GROUP)
+
+
+def _seconds(name: str, default: float, help_text: str, *, low: float = 0.001, high: float = 86_400.0) -> cfg.Opt:
+    return _opt(name, types.Float(min=low, max=high), default, f"{help_text} Seconds.")
+
+
+def _bytes(name: str, default: int, help_text: str, *, low: int = 1024, high: int = 64 * 1024 * MIB) -> cfg.Opt:
+    return _opt(name, types.Integer(min=low, max=high), default, f"{help_text} Bytes.")
+
+
+def _count(name: str, default: int, help_text: str, *, low: int = 0, high: int = 1_000_000_000) -> cfg.Opt:
+    return _opt(name, types.Integer(min=low, max=high), default, help_text)
+
+
+def _flag(name: str, default: bool, help_text: str) -> cfg.Opt:
+    return _opt(name, types.Boolean(), default, help_text)
+
+
+def _text(name: str, default: str | None, help_text: str, *, secret: bool = False) -> cfg.Opt:
+    return _opt(name, types.String(), default, help_text, secret=secret)
+
+
+SPECIFIED_OPTIONS: Sequence[cfg.Opt] = (
+    _flag("enable_df_pub_sub", False, "Controllers follow the bus (true) or the database's own change feed (false)."),
+    _text("pub_sub_driver", "zmq", "Driver that moves the events: the name of a heliograph.pubsub_driver entry point."),
+    _opt("publishers_ips", types.List(types.String()), ["$local_ip"], "Hosts whose publishers a subscriber listens to."),
+    _opt("publisher_port", types.Port(), 8866, "Port of every publisher. 0 lets the system choose one, for discovery."),
+    _flag("pub_sub_use_multiproc", True, "Forked workers publish through the publisher service of their host."),
+    _opt("publisher_transport", types.String(choices=["tcp", "ipc"]), "tcp", "Transport of a bind-based driver."),
+    _text("publisher_bind_address", "$local_ip", "Address a publisher binds to. '*' opens it to every network."),
+    _text("pub_sub_multiproc_driver", "zmq_pubsub_multiproc_driver", "Driver between workers and publisher service."),
+    _text(
+        "publisher_multiproc_socket",
+        "/var/run/zmq_pubsub/zmq-publisher-socket",
+        "Socket between workers and publisher service. When its directory cannot be made, the same file name is used "
+        "in the user's runtime directory.",
+    ),
+    _text("local_ip", "127.0.0.1", "Address of this host. Closed to the network until told otherwise."),
+)
+
+ENVELOPE_OPTIONS: Sequence[cfg.Opt] = (
+    _text("publisher_name", "", "Stable name of this publisher across restarts. Empty: host name and program name."),
+    _seconds("max_idle_time", 5.0, "A stream that was idle this long announces its head in a hello.", low=0.01),
+    _seconds("idle_time_limit", 80.0, "Hellos of a long-idle stream are spaced out up to this interval.", low=0.01),
+    _count("hello_rate_max", 500, "Repeated hellos of long-idle streams, all together, per second.", low=1),
+    _seconds("message_delay_window", 0.2, "How long a hole waits for late frames before it is repaired."),
+    _count("missed_hellos_max", 3, "A publisher silent for this many max_idle_time is suspected.", low=2, high=1000),
+    _seconds("publisher_forget_time", 300.0, "State of a publisher that vanished is kept this long.", low=0.1),
+    _bytes("frame_bytes_max", MIB, "Largest frame sent or accepted; checked before anything is decoded."),
+    _count("batch_events_max", 512, "Most events in one frame.", low=1, high=65_536),
+    _bytes("batch_bytes_max", 128 * 1024, "A frame is sent when its events reach this size."),
+    _text("hmac_key", None, "Shared key. Frames are signed with it, and frames that are not are refused.", secret=True),
+    _seconds("clock_skew_max", 60.0, "Timestamps of peers further in the future than this do not move our clock."),
+)
+
+QUEUE_OPTIONS: Sequence[cfg.Opt] = (
+    _bytes("send_queue_bytes_max", 16 * MIB, "Events waiting to be sent. When it is full, the sender sends them itself."),
+    _bytes("receive_queue_bytes_max", 64 * MIB, "Frames waiting for the callback. When it is full, a resync follows."),
+    _bytes("pending_bytes_max", 64 * MIB, "Frames that wait behind holes, all streams together. Then a resync follows."),
+    _count("streams_max", 1_000_000, "Streams that a publisher or a subscriber keeps track of.", low=1),
+)
+
+RESYNC_OPTIONS: Sequence[cfg.Opt] = (
+    _seconds("resync_jitter", 1.0, "A resync after loss is delayed by a random part of this.", low=0.0),
+    _seconds("resync_interval_min", 1.0, "Resyncs closer together than this are deferred and joined.", low=0.0),
+    _seconds("ready_timeout", 1.0, "How long a new link waits for the heads of its publishers before it is used."),
+)
+
+REPAIR_OPTIONS: Sequence[cfg.Opt] = (
+    _flag("repair", True, "Ask caches for missing ranges before a resync."),
+    _seconds("repair_timeout", 0.5, "First wait for the answer to a query; later waits double."),
+    _count("repair_attempts_max", 5, "Queries for the same hole before a resync.", low=1, high=100),
+    _flag("with_cache", True, "A publisher keeps its recent frames and answers queries for them."),
+    _count("history", 100_000, "Events that a cache keeps per stream.", low=1),
+    _bytes("cache_bytes_max", 128 * MIB, "Frames that a cache keeps, all streams together."),
+    _seconds("cache_age_max", 300.0, "Frames older than this leave a cache."),
+    _bytes("reply_bytes_max", 512 * 1024, "Frames packed into one reply of a cache."),
+)
+
+PUBSUB_OPTIONS: Sequence[cfg.Opt] = (
+    *SPECIFIED_OPTIONS, *ENVELOPE_OPTIONS, *QUEUE_OPTIONS, *RESYNC_OPTIONS, *REPAIR_OPTIONS,
+)  # fmt: skip
+
+
+def list_opts() -> list[tuple[str, Sequence[cfg.Opt]]]:
+    """Entry point for oslo-config-generator: the bus's own group.  Each driver lists its group itself."""
+    return [(GROUP, PUBSUB_OPTIONS)]
+
+
+def new_conf(config_files: Iterable[str | os.PathLike[str]] = (), args: Sequence[str] = ()) -> cfg.ConfigOpts:
+    """A private ``conf`` with the ``[pubsub]`` group, read from the files given and from no others.
+
+    Raises InvalidConfig when a file is missing, cannot be parsed or has a value out of bounds.
+    """
+    conf = cfg.ConfigOpts()
+    conf.register_opts(PUBSUB_OPTIONS, group=GROUP)
+    files = [os.fspath(name) for name in config_files]
+    try:
+        conf(list(args), project="heliograph", default_config_files=files, default_config_dirs=[])
+    except cfg.Error as error:
+        raise InvalidConfig(f"the configuration cannot be used: {error}") from error
+    check_group(conf, GROUP, PUBSUB_OPTIONS)
+    return conf
+
+
+def check_group(conf: cfg.ConfigOpts, group: str, options: Sequence[cfg.Opt]) -> None:
+    """Read every option of a group once, so that a bad value is refused at start and not when it is first needed."""
+    for option in options:
+        try:
+            conf[group][option.dest]
+        except (cfg.ConfigFileValueError, cfg.TemplateSubstitutionError, ValueError) as error:
+            raise InvalidConfig(f"[{group}] {option.name}: {error}") from error
+
+
+def check_combinations(conf: cfg.ConfigOpts) -> None:
+    """Refuse options that contradict each other, with the reason."""
+    pubsub = conf[GROUP]
+    if pubsub.idle_time_limit < pubsub.max_idle_time:
+        raise InvalidConfig(
+            f"[pubsub] idle_time_limit = {pubsub.idle_time_limit} s is shorter than max_idle_time = {pubsub.max_idle_time} s"
+        )
+    if pubsub.batch_bytes_max > pubsub.frame_bytes_max // 2:
+        raise InvalidConfig(
+            f"[pubsub] batch_bytes_max = {pubsub.batch_bytes_max} leaves no room in frame_bytes_max = "
+            f"{pubsub.frame_bytes_max}: a batch may overshoot by one event, so at most half of it"
+        )
+    if pubsub.publisher_forget_time < pubsub.missed_hellos_max * pubsub.max_idle_time:
+        raise InvalidConfig(
+            "[pubsub] publisher_forget_time is shorter than the silence that makes a publisher suspect "
+            "(missed_hellos_max * max_idle_time): a live publisher would be forgotten"
+        )
+    if pubsub.reply_bytes_max > pubsub.frame_bytes_max:
+        raise InvalidConfig("[pubsub] reply_bytes_max is larger than frame_bytes_max: no reply could be accepted")
+
+
+def multiproc_socket(conf: cfg.ConfigOpts) -> pathlib.Path:
+    """Where the socket between workers and publisher service lives; makes its directory, private to the user.
+
+    The configured directory when it can be made and written, else the user's runtime directory, else a directory of the
+    user under the system's temporary one.  Raises InvalidConfig when none of them can be used.
+    """
+    configured = pathlib.Path(conf[GROUP].publisher_multiproc_socket)
+    runtime = os.environ.get("XDG_RUNTIME_DIR") or f"/run/user/{os.getuid()}"
+    private = pathlib.Path(os.environ.get("TMPDIR", "/tmp")) / f"heliograph-{os.getuid()}"  # noqa: S108
+    for directory in (configured.parent, pathlib.Path(runtime) / "heliograph", private):
+        try:
+            directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        except OSError:
+            continue
+        if os.access(directory, os.W_OK | os.X_OK) and directory.stat().st_uid == os.getuid():
+            return directory / configured.name
+    raise InvalidConfig(f"[pubsub] publisher_multiproc_socket: no directory for {configured.name} can be made or written")
