@@ -1,0 +1,28 @@
+"""Waiting in tests: on a condition, with a deadline, never for a fixed time."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+T = TypeVar("T")
+
+POLL_S = 0.005
+
+
+def wait_until(condition: Callable[[], T], timeout_s: float = 10, what: str = "the condition") -> T:
+    """Call ``condition`` until it returns something true and return that; fail with ``what`` after ``timeout_s``.
+
+    The condition is called at least once, and once more after the deadline, so that a machine that stood still for the
+    whole time does not fail a test whose condition has come true meanwhile.
+    """
+    deadline = time.monotonic() + timeout_s
+    while True:
+        is_last_chance = time.monotonic() >= deadline
+        result = condition()
+        if result:
+            return result
+        if is_last_chance:
+            raise AssertionError(f"waited {timeout_s} s in vain for {what}; last value: {result!r}")
+        time.sleep(POLL_S)
