@@ -121,7 +121,10 @@ def _entry_points() -> Sequence[importlib.metadata.EntryPoint]:
 def _import_class(entry: importlib.metadata.EntryPoint) -> type[PubSubApi]:
     failures: list[BaseException] = []
     manager: NamedExtensionManager[Any] = NamedExtensionManager(
-        NAMESPACE, names=[entry.name], on_load_failure_callback=lambda _manager, _entry, error: failures.append(error)
+        NAMESPACE,
+        names=[entry.name],
+        on_load_failure_callback=lambda _manager, _entry, error: failures.append(error),
+        on_missing_entrypoints_callback=lambda _names: None,  # without it a failure is logged as well as raised
     )
     if failures:
         raise _load_error(entry, failures[0]) from failures[0]

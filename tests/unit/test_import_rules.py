@@ -33,6 +33,8 @@ _DRIVER_CONTRACTS = (
     "drivers", "pubsub_api.driver", "pubsub_api.errors", "pubsub_api.config", "pubsub_api.core",
     "nb_api.driver", "nb_api.errors", "durable_log.driver", "durable_log.errors",
 )  # fmt: skip
+# The memory driver injects faults, in the words that the simulator uses for them.
+_MEMORY_DRIVER = Layer((*_DRIVER_CONTRACTS, "pubsub_api.testing.faults"), denied=())
 
 LAYERS = {
     "pubsub_api.core": Layer(("pubsub_api.core",)),
@@ -49,8 +51,8 @@ LAYERS = {
     "bench": Layer((*_CONTRACTS, *_SERVICES, *_PROGRAMS)),
     "examples": Layer((*_CONTRACTS, *_SERVICES, *_PROGRAMS)),
     "tests": Layer((*_CONTRACTS, *_SERVICES, *_PROGRAMS, "tests")),
-    # The memory driver injects faults, in the words that the simulator uses for them.
-    "drivers.pubsub.memory": Layer((*_DRIVER_CONTRACTS, "pubsub_api.testing.faults"), denied=()),
+    "drivers.pubsub.memory": _MEMORY_DRIVER,
+    "drivers.pubsub._memory_bus": _MEMORY_DRIVER,
     "drivers": Layer(_DRIVER_CONTRACTS, denied=()),
 }
 
