@@ -1,0 +1,248 @@
+"""The bus behind the ``memory`` driver: who is on it, what goes where, and which faults it has.
+
+A bus lives as long as somebody holds it: an open publisher or subscriber, or a test that holds its control.  The two
+ends that the contract prescribes are in `drivers.pubsub.memory`; here they are only members that can be called.
+
+Lock order: the lock of a member, then the lock of a bus.  A bus calls its members without holding its own lock.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import os
+import threading
+import time
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Generic, Protocol, TypeVar
+
+from pubsub_api.errors import LimitReached
+from pubsub_api.testing.faults import Faults
+
+LOG = logging.getLogger(__name__)
+
+SCHEME = "memory"
+ITEM_BYTES = 64
+"""What an item in a queue costs besides its own bytes, so that empty ones are bounded too."""
+
+_Item = TypeVar("_Item")
+
+
+class Mailbox(Generic[_Item]):
+    """A bounded queue and the one thread that empties it.
+
+    ``deliver`` is called on the thread with all items at hand, outside the lock.  ``tick``, if given, is called on the
+    thread, under the lock, before it sleeps: it may `put`, and returns when it wants to be called again (monotonic
+    seconds) or None.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        bytes_max: int,
+        deliver: Callable[[list[_Item]], None],
+        tick: Callable[[], float | None] = lambda: None,
+    ) -> None:
+        self.lock = threading.Condition()
+        """Reentrant, and shared with the owner, so that one lock guards one end of a link."""
+        self.is_closed = False
+        self._items: list[_Item] = []
+        self._bytes = 0
+        self._bytes_max = bytes_max
+        self._deliver = deliver
+        self._tick = tick
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def put(self, item: _Item, size: int = 0) -> bool:
+        """Append an item; False when the queue is closed or has no room.  An item of size 0 always finds room."""
+        with self.lock:
+            if self.is_closed or (size and self._bytes + size + ITEM_BYTES > self._bytes_max):
+                return False
+            self._items.append(item)
+            self._bytes += size + ITEM_BYTES
+            self.lock.notify()
+            return True
+
+    def close(self) -> None:
+        """Forget what waits and end the thread.  Returns when it has ended, unless called on the thread itself."""
+        with self.lock:
+            self.is_closed = True
+            self._items.clear()
+            self.lock.notify()
+        if self._thread.ident is not None and self._thread is not threading.current_thread():
+            self._thread.join()
+
+    @property
+    def is_alive(self) -> bool:
+        return not self.is_closed and self._thread.is_alive()
+
+    def _run(self) -> None:
+        while items := self._take():
+            try:
+                self._deliver(items)
+            except Exception:
+                # The contract forbids callbacks to raise, and a dead thread would be silence: say so and go on.
+                LOG.exception("%s: a callback raised; the rest of its batch is lost", self._thread.name)
+
+    def _take(self) -> list[_Item]:
+        """All items, after waiting for at least one.  Nothing only when closed."""
+        with self.lock:
+            while not self.is_closed:
+                due = self._tick()
+                if self._items:
+                    items, self._items, self._bytes = self._items, [], 0
+                    return items
+                self.lock.wait(None if due is None else max(0.0, due - time.monotonic()))
+            return []
+
+
+class Member(Protocol):
+    """An end of a link, as the bus sees it."""
+
+    def on_bus_changed(self, bus: Bus) -> None:
+        """The faults of the bus have changed.  Called on the thread that changed them."""
+
+
+class ListeningMember(Member, Protocol):
+    def offer(self, bus: Bus, topic: str, frame: bytes) -> None:
+        """A frame was sent; take it if a filter matches."""
+
+    def offer_replies(self, bus: Bus, replies: Sequence[bytes]) -> None:
+        """A query of this member was answered."""
+
+
+class SendingMember(Member, Protocol):
+    @property
+    def is_serving(self) -> bool: ...
+
+    def offer_query(self, query: bytes, asker: ListeningMember) -> None:
+        """A query has come; answer it through ``asker.offer_replies``, on another thread."""
+
+
+@dataclasses.dataclass(frozen=True)
+class BusStatistics:
+    """Plain numbers about a bus.  What its faults did is counted in ``bus.faults.counts()``."""
+
+    publishers: int
+    subscribers: int
+    overflowed: int
+    """Frames and queries dropped because a queue was full."""
+
+
+class Bus:
+    """What the sessions of one name share, and the control of its faults.  Thread-safe."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.address = f"{SCHEME}://{name}"
+        self.faults = Faults()
+        """To make trouble: ``faults.set(drop=0.1)``, ``faults.partition(True)``, ``faults.heal()``."""
+        self._lock = threading.Lock()
+        # Replaced, never changed in place, so that sending iterates without the lock.
+        self._publishers: tuple[SendingMember, ...] = ()
+        self._subscribers: tuple[ListeningMember, ...] = ()
+        self._joined = 0
+        self._overflowed = 0
+        self.faults.watch(self)
+
+    def disconnect(self) -> None:
+        """Take every link of the bus down: both ends report Disconnected, sending raises TransportUnavailable."""
+        self.faults.disconnect()
+
+    def reconnect(self) -> None:
+        """Bring every link up again: both ends report Connected.  What was under way meanwhile is lost."""
+        self.faults.reconnect()
+
+    def freeze(self) -> None:
+        """Hold everything that is under way, until `thaw`."""
+        self.faults.freeze()
+
+    def thaw(self) -> None:
+        """Let go what `freeze` held, in order."""
+        self.faults.thaw()
+
+    @property
+    def is_up(self) -> bool:
+        return not self.faults.settings.disconnected
+
+    def statistics(self) -> BusStatistics:
+        """How many open ends the bus has, and what their queues dropped since the bus exists."""
+        return BusStatistics(len(self._publishers), len(self._subscribers), self._overflowed)
+
+    def join_publisher(self, member: SendingMember, members_max: int) -> None:
+        """Add a sending end.  Raises LimitReached."""
+        with self._lock:
+            self._check_room(members_max)
+            self._publishers += (member,)
+
+    def join_subscriber(self, member: ListeningMember, members_max: int) -> int:
+        """Add a receiving end.  Returns its number on this bus, never used twice.  Raises LimitReached."""
+        with self._lock:
+            self._check_room(members_max)
+            self._subscribers += (member,)
+            self._joined += 1
+            return self._joined
+
+    def leave(self, leaving: Member) -> None:
+        """Remove an end.  A call to it that is under way may still end after this returns."""
+        with self._lock:
+            self._publishers = tuple(member for member in self._publishers if member is not leaving)
+            self._subscribers = tuple(member for member in self._subscribers if member is not leaving)
+
+    def publish(self, topic: str, frame: bytes) -> None:
+        """Offer a frame to every subscriber, on the caller's thread.  Does not wait for any of them."""
+        for subscriber in self._subscribers:
+            subscriber.offer(self, topic, frame)
+
+    def servers(self) -> list[SendingMember]:
+        """Who answers queries now."""
+        return [publisher for publisher in self._publishers if publisher.is_serving]
+
+    def ask(self, query: bytes, asker: ListeningMember) -> None:
+        """Hand a query to everyone who serves."""
+        for publisher in self.servers():
+            publisher.offer_query(query, asker)
+
+    def count_overflow(self, count: int) -> None:
+        with self._lock:
+            self._overflowed += count
+
+    def on_faults(self) -> None:
+        """Called by `Faults`."""
+        for member in (*self._subscribers, *self._publishers):
+            member.on_bus_changed(self)
+
+    def _check_room(self, members_max: int) -> None:
+        if len(self._publishers) + len(self._subscribers) >= members_max:
+            raise LimitReached(f"{self.address} has {members_max} open ends, all that [memory] endpoints_max allows")
+
+
+class Registry:
+    """The buses of this process, by name, held weakly."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._buses: weakref.WeakValueDictionary[str, Bus] = weakref.WeakValueDictionary()
+
+    def get(self, name: str, buses_max: int) -> Bus:
+        """The bus of that name, made when it does not exist.  Raises LimitReached."""
+        with self._lock:
+            found = self._buses.get(name)
+            if found is None:
+                if len(self._buses) >= buses_max:
+                    raise LimitReached(f"{buses_max} buses are open, the most that [memory] buses_max allows")
+                found = self._buses[name] = Bus(name)
+            return found
+
+    def forget_all(self) -> None:
+        """Start afresh in a forked child: neither the parent's buses nor the lock, as some thread left it, are ours."""
+        self._lock = threading.Lock()
+        self._buses = weakref.WeakValueDictionary()
+
+
+REGISTRY = Registry()
+os.register_at_fork(after_in_child=REGISTRY.forget_all)

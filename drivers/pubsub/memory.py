@@ -1,0 +1,421 @@
+"""Driver ``memory``: a bus inside one process, for tests, examples and the first five minutes.
+
+Connection string
+    ``memory://name``.  All sessions of the process that use the same name share one bus.  A forked child starts with
+    no bus at all.
+Features
+    Connect-based (the bus is what everybody connects to), queries, native wildcards.  The receiver is called from a
+    thread of the driver, in batches, behind a bounded queue that drops, and counts, when it is full.
+Options
+    Group ``[memory]``.
+
+Every fault can be injected: ``bus("name")`` is the control of a bus, and its ``faults`` drop, duplicate, reorder,
+delay, cut and freeze what goes to each subscriber and what each subscriber asks.  The driver does not cross processes,
+and it is no model of how fast or how reliable a real transport is.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections.abc import Sequence
+from typing import ClassVar
+from urllib.parse import SplitResult
+
+from oslo_config import cfg
+
+from drivers.pubsub._memory_bus import ITEM_BYTES, REGISTRY, SCHEME, Bus, BusStatistics, ListeningMember, Mailbox
+from pubsub_api.core.topics import CONTROL_TOPIC, FilterSet
+from pubsub_api.driver import (
+    Capabilities,
+    Connected,
+    Disconnected,
+    LinkReport,
+    PublisherApi,
+    PublisherReport,
+    PubSubApi,
+    QueryHandler,
+    Receiver,
+    Subscribed,
+    SubscriberApi,
+)
+from pubsub_api.errors import Closed, Forked, InvalidConfig, LimitReached, TransportUnavailable, UsageError
+from pubsub_api.testing.faults import FaultInjector
+
+__all__ = ["Bus", "BusStatistics", "MemoryPubSub", "MemoryPublisher", "MemorySubscriber", "bus", "list_opts"]
+
+LOG = logging.getLogger(__name__)
+
+GROUP = "memory"
+BUSES_MAX = 1_000_000
+MIB = 1024 * 1024
+
+OPTIONS: Sequence[cfg.Opt] = (
+    cfg.StrOpt("name", default="default", help="Bus to use. Sessions of one process with the same name share it."),
+    cfg.IntOpt(
+        "queue_bytes_max",
+        default=64 * MIB,
+        min=64 * 1024,
+        max=64 * 1024 * MIB,
+        help="Frames that wait for one subscriber, or queries for one publisher. More are dropped, and counted. Bytes.",
+    ),
+    cfg.IntOpt("buses_max", default=1024, min=1, max=BUSES_MAX, help="Buses in one process."),
+    cfg.IntOpt("endpoints_max", default=10_000, min=1, max=1_000_000, help="Publishers and subscribers on one bus."),
+)
+
+
+def list_opts() -> list[tuple[str, Sequence[cfg.Opt]]]:
+    """Entry point for oslo-config-generator."""
+    return [(GROUP, OPTIONS)]
+
+
+def bus(name: str = "default") -> Bus:
+    """The control of the bus of that name, made when it does not exist.  Hold it as long as its faults shall last."""
+    return REGISTRY.get(name, BUSES_MAX)
+
+
+class _Endpoint:
+    """What both ends have in common: their options, and the process they belong to."""
+
+    def __init__(self, conf: cfg.ConfigOpts) -> None:
+        self._conf = conf[GROUP]
+        self._pid = os.getpid()
+
+    @property
+    def _is_inherited(self) -> bool:
+        return os.getpid() != self._pid
+
+    def _check_process(self) -> None:
+        if self._is_inherited:
+            raise Forked("this object belongs to the parent process; open a new session in the child")
+
+
+class MemoryPublisher(_Endpoint, PublisherApi):
+    """The sending end.  It has a thread only after `serve`, to answer queries."""
+
+    def __init__(self, conf: cfg.ConfigOpts) -> None:
+        super().__init__(conf)
+        self._address = f"{SCHEME}://{self._conf.name}"
+        self._bus: Bus | None = None
+        self._is_closed = False
+        self._report: PublisherReport | None = None
+        # Held while reporting, so that reports come in the order of the changes; reentrant, so that a report may close.
+        self._report_lock = threading.RLock()
+        self._is_reported_up = False
+        self._handler: QueryHandler | None = None
+        self._queries: Mailbox[tuple[bytes, ListeningMember]] | None = None
+
+    def initialize(self, report: PublisherReport) -> None:
+        self._check_usable()
+        if self._bus is not None:
+            raise UsageError("initialize was called already")
+        joined = REGISTRY.get(self._conf.name, self._conf.buses_max)
+        joined.join_publisher(self, self._conf.endpoints_max)
+        self._bus = joined
+        self._report = report
+        self.on_bus_changed(joined)
+
+    @property
+    def address(self) -> str:
+        return self._address
+
+    def send(self, topic: str, frame: bytes) -> None:
+        joined = self._joined()
+        if len(frame) > self._conf.queue_bytes_max - ITEM_BYTES:
+            raise LimitReached(f"a frame of {len(frame)} bytes does not fit [memory] queue_bytes_max")
+        if not joined.is_up:
+            raise TransportUnavailable(f"{self._address} is disconnected")
+        joined.publish(topic, frame)
+
+    def serve(self, handler: QueryHandler) -> None:
+        self._joined()
+        if self._queries is not None:
+            raise UsageError("serve was called already")
+        self._handler = handler
+        self._queries = Mailbox(f"memory-serve-{self._conf.name}", self._conf.queue_bytes_max, self._answer)
+        self._queries.start()
+
+    def close(self) -> None:
+        self._is_closed = True
+        if self._is_inherited:
+            return
+        joined, self._bus = self._bus, None
+        if joined is not None:
+            joined.leave(self)
+        if self._queries is not None:
+            self._queries.close()
+
+    @property
+    def is_serving(self) -> bool:
+        return self._queries is not None and self._queries.is_alive
+
+    def offer_query(self, query: bytes, asker: ListeningMember) -> None:
+        """Called by the bus, which asks `is_serving` first."""
+        joined, queries = self._bus, self._queries
+        if joined is not None and queries is not None and not queries.put((query, asker), len(query)):
+            joined.count_overflow(1)
+
+    def on_bus_changed(self, changed: Bus) -> None:
+        """Called by the bus."""
+        with self._report_lock:
+            is_up = changed.is_up
+            if self._report is None or self._is_closed or is_up == self._is_reported_up:
+                return
+            self._is_reported_up = is_up
+            self._report(Connected(self._address) if is_up else Disconnected(self._address, "the bus was disconnected"))
+
+    def _answer(self, queries: list[tuple[bytes, ListeningMember]]) -> None:
+        for query, asker in queries:
+            joined = self._bus
+            if joined is None or self._handler is None:
+                return
+            try:
+                replies = list(self._handler(query))
+            except Exception:
+                LOG.exception("%s: the query handler raised; the query stays unanswered", self._address)
+                continue
+            asker.offer_replies(joined, replies)
+
+    def _joined(self) -> Bus:
+        self._check_usable()
+        joined = self._bus
+        if joined is None:
+            raise UsageError("initialize was not called")
+        return joined
+
+    def _check_usable(self) -> None:
+        self._check_process()
+        if self._is_closed:
+            raise Closed(f"the publisher of {self._address} is closed")
+
+
+class _Link:
+    """A subscriber's link to one bus, with the faults of its two directions."""
+
+    def __init__(self, joined: Bus, number: int, held_bytes_max: int) -> None:
+        self.bus = joined
+        self.is_up = False
+        self.frames = FaultInjector(joined.faults, f"frames {number}", held_bytes_max=held_bytes_max)
+        self.queries = FaultInjector(joined.faults, f"queries {number}", held_bytes_max=held_bytes_max)
+
+
+class MemorySubscriber(_Endpoint, SubscriberApi):
+    """The receiving end.  One thread, from `daemonize` to `close`, makes all calls to the receiver."""
+
+    def __init__(self, conf: cfg.ConfigOpts) -> None:
+        super().__init__(conf)
+        self._receiver: Receiver | None = None
+        self._filters = FilterSet()
+        self._hears_control = False
+        self._links: dict[str, _Link | None] = {}
+        self._is_running = False
+        self._mailbox: Mailbox[bytes | LinkReport] = Mailbox(
+            f"memory-receive-{self._conf.name}", self._conf.queue_bytes_max, self._deliver, self._release_held
+        )
+        self._lock = self._mailbox.lock
+
+    def initialize(self, receiver: Receiver) -> None:
+        self._check_usable()
+        self._receiver = receiver
+
+    def register_topic(self, topic_filter: str) -> bool:
+        self._check_usable()
+        with self._lock:
+            if topic_filter == CONTROL_TOPIC:
+                is_new, self._hears_control = not self._hears_control, True
+            else:
+                is_new = self._filters.add(topic_filter)
+            for link in self._up_links() if is_new else ():
+                self._mailbox.put(Subscribed(link.bus.address, topic_filter))
+            return is_new
+
+    def unregister_topic(self, topic_filter: str) -> bool:
+        self._check_usable()
+        with self._lock:
+            if topic_filter == CONTROL_TOPIC:
+                was_there, self._hears_control = self._hears_control, False
+                return was_there
+            return self._filters.discard(topic_filter)
+
+    def register_listen_address(self, address: str) -> bool:
+        self._check_usable()
+        name = _bus_name(address)
+        with self._lock:
+            if address in self._links:
+                return False
+            self._links[address] = self._join(name) if self._is_running else None
+            return True
+
+    def unregister_listen_address(self, address: str) -> bool:
+        self._check_usable()
+        with self._lock:
+            if address not in self._links:
+                return False
+            link = self._links.pop(address)
+            if link is not None:
+                link.bus.leave(self)
+                self._set_up(link, False, "the address was unregistered")
+            return True
+
+    def daemonize(self) -> None:
+        self._check_usable()
+        with self._lock:
+            if self._receiver is None or self._is_running:
+                raise UsageError("daemonize is called once, after initialize")
+            self._is_running = True
+            for address in self._links:
+                self._links[address] = self._join(_bus_name(address))
+            self._mailbox.start()
+
+    @property
+    def is_running(self) -> bool:
+        return self._mailbox.is_alive
+
+    def query(self, frame: bytes) -> int | None:
+        self._check_usable()
+        now = time.monotonic()
+        with self._lock:
+            links = self._up_links()
+            sent = [(link, link.queries.push((frame,), now)) for link in links]
+            self._lock.notify()
+        responders = sum(len(link.bus.servers()) for link in links)
+        if not responders:
+            raise TransportUnavailable("nobody serves queries on the buses this subscriber is connected to")
+        for link, queries in sent:
+            for query in queries:
+                link.bus.ask(query, self)
+        return responders
+
+    def close(self) -> None:
+        if self._is_inherited:
+            return
+        with self._lock:
+            links = [link for link in self._links.values() if link is not None]
+            self._links.clear()
+        for link in links:
+            link.bus.leave(self)
+        self._mailbox.close()
+
+    def offer(self, joined: Bus, topic: str, frame: bytes) -> None:
+        """Called by the bus."""
+        with self._lock:
+            if self._filters.match(topic) or (self._hears_control and topic == CONTROL_TOPIC):
+                self._receive(joined, (frame,))
+
+    def offer_replies(self, joined: Bus, replies: Sequence[bytes]) -> None:
+        """Called by a publisher that has answered our query."""
+        with self._lock:
+            self._receive(joined, replies)
+
+    def on_bus_changed(self, changed: Bus) -> None:
+        """Called by the bus: the link may be up or down now, and held frames may be free."""
+        with self._lock:
+            link = self._links.get(changed.address)
+            if link is not None:
+                self._set_up(link, changed.is_up, "the bus was disconnected")
+                self._lock.notify()
+
+    def _receive(self, joined: Bus, frames: Sequence[bytes]) -> None:
+        link = self._links.get(joined.address)
+        if link is not None and link.is_up:
+            self._enqueue(link, frames if link.frames.is_idle else link.frames.push(frames, time.monotonic()))
+            self._lock.notify()
+
+    def _enqueue(self, link: _Link, frames: Sequence[bytes]) -> None:
+        lost = sum(not self._mailbox.put(frame, len(frame)) for frame in frames)
+        if lost:
+            link.bus.count_overflow(lost)
+
+    def _release_held(self) -> float | None:
+        """Move on what the faults held long enough; say when the next is due.  On the thread, under the lock."""
+        now = time.monotonic()
+        dues: list[float | None] = []
+        for link in self._links.values():
+            if link is None:
+                continue
+            self._enqueue(link, link.frames.due(now))
+            for query in link.queries.due(now):
+                link.bus.ask(query, self)
+            dues += (link.frames.next_due, link.queries.next_due)
+        return min((due for due in dues if due is not None), default=None)
+
+    def _deliver(self, items: list[bytes | LinkReport]) -> None:
+        """Call the receiver: a run of frames in one call, a link report in its place between them."""
+        frames: list[bytes] = []
+        for item in items:
+            if isinstance(item, bytes):
+                frames.append(item)
+                continue
+            self._hand_over(frames)
+            frames = []
+            if self._receiver is not None and not self._mailbox.is_closed:
+                self._receiver.on_link(item)
+        self._hand_over(frames)
+
+    def _hand_over(self, frames: list[bytes]) -> None:
+        if frames and self._receiver is not None and not self._mailbox.is_closed:
+            self._receiver.on_frames(frames)
+
+    def _join(self, name: str) -> _Link:
+        """Join a bus and report the link.  Joining comes before looking, so that no change is missed in between."""
+        joined = REGISTRY.get(name, self._conf.buses_max)
+        number = joined.join_subscriber(self, self._conf.endpoints_max)
+        link = _Link(joined, number, self._conf.queue_bytes_max)
+        self._set_up(link, joined.is_up, "")
+        return link
+
+    def _set_up(self, link: _Link, is_up: bool, reason: str) -> None:
+        if link.is_up != is_up:
+            link.is_up = is_up
+            address = link.bus.address
+            self._mailbox.put(Connected(address) if is_up else Disconnected(address, reason))
+
+    def _up_links(self) -> list[_Link]:
+        return [link for link in self._links.values() if link is not None and link.is_up]
+
+    def _check_usable(self) -> None:
+        self._check_process()
+        if self._mailbox.is_closed:
+            raise Closed("the subscriber is closed")
+
+
+def _bus_name(address: str) -> str:
+    scheme, separator, name = address.partition("://")
+    if scheme != SCHEME or not separator or not name or "/" in name:
+        raise InvalidConfig(f"{address!r} is not the address of a bus in memory; write {SCHEME}://name")
+    return name
+
+
+class MemoryPubSub(PubSubApi):
+    """The driver.  See the module's description."""
+
+    options: ClassVar[dict[str, Sequence[cfg.Opt]]] = {GROUP: OPTIONS}
+
+    @classmethod
+    def configure_from_url(cls, conf: cfg.ConfigOpts, url: SplitResult) -> None:
+        if url.path.strip("/") or url.query or url.fragment or "@" in url.netloc or ":" in url.netloc:
+            raise InvalidConfig(f"{url.geturl()!r}: a bus in memory has a name and nothing else; write {SCHEME}://name")
+        if url.netloc:
+            conf.set_override("name", url.netloc, group=GROUP)
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return Capabilities(
+            bind_based=False,
+            queries=True,
+            native_wildcards=True,
+            frame_bytes_max=self.conf[GROUP].queue_bytes_max - ITEM_BYTES,
+            fork_safe=True,
+            reports=frozenset({"connect", "disconnect", "subscribed"}),
+        )
+
+    def listen_addresses(self) -> list[str]:
+        return [f"{SCHEME}://{self.conf[GROUP].name}"]
+
+    def get_publisher(self) -> MemoryPublisher:
+        return MemoryPublisher(self.conf)
+
+    def get_subscriber(self) -> MemorySubscriber:
+        return MemorySubscriber(self.conf)

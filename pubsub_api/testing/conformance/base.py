@@ -1,0 +1,73 @@
+"""Fixtures of the conformance suite, and what a driver's author may override."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import ClassVar
+from urllib.parse import urlsplit
+
+import pytest
+from oslo_config import cfg
+
+from pubsub_api import loading
+from pubsub_api.driver import PubSubApi
+from pubsub_api.testing.conformance.stage import Stage, eventually
+from pubsub_api.testing.receivers import WAIT_S
+
+__all__ = ["WAIT_S", "ConformanceBase", "eventually"]
+
+
+class ConformanceBase:
+    """Configuration of a run.  ``url`` is all that most drivers need; port 0 asks for a free port."""
+
+    url: ClassVar[str]
+    multi_process: ClassVar[bool] = True
+    """False: the driver does not cross processes, and the tests that need several are skipped."""
+    link_rounds: ClassVar[int] = 20
+    """How often a link is made and used at once, to catch a Connected that comes too early."""
+
+    @pytest.fixture
+    def driver_url(self) -> str:
+        """The URL under test.  Override it as a fixture when a server or a directory must be made first.
+
+        Processes that the suite starts configure themselves from this URL alone.
+        """
+        return self.url
+
+    @pytest.fixture
+    def second_url(self, driver_url: str) -> str:
+        """Where a second publisher lives beside the first.  Override it when the URL names a fixed place to bind."""
+        return driver_url
+
+    def make_conf(self, url: str) -> cfg.ConfigOpts:
+        """A ``conf`` for the driver that the URL names.  Override it to set more options."""
+        return loading.conf_from_url(url)
+
+    def url_at(self, url: str, address: str) -> str:
+        """The URL that makes a publisher own ``address``, given the URL that once led to it by an ephemeral port."""
+        parts = urlsplit(url)
+        if parts.port != 0:
+            return url
+        port = re.findall(r":(\d+)", address)[-1]
+        return parts._replace(netloc=f"{parts.netloc[:-2]}:{port}").geturl()
+
+    def send_foreign(self, address: str, topic: str, payload: bytes) -> None:  # noqa: ARG002 - for who overrides it
+        """Send bytes that are no frame, as a plain user of the transport would.  Override it to run that test."""
+        pytest.skip("the suite cannot send foreign messages on this transport")
+
+    @pytest.fixture
+    def conf(self, driver_url: str) -> cfg.ConfigOpts:
+        return self.make_conf(driver_url)
+
+    @pytest.fixture
+    def driver(self, conf: cfg.ConfigOpts) -> PubSubApi:
+        return loading.build_driver(conf)
+
+    @pytest.fixture
+    def stage(self, driver: PubSubApi, second_url: str) -> Iterator[Stage]:
+        stage = Stage(driver, lambda url: loading.build_driver(self.make_conf(url)), second_url)
+        try:
+            yield stage
+        finally:
+            stage.close()

@@ -1,0 +1,159 @@
+"""Life of the two ends: start, close, threads, configuration."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+
+import pytest
+from oslo_config import cfg
+
+from pubsub_api import loading
+from pubsub_api.driver import PubSubApi, SubscriberApi
+from pubsub_api.errors import Closed
+from pubsub_api.testing.conformance.base import ConformanceBase
+from pubsub_api.testing.conformance.stage import Stage, eventually
+from pubsub_api.testing.receivers import WAIT_S, RecordingReceiver
+
+
+def python_threads() -> set[threading.Thread]:
+    """The threads that Python code started.  A foreign library's own threads appear as dummies when they call in."""
+    return {thread for thread in threading.enumerate() if not isinstance(thread, threading._DummyThread)}
+
+
+class ClosingReceiver(RecordingReceiver):
+    """Closes its subscriber from within the callback."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.subscriber: SubscriberApi | None = None
+        self.is_done = threading.Event()
+
+    def on_frames(self, frames: Sequence[bytes]) -> None:
+        super().on_frames(frames)
+        if self.subscriber is not None:
+            self.subscriber.close()
+        self.is_done.set()
+
+
+class LifecycleConformance(ConformanceBase):
+    def test_the_capabilities_are_sound(self, stage: Stage) -> None:
+        capabilities = stage.capabilities
+        assert capabilities == stage.driver.capabilities
+        assert capabilities.frame_bytes_max >= 64 * 1024
+        assert {"connect", "subscribed"} <= capabilities.reports
+        assert all(isinstance(address, str) and address for address in stage.driver.listen_addresses())
+
+    def test_the_options_state_what_they_mean(self, driver: PubSubApi) -> None:
+        for group, options in type(driver).options.items():
+            for option in options:
+                assert option.help, f"[{group}] {option.name} has no help"
+
+    def test_is_running_from_daemonize_to_close(self, stage: Stage) -> None:
+        stage.publisher()
+        listener = stage.unstarted_subscriber("t")
+        listener.listen_to(stage.addresses(stage.speakers))
+        states = [listener.api.is_running]
+        for step in (listener.start, listener.api.close):
+            step()
+            states.append(listener.api.is_running)
+        assert states == [False, True, False]
+
+    def test_close_may_be_called_at_any_time_and_twice(self, stage: Stage) -> None:
+        speaker = stage.publisher()
+        listener = stage.subscriber("t")
+        for unused in (stage.unopened_publisher().api, stage.unstarted_subscriber("t").api, speaker.api, listener.api):
+            unused.close()
+            unused.close()
+
+    def test_close_ends_every_thread(self, stage: Stage) -> None:
+        before = python_threads()
+        speaker = stage.publisher()
+        if stage.capabilities.queries:
+            speaker.api.serve(speaker.echo())
+        listener = stage.subscriber("t")
+        listener.heard.wait_frame(speaker.send("t"))
+        listener.api.close()
+        speaker.api.close()
+        eventually(lambda: python_threads() <= before, f"the threads {python_threads() - before} end")
+
+    def test_no_call_comes_after_close(self, stage: Stage) -> None:
+        speaker = stage.publisher()
+        witness = stage.subscriber("t")
+        listener = stage.subscriber("t")
+        is_over = threading.Event()
+
+        def send_on() -> None:
+            while not is_over.is_set():
+                witness.heard.wait_frame(speaker.send("t"))
+
+        sender = threading.Thread(target=send_on)
+        sender.start()
+        try:
+            listener.heard.wait_frames(20)
+            listener.api.close()
+            calls = listener.heard.calls
+            heard = len(witness.heard.frames)
+            witness.heard.wait_frames(heard + 20)
+        finally:
+            is_over.set()
+            sender.join()
+        assert listener.heard.calls == calls
+
+    def test_close_from_within_the_receiver_does_not_deadlock(self, stage: Stage) -> None:
+        speaker = stage.publisher()
+        receiver = ClosingReceiver()
+        listener = stage.unstarted_subscriber("t", receiver=receiver)
+        receiver.subscriber = listener.api
+        before = python_threads()
+        listener.listen_to(stage.addresses(stage.speakers))
+        listener.start()
+        speaker.send("t")
+        assert receiver.is_done.wait(WAIT_S), "close() within on_frames did not return"
+        eventually(lambda: not listener.api.is_running, "the subscriber stops")
+        listener.api.close()
+        eventually(lambda: python_threads() <= before, "the threads end")
+        assert len(receiver.frames) == 1
+
+    def test_a_closed_publisher_refuses_to_send(self, stage: Stage) -> None:
+        speaker = stage.publisher()
+        speaker.api.close()
+        with pytest.raises(Closed):
+            speaker.api.send("t", speaker.frames.data("t"))
+        with pytest.raises(Closed):
+            speaker.api.send_many([("t", speaker.frames.data("t"))])
+
+    def test_a_closed_subscriber_refuses_to_work(self, stage: Stage) -> None:
+        stage.publisher()
+        listener = stage.subscriber("t")
+        listener.api.close()
+        with pytest.raises(Closed):
+            listener.api.register_topic("u")
+        if stage.capabilities.queries:
+            with pytest.raises(Closed):
+                listener.ask()
+
+    def test_closing_one_end_leaves_the_others_alone(self, stage: Stage) -> None:
+        speaker = stage.publisher()
+        staying, leaving = stage.subscriber("t"), stage.subscriber("t")
+        leaving.api.close()
+        staying.heard.wait_frame(speaker.send("t"))
+        other = stage.second_publisher()
+        other.api.close()
+        staying.heard.wait_frame(speaker.send("t"))
+
+    def test_driver_objects_are_independent(self, stage: Stage, driver_url: str) -> None:
+        assert isinstance(driver_url, str)
+        confs = [self.make_conf(driver_url) for _ in range(2)]
+        drivers = [loading.build_driver(conf) for conf in confs]
+        assert [driver.conf for driver in drivers] == confs
+        speaker = stage.publisher()
+        listener = stage.subscriber("t")
+        rest = stage.unopened_publisher(drivers[0])
+        rest.api.close()
+        listener.heard.wait_frame(speaker.send("t"))
+
+    def test_the_configuration_is_not_global(self, driver_url: str) -> None:
+        before = dict(cfg.CONF.items())
+        loading.build_driver(self.make_conf(driver_url))
+        assert dict(cfg.CONF.items()) == before

@@ -1,0 +1,167 @@
+"""Queries: a question goes to everyone who serves, the answers go to the asker alone."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable
+
+import pytest
+
+from pubsub_api.errors import NotSupported, TransportUnavailable
+from pubsub_api.testing.conformance.base import ConformanceBase
+from pubsub_api.testing.conformance.stage import Listener, Speaker, Stage, wait_routed
+
+QUERIES = 1_000
+WINDOW = 50
+LARGE_REPLY_BYTES = 512 * 1024
+
+
+def serving(stage: Stage, speaker: Speaker, parts: int = 1, size: int = 10) -> Speaker:
+    if not stage.capabilities.queries:
+        pytest.skip("the driver has no queries")
+    speaker.api.serve(speaker.echo(parts, size))
+    return speaker
+
+
+def asker(stage: Stage, *speakers: Speaker) -> Listener:
+    """A subscriber whose queries are known to reach these publishers."""
+    listener = stage.subscriber("t")
+    wait_routed(listener, speakers)
+    return listener
+
+
+class QueryConformance(ConformanceBase):
+    def test_a_driver_without_queries_says_so(self, stage: Stage) -> None:
+        if stage.capabilities.queries:
+            pytest.skip("the driver has queries")
+        speaker = stage.publisher()
+        listener = stage.subscriber("t")
+        with pytest.raises(NotSupported):
+            speaker.api.serve(speaker.echo())
+        with pytest.raises(NotSupported):
+            listener.ask()
+
+    def test_an_answer_reaches_the_asker_and_nobody_else(self, stage: Stage) -> None:
+        speaker = serving(stage, stage.publisher())
+        first, second = asker(stage, speaker), asker(stage, speaker)
+        for one, other in ((first, second), (second, first)):
+            before = len(other.heard.frames)
+            number = one.ask()
+            assert one.wait_answers(number, 1) == [(speaker.frames.guid, 0)]
+            other.wait_answers(other.ask(), 1)
+            assert len(other.heard.frames) == before + 1
+
+    def test_the_handler_gets_the_query_unchanged(self, stage: Stage) -> None:
+        speaker = stage.publisher()
+        asked: list[bytes] = []
+
+        def remember(query: bytes) -> Iterable[bytes]:
+            asked.append(query)
+            return [speaker.frames.reply(query)]
+
+        if not stage.capabilities.queries:
+            pytest.skip("the driver has no queries")
+        speaker.api.serve(remember)
+        listener = asker(stage, speaker)
+        number, query = listener.new_query()
+        listener.api.query(query)
+        listener.wait_answers(number, 1)
+        assert asked[-1] == query
+
+    def test_an_answer_may_have_several_parts_and_keeps_their_order(self, stage: Stage) -> None:
+        speaker = serving(stage, stage.publisher(), parts=20)
+        listener = asker(stage, speaker)
+        answers = listener.wait_answers(listener.ask(), 20)
+        assert answers == [(speaker.frames.guid, part) for part in range(20)]
+
+    def test_the_parts_may_come_from_a_generator(self, stage: Stage) -> None:
+        if not stage.capabilities.queries:
+            pytest.skip("the driver has no queries")
+        speaker = stage.publisher()
+        speaker.api.serve(lambda query: (speaker.frames.reply(query, part) for part in range(3)))
+        listener = asker(stage, speaker)
+        assert len(listener.wait_answers(listener.ask(), 3)) == 3
+
+    def test_everyone_who_serves_answers(self, stage: Stage) -> None:
+        speakers = [serving(stage, stage.publisher(), parts=2), serving(stage, stage.second_publisher(), parts=2)]
+        listener = asker(stage, *speakers)
+        number, query = listener.new_query()
+        assert listener.api.query(query) in (None, 2)
+        answers = listener.wait_answers(number, 4)
+        assert sorted(answers) == sorted((speaker.frames.guid, part) for speaker in speakers for part in (0, 1))
+
+    def test_a_handler_may_have_nothing_to_say(self, stage: Stage) -> None:
+        if not stage.capabilities.queries:
+            pytest.skip("the driver has no queries")
+        speaker = stage.publisher()
+        is_silent = False
+        speaker.api.serve(lambda query: [] if is_silent else [speaker.frames.reply(query)])
+        listener = asker(stage, speaker)
+        is_silent = True
+        silent = [listener.ask() for _ in range(5)]
+        listener.heard.wait_frame(speaker.send("t"))
+        is_silent = False
+        listener.wait_answers(listener.ask(), 1)
+        assert [listener.answers(number) for number in silent[:-1]] == [[]] * 4
+
+    def test_a_handler_that_raises_kills_nothing(self, stage: Stage) -> None:
+        if not stage.capabilities.queries:
+            pytest.skip("the driver has no queries")
+        speaker = stage.publisher()
+        is_broken = False
+
+        def answer(query: bytes) -> Iterable[bytes]:
+            if is_broken:
+                raise RuntimeError("a handler that breaks its contract")
+            return [speaker.frames.reply(query)]
+
+        speaker.api.serve(answer)
+        listener = asker(stage, speaker)
+        is_broken = True
+        for _ in range(3):
+            listener.ask()
+        listener.heard.wait_frame(speaker.send("t"))
+        is_broken = False
+        wait_routed(listener, [speaker])
+
+    def test_a_query_that_nobody_serves_harms_nobody(self, stage: Stage) -> None:
+        if not stage.capabilities.queries:
+            pytest.skip("the driver has no queries")
+        speaker = stage.publisher()
+        listener = stage.subscriber("t")
+        for _ in range(10):
+            with contextlib.suppress(TransportUnavailable):  # allowed: "it certainly went nowhere"
+                listener.ask()
+        frame = speaker.send("t")
+        assert listener.heard.wait_frames(1) == [frame]
+
+    def test_a_thousand_queries_are_answered_one_by_one(self, stage: Stage) -> None:
+        speaker = serving(stage, stage.publisher())
+        listener = asker(stage, speaker)
+        before = len(listener.heard.frames)
+        for start in range(0, QUERIES, WINDOW):
+            for _ in range(WINDOW):
+                listener.ask()
+            listener.heard.wait_frames(before + start + WINDOW)
+        assert len(listener.heard.frames) == before + QUERIES
+        assert len(set(listener.heard.frames[before:])) == QUERIES
+
+    def test_large_answers_arrive(self, stage: Stage) -> None:
+        speaker = serving(stage, stage.publisher(), parts=4, size=LARGE_REPLY_BYTES)
+        listener = asker(stage, speaker)
+        number = listener.ask()
+        assert [part for _, part in listener.wait_answers(number, 4)] == [0, 1, 2, 3]
+        assert all(len(frame) > LARGE_REPLY_BYTES for frame in listener.heard.frames)
+
+    def test_queries_and_frames_share_a_link(self, stage: Stage) -> None:
+        speaker = serving(stage, stage.publisher())
+        listener = asker(stage, speaker)
+        sent, numbers = [], []
+        for _ in range(100):
+            sent.append(speaker.send("t"))
+            numbers.append(listener.ask())
+        for number in numbers:
+            listener.wait_answers(number, 1)
+        for frame in sent:
+            listener.heard.wait_frame(frame)
+        assert [frame for frame in listener.heard.frames if frame in sent] == sent

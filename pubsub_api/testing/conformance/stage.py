@@ -1,0 +1,237 @@
+"""What a conformance test plays on: publishers, subscribers, and the frames they exchange.
+
+Everything opened here is closed at the end of the test, whatever happened in between.
+"""
+
+from __future__ import annotations
+
+import collections
+import os
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from typing import TypeVar
+
+import msgspec
+
+from pubsub_api.core import frame as frames
+from pubsub_api.core.frame import Kind
+from pubsub_api.driver import Capabilities, PublisherApi, PubSubApi, QueryHandler, Subscribed, SubscriberApi
+from pubsub_api.errors import TransportUnavailable, WaitTimeout
+from pubsub_api.testing.receivers import WAIT_S, RecordingReceiver
+
+FRAME_BYTES_MAX = 64 * 1024 * 1024
+POLL_S = 0.01
+
+_Result = TypeVar("_Result")
+
+
+def eventually(condition: Callable[[], _Result], what: str, timeout_s: float = WAIT_S) -> _Result:
+    """Call ``condition`` until it returns something true, and return that.  Raises WaitTimeout."""
+    deadline = time.monotonic() + timeout_s
+    pause = threading.Event()
+    while True:
+        is_late = time.monotonic() >= deadline
+        result = condition()
+        if result:
+            return result
+        if is_late:
+            raise WaitTimeout(f"{what}: not within {timeout_s} s")
+        pause.wait(POLL_S)
+
+
+class Frames:
+    """Makes sound frames of one publisher: drivers may refuse anything else."""
+
+    def __init__(self) -> None:
+        self.guid = os.urandom(frames.GUID_BYTES)
+        self._last: collections.Counter[str] = collections.Counter()
+
+    def data(self, topic: str, size: int = 40) -> bytes:
+        """The next DATA frame of a topic, with ``size`` bytes of payload."""
+        self._last[topic] += 1
+        number = self._last[topic]
+        body = msgspec.msgpack.encode([os.urandom(min(size, 16)).ljust(size, b"x")])
+        return frames.pack(Kind.DATA, self.guid, topic, body, first=number, after=number - 1, count=1)
+
+    def data_of_bytes(self, topic: str, frame_bytes: int) -> bytes:
+        """A DATA frame that has exactly this size as a whole.  Not for small ones."""
+        return self.data(topic, frame_bytes - len(self.data(topic, 100_000)) + 100_000)
+
+    def query(self, number: int, topic: str = "asked") -> bytes:
+        return frames.pack(Kind.QUERY, self.guid, topic, msgspec.msgpack.encode([number]), first=number)
+
+    def reply(self, query: bytes, part: int = 0, size: int = 10) -> bytes:
+        """A REPLY that `answers` finds again by the number of its query."""
+        header = frames.unpack(query, bytes_max=FRAME_BYTES_MAX)
+        body = msgspec.msgpack.encode([bytes(size)])
+        return frames.pack(Kind.REPLY, self.guid, header.topic, body, first=header.first, after=part)
+
+
+class Speaker:
+    """An initialized publisher."""
+
+    def __init__(self, api: PublisherApi, reports: RecordingReceiver) -> None:
+        self.api = api
+        self.reports = reports
+        self.frames = Frames()
+
+    @property
+    def address(self) -> str:
+        return self.api.address
+
+    def send(self, topic: str, size: int = 40) -> bytes:
+        """Send a new DATA frame and return it."""
+        frame = self.frames.data(topic, size)
+        self.send_frame(topic, frame)
+        return frame
+
+    def send_frame(self, topic: str, frame: bytes) -> None:
+        """Send, and again while the transport refuses the frame for now."""
+
+        def is_sent() -> bool:
+            try:
+                self.api.send(topic, frame)
+            except TransportUnavailable:
+                return False
+            return True
+
+        eventually(is_sent, f"the transport accepts a frame of {len(frame)} bytes")
+
+    def echo(self, parts: int = 1, size: int = 10) -> QueryHandler:
+        """A handler that answers every query with ``parts`` replies of this publisher."""
+        return lambda query: [self.frames.reply(query, part, size) for part in range(parts)]
+
+
+class Listener:
+    """A subscriber and what it heard."""
+
+    def __init__(self, api: SubscriberApi, heard: RecordingReceiver) -> None:
+        self.api = api
+        self.heard = heard
+        self.addresses: list[str] = []
+        self._query_number = 0
+        self._frames = Frames()
+
+    def listen_to(self, addresses: Iterable[str]) -> None:
+        for address in addresses:
+            self.api.register_listen_address(address)
+            self.addresses.append(address)
+
+    def start(self, *, timeout_s: float = WAIT_S) -> None:
+        """Begin to receive, and wait until every link is up."""
+        self.api.daemonize()
+        for address in self.addresses:
+            self.heard.wait_connected(address, timeout_s=timeout_s)
+
+    def add_topic(self, topic_filter: str) -> None:
+        """Register a new filter on live links, and wait until it is in effect on all of them."""
+        assert self.api.register_topic(topic_filter)
+        for address in self.addresses:
+            self.heard.wait_link(Subscribed(address, topic_filter))
+
+    def new_query(self) -> tuple[int, bytes]:
+        """A QUERY that was not asked before, and its number."""
+        self._query_number += 1
+        return self._query_number, self._frames.query(self._query_number)
+
+    def ask(self) -> int:
+        """Ask a new query; return its number, by which `answers` finds the replies."""
+        number, query = self.new_query()
+        self.api.query(query)
+        return number
+
+    def answers(self, number: int) -> list[tuple[bytes, int]]:
+        """Who answered that query, with the part each reply states: (GUID, part) in order of arrival."""
+        headers = [frames.unpack(frame, bytes_max=FRAME_BYTES_MAX) for frame in tuple(self.heard.frames)]
+        replies = [header for header in headers if header.kind == Kind.REPLY]
+        return [(header.guid, header.after) for header in replies if header.first == number]
+
+    def wait_answers(self, number: int, count: int) -> list[tuple[bytes, int]]:
+        """Wait until that query has ``count`` answers; return all it has."""
+        self.heard.wait_until(lambda: len(self.answers(number)) >= count, f"{count} answers to query {number}")
+        return self.answers(number)
+
+
+class Stage:
+    """Opens the two ends of one driver object, and closes all of them at the end."""
+
+    def __init__(self, driver: PubSubApi, reopen: Callable[[str], PubSubApi], second_url: str) -> None:
+        self.driver = driver
+        self.capabilities: Capabilities = driver.capabilities
+        self._reopen = reopen
+        self._second_url = second_url
+        self.speakers: list[Speaker] = []
+        self.listeners: list[Listener] = []
+
+    def at(self, url: str) -> PubSubApi:
+        """Another driver object of the same kind, as another URL configures it."""
+        return self._reopen(url)
+
+    def publisher(self, driver: PubSubApi | None = None) -> Speaker:
+        """An initialized publisher; a connect-based one has its link up."""
+        speaker = self.unopened_publisher(driver)
+        speaker.api.initialize(speaker.reports.on_link)
+        if not self.capabilities.bind_based:
+            speaker.reports.wait_connected(speaker.address)
+        return speaker
+
+    def second_publisher(self) -> Speaker:
+        """A publisher beside the first, at an address of its own where drivers are bind-based."""
+        return self.publisher(self.at(self._second_url))
+
+    def unopened_publisher(self, driver: PubSubApi | None = None) -> Speaker:
+        """A publisher that was not initialized."""
+        speaker = Speaker((driver or self.driver).get_publisher(), RecordingReceiver())
+        self.speakers.append(speaker)
+        return speaker
+
+    def subscriber(self, *filters: str, to: Sequence[Speaker] | None = None) -> Listener:
+        """A running subscriber whose links are up, to these publishers or to all."""
+        listener = self.unstarted_subscriber(*filters)
+        listener.listen_to(self.addresses(self.speakers if to is None else to))
+        listener.start()
+        return listener
+
+    def unstarted_subscriber(self, *filters: str, receiver: RecordingReceiver | None = None) -> Listener:
+        """A subscriber with filters, no address, not started."""
+        heard = receiver or RecordingReceiver()
+        listener = Listener(self.driver.get_subscriber(), heard)
+        self.listeners.append(listener)
+        listener.api.initialize(heard)
+        for topic_filter in filters:
+            assert listener.api.register_topic(topic_filter)
+        return listener
+
+    def addresses(self, speakers: Sequence[Speaker]) -> list[str]:
+        """Where to listen for these publishers."""
+        if self.capabilities.bind_based:
+            return [speaker.address for speaker in speakers]
+        return self.driver.listen_addresses()
+
+    def close(self) -> None:
+        """Close everything, also when closing one of them fails; the first failure is raised at the end."""
+        failures: list[Exception] = []
+        closes = [listener.api.close for listener in self.listeners] + [speaker.api.close for speaker in self.speakers]
+        for close in closes:
+            try:
+                close()
+            except Exception as error:  # noqa: BLE001 - raised below, after the others were closed
+                failures.append(error)
+        if failures:
+            raise failures[0]
+
+
+def wait_routed(listener: Listener, speakers: Sequence[Speaker]) -> None:
+    """Ask until all of these publishers have answered once: queries have no Connected of their own."""
+    wanted = {speaker.frames.guid for speaker in speakers}
+
+    def is_answered() -> bool:
+        try:
+            number = listener.ask()
+            listener.heard.wait_until(lambda: wanted <= {guid for guid, _ in listener.answers(number)}, "answers", 1.0)
+        except (TransportUnavailable, WaitTimeout):
+            return False
+        return True
+
+    eventually(is_answered, f"a query reaches {len(speakers)} publishers")

@@ -1,0 +1,299 @@
+"""What a link does wrong, as a description (`Faults`) and as a machine that does it (`FaultInjector`).
+
+`Faults` is shared, thread-safe and may be changed while traffic flows.  A `FaultInjector` belongs to one direction of
+one link: frames go in, the frames that may pass now come out.  It reads no clock, starts no thread and draws the same
+number of random values for every frame, so that the fate of frame *n* depends on the seed, on *n* and on the settings
+at that moment, and on nothing else.  Everything it does to a frame is counted.
+
+It is not a model of any transport.  The memory driver puts one behind each subscriber, and
+`pubsub_api.testing.faulty.FaultyPubSub` puts one in front of any driver's receiver.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import heapq
+import random
+import threading
+import weakref
+from collections.abc import Iterable
+from typing import Any, Protocol
+
+from pubsub_api.errors import UsageError
+
+HELD_BYTES_MAX = 64 * 1024 * 1024
+_KIND_OFFSET = 5
+
+
+@dataclasses.dataclass(frozen=True)
+class FaultSettings:
+    """One consistent set of controls.  Probabilities are per frame, from 0 to 1."""
+
+    drop: float = 0.0
+    duplicate: float = 0.0
+    reorder: float = 0.0
+    """The frame is held until up to ``reorder_span`` later ones have overtaken it, for ``delay_s_max`` at most."""
+    delay: float = 0.0
+    """The frame is held for a random time between ``delay_s_min`` and ``delay_s_max``.  With ``delay`` 1 and both
+    times equal this is plain latency: order is kept."""
+    delay_s_min: float = 0.0
+    delay_s_max: float = 0.05
+    reorder_span: int = 3
+    kinds: frozenset[int] | None = None
+    """Only frames of these kinds suffer from the five above; None means all.  Partition, freeze and disconnect spare
+    nobody."""
+    partitioned: bool = False
+    """Every frame is lost, and nobody is told."""
+    frozen: bool = False
+    """Frames pile up, to a bound, until the link thaws."""
+    disconnected: bool = False
+    """Every frame is lost, and both ends are told."""
+
+    def __post_init__(self) -> None:
+        for name in ("drop", "duplicate", "reorder", "delay"):
+            if not 0.0 <= getattr(self, name) <= 1.0:
+                raise UsageError(f"{name} = {getattr(self, name)} is not a probability")
+        if not 0.0 <= self.delay_s_min <= self.delay_s_max:
+            raise UsageError(f"a delay from {self.delay_s_min} s to {self.delay_s_max} s is not a range")
+        if self.reorder_span < 1:
+            raise UsageError(f"reorder_span = {self.reorder_span} lets no frame overtake")
+
+    @property
+    def is_quiet(self) -> bool:
+        """True when every frame passes untouched."""
+        return not (
+            self.drop or self.duplicate or self.reorder or self.delay
+            or self.partitioned or self.frozen or self.disconnected
+        )  # fmt: skip
+
+
+@dataclasses.dataclass
+class FaultCounts:
+    """What was done to frames so far.  A frame can be counted under several names."""
+
+    passed: int = 0
+    """Frames that came out, copies included."""
+    dropped: int = 0
+    duplicated: int = 0
+    reordered: int = 0
+    delayed: int = 0
+    cut: int = 0
+    """Lost to a partition or a disconnect."""
+    frozen: int = 0
+    overflowed: int = 0
+    """Lost because the injector held ``held_bytes_max`` already."""
+
+
+class FaultsWatcher(Protocol):
+    """Somebody who holds frames back or reports links, and so must learn that the controls changed."""
+
+    def on_faults(self) -> None:
+        """The settings have changed; read them.  Calls may come late or twice: act on what holds now."""
+
+
+class Faults:
+    """The controls of a link, or of several links that shall behave alike.  Thread-safe."""
+
+    def __init__(self, seed: int = 0, **settings: Any) -> None:
+        self.seed = seed
+        self.settings = FaultSettings(**settings)
+        """The present settings.  Replaced as a whole, never changed in place: read it without a lock."""
+        self._lock = threading.Lock()
+        self._counts = FaultCounts()
+        self._watchers: weakref.WeakSet[FaultsWatcher] = weakref.WeakSet()
+
+    def set(self, **settings: Any) -> None:
+        """Change some controls, keep the others.  Raises UsageError on a value that makes no sense."""
+        with self._lock:
+            self.settings = dataclasses.replace(self.settings, **settings)
+            watchers = tuple(self._watchers)
+        # Outside the lock: a watcher takes locks of its own, and may read the counters.
+        for watcher in watchers:
+            watcher.on_faults()
+
+    def partition(self, is_cut: bool) -> None:
+        """Lose every frame from now on (True), or stop doing so."""
+        self.set(partitioned=is_cut)
+
+    def freeze(self) -> None:
+        """Hold every frame from now on."""
+        self.set(frozen=True)
+
+    def thaw(self) -> None:
+        """Let the held frames go, in order, and hold no more."""
+        self.set(frozen=False)
+
+    def disconnect(self) -> None:
+        """Take the link down.  Both ends report it."""
+        self.set(disconnected=True)
+
+    def reconnect(self) -> None:
+        """Bring the link up again.  Both ends report it."""
+        self.set(disconnected=False)
+
+    def heal(self) -> None:
+        """Stop every fault.  Frames that are held go out when their time comes."""
+        self.set(
+            drop=0.0, duplicate=0.0, reorder=0.0, delay=0.0, partitioned=False, frozen=False, disconnected=False
+        )  # fmt: skip
+
+    def counts(self) -> FaultCounts:
+        """A copy of the counters of all injectors that follow these controls."""
+        with self._lock:
+            return dataclasses.replace(self._counts)
+
+    def add_counts(self, **changes: int) -> None:
+        """Add to the counters.  Called by injectors."""
+        with self._lock:
+            for name, change in changes.items():
+                setattr(self._counts, name, getattr(self._counts, name) + change)
+
+    def watch(self, watcher: FaultsWatcher) -> None:
+        """Call ``watcher.on_faults()`` after every change, from the thread that makes it.  Held weakly."""
+        with self._lock:
+            self._watchers.add(watcher)
+
+
+class _Overtaken:
+    """A frame that waits for others to pass it."""
+
+    __slots__ = ("deadline", "frame", "passes_left")
+
+    def __init__(self, frame: bytes, passes_left: int, deadline: float) -> None:
+        self.frame = frame
+        self.passes_left = passes_left
+        self.deadline = deadline
+
+
+class FaultInjector:
+    """One direction of one link.  Not thread-safe: its owner calls it under a lock of its own, with its own clock.
+
+    ``name`` tells the injectors that share one `Faults` apart, so that they do not all drop the same frames.
+    """
+
+    def __init__(self, faults: Faults, name: str = "", *, held_bytes_max: int = HELD_BYTES_MAX) -> None:
+        self._faults = faults
+        self._random = random.Random(f"{faults.seed}/{name}")
+        self._held_bytes_max = held_bytes_max
+        self._held_bytes = 0
+        self._frozen: collections.deque[bytes] = collections.deque()
+        self._delayed: list[tuple[float, int, bytes]] = []
+        self._overtaken: list[_Overtaken] = []
+        self._order = 0
+        self._counts: collections.Counter[str] = collections.Counter()
+
+    def push(self, frames: Iterable[bytes], now: float) -> list[bytes]:
+        """Take frames in, return those that pass now: earlier ones whose time has come, and the new ones."""
+        settings = self._faults.settings
+        out: list[bytes] = []
+        self._release(settings, now, out)
+        for frame in frames:
+            if settings.frozen:
+                self._freeze(frame)
+            else:
+                self._judge(settings, frame, now, out)
+        return self._counted(out)
+
+    def due(self, now: float) -> list[bytes]:
+        """The held frames whose time has come."""
+        out: list[bytes] = []
+        self._release(self._faults.settings, now, out)
+        return self._counted(out)
+
+    @property
+    def is_idle(self) -> bool:
+        """True when nothing is held and nothing would be done to a frame."""
+        return not self._held_bytes and self._faults.settings.is_quiet
+
+    @property
+    def next_due(self) -> float | None:
+        """When `due` will have something, None when time alone will bring nothing."""
+        if self._faults.settings.frozen:
+            return None
+        if self._frozen:
+            return 0.0
+        times = [held.deadline for held in self._overtaken]
+        if self._delayed:
+            times.append(self._delayed[0][0])
+        return min(times, default=None)
+
+    def _release(self, settings: FaultSettings, now: float, out: list[bytes]) -> None:
+        if settings.frozen:
+            return
+        while self._frozen:
+            frame = self._frozen.popleft()
+            self._held_bytes -= len(frame)
+            self._judge(settings, frame, now, out)
+        while self._delayed and self._delayed[0][0] <= now:
+            self._let_out(heapq.heappop(self._delayed)[2], out)
+        late = [held for held in self._overtaken if held.deadline <= now]
+        for held in late:
+            self._overtaken.remove(held)
+            self._let_out(held.frame, out)
+
+    def _judge(self, settings: FaultSettings, frame: bytes, now: float, out: list[bytes]) -> None:
+        """Decide the fate of one frame.  Always five draws, whatever is switched on."""
+        drop, duplicate, reorder, delay, amount = (self._random.random() for _ in range(5))
+        if settings.partitioned or settings.disconnected:
+            self._counts["cut"] += 1
+            return
+        if settings.kinds is not None and _kind(frame) not in settings.kinds:
+            self._pass(frame, out)
+            return
+        if drop < settings.drop:
+            self._counts["dropped"] += 1
+            return
+        if duplicate < settings.duplicate:
+            self._counts["duplicated"] += 1
+            self._pass(frame, out)
+        if delay < settings.delay:
+            self._delay(frame, now + settings.delay_s_min + amount * (settings.delay_s_max - settings.delay_s_min))
+        elif reorder < settings.reorder:
+            passes = 1 + int(amount * settings.reorder_span)
+            if self._hold(frame, "reordered"):
+                self._overtaken.append(_Overtaken(frame, passes, now + settings.delay_s_max))
+        else:
+            self._pass(frame, out)
+
+    def _pass(self, frame: bytes, out: list[bytes]) -> None:
+        """Let a frame through, and behind it those that waited for it to overtake them."""
+        out.append(frame)
+        for held in self._overtaken:
+            held.passes_left -= 1
+        for held in [held for held in self._overtaken if held.passes_left <= 0]:
+            self._overtaken.remove(held)
+            self._let_out(held.frame, out)
+
+    def _let_out(self, frame: bytes, out: list[bytes]) -> None:
+        self._held_bytes -= len(frame)
+        out.append(frame)
+
+    def _delay(self, frame: bytes, until: float) -> None:
+        if self._hold(frame, "delayed"):
+            self._order += 1
+            heapq.heappush(self._delayed, (until, self._order, frame))
+
+    def _freeze(self, frame: bytes) -> None:
+        if self._hold(frame, "frozen"):
+            self._frozen.append(frame)
+
+    def _hold(self, frame: bytes, why: str) -> bool:
+        if self._held_bytes + len(frame) > self._held_bytes_max:
+            self._counts["overflowed"] += 1
+            return False
+        self._held_bytes += len(frame)
+        self._counts[why] += 1
+        return True
+
+    def _counted(self, out: list[bytes]) -> list[bytes]:
+        if out:
+            self._counts["passed"] += len(out)
+        if self._counts:
+            self._faults.add_counts(**self._counts)
+            self._counts.clear()
+        return out
+
+
+def _kind(frame: bytes) -> int:
+    return frame[_KIND_OFFSET] if len(frame) > _KIND_OFFSET else -1

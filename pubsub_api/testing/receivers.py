@@ -1,0 +1,79 @@
+"""Receivers for tests: they keep what a driver hands over, and let a test wait for it with a deadline."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+
+from pubsub_api.driver import Connected, LinkReport
+from pubsub_api.errors import WaitTimeout
+
+WAIT_S = 20.0
+"""How long a wait goes on by default.  It is a bound for a heavily loaded machine, not an expectation."""
+
+
+class RecordingReceiver:
+    """Keeps frames, foreign messages and link reports in order of arrival.  Also usable as a publisher's report."""
+
+    def __init__(self) -> None:
+        self._news = threading.Condition()
+        self.frames: list[bytes] = []
+        self.foreign: list[tuple[str, bytes]] = []
+        self.links: list[LinkReport] = []
+        self.calls = 0
+        """How often the driver called, whatever for."""
+
+    def on_frames(self, frames: Sequence[bytes]) -> None:
+        with self._news:
+            self.calls += 1
+            self.frames.extend(frames)
+            self._news.notify_all()
+
+    def on_foreign(self, topic: str, payload: bytes) -> None:
+        with self._news:
+            self.calls += 1
+            self.foreign.append((topic, payload))
+            self._news.notify_all()
+
+    def on_link(self, report: LinkReport) -> None:
+        with self._news:
+            self.calls += 1
+            self.links.append(report)
+            self._news.notify_all()
+
+    def wait_until(self, condition: Callable[[], bool], what: str, timeout_s: float = WAIT_S) -> None:
+        """Block until ``condition`` holds; it is asked again after every call of the driver.
+
+        Raises WaitTimeout, which says what was waited for and what had arrived.
+        """
+        with self._news:
+            if not self._news.wait_for(condition, timeout_s):
+                raise WaitTimeout(
+                    f"{what}: not within {timeout_s} s; so far {len(self.frames)} frames, {len(self.foreign)} foreign "
+                    f"messages, link reports {self.links[-5:]}"
+                )
+
+    def wait_frames(self, count: int, timeout_s: float = WAIT_S) -> list[bytes]:
+        """Block until at least ``count`` frames have arrived; return all that have."""
+        self.wait_until(lambda: len(self.frames) >= count, f"{count} frames", timeout_s)
+        return list(self.frames)
+
+    def wait_frame(self, frame: bytes, timeout_s: float = WAIT_S) -> None:
+        """Block until this very frame has arrived."""
+        self.wait_until(lambda: frame in self.frames, f"a frame of {len(frame)} bytes", timeout_s)
+
+    def wait_link(self, report: LinkReport, count: int = 1, timeout_s: float = WAIT_S) -> None:
+        """Block until the report has been made ``count`` times.  A Disconnected matches whatever its reason."""
+        self.wait_until(lambda: self.count_links(report) >= count, f"{report} (time {count})", timeout_s)
+
+    def wait_connected(self, address: str, count: int = 1, timeout_s: float = WAIT_S) -> None:
+        """Block until the link to ``address`` has come up ``count`` times."""
+        self.wait_link(Connected(address), count, timeout_s)
+
+    def count_links(self, report: LinkReport) -> int:
+        """How often the report was made.  A Disconnected matches whatever its reason."""
+        return sum(_without_reason(link) == _without_reason(report) for link in tuple(self.links))
+
+
+def _without_reason(report: LinkReport) -> tuple[object, ...]:
+    return (type(report), report.address, getattr(report, "topic_filter", None))
