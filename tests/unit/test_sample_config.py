@@ -1,0 +1,59 @@
+"""``etc/heliograph.conf`` is generated from the options in the code.  This proves that it is the current output.
+
+A default that depended on the machine, its name or its directories, would fail the first test everywhere else.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import io
+import pathlib
+
+from oslo_config import cfg, generator
+
+from pubsub_api import config
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+SAMPLE = ROOT / "etc" / "heliograph.conf"
+GENERATOR = ROOT / "etc" / "oslo-config-generator" / "heliograph.conf"
+
+
+def generator_conf() -> cfg.ConfigOpts:
+    conf = cfg.ConfigOpts()
+    generator.register_cli_opts(conf)
+    conf(["--config-file", str(GENERATOR)], default_config_files=[], default_config_dirs=[])
+    return conf
+
+
+def test_the_sample_is_current() -> None:
+    generated = io.StringIO()
+    generator.generate(generator_conf(), output_file=generated)
+    assert SAMPLE.read_text() == generated.getvalue(), "the options have changed: call ./run genconfig and commit"
+
+
+def test_the_sample_covers_every_namespace() -> None:
+    entries = importlib.metadata.entry_points(group="oslo.config.opts")
+    installed = {entry.name for entry in entries if entry.name.startswith("heliograph.")}
+    assert set(generator_conf().namespace) == installed
+
+
+def test_the_sample_can_be_used_as_it_is() -> None:
+    conf = config.new_conf([SAMPLE])
+    config.check_combinations(conf)
+    assert conf.pubsub.pub_sub_driver == "zmq"
+
+
+def test_the_sample_with_every_line_switched_on_means_the_same(tmp_path: pathlib.Path) -> None:
+    """A default is written the way it is read: remove the '#' before any option and nothing changes."""
+    path = tmp_path / "heliograph.conf"
+    lines = SAMPLE.read_text().splitlines()
+    path.write_text("\n".join(line[1:] if _is_default(line) else line for line in lines))
+    written, plain = config.new_conf([path]), config.new_conf()
+    for option in config.PUBSUB_OPTIONS:
+        assert written.pubsub[option.dest] == plain.pubsub[option.dest], option.name
+
+
+def _is_default(line: str) -> bool:
+    # "#name = value"; a name without value is an option that is unset unless the user sets it.
+    name, separator, value = line.partition(" = ")
+    return bool(separator and value) and name.startswith("#") and name[1:].isidentifier() and value != "<None>"
