@@ -70,7 +70,7 @@ ENVELOPE_OPTIONS: Sequence[cfg.Opt] = (
     _seconds("message_delay_window", 0.2, "How long a hole waits for late frames before it is repaired."),
     _count("missed_hellos_max", 3, "A publisher silent for this many max_idle_time is suspected.", low=2, high=1000),
     _seconds("publisher_forget_time", 300.0, "State of a publisher that vanished is kept this long.", low=0.1),
-    _bytes("frame_bytes_max", MIB, "Largest frame sent or accepted; checked before anything is decoded."),
+    _bytes("frame_bytes_max", MIB, "Largest frame sent or accepted; checked before anything is decoded.", low=65_536),
     _count("batch_events_max", 512, "Most events in one frame.", low=1, high=65_536),
     _bytes("batch_bytes_max", 128 * 1024, "A frame is sent when its events reach this size."),
     _text("hmac_key", None, "Shared key. Frames are signed with it, and frames that are not are refused.", secret=True),
@@ -94,6 +94,7 @@ REPAIR_OPTIONS: Sequence[cfg.Opt] = (
     _flag("repair", True, "Ask caches for missing ranges before a resync."),
     _seconds("repair_timeout", 0.5, "First wait for the answer to a query; later waits double."),
     _count("repair_attempts_max", 5, "Queries for the same hole before a resync.", low=1, high=100),
+    _seconds("query_interval", 0.0, "Ask publishers for their heads this often, for sporadic ones. 0: never.", low=0.0),
     _flag("with_cache", True, "A publisher keeps its recent frames and answers queries for them."),
     _count("history", 100_000, "Events that a cache keeps per stream.", low=1),
     _bytes("cache_bytes_max", 128 * MIB, "Frames that a cache keeps, all streams together."),
@@ -165,7 +166,7 @@ def multiproc_socket(conf: cfg.ConfigOpts) -> pathlib.Path:
     """
     configured = pathlib.Path(conf[GROUP].publisher_multiproc_socket)
     runtime = os.environ.get("XDG_RUNTIME_DIR") or f"/run/user/{os.getuid()}"
-    private = pathlib.Path(os.environ.get("TMPDIR", "/tmp")) / f"heliograph-{os.getuid()}"  # noqa: S108
+    private = pathlib.Path(os.environ.get("TMPDIR", "/tmp")) / f"heliograph-{os.getuid()}"
     for directory in (configured.parent, pathlib.Path(runtime) / "heliograph", private):
         try:
             directory.mkdir(mode=0o700, parents=True, exist_ok=True)

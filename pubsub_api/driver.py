@@ -39,7 +39,7 @@ class Capabilities:
     frame_bytes_max: int
     """The largest frame the transport carries."""
     fork_safe: bool
-    """After ``fork()`` a child may open handles of its own.  False: the foreign library cannot live in a forked child."""
+    """After ``fork()`` a child may open handles of its own.  False: the foreign library cannot live in the child."""
     reports: frozenset[LinkEvent]
     """Which link changes a subscriber of this driver reports."""
     security: frozenset[SecurityMode] = frozenset()
@@ -94,7 +94,7 @@ PublisherReport = Callable[[LinkReport], None]
 
 
 class PublisherApi(abc.ABC):
-    """The sending end.  The caller serialises ``send`` and ``send_many``; other methods may be called from any thread."""
+    """The sending end.  The caller serialises ``send`` and ``send_many``; the rest may be called from any thread."""
 
     @abc.abstractmethod
     def initialize(self, report: PublisherReport) -> None:
@@ -165,8 +165,11 @@ class SubscriberApi(abc.ABC):
         """True from ``daemonize`` to ``close`` while the receiving thread lives."""
 
     @abc.abstractmethod
-    def query(self, frame: bytes) -> None:
+    def query(self, frame: bytes) -> int | None:
         """Send a QUERY frame to everyone that serves queries; the REPLY frames arrive through ``on_frames``.
+
+        Returns how many responders it was sent to, None when the transport cannot tell: who knows the number need not
+        wait for answers that will never come.
 
         Best effort, does not block and does not wait: time-outs and retries belong to the caller.  Raises NotSupported,
         or TransportUnavailable when it certainly went nowhere.
@@ -179,7 +182,7 @@ class SubscriberApi(abc.ABC):
 
 
 class PubSubApi(abc.ABC):
-    """A driver: a factory of the two ends under one configuration.  Loaded by entry point, constructed with ``conf``."""
+    """A driver: a factory of the two ends under one configuration.  Loaded by entry point, made with ``conf``."""
 
     options: ClassVar[dict[str, Sequence[cfg.Opt]]] = {}
     """Option group -> options that this driver adds.  Registered on ``conf`` before the constructor is called."""

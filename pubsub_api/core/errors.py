@@ -34,6 +34,10 @@ class InvalidConfig(UsageError):
     """Options contradict each other or have a value the selected driver cannot use."""
 
 
+class LimitReached(HeliographError):
+    """A configured bound is used up.  The message names the option.  Nothing that was accepted before is affected."""
+
+
 class Closed(HeliographError):
     """The session, publisher or subscriber was closed by this program."""
 
@@ -82,7 +86,7 @@ class UndecodableBody(FrameError):
 class DriverError(HeliographError):
     """A driver, or the foreign system behind it, could not do what was asked."""
 
-    fault = "environment"
+    fault: ClassVar[Fault] = "environment"
 
 
 class DriverNotFound(DriverError):

@@ -78,7 +78,7 @@ class Header(NamedTuple):
     guid: bytes
     first: int
     after: int
-    count: int
+    count: int  # type: ignore[assignment]  # shadows tuple.count, which nobody needs of a header
     timestamp: int
     topic: str
     body_start: int
@@ -194,3 +194,8 @@ def _read_topic(raw: bytes) -> str:
         return topic if topic == CONTROL_TOPIC else check_topic(topic)
     except (UnicodeDecodeError, InvalidTopic) as error:
         raise MalformedFrame(f"the frame's topic is invalid: {error}") from error
+
+
+def sound_topic(topic: str) -> str:
+    """A topic that a peer named inside a body.  Raises InvalidTopic."""
+    return topic if topic == CONTROL_TOPIC else check_topic(topic)

@@ -1,0 +1,38 @@
+"""Heliograph's publish/subscribe interface: open a session, make publishers and subscribers.
+
+    import pubsub_api
+
+    with pubsub_api.open("zmq://127.0.0.1:8866") as session:
+        publisher = session.publisher()
+        publisher.send_event(pubsub_api.Event(topic="tenant-7/port", table="port", key="p1", action="set", value={}))
+
+The contract for drivers is in `pubsub_api.driver`, errors are in `pubsub_api.errors`.
+"""
+
+from pubsub_api.core.events import Event
+from pubsub_api.core.publisher import Predecessor
+from pubsub_api.core.resync import LostRange, Reason, Resync
+from pubsub_api.core.settings import History
+from pubsub_api.driver import Capabilities, PublisherApi, PubSubApi, SubscriberApi
+from pubsub_api.publisher import Publisher, PublisherStatistics
+from pubsub_api.session import Session, open
+from pubsub_api.subscriber import Subscriber, SubscriberStatistics
+
+__all__ = [
+    "Capabilities",
+    "Event",
+    "History",
+    "LostRange",
+    "Predecessor",
+    "PubSubApi",
+    "Publisher",
+    "PublisherApi",
+    "PublisherStatistics",
+    "Reason",
+    "Resync",
+    "Session",
+    "Subscriber",
+    "SubscriberApi",
+    "SubscriberStatistics",
+    "open",
+]

@@ -1,0 +1,97 @@
+"""The event, and the body of a DATA frame.
+
+An event is one change of one object.  On the wire it is an array of six elements, ``[table, key, action, value,
+version, timestamp]``; the topic stands once, in the frame's header.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import msgspec
+
+from pubsub_api.core import frame as frames
+from pubsub_api.core.errors import InvalidEvent, UndecodableBody
+
+Action = Literal["create", "set", "delete"]
+ACTIONS: frozenset[str] = frozenset({"create", "set", "delete"})
+VERSION_MAX = 2**63 - 1
+
+
+class Event(msgspec.Struct, array_like=True, kw_only=True):
+    """One change: what object (``table``, ``key``), what happened (``action``), its new ``value`` and ``version``.
+
+    ``version`` is the database's revision at the commit, 0 when there is none.  ``timestamp`` is a hybrid logical clock
+    value in nanoseconds; 0 lets the publisher stamp it.
+    """
+
+    table: str
+    key: str
+    action: Action
+    value: Any = None
+    version: int = 0
+    timestamp: int = 0
+    topic: str = ""
+
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode_list = msgspec.msgpack.Decoder(list[Event]).decode
+_ARRAY32 = struct.Struct(">BI")
+
+
+def encode_event(event: Event, timestamp: int) -> bytes:
+    """The wire form of one event, stamped with ``timestamp`` unless it has one.  Raises InvalidEvent.
+
+    Checked here, in the caller's thread, because what leaves a publisher must be decodable by every subscriber.
+    """
+    table, key, action, version = event.table, event.key, event.action, event.version
+    stamp = event.timestamp or timestamp
+    if not (
+        type(table) is str
+        and type(key) is str
+        and action in ACTIONS
+        and type(version) is int
+        and 0 <= version <= VERSION_MAX
+        and type(stamp) is int
+        and 0 < stamp <= VERSION_MAX
+    ):
+        raise InvalidEvent(_explain(event))
+    try:
+        return _encode((table, key, action, event.value, version, stamp))
+    except (TypeError, ValueError, OverflowError, RecursionError, msgspec.MsgspecError) as error:
+        raise InvalidEvent(f"event {table}/{key}: its value cannot be sent as msgpack: {error}") from error
+
+
+def pack_body(encoded: Sequence[bytes]) -> bytes:
+    """The body of a DATA frame from events that are encoded already."""
+    return b"".join((_ARRAY32.pack(0xDD, len(encoded)), *encoded))
+
+
+def decode_events(frame: bytes, header: frames.Header, *, skip: int = 0) -> list[Event]:
+    """The events of a DATA frame, without the first ``skip``.  Raises UndecodableBody."""
+    try:
+        events = _decode_list(frames.body(frame, header))
+    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
+        raise UndecodableBody(f"the events of topic {header.topic!r} cannot be decoded: {error}") from error
+    if len(events) != header.count:
+        raise UndecodableBody(f"the frame of topic {header.topic!r} states {header.count} events and has {len(events)}")
+    topic = header.topic
+    for event in events:
+        event.topic = topic
+    return events[skip:] if skip else events
+
+
+def _explain(event: Event) -> str:
+    name = f"event {event.table!r}/{event.key!r}"
+    for field in ("table", "key"):
+        if type(getattr(event, field)) is not str:
+            return f"{name}: {field} must be a str, not {type(getattr(event, field)).__name__}"
+    if event.action not in ACTIONS:
+        return f"{name}: action {event.action!r} is none of {', '.join(sorted(ACTIONS))}"
+    for field in ("version", "timestamp"):
+        value = getattr(event, field)
+        if type(value) is not int or not 0 <= value <= VERSION_MAX:
+            return f"{name}: {field} {value!r} is not an int from 0 to 2**63 - 1"
+    return f"{name}: cannot be sent"

@@ -1,0 +1,151 @@
+"""One stream as a subscriber sees it: what was received, what waits, what is missing.
+
+Theory of operation
+-------------------
+``next`` is the number the subscriber needs next.  A frame whose range contains ``next`` is *in order* and leaves at
+once.  A frame beyond it leaves a *hole* in front of itself and is parked.  A hello can show a hole at the tail, where
+nothing is parked.  A hole is closed in the order the delivery contract gives:
+
+=========== =============== =========== ===========================================================================
+state       cause           state       meaning
+=========== =============== =========== ===========================================================================
+LIVE        HOLE            WAITING     a hole opened: wait ``message_delay_window`` for late frames
+WAITING     CLOSED          LIVE        they came
+WAITING     QUERY           REPAIRING   they did not: caches are asked for exactly the missing ranges
+REPAIRING   CLOSED          LIVE        a cache had them
+REPAIRING   QUERY           REPAIRING   asked again: the answer was lost or incomplete
+WAITING     GIVE_UP         RESYNCING   no cache can be asked, or too much is parked
+REPAIRING   GIVE_UP         RESYNCING   no cache has them: a resync was requested and is on its way
+LIVE        GIVE_UP         RESYNCING   something else made the state unsure
+RESYNCING   RESYNCED        LIVE        the user was told; whatever was missing until now is covered
+=========== =============== =========== ===========================================================================
+
+While a stream is RESYNCING its frames wait, so that the user learns of the loss before seeing what came after it.
+Should too much wait, the oldest may go: the resync that is on its way covers them.
+"""
+
+from __future__ import annotations
+
+import enum
+import heapq
+from collections.abc import Iterator
+
+from pubsub_api.core.frame import Header
+
+
+class State(enum.Enum):
+    LIVE = "live"
+    WAITING = "waiting"
+    REPAIRING = "repairing"
+    RESYNCING = "resyncing"
+
+
+class Cause(enum.Enum):
+    HOLE = "hole"
+    CLOSED = "closed"
+    QUERY = "query"
+    GIVE_UP = "give up"
+    RESYNCED = "resynced"
+
+
+TRANSITIONS: dict[tuple[State, Cause], State] = {
+    (State.LIVE, Cause.HOLE): State.WAITING,
+    (State.WAITING, Cause.CLOSED): State.LIVE,
+    (State.WAITING, Cause.QUERY): State.REPAIRING,
+    (State.REPAIRING, Cause.CLOSED): State.LIVE,
+    (State.REPAIRING, Cause.QUERY): State.REPAIRING,
+    (State.WAITING, Cause.GIVE_UP): State.RESYNCING,
+    (State.REPAIRING, Cause.GIVE_UP): State.RESYNCING,
+    (State.LIVE, Cause.GIVE_UP): State.RESYNCING,
+    (State.RESYNCING, Cause.RESYNCED): State.LIVE,
+}
+
+Delivery = tuple[bytes, Header, int]
+"""A DATA frame, its header, and how many of its first events were delivered before."""
+
+
+class InStream:
+    """Pure data and arithmetic; when to do what is the subscriber core's business."""
+
+    __slots__ = ("attempts", "deadline", "guid", "head", "is_anchored", "next", "order", "parked", "state", "topic")
+
+    def __init__(self, guid: bytes, topic: str, next_number: int, *, is_anchored: bool) -> None:
+        self.guid = guid
+        self.topic = topic
+        self.next = next_number
+        self.head = next_number - 1
+        """Highest number known to exist."""
+        self.is_anchored = is_anchored
+        """``next`` is certain.  Otherwise it is the lowest number seen, and the resync on its way covers the rest."""
+        self.state = State.LIVE
+        self.parked: dict[int, tuple[bytes, Header]] = {}
+        """Frames beyond ``next``, by their first number."""
+        self.order: list[int] = []
+        """A heap of the numbers in ``parked``."""
+        self.deadline = 0.0
+        self.attempts = 0
+
+    def move(self, cause: Cause) -> None:
+        self.state = TRANSITIONS[self.state, cause]
+
+    @property
+    def has_hole(self) -> bool:
+        return self.head >= self.next
+
+    def park(self, frame: bytes, header: Header) -> int:
+        """Keep a frame for later; returns by how many bytes that made the parked frames grow."""
+        known = self.parked.get(header.first)
+        if known is None:
+            heapq.heappush(self.order, header.first)
+        elif known[1].count >= header.count:
+            return 0
+        self.parked[header.first] = (frame, header)
+        self.head = max(self.head, header.last)
+        return len(frame) - (len(known[0]) if known else 0)
+
+    def ready(self) -> Iterator[tuple[Delivery | None, int]]:
+        """Parked frames that are in order now, each with its size; None for one that turned out a duplicate."""
+        while self.order:
+            frame, header = self.parked[self.order[0]]
+            if header.after >= self.next:
+                return
+            del self.parked[heapq.heappop(self.order)]
+            yield self.advance(frame, header), len(frame)
+
+    def advance(self, frame: bytes, header: Header) -> Delivery | None:
+        """Accept a frame that is in order; None when all of it was delivered before."""
+        last = header.first + header.count - 1
+        if last < self.next:
+            return None
+        already = max(0, self.next - header.first)
+        self.next = last + 1
+        self.head = max(self.head, last)
+        return frame, header, already
+
+    def missing(self) -> list[tuple[int, int]]:
+        """The holes: ranges of numbers that exist and are neither delivered nor parked."""
+        ranges: list[tuple[int, int]] = []
+        expected = self.next
+        for first in sorted(self.parked):
+            header = self.parked[first][1]
+            if header.after >= expected:
+                ranges.append((expected, header.after))
+            expected = max(expected, header.last + 1)
+        if self.head >= expected:
+            ranges.append((expected, self.head))
+        return ranges
+
+    def skip_holes(self) -> Iterator[tuple[Delivery | None, int]]:
+        """Everything parked, in order, as if the holes had never been: a resync has covered them."""
+        while self.order:
+            frame, header = self.parked.pop(heapq.heappop(self.order))
+            self.next = max(self.next, header.after + 1)
+            yield self.advance(frame, header), len(frame)
+        self.next = self.head + 1
+
+    def drop_parked(self) -> int:
+        """Forget what is parked; returns how many bytes that freed."""
+        freed = sum(len(frame) for frame, _ in self.parked.values())
+        self.parked.clear()
+        self.order.clear()
+        return freed

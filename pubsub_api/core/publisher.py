@@ -1,0 +1,285 @@
+"""The sending half of the envelope: numbers events, announces heads, keeps frames for repair, answers queries.
+
+Sans-IO: every call is given the time, returns the frames to send, and does nothing else.
+
+Theory of operation
+-------------------
+Every topic a publisher uses is a *stream* of its own with dense numbers 1, 2, 3, ...; its *head* is the last number
+used.  Subscribers find holes by number, so the only loss they cannot see by themselves is that of the newest frames.
+Two kinds of HELLO close that:
+
+* a **stream hello** on the stream's own topic states the head.  The first one goes out when the stream has been idle for
+  ``max_idle_time``: it is what makes the loss of a last event visible, and there is at most one per burst of data.
+  It is repeated at doubling intervals up to ``idle_time_limit``; all repeats together are held below
+  ``hello_rate_max`` frames a second, however many streams are idle.
+* a **publisher hello** on the control topic says every ``max_idle_time`` that the publisher lives.
+
+Stream hellos travel the same way as the stream's data, so they reach exactly those who need them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import heapq
+from collections.abc import Iterable, Iterator, Mapping
+
+from pubsub_api.core import frame as frames
+from pubsub_api.core import messages
+from pubsub_api.core.cache import FrameCache
+from pubsub_api.core.errors import LimitReached
+from pubsub_api.core.events import pack_body
+from pubsub_api.core.frame import Flag, Kind
+from pubsub_api.core.replies import pack_replies
+from pubsub_api.core.settings import PublisherSettings
+from pubsub_api.core.topics import CONTROL_TOPIC, FilterSet, check_topic
+
+Outgoing = tuple[str, bytes]
+"""Topic and frame."""
+
+_EMPTY_HELLO = messages.encode(messages.Hello())
+
+
+@dataclasses.dataclass(frozen=True)
+class Predecessor:
+    """A publisher's former life, when its end is known for certain: lets subscribers see that they lost nothing."""
+
+    guid: bytes
+    heads: Mapping[str, int]
+
+
+class OutStream:
+    """One stream as its publisher sees it.  ``pending`` holds encoded events that have no number yet."""
+
+    __slots__ = ("head", "hello_due", "hello_interval", "is_dirty", "last_data", "pending", "topic")
+
+    def __init__(self, topic: str) -> None:
+        self.topic = topic
+        self.head = 0
+        self.pending: list[bytes] = []
+        self.is_dirty = False
+        """It is in its owner's list of streams that have something pending."""
+        self.last_data = 0.0
+        self.hello_interval = 0.0
+        self.hello_due = 0.0
+        """When the next hello is scheduled; 0 when none is."""
+
+
+class PublisherCore:
+    """Not thread-safe: the owner serialises calls, except that anybody may append to a stream's ``pending``."""
+
+    def __init__(
+        self,
+        settings: PublisherSettings,
+        *,
+        guid: bytes,
+        name: str,
+        now: float,
+        predecessor: Predecessor | None = None,
+    ) -> None:
+        self.settings = settings
+        self.guid = guid
+        self.name = name
+        self.cache = FrameCache(settings.cache) if settings.cache else None
+        self.streams: dict[str, OutStream] = {}
+        self.events = 0
+        self.frames = 0
+        self.hellos = 0
+        self._predecessor = predecessor
+        self._first_hellos: list[tuple[float, str]] = []
+        self._repeat_hellos: list[tuple[float, str]] = []
+        self._heartbeat_due = now
+        self._hello_budget = float(settings.hello_rate_max)
+        self._budget_time = now
+
+    def stream(self, topic: str) -> OutStream:
+        """The stream of a topic, made when it is new.  Raises InvalidTopic, LimitReached."""
+        stream = self.streams.get(topic)
+        if stream is None:
+            check_topic(topic)
+            if len(self.streams) >= self.settings.streams_max:
+                raise LimitReached(f"topic {topic!r} would be stream {len(self.streams) + 1}: streams_max is reached")
+            stream = self.streams[topic] = OutStream(topic)
+        return stream
+
+    def start(self, now: float, stamp: int) -> list[Outgoing]:
+        """The first hello: a new GUID, the name and, when they are known, the predecessor's final heads."""
+        self._heartbeat_due = now + self.settings.max_idle_time_s
+        former = self._predecessor
+        chunks = list(_chunks(former.heads)) if former else [{}]
+        out = []
+        for position, heads in enumerate(chunks):
+            hello = messages.Hello(name=self.name, predecessor=former.guid if former else b"", heads=heads)
+            flags = Flag.START | (Flag.LAST if position == len(chunks) - 1 else Flag.NONE)
+            out.append(self._control(Kind.HELLO, messages.encode(hello), stamp, flags))
+        return out
+
+    def next_frame(self, stream: OutStream, now: float, stamp: int) -> bytes | None:
+        """Number pending events of the stream, as many as one frame takes, and pack them; None when there are none."""
+        encoded = self._take(stream)
+        if not encoded:
+            return None
+        first = stream.head + 1
+        stream.head = last = stream.head + len(encoded)
+        frame = frames.pack(
+            Kind.DATA, self.guid, stream.topic, pack_body(encoded), first=first, after=first - 1,
+            count=len(encoded), timestamp=stamp, key=self.settings.frame.key,
+        )  # fmt: skip
+        self.events += len(encoded)
+        self.frames += 1
+        if self.cache is not None:
+            self.cache.store_range((self.guid, stream.topic), first, last, stamp, frame, now)
+        stream.last_data = now
+        if not stream.hello_due or stream.hello_interval:
+            self._schedule_first_hello(stream, now + self.settings.max_idle_time_s)
+        return frame
+
+    def _take(self, stream: OutStream) -> list[bytes]:
+        # Callers append concurrently; slicing and deleting by count touches only what was there.
+        pending = stream.pending
+        encoded = pending[: self.settings.batch_events_max]
+        if len(encoded) > 1 and sum(map(len, encoded)) > self.settings.batch_bytes_max:
+            encoded = list(_upto_bytes(encoded, self.settings.batch_bytes_max))
+        del pending[: len(encoded)]
+        return encoded
+
+    def _schedule_first_hello(self, stream: OutStream, due: float) -> None:
+        stream.hello_interval = 0.0
+        stream.hello_due = due
+        heapq.heappush(self._first_hellos, (due, stream.topic))
+
+    def poll(self, now: float, stamp: int) -> list[Outgoing]:
+        """The hellos that are due."""
+        out: list[Outgoing] = []
+        if now >= self._heartbeat_due:
+            self._heartbeat_due = now + self.settings.max_idle_time_s
+            hello = messages.encode(messages.Hello(name=self.name))
+            out.append(self._control(Kind.HELLO, hello, stamp, Flag.LAST))
+        self._first(out, now, stamp)
+        self._repeats(out, now, stamp)
+        if self.cache is not None:
+            self.cache.expire(now)
+        return out
+
+    def _first(self, out: list[Outgoing], now: float, stamp: int) -> None:
+        while self._first_hellos and self._first_hellos[0][0] <= now:
+            due, topic = heapq.heappop(self._first_hellos)
+            stream = self.streams[topic]
+            if due != stream.hello_due:
+                continue
+            idle_since = stream.last_data + self.settings.max_idle_time_s
+            if idle_since > now:
+                self._schedule_first_hello(stream, idle_since)
+            else:
+                out.append(self._stream_hello(stream, stamp))
+                self._schedule_repeat(stream, now)
+
+    def _repeats(self, out: list[Outgoing], now: float, stamp: int) -> None:
+        rate = self.settings.hello_rate_max
+        self._hello_budget = min(rate, self._hello_budget + (now - self._budget_time) * rate)
+        self._budget_time = now
+        while self._repeat_hellos and self._repeat_hellos[0][0] <= now and self._hello_budget >= 1:
+            due, topic = heapq.heappop(self._repeat_hellos)
+            stream = self.streams[topic]
+            if due != stream.hello_due or not stream.hello_interval:
+                continue
+            self._hello_budget -= 1
+            out.append(self._stream_hello(stream, stamp))
+            self._schedule_repeat(stream, now)
+
+    def _schedule_repeat(self, stream: OutStream, now: float) -> None:
+        interval = stream.hello_interval * 2 if stream.hello_interval else self.settings.max_idle_time_s
+        stream.hello_interval = min(interval, self.settings.idle_time_limit_s)
+        stream.hello_due = now + stream.hello_interval
+        heapq.heappush(self._repeat_hellos, (stream.hello_due, stream.topic))
+
+    def announce(self, now: float) -> None:
+        """The link came back: subscribers may have missed anything, so every stream states its head again.
+
+        The hellos come out of `poll`, below ``hello_rate_max``, the streams that were active last first.
+        """
+        self._heartbeat_due = now
+        self._repeat_hellos.clear()
+        newest_first = sorted(self.streams.values(), key=lambda stream: stream.last_data, reverse=True)
+        for position, stream in enumerate(stream for stream in newest_first if stream.head):
+            stream.hello_interval = self.settings.max_idle_time_s
+            stream.hello_due = now + position / self.settings.hello_rate_max
+            heapq.heappush(self._repeat_hellos, (stream.hello_due, stream.topic))
+
+    def bye(self, stamp: int) -> list[Outgoing]:
+        """The last frames: final heads of every stream."""
+        chunks = list(_chunks(self.heads()))
+        return [
+            self._control(
+                Kind.BYE,
+                messages.encode(messages.Bye(name=self.name, heads=heads)),
+                stamp,
+                Flag.LAST if position == len(chunks) - 1 else Flag.NONE,
+            )
+            for position, heads in enumerate(chunks)
+        ]
+
+    def heads(self) -> dict[str, int]:
+        """Topic -> number of its last event, for every stream that has any."""
+        return {topic: stream.head for topic, stream in self.streams.items() if stream.head}
+
+    def next_deadline(self) -> float:
+        """When `poll` has something to do, at the latest."""
+        due = self._heartbeat_due
+        if self._first_hellos:
+            due = min(due, self._first_hellos[0][0])
+        if self._repeat_hellos:
+            enough = self._budget_time + max(0.0, 1 - self._hello_budget) / self.settings.hello_rate_max
+            due = min(due, max(self._repeat_hellos[0][0], enough))
+        return due
+
+    def answer(self, query: messages.Query, stamp: int) -> Iterator[bytes]:
+        """Reply frames to a query.  What it needs of the publisher's state is read before the first is returned."""
+        found: list[bytes] = []
+        heads: list[tuple[bytes, str, int]] = []
+        if query.guid in (b"", self.guid):
+            if query.wants:
+                found = self.cache.want(query.wants) if self.cache else []
+            else:
+                selected = FilterSet(query.topics)
+                heads = [(self.guid, topic, head) for topic, head in self.heads().items() if selected.match(topic)]
+                if query.history and self.cache is not None:
+                    found = self.cache.history(query)
+        return pack_replies(
+            query.id, found, heads, guid=self.guid, responder=self.name, is_publisher=True, stamp=stamp,
+            frame=self.settings.frame, reply_bytes_max=self._reply_bytes_max,
+        )  # fmt: skip
+
+    @property
+    def _reply_bytes_max(self) -> int:
+        return self.settings.cache.reply_bytes_max if self.settings.cache else self.settings.batch_bytes_max
+
+    def _stream_hello(self, stream: OutStream, stamp: int) -> Outgoing:
+        self.hellos += 1
+        hello = frames.pack(
+            Kind.HELLO, self.guid, stream.topic, _EMPTY_HELLO, first=stream.head + 1, after=stream.head,
+            timestamp=stamp, key=self.settings.frame.key,
+        )  # fmt: skip
+        return stream.topic, hello
+
+    def _control(self, kind: Kind, body: bytes, stamp: int, flags: int) -> Outgoing:
+        self.hellos += 1
+        return CONTROL_TOPIC, frames.pack(
+            kind, self.guid, CONTROL_TOPIC, body, timestamp=stamp, flags=flags, key=self.settings.frame.key
+        )
+
+
+def _chunks(heads: Mapping[str, int]) -> Iterator[dict[str, int]]:
+    """The heads in portions that fit a frame; one empty portion when there are none."""
+    items = list(heads.items())
+    for start in range(0, max(len(items), 1), messages.HEADS_PER_FRAME_MAX):
+        yield dict(items[start : start + messages.HEADS_PER_FRAME_MAX])
+
+
+def _upto_bytes(encoded: Iterable[bytes], bytes_max: int) -> Iterator[bytes]:
+    """Events from the front while they fit, at least one."""
+    total = 0
+    for event in encoded:
+        total += len(event)
+        if total > bytes_max and total > len(event):
+            return
+        yield event

@@ -1,0 +1,184 @@
+"""The questions a subscriber has out: which, why, and who has answered.
+
+Every question goes to all responders; each of them marks its last answer.  When as many have finished as were asked,
+the question is concluded early; otherwise its deadline concludes it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable, Iterator, Sequence
+
+from pubsub_api.core.frame import SEQUENCE_MAX
+from pubsub_api.core.instream import InStream
+from pubsub_api.core.messages import Query, Want
+from pubsub_api.core.resync import Reason
+from pubsub_api.core.settings import History, SubscriberSettings
+
+WANTS_PER_QUERY_MAX = 200
+OPEN_QUESTIONS_MAX = 1000
+
+
+@dataclasses.dataclass(frozen=True)
+class Join:
+    """Filters that take effect, and why."""
+
+    reason: Reason
+    filters: tuple[str, ...]
+    responders: frozenset[bytes] = frozenset()
+    """Who has answered."""
+
+
+@dataclasses.dataclass
+class Answer:
+    """What came of one responder's answer: which parts, and of how many once that is known."""
+
+    came: set[int] = dataclasses.field(default_factory=set)
+    parts: int = 0
+
+
+@dataclasses.dataclass
+class Purpose:
+    join: Join | None = None
+    streams: Sequence[InStream] = ()
+    is_baseline: bool = False
+    """Asks for all heads of a publisher that the filters select."""
+    expected: int | None = None
+    answers: dict[bytes, Answer] = dataclasses.field(default_factory=dict)
+    finished: set[bytes] = dataclasses.field(default_factory=set)
+    """Responders whose answer came whole."""
+
+
+class Questions:
+    def __init__(
+        self, settings: SubscriberSettings, *, guid: bytes, jitter: Callable[[], float], history: History | None
+    ) -> None:
+        self._settings = settings
+        self.guid = guid
+        self._jitter = jitter
+        self._history = history
+        self._next_id = 1
+        self._open: dict[int, Purpose] = {}
+        self._to_ask: list[Query] = []
+        self._join_id = 0
+        self._join_deadline: float | None = None
+        self._next_periodic: float | None = None
+
+    def take(self) -> list[Query]:
+        to_ask, self._to_ask = self._to_ask, []
+        return to_ask
+
+    def next_deadline(self) -> float | None:
+        due = [deadline for deadline in (self._join_deadline, self._next_periodic) if deadline is not None]
+        return min(due, default=None)
+
+    def patience(self, attempts: int) -> float:
+        """How long to wait for an answer to the attempt of that number: doubling, with up to half of it as jitter."""
+        return float(self._settings.repair_timeout_s * 2**attempts * (1 + self._jitter() / 2))
+
+    # -- asking
+
+    def join(self, reason: Reason, filters: Iterable[str], now: float) -> None:
+        """Ask for the heads of all streams that the filters select, before they are trusted.
+
+        A join that is still open is absorbed: the new question asks for both.
+        """
+        joined = dict.fromkeys(filters)
+        pending = self._open.pop(self._join_id, None)
+        if pending is not None and pending.join is not None:
+            joined.update(dict.fromkeys(pending.join.filters))
+            if reason is not Reason.INITIAL:
+                reason = pending.join.reason
+        history = self._history if reason is Reason.INITIAL else None
+        self._join_id = self._ask(
+            Purpose(join=Join(reason, tuple(joined)), is_baseline=True),
+            Query(
+                id=0,
+                topics=list(joined),
+                history=history is not None,
+                newest=history.newest if history else 0,
+                since=history.since if history else 0,
+            ),
+        )
+        self._join_deadline = now + self._settings.ready_timeout_s
+
+    def heads_of(self, guid: bytes, filters: Iterable[str]) -> None:
+        """Ask one publisher for its heads: it is new, or it was silent."""
+        self._ask(Purpose(is_baseline=True), Query(id=0, topics=list(filters), guid=guid))
+
+    def repair(self, streams: Sequence[InStream]) -> int:
+        """Ask for what the streams miss, many streams in a question; returns how many questions that took."""
+        asked = 0
+        wants: list[Want] = []
+        askers: list[InStream] = []
+        for stream in streams:
+            askers.append(stream)
+            wants += [Want(stream.guid, stream.topic, first, last) for first, last in stream.missing()]
+            if len(wants) >= WANTS_PER_QUERY_MAX:
+                self._ask(Purpose(streams=askers), Query(id=0, wants=wants))
+                wants, askers, asked = [], [], asked + 1
+        if wants:
+            self._ask(Purpose(streams=askers), Query(id=0, wants=wants))
+            asked += 1
+        return asked
+
+    def _ask(self, purpose: Purpose, query: Query) -> int:
+        query.id = self._next_id
+        self._next_id = self._next_id % SEQUENCE_MAX + 1
+        if len(self._open) >= OPEN_QUESTIONS_MAX:
+            self._open.pop(next(iter(self._open)))
+        self._open[query.id] = purpose
+        self._to_ask.append(query)
+        return query.id
+
+    # -- answers
+
+    def purpose(self, query_id: int) -> Purpose | None:
+        return self._open.get(query_id)
+
+    def asked(self, query_id: int, responders: int | None) -> bool:
+        """Note how many were asked; True when that concludes the question."""
+        purpose = self._open.get(query_id)
+        if purpose is None:
+            return False
+        purpose.expected = responders
+        return responders is not None and len(purpose.finished) >= responders
+
+    def answered(self, query_id: int, responder: bytes, part: int, parts: int) -> bool:
+        """A part of an answer came; the last part states how many there are.  True when that concludes the question.
+
+        An answer of which a part was lost never concludes: the asker's deadline does, and it asks again.
+        """
+        purpose = self._open[query_id]
+        answer = purpose.answers.setdefault(responder, Answer())
+        answer.came.add(part)
+        answer.parts = answer.parts or parts
+        if len(answer.came) == answer.parts:
+            purpose.finished.add(responder)
+        return purpose.expected is not None and len(purpose.finished) >= purpose.expected
+
+    def close(self, query_id: int) -> Purpose | None:
+        """The question is concluded; its join knows how many answered."""
+        purpose = self._open.pop(query_id, None)
+        if purpose is not None and purpose.join is not None:
+            self._join_deadline = None
+            purpose.join = dataclasses.replace(purpose.join, responders=frozenset(purpose.finished))
+        return purpose
+
+    def overdue(self, now: float, filters: Iterable[str], *, is_ready: bool) -> Iterator[Join]:
+        """The join whose deadline has passed, with whatever was answered; asks the periodic question when it is due."""
+        if self._join_deadline is not None and now >= self._join_deadline:
+            purpose = self.close(self._join_id)
+            if purpose is not None and purpose.join is not None:
+                yield purpose.join
+        interval = self._settings.query_interval_s
+        if interval and is_ready and (self._next_periodic is None or now >= self._next_periodic):
+            if self._next_periodic is not None:
+                self._ask(Purpose(), Query(id=0, topics=list(filters)))
+            self._next_periodic = now + interval
+
+    def history_start(self, head: int) -> int | None:
+        """The first number that the history asked for includes, of a stream with that head; None: no history."""
+        if self._history is None or self._join_id not in self._open:
+            return None
+        return max(1, head - self._history.newest + 1) if self._history.newest else 1

@@ -1,0 +1,60 @@
+"""What the core needs to know, as plain values.  The runtime fills these from oslo.config; the simulator by hand."""
+
+from __future__ import annotations
+
+import dataclasses
+
+
+@dataclasses.dataclass(frozen=True)
+class FrameSettings:
+    bytes_max: int = 1024 * 1024
+    key: bytes | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class CacheSettings:
+    events_max: int = 100_000
+    bytes_max: int = 128 * 1024 * 1024
+    age_max_s: float = 300.0
+    reply_bytes_max: int = 512 * 1024
+
+
+@dataclasses.dataclass(frozen=True)
+class PublisherSettings:
+    frame: FrameSettings = FrameSettings()
+    cache: CacheSettings | None = CacheSettings()
+    max_idle_time_s: float = 5.0
+    idle_time_limit_s: float = 80.0
+    hello_rate_max: int = 500
+    batch_events_max: int = 512
+    batch_bytes_max: int = 128 * 1024
+    streams_max: int = 1_000_000
+
+
+@dataclasses.dataclass(frozen=True)
+class SubscriberSettings:
+    frame: FrameSettings = FrameSettings()
+    max_idle_time_s: float = 5.0
+    message_delay_window_s: float = 0.2
+    silence_timeout_s: float = 15.0
+    forget_time_s: float = 300.0
+    ready_timeout_s: float = 1.0
+    resync_jitter_s: float = 1.0
+    resync_interval_min_s: float = 1.0
+    pending_bytes_max: int = 64 * 1024 * 1024
+    streams_max: int = 1_000_000
+    repair: bool = True
+    repair_timeout_s: float = 0.5
+    repair_attempts_max: int = 5
+    query_interval_s: float = 0.0
+    verify_after_reconnect: bool = False
+    """A link that comes back is trusted when its publishers' heads match ours.  Sound only where nobody else could have
+    published through that link meanwhile, that is, on a bind-based driver."""
+
+
+@dataclasses.dataclass(frozen=True)
+class History:
+    """What a new subscriber wants of the past: the newest events of each stream, those since a timestamp, or all."""
+
+    newest: int = 0
+    since: int = 0

@@ -1,0 +1,52 @@
+"""Counters of a subscriber: everything that was dropped, repaired, retried or resynced, as plain numbers."""
+
+from __future__ import annotations
+
+import dataclasses
+
+
+@dataclasses.dataclass
+class SubscriberCounters:
+    frames: int = 0
+    """DATA frames received, also repeated and unwanted ones."""
+    delivered: int = 0
+    """Events handed to the consumer."""
+    duplicates: int = 0
+    """Events that came again and were dropped."""
+    unwanted: int = 0
+    """Frames of topics that no filter selects: the transport delivers too much."""
+    hellos: int = 0
+    gaps: int = 0
+    """Holes seen."""
+    closed_by_waiting: int = 0
+    """Holes that late frames closed."""
+    closed_by_repair: int = 0
+    """Holes that caches closed."""
+    repaired: int = 0
+    """Events that came from caches."""
+    lost: int = 0
+    """Events in holes that nobody could close; a resync covers them."""
+    skipped: int = 0
+    """Numbers that a publisher or mailbox left out on purpose."""
+    discarded: int = 0
+    """Events dropped because the consumer's queue was full; a resync covers them."""
+    queries: int = 0
+    replies: int = 0
+    late_replies: int = 0
+    resyncs: int = 0
+    restarts: int = 0
+    """Publishers that came back under a new GUID."""
+    silences: int = 0
+    freezes: int = 0
+    """How often this process itself stood still."""
+    verified_reconnects: int = 0
+    """Links that came back and had lost nothing that could not be repaired."""
+    streams: int = 0
+    """Streams known now."""
+    streams_evicted: int = 0
+    publishers_forgotten: int = 0
+    bad_frames: dict[str, int] = dataclasses.field(default_factory=dict)
+    """Frames refused, by the name of the error."""
+
+    def count_bad_frame(self, error: str) -> None:
+        self.bad_frames[error] = self.bad_frames.get(error, 0) + 1

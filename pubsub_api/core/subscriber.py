@@ -1,0 +1,571 @@
+"""The receiving half of the envelope: order, loss detection, repair, resync.
+
+Sans-IO: every call is given the time; what has to be delivered, asked or told is collected and fetched with `take`.
+
+Theory of operation
+-------------------
+**Joining.**  A link that comes up (`link_up`) says only that frames published from now on arrive.  So the core first asks
+every responder for the heads of its streams (the *baseline*) and holds back what arrives meanwhile.  When the answers
+are in, or ``ready_timeout`` is over, it emits a resync: the user reads the truth *after* the baseline was taken, so
+whatever is older than the baseline is covered by what the user reads, and whatever is newer is checked by number.
+A filter added later joins the same way.
+
+**Streams.**  From then on a stream that appears must begin at 1, since the publisher's heads are known; see
+`pubsub_api.core.instream` for how one stream closes its holes.
+
+**Publishers.**  A GUID is known from its first frame.  A new GUID under a known name is a restart.  A publisher that is
+silent for ``silence_timeout`` is suspected: the user resyncs, and its heads are asked for when it is heard again.  State
+of one that stays away is forgotten after ``forget_time``.
+
+**Freezing.**  When this process itself stood still, everybody else seems silent; a gap between two calls that is longer
+than the idle time therefore counts as heard.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Iterable, Sequence
+
+from pubsub_api.core import frame as frames
+from pubsub_api.core import messages
+from pubsub_api.core.errors import FrameError, InvalidTopic
+from pubsub_api.core.frame import Flag, Header, Kind
+from pubsub_api.core.instream import Cause, Delivery, InStream, State
+from pubsub_api.core.questions import Join, Questions
+from pubsub_api.core.resync import LostRange, Reason, Resync, ResyncScheduler
+from pubsub_api.core.settings import History, SubscriberSettings
+from pubsub_api.core.statistics import SubscriberCounters
+from pubsub_api.core.topics import CONTROL_TOPIC, FilterSet
+
+
+class InPublisher:
+    """What a subscriber knows of one publisher."""
+
+    __slots__ = (
+        "guid", "has_baseline", "has_ended", "heads_asked", "is_heard", "is_replaced", "is_suspect", "last_heard", "name",
+        "streams",
+    )  # fmt: skip
+
+    def __init__(self, guid: bytes, now: float) -> None:
+        self.guid = guid
+        self.name = ""
+        self.last_heard = now
+        self.has_baseline = False
+        """Its heads were known when we joined, so a stream not seen before starts at 1."""
+        self.has_ended = False
+        """It said goodbye, or another bears its name now."""
+        self.is_replaced = False
+        self.is_heard = False
+        """It spoke to us itself; otherwise a cache remembers it."""
+        self.is_suspect = False
+        self.heads_asked = float("-inf")
+        self.streams: dict[str, InStream] = {}
+
+
+class SubscriberCore:
+    """Not thread-safe: the owner serialises calls."""
+
+    def __init__(
+        self,
+        settings: SubscriberSettings,
+        filters: Iterable[str],
+        *,
+        guid: bytes,
+        now: float,
+        jitter: Callable[[], float],
+        history: History | None = None,
+    ) -> None:
+        self.settings = settings
+        self.counters = SubscriberCounters()
+        self.filters = FilterSet(filters)
+        self._joined = FilterSet()
+        self._resync = ResyncScheduler(
+            jitter_s=settings.resync_jitter_s, interval_min_s=settings.resync_interval_min_s, jitter=jitter
+        )
+        self._questions = Questions(settings, guid=guid, jitter=jitter, history=history)
+        self._publishers: dict[bytes, InPublisher] = {}
+        self._shared_names: set[str] = set()
+        """Names that several living publishers bear; such a name cannot tell a restart."""
+        self._links: dict[str, bool] = {}
+        """Every address that ever was up -> whether it is now."""
+        self._timers: list[tuple[float, int, InStream]] = []
+        self._timer_count = 0
+        self._to_repair: list[InStream] = []
+        self._parked_bytes = 0
+        self._out: list[Delivery | Resync] = []
+        self._last_call = now
+        self._next_silence_check = now + settings.max_idle_time_s
+        self.is_ready = False
+        """The first resync was emitted: what is published from now on is delivered or its loss is noticed."""
+
+    # -- what the owner asks
+
+    def take(self) -> tuple[list[Delivery | Resync], list[messages.Query]]:
+        """What is to be delivered, in order, and what is to be asked, since the last call."""
+        out, self._out = self._out, []
+        return out, self._questions.take()
+
+    def next_deadline(self) -> float:
+        """When `poll` has something to do, at the latest."""
+        due = [self._next_silence_check]
+        if self._timers:
+            due.append(self._timers[0][0])
+        for deadline in (self._resync.next_deadline(), self._questions.next_deadline()):
+            if deadline is not None:
+                due.append(deadline)
+        return min(due)
+
+    @property
+    def publishers(self) -> dict[bytes, InPublisher]:
+        return self._publishers
+
+    @property
+    def parked_bytes(self) -> int:
+        return self._parked_bytes
+
+    # -- what happens to it
+
+    def on_frames(self, received: Sequence[bytes], now: float) -> None:
+        """Frames arrived.  Never raises: a bad one is counted and changes nothing."""
+        self._wake(now)
+        for frame in received:
+            self._on_frame(frame, now, is_repair=False)
+        self._send_repairs(now)
+        if self._resync.is_waiting:
+            self._emit_resync(now)
+
+    def poll(self, now: float) -> None:
+        """Time passed."""
+        self._wake(now)
+        while self._timers and self._timers[0][0] <= now:
+            deadline, _, stream = heapq.heappop(self._timers)
+            if deadline == stream.deadline:
+                self._on_deadline(stream, now)
+        self._send_repairs(now)
+        if now >= self._next_silence_check:
+            self._next_silence_check = now + self.settings.max_idle_time_s
+            self._check_silence(now)
+        for join in self._questions.overdue(now, self.filters, is_ready=self.is_ready):
+            self._finish_join(join, now)
+        self._emit_resync(now)
+
+    def link_up(self, address: str, now: float) -> None:
+        """The link to an address is up and every filter is in effect there."""
+        self._wake(now)
+        reason = Reason.RECONNECTED if address in self._links else Reason.NEW_LINK
+        self._links[address] = True
+        self._questions.join(reason if self.is_ready else Reason.INITIAL, self.filters, now)
+
+    def link_down(self, address: str) -> None:
+        """The link is down.  Nothing to do yet: what was missed is found out when it is back, or by silence."""
+        self._links[address] = False
+
+    def link_removed(self, address: str) -> None:
+        """Nobody listens to that address any more."""
+        self._links.pop(address, None)
+
+    def filter_added(self, topic_filter: str) -> bool:
+        """A filter was registered; it takes effect with `filter_up`.  True when it is new.  Raises InvalidTopic."""
+        return self.filters.add(topic_filter)
+
+    def filter_up(self, topic_filter: str, now: float) -> None:
+        """A filter that was added on a live link is in effect."""
+        self._wake(now)
+        if topic_filter in self.filters:
+            self._questions.join(Reason.SUBSCRIBED if self.is_ready else Reason.INITIAL, [topic_filter], now)
+
+    def filter_removed(self, topic_filter: str) -> bool:
+        """A filter was dropped: streams that no other filter selects are forgotten.  True when it was there."""
+        was_there = self.filters.discard(topic_filter)
+        self._joined.discard(topic_filter)
+        for publisher in self._publishers.values():
+            for topic in [topic for topic in publisher.streams if not self.filters.match(topic)]:
+                self._forget_stream(publisher, topic)
+        return was_there
+
+    def queue_full(self, is_full: bool) -> None:
+        """The consumer's queue is full, or has room again.  While it is full, data is discarded and resynced later."""
+        self._resync.is_blocked = is_full
+
+    def undecodable(self, header: Header, now: float) -> None:
+        """The consumer could not decode a frame that was delivered to it."""
+        publisher = self._publishers.get(header.guid)
+        self.counters.count_bad_frame("UndecodableBody")
+        self._resync.request(
+            Reason.UNDECODABLE, [header.topic], now, [self._lost_range(publisher, header, header.first, header.last)]
+        )
+
+    def asked(self, query_id: int, responders: int | None, now: float) -> None:
+        """A query went out, to that many responders; None when the transport cannot tell."""
+        if self._questions.asked(query_id, responders):
+            self._conclude(query_id, now)
+
+    # -- frames
+
+    def _on_frame(self, frame: bytes, now: float, *, is_repair: bool) -> None:
+        try:
+            header = frames.unpack(frame, bytes_max=self.settings.frame.bytes_max, key=self.settings.frame.key)
+            if header.kind == Kind.DATA:
+                self._on_data(frame, header, now, is_repair=is_repair)
+            elif header.kind == Kind.REPLY:
+                self._on_reply(frame, header, now)
+            elif header.kind == Kind.HELLO:
+                self._on_hello(frame, header, now)
+            elif header.kind == Kind.BYE:
+                self._on_bye(frame, header, now)
+        except FrameError as error:
+            self.counters.count_bad_frame(type(error).__name__)
+
+    def _on_data(self, frame: bytes, header: Header, now: float, *, is_repair: bool) -> None:
+        counters = self.counters
+        counters.frames += 1
+        publisher = self._heard(header.guid, now) if not is_repair else self._publisher(header.guid, now)
+        stream = publisher.streams.get(header.topic) or self._open_stream(publisher, header.topic, header.after, now)
+        if stream is None:
+            counters.unwanted += 1
+            return
+        last = header.first + header.count - 1
+        if last < stream.next and stream.is_anchored:
+            counters.duplicates += header.count
+        elif header.after >= stream.next or stream.state is State.RESYNCING:
+            self._park(stream, frame, header, now)
+        else:
+            delivery = stream.advance(frame, header)
+            if delivery is not None:
+                self._deliver(stream, delivery, now, is_repair=is_repair)
+            if stream.state is not State.LIVE:
+                self._progress(stream, now)
+
+    def _park(self, stream: InStream, frame: bytes, header: Header, now: float) -> None:
+        if not stream.is_anchored:
+            stream.next = min(stream.next, header.after + 1)
+        self._parked_bytes += stream.park(frame, header)
+        if stream.state is State.LIVE:
+            self._open_hole(stream, now)
+        if self._parked_bytes > self.settings.pending_bytes_max:
+            self._parked_bytes -= stream.drop_parked()
+            if stream.state is not State.RESYNCING:
+                self._give_up(stream, Reason.PENDING_FULL, now)
+
+    def _progress(self, stream: InStream, now: float) -> None:
+        """Something arrived in order on a stream that has parked frames or a hole."""
+        for delivery, size in stream.ready():
+            self._parked_bytes -= size
+            if delivery is not None:
+                self._deliver(stream, delivery, now, is_repair=False)
+        if not stream.has_hole and stream.state in (State.WAITING, State.REPAIRING):
+            if stream.state is State.WAITING:
+                self.counters.closed_by_waiting += 1
+            else:
+                self.counters.closed_by_repair += 1
+            stream.move(Cause.CLOSED)
+            stream.attempts = 0
+            stream.deadline = 0.0
+
+    def _deliver(self, stream: InStream, delivery: Delivery, now: float, *, is_repair: bool) -> None:
+        _, header, already = delivery
+        fresh = header.count - already
+        self.counters.duplicates += already
+        if is_repair:
+            self.counters.repaired += fresh
+        if self._resync.is_blocked:
+            self.counters.discarded += fresh
+            publisher = self._publishers.get(stream.guid)
+            lost = self._lost_range(publisher, header, header.first + already, header.last)
+            self._resync.request(Reason.SLOW_CONSUMER, [stream.topic], now, [lost])
+            return
+        self.counters.delivered += fresh
+        if header.first - 1 > header.after:
+            self.counters.skipped += header.first - 1 - header.after
+        self._out.append(delivery)
+
+    def _on_hello(self, frame: bytes, header: Header, now: float) -> None:
+        publisher = self._heard(header.guid, now)
+        self.counters.hellos += 1
+        if header.topic != CONTROL_TOPIC:
+            self._note_head(publisher, header.topic, header.after, now)
+            return
+        hello = messages.decode(messages.Hello, frame, header)
+        is_new = not publisher.name
+        publisher.name = hello.name
+        if header.flags & Flag.START:
+            publisher.has_baseline = True
+        former = self._former_life(publisher)
+        if former is not None:
+            self._on_restart(former, hello, bool(header.flags & Flag.LAST), now)
+        elif is_new and not publisher.has_baseline and self.is_ready:
+            self._ask_heads(publisher, now)
+
+    def _on_bye(self, frame: bytes, header: Header, now: float) -> None:
+        publisher = self._heard(header.guid, now)
+        bye = messages.decode(messages.Bye, frame, header)
+        publisher.name = bye.name
+        for topic, head in bye.heads.items():
+            self._note_head(publisher, topic, head, now)
+        publisher.has_ended = bool(header.flags & Flag.LAST)
+
+    def _on_reply(self, frame: bytes, header: Header, now: float) -> None:
+        reply = messages.decode(messages.Reply, frame, header)
+        self.counters.replies += 1
+        purpose = self._questions.purpose(reply.id)
+        if purpose is None:
+            self.counters.late_replies += 1
+            return
+        if reply.publisher:
+            publisher = self._heard(header.guid, now)
+            publisher.name = publisher.name or reply.responder
+        for guid, topic, head in reply.heads:
+            self._on_baseline(self._publisher(guid, now), topic, head, now)
+        for stored in reply.frames:
+            self._on_frame(stored, now, is_repair=True)
+        if header.flags & Flag.LAST and reply.publisher and purpose.is_baseline:
+            self._publisher(header.guid, now).has_baseline = True
+        if self._questions.answered(reply.id, header.guid, reply.part, reply.parts):
+            self._conclude(reply.id, now)
+
+    # -- publishers and streams
+
+    def _publisher(self, guid: bytes, now: float) -> InPublisher:
+        publisher = self._publishers.get(guid)
+        if publisher is None:
+            publisher = self._publishers[guid] = InPublisher(guid, now)
+        return publisher
+
+    def _heard(self, guid: bytes, now: float) -> InPublisher:
+        publisher = self._publishers.get(guid)
+        if publisher is None:
+            publisher = self._publishers[guid] = InPublisher(guid, now)
+        publisher.last_heard = now
+        publisher.is_heard = True
+        if publisher.is_suspect:
+            publisher.is_suspect = False
+            self._ask_heads(publisher, now)
+        if publisher.is_replaced:
+            publisher.is_replaced = publisher.has_ended = False
+            self._shared_names.add(publisher.name)
+        return publisher
+
+    def _ask_heads(self, publisher: InPublisher, now: float) -> None:
+        """Ask for a publisher's heads, not more often than an answer can take."""
+        if now - publisher.heads_asked >= self.settings.ready_timeout_s:
+            publisher.heads_asked = now
+            self._questions.heads_of(publisher.guid, self.filters)
+
+    def _former_life(self, publisher: InPublisher) -> InPublisher | None:
+        """The publisher whose name this one bears, when it has not said goodbye."""
+        if not publisher.name or publisher.name in self._shared_names:
+            return None
+        for other in self._publishers.values():
+            if other is not publisher and other.name == publisher.name and not other.has_ended:
+                return other
+        return None
+
+    def _on_restart(self, former: InPublisher, hello: messages.Hello, is_last: bool, now: float) -> None:
+        if hello.predecessor != former.guid:
+            self._resync_all(Reason.PUBLISHER_RESTARTED, now)
+        else:
+            for topic, head in hello.heads.items():
+                self._note_head(former, topic, head, now)
+            if not is_last:
+                return
+        former.has_ended = former.is_replaced = True
+        self.counters.restarts += 1
+
+    def _open_stream(self, publisher: InPublisher, topic: str, after: int, now: float) -> InStream | None:
+        """A stream appeared of which number ``after`` exists; None when nobody asked for it."""
+        if not self.filters.match(topic):
+            return None
+        if not self._joined.match(topic):
+            stream = self._add_stream(publisher, topic, after + 1, is_anchored=False)
+            stream.move(Cause.GIVE_UP)
+            return stream
+        if publisher.has_baseline or after == 0:
+            return self._add_stream(publisher, topic, 1, is_anchored=True)
+        stream = self._add_stream(publisher, topic, after + 1, is_anchored=False)
+        stream.move(Cause.GIVE_UP)
+        self._resync.request(Reason.UNKNOWN_STREAM, [topic], now)
+        self._ask_heads(publisher, now)
+        return stream
+
+    def _add_stream(self, publisher: InPublisher, topic: str, number: int, *, is_anchored: bool) -> InStream:
+        if self.counters.streams >= self.settings.streams_max:
+            self._evict_stream(publisher)
+        stream = publisher.streams[topic] = InStream(publisher.guid, topic, number, is_anchored=is_anchored)
+        self.counters.streams += 1
+        return stream
+
+    def _evict_stream(self, newcomer: InPublisher) -> None:
+        """Forget the oldest stream of the largest publisher, which is no longer known to start at 1 when it returns."""
+        owner = max((*self._publishers.values(), newcomer), key=lambda publisher: len(publisher.streams))
+        self._forget_stream(owner, next(iter(owner.streams)))
+        owner.has_baseline = False
+        self.counters.streams_evicted += 1
+
+    def _forget_stream(self, publisher: InPublisher, topic: str) -> None:
+        stream = publisher.streams.pop(topic)
+        stream.deadline = -1.0
+        self._parked_bytes -= stream.drop_parked()
+        self.counters.streams -= 1
+
+    def _on_baseline(self, publisher: InPublisher, topic: str, head: int, now: float) -> None:
+        """A responder says where a stream stood when we asked."""
+        if not self._is_wanted(topic):
+            return
+        stream = publisher.streams.get(topic)
+        if stream is not None and stream.is_anchored:
+            self._note_head(publisher, topic, head, now)
+        elif stream is not None:
+            self._anchor(stream, head)
+        elif self._joined.match(topic) and (publisher.has_baseline or not head):
+            self._note_head(publisher, topic, head, now)
+        else:
+            stream = self._add_stream(publisher, topic, head + 1, is_anchored=False)
+            self._anchor(stream, head)
+            stream.move(Cause.GIVE_UP)
+            if self._joined.match(topic):
+                self._resync.request(Reason.UNKNOWN_STREAM, [topic], now)
+
+    def _anchor(self, stream: InStream, head: int) -> None:
+        """From this baseline on numbers are checked; with history, from where it begins."""
+        stream.is_anchored = True
+        stream.next = self._questions.history_start(head) or head + 1
+        stream.head = max(stream.head, head)
+
+    def _is_wanted(self, topic: str) -> bool:
+        try:
+            return self.filters.match(frames.sound_topic(topic))
+        except InvalidTopic:
+            self.counters.count_bad_frame("InvalidTopic")
+            return False
+
+    def _note_head(self, publisher: InPublisher, topic: str, head: int, now: float) -> None:
+        """Number ``head`` of a stream exists."""
+        stream = publisher.streams.get(topic)
+        if stream is None:
+            stream = self._open_stream(publisher, topic, head, now) if head else None
+        if stream is None or head < stream.next:
+            return
+        stream.head = max(stream.head, head)
+        if stream.state is State.LIVE:
+            self._open_hole(stream, now)
+
+    def _lost_range(self, publisher: InPublisher | None, where: Header | InStream, first: int, last: int) -> LostRange:
+        return LostRange(publisher.name if publisher else "", where.guid.hex(), where.topic, first, last)
+
+    # -- holes
+
+    def _open_hole(self, stream: InStream, now: float) -> None:
+        self.counters.gaps += 1
+        stream.move(Cause.HOLE)
+        self._set_timer(stream, now + self.settings.message_delay_window_s)
+
+    def _set_timer(self, stream: InStream, deadline: float) -> None:
+        stream.deadline = deadline
+        self._timer_count += 1
+        heapq.heappush(self._timers, (deadline, self._timer_count, stream))
+
+    def _on_deadline(self, stream: InStream, now: float) -> None:
+        if stream.state in (State.WAITING, State.REPAIRING):
+            if self.settings.repair and stream.attempts < self.settings.repair_attempts_max:
+                self._to_repair.append(stream)
+            else:
+                self._give_up(stream, Reason.LOSS, now)
+
+    def _send_repairs(self, now: float) -> None:
+        """One query for all streams that need one now."""
+        if not self._to_repair:
+            return
+        streams, self._to_repair = self._to_repair, []
+        for stream in streams:
+            stream.move(Cause.QUERY)
+            self._set_timer(stream, now + self._questions.patience(stream.attempts))
+            stream.attempts += 1
+        self.counters.queries += self._questions.repair(streams)
+
+    def _conclude(self, query_id: int, now: float) -> None:
+        """Everybody who was asked has answered."""
+        purpose = self._questions.close(query_id)
+        if purpose is None:
+            return
+        if purpose.join is not None:
+            self._finish_join(purpose.join, now)
+        for stream in purpose.streams:
+            if stream.state is State.REPAIRING and stream.has_hole:
+                self._give_up(stream, Reason.LOSS, now)
+
+    def _give_up(self, stream: InStream, reason: Reason, now: float) -> None:
+        publisher = self._publishers.get(stream.guid)
+        lost = [self._lost_range(publisher, stream, first, last) for first, last in stream.missing()]
+        self.counters.lost += sum(item.last - item.first + 1 for item in lost)
+        stream.move(Cause.GIVE_UP)
+        stream.attempts = 0
+        stream.deadline = 0.0
+        self._resync.request(reason, [stream.topic], now, lost)
+
+    # -- joining and resync
+
+    def _finish_join(self, join: Join, now: float) -> None:
+        for topic_filter in join.filters:
+            if topic_filter in self.filters:
+                self._joined.add(topic_filter)
+        if join.reason is Reason.RECONNECTED and self.settings.verify_after_reconnect and self._all_answered(join):
+            self.counters.verified_reconnects += 1
+            return
+        self._resync.request(join.reason, join.filters, now)
+
+    def _all_answered(self, join: Join) -> bool:
+        """Whether every publisher that should be alive has told its heads, so that nothing can be missing unseen."""
+        living = {guid for guid, publisher in self._publishers.items() if publisher.is_heard and not publisher.has_ended}
+        return bool(join.responders) and living <= join.responders
+
+    def _resync_all(self, reason: Reason, now: float) -> None:
+        self._resync.request(reason, list(self.filters), now)
+
+    def _emit_resync(self, now: float) -> None:
+        resync = self._resync.emit(now, self.filters)
+        if resync is None:
+            return
+        self._out.append(resync)
+        self.counters.resyncs += 1
+        self.is_ready = True
+        for publisher in self._publishers.values():
+            for stream in publisher.streams.values():
+                if stream.state is State.RESYNCING and self._joined.match(stream.topic):
+                    self._release(stream, now)
+
+    def _release(self, stream: InStream, now: float) -> None:
+        """The user was told: what is missing is covered, what waited may pass."""
+        stream.is_anchored = True
+        for delivery, size in stream.skip_holes():
+            self._parked_bytes -= size
+            if delivery is not None:
+                self._deliver(stream, delivery, now, is_repair=False)
+        stream.move(Cause.RESYNCED)
+
+    # -- silence
+
+    def _wake(self, now: float) -> None:
+        frozen = now - self._last_call > 2 * self.settings.max_idle_time_s
+        self._last_call = now
+        if frozen:
+            self.counters.freezes += 1
+            for publisher in self._publishers.values():
+                publisher.last_heard = now
+
+    def _check_silence(self, now: float) -> None:
+        for publisher in list(self._publishers.values()):
+            silent_for = now - publisher.last_heard
+            if silent_for > self.settings.forget_time_s:
+                self._forget_publisher(publisher)
+            elif silent_for > self.settings.silence_timeout_s and publisher.is_heard and not publisher.is_suspect:
+                publisher.is_suspect = True
+                if publisher.has_ended:
+                    continue
+                self.counters.silences += 1
+                self._resync_all(Reason.SILENCE, now)
+
+    def _forget_publisher(self, publisher: InPublisher) -> None:
+        for topic in list(publisher.streams):
+            self._forget_stream(publisher, topic)
+        del self._publishers[publisher.guid]
+        self.counters.publishers_forgotten += 1

@@ -1,0 +1,37 @@
+"""What happens to handles in a forked child: they are set aside, never touched, never closed.
+
+A socket, a thread or a foreign runtime that the parent owns must not be used by the child, and closing it there could
+disturb the parent.  Objects register here; in the child each is told once to let go of what it inherited.
+"""
+
+from __future__ import annotations
+
+import os
+import weakref
+from typing import Protocol
+
+
+class Forkable(Protocol):
+    def after_fork_in_child(self) -> None:
+        """Replace locks, forget threads and hand every inherited handle to `set_aside`.  Must not block."""
+
+
+_registered: weakref.WeakSet[Forkable] = weakref.WeakSet()
+_set_aside: list[object] = []
+"""Inherited handles.  Referenced for ever, so that garbage collection in the child does not close them."""
+
+
+def register(forkable: Forkable) -> None:
+    _registered.add(forkable)
+
+
+def set_aside(handle: object) -> None:
+    _set_aside.append(handle)
+
+
+def _tell_all() -> None:
+    for forkable in list(_registered):
+        forkable.after_fork_in_child()
+
+
+os.register_at_fork(after_in_child=_tell_all)

@@ -1,0 +1,379 @@
+"""The publisher: numbers events, batches them as the link allows, and sends them through a driver.
+
+Batching never waits.  An event sent while nothing else is going on leaves at once, from the calling thread.  Events that
+come faster than that collect per topic and leave together: in a thread of their own when it gets to run, or in the
+calling thread as soon as a frame is full.  So a lone event has the transport's latency and a flood has its throughput,
+with no timer between them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import logging
+import os
+import socket
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Iterable, Iterator
+from types import TracebackType
+
+from pubsub_api import forking
+from pubsub_api.core import frame as frames
+from pubsub_api.core import messages
+from pubsub_api.core.clock import HybridClock
+from pubsub_api.core.errors import (
+    Closed,
+    DriverError,
+    Forked,
+    FrameError,
+    InvalidEvent,
+    TransportUnavailable,
+    WaitTimeout,
+)
+from pubsub_api.core.events import Event, encode_event
+from pubsub_api.core.publisher import Outgoing, OutStream, Predecessor, PublisherCore
+from pubsub_api.core.settings import PublisherSettings
+from pubsub_api.driver import Connected, LinkReport, PublisherApi, PubSubApi
+
+LOG = logging.getLogger(__name__)
+
+# An event that follows its predecessor more closely than this is part of a flood and is worth batching.
+_FLOOD_GAP_NS = 100_000
+_FRAMES_PER_SEND = 64
+
+
+@dataclasses.dataclass(frozen=True)
+class PublisherStatistics:
+    """Counters since the publisher was made."""
+
+    name: str
+    guid: str
+    address: str
+    events: int
+    frames: int
+    hellos: int
+    streams: int
+    backlog_bytes: int
+    """Encoded events not yet handed to the transport."""
+    send_failures: int
+    """Frames the transport refused; they stay in the cache, and subscribers ask for them."""
+    queries: int
+    bad_queries: int
+    cached_frames: int
+    cached_bytes: int
+    cache_evictions: int
+
+
+class Publisher:
+    """Sends events.  Every method may be called from any thread; made by `Session.publisher`.
+
+    After ``fork()`` the child's copy is a new publisher, with a GUID and handles of its own, opened at its first event.
+    On a bind-based driver that raises AddressInUse: forked workers need the publisher service there.
+    """
+
+    def __init__(
+        self,
+        driver: PubSubApi,
+        settings: PublisherSettings,
+        *,
+        name: str = "",
+        backlog_bytes_max: int,
+        clock_skew_max_s: float,
+        predecessor: Predecessor | None = None,
+    ) -> None:
+        self._driver = driver
+        self._settings = settings
+        self._name = name or default_name()
+        self._backlog_bytes_max = backlog_bytes_max
+        # Twice the overhead: the frame must also fit, whole, into the reply of a cache.
+        self._event_bytes_max = settings.frame.bytes_max - 2 * frames.FRAME_OVERHEAD_BYTES_MAX - 128
+        self._clock = HybridClock(int(clock_skew_max_s * 1e9))
+        self._is_closed = False
+        self._must_reopen = False
+        self._open(self._name, predecessor)
+        forking.register(self)
+
+    def _open(self, name: str, predecessor: Predecessor | None) -> None:
+        """Fresh handles, a fresh GUID.  Raises what the driver's ``initialize`` raises."""
+        self._lock = threading.Lock()
+        self._wakeup = threading.Lock()
+        self._wakeup.acquire()
+        self._is_asleep = False
+        self._dirty: deque[OutStream] = deque()
+        self._backlog_bytes = 0
+        self._last_wall_ns = 0
+        self._send_failures = 0
+        self._last_failure: DriverError | None = None
+        self._queries = 0
+        self._bad_queries = 0
+        self._is_link_news = False
+        now = time.monotonic()
+        self._core = PublisherCore(
+            self._settings, guid=os.urandom(frames.GUID_BYTES), name=name, now=now, predecessor=predecessor
+        )
+        self._streams = self._core.streams
+        self._end: PublisherApi = self._driver.get_publisher()
+        self._end.initialize(self._on_link)
+        if self._driver.capabilities.queries:
+            self._end.serve(self._answer)
+        with self._lock:
+            self._send_out(self._core.start(now, self._clock.tick(time.time_ns())))
+        self._must_reopen = False
+        self._thread = threading.Thread(target=self._run, name=f"heliograph-publisher-{name}", daemon=True)
+        self._thread.start()
+
+    # -- sending
+
+    def send_event(self, event: Event) -> None:
+        """Send one event.  Returns when it is handed to the transport or queued behind others; blocks only when the
+        backlog is full, and then by sending it.  Delivery is not awaited: what is lost on the way is repaired.
+
+        Raises InvalidEvent, InvalidTopic, LimitReached, Closed, and in a forked child what opening may raise.
+        """
+        if self._is_closed or self._must_reopen:
+            self._reopen()
+        wall_ns = time.time_ns()
+        stream = self._streams.get(event.topic) or self._new_stream(event.topic)
+        encoded = encode_event(event, self._clock.tick(wall_ns))
+        size = len(encoded)
+        if size > self._event_bytes_max:
+            raise InvalidEvent(
+                f"event {event.table}/{event.key} takes {size} bytes, more than frame_bytes_max allows "
+                f"({self._event_bytes_max})"
+            )
+        pending = stream.pending
+        pending.append(encoded)
+        # Append first, look at the flag second; the sender clears the flag first and takes second.  So whatever the
+        # interleaving, either the sender takes this event or the stream is listed again.
+        if not stream.is_dirty:
+            stream.is_dirty = True
+            self._dirty.append(stream)
+        self._backlog_bytes += size
+        gap_ns = wall_ns - self._last_wall_ns
+        self._last_wall_ns = wall_ns
+        if gap_ns > _FLOOD_GAP_NS or gap_ns < 0:
+            self._try_drain()
+        elif len(pending) >= self._settings.batch_events_max or self._backlog_bytes > self._backlog_bytes_max:
+            self._drain()
+        elif self._is_asleep:
+            self._wake()
+
+    def _new_stream(self, topic: str) -> OutStream:
+        with self._lock:
+            return self._core.stream(topic)
+
+    def send_events(self, events: Iterable[Event]) -> None:
+        """Send many events, in order.  As `send_event` for each, and cheaper; what precedes a bad one is sent."""
+        for event in events:
+            self.send_event(event)
+
+    def flush(self, *, timeout_s: float | None = None) -> None:
+        """Return when everything sent before is handed to the transport.
+
+        Raises WaitTimeout, and TransportUnavailable when the transport refused the newest frames: they are kept for
+        repair as long as the cache holds them.
+        """
+        if self._is_closed or self._must_reopen:
+            self._reopen()
+        if not self._lock.acquire(timeout=-1 if timeout_s is None else timeout_s):
+            raise WaitTimeout(f"publisher {self._name}: the backlog was not sent within {timeout_s} s")
+        try:
+            self._drain_locked()
+            failure = self._last_failure
+        finally:
+            self._lock.release()
+        if failure is not None:
+            raise TransportUnavailable(f"publisher {self._name}: {failure}") from failure
+
+    def _try_drain(self) -> None:
+        if self._lock.acquire(blocking=False):
+            try:
+                self._drain_locked()
+            finally:
+                self._lock.release()
+        elif self._is_asleep:
+            self._wake()
+
+    def _drain(self) -> None:
+        with self._lock:
+            self._drain_locked()
+
+    def _drain_locked(self) -> None:
+        """Number, pack and send everything pending."""
+        if not self._dirty:
+            return
+        now = time.monotonic()
+        stamp = self._clock.tick(time.time_ns())
+        next_frame = self._core.next_frame
+        dirty = self._dirty
+        self._backlog_bytes = 0
+        out: list[Outgoing] = []
+        while dirty:
+            stream = dirty.popleft()
+            stream.is_dirty = False
+            while True:
+                frame = next_frame(stream, now, stamp)
+                if frame is None:
+                    break
+                out.append((stream.topic, frame))
+                if len(out) >= _FRAMES_PER_SEND:
+                    self._send_out(out)
+                    out = []
+                if not stream.pending:
+                    break
+        self._send_out(out)
+
+    def _send_out(self, out: list[Outgoing]) -> None:
+        if not out:
+            return
+        try:
+            if len(out) == 1:
+                self._end.send(*out[0])
+            else:
+                self._end.send_many(out)
+        except DriverError as error:
+            self._send_failures += len(out)
+            if self._last_failure is None:
+                LOG.warning("Publisher %s cannot send: %s. Frames are kept for repair.", self._name, error)
+            self._last_failure = error
+        else:
+            if self._last_failure is not None:
+                LOG.info("Publisher %s sends again after %d refused frames.", self._name, self._send_failures)
+                self._last_failure = None
+
+    # -- the thread
+
+    def _run(self) -> None:
+        while not self._is_closed:
+            with self._lock:
+                self._drain_locked()
+                now = time.monotonic()
+                if self._is_link_news:
+                    self._is_link_news = False
+                    self._core.announce(now)
+                self._send_out(self._core.poll(now, self._clock.tick(time.time_ns())))
+                wait_s = self._core.next_deadline() - now
+            self._is_asleep = True
+            if not self._dirty and not self._is_closed:
+                self._wakeup.acquire(timeout=max(wait_s, 0.001))
+            self._is_asleep = False
+
+    def _wake(self) -> None:
+        self._is_asleep = False
+        # Released already: somebody else woke the thread and it is on its way.
+        with contextlib.suppress(RuntimeError):
+            self._wakeup.release()
+
+    def _on_link(self, report: LinkReport) -> None:
+        if isinstance(report, Connected):
+            LOG.info("Publisher %s: link to %s is up.", self._name, report.address)
+            self._is_link_news = True
+            self._wake()
+        else:
+            LOG.warning("Publisher %s: %s", self._name, report)
+
+    def _answer(self, frame: bytes) -> Iterator[bytes]:
+        try:
+            header = frames.unpack(frame, bytes_max=self._settings.frame.bytes_max, key=self._settings.frame.key)
+            query = messages.decode(messages.Query, frame, header)
+            with self._lock:
+                self._queries += 1
+                return self._core.answer(query, self._clock.tick(time.time_ns()))
+        except (FrameError, InvalidEvent) as error:
+            self._bad_queries += 1
+            LOG.warning("Publisher %s refused a query: %s", self._name, error)
+            return iter(())
+
+    # -- looking at it
+
+    @property
+    def name(self) -> str:
+        return self._core.name
+
+    @property
+    def guid(self) -> bytes:
+        return self._core.guid
+
+    @property
+    def address(self) -> str:
+        """Where subscribers can listen to this publisher."""
+        return self._end.address
+
+    def heads(self) -> dict[str, int]:
+        """Topic -> number of its last event.  Give it to a successor as `Predecessor` after `close`."""
+        with self._lock:
+            return self._core.heads()
+
+    def statistics(self) -> PublisherStatistics:
+        with self._lock:
+            core = self._core
+            cache = core.cache
+            return PublisherStatistics(
+                name=core.name,
+                guid=core.guid.hex(),
+                address=self._end.address,
+                events=core.events,
+                frames=core.frames,
+                hellos=core.hellos,
+                streams=len(core.streams),
+                backlog_bytes=self._backlog_bytes,
+                send_failures=self._send_failures,
+                queries=self._queries,
+                bad_queries=self._bad_queries,
+                cached_frames=cache.frames if cache else 0,
+                cached_bytes=cache.bytes if cache else 0,
+                cache_evictions=cache.evicted if cache else 0,
+            )
+
+    # -- ending
+
+    def close(self) -> None:
+        """Send what is pending, say goodbye with the final heads, release everything.  Idempotent."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        if self._must_reopen:
+            return
+        with self._lock:
+            self._drain_locked()
+            self._send_out(self._core.bye(self._clock.tick(time.time_ns())))
+        self._wake()
+        if threading.current_thread() is not self._thread:
+            self._thread.join()
+        self._end.close()
+
+    def __enter__(self) -> Publisher:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    # -- forking
+
+    def after_fork_in_child(self) -> None:
+        forking.set_aside((self._end, self._thread, self._core, self._lock, self._wakeup))
+        self._must_reopen = True
+        self._lock = threading.Lock()
+
+    def _reopen(self) -> None:
+        if self._is_closed:
+            raise Closed(f"publisher {self._name} is closed")
+        if not self._driver.capabilities.fork_safe:
+            raise Forked(
+                f"publisher {self._name} was inherited through fork(), which this driver's library does not survive: "
+                "publish through the publisher service, or start workers with 'spawn'"
+            )
+        with self._lock:
+            if self._must_reopen:
+                self._open(f"{self._name}/{os.getpid()}", None)
+
+
+def default_name() -> str:
+    """Host and program: the same again after a restart."""
+    program = os.path.basename(sys.argv[0] if sys.argv else "") or "python"
+    return f"{socket.gethostname()}/{program}"

@@ -1,0 +1,129 @@
+"""A session: one configuration, one driver, and the publishers and subscribers made from them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Sequence
+from types import TracebackType
+
+from oslo_config import cfg
+
+from pubsub_api import loading, settings
+from pubsub_api.config import GROUP, new_conf
+from pubsub_api.core.errors import Closed, UsageError
+from pubsub_api.core.publisher import Predecessor
+from pubsub_api.core.settings import History
+from pubsub_api.driver import Capabilities, PubSubApi
+from pubsub_api.publisher import Publisher
+from pubsub_api.subscriber import OnEvent, OnEvents, OnResync, Subscriber
+
+
+class Session:
+    """Makes publishers and subscribers, and closes those that are left when it is closed itself."""
+
+    def __init__(self, conf: cfg.ConfigOpts, driver: PubSubApi) -> None:
+        self._conf = conf
+        self._driver = driver
+        self._children: list[Publisher | Subscriber] = []
+        self._is_closed = False
+
+    @property
+    def conf(self) -> cfg.ConfigOpts:
+        return self._conf
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """What the selected driver can do."""
+        return self._driver.capabilities
+
+    def publisher(self, *, name: str = "", predecessor: Predecessor | None = None) -> Publisher:
+        """A new publisher.  ``name`` stays the same across restarts; by default ``publisher_name``, or host and program.
+
+        Raises AddressInUse on a bind-based driver whose address is taken.
+        """
+        self._check_open()
+        pubsub = self._conf[GROUP]
+        publisher = Publisher(
+            self._driver,
+            settings.publisher_settings(self._conf),
+            name=name or pubsub.publisher_name,
+            backlog_bytes_max=pubsub.send_queue_bytes_max,
+            clock_skew_max_s=pubsub.clock_skew_max,
+            predecessor=predecessor,
+        )
+        self._children.append(publisher)
+        return publisher
+
+    def subscriber(
+        self,
+        topics: Sequence[str],
+        on_event: OnEvent | None = None,
+        *,
+        on_events: OnEvents | None = None,
+        on_resync: OnResync | None = None,
+        addresses: Sequence[str] | None = None,
+        history: History | None = None,
+    ) -> Subscriber:
+        """A new subscriber to topic filters.  Returns at once; `Subscriber.wait_ready` waits until it is in effect.
+
+        ``on_event`` is called per event, ``on_events`` with whole batches (cheaper); with neither, iterate over it.
+        ``addresses`` replaces the publishers' addresses of the configuration.  ``history`` asks caches for the past.
+        Raises InvalidTopic, InvalidConfig.
+        """
+        self._check_open()
+        if isinstance(topics, str):
+            raise UsageError(f"topics is a list of filters, not a string: [{topics!r}]")
+        subscriber = Subscriber(
+            self._driver,
+            settings.subscriber_settings(self._conf, self._driver.capabilities),
+            list(topics),
+            addresses=self._driver.listen_addresses() if addresses is None else addresses,
+            on_event=on_event,
+            on_events=on_events,
+            on_resync=on_resync,
+            history=history,
+            queue_bytes_max=self._conf[GROUP].receive_queue_bytes_max,
+        )
+        self._children.append(subscriber)
+        return subscriber
+
+    def close(self) -> None:
+        """Close every publisher and subscriber of this session.  Idempotent."""
+        self._is_closed = True
+        while self._children:
+            self._children.pop().close()
+
+    def __enter__(self) -> Session:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise Closed("the session is closed")
+
+
+def open(
+    url: str | None = None,
+    *,
+    config_files: Iterable[str | os.PathLike[str]] | None = None,
+    conf: cfg.ConfigOpts | None = None,
+    wrap_driver: Callable[[PubSubApi], PubSubApi] | None = None,
+) -> Session:
+    """Open a session from a URL (``zmq://127.0.0.1:8866``), from configuration files, or from a ``conf`` object.
+
+    Opens no connection yet.  ``wrap_driver`` may put something between Heliograph and the driver, such as the fault
+    injector of `pubsub_api.testing`.  Raises InvalidConfig, DriverNotFound, DriverDependencyMissing.
+    """
+    given = [source for source in (url, config_files, conf) if source is not None]
+    if len(given) > 1:
+        raise UsageError("give one of url, config_files and conf")
+    if url is not None:
+        conf = loading.conf_from_url(url)
+    elif conf is None:
+        conf = new_conf(config_files or ())
+    driver = loading.build_driver(conf)
+    return Session(conf, wrap_driver(driver) if wrap_driver else driver)

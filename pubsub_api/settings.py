@@ -1,0 +1,62 @@
+"""From oslo.config options to the plain values the core is built with."""
+
+from __future__ import annotations
+
+from oslo_config import cfg
+
+from pubsub_api.config import GROUP
+from pubsub_api.core.settings import CacheSettings, FrameSettings, PublisherSettings, SubscriberSettings
+from pubsub_api.driver import Capabilities
+
+
+def frame_settings(conf: cfg.ConfigOpts) -> FrameSettings:
+    pubsub = conf[GROUP]
+    return FrameSettings(
+        bytes_max=pubsub.frame_bytes_max,
+        key=pubsub.hmac_key.encode() if pubsub.hmac_key else None,
+    )
+
+
+def cache_settings(conf: cfg.ConfigOpts) -> CacheSettings:
+    pubsub = conf[GROUP]
+    return CacheSettings(
+        events_max=pubsub.history,
+        bytes_max=pubsub.cache_bytes_max,
+        age_max_s=pubsub.cache_age_max,
+        reply_bytes_max=pubsub.reply_bytes_max,
+    )
+
+
+def publisher_settings(conf: cfg.ConfigOpts) -> PublisherSettings:
+    pubsub = conf[GROUP]
+    return PublisherSettings(
+        frame=frame_settings(conf),
+        cache=cache_settings(conf) if pubsub.with_cache else None,
+        max_idle_time_s=pubsub.max_idle_time,
+        idle_time_limit_s=pubsub.idle_time_limit,
+        hello_rate_max=pubsub.hello_rate_max,
+        batch_events_max=pubsub.batch_events_max,
+        batch_bytes_max=pubsub.batch_bytes_max,
+        streams_max=pubsub.streams_max,
+    )
+
+
+def subscriber_settings(conf: cfg.ConfigOpts, capabilities: Capabilities) -> SubscriberSettings:
+    pubsub = conf[GROUP]
+    return SubscriberSettings(
+        frame=frame_settings(conf),
+        max_idle_time_s=pubsub.max_idle_time,
+        message_delay_window_s=pubsub.message_delay_window,
+        silence_timeout_s=pubsub.missed_hellos_max * pubsub.max_idle_time,
+        forget_time_s=pubsub.publisher_forget_time,
+        ready_timeout_s=pubsub.ready_timeout,
+        resync_jitter_s=pubsub.resync_jitter,
+        resync_interval_min_s=pubsub.resync_interval_min,
+        pending_bytes_max=pubsub.pending_bytes_max,
+        streams_max=pubsub.streams_max,
+        repair=pubsub.repair and capabilities.queries,
+        repair_timeout_s=pubsub.repair_timeout,
+        repair_attempts_max=pubsub.repair_attempts_max,
+        query_interval_s=pubsub.query_interval,
+        verify_after_reconnect=capabilities.bind_based and capabilities.queries,
+    )

@@ -1,0 +1,401 @@
+"""The subscriber: receives frames from a driver, lets the core put them in order, and calls the user.
+
+Three threads meet here.  The driver's thread brings frames and runs the core under a lock, a few operations per frame.
+The clock thread runs the core when time has passed.  The dispatcher takes whole frames from a bounded queue, decodes them
+and calls the user; a callback may be slow without delaying anything but itself.  When the queue is full, frames are
+discarded and counted, and a resync follows as soon as there is room.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import os
+import queue
+import random
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from types import TracebackType
+
+from pubsub_api import forking
+from pubsub_api.core import frame as frames
+from pubsub_api.core import messages
+from pubsub_api.core.errors import Closed, DriverError, Forked, UndecodableBody, UsageError, WaitTimeout
+from pubsub_api.core.events import Event, decode_events
+from pubsub_api.core.frame import Kind
+from pubsub_api.core.instream import Delivery
+from pubsub_api.core.resync import Resync
+from pubsub_api.core.settings import History, SubscriberSettings
+from pubsub_api.core.subscriber import SubscriberCore
+from pubsub_api.core.topics import CONTROL_TOPIC
+from pubsub_api.driver import Connected, Disconnected, LinkReport, PubSubApi, Subscribed
+
+LOG = logging.getLogger(__name__)
+
+OnEvent = Callable[[Event], None]
+OnEvents = Callable[[Sequence[Event]], None]
+OnResync = Callable[[Resync], None]
+
+Item = Delivery | Resync | Event
+"""What waits for the dispatcher: a frame, a resync, or an event that came without an envelope."""
+
+
+@dataclasses.dataclass(frozen=True)
+class SubscriberStatistics:
+    """Counters since the subscriber was made; the names are those of `pubsub_api.core.statistics`."""
+
+    received: int
+    """Events handed to the user."""
+    delivered: int
+    """Events taken into order; what is not received yet waits in the queue."""
+    frames: int
+    duplicates: int
+    unwanted: int
+    foreign: int
+    """Messages of other programs, without an envelope, passed on unnumbered."""
+    hellos: int
+    gaps: int
+    closed_by_waiting: int
+    closed_by_repair: int
+    repaired: int
+    lost: int
+    skipped: int
+    discarded: int
+    queries: int
+    replies: int
+    late_replies: int
+    resyncs: int
+    restarts: int
+    silences: int
+    freezes: int
+    verified_reconnects: int
+    streams: int
+    streams_evicted: int
+    publishers: int
+    publishers_forgotten: int
+    links_up: int
+    lag: int
+    """Events in the queue before the callback."""
+    queue_bytes: int
+    """Size of the frames in that queue."""
+    parked_bytes: int
+    """Frames waiting behind holes."""
+    callback_errors: int
+    bad_frames: dict[str, int]
+
+
+class Subscriber:
+    """Receives events.  Every method may be called from any thread; made by `Session.subscriber`.
+
+    With ``on_event`` or ``on_events`` the user is called from the dispatcher thread, one call at a time.  Without, iterate:
+    ``for event in subscriber`` yields events until the subscriber is closed, and resyncs go to ``on_resync``.
+    """
+
+    def __init__(
+        self,
+        driver: PubSubApi,
+        settings: SubscriberSettings,
+        topics: Sequence[str],
+        *,
+        addresses: Sequence[str],
+        on_event: OnEvent | None = None,
+        on_events: OnEvents | None = None,
+        on_resync: OnResync | None = None,
+        history: History | None = None,
+        queue_bytes_max: int,
+    ) -> None:
+        if on_event is not None and on_events is not None:
+            raise UsageError("give on_event or on_events, not both")
+        if not topics:
+            raise UsageError("a subscriber needs at least one topic filter")
+        self._driver = driver
+        self._settings = settings
+        self._on_events = on_events or (_one_by_one(on_event) if on_event else None)
+        self._on_resync = on_resync
+        self._queue_bytes_max = queue_bytes_max
+        self._guid = os.urandom(frames.GUID_BYTES)
+        self._core = SubscriberCore(
+            settings,
+            topics,
+            guid=self._guid,
+            now=time.monotonic(),
+            jitter=random.Random().random,
+            history=history,
+        )
+        self._lock = threading.Lock()
+        self._queue: queue.SimpleQueue[list[Item] | None] = queue.SimpleQueue()
+        self._queue_bytes = 0
+        self._is_queue_full = False
+        self._received = 0
+        self._foreign = 0
+        self._callback_errors = 0
+        self._links: dict[str, bool] = {}
+        self._ready = threading.Event()
+        self._is_closed = False
+        self._is_inherited = False
+        self._clock_wakeup = threading.Event()
+        self._clock_deadline = 0.0
+        self._end = driver.get_subscriber()
+        self._end.initialize(self)
+        for topic_filter in (*topics, CONTROL_TOPIC):
+            self._end.register_topic(topic_filter)
+        for address in addresses:
+            self._end.register_listen_address(address)
+        self._clock = threading.Thread(target=self._run_clock, name="heliograph-subscriber-clock", daemon=True)
+        self._dispatcher: threading.Thread | None = None
+        if self._on_events is not None:
+            self._dispatcher = threading.Thread(target=self._dispatch, name="heliograph-dispatcher", daemon=True)
+            self._dispatcher.start()
+        forking.register(self)
+        self._clock.start()
+        self._end.daemonize()
+
+    # -- what the driver calls
+
+    def on_frames(self, received: Sequence[bytes]) -> None:
+        with self._lock:
+            self._core.on_frames(received, time.monotonic())
+            queries = self._collect()
+        self._ask(queries)
+
+    def on_foreign(self, topic: str, payload: bytes) -> None:
+        with self._lock:
+            if self._core.filters.match(topic):
+                self._foreign += 1
+                self._enqueue([Event(topic=topic, table="", key="", action="set", value=payload)], len(payload))
+
+    def on_link(self, report: LinkReport) -> None:
+        now = time.monotonic()
+        with self._lock:
+            if isinstance(report, Connected):
+                self._links[report.address] = True
+                self._core.link_up(report.address, now)
+            elif isinstance(report, Disconnected):
+                self._links[report.address] = False
+                self._core.link_down(report.address)
+            elif isinstance(report, Subscribed):
+                self._core.filter_up(report.topic_filter, now)
+            queries = self._collect()
+        level = logging.WARNING if isinstance(report, Disconnected) else logging.INFO
+        LOG.log(level, "Subscriber: %s", report)
+        self._ask(queries)
+
+    # -- between core, driver and queue
+
+    def _collect(self) -> list[messages.Query]:
+        """Under the lock, after the core was called: queue what it delivers, return what is to be asked."""
+        out, queries = self._core.take()
+        if out:
+            self._enqueue(list(out), sum(len(item[0]) for item in out if isinstance(item, tuple)))
+            if self._core.is_ready:
+                self._ready.set()
+        if self._core.next_deadline() < self._clock_deadline:
+            self._clock_wakeup.set()
+        return queries
+
+    def _enqueue(self, items: list[Item], size: int) -> None:
+        self._queue_bytes += size
+        self._queue.put(items)
+        if self._queue_bytes > self._queue_bytes_max and not self._is_queue_full:
+            self._is_queue_full = True
+            self._core.queue_full(True)
+            LOG.warning("Subscriber: the callback is too slow, %d bytes wait. A resync will follow.", self._queue_bytes)
+
+    def _ask(self, queries: list[messages.Query]) -> None:
+        for query in queries:
+            frame = frames.pack(
+                Kind.QUERY, self._guid, CONTROL_TOPIC, messages.encode(query), key=self._settings.frame.key
+            )
+            try:
+                responders = self._end.query(frame)
+            except (DriverError, Closed) as error:
+                LOG.debug("Subscriber: query %d went nowhere: %s", query.id, error)
+                responders = None
+            with self._lock:
+                self._core.asked(query.id, responders, time.monotonic())
+                more = self._collect()
+            self._ask(more)
+
+    def _run_clock(self) -> None:
+        while not self._is_closed:
+            with self._lock:
+                self._core.poll(time.monotonic())
+                queries = self._collect()
+                self._clock_deadline = self._core.next_deadline()
+                self._clock_wakeup.clear()
+            self._ask(queries)
+            self._clock_wakeup.wait(max(0.001, self._clock_deadline - time.monotonic()))
+
+    # -- calling the user
+
+    def _dispatch(self) -> None:
+        for events in self._batches():
+            assert self._on_events is not None
+            try:
+                self._on_events(events)
+            except Exception:
+                self._callback_errors += 1
+                LOG.exception("Subscriber: the event callback raised; going on with the next events.")
+
+    def _batches(self) -> Iterator[list[Event]]:
+        """Events in order, as they come out of the queue; resyncs are told on the way.  Ends when it is closed."""
+        while True:
+            items = self._queue.get()
+            if items is None:
+                self._queue.put(None)
+                return
+            size = 0
+            for item in items:
+                if isinstance(item, tuple):
+                    size += len(item[0])
+                    events = self._decode(item)
+                    if events:
+                        self._received += len(events)
+                        yield events
+                elif isinstance(item, Resync):
+                    self._tell_resync(item)
+                else:
+                    size += len(item.value)
+                    self._received += 1
+                    yield [item]
+                if self._is_closed:
+                    return
+            self._dequeued(size)
+
+    def _dequeued(self, size: int) -> None:
+        with self._lock:
+            self._queue_bytes -= size
+            if self._is_queue_full and self._queue_bytes <= self._queue_bytes_max // 2:
+                self._is_queue_full = False
+                self._core.queue_full(False)
+                self._clock_wakeup.set()
+
+    def _decode(self, delivery: Delivery) -> list[Event]:
+        frame, header, already = delivery
+        try:
+            return decode_events(frame, header, skip=already)
+        except UndecodableBody as error:
+            LOG.error("Subscriber: %s. A resync will follow.", error)
+            with self._lock:
+                self._core.undecodable(header, time.monotonic())
+                self._collect()
+            return []
+
+    def _tell_resync(self, resync: Resync) -> None:
+        for lost in resync.lost:
+            LOG.warning("Subscriber: lost %s", lost)
+        LOG.info("Subscriber: resync %d, %s, of %d topics", resync.generation, resync.reason.value, len(resync.topics))
+        if self._on_resync is not None:
+            try:
+                self._on_resync(resync)
+            except Exception:
+                self._callback_errors += 1
+                LOG.exception("Subscriber: the resync callback raised; going on.")
+
+    def __iter__(self) -> Iterator[Event]:
+        """Events until the subscriber is closed.  One iterating thread at a time."""
+        if self._on_events is not None:
+            raise UsageError("this subscriber calls back; make one without on_event to iterate")
+        self._check_usable()
+        for events in self._batches():
+            yield from events
+
+    # -- what the user calls
+
+    def wait_ready(self, *, timeout_s: float) -> None:
+        """Return when the subscription is in effect: what is published from now on is delivered, or its loss is told.
+
+        Raises WaitTimeout when no publisher or server could be reached in time; it goes on trying.
+        """
+        self._check_usable()
+        if not self._ready.wait(timeout_s):
+            state = ", ".join(f"{address} {'up' if up else 'down'}" for address, up in self._links.items()) or "no link"
+            raise WaitTimeout(f"the subscription was not in effect within {timeout_s} s ({state})")
+
+    def subscribe(self, topic_filter: str) -> bool:
+        """Add a filter; True when it is new.  A resync for it follows once it is in effect.  Raises InvalidTopic."""
+        self._check_usable()
+        with self._lock:
+            is_new = self._core.filter_added(topic_filter)
+        return is_new and self._end.register_topic(topic_filter)
+
+    def unsubscribe(self, topic_filter: str) -> bool:
+        """Drop a filter; True when it was there.  What no other filter selects is no longer delivered."""
+        self._check_usable()
+        with self._lock:
+            was_there = self._core.filter_removed(topic_filter)
+        return was_there and self._end.unregister_topic(topic_filter)
+
+    def listen_to(self, address: str) -> bool:
+        """Listen to a further publisher; True when it is new.  Raises InvalidConfig."""
+        self._check_usable()
+        return self._end.register_listen_address(address)
+
+    def stop_listening_to(self, address: str) -> bool:
+        """Stop listening to a publisher; True when it was listened to."""
+        self._check_usable()
+        with self._lock:
+            self._core.link_removed(address)
+            self._links.pop(address, None)
+        return self._end.unregister_listen_address(address)
+
+    @property
+    def topics(self) -> list[str]:
+        """The filters in use."""
+        with self._lock:
+            return sorted(self._core.filters)
+
+    def statistics(self) -> SubscriberStatistics:
+        with self._lock:
+            counters = dataclasses.asdict(self._core.counters)
+            return SubscriberStatistics(
+                received=self._received,
+                foreign=self._foreign,
+                publishers=len(self._core.publishers),
+                links_up=sum(self._links.values()),
+                lag=self._core.counters.delivered - self._received,
+                queue_bytes=self._queue_bytes,
+                parked_bytes=self._core.parked_bytes,
+                callback_errors=self._callback_errors,
+                **counters,
+            )
+
+    def close(self) -> None:
+        """Stop receiving; no callback runs after it returns (unless it is called from one).  Idempotent."""
+        if self._is_closed or self._is_inherited:
+            return
+        self._is_closed = True
+        self._end.close()
+        self._clock_wakeup.set()
+        self._queue.put(None)
+        for thread in (self._clock, self._dispatcher):
+            if thread is not None and thread is not threading.current_thread():
+                thread.join()
+
+    def __enter__(self) -> Subscriber:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _check_usable(self) -> None:
+        if self._is_closed:
+            raise Closed("the subscriber is closed")
+        if self._is_inherited:
+            raise Forked("a subscriber does not live on in a forked child: make a new one there")
+
+    def after_fork_in_child(self) -> None:
+        forking.set_aside((self._end, self._clock, self._dispatcher, self._lock, self._queue))
+        self._is_inherited = True
+        self._lock = threading.Lock()
+
+
+def _one_by_one(on_event: OnEvent) -> OnEvents:
+    def call(events: Sequence[Event]) -> None:
+        for event in events:
+            on_event(event)
+
+    return call
