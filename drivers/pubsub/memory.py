@@ -9,9 +9,9 @@ Features
 Options
     Group ``[memory]``.
 
-Every fault can be injected: ``bus("name")`` is the control of a bus, and its ``faults`` drop, duplicate, reorder,
-delay, cut and freeze what goes to each subscriber and what each subscriber asks.  The driver does not cross processes,
-and it is no model of how fast or how reliable a real transport is.
+Every fault can be injected: ``MemoryPubSub.bus("name")`` is the control of a bus, and its ``faults`` drop, duplicate,
+reorder, delay, cut and freeze what goes to each subscriber and what each subscriber asks.  The driver does not cross
+processes, and it is no model of how fast or how reliable a real transport is.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from pubsub_api.driver import (
 from pubsub_api.errors import Closed, Forked, InvalidConfig, LimitReached, TransportUnavailable, UsageError
 from pubsub_api.testing.faults import FaultInjector
 
-__all__ = ["Bus", "BusStatistics", "MemoryPubSub", "MemoryPublisher", "MemorySubscriber", "bus", "list_opts"]
+__all__ = ["Bus", "BusStatistics", "MemoryPubSub", "MemoryPublisher", "MemorySubscriber", "list_opts"]
 
 LOG = logging.getLogger(__name__)
 
@@ -69,11 +69,6 @@ OPTIONS: Sequence[cfg.Opt] = (
 def list_opts() -> list[tuple[str, Sequence[cfg.Opt]]]:
     """Entry point for oslo-config-generator."""
     return [(GROUP, OPTIONS)]
-
-
-def bus(name: str = "default") -> Bus:
-    """The control of the bus of that name, made when it does not exist.  Hold it as long as its faults shall last."""
-    return REGISTRY.get(name, BUSES_MAX)
 
 
 class _Endpoint:
@@ -392,6 +387,11 @@ class MemoryPubSub(PubSubApi):
     """The driver.  See the module's description."""
 
     options: ClassVar[dict[str, Sequence[cfg.Opt]]] = {GROUP: OPTIONS}
+
+    @staticmethod
+    def bus(name: str = "default") -> Bus:
+        """The bus ``memory://name``, made when it does not exist.  Hold it as long as its faults shall last."""
+        return REGISTRY.get(name, BUSES_MAX)
 
     @classmethod
     def configure_from_url(cls, conf: cfg.ConfigOpts, url: SplitResult) -> None:

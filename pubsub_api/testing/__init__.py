@@ -5,6 +5,7 @@
 ``conf_fixture``   a ``conf`` with short times, as a function and as a pytest fixture
 ``faults``         what a link does wrong, seeded and counted
 ``faulty``         a wrapper that makes any driver lose, repeat, reorder and delay
+``frames``         sound frames for tests of drivers
 ``receivers``      a receiver that records, and waits with a deadline
 ``child``          the publisher or subscriber in another process that the suite talks to
 =================  ==================================================================================

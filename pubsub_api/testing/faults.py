@@ -17,7 +17,7 @@ import heapq
 import random
 import threading
 import weakref
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Any, Protocol
 
 from pubsub_api.errors import UsageError
@@ -40,7 +40,7 @@ class FaultSettings:
     delay_s_min: float = 0.0
     delay_s_max: float = 0.05
     reorder_span: int = 3
-    kinds: frozenset[int] | None = None
+    kinds: Collection[int] | None = None
     """Only frames of these kinds suffer from the five above; None means all.  Partition, freeze and disconnect spare
     nobody."""
     partitioned: bool = False
@@ -51,6 +51,8 @@ class FaultSettings:
     """Every frame is lost, and both ends are told."""
 
     def __post_init__(self) -> None:
+        if self.kinds is not None:
+            object.__setattr__(self, "kinds", frozenset(self.kinds))
         for name in ("drop", "duplicate", "reorder", "delay"):
             if not 0.0 <= getattr(self, name) <= 1.0:
                 raise UsageError(f"{name} = {getattr(self, name)} is not a probability")

@@ -1,15 +1,34 @@
-"""Receivers for tests: they keep what a driver hands over, and let a test wait for it with a deadline."""
+"""Waiting in tests of drivers: a receiver that keeps what a driver hands over, and waits with a deadline."""
 
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 from pubsub_api.driver import Connected, LinkReport
 from pubsub_api.errors import WaitTimeout
 
 WAIT_S = 20.0
 """How long a wait goes on by default.  It is a bound for a heavily loaded machine, not an expectation."""
+POLL_S = 0.01
+
+_Result = TypeVar("_Result")
+
+
+def eventually(condition: Callable[[], _Result], what: str, timeout_s: float = WAIT_S) -> _Result:
+    """Call ``condition`` every few milliseconds until it returns something true; return that.  Raises WaitTimeout."""
+    deadline = time.monotonic() + timeout_s
+    pause = threading.Event()
+    while True:
+        is_late = time.monotonic() >= deadline
+        result = condition()
+        if result:
+            return result
+        if is_late:
+            raise WaitTimeout(f"{what}: not within {timeout_s} s")
+        pause.wait(POLL_S)
 
 
 class RecordingReceiver:

@@ -16,13 +16,15 @@ from __future__ import annotations
 
 import pytest
 
-_PARTS = ("base", "stage", "delivery", "topics", "links", "queries", "lifecycle", "processes", "forks")
+_PARTS = ("base", "delivery", "forks", "lifecycle", "links", "processes", "queries", "stage", "topics")
 pytest.register_assert_rewrite(*(f"{__name__}.{part}" for part in _PARTS))
 
 from pubsub_api.testing.conformance.base import ConformanceBase  # noqa: E402
 from pubsub_api.testing.conformance.delivery import DeliveryConformance  # noqa: E402
+from pubsub_api.testing.conformance.forks import ForkConformance  # noqa: E402
 from pubsub_api.testing.conformance.lifecycle import LifecycleConformance  # noqa: E402
 from pubsub_api.testing.conformance.links import LinkConformance  # noqa: E402
+from pubsub_api.testing.conformance.processes import ProcessConformance  # noqa: E402
 from pubsub_api.testing.conformance.queries import QueryConformance  # noqa: E402
 from pubsub_api.testing.conformance.topics import TopicConformance  # noqa: E402
 
@@ -30,14 +32,22 @@ __all__ = [
     "ConformanceBase",
     "DeliveryConformance",
     "DriverConformance",
+    "ForkConformance",
     "LifecycleConformance",
     "LinkConformance",
+    "ProcessConformance",
     "QueryConformance",
     "TopicConformance",
 ]
 
 
 class DriverConformance(
-    DeliveryConformance, TopicConformance, LinkConformance, QueryConformance, LifecycleConformance
+    DeliveryConformance,
+    TopicConformance,
+    LinkConformance,
+    QueryConformance,
+    LifecycleConformance,
+    ProcessConformance,
+    ForkConformance,
 ):
     """All of it.  Subclass this."""

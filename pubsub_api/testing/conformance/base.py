@@ -12,10 +12,7 @@ from oslo_config import cfg
 
 from pubsub_api import loading
 from pubsub_api.driver import PubSubApi
-from pubsub_api.testing.conformance.stage import Stage, eventually
-from pubsub_api.testing.receivers import WAIT_S
-
-__all__ = ["WAIT_S", "ConformanceBase", "eventually"]
+from pubsub_api.testing.conformance.stage import Stage
 
 
 class ConformanceBase:
@@ -44,6 +41,10 @@ class ConformanceBase:
         """A ``conf`` for the driver that the URL names.  Override it to set more options."""
         return loading.conf_from_url(url)
 
+    def make_driver(self, conf: cfg.ConfigOpts) -> PubSubApi:
+        """The driver object under test.  Override it to wrap the driver."""
+        return loading.build_driver(conf)
+
     def url_at(self, url: str, address: str) -> str:
         """The URL that makes a publisher own ``address``, given the URL that once led to it by an ephemeral port."""
         parts = urlsplit(url)
@@ -62,11 +63,11 @@ class ConformanceBase:
 
     @pytest.fixture
     def driver(self, conf: cfg.ConfigOpts) -> PubSubApi:
-        return loading.build_driver(conf)
+        return self.make_driver(conf)
 
     @pytest.fixture
     def stage(self, driver: PubSubApi, second_url: str) -> Iterator[Stage]:
-        stage = Stage(driver, lambda url: loading.build_driver(self.make_conf(url)), second_url)
+        stage = Stage(driver, lambda url: self.make_driver(self.make_conf(url)), second_url)
         try:
             yield stage
         finally:

@@ -8,12 +8,11 @@ from collections.abc import Sequence
 import pytest
 from oslo_config import cfg
 
-from pubsub_api import loading
 from pubsub_api.driver import PubSubApi, SubscriberApi
 from pubsub_api.errors import Closed
 from pubsub_api.testing.conformance.base import ConformanceBase
-from pubsub_api.testing.conformance.stage import Stage, eventually
-from pubsub_api.testing.receivers import WAIT_S, RecordingReceiver
+from pubsub_api.testing.conformance.stage import Stage
+from pubsub_api.testing.receivers import WAIT_S, RecordingReceiver, eventually
 
 
 def python_threads() -> set[threading.Thread]:
@@ -143,9 +142,8 @@ class LifecycleConformance(ConformanceBase):
         staying.heard.wait_frame(speaker.send("t"))
 
     def test_driver_objects_are_independent(self, stage: Stage, driver_url: str) -> None:
-        assert isinstance(driver_url, str)
         confs = [self.make_conf(driver_url) for _ in range(2)]
-        drivers = [loading.build_driver(conf) for conf in confs]
+        drivers = [self.make_driver(conf) for conf in confs]
         assert [driver.conf for driver in drivers] == confs
         speaker = stage.publisher()
         listener = stage.subscriber("t")
@@ -155,5 +153,5 @@ class LifecycleConformance(ConformanceBase):
 
     def test_the_configuration_is_not_global(self, driver_url: str) -> None:
         before = dict(cfg.CONF.items())
-        loading.build_driver(self.make_conf(driver_url))
+        self.make_driver(self.make_conf(driver_url))
         assert dict(cfg.CONF.items()) == before

@@ -5,67 +5,13 @@ Everything opened here is closed at the end of the test, whatever happened in be
 
 from __future__ import annotations
 
-import collections
-import os
-import threading
-import time
 from collections.abc import Callable, Iterable, Sequence
-from typing import TypeVar
 
-import msgspec
-
-from pubsub_api.core import frame as frames
 from pubsub_api.core.frame import Kind
 from pubsub_api.driver import Capabilities, PublisherApi, PubSubApi, QueryHandler, Subscribed, SubscriberApi
 from pubsub_api.errors import TransportUnavailable, WaitTimeout
-from pubsub_api.testing.receivers import WAIT_S, RecordingReceiver
-
-FRAME_BYTES_MAX = 64 * 1024 * 1024
-POLL_S = 0.01
-
-_Result = TypeVar("_Result")
-
-
-def eventually(condition: Callable[[], _Result], what: str, timeout_s: float = WAIT_S) -> _Result:
-    """Call ``condition`` until it returns something true, and return that.  Raises WaitTimeout."""
-    deadline = time.monotonic() + timeout_s
-    pause = threading.Event()
-    while True:
-        is_late = time.monotonic() >= deadline
-        result = condition()
-        if result:
-            return result
-        if is_late:
-            raise WaitTimeout(f"{what}: not within {timeout_s} s")
-        pause.wait(POLL_S)
-
-
-class Frames:
-    """Makes sound frames of one publisher: drivers may refuse anything else."""
-
-    def __init__(self) -> None:
-        self.guid = os.urandom(frames.GUID_BYTES)
-        self._last: collections.Counter[str] = collections.Counter()
-
-    def data(self, topic: str, size: int = 40) -> bytes:
-        """The next DATA frame of a topic, with ``size`` bytes of payload."""
-        self._last[topic] += 1
-        number = self._last[topic]
-        body = msgspec.msgpack.encode([os.urandom(min(size, 16)).ljust(size, b"x")])
-        return frames.pack(Kind.DATA, self.guid, topic, body, first=number, after=number - 1, count=1)
-
-    def data_of_bytes(self, topic: str, frame_bytes: int) -> bytes:
-        """A DATA frame that has exactly this size as a whole.  Not for small ones."""
-        return self.data(topic, frame_bytes - len(self.data(topic, 100_000)) + 100_000)
-
-    def query(self, number: int, topic: str = "asked") -> bytes:
-        return frames.pack(Kind.QUERY, self.guid, topic, msgspec.msgpack.encode([number]), first=number)
-
-    def reply(self, query: bytes, part: int = 0, size: int = 10) -> bytes:
-        """A REPLY that `answers` finds again by the number of its query."""
-        header = frames.unpack(query, bytes_max=FRAME_BYTES_MAX)
-        body = msgspec.msgpack.encode([bytes(size)])
-        return frames.pack(Kind.REPLY, self.guid, header.topic, body, first=header.first, after=part)
+from pubsub_api.testing.frames import Frames, header
+from pubsub_api.testing.receivers import WAIT_S, RecordingReceiver, eventually
 
 
 class Speaker:
@@ -143,9 +89,8 @@ class Listener:
 
     def answers(self, number: int) -> list[tuple[bytes, int]]:
         """Who answered that query, with the part each reply states: (GUID, part) in order of arrival."""
-        headers = [frames.unpack(frame, bytes_max=FRAME_BYTES_MAX) for frame in tuple(self.heard.frames)]
-        replies = [header for header in headers if header.kind == Kind.REPLY]
-        return [(header.guid, header.after) for header in replies if header.first == number]
+        headers = [header(frame) for frame in tuple(self.heard.frames)]
+        return [(seen.guid, seen.after) for seen in headers if seen.kind == Kind.REPLY and seen.first == number]
 
     def wait_answers(self, number: int, count: int) -> list[tuple[bytes, int]]:
         """Wait until that query has ``count`` answers; return all it has."""

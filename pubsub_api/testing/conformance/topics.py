@@ -12,7 +12,8 @@ from pubsub_api.driver import Subscribed
 from pubsub_api.errors import InvalidTopic
 from pubsub_api.testing.conformance.base import ConformanceBase
 from pubsub_api.testing.conformance.delivery import send_in_windows
-from pubsub_api.testing.conformance.stage import Listener, Speaker, Stage, eventually
+from pubsub_api.testing.conformance.stage import Listener, Speaker, Stage
+from pubsub_api.testing.receivers import eventually
 
 SENTINEL = "sentinel"
 

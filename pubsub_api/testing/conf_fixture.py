@@ -1,0 +1,57 @@
+"""A ``conf`` for tests: private, parsed, and with times so short that a test does not wait.
+
+As a function, ``fast_conf("memory://test", history=10)``; as a pytest fixture, by importing `pubsub_conf` where the
+tests are::
+
+    from pubsub_api.testing.conf_fixture import pubsub_conf  # noqa: F401
+
+    def test_it(pubsub_conf):
+        conf = pubsub_conf("zmq://127.0.0.1:0")
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from oslo_config import cfg
+
+from pubsub_api import config, loading
+
+FAST = {
+    "max_idle_time": 0.2,
+    "idle_time_limit": 1.0,
+    "message_delay_window": 0.05,
+    "publisher_forget_time": 30.0,
+    "resync_jitter": 0.05,
+    "resync_interval_min": 0.05,
+    "ready_timeout": 1.0,
+    "repair_timeout": 0.2,
+}
+"""Options of ``[pubsub]``, in seconds.  Long enough that a loaded machine does not see faults that are not there."""
+
+ConfMaker = Callable[..., cfg.ConfigOpts]
+
+
+def fast_conf(url: str = "memory://default", **overrides: Any) -> cfg.ConfigOpts:
+    """A new ``conf`` for the driver of ``url``.  ``overrides`` are options of ``[pubsub]``; they win over `FAST`."""
+    conf = loading.conf_from_url(url)
+    for name, value in {**FAST, **overrides}.items():
+        conf.set_override(name, value, group=config.GROUP)
+    return conf
+
+
+@pytest.fixture
+def pubsub_conf() -> Iterator[ConfMaker]:
+    """`fast_conf`, whose results are reset at the end of the test."""
+    made: list[cfg.ConfigOpts] = []
+
+    def make(url: str = "memory://default", **overrides: Any) -> cfg.ConfigOpts:
+        made.append(fast_conf(url, **overrides))
+        return made[-1]
+
+    yield make
+    for conf in made:
+        conf.reset()
+        conf.clear()
