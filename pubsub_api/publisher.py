@@ -17,10 +17,11 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from types import TracebackType
 
 from pubsub_api import forking
+from pubsub_api.confirmation import Confirmer
 from pubsub_api.core import frame as frames
 from pubsub_api.core import messages
 from pubsub_api.core.clock import HybridClock
@@ -30,10 +31,13 @@ from pubsub_api.core.errors import (
     Forked,
     FrameError,
     InvalidEvent,
+    InvalidTopic,
+    NotSupported,
     TransportUnavailable,
     WaitTimeout,
 )
 from pubsub_api.core.events import Event, encode_event
+from pubsub_api.core.messages import Want
 from pubsub_api.core.publisher import Outgoing, OutStream, Predecessor, PublisherCore
 from pubsub_api.core.settings import PublisherSettings
 from pubsub_api.driver import Connected, LinkReport, PublisherApi, PubSubApi
@@ -60,6 +64,8 @@ class PublisherStatistics:
     """Encoded events not yet handed to the transport."""
     send_failures: int
     """Frames the transport refused; they stay in the cache, and subscribers ask for them."""
+    resent: int
+    """Frames sent again because too few caches held them."""
     queries: int
     bad_queries: int
     cached_frames: int
@@ -109,6 +115,9 @@ class Publisher:
         self._last_failure: DriverError | None = None
         self._queries = 0
         self._bad_queries = 0
+        self._resent = 0
+        self._confirmer: Confirmer | None = None
+        self._confirmed: dict[str, int] = {}
         self._is_link_news = False
         now = time.monotonic()
         self._core = PublisherCore(
@@ -187,6 +196,41 @@ class Publisher:
             self._lock.release()
         if failure is not None:
             raise TransportUnavailable(f"publisher {self._name}: {failure}") from failure
+
+    def confirm(self, *, caches: int = 1, timeout_s: float, addresses: Sequence[str] | None = None) -> None:
+        """Return when that many stand-alone caches hold every event sent so far that was not confirmed before.
+
+        What too few of them hold is sent again under the same numbers.  ``addresses`` says where the caches listen on a
+        bind-based driver, by default where subscribers would.  Raises WaitTimeout naming a range, and NotSupported
+        when this publisher keeps no cache to send from or the driver has no queries.
+        """
+        if self._is_closed or self._must_reopen:
+            self._reopen()
+        if self._core.cache is None or not self._driver.capabilities.queries:
+            raise NotSupported(f"publisher {self._name}: confirmation needs with_cache and a driver with queries")
+        self._drain()
+        with self._lock:
+            heads = self._core.heads()
+            if self._confirmer is None:
+                self._confirmer = Confirmer(
+                    self._driver.get_subscriber(),
+                    self._settings.frame,
+                    addresses=self._driver.listen_addresses() if addresses is None else addresses,
+                )
+        wants = [
+            Want(self.guid, topic, self._confirmed.get(topic, 0) + 1, head)
+            for topic, head in heads.items()
+            if head > self._confirmed.get(topic, 0)
+        ]
+        self._confirmer.confirm(wants, caches=caches, timeout_s=timeout_s, resend=self._resend)
+        self._confirmed.update(heads)
+
+    def _resend(self, wants: Sequence[Want]) -> None:
+        with self._lock:
+            assert self._core.cache is not None
+            out = [(want.topic, frame) for want in wants for frame in self._core.cache.want([want])]
+            self._resent += len(out)
+            self._send_out(out)
 
     def _try_drain(self) -> None:
         if self._lock.acquire(blocking=False):
@@ -282,7 +326,7 @@ class Publisher:
             with self._lock:
                 self._queries += 1
                 return self._core.answer(query, self._clock.tick(time.time_ns()))
-        except (FrameError, InvalidEvent) as error:
+        except (FrameError, InvalidTopic) as error:
             self._bad_queries += 1
             LOG.warning("Publisher %s refused a query: %s", self._name, error)
             return iter(())
@@ -321,6 +365,7 @@ class Publisher:
                 streams=len(core.streams),
                 backlog_bytes=self._backlog_bytes,
                 send_failures=self._send_failures,
+                resent=self._resent,
                 queries=self._queries,
                 bad_queries=self._bad_queries,
                 cached_frames=cache.frames if cache else 0,
@@ -343,6 +388,8 @@ class Publisher:
         self._wake()
         if threading.current_thread() is not self._thread:
             self._thread.join()
+        if self._confirmer is not None:
+            self._confirmer.close()
         self._end.close()
 
     def __enter__(self) -> Publisher:
@@ -356,7 +403,7 @@ class Publisher:
     # -- forking
 
     def after_fork_in_child(self) -> None:
-        forking.set_aside((self._end, self._thread, self._core, self._lock, self._wakeup))
+        forking.set_aside((self._end, self._confirmer, self._thread, self._core, self._lock, self._wakeup))
         self._must_reopen = True
         self._lock = threading.Lock()
 

@@ -9,22 +9,23 @@ from types import TracebackType
 from oslo_config import cfg
 
 from pubsub_api import loading, settings
+from pubsub_api.cache_node import CacheNode
 from pubsub_api.config import GROUP, new_conf
 from pubsub_api.core.errors import Closed, UsageError
 from pubsub_api.core.publisher import Predecessor
 from pubsub_api.core.settings import History
 from pubsub_api.driver import Capabilities, PubSubApi
-from pubsub_api.publisher import Publisher
+from pubsub_api.publisher import Publisher, default_name
 from pubsub_api.subscriber import OnEvent, OnEvents, OnResync, Subscriber
 
 
 class Session:
-    """Makes publishers and subscribers, and closes those that are left when it is closed itself."""
+    """Makes publishers, subscribers and caches, and closes those that are left when it is closed itself."""
 
     def __init__(self, conf: cfg.ConfigOpts, driver: PubSubApi) -> None:
         self._conf = conf
         self._driver = driver
-        self._children: list[Publisher | Subscriber] = []
+        self._children: list[Publisher | Subscriber | CacheNode] = []
         self._is_closed = False
 
     @property
@@ -86,6 +87,25 @@ class Session:
         )
         self._children.append(subscriber)
         return subscriber
+
+    def cache(
+        self, topics: Sequence[str], *, name: str = "", addresses: Sequence[str] | None = None
+    ) -> CacheNode:
+        """A stand-alone reliability cache for the topics that the filters select, of all publishers.
+
+        On a bind-based driver it binds this session's own publisher address, so that subscribers can reach it, and
+        listens to ``addresses``.  Raises AddressInUse, InvalidTopic, InvalidConfig.
+        """
+        self._check_open()
+        cache = CacheNode(
+            self._driver,
+            self._conf,
+            list(topics),
+            name=name or f"{default_name()}/cache",
+            addresses=self._driver.listen_addresses() if addresses is None else addresses,
+        )
+        self._children.append(cache)
+        return cache
 
     def close(self) -> None:
         """Close every publisher and subscriber of this session.  Idempotent."""

@@ -51,6 +51,8 @@ class Query(msgspec.Struct, omit_defaults=True):
     wants: list[Want] = []
     topics: list[str] = []
     guid: bytes = b""
+    confirm: bool = False
+    """Of ``wants`` only say which are held whole; send no frames."""
     history: bool = False
     newest: int = 0
     """Frames holding the newest this many events of each stream; 0 for all."""
@@ -68,6 +70,8 @@ class Reply(msgspec.Struct, omit_defaults=True):
     heads: list[tuple[bytes, str, int]] = []
     """GUID, topic, head of every stream the question is about."""
     frames: list[bytes] = []
+    held: list[int] = []
+    """Positions among the query's wants, when it asked for confirmation."""
     part: int = 0
     parts: int = 0
     """Number of this part, from 0, and on the last one how many there are: so the asker sees whether one was lost."""

@@ -29,7 +29,7 @@ from pubsub_api.core.cache import FrameCache
 from pubsub_api.core.errors import LimitReached
 from pubsub_api.core.events import pack_body
 from pubsub_api.core.frame import Flag, Kind
-from pubsub_api.core.replies import pack_replies
+from pubsub_api.core.replies import Found, Responder
 from pubsub_api.core.settings import PublisherSettings
 from pubsub_api.core.topics import CONTROL_TOPIC, FilterSet, check_topic
 
@@ -84,6 +84,13 @@ class PublisherCore:
         self.events = 0
         self.frames = 0
         self.hellos = 0
+        self._responder = Responder(
+            guid=guid,
+            name=name,
+            is_publisher=True,
+            frame=settings.frame,
+            reply_bytes_max=settings.cache.reply_bytes_max if settings.cache else settings.batch_bytes_max,
+        )
         self._predecessor = predecessor
         self._first_hellos: list[tuple[float, str]] = []
         self._repeat_hellos: list[tuple[float, str]] = []
@@ -233,25 +240,17 @@ class PublisherCore:
         return due
 
     def answer(self, query: messages.Query, stamp: int) -> Iterator[bytes]:
-        """Reply frames to a query.  What it needs of the publisher's state is read before the first is returned."""
-        found: list[bytes] = []
-        heads: list[tuple[bytes, str, int]] = []
-        if query.guid in (b"", self.guid):
-            if query.wants:
-                found = self.cache.want(query.wants) if self.cache else []
-            else:
-                selected = FilterSet(query.topics)
-                heads = [(self.guid, topic, head) for topic, head in self.heads().items() if selected.match(topic)]
-                if query.history and self.cache is not None:
-                    found = self.cache.history(query)
-        return pack_replies(
-            query.id, found, heads, guid=self.guid, responder=self.name, is_publisher=True, stamp=stamp,
-            frame=self.settings.frame, reply_bytes_max=self._reply_bytes_max,
-        )  # fmt: skip
+        """Reply frames to a query.  What it needs of the publisher's state is read before this returns."""
+        return self._responder.pack(query.id, self._find(query), stamp)
 
-    @property
-    def _reply_bytes_max(self) -> int:
-        return self.settings.cache.reply_bytes_max if self.settings.cache else self.settings.batch_bytes_max
+    def _find(self, query: messages.Query) -> Found:
+        if query.guid not in (b"", self.guid) or query.confirm:
+            return Found()
+        if query.wants:
+            return Found(frames=self.cache.want(query.wants) if self.cache else ())
+        selected = FilterSet(query.topics)
+        heads = [(self.guid, topic, head) for topic, head in self.heads().items() if selected.match(topic)]
+        return Found(frames=self.cache.history(query) if query.history and self.cache else (), heads=heads)
 
     def _stream_hello(self, stream: OutStream, stamp: int) -> Outgoing:
         self.hellos += 1

@@ -6,6 +6,7 @@ range cannot be had here instead of waiting for a time-out.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator, Sequence
 
 from pubsub_api.core import frame as frames
@@ -15,49 +16,65 @@ from pubsub_api.core.settings import FrameSettings
 from pubsub_api.core.topics import CONTROL_TOPIC
 
 Head = tuple[bytes, str, int]
+"""GUID, topic, number."""
 
 
-def pack_replies(
-    query_id: int,
-    found: Sequence[bytes],
-    heads: Sequence[Head],
-    *,
-    guid: bytes,
-    responder: str,
-    is_publisher: bool,
-    stamp: int,
-    frame: FrameSettings,
-    reply_bytes_max: int,
-) -> Iterator[bytes]:
-    """Heads first, then the frames in the order given, as few REPLY frames as the bound allows."""
-    bound = min(reply_bytes_max, frame.bytes_max - frames.FRAME_OVERHEAD_BYTES_MAX - 64)
-    parts = [*_head_parts(heads), *_frame_parts(found, bound)] or [([], [])]
-    for position, (some_heads, some_frames) in enumerate(parts):
-        is_last = position == len(parts) - 1
-        reply = messages.Reply(
-            id=query_id, responder=responder, publisher=is_publisher, heads=some_heads, frames=some_frames,
-            part=position, parts=len(parts) if is_last else 0,
-        )  # fmt: skip
-        yield frames.pack(
-            Kind.REPLY,
-            guid,
-            CONTROL_TOPIC,
-            messages.encode(reply),
-            timestamp=stamp,
-            flags=Flag.LAST if is_last else Flag.NONE,
-            key=frame.key,
-        )
+@dataclasses.dataclass
+class Found:
+    """What answers a query."""
+
+    frames: Sequence[bytes] = ()
+    heads: Sequence[Head] = ()
+    held: Sequence[int] = ()
+    """Positions, among the query's wants, of the ranges that are held whole."""
 
 
-Part = tuple[list[Head], list[bytes]]
+@dataclasses.dataclass(frozen=True)
+class Responder:
+    """Who answers, and within which bounds."""
+
+    guid: bytes
+    name: str
+    is_publisher: bool
+    frame: FrameSettings
+    reply_bytes_max: int
+
+    def pack(self, query_id: int, found: Found, stamp: int) -> Iterator[bytes]:
+        """Heads first, then the frames in the order given, as few REPLY frames as the bound allows."""
+        bound = min(self.reply_bytes_max, self.frame.bytes_max - frames.FRAME_OVERHEAD_BYTES_MAX - 64)
+        parts: list[_Part] = [*_head_parts(found.heads), *_frame_parts(found.frames, bound)] or [([], [])]
+        for position, (some_heads, some_frames) in enumerate(parts):
+            is_last = position == len(parts) - 1
+            reply = messages.Reply(
+                id=query_id,
+                responder=self.name,
+                publisher=self.is_publisher,
+                heads=some_heads,
+                frames=some_frames,
+                held=list(found.held) if is_last else [],
+                part=position,
+                parts=len(parts) if is_last else 0,
+            )
+            yield frames.pack(
+                Kind.REPLY,
+                self.guid,
+                CONTROL_TOPIC,
+                messages.encode(reply),
+                timestamp=stamp,
+                flags=Flag.LAST if is_last else Flag.NONE,
+                key=self.frame.key,
+            )
 
 
-def _head_parts(heads: Sequence[Head]) -> Iterator[Part]:
+_Part = tuple[list[Head], list[bytes]]
+
+
+def _head_parts(heads: Sequence[Head]) -> Iterator[_Part]:
     for start in range(0, len(heads), messages.HEADS_PER_FRAME_MAX):
         yield list(heads[start : start + messages.HEADS_PER_FRAME_MAX]), []
 
 
-def _frame_parts(found: Sequence[bytes], bytes_max: int) -> Iterator[Part]:
+def _frame_parts(found: Sequence[bytes], bytes_max: int) -> Iterator[_Part]:
     part: list[bytes] = []
     size = 0
     for stored in found:

@@ -1,0 +1,175 @@
+"""A reliability cache that stands alone: it listens to publishers, keeps their frames and answers for them.
+
+Put one near subscribers, and repair does not travel to the publisher; let a constrained publisher run with
+``with_cache = false``, and the cache remembers in its place.  It never decodes an event, delivers to nobody and orders
+nothing: it keeps whatever reaches it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import os
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from types import TracebackType
+
+from oslo_config import cfg
+
+from pubsub_api import settings
+from pubsub_api.core import frame as frames
+from pubsub_api.core import messages
+from pubsub_api.core.cache import FrameCache
+from pubsub_api.core.errors import FrameError, InvalidTopic
+from pubsub_api.core.frame import Kind
+from pubsub_api.core.replies import Found, Responder
+from pubsub_api.core.topics import FilterSet
+from pubsub_api.driver import LinkReport, PubSubApi
+
+LOG = logging.getLogger(__name__)
+
+_EXPIRE_INTERVAL_S = 1.0
+
+
+@dataclasses.dataclass(frozen=True)
+class CacheStatistics:
+    frames: int
+    """Frames kept now."""
+    bytes: int
+    stored: int
+    evicted: int
+    duplicates: int
+    unwanted: int
+    queries: int
+    bad_frames: int
+
+
+class CacheNode:
+    """Stores the frames of all publishers that the filters select, and serves queries.  Made by `Session.cache`.
+
+    ``address`` is where subscribers reach it on a bind-based driver; they listen to it as to a publisher.
+    """
+
+    def __init__(
+        self, driver: PubSubApi, conf: cfg.ConfigOpts, topics: Sequence[str], *, name: str, addresses: Sequence[str]
+    ) -> None:
+        self._filters = FilterSet(topics)
+        self._frame = settings.frame_settings(conf)
+        cache_settings = settings.cache_settings(conf)
+        self._cache = FrameCache(cache_settings)
+        self._responder = Responder(
+            guid=os.urandom(frames.GUID_BYTES),
+            name=name,
+            is_publisher=False,
+            frame=self._frame,
+            reply_bytes_max=cache_settings.reply_bytes_max,
+        )
+        self._name = name
+        self._lock = threading.Lock()
+        self._stored = self._duplicates = self._unwanted = self._queries = self._bad_frames = 0
+        self._is_closed = False
+        self._closing = threading.Event()
+        self._serving_end = driver.get_publisher()
+        self._serving_end.initialize(self.on_link)
+        self._serving_end.serve(self._answer)
+        self._listening_end = driver.get_subscriber()
+        self._listening_end.initialize(self)
+        for topic_filter in topics:
+            self._listening_end.register_topic(topic_filter)
+        for address in addresses:
+            self._listening_end.register_listen_address(address)
+        self._listening_end.daemonize()
+        self._sweeper = threading.Thread(target=self._sweep, name=f"heliograph-cache-{name}", daemon=True)
+        self._sweeper.start()
+
+    @property
+    def address(self) -> str:
+        return self._serving_end.address
+
+    # -- what the driver calls
+
+    def on_frames(self, received: Sequence[bytes]) -> None:
+        now = time.monotonic()
+        with self._lock:
+            for frame in received:
+                self._store(frame, now)
+
+    def on_foreign(self, topic: str, payload: bytes) -> None:
+        """What has no envelope has no number, so nobody could ask for it."""
+
+    def on_link(self, report: LinkReport) -> None:
+        LOG.info("Cache %s: %s", self._name, report)
+
+    def _store(self, frame: bytes, now: float) -> None:
+        try:
+            header = frames.unpack(frame, bytes_max=self._frame.bytes_max, key=self._frame.key)
+        except FrameError as error:
+            self._bad_frames += 1
+            LOG.debug("Cache %s refused a frame: %s", self._name, error)
+            return
+        if header.kind != Kind.DATA:
+            return
+        if not self._filters.match(header.topic):
+            self._unwanted += 1
+        elif self._cache.store(header, frame, now):
+            self._stored += 1
+        else:
+            self._duplicates += 1
+
+    def _answer(self, frame: bytes) -> Iterator[bytes]:
+        try:
+            header = frames.unpack(frame, bytes_max=self._frame.bytes_max, key=self._frame.key)
+            query = messages.decode(messages.Query, frame, header)
+            found = self._find(query)
+        except (FrameError, InvalidTopic) as error:
+            self._bad_frames += 1
+            LOG.warning("Cache %s refused a query: %s", self._name, error)
+            return iter(())
+        return self._responder.pack(query.id, found, time.time_ns())
+
+    def _find(self, query: messages.Query) -> Found:
+        with self._lock:
+            self._queries += 1
+            if query.confirm:
+                return Found(held=[position for position, want in enumerate(query.wants) if want in self._cache])
+            if query.wants:
+                return Found(frames=self._cache.want(query.wants))
+            history = self._cache.history(query) if query.history else ()
+            return Found(frames=history, heads=self._cache.heads(query))
+
+    def _sweep(self) -> None:
+        while not self._closing.wait(_EXPIRE_INTERVAL_S):
+            with self._lock:
+                self._cache.expire(time.monotonic())
+
+    def statistics(self) -> CacheStatistics:
+        with self._lock:
+            return CacheStatistics(
+                frames=self._cache.frames,
+                bytes=self._cache.bytes,
+                stored=self._stored,
+                evicted=self._cache.evicted,
+                duplicates=self._duplicates,
+                unwanted=self._unwanted,
+                queries=self._queries,
+                bad_frames=self._bad_frames,
+            )
+
+    def close(self) -> None:
+        """Stop listening and serving.  Idempotent."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        self._closing.set()
+        self._listening_end.close()
+        self._serving_end.close()
+        self._sweeper.join()
+
+    def __enter__(self) -> CacheNode:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()

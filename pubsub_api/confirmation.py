@@ -1,0 +1,110 @@
+"""Confirmed publication: making sure that stand-alone caches hold what was published.
+
+Off unless asked for, so plain publishing has no acknowledgements.  A publisher that wants to be sure asks the caches
+which of its ranges they hold, sends again, under the same numbers, what too few of them have, and asks again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import time
+from collections.abc import Callable, Sequence
+
+from pubsub_api.core import frame as frames
+from pubsub_api.core import messages
+from pubsub_api.core.errors import FrameError, TransportUnavailable, WaitTimeout
+from pubsub_api.core.frame import Kind
+from pubsub_api.core.messages import Query, Want
+from pubsub_api.core.questions import WANTS_PER_QUERY_MAX
+from pubsub_api.core.settings import FrameSettings
+from pubsub_api.core.topics import CONTROL_TOPIC
+from pubsub_api.driver import LinkReport, SubscriberApi
+
+_ASK_AGAIN_S = 0.1
+_ASK_AGAIN_S_MAX = 2.0
+
+
+class Confirmer:
+    """Asks caches what they hold.  Owns the receiving end it is given; one confirmation at a time."""
+
+    def __init__(self, end: SubscriberApi, frame: FrameSettings, *, addresses: Sequence[str]) -> None:
+        self._end = end
+        self._frame = frame
+        self._guid = os.urandom(frames.GUID_BYTES)
+        self._one_at_a_time = threading.Lock()
+        self._changed = threading.Condition()
+        self._holders: dict[int, set[bytes]] = {}
+        """Query id * wants per query + position of a want -> the caches that hold it."""
+        self._next_id = 1
+        end.initialize(self)
+        for address in addresses:
+            end.register_listen_address(address)
+        end.daemonize()
+
+    def confirm(
+        self, wants: Sequence[Want], *, caches: int, timeout_s: float, resend: Callable[[Sequence[Want]], None]
+    ) -> None:
+        """Return when each range is held by that many caches.  Raises WaitTimeout naming the first that is not."""
+        with self._one_at_a_time:
+            deadline = time.monotonic() + timeout_s
+            pause_s = _ASK_AGAIN_S
+            open_wants = list(wants)
+            while True:
+                open_wants = self._ask(open_wants, caches, min(deadline, time.monotonic() + pause_s))
+                if not open_wants:
+                    return
+                if time.monotonic() >= deadline:
+                    first = open_wants[0]
+                    raise WaitTimeout(
+                        f"{len(open_wants)} ranges are not held by {caches} caches after {timeout_s} s, "
+                        f"the first is {first.topic} {first.first}..{first.last}"
+                    )
+                resend(open_wants)
+                pause_s = min(2 * pause_s, _ASK_AGAIN_S_MAX)
+
+    def _ask(self, wants: list[Want], caches: int, until: float) -> list[Want]:
+        """One round: returns the ranges that too few caches hold."""
+        keys: list[tuple[int, Want]] = []
+        with self._changed:
+            self._holders.clear()
+        for start in range(0, len(wants), WANTS_PER_QUERY_MAX):
+            query = Query(id=self._next_id, wants=wants[start : start + WANTS_PER_QUERY_MAX], confirm=True)
+            self._next_id += 1
+            keys += [(query.id * WANTS_PER_QUERY_MAX + position, want) for position, want in enumerate(query.wants)]
+            with contextlib.suppress(TransportUnavailable):
+                self._end.query(
+                    frames.pack(Kind.QUERY, self._guid, CONTROL_TOPIC, messages.encode(query), key=self._frame.key)
+                )
+
+        def still_open() -> list[Want]:
+            return [want for key, want in keys if len(self._holders.get(key, ())) < caches]
+
+        with self._changed:
+            self._changed.wait_for(lambda: not still_open(), timeout=max(0.0, until - time.monotonic()))
+            return still_open()
+
+    def on_frames(self, received: Sequence[bytes]) -> None:
+        for frame in received:
+            with contextlib.suppress(FrameError):
+                self._on_frame(frame)
+
+    def _on_frame(self, frame: bytes) -> None:
+        header = frames.unpack(frame, bytes_max=self._frame.bytes_max, key=self._frame.key)
+        if header.kind != Kind.REPLY:
+            return
+        reply = messages.decode(messages.Reply, frame, header)
+        with self._changed:
+            for position in reply.held:
+                self._holders.setdefault(reply.id * WANTS_PER_QUERY_MAX + position, set()).add(header.guid)
+            self._changed.notify_all()
+
+    def on_foreign(self, topic: str, payload: bytes) -> None:
+        """Nothing without an envelope is an answer."""
+
+    def on_link(self, report: LinkReport) -> None:
+        """A cache that is out of reach simply does not answer."""
+
+    def close(self) -> None:
+        self._end.close()
