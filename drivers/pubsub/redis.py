@@ -1,0 +1,81 @@
+"""Driver ``redis``: channels of a Redis server (6 or later), or of one that speaks the same protocol.
+
+Connection string
+    ``redis://[user:password@]host:port/db?option=value``; TLS by ``ssl=true`` (in the configuration also ``rediss://``).
+    The database number does not separate buses, ``channel_prefix`` does: channels belong to the whole server.
+
+Features
+    connect-based (everybody connects to the server, any number of publishers), queries, over-delivery for wildcards,
+    reports of connect, disconnect and subscribed.  Frames are pipelined; hiredis is used when it is installed.
+
+What it is not
+    Redis forgets a message as soon as it is sent, cuts subscribers that read too slowly (client-output-buffer-limit),
+    and loses what was under way when a connection breaks.  None of that is repaired here; all of it is reported, and
+    noticed by the numbering above.
+
+Channels, for the prefix ``heliograph:``
+    ``heliograph:{topic}`` carries frames; ``heliograph:$query`` carries queries, each behind the 16-byte nonce of its
+    asker; ``heliograph:$reply:{nonce in hex}`` carries the replies to that asker.  An ACL user needs ``&heliograph:*``
+    and the commands ``ping publish subscribe psubscribe unsubscribe punsubscribe``.
+
+Parts
+    `redis_config`: options and addresses.  `redis_channels`: names and commands.  `redis_resp`: answers.  `redis_wire`:
+    one connection.  `redis_link`: the listening thread.  `redis_publisher`, `redis_subscriber`: the two ends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar
+from urllib.parse import SplitResult
+
+from oslo_config import cfg
+
+from drivers.pubsub import redis_config
+from drivers.pubsub.redis_publisher import RedisPublisher
+from drivers.pubsub.redis_resp import BULK_BYTES_MAX
+from drivers.pubsub.redis_subscriber import RedisSubscriber
+from pubsub_api.driver import Capabilities, PubSubApi
+
+OPTIONS = redis_config.OPTIONS
+
+
+def list_opts() -> list[tuple[str, Sequence[cfg.Opt]]]:
+    """Entry point for oslo-config-generator."""
+    return [(redis_config.GROUP, OPTIONS)]
+
+
+class RedisPubSub(PubSubApi):
+    """The driver.  See the module's description."""
+
+    options: ClassVar[dict[str, Sequence[cfg.Opt]]] = {redis_config.GROUP: OPTIONS}
+
+    def __init__(self, conf: cfg.ConfigOpts) -> None:
+        """Read the options.  Raises InvalidConfig when they contradict each other."""
+        super().__init__(conf)
+        self._settings = redis_config.read_settings(conf)
+
+    @classmethod
+    def configure_from_url(cls, conf: cfg.ConfigOpts, url: SplitResult) -> None:
+        redis_config.configure_from_url(conf, url)
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return Capabilities(
+            bind_based=False,
+            queries=True,
+            native_wildcards=False,
+            frame_bytes_max=BULK_BYTES_MAX,
+            fork_safe=True,
+            reports=frozenset({"connect", "disconnect", "subscribed"}),
+            security=frozenset({"tls", "mtls", "password", "acl"}),
+        )
+
+    def listen_addresses(self) -> list[str]:
+        return [self._settings.address]
+
+    def get_publisher(self) -> RedisPublisher:
+        return RedisPublisher(self._settings)
+
+    def get_subscriber(self) -> RedisSubscriber:
+        return RedisSubscriber(self._settings)

@@ -1,0 +1,90 @@
+"""Names: topics and filters on one side, Redis channels, glob patterns and commands on the other.  Does no I/O.
+
+A topic is the channel ``{prefix}{topic}``.  A filter without wildcards is that one channel; with wildcards it becomes a
+pattern in which both ``+`` and ``#`` are ``*``.  Redis's ``*`` also crosses ``/``, so a pattern can deliver too much;
+the core filters.  A wildcard in the first level excludes ``$``, as the topic rules do: the channels of Heliograph
+itself are reached only by name, and who listens to ``#`` does not receive the queries and replies of everybody else.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+NONCE_BYTES = 16
+"""What a subscriber makes up to receive replies, and puts before each of its queries."""
+
+_QUERY = b"$query"
+_REPLY = b"$reply:"
+
+_GLOB_SPECIAL = re.compile(rb"[*?\[\]\\]")
+
+
+class Target(NamedTuple):
+    """One thing to subscribe to."""
+
+    is_pattern: bool
+    name: bytes
+
+
+def channel_of(prefix: bytes, topic: str) -> bytes:
+    return prefix + topic.encode()
+
+
+def query_channel(prefix: bytes) -> bytes:
+    """Where subscribers ask.  A message is the asker's nonce and then a QUERY frame."""
+    return prefix + _QUERY
+
+
+def reply_channel(prefix: bytes, nonce: bytes) -> bytes:
+    """Where the subscriber that made up this nonce, and nobody else, listens for REPLY frames."""
+    return prefix + _REPLY + nonce.hex().encode()
+
+
+def targets(prefix: bytes, topic_filter: str) -> list[Target]:
+    """What to subscribe to for a filter.  Together they cover it."""
+    levels = topic_filter.split("/")
+    if levels[-1] != "#":
+        return [_target(prefix, levels)]
+    stem = levels[:-1]
+    if not stem or stem[-1] == "+":  # the star of the level before, or of "#" itself, spans what follows
+        return [_target(prefix, stem or ["+"])]
+    below = _glob(prefix, stem) + b"/*"
+    return [_target(prefix, stem), Target(True, below)]
+
+
+def _target(prefix: bytes, levels: list[str]) -> Target:
+    if "+" in levels:
+        return Target(True, _glob(prefix, levels))
+    return Target(False, channel_of(prefix, "/".join(levels)))
+
+
+def _glob(prefix: bytes, levels: list[str]) -> bytes:
+    first = b"[^$]*" if levels[0] == "+" else _escape(levels[0].encode())
+    rest = [b"*" if level == "+" else _escape(level.encode()) for level in levels[1:]]
+    return _escape(prefix) + b"/".join([first, *rest])
+
+
+def _escape(text: bytes) -> bytes:
+    return _GLOB_SPECIAL.sub(rb"\\\g<0>", text)
+
+
+def command(*words: bytes) -> bytes:
+    """A command as the server reads it."""
+    return b"*%d\r\n" % len(words) + b"".join(b"$%d\r\n%s\r\n" % (len(word), word) for word in words)
+
+
+def publish_head(channel: bytes) -> bytes:
+    """A PUBLISH up to the payload, which follows as ``<size>\\r\\n<payload>\\r\\n``."""
+    return b"*3\r\n$7\r\nPUBLISH\r\n$%d\r\n%s\r\n$" % (len(channel), channel)
+
+
+def subscribe_command(target: Target) -> bytes:
+    return command(b"PSUBSCRIBE" if target.is_pattern else b"SUBSCRIBE", target.name)
+
+
+def unsubscribe_command(target: Target) -> bytes:
+    return command(b"PUNSUBSCRIBE" if target.is_pattern else b"UNSUBSCRIBE", target.name)
+
+
+PING = command(b"PING")

@@ -1,0 +1,351 @@
+"""A link that listens: one thread, one connection, subscriptions kept alive through every loss of the server.
+
+Subscribers have one link per address; a publisher that answers queries has one as well.
+
+Theory of operation.  The thread alone uses the connection.  Others leave their wishes (filters to add or drop, messages
+to publish) under the lock and wake it.  Redis executes the commands of a connection in order and answers them in order,
+so ``_expected``, the queue of commands that were not answered yet, tells what each answer belongs to.  A PING sent
+after some SUBSCRIBEs is answered when all of them are in effect: it carries the report that says so.  An idle link
+sends one to see whether the server lives; one that is owed an answer and hears nothing for ``send_timeout`` is lost.
+"""
+
+from __future__ import annotations
+
+import collections
+import logging
+import select
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
+
+from drivers.pubsub import redis_channels as channels
+from drivers.pubsub.redis_channels import Target
+from drivers.pubsub.redis_config import Settings
+from drivers.pubsub.redis_resp import ServerError
+from drivers.pubsub.redis_wire import Backoff, Waker, Wire, join_thread
+from pubsub_api.driver import Connected, Disconnected, LinkReport, Subscribed
+from pubsub_api.errors import TransportUnavailable
+
+LOG = logging.getLogger(__name__)
+
+Message = tuple[bytes, bytes]
+"""Channel and payload."""
+
+EXPECTED_MAX = 1024
+"""Subscriptions asked for ahead of their answers, which the server keeps in the bounded buffer of a subscriber."""
+SOURCES_MAX = 65_536
+
+
+class _Expected(NamedTuple):
+    """A command that the server owes an answer."""
+
+    what: str
+    is_vital: bool = True
+    """The link is useless when the server refuses it."""
+    report: LinkReport | None = None
+    """What is true once it was answered."""
+
+
+class Link:
+    """See the module's description.  Public methods may be called from any thread unless they say otherwise.
+
+    ``on_messages`` and ``on_report`` are called on the thread of the link and must not raise, except that
+    ``on_messages`` may let through what `publish` raises.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        address: str,
+        *,
+        channel: bytes,
+        on_messages: Callable[[list[Message]], None],
+        on_report: Callable[[LinkReport], None],
+    ) -> None:
+        """``channel`` is subscribed to always, beside the filters.  ``address`` is the name used in reports."""
+        self.address = address
+        self._settings = settings
+        self._channel = Target(False, channel)
+        self._on_messages = on_messages
+        self._on_report = on_report
+        self._thread = threading.Thread(target=self._run, name=f"redis-link-{address}", daemon=True)
+        self._waker = Waker()
+        self._backoff = Backoff(settings)
+        self._is_stopping = False
+        self._down_reason: str | None = None  # None while up, and before the first attempt
+        # Guarded by the lock: what other threads leave for ours.
+        self._lock = threading.Lock()
+        self._filters: dict[str, None] = {}
+        self._changes: collections.deque[tuple[bool, str]] = collections.deque()
+        self._outbox: collections.deque[Message] = collections.deque()
+        self._takes_changes = False
+        self._is_up = False
+        self._is_settled = threading.Event()
+        # The thread's own: the state of the present connection.
+        self._wire: Wire
+        self._poller: select.poll
+        self._expected: collections.deque[_Expected] = collections.deque()
+        self._users: collections.Counter[Target] = collections.Counter()
+        self._sources: dict[bytes, bytes] = {}
+        self._unsent: list[bytes] = []
+        self._asked_at = self._heard_at = 0.0
+
+    def start(self, filters: Iterable[str] = ()) -> None:
+        self._filters.update(dict.fromkeys(filters))
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Ask the thread to end; it makes at most the call that is under way.  Does not wait.  Idempotent."""
+        self._is_stopping = True
+        if self._thread.ident is None:
+            self._waker.close()
+        self._waker.wake()
+
+    def join(self) -> None:
+        """Wait, for a bounded time, until the thread has ended."""
+        join_thread(self._thread, self._settings)
+
+    @property
+    def thread(self) -> threading.Thread:
+        return self._thread
+
+    @property
+    def is_stopping(self) -> bool:
+        return self._is_stopping
+
+    @property
+    def is_up(self) -> bool:
+        return self._is_up
+
+    def wait_settled(self, timeout_s: float) -> None:
+        """Block until the first attempt to connect has succeeded or failed, or the time is over."""
+        self._is_settled.wait(timeout_s)
+
+    def add_filter(self, topic_filter: str) -> None:
+        """Subscribe to a filter that is new."""
+        with self._lock:
+            self._filters[topic_filter] = None
+            self._note_change(True, topic_filter)
+
+    def drop_filter(self, topic_filter: str) -> None:
+        """Unsubscribe from a filter that was added."""
+        with self._lock:
+            del self._filters[topic_filter]
+            self._note_change(False, topic_filter)
+
+    def post(self, channel: bytes, payload: bytes) -> bool:
+        """Publish a message soon.  False when the link is down or too many wait already.  Does not block."""
+        with self._lock:
+            if not self._is_up or len(self._outbox) >= self._settings.queries_max:
+                return False
+            self._outbox.append((channel, payload))
+        self._waker.wake()
+        return True
+
+    def publish(self, channel: bytes, payload: bytes) -> None:
+        """Publish a message at once.  Only on the thread of the link, in ``on_messages``."""
+        self._command(channels.command(b"PUBLISH", channel, payload), _Expected("PUBLISH", is_vital=False))
+        self._flush()
+
+    def _note_change(self, is_added: bool, topic_filter: str) -> None:
+        if self._takes_changes:  # else the next connection starts from the filters as they are then
+            self._changes.append((is_added, topic_filter))
+            self._waker.wake()
+
+    # Below: only the thread.
+
+    def _run(self) -> None:
+        try:
+            while not self._is_stopping:
+                try:
+                    self._live()
+                except TransportUnavailable as error:
+                    if not self._is_stopping:
+                        self._went_down(str(error))
+                        self._waker.wait(self._backoff.next())
+        finally:
+            self._is_settled.set()
+            self._waker.close()
+
+    def _went_down(self, reason: str) -> None:
+        """Report a loss, or that the first attempt failed.  When a later one fails for another reason, that is logged."""
+        before, self._down_reason = self._down_reason, reason
+        if before is None:
+            self._on_report(Disconnected(self.address, reason))
+        elif before != reason:
+            LOG.warning("%s: %s", self.address, reason)
+        self._is_settled.set()
+
+    def _live(self) -> None:
+        """One connection, from its beginning to its end.  Raises TransportUnavailable when it is lost."""
+        self._wire = Wire(self._settings)
+        try:
+            self._poller = select.poll()
+            self._poller.register(self._wire, select.POLLIN)
+            self._poller.register(self._waker, select.POLLIN)
+            self._begin()
+            while not self._is_stopping:
+                self._turn()
+        finally:
+            with self._lock:
+                self._is_up = self._takes_changes = False
+                self._outbox.clear()
+            self._wire.close()
+
+    def _begin(self) -> None:
+        with self._lock:
+            filters = list(self._filters)
+            self._changes.clear()
+            self._takes_changes = True
+        self._expected.clear()
+        self._users.clear()
+        self._sources.clear()
+        self._unsent.clear()
+        self._heard_at = time.monotonic()
+        self._subscribe([self._channel])
+        for topic_filter in filters:
+            self._subscribe(self._targets(topic_filter))
+            self._pace()
+        self._ping(Connected(self.address))
+        self._flush()
+
+    def _turn(self) -> None:
+        """Wait for something to happen and deal with it."""
+        self._listen()
+        self._apply_changes()
+        self._empty_outbox()
+        self._check_health()
+        self._flush()
+
+    def _listen(self) -> None:
+        quiet_until = self._heard_at + self._settings.health_interval_s
+        if self._expected:
+            quiet_until = max(self._asked_at, self._heard_at) + self._settings.send_timeout_s
+        ready = self._poller.poll(max(0.0, quiet_until - time.monotonic()) * 1000)
+        for descriptor, _ in ready:
+            if descriptor == self._waker.fileno():
+                self._waker.clear()
+            else:
+                self._receive()
+
+    def _pace(self) -> None:
+        """Let the server catch up before it is asked for more subscriptions."""
+        if len(self._expected) < EXPECTED_MAX:
+            return
+        self._flush()
+        while len(self._expected) >= EXPECTED_MAX // 2 and not self._is_stopping:
+            self._listen()
+            self._check_health()
+
+    def _apply_changes(self) -> None:
+        while True:
+            with self._lock:
+                if not self._changes:
+                    return
+                is_added, topic_filter = self._changes.popleft()
+            if is_added:
+                self._subscribe(self._targets(topic_filter))
+                self._ping(Subscribed(self.address, topic_filter))
+            else:
+                self._unsubscribe(self._targets(topic_filter))
+            self._pace()
+
+    def _empty_outbox(self) -> None:
+        with self._lock:
+            messages = list(self._outbox)
+            self._outbox.clear()
+        for channel, payload in messages:
+            self.publish(channel, payload)
+
+    def _check_health(self) -> None:
+        now = time.monotonic()
+        if not self._expected:
+            if now - self._heard_at >= self._settings.health_interval_s:
+                self._ping(None)
+        elif now - max(self._asked_at, self._heard_at) >= self._settings.send_timeout_s:
+            raise TransportUnavailable(f"the server did not answer for {self._settings.send_timeout_s} s")
+
+    def _targets(self, topic_filter: str) -> list[Target]:
+        return channels.targets(self._settings.channel_prefix, topic_filter)
+
+    def _subscribe(self, targets: Sequence[Target]) -> None:
+        for target in targets:
+            self._users[target] += 1
+            if self._users[target] == 1:
+                self._command(channels.subscribe_command(target), _Expected(f"a subscription to {target.name!r}"))
+
+    def _unsubscribe(self, targets: Sequence[Target]) -> None:
+        for target in targets:
+            self._users[target] -= 1
+            if not self._users[target]:
+                del self._users[target]
+                self._command(channels.unsubscribe_command(target), _Expected(f"leaving {target.name!r}"))
+
+    def _ping(self, report: LinkReport | None) -> None:
+        self._command(channels.PING, _Expected("PING", report=report))
+
+    def _command(self, command: bytes, expected: _Expected) -> None:
+        if not self._expected:
+            self._asked_at = time.monotonic()
+        self._expected.append(expected)
+        self._unsent.append(command)
+
+    def _flush(self) -> None:
+        if self._unsent:
+            data, self._unsent = b"".join(self._unsent), []
+            self._wire.write(data)
+
+    def _receive(self) -> None:
+        """Read what is there, hand over the messages in one call, and note the answers."""
+        answers = self._wire.receive()
+        self._heard_at = time.monotonic()
+        messages: list[Message] = []
+        for answer in answers:
+            is_push = isinstance(answer, list)
+            if is_push and answer[0] in (b"message", b"pmessage"):
+                self._add_message(answer, messages)
+                continue
+            if is_push:
+                self._sources.clear()  # a subscription came or went: which copy of a message is the first may change
+            self._hand_over(messages)
+            messages = []
+            self._answered(answer)
+        self._hand_over(messages)
+
+    def _add_message(self, push: list[bytes], messages: list[Message]) -> None:
+        """Keep one copy of each message.
+
+        Redis sends a message once for each channel or pattern of the connection that it matches, all copies in a row.
+        The subscription that brought the first message of a channel brings all of them, so copies by others are
+        dropped; the choice holds until the subscriptions change.
+        """
+        source, channel, payload = push[-3], push[-2], push[-1]  # a plain message has its kind in the pattern's place
+        if self._sources.setdefault(channel, source) == source:
+            messages.append((channel, payload))
+        if len(self._sources) > SOURCES_MAX:
+            self._sources.clear()  # at worst one copy too many, which the core drops
+
+    def _hand_over(self, messages: list[Message]) -> None:
+        if messages and not self._is_stopping:
+            self._on_messages(messages)
+
+    def _answered(self, answer: Any) -> None:
+        if not self._expected:
+            raise TransportUnavailable(f"the server answered a question that nobody asked: {str(answer)[:80]!r}")
+        expected = self._expected.popleft()
+        if isinstance(answer, ServerError):
+            if expected.is_vital:
+                raise TransportUnavailable(f"the server refused {expected.what}: {answer}")
+            LOG.warning("%s refused %s: %s", self.address, expected.what, answer)
+        elif expected.report is not None:
+            self._make_report(expected.report)
+
+    def _make_report(self, report: LinkReport) -> None:
+        if isinstance(report, Connected):
+            with self._lock:
+                self._is_up = True
+            self._down_reason = None
+            self._backoff.reset()
+        self._on_report(report)
+        self._is_settled.set()

@@ -1,0 +1,182 @@
+"""The receiving end of the Redis driver: one link per address, and one receiver, called by one of them at a time."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections.abc import Callable
+
+from drivers.pubsub import redis_channels as channels
+from drivers.pubsub.redis_config import Settings
+from drivers.pubsub.redis_link import Link, Message
+from pubsub_api.core.frame import is_frame
+from pubsub_api.core.topics import CONTROL_TOPIC, check_filter
+from pubsub_api.driver import Disconnected, LinkReport, Receiver, SubscriberApi
+from pubsub_api.errors import Closed, Forked, TransportUnavailable, UsageError
+
+LOG = logging.getLogger(__name__)
+
+
+class RedisSubscriber(SubscriberApi):
+    """See the module's description."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._pid = os.getpid()
+        self._nonce = os.urandom(channels.NONCE_BYTES)
+        self._receiver: Receiver | None = None
+        # Held during each call of the receiver.  Reentrant, because the receiver may unregister an address.
+        self._calling = threading.RLock()
+        # Guards the rest.  Never held while calling the receiver or waiting for a thread.
+        self._lock = threading.Lock()
+        self._filters: dict[str, None] = {}
+        self._links: dict[str, Link] = {}
+        self._is_started = False
+        self._is_closed = False
+
+    def initialize(self, receiver: Receiver) -> None:
+        self._check_process()
+        self._receiver = receiver
+
+    def register_topic(self, topic_filter: str) -> bool:
+        if topic_filter != CONTROL_TOPIC:
+            check_filter(topic_filter)
+        with self._usable():
+            if topic_filter in self._filters:
+                return False
+            self._filters[topic_filter] = None
+            for link in self._links.values() if self._is_started else ():
+                link.add_filter(topic_filter)
+            return True
+
+    def unregister_topic(self, topic_filter: str) -> bool:
+        with self._usable():
+            if topic_filter not in self._filters:
+                return False
+            del self._filters[topic_filter]
+            for link in self._links.values() if self._is_started else ():
+                link.drop_filter(topic_filter)
+            return True
+
+    def register_listen_address(self, address: str) -> bool:
+        """Listen to another server, with the same credentials.  Its address must not carry any."""
+        settings = self._settings.at(address)
+        with self._usable():
+            if settings.address in self._links:
+                return False
+            link = self._links[settings.address] = self._new_link(settings, address)
+            if self._is_started:
+                link.start(self._filters)
+            return True
+
+    def unregister_listen_address(self, address: str) -> bool:
+        """Blocks until the link's thread has ended, unless it is called from within the receiver."""
+        settings = self._settings.at(address)
+        with self._usable():
+            link = self._links.pop(settings.address, None)
+            threads = self._threads()
+        if link is None:
+            return False
+        was_up = link.is_up
+        link.stop()
+        if threading.current_thread() not in threads:
+            link.join()
+        if was_up:
+            gone = Disconnected(link.address, "the address was unregistered")
+            self._call(lambda receiver: receiver.on_link(gone))
+        return True
+
+    def daemonize(self) -> None:
+        with self._usable():
+            if self._receiver is None or self._is_started:
+                raise UsageError("daemonize is called once, after initialize")
+            self._is_started = True
+            for link in self._links.values():
+                link.start(self._filters)
+
+    @property
+    def is_running(self) -> bool:
+        with self._lock:
+            return self._is_started and not self._is_closed and all(thread.is_alive() for thread in self._threads())
+
+    def query(self, frame: bytes) -> int | None:
+        """Hand the query to every link that is up.  How many responders that reaches, only the servers know: None."""
+        channel = channels.query_channel(self._settings.channel_prefix)
+        with self._usable():
+            links = list(self._links.values())
+        if not [link for link in links if link.post(channel, self._nonce + frame)]:
+            raise TransportUnavailable("no redis server is connected, or too many queries wait ([redis] queries_max)")
+        return None
+
+    def close(self) -> None:
+        """Blocks until the threads have ended.  From within the receiver it does not; they then end by themselves."""
+        if os.getpid() != self._pid:
+            return
+        with self._lock:
+            self._is_closed = True
+            links = list(self._links.values())
+            threads = self._threads()
+        for link in links:
+            link.stop()
+        if threading.current_thread() not in threads:
+            for link in links:
+                link.join()
+
+    def _new_link(self, settings: Settings, address: str) -> Link:
+        link = Link(
+            settings,
+            address,
+            channel=channels.reply_channel(settings.channel_prefix, self._nonce),
+            on_messages=lambda messages: self._on_messages(link, messages),
+            on_report=lambda report: self._on_report(link, report),
+        )
+        return link
+
+    def _on_messages(self, link: Link, messages: list[Message]) -> None:
+        """Hand frames over in one call, in order with the messages between them that are none."""
+        frames: list[bytes] = []
+        for channel, payload in messages:
+            if is_frame(payload):
+                frames.append(payload)
+                continue
+            self._on_frames(link, frames)
+            frames = []
+            topic = channel[len(self._settings.channel_prefix) :].decode(errors="replace")
+            self._on_foreign(link, topic, payload)
+        self._on_frames(link, frames)
+
+    def _on_frames(self, link: Link, frames: list[bytes]) -> None:
+        if frames:
+            self._call(lambda receiver: receiver.on_frames(frames), link)
+
+    def _on_foreign(self, link: Link, topic: str, payload: bytes) -> None:
+        self._call(lambda receiver: receiver.on_foreign(topic, payload), link)
+
+    def _on_report(self, link: Link, report: LinkReport) -> None:
+        self._call(lambda receiver: receiver.on_link(report), link)
+
+    def _call(self, call: Callable[[Receiver], None], link: Link | None = None) -> None:
+        """Call the receiver, one at a time, and not at all after closing or for a link that was left."""
+        with self._calling:
+            if self._is_closed or self._receiver is None or (link is not None and link.is_stopping):
+                return
+            try:
+                call(self._receiver)
+            except Exception:
+                # A dead thread would be silence: say so and go on.
+                LOG.exception("the receiver raised, which it must not; what it was called with is lost")
+
+    def _threads(self) -> set[threading.Thread]:
+        return {link.thread for link in self._links.values()}
+
+    def _usable(self) -> threading.Lock:
+        """The lock, when this object can be used at all.  Raises Forked and Closed."""
+        self._check_process()
+        if self._is_closed:
+            raise Closed("the subscriber is closed")
+        return self._lock
+
+    def _check_process(self) -> None:
+        if os.getpid() != self._pid:
+            raise Forked("the subscriber belongs to the parent process; open a new one in the child")

@@ -1,0 +1,209 @@
+"""One connection to a Redis server: bytes out, answers in, nothing else.  No thread, no policy, no reconnecting.
+
+redis-py opens the connection: name resolution, TLS, login and the choice of protocol are its work.  After that this
+module reads and writes the socket itself, for three reasons: redis-py reconnects without saying so, waits for each
+answer before the next command, and cannot be woken while it waits.  The protocol is RESP3, so that a connection which
+has subscribed can still publish; it needs Redis 6 or later.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import random
+import select
+import socket
+import ssl
+import threading
+import time
+from typing import Any
+
+import redis
+import redis.backoff
+import redis.retry
+
+from drivers.pubsub.redis_config import Settings
+from drivers.pubsub.redis_resp import INCOMPLETE, ProtocolError, new_reader
+from pubsub_api.errors import TransportUnavailable
+
+LOG = logging.getLogger(__name__)
+
+RECEIVE_BYTES = 256 * 1024
+_LATER = (BlockingIOError, InterruptedError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
+
+
+class Wire:
+    """An open connection.  One thread at a time may use it.
+
+    Every method but `close` raises TransportUnavailable, with the reason, when the connection is lost; after that only
+    `close` makes sense.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        """Connect and log in.  Blocks, each step for ``connect_timeout``."""
+        self._send_timeout_s = settings.send_timeout_s
+        self._connection = _connection(settings)
+        try:
+            self._connection.connect()
+        except (redis.RedisError, OSError, UnicodeError) as error:
+            self._connection.disconnect()
+            raise TransportUnavailable(_connect_reason(error)) from error
+        # The one place that reaches into redis-py, which has no public way to wait for a connection and for a waker.
+        self._socket: socket.socket = self._connection._sock
+        self._socket.setblocking(False)
+        self._pending = getattr(self._socket, "pending", None)
+        self._reader = new_reader()
+        self._buffer = bytearray(RECEIVE_BYTES)
+
+    def fileno(self) -> int:
+        return self._socket.fileno()
+
+    def write(self, data: bytes) -> None:
+        """Hand all of ``data`` to the system.  Blocks for ``send_timeout`` at most."""
+        rest: bytes | memoryview = data
+        deadline = 0.0
+        while True:
+            awaited = select.POLLOUT
+            try:
+                sent = self._socket.send(rest)
+            except _LATER as error:
+                sent = 0
+                if isinstance(error, ssl.SSLWantReadError):
+                    awaited = select.POLLIN
+            except OSError as error:
+                raise TransportUnavailable(f"the connection was lost while writing: {error}") from error
+            if sent == len(rest):
+                return
+            rest = memoryview(rest)[sent:]
+            deadline = deadline or time.monotonic() + self._send_timeout_s
+            if not self.wait(awaited, deadline):
+                raise TransportUnavailable(f"the server did not take a command within {self._send_timeout_s} s")
+
+    def wait(self, events: int, deadline: float) -> bool:
+        """Block until the socket is ready for ``events`` (as in ``select.poll``); False when the deadline passed."""
+        poller = select.poll()
+        poller.register(self._socket, events)
+        return bool(poller.poll(max(0.0, deadline - time.monotonic()) * 1000))
+
+    def receive(self) -> list[Any]:
+        """Every answer that is complete.  Does not wait.  A push is a list, an error a `ServerError`."""
+        while True:
+            try:
+                size = self._socket.recv_into(self._buffer)
+            except _LATER:
+                break
+            except OSError as error:
+                raise TransportUnavailable(f"the connection was lost while reading: {error}") from error
+            if not size:
+                raise TransportUnavailable("the server closed the connection")
+            self._reader.feed(self._buffer, 0, size)
+            if self._pending is None or not self._pending():  # decrypted bytes would not wake a poll
+                break
+        return self._parse()
+
+    def _parse(self) -> list[Any]:
+        answers = []
+        try:
+            while (answer := self._reader.gets()) is not INCOMPLETE:
+                answers.append(answer)
+        except ProtocolError as error:
+            raise TransportUnavailable(f"the server does not speak the protocol of Redis: {error}") from error
+        return answers
+
+    def close(self) -> None:
+        """Close the socket.  Idempotent.  In a forked child the parent's connection stays as it is."""
+        self._connection.disconnect()
+
+
+def _connection(settings: Settings) -> Any:
+    server = settings.server
+    arguments: dict[str, Any] = {
+        "host": server.host,
+        "port": server.port,
+        "db": server.db,
+        "username": server.username,
+        "password": server.password,
+        "protocol": 3,
+        "socket_connect_timeout": settings.connect_timeout_s,
+        "socket_timeout": settings.connect_timeout_s,
+        "socket_keepalive": True,
+        "retry": redis.retry.Retry(redis.backoff.NoBackoff(), 0),
+    }
+    if not server.has_tls:
+        return redis.Connection(**arguments)  # type: ignore[no-untyped-call]
+    return redis.SSLConnection(
+        **arguments,
+        ssl_ca_certs=settings.ca_file,
+        ssl_certfile=settings.cert_file,
+        ssl_keyfile=settings.key_file,
+        ssl_check_hostname=settings.check_hostname,
+    )
+
+
+def _connect_reason(error: Exception) -> str:
+    if isinstance(error, redis.AuthenticationError):
+        return f"the server refused the login: {error}"
+    return f"the server cannot be reached: {error}"
+
+
+class Waker:
+    """Lets any thread end the poll of another.  Closing it is safe against late wakes."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._is_closed = False
+        self._inner, self._outer = socket.socketpair()
+        self._inner.setblocking(False)
+        self._outer.setblocking(False)
+
+    def fileno(self) -> int:
+        return self._inner.fileno()
+
+    def wake(self) -> None:
+        with self._lock, contextlib.suppress(BlockingIOError):  # a full pipe wakes as well
+            if not self._is_closed:
+                self._outer.send(b"\0")
+
+    def wait(self, timeout_s: float) -> None:
+        """Block until woken or until the time is over."""
+        poller = select.poll()
+        poller.register(self._inner, select.POLLIN)
+        if poller.poll(timeout_s * 1000):
+            self.clear()
+
+    def clear(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            self._inner.recv(4096)
+
+    def close(self) -> None:
+        with self._lock:
+            self._is_closed = True
+            self._inner.close()
+            self._outer.close()
+
+
+class Backoff:
+    """How long to wait before the next attempt: doubling, bounded, and jittered so that clients do not come in step."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._min_s = settings.reconnect_min_s
+        self._max_s = settings.reconnect_max_s
+        self._next_s = self._min_s
+
+    def reset(self) -> None:
+        self._next_s = self._min_s
+
+    def next(self) -> float:
+        delay_s = self._next_s * random.uniform(0.5, 1.0)
+        self._next_s = min(self._next_s * 2, self._max_s)
+        return delay_s
+
+
+def join_thread(thread: threading.Thread, settings: Settings) -> None:
+    """Wait until a thread of the driver has ended, unless it is our own or never began.  Bounded."""
+    if thread.ident is None or thread is threading.current_thread():
+        return
+    # A connection attempt has a handful of steps, a write may be under way, and then there is the callback.
+    thread.join(5.0 + 5 * settings.connect_timeout_s + 2 * settings.send_timeout_s)
+    if thread.is_alive():
+        LOG.warning("thread %s does not end: a callback or the name resolution blocks it", thread.name)
