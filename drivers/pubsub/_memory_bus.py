@@ -17,7 +17,9 @@ import weakref
 from collections.abc import Callable, Sequence
 from typing import Generic, Protocol, TypeVar
 
-from pubsub_api.errors import LimitReached
+from oslo_config import cfg
+
+from pubsub_api.errors import Forked, LimitReached
 from pubsub_api.testing.faults import Faults
 
 LOG = logging.getLogger(__name__)
@@ -246,3 +248,19 @@ class Registry:
 
 REGISTRY = Registry()
 os.register_at_fork(after_in_child=REGISTRY.forget_all)
+
+
+class Endpoint:
+    """What both ends have in common: their options, and the process they belong to."""
+
+    def __init__(self, options: cfg.ConfigOpts.GroupAttr) -> None:
+        self._options = options
+        self._pid = os.getpid()
+
+    @property
+    def _is_inherited(self) -> bool:
+        return os.getpid() != self._pid
+
+    def _check_process(self) -> None:
+        if self._is_inherited:
+            raise Forked("this object belongs to the parent process; open a new session in the child")

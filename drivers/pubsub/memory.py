@@ -16,9 +16,6 @@ processes, and it is no model of how fast or how reliable a real transport is.
 
 from __future__ import annotations
 
-import logging
-import os
-import threading
 import time
 from collections.abc import Sequence
 from typing import ClassVar
@@ -26,27 +23,21 @@ from urllib.parse import SplitResult
 
 from oslo_config import cfg
 
-from drivers.pubsub._memory_bus import ITEM_BYTES, REGISTRY, SCHEME, Bus, BusStatistics, ListeningMember, Mailbox
+from drivers.pubsub._memory_bus import ITEM_BYTES, REGISTRY, SCHEME, Bus, Endpoint, Mailbox
+from drivers.pubsub._memory_publisher import MemoryPublisher
 from pubsub_api.core.topics import CONTROL_TOPIC, FilterSet
 from pubsub_api.driver import (
     Capabilities,
     Connected,
     Disconnected,
     LinkReport,
-    PublisherApi,
-    PublisherReport,
     PubSubApi,
-    QueryHandler,
     Receiver,
     Subscribed,
     SubscriberApi,
 )
-from pubsub_api.errors import Closed, Forked, InvalidConfig, LimitReached, TransportUnavailable, UsageError
+from pubsub_api.errors import Closed, InvalidConfig, TransportUnavailable, UsageError
 from pubsub_api.testing.faults import FaultInjector
-
-__all__ = ["Bus", "BusStatistics", "MemoryPubSub", "MemoryPublisher", "MemorySubscriber", "list_opts"]
-
-LOG = logging.getLogger(__name__)
 
 GROUP = "memory"
 BUSES_MAX = 1_000_000
@@ -71,121 +62,6 @@ def list_opts() -> list[tuple[str, Sequence[cfg.Opt]]]:
     return [(GROUP, OPTIONS)]
 
 
-class _Endpoint:
-    """What both ends have in common: their options, and the process they belong to."""
-
-    def __init__(self, conf: cfg.ConfigOpts) -> None:
-        self._conf = conf[GROUP]
-        self._pid = os.getpid()
-
-    @property
-    def _is_inherited(self) -> bool:
-        return os.getpid() != self._pid
-
-    def _check_process(self) -> None:
-        if self._is_inherited:
-            raise Forked("this object belongs to the parent process; open a new session in the child")
-
-
-class MemoryPublisher(_Endpoint, PublisherApi):
-    """The sending end.  It has a thread only after `serve`, to answer queries."""
-
-    def __init__(self, conf: cfg.ConfigOpts) -> None:
-        super().__init__(conf)
-        self._address = f"{SCHEME}://{self._conf.name}"
-        self._bus: Bus | None = None
-        self._is_closed = False
-        self._report: PublisherReport | None = None
-        # Held while reporting, so that reports come in the order of the changes; reentrant, so that a report may close.
-        self._report_lock = threading.RLock()
-        self._is_reported_up = False
-        self._handler: QueryHandler | None = None
-        self._queries: Mailbox[tuple[bytes, ListeningMember]] | None = None
-
-    def initialize(self, report: PublisherReport) -> None:
-        self._check_usable()
-        if self._bus is not None:
-            raise UsageError("initialize was called already")
-        joined = REGISTRY.get(self._conf.name, self._conf.buses_max)
-        joined.join_publisher(self, self._conf.endpoints_max)
-        self._bus = joined
-        self._report = report
-        self.on_bus_changed(joined)
-
-    @property
-    def address(self) -> str:
-        return self._address
-
-    def send(self, topic: str, frame: bytes) -> None:
-        joined = self._joined()
-        if len(frame) > self._conf.queue_bytes_max - ITEM_BYTES:
-            raise LimitReached(f"a frame of {len(frame)} bytes does not fit [memory] queue_bytes_max")
-        if not joined.is_up:
-            raise TransportUnavailable(f"{self._address} is disconnected")
-        joined.publish(topic, frame)
-
-    def serve(self, handler: QueryHandler) -> None:
-        self._joined()
-        if self._queries is not None:
-            raise UsageError("serve was called already")
-        self._handler = handler
-        self._queries = Mailbox(f"memory-serve-{self._conf.name}", self._conf.queue_bytes_max, self._answer)
-        self._queries.start()
-
-    def close(self) -> None:
-        self._is_closed = True
-        if self._is_inherited:
-            return
-        joined, self._bus = self._bus, None
-        if joined is not None:
-            joined.leave(self)
-        if self._queries is not None:
-            self._queries.close()
-
-    @property
-    def is_serving(self) -> bool:
-        return self._queries is not None and self._queries.is_alive
-
-    def offer_query(self, query: bytes, asker: ListeningMember) -> None:
-        """Called by the bus, which asks `is_serving` first."""
-        joined, queries = self._bus, self._queries
-        if joined is not None and queries is not None and not queries.put((query, asker), len(query)):
-            joined.count_overflow(1)
-
-    def on_bus_changed(self, changed: Bus) -> None:
-        """Called by the bus."""
-        with self._report_lock:
-            is_up = changed.is_up
-            if self._report is None or self._is_closed or is_up == self._is_reported_up:
-                return
-            self._is_reported_up = is_up
-            self._report(Connected(self._address) if is_up else Disconnected(self._address, "the bus was disconnected"))
-
-    def _answer(self, queries: list[tuple[bytes, ListeningMember]]) -> None:
-        for query, asker in queries:
-            joined = self._bus
-            if joined is None or self._handler is None:
-                return
-            try:
-                replies = list(self._handler(query))
-            except Exception:
-                LOG.exception("%s: the query handler raised; the query stays unanswered", self._address)
-                continue
-            asker.offer_replies(joined, replies)
-
-    def _joined(self) -> Bus:
-        self._check_usable()
-        joined = self._bus
-        if joined is None:
-            raise UsageError("initialize was not called")
-        return joined
-
-    def _check_usable(self) -> None:
-        self._check_process()
-        if self._is_closed:
-            raise Closed(f"the publisher of {self._address} is closed")
-
-
 class _Link:
     """A subscriber's link to one bus, with the faults of its two directions."""
 
@@ -196,18 +72,18 @@ class _Link:
         self.queries = FaultInjector(joined.faults, f"queries {number}", held_bytes_max=held_bytes_max)
 
 
-class MemorySubscriber(_Endpoint, SubscriberApi):
+class MemorySubscriber(Endpoint, SubscriberApi):
     """The receiving end.  One thread, from `daemonize` to `close`, makes all calls to the receiver."""
 
-    def __init__(self, conf: cfg.ConfigOpts) -> None:
-        super().__init__(conf)
+    def __init__(self, options: cfg.ConfigOpts.GroupAttr) -> None:
+        super().__init__(options)
         self._receiver: Receiver | None = None
         self._filters = FilterSet()
         self._hears_control = False
         self._links: dict[str, _Link | None] = {}
         self._is_running = False
         self._mailbox: Mailbox[bytes | LinkReport] = Mailbox(
-            f"memory-receive-{self._conf.name}", self._conf.queue_bytes_max, self._deliver, self._release_held
+            f"memory-receive-{self._options.name}", self._options.queue_bytes_max, self._deliver, self._release_held
         )
         self._lock = self._mailbox.lock
 
@@ -355,9 +231,9 @@ class MemorySubscriber(_Endpoint, SubscriberApi):
 
     def _join(self, name: str) -> _Link:
         """Join a bus and report the link.  Joining comes before looking, so that no change is missed in between."""
-        joined = REGISTRY.get(name, self._conf.buses_max)
-        number = joined.join_subscriber(self, self._conf.endpoints_max)
-        link = _Link(joined, number, self._conf.queue_bytes_max)
+        joined = REGISTRY.get(name, self._options.buses_max)
+        number = joined.join_subscriber(self, self._options.endpoints_max)
+        link = _Link(joined, number, self._options.queue_bytes_max)
         self._set_up(link, joined.is_up, "")
         return link
 
@@ -415,7 +291,7 @@ class MemoryPubSub(PubSubApi):
         return [f"{SCHEME}://{self.conf[GROUP].name}"]
 
     def get_publisher(self) -> MemoryPublisher:
-        return MemoryPublisher(self.conf)
+        return MemoryPublisher(self.conf[GROUP])
 
     def get_subscriber(self) -> MemorySubscriber:
-        return MemorySubscriber(self.conf)
+        return MemorySubscriber(self.conf[GROUP])

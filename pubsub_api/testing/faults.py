@@ -157,21 +157,20 @@ class Faults:
             self._watchers.add(watcher)
 
 
+@dataclasses.dataclass(eq=False)
 class _Overtaken:
     """A frame that waits for others to pass it."""
 
-    __slots__ = ("deadline", "frame", "passes_left")
-
-    def __init__(self, frame: bytes, passes_left: int, deadline: float) -> None:
-        self.frame = frame
-        self.passes_left = passes_left
-        self.deadline = deadline
+    frame: bytes
+    passes_left: int
+    deadline: float
 
 
 class FaultInjector:
     """One direction of one link.  Not thread-safe: its owner calls it under a lock of its own, with its own clock.
 
-    ``name`` tells the injectors that share one `Faults` apart, so that they do not all drop the same frames.
+    ``name`` tells the injectors that share one `Faults` apart, so that they do not all drop the same frames.  While
+    `is_idle` the owner may let frames pass it by; then they are neither counted nor numbered.
     """
 
     def __init__(self, faults: Faults, name: str = "", *, held_bytes_max: int = HELD_BYTES_MAX) -> None:
@@ -206,7 +205,7 @@ class FaultInjector:
     @property
     def is_idle(self) -> bool:
         """True when nothing is held and nothing would be done to a frame."""
-        return not self._held_bytes and self._faults.settings.is_quiet
+        return self._faults.settings.is_quiet and not (self._frozen or self._delayed or self._overtaken)
 
     @property
     def next_due(self) -> float | None:
@@ -221,6 +220,8 @@ class FaultInjector:
         return min(times, default=None)
 
     def _release(self, settings: FaultSettings, now: float, out: list[bytes]) -> None:
+        if settings.disconnected:
+            self._lose_held()
         if settings.frozen:
             return
         while self._frozen:
@@ -233,6 +234,15 @@ class FaultInjector:
         for held in late:
             self._overtaken.remove(held)
             self._let_out(held.frame, out)
+
+    def _lose_held(self) -> None:
+        """A link that goes down takes with it what was under way."""
+        lost = len(self._frozen) + len(self._delayed) + len(self._overtaken)
+        if lost:
+            self._counts["cut"] += lost
+        for held in (self._frozen, self._delayed, self._overtaken):
+            held.clear()
+        self._held_bytes = 0
 
     def _judge(self, settings: FaultSettings, frame: bytes, now: float, out: list[bytes]) -> None:
         """Decide the fate of one frame.  Always five draws, whatever is switched on."""

@@ -166,7 +166,7 @@ class FaultySubscriber(SubscriberApi):
 
     def on_frames(self, frames: Sequence[bytes]) -> None:
         """Called by the driver."""
-        self._take_turn(lambda: self._hand_over(self._frames.push(frames, time.monotonic())))
+        self._take_turn(lambda: self._hand_over(self._frames_that_pass(frames)))
 
     def on_foreign(self, topic: str, payload: bytes) -> None:
         """Called by the driver.  What is no frame is spared, unless the link is cut."""
@@ -205,6 +205,9 @@ class FaultySubscriber(SubscriberApi):
             else:
                 self._told_up.remove(address)
                 self._receiver.on_link(Disconnected(address, reason))
+
+    def _frames_that_pass(self, frames: Sequence[bytes]) -> Sequence[bytes]:
+        return frames if self._frames.is_idle else self._frames.push(frames, time.monotonic())
 
     def _hand_over(self, frames: Sequence[bytes]) -> None:
         if frames and self._receiver is not None:
