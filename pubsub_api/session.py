@@ -9,14 +9,14 @@ from types import TracebackType
 from oslo_config import cfg
 
 from pubsub_api import loading, settings
-from pubsub_api.cache_node import CacheNode
+from pubsub_api.cache_node import CacheNode, CacheStatistics
 from pubsub_api.config import GROUP, new_conf
 from pubsub_api.core.errors import Closed, UsageError
 from pubsub_api.core.publisher import Predecessor
 from pubsub_api.core.settings import History
 from pubsub_api.driver import Capabilities, PubSubApi
-from pubsub_api.publisher import Publisher, default_name
-from pubsub_api.subscriber import OnEvent, OnEvents, OnResync, Subscriber
+from pubsub_api.publisher import Publisher, PublisherStatistics, default_name
+from pubsub_api.subscriber import OnEvent, OnEvents, OnResync, Subscriber, SubscriberStatistics
 
 
 class Session:
@@ -106,6 +106,11 @@ class Session:
         )
         self._children.append(cache)
         return cache
+
+    def statistics(self) -> list[tuple[str, int, PublisherStatistics | SubscriberStatistics | CacheStatistics]]:
+        """Role (publisher, subscriber, cache), running number and statistics of everything that is open."""
+        roles = {Publisher: "publisher", Subscriber: "subscriber", CacheNode: "cache"}
+        return [(roles[type(child)], number, child.statistics()) for number, child in enumerate(self._children)]
 
     def close(self) -> None:
         """Close every publisher and subscriber of this session.  Idempotent."""

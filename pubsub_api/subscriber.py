@@ -54,6 +54,8 @@ class SubscriberStatistics:
     unwanted: int
     foreign: int
     """Messages of other programs, without an envelope, passed on unnumbered."""
+    foreign_discarded: int
+    """Such messages dropped because the queue was full: nobody numbers them, so nobody can ask for them again."""
     hellos: int
     gaps: int
     closed_by_waiting: int
@@ -129,6 +131,7 @@ class Subscriber:
         self._is_queue_full = False
         self._received = 0
         self._foreign = 0
+        self._foreign_discarded = 0
         self._callback_errors = 0
         self._links: dict[str, bool] = {}
         self._ready = threading.Event()
@@ -155,13 +158,18 @@ class Subscriber:
 
     def on_frames(self, received: Sequence[bytes]) -> None:
         with self._lock:
+            self._core.room_bytes = self._queue_bytes_max - self._queue_bytes
             self._core.on_frames(received, time.monotonic())
             queries = self._collect()
         self._ask(queries)
 
     def on_foreign(self, topic: str, payload: bytes) -> None:
         with self._lock:
-            if self._core.filters.match(topic):
+            if not self._core.filters.match(topic):
+                return
+            if self._core.is_queue_full:
+                self._foreign_discarded += 1
+            else:
                 self._foreign += 1
                 self._enqueue([Event(topic=topic, table="", key="", action="set", value=payload)], len(payload))
 
@@ -197,9 +205,8 @@ class Subscriber:
     def _enqueue(self, items: list[Item], size: int) -> None:
         self._queue_bytes += size
         self._queue.put(items)
-        if self._queue_bytes > self._queue_bytes_max and not self._is_queue_full:
+        if self._core.is_queue_full and not self._is_queue_full:
             self._is_queue_full = True
-            self._core.queue_full(True)
             LOG.warning("Subscriber: the callback is too slow, %d bytes wait. A resync will follow.", self._queue_bytes)
 
     def _ask(self, queries: list[messages.Query]) -> None:
@@ -352,6 +359,7 @@ class Subscriber:
             return SubscriberStatistics(
                 received=self._received,
                 foreign=self._foreign,
+                foreign_discarded=self._foreign_discarded,
                 publishers=len(self._core.publishers),
                 links_up=sum(self._links.values()),
                 lag=self._core.counters.delivered - self._received,

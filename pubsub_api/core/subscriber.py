@@ -92,6 +92,8 @@ class SubscriberCore:
         self._timer_count = 0
         self._to_repair: list[InStream] = []
         self._parked_bytes = 0
+        self.room_bytes = float("inf")
+        """How much more the consumer's queue takes.  The owner sets it before it hands over frames."""
         self._out: list[Delivery | Resync] = []
         self._last_call = now
         self._next_silence_check = now + settings.max_idle_time_s
@@ -187,6 +189,10 @@ class SubscriberCore:
         """The consumer's queue is full, or has room again.  While it is full, data is discarded and resynced later."""
         self._resync.is_blocked = is_full
 
+    @property
+    def is_queue_full(self) -> bool:
+        return self._resync.is_blocked
+
     def undecodable(self, header: Header, now: float) -> None:
         """The consumer could not decode a frame that was delivered to it."""
         publisher = self._publishers.get(header.guid)
@@ -278,6 +284,9 @@ class SubscriberCore:
         if header.first - 1 > header.after:
             self.counters.skipped += header.first - 1 - header.after
         self._out.append(delivery)
+        self.room_bytes -= len(delivery[0])
+        if self.room_bytes < 0:
+            self._resync.is_blocked = True
 
     def _on_hello(self, frame: bytes, header: Header, now: float) -> None:
         publisher = self._heard(header.guid, now)
@@ -519,7 +528,9 @@ class SubscriberCore:
         return bool(join.responders) and living <= join.responders
 
     def _resync_all(self, reason: Reason, now: float) -> None:
-        self._resync.request(reason, list(self.filters), now)
+        """Ask for everything again; before the first join nothing was promised, and its own resync covers all."""
+        if len(self._joined):
+            self._resync.request(reason, list(self.filters), now)
 
     def _emit_resync(self, now: float) -> None:
         resync = self._resync.emit(now, self.filters)

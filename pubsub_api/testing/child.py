@@ -40,10 +40,10 @@ Message = dict[str, Any]
 class ChildProcess:
     """The parent's handle.  Use it in a ``with``: leaving it kills the process."""
 
-    def __init__(self, role: str, url: str, *arguments: str) -> None:
+    def __init__(self, role: str, url: str, *arguments: str, module: str = "pubsub_api.testing.child") -> None:
         environment = os.environ | {"PYTHONPATH": os.pathsep.join(entry for entry in sys.path if entry)}
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "pubsub_api.testing.child", role, url, *arguments],
+            [sys.executable, "-m", module, role, url, *arguments],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment,
         )  # fmt: skip
         self._lines: queue.SimpleQueue[bytes] = queue.SimpleQueue()

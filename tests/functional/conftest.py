@@ -1,0 +1,111 @@
+"""The buses that session-level tests run on: every driver, against the real thing."""
+
+from __future__ import annotations
+
+import dataclasses
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import pytest
+
+import pubsub_api
+from pubsub_api.driver import PubSubApi
+from pubsub_api.testing.conf_fixture import fast_conf
+from tests.servers import RedisServer
+
+DRIVERS = ("memory", "zmq", "zenoh", "redis")
+
+
+@pytest.fixture(scope="session")
+def redis_server() -> Iterator[RedisServer]:
+    with RedisServer() as server:
+        yield server
+
+
+@dataclasses.dataclass
+class Bus:
+    """One driver and a private place for it: opens sessions that are closed at the end of the test."""
+
+    driver: str
+    url: str
+    sessions: list[pubsub_api.Session] = dataclasses.field(default_factory=list)
+
+    def session(
+        self, *, wrap_driver: Callable[[PubSubApi], PubSubApi] | None = None, **options: Any
+    ) -> pubsub_api.Session:
+        """A session; ``options`` are overrides of ``[pubsub]``."""
+        session = pubsub_api.open(conf=fast_conf(self.url, **options), wrap_driver=wrap_driver)
+        self.sessions.append(session)
+        return session
+
+    @property
+    def is_bind_based(self) -> bool:
+        return self.driver in ("zmq", "zenoh")
+
+    def addresses(self, *ends: pubsub_api.Publisher | Any) -> Sequence[str] | None:
+        """Where a subscriber has to listen to hear these publishers and caches."""
+        return [end.address for end in ends] if self.is_bind_based else None
+
+    def close(self) -> None:
+        while self.sessions:
+            self.sessions.pop().close()
+
+
+def _url(driver: str, request: pytest.FixtureRequest) -> str:
+    if driver == "redis":
+        address: str = request.getfixturevalue("redis_server").address
+        return f"{address}?channel_prefix=t{uuid.uuid4().hex[:8]}:"
+    return f"memory://{uuid.uuid4().hex}" if driver == "memory" else f"{driver}://127.0.0.1:0"
+
+
+@pytest.fixture(params=DRIVERS)
+def bus(request: pytest.FixtureRequest) -> Iterator[Bus]:
+    """Each driver in turn."""
+    bus = Bus(request.param, _url(request.param, request))
+    yield bus
+    bus.close()
+
+
+@pytest.fixture(params=[driver for driver in DRIVERS if driver != "memory"])
+def process_bus(request: pytest.FixtureRequest) -> Iterator[Bus]:
+    """Each driver that connects processes, in turn."""
+    bus = Bus(request.param, _url(request.param, request))
+    yield bus
+    bus.close()
+
+
+class Consumer:
+    """What a user's callbacks saw, in order."""
+
+    def __init__(self) -> None:
+        self.log: list[pubsub_api.Event | pubsub_api.Resync] = []
+
+    def on_event(self, event: pubsub_api.Event) -> None:
+        self.log.append(event)
+
+    def on_resync(self, resync: pubsub_api.Resync) -> None:
+        self.log.append(resync)
+
+    @property
+    def events(self) -> list[pubsub_api.Event]:
+        return [item for item in self.log if isinstance(item, pubsub_api.Event)]
+
+    @property
+    def versions(self) -> list[int]:
+        return [event.version for event in self.events]
+
+    @property
+    def resyncs(self) -> list[pubsub_api.Resync]:
+        return [item for item in self.log if isinstance(item, pubsub_api.Resync)]
+
+
+@pytest.fixture
+def consumer() -> Consumer:
+    return Consumer()
+
+
+def event(number: int, topic: str = "tenant-7/port", **fields: Any) -> pubsub_api.Event:
+    """An event that is told from others by its version."""
+    values: dict[str, Any] = {"table": "port", "key": f"p{number % 10}", "action": "set", "value": {"n": number}}
+    return pubsub_api.Event(topic=topic, version=number, **{**values, **fields})

@@ -1,0 +1,196 @@
+"""Publishers and subscribers in processes of their own, for tests that kill, freeze and starve them.
+
+A node speaks JSON lines with the test.  A subscriber keeps a log of what its user would have seen: event numbers by
+topic and, between them, resyncs.  `unexplained` says what that log cannot account for: it is the delivery contract as
+a function.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+import time
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import pubsub_api
+from pubsub_api.testing.child import ChildProcess
+from pubsub_api.testing.conf_fixture import fast_conf
+from pubsub_api.testing.faults import Faults
+from pubsub_api.testing.faulty import FaultyPubSub
+
+Log = list[tuple[str, int] | str]
+"""(topic, number) of an event, or the reason of a resync."""
+
+
+class PublisherNode(ChildProcess):
+    """Sends numbered events.  ``options`` are overrides of ``[pubsub]``."""
+
+    def __init__(self, url: str, *, name: str = "node", **options: Any) -> None:
+        super().__init__("publisher", url, json.dumps({"name": name, **options}), module="tests.nodes")
+        self.address: str = self.receive()["address"]
+
+    def send(self, topic: str, numbers: Iterable[int], *, rate: float = 0.0) -> None:
+        """Send events with these numbers; returns when they are handed to the transport."""
+        self.ask(do="send", topic=topic, numbers=list(numbers), rate=rate)
+
+    def start_flood(self, topic: str, *, first: int, rate: float) -> None:
+        """Send on and on in the background until `stop_flood`."""
+        self.ask(do="flood", topic=topic, first=first, rate=rate)
+
+    def stop_flood(self) -> int:
+        """Number of the last event of the flood."""
+        last = self.ask(do="stop")["last"]
+        assert isinstance(last, int)
+        return last
+
+    def statistics(self) -> dict[str, Any]:
+        return self.ask(do="statistics")
+
+    def close(self) -> None:
+        self.ask(do="close")
+
+
+class SubscriberNode(ChildProcess):
+    """Receives.  ``drop`` is the probability with which a frame is lost before it is seen."""
+
+    def __init__(
+        self,
+        url: str,
+        addresses: Sequence[str] | None,
+        topics: Sequence[str] = ("#",),
+        *,
+        drop: float = 0.0,
+        **options: Any,
+    ) -> None:
+        settings = {"addresses": addresses, "topics": list(topics), "drop": drop, **options}
+        super().__init__("subscriber", url, json.dumps(settings), module="tests.nodes")
+        assert self.receive()["ready"]
+
+    def log(self) -> Log:
+        return [tuple(item) if isinstance(item, list) else item for item in self.ask(do="log")["log"]]
+
+    def last(self, topic: str) -> int:
+        """Number of the last event seen on a topic."""
+        return int(self.ask(do="last", topic=topic)["last"])
+
+    def statistics(self) -> dict[str, Any]:
+        return self.ask(do="statistics")
+
+
+def unexplained(log: Log, topic: str, sent: Sequence[int]) -> list[str]:
+    """What is wrong with a subscriber's log of a topic, given what was sent after it was ready: nothing, ideally.
+
+    Numbers must rise; a number that is missing must be covered by a resync told before the next event of that topic.
+    """
+    problems: list[str] = []
+    seen: set[int] = set()
+    last, is_covered = sent[0] - 1 if sent else 0, False
+    for item in log:
+        if isinstance(item, str):
+            is_covered = True
+        elif item[0] == topic:
+            if item[1] <= last:
+                problems.append(f"{item[1]} after {last}")
+            elif item[1] > last + 1 and not is_covered:
+                problems.append(f"{last + 1}..{item[1] - 1} missing without a resync")
+            seen.add(item[1])
+            last, is_covered = max(last, item[1]), False
+    if sent and last < sent[-1] and not is_covered:
+        problems.append(f"{last + 1}..{sent[-1]} missing at the end without a resync")
+    problems += [f"{number} was never sent" for number in sorted(seen - set(sent))[:5]]
+    return problems
+
+
+def _say(**message: Any) -> None:
+    sys.stdout.write(json.dumps(message) + "\n")
+    sys.stdout.flush()
+
+
+def _event(topic: str, number: int) -> pubsub_api.Event:
+    return pubsub_api.Event(topic=topic, table="t", key=f"k{number % 100}", action="set", value=number, version=number)
+
+
+class _Flood:
+    """Sends at a steady rate from a thread, in ticks of a hundredth of a second."""
+
+    def __init__(self, publisher: pubsub_api.Publisher, topic: str, first: int, rate: float) -> None:
+        self.last = first - 1
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, args=(publisher, topic, rate))
+        self._thread.start()
+
+    def _run(self, publisher: pubsub_api.Publisher, topic: str, rate: float) -> None:
+        first, started = self.last + 1, time.monotonic()
+        while not self._stop.wait(0.01):
+            target = first + int((time.monotonic() - started) * rate)
+            for number in range(self.last + 1, target):
+                publisher.send_event(_event(topic, number))
+                self.last = number
+
+    def stop(self) -> int:
+        self._stop.set()
+        self._thread.join()
+        return self.last
+
+
+def _publisher(url: str, settings: dict[str, Any]) -> None:
+    name = settings.pop("name")
+    with pubsub_api.open(conf=fast_conf(url, **settings)) as session:
+        publisher = session.publisher(name=name)
+        _say(address=publisher.address)
+        flood: _Flood | None = None
+        for line in sys.stdin:
+            command = json.loads(line)
+            if command["do"] == "send":
+                for number in command["numbers"]:
+                    publisher.send_event(_event(command["topic"], number))
+                publisher.flush(timeout_s=30)
+                _say(ok=True)
+            elif command["do"] == "flood":
+                flood = _Flood(publisher, command["topic"], command["first"], command["rate"])
+                _say(ok=True)
+            elif command["do"] == "stop":
+                assert flood is not None
+                _say(last=flood.stop())
+            elif command["do"] == "statistics":
+                _say(**vars(publisher.statistics()))
+            elif command["do"] == "close":
+                publisher.close()
+                _say(ok=True)
+
+
+def _subscriber(url: str, settings: dict[str, Any]) -> None:
+    addresses, topics, drop = settings.pop("addresses"), settings.pop("topics"), settings.pop("drop")
+    faults = Faults(seed=7)
+    log: Log = []
+    last: dict[str, int] = {}
+
+    def on_event(event: pubsub_api.Event) -> None:
+        log.append((event.topic, event.version))
+        last[event.topic] = event.version
+
+    def on_resync(resync: pubsub_api.Resync) -> None:
+        log.append(resync.reason.value)
+
+    session = pubsub_api.open(
+        conf=fast_conf(url, **settings), wrap_driver=lambda driver: FaultyPubSub(driver, faults)
+    )
+    with session, session.subscriber(topics, on_event, on_resync=on_resync, addresses=addresses) as subscriber:
+        subscriber.wait_ready(timeout_s=30)
+        faults.set(drop=drop)
+        _say(ready=True)
+        for line in sys.stdin:
+            command = json.loads(line)
+            if command["do"] == "log":
+                _say(log=list(log))
+            elif command["do"] == "last":
+                _say(last=last.get(command["topic"], 0))
+            elif command["do"] == "statistics":
+                _say(**vars(subscriber.statistics()))
+
+
+if __name__ == "__main__":
+    role, node_url, node_settings = sys.argv[1:]
+    {"publisher": _publisher, "subscriber": _subscriber}[role](node_url, json.loads(node_settings))
