@@ -1,0 +1,95 @@
+"""The ZeroMQ driver: XPUB/SUB for frames, ROUTER/DEALER for queries, over tcp or a socket file.
+
+Bind-based: a publisher owns its address, ``tcp://publisher_bind_address:publisher_port`` or, under
+``publisher_transport = ipc``, a socket file that only the user may open.  A subscriber has one link per address.
+
+* Filters are exact for topics without wildcards; a wildcard is widened to the prefix before it, and the core filters.
+* `Connected` and `Subscribed` come after the publisher itself has confirmed the subscriptions (`zmq_wire`).
+* A subscriber that falls ``send_hwm`` + ``receive_hwm`` frames behind loses frames, which the layer above notices.
+* CURVE encrypts and authenticates tcp links (`zmq_security`).
+* A message of a plain ZeroMQ publisher, topic and payload in two parts, is passed on as foreign.  Its topic must end
+  with a NUL byte to be selected by a filter without wildcards.
+
+URLs: ``zmq://host:port``, ``zmq:///path/of/socket``; ``?option=value`` sets an option of the ``[zmq]`` group.
+"""
+
+from __future__ import annotations
+
+import pathlib
+from collections.abc import Sequence
+from typing import ClassVar
+from urllib.parse import SplitResult
+
+from oslo_config import cfg
+
+from drivers.pubsub import zmq_endpoints as endpoints
+from drivers.pubsub import zmq_options
+from drivers.pubsub.zmq_options import GROUP, OPTIONS
+from drivers.pubsub.zmq_publisher import ZmqPublisher
+from drivers.pubsub.zmq_security import Curve
+from drivers.pubsub.zmq_subscriber import ZmqSubscriber
+from pubsub_api import config
+from pubsub_api.driver import Capabilities, PubSubApi
+
+__all__ = ["ZmqMultiprocPubSub", "ZmqPubSub", "ZmqPublisher", "ZmqSubscriber", "list_opts"]
+
+_FRAME_BYTES_MAX = 2**31 - 1
+
+
+def list_opts() -> list[tuple[str, Sequence[cfg.Opt]]]:
+    """Entry point for oslo-config-generator."""
+    return [(GROUP, OPTIONS)]
+
+
+class ZmqPubSub(PubSubApi):
+    """The driver.  See the module's description."""
+
+    options: ClassVar[dict[str, Sequence[cfg.Opt]]] = {GROUP: OPTIONS}
+
+    def __init__(self, conf: cfg.ConfigOpts) -> None:
+        super().__init__(conf)
+        zmq_options.check(conf)
+        self._curve = Curve(conf)
+
+    @classmethod
+    def configure_from_url(cls, conf: cfg.ConfigOpts, url: SplitResult) -> None:
+        zmq_options.configure_from_url(conf, url)
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return Capabilities(
+            bind_based=True,
+            queries=True,
+            native_wildcards=False,
+            frame_bytes_max=_FRAME_BYTES_MAX,
+            fork_safe=True,
+            reports=frozenset({"connect", "disconnect", "subscribed"}),
+            security=frozenset({"curve", "unix-permissions"}),
+        )
+
+    def listen_addresses(self) -> list[str]:
+        path = self._socket_path()
+        if path is not None:
+            return [endpoints.ipc_address(path)]
+        options = self.conf[config.GROUP]
+        if not options.publisher_port:
+            return []  # The ports are chosen at run time: somebody has to tell the addresses.
+        return [endpoints.tcp_address(host, options.publisher_port) for host in options.publishers_ips]
+
+    def get_publisher(self) -> ZmqPublisher:
+        return ZmqPublisher(self.conf, self._curve, self._socket_path())
+
+    def get_subscriber(self) -> ZmqSubscriber:
+        return ZmqSubscriber(self.conf, self._curve)
+
+    def _socket_path(self) -> pathlib.Path | None:
+        """The publisher's socket file, None under tcp."""
+        is_ipc = self.conf[config.GROUP].publisher_transport == "ipc"
+        return zmq_options.socket_path(self.conf) if is_ipc else None
+
+
+class ZmqMultiprocPubSub(ZmqPubSub):
+    """The same driver on the socket file between the workers of a host and its publisher service, and there only."""
+
+    def _socket_path(self) -> pathlib.Path | None:
+        return config.multiproc_socket(self.conf)

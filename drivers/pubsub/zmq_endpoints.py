@@ -1,0 +1,182 @@
+"""Addresses of the ZeroMQ driver: which are sound, how one is bound to, and where queries go.
+
+An address is ``tcp://host:port`` or ``ipc:///path/of/socket``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+import pathlib
+import socket
+import stat
+from collections.abc import Iterator
+from urllib.parse import urlsplit
+
+import zmq
+
+from drivers.pubsub.zmq_options import WILDCARD_HOSTS
+from pubsub_api.errors import AddressInUse, DriverError, InvalidConfig
+
+Socket = zmq.Socket[bytes]
+
+_BACKLOG = 128
+_QUERY_SUFFIX = ".query"
+
+
+def tcp_address(host: str, port: int | str) -> str:
+    return f"tcp://[{host}]:{port}" if ":" in host else f"tcp://{host}:{port}"
+
+
+def ipc_address(path: pathlib.Path) -> str:
+    return f"ipc://{path}"
+
+
+def query_path(path: pathlib.Path) -> pathlib.Path:
+    """Where a publisher whose socket is ``path`` answers queries."""
+    return path.with_name(path.name + _QUERY_SUFFIX)
+
+
+def query_address(address: str, port: int) -> str:
+    """Where the publisher at ``address`` answers queries, given the port it told."""
+    parts = urlsplit(address)
+    if parts.scheme == "ipc":
+        return ipc_address(query_path(pathlib.Path(parts.path)))
+    return tcp_address(parts.hostname or "", port)
+
+
+def check_address(address: str) -> str:
+    """Return ``address`` when a subscriber can listen to it.  Raises InvalidConfig with the reason otherwise."""
+    try:
+        parts = urlsplit(address)
+        host, port = parts.hostname, parts.port
+    except ValueError as error:
+        raise InvalidConfig(f"address {address!r}: {error}") from error
+    if parts.scheme == "tcp" and host and port and not parts.path and host not in WILDCARD_HOSTS:
+        return address
+    if parts.scheme == "ipc" and not parts.netloc and parts.path.startswith("/"):
+        check_path(pathlib.Path(parts.path))
+        return address
+    raise InvalidConfig(
+        f"{address!r} is nothing a ZeroMQ subscriber can listen to; write tcp://host:port or ipc:///path/of/socket"
+    )
+
+
+def check_path(path: pathlib.Path) -> None:
+    """Raises InvalidConfig when the path, or that for queries beside it, cannot be a socket's."""
+    longest = zmq.IPC_PATH_MAX_LEN - len(_QUERY_SUFFIX)
+    if not path.is_absolute() or not path.name:
+        raise InvalidConfig(f"the socket path {str(path)!r} is not absolute")
+    if len(os.fsencode(path)) > longest:
+        raise InvalidConfig(f"the socket path {str(path)!r} is longer than the {longest} bytes that the system allows")
+
+
+def use_ipv6(sock: Socket, address: str) -> None:
+    """IPv6 is switched on only where it is asked for: with it, ``*`` would mean other interfaces than without."""
+    if "[" in address:
+        sock.set(zmq.IPV6, 1)
+
+
+def bind_tcp(sock: Socket, host: str, port: int) -> int:
+    """Bind and return the port, which is a free one when ``port`` is 0.  Raises AddressInUse, InvalidConfig."""
+    address = tcp_address(_numeric(host), port or "*")
+    use_ipv6(sock, address)
+    try:
+        sock.bind(address)
+    except zmq.ZMQError as error:
+        if error.errno == errno.EADDRINUSE:
+            raise AddressInUse(
+                f"{address} belongs to another process: one process per address can publish. Publish through the "
+                "publisher service of this host, or choose another publisher_port"
+            ) from error
+        if error.errno in (errno.EADDRNOTAVAIL, errno.ENODEV, errno.EINVAL, errno.EACCES):
+            raise InvalidConfig(f"{address} cannot be bound to: {error}") from error
+        raise DriverError(f"{address} cannot be bound to: {error}") from error
+    bound = sock.getsockopt_string(zmq.LAST_ENDPOINT)
+    return int(bound.rpartition(":")[2])
+
+
+def _numeric(host: str) -> str:
+    """ZeroMQ binds to numeric addresses and interface names; a host name is looked up for it."""
+    if host in WILDCARD_HOSTS:
+        return host
+    try:
+        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    except OSError as error:
+        raise InvalidConfig(f"[pubsub] publisher_bind_address {host!r}: {error}") from error
+    return str(found[0][4][0])
+
+
+class SocketFile:
+    """A socket file that this process has bound to.  ``remove`` takes it away, unless somebody else owns it by now."""
+
+    def __init__(self, path: pathlib.Path) -> None:
+        self._path = path
+        self._inode = path.stat().st_ino
+
+    def remove(self) -> None:
+        with contextlib.suppress(FileNotFoundError), _directory_locked(self._path):
+            if self._path.stat().st_ino == self._inode:
+                self._path.unlink()
+
+
+def bind_ipc(sock: Socket, path: pathlib.Path) -> SocketFile:
+    """Bind to a socket file that only this user may open.  Raises AddressInUse, InvalidConfig.
+
+    ZeroMQ by itself would remove whatever file is there, a live publisher's too, and leave its mode to the umask.  So
+    the listening socket is made here, and given to it.
+    """
+    check_path(path)
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        # On a socket that is not bound yet this sets the mode that the file is created with: no moment is it open.
+        os.fchmod(listener.fileno(), 0o600)
+        listener.setblocking(False)
+        with _directory_locked(path):
+            _remove_dead(path)
+            listener.bind(str(path))
+            listener.listen(_BACKLOG)
+            owned = SocketFile(path)
+        sock.set(zmq.USE_FD, listener.fileno())
+        sock.bind(ipc_address(path))
+        listener.detach()  # it is ZeroMQ's now, and closed by it
+    except OSError as error:
+        raise InvalidConfig(f"the socket {path} cannot be made: {error}") from error
+    except zmq.ZMQError as error:
+        raise DriverError(f"{path} cannot be bound to: {error}") from error
+    finally:
+        listener.close()
+    return owned
+
+
+@contextlib.contextmanager
+def _directory_locked(path: pathlib.Path) -> Iterator[None]:
+    """One process at a time looks at the file and replaces it.  The lock ends with the block, or with the process."""
+    descriptor = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        fcntl.flock(descriptor, fcntl.LOCK_UN)  # closing is not enough: a child forked meanwhile has it open, too
+        os.close(descriptor)
+
+
+def _remove_dead(path: pathlib.Path) -> None:
+    """Remove the socket file of a process that is gone; raise AddressInUse when it lives."""
+    try:
+        is_socket = stat.S_ISSOCK(path.lstat().st_mode)
+    except FileNotFoundError:
+        return
+    if not is_socket:
+        raise InvalidConfig(f"{path} exists and is no socket; it was left alone")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.setblocking(False)
+        outcome = probe.connect_ex(str(path))
+    if outcome != errno.ECONNREFUSED:
+        raise AddressInUse(
+            f"{path} belongs to a living process: one process per address can publish. Publish through the publisher "
+            "service of this host, or choose another path"
+        )
+    path.unlink()

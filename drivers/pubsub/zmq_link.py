@@ -1,0 +1,261 @@
+"""One subscriber's link to one publisher of the ZeroMQ driver.  Used by the receiving thread alone; calls nobody.
+
+Theory of operation.  A link is a SUB socket, the monitor that tells what happens to its connection, and, once the
+publisher has said where, a DEALER socket for queries.
+
+* ``open`` connects and then subscribes, filter by filter, the nonce of the barrier last (see `zmq_wire`).  All of it
+  waits in the socket until the publisher is there, however long that takes, and reaches it in that order.
+* The echo of the nonce makes the link up: that is `Connected`, or `Subscribed` for filters that came later.  Only one
+  nonce is under way at a time; filters that come meanwhile are covered by the next.
+* Whatever the monitor says of a lost connection makes the link ``lost``.  Its sockets are closed, and it is opened
+  again as new.  ZeroMQ's own reconnecting is not used here, for two reasons.  It sends the subscriptions again in an
+  order of its own, so that a nonce could overtake a filter and the echo would prove nothing.  And it never comes back
+  from a refused or garbled handshake.  While a publisher is just absent, ZeroMQ does the waiting.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import struct
+
+import zmq
+from oslo_config import cfg
+
+from drivers.pubsub import zmq_endpoints as endpoints
+from drivers.pubsub.zmq_endpoints import Socket
+from drivers.pubsub.zmq_options import GROUP
+from drivers.pubsub.zmq_security import Curve
+from drivers.pubsub.zmq_wire import NONCE_BYTES, SYNC, Echo, unpack_echo
+from pubsub_api.driver import Connected, Disconnected, LinkReport, Subscribed
+
+LOG = logging.getLogger(__name__)
+
+_EVENT = struct.Struct("=HI")
+
+# What the monitor says -> what is said of the link.  Refusals are reported even of a link that never was up: waiting
+# does not help against them.
+_REFUSALS = {
+    int(zmq.EVENT_HANDSHAKE_FAILED_AUTH): "the publisher refused our CURVE key",
+    int(zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL): "the peer does not speak ZeroMQ with the security configured here",
+}
+_LOSSES = {
+    int(zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL): "the peer went away during the handshake",
+    int(zmq.EVENT_DISCONNECTED): "the connection was lost",
+    **_REFUSALS,
+}
+_HANDSHAKE_SUCCEEDED = int(zmq.EVENT_HANDSHAKE_SUCCEEDED)
+_WATCHED = sum(_LOSSES) | _HANDSHAKE_SUCCEEDED
+
+
+class Link:
+    """``lost`` is why the link must be dropped; ``deadline`` is when it must be opened again, if it is closed, and when
+    `on_deadline` must be called, if it is open.  None is never."""
+
+    def __init__(self, context: zmq.Context[Socket], conf: cfg.ConfigOpts, curve: Curve, address: str) -> None:
+        self.address = address
+        self.sub: Socket | None = None
+        self.monitor: Socket | None = None
+        self.dealer: Socket | None = None
+        self.incoming = zmq.Poller()
+        """Asks whether ``sub`` has something to read."""
+        self.is_up = False
+        self.lost: str | None = None
+        self.deadline: float | None = None
+        self._context = context
+        self._options = conf[GROUP]
+        self._curve = curve
+        self._reopen_s: float = self._options.reconnect_interval
+        self._is_loss_told = False
+        self._is_refused = False
+        self._is_handshaken = False
+        self._nonce: bytes | None = None
+        self._covered: list[str] = []
+        self._uncovered: list[str] = []
+        self._publisher: Echo | None = None
+        self._unanswered = 0
+
+    @property
+    def sockets(self) -> list[Socket]:
+        """Those that are open, to be polled."""
+        return [sock for sock in (self.sub, self.monitor, self.dealer) if sock is not None]
+
+    # -- connection
+
+    def open(self, prefixes: list[bytes], now: float) -> None:
+        """Connect and subscribe.  Sets ``lost`` when even that fails."""
+        self.deadline = None
+        sub = self.sub = self._new_socket(zmq.SUB)
+        # Unlimited: ZeroMQ drops, silently, subscriptions that exceed it.  Their number is that of the filters.
+        sub.set(zmq.SNDHWM, 0)
+        sub.set(zmq.RCVHWM, self._options.receive_hwm)
+        self.incoming = zmq.Poller()
+        self.incoming.register(sub, zmq.POLLIN)
+        monitored = f"inproc://{os.urandom(NONCE_BYTES).hex()}"
+        sub.monitor(monitored, _WATCHED)
+        self.monitor = self._context.socket(zmq.PAIR)
+        self.monitor.connect(monitored)
+        try:
+            self._connect(sub, self.address)
+        except zmq.ZMQError as error:
+            self.lost = str(error)
+            return
+        for prefix in prefixes:
+            sub.subscribe(prefix)
+        self._start_barrier(now)
+
+    def close(self) -> None:
+        """Close every socket.  Frames that were not read yet are lost."""
+        if self.sub is not None:
+            self.sub.disable_monitor()
+        for sock in self.sockets:
+            sock.close(0)
+        self.sub = self.monitor = self.dealer = None
+        self.is_up = self._is_handshaken = self._is_refused = False
+        self.lost = self._nonce = self._publisher = self.deadline = None
+        self._covered.clear()
+        self._uncovered.clear()
+
+    def drop(self, now: float) -> list[LinkReport]:
+        """Close a link that is ``lost``; it is to be opened again at its deadline."""
+        assert self.lost is not None
+        reports: list[LinkReport] = []
+        if (self.is_up or self._is_refused) and not self._is_loss_told:
+            self._is_loss_told = True
+            reports.append(Disconnected(self.address, self.lost))
+        else:
+            LOG.debug("%s: %s", self.address, self.lost)
+        self.close()
+        self.deadline = now + self._reopen_s
+        self._reopen_s = min(2 * self._reopen_s, self._options.reconnect_interval_max)
+        return reports
+
+    def read_monitor(self, now: float) -> None:
+        """Take in what happened to the connection since the last call."""
+        while self.monitor is not None and self.lost is None:
+            try:
+                parts = self.monitor.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            event, _value = _EVENT.unpack(parts[0])
+            if event == _HANDSHAKE_SUCCEEDED:
+                self._is_handshaken = True
+                self._set_barrier_deadline(now)
+            elif event in _LOSSES:
+                self._is_refused = event in _REFUSALS
+                self.lost = _LOSSES[event]
+
+    def _new_socket(self, kind: int) -> Socket:
+        sock = self._context.socket(kind)
+        sock.set(zmq.LINGER, 0)
+        sock.set(zmq.TCP_KEEPALIVE, 1)
+        sock.set(zmq.HEARTBEAT_IVL, int(self._options.heartbeat_interval * 1000))
+        sock.set(zmq.HEARTBEAT_TIMEOUT, int(self._options.heartbeat_timeout * 1000))
+        sock.set(zmq.CONNECT_TIMEOUT, int(self._options.connect_timeout * 1000))
+        sock.set(zmq.RECONNECT_IVL, int(self._options.reconnect_interval * 1000))
+        sock.set(zmq.RECONNECT_IVL_MAX, int(self._options.reconnect_interval_max * 1000))
+        self._curve.secure_client(sock)
+        return sock
+
+    @staticmethod
+    def _connect(sock: Socket, address: str) -> None:
+        endpoints.use_ipv6(sock, address)
+        sock.connect(address)
+
+    # -- subscriptions and the barrier
+
+    def subscribe(self, topic_filter: str, prefixes: list[bytes], now: float) -> None:
+        """A filter that needs these prefixes in addition to those there are."""
+        if self.sub is None:
+            return
+        for prefix in prefixes:
+            self.sub.subscribe(prefix)
+        self._uncovered.append(topic_filter)
+        if self._nonce is None:
+            self._start_barrier(now)
+
+    def unsubscribe(self, topic_filter: str, prefixes: list[bytes]) -> None:
+        """A filter is gone, and these prefixes with it."""
+        if self.sub is None:
+            return
+        for prefix in prefixes:
+            self.sub.unsubscribe(prefix)
+        for waiting in (self._covered, self._uncovered):
+            if topic_filter in waiting:
+                waiting.remove(topic_filter)
+
+    def on_echo(self, topic: bytes, payload: bytes, now: float) -> list[LinkReport]:
+        """What an echo proves.  Nothing, when it is that of another nonce: a filter for everything hears them all."""
+        if self.sub is None or topic != self._nonce:
+            return []
+        # If the connection was lost and ZeroMQ has made another by itself, the monitor knows, and the order in which
+        # the nonce arrived proves nothing.
+        self.read_monitor(now)
+        publisher = unpack_echo(payload)
+        if self.lost is not None or publisher is None:
+            return []
+        self.sub.unsubscribe(self._nonce)
+        self._nonce = self.deadline = None
+        self._unanswered = 0
+        self._set_publisher(publisher)
+        covered, self._covered = self._covered, []
+        is_complete = not self._uncovered
+        if not is_complete:
+            self._start_barrier(now)
+        if self.is_up:
+            return [Subscribed(self.address, topic_filter) for topic_filter in covered]
+        if not is_complete:
+            return []  # Connected shall be true of every filter.
+        self.is_up = True
+        self._is_loss_told = False
+        self._reopen_s = self._options.reconnect_interval
+        return [Connected(self.address)]
+
+    def on_deadline(self, now: float) -> None:
+        """The publisher has not echoed: try another nonce.  The first may have been lost in a full queue."""
+        self._unanswered += 1
+        if self._unanswered == 1:
+            LOG.warning(
+                "%s has not confirmed the subscriptions within %s s. It is overloaded, or no publisher of Heliograph; "
+                "asking on", self.address, self._options.barrier_timeout,
+            )  # fmt: skip
+        self._start_barrier(now)
+
+    def _start_barrier(self, now: float) -> None:
+        assert self.sub is not None
+        if self._nonce is not None:
+            self.sub.unsubscribe(self._nonce)
+        self._nonce = SYNC + os.urandom(NONCE_BYTES)
+        self.sub.subscribe(self._nonce)
+        self._covered += self._uncovered
+        self._uncovered.clear()
+        self._set_barrier_deadline(now)
+
+    def _set_barrier_deadline(self, now: float) -> None:
+        """No time runs while the publisher is absent."""
+        if self._is_handshaken and self._nonce is not None:
+            self.deadline = now + self._options.barrier_timeout
+
+    # -- queries
+
+    def ask(self, query: bytes, now: float) -> None:
+        """Pass a query on.  Nothing is queued for a publisher that is known not to serve; it is asked whether it does
+        now, so that the next query may reach it."""
+        if self.dealer is not None:
+            try:
+                self.dealer.send(query, zmq.NOBLOCK)
+            except zmq.Again:
+                LOG.debug("%s: a query was dropped, too many are waiting", self.address)
+        elif self.is_up and self._nonce is None:
+            self._start_barrier(now)
+
+    def _set_publisher(self, publisher: Echo) -> None:
+        if publisher == self._publisher:
+            return
+        self._publisher = publisher
+        if self.dealer is not None:
+            self.dealer.close(0)
+            self.dealer = None
+        if publisher.serves:
+            self.dealer = self._new_socket(zmq.DEALER)
+            self._connect(self.dealer, endpoints.query_address(self.address, publisher.query_port))

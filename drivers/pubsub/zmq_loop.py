@@ -1,0 +1,288 @@
+"""The receiving thread of a ZeroMQ subscriber.  It owns the sockets of all links and makes all calls to the receiver.
+
+Other threads leave commands for it and wake it.  It reads what is there, a burst at a time, and passes frames on in one
+call per burst.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable
+
+import zmq
+from oslo_config import cfg
+
+from drivers.pubsub.zmq_endpoints import Socket
+from drivers.pubsub.zmq_link import Link
+from drivers.pubsub.zmq_options import GROUP
+from drivers.pubsub.zmq_process import Waker
+from drivers.pubsub.zmq_security import Curve
+from drivers.pubsub.zmq_wire import NUL, SYNC, PrefixCounts
+from pubsub_api.core.frame import is_frame
+from pubsub_api.core.topics import check_topic
+from pubsub_api.driver import Disconnected, LinkReport, Receiver
+from pubsub_api.errors import InvalidTopic
+
+LOG = logging.getLogger(__name__)
+
+_NOBLOCK = zmq.NOBLOCK
+_BURST_FRAMES = 128
+"""Frames read from one link before they are passed on and the other links get a turn."""
+
+
+class ReceiveLoop:
+    """The receiving thread and what it owns.  `post` and `stop` may be called from any thread, the rest is its own."""
+
+    def __init__(self, conf: cfg.ConfigOpts, curve: Curve, receiver: Receiver) -> None:
+        self._conf = conf
+        self._curve = curve
+        self._receiver = receiver
+        self._context: zmq.Context[Socket] = zmq.Context()
+        self._waker = Waker()
+        self._commands: deque[Callable[[], None]] = deque()
+        self._is_stopping = False
+        self._links: dict[str, Link] = {}
+        self._prefixes = PrefixCounts()
+        self._poller = zmq.Poller()
+        self._poller.register(self._waker.fd, zmq.POLLIN)
+        self._handlers: dict[object, Callable[[], None]] = {self._waker.fd: self._waker.clear}
+        self._frames: list[bytes] = []
+        self._drain_bursts_max = 1 + conf[GROUP].receive_hwm // _BURST_FRAMES
+        self.responders = 0
+        """Links whose publisher answers queries.  Read by other threads."""
+        self.thread = threading.Thread(target=self._run, name="zmq-subscriber", daemon=True)
+
+    # -- called from any thread
+
+    def post(self, command: Callable[[], None]) -> None:
+        """Have the thread call ``command``, after those posted before."""
+        self._commands.append(command)
+        self._waker.wake()
+
+    def stop(self) -> None:
+        """Have the thread end.  The receiver is not called again, except that a call under way is finished."""
+        self._is_stopping = True
+        self._waker.wake()
+
+    # -- commands
+
+    def add_filter(self, topic_filter: str) -> None:
+        prefixes = self._prefixes.add(topic_filter)
+        for link in self._links.values():
+            link.subscribe(topic_filter, prefixes, time.monotonic())
+
+    def remove_filter(self, topic_filter: str) -> None:
+        prefixes = self._prefixes.remove(topic_filter)
+        for link in self._links.values():
+            link.unsubscribe(topic_filter, prefixes)
+
+    def add_link(self, address: str) -> None:
+        self._links[address] = Link(self._context, self._conf, self._curve, address)
+        self._open(self._links[address])
+
+    def remove_link(self, address: str) -> None:
+        link = self._links.pop(address)
+        was_up = link.is_up
+        self._unwatch(link)
+        link.close()
+        self._count_responders()
+        if was_up:
+            self._report([Disconnected(address, "the address was unregistered")])
+
+    def ask(self, query: bytes) -> None:
+        for link in self._links.values():
+            link.ask(query, time.monotonic())
+
+    # -- the thread
+
+    def _run(self) -> None:
+        try:
+            while not self._is_stopping:
+                self._turn()
+        except zmq.ZMQError as error:
+            LOG.exception("receiving has stopped")
+            self._report(Disconnected(link.address, f"{error}") for link in self._links.values() if link.is_up)
+        finally:
+            self._is_stopping = True
+            for link in self._links.values():
+                link.close()
+            self._context.term()
+            self._waker.close()
+
+    def _turn(self) -> None:
+        """Wait for something to happen, and handle it."""
+        ready = self._poller.poll(self._wait_ms())
+        # Commands come first: a filter registered before an echo is read shall not be left out of `Connected`.
+        while self._commands:
+            self._commands.popleft()()
+        for source, _ in ready:
+            handler = self._handlers.get(source)  # None: it has been closed since
+            if handler is not None:
+                handler()
+        self._handle_deadlines()
+
+    def _wait_ms(self) -> int | None:
+        deadlines = [link.deadline for link in self._links.values() if link.deadline is not None]
+        if not deadlines:
+            return None
+        return max(0, 1 + int(1000 * (min(deadlines) - time.monotonic())))
+
+    def _handle_deadlines(self) -> None:
+        for link in self._links.values():
+            if link.deadline is None or link.deadline > time.monotonic():
+                continue
+            if link.sub is None:
+                self._open(link)
+            else:
+                link.on_deadline(time.monotonic())
+
+    def _open(self, link: Link) -> None:
+        link.open(self._prefixes.in_use(), time.monotonic())
+        self._watch(link)
+        self._drop_if_lost(link)
+
+    def _watch(self, link: Link) -> None:
+        """Poll the sockets the link has now."""
+        handlers = {
+            link.sub: functools.partial(self._on_data, link),
+            link.monitor: functools.partial(self._on_monitor, link),
+            link.dealer: functools.partial(self._on_replies, link),
+        }
+        for sock in link.sockets:
+            self._handlers[sock] = handlers[sock]
+            self._poller.register(sock, zmq.POLLIN)
+
+    def _unwatch(self, link: Link) -> None:
+        for sock in link.sockets:
+            if self._handlers.pop(sock, None) is not None:
+                self._poller.unregister(sock)
+
+    def _drop_if_lost(self, link: Link) -> None:
+        if link.lost is None:
+            return
+        for _ in range(self._drain_bursts_max):
+            is_more = self._read_burst(link)
+            self._pass_on()
+            if not is_more:
+                break
+        self._unwatch(link)
+        reports = link.drop(time.monotonic())
+        self._count_responders()
+        self._report(reports)
+
+    def _count_responders(self) -> None:
+        self.responders = sum(link.dealer is not None for link in self._links.values())
+
+    # -- what comes in
+
+    def _on_data(self, link: Link) -> None:
+        self._read_burst(link)
+        self._pass_on()
+        self._drop_if_lost(link)
+
+    def _on_monitor(self, link: Link) -> None:
+        link.read_monitor(time.monotonic())
+        self._drop_if_lost(link)
+
+    def _on_replies(self, link: Link) -> None:
+        assert link.dealer is not None
+        try:
+            for _ in range(_BURST_FRAMES):
+                parts = link.dealer.recv_multipart(_NOBLOCK)
+                if len(parts) == 1 and is_frame(parts[0]):
+                    self._frames.append(parts[0])
+                else:
+                    LOG.debug("%s: an answer of %d parts that is no frame was dropped", link.address, len(parts))
+        except zmq.Again:
+            pass
+        self._pass_on()
+
+    def _read_burst(self, link: Link) -> bool:
+        """Collect frames from a link.  False when there was nothing more to read.
+
+        The usual message costs two reads and two looks at bytes.  A read that finds nothing costs several times more,
+        so after the first message, the only one unless there is a flood, a poll asks whether there are more.
+
+        Whether a message has exactly two parts is not asked, which would cost more than a read.  A message of another
+        shape shows itself by what its parts look like, at the latest in the message after it, and `_sort_out` then
+        reads on to the end of that one.
+        """
+        assert link.sub is not None
+        recv, frames = link.sub.recv, self._frames
+        topic: bytes | None = None
+        try:
+            while len(frames) < _BURST_FRAMES:
+                topic = None
+                topic = recv(_NOBLOCK)
+                if topic[-1:] != NUL:
+                    self._sort_out(link, [topic])
+                    continue
+                payload = recv(_NOBLOCK)
+                if not is_frame(payload):
+                    self._sort_out(link, [topic, payload])
+                    continue
+                frames.append(payload)
+                if len(frames) == 1 and not link.incoming.poll(0):
+                    return False
+        except zmq.Again:
+            if topic is not None:
+                LOG.debug("%s: a message of one part was dropped", link.address)
+            return False
+        return True
+
+    def _sort_out(self, link: Link, parts: list[bytes]) -> None:
+        """Handle a message that is not a topic with a frame, given the parts that were read."""
+        assert link.sub is not None
+        while link.sub.get(zmq.RCVMORE):
+            parts.append(link.sub.recv())
+        if parts[0].startswith(SYNC):
+            if len(parts) == 2:
+                self._on_echo(link, parts[0], parts[1])
+            return
+        if len(parts) == 2 and not is_frame(parts[1]):
+            self._on_foreign(link, parts[0], parts[1])
+            return
+        # The tail of a message of more parts, or a message of one part with the next behind it: what is a frame is one.
+        self._frames += filter(is_frame, parts[1:])
+        LOG.debug("%s: a message of an unknown shape, %d parts", link.address, len(parts))
+
+    def _on_echo(self, link: Link, topic: bytes, payload: bytes) -> None:
+        self._unwatch(link)
+        reports = link.on_echo(topic, payload, time.monotonic())
+        self._watch(link)  # the socket for queries may be another now
+        self._count_responders()
+        self._pass_on()
+        self._report(reports)
+
+    def _on_foreign(self, link: Link, name: bytes, payload: bytes) -> None:
+        try:
+            topic = check_topic(name.removesuffix(NUL).decode())
+        except (UnicodeDecodeError, InvalidTopic) as error:
+            LOG.debug("%s: a foreign message was dropped: %s", link.address, error)
+            return
+        self._pass_on()
+        self._call(self._receiver.on_foreign, topic, payload)
+
+    # -- calling the receiver
+
+    def _pass_on(self) -> None:
+        """Hand over the frames collected so far."""
+        if self._frames:
+            frames, self._frames = self._frames, []
+            self._call(self._receiver.on_frames, frames)
+
+    def _report(self, reports: Iterable[LinkReport]) -> None:
+        for report in reports:
+            self._call(self._receiver.on_link, report)
+
+    def _call(self, function: Callable[..., None], *arguments: object) -> None:
+        if self._is_stopping:
+            return
+        try:
+            function(*arguments)
+        except Exception:
+            LOG.exception("the receiver raised, which it must not; receiving goes on")

@@ -1,0 +1,279 @@
+"""The sending end of the ZeroMQ driver: an XPUB socket for frames, a ROUTER socket for queries.
+
+``send`` uses the XPUB socket in the caller's thread: handing the frame to a thread of the driver would cost more than
+the transport does.  The service thread uses the same socket for what subscribers send, which is subscriptions; a lock
+makes them take turns.  It alone uses the other sockets.
+
+A frame for a subscriber that has fallen ``send_hwm`` frames behind is dropped by ZeroMQ, for that subscriber only.  The
+layer above numbers frames, so the subscriber notices and asks for them.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import pathlib
+import threading
+from collections.abc import Sequence
+
+import zmq
+from oslo_config import cfg
+
+from drivers.pubsub import zmq_endpoints as endpoints
+from drivers.pubsub.zmq_endpoints import Socket
+from drivers.pubsub.zmq_options import GROUP, WILDCARD_HOSTS
+from drivers.pubsub.zmq_process import ForkGuard, Waker
+from drivers.pubsub.zmq_security import ZAP_ADDRESS, Curve, answer_zap
+from drivers.pubsub.zmq_wire import NONCE_BYTES, NUL, SYNC, Echo, pack_echo
+from pubsub_api import config
+from pubsub_api.core.frame import is_frame
+from pubsub_api.driver import PublisherApi, PublisherReport, QueryHandler
+from pubsub_api.errors import Closed, TransportUnavailable, UsageError
+
+LOG = logging.getLogger(__name__)
+
+_SNDMORE = zmq.SNDMORE
+_SUBSCRIBE_SYNC = b"\x01" + SYNC
+_PER_TURN = 64
+"""Subscriptions, or queries, handled before somebody else gets a turn."""
+_SUBSCRIPTION_BYTES_MAX = 4096
+"""More than any topic of ours needs; a peer that sends more is disconnected."""
+
+
+class ZmqPublisher(PublisherApi):
+    """See `PublisherApi`.  ``path`` is the socket file under the ipc transport, None under tcp."""
+
+    def __init__(self, conf: cfg.ConfigOpts, curve: Curve, path: pathlib.Path | None) -> None:
+        self._conf = conf
+        self._curve = curve
+        self._path = path
+        self._port: int = conf[config.GROUP].publisher_port
+        self._guard = ForkGuard("publisher")
+        self._lock = threading.Lock()
+        self._is_closed = False
+        self._context: zmq.Context[Socket] | None = None
+        self._xpub: Socket | None = None
+        self._router: Socket | None = None
+        self._zap: Socket | None = None
+        self._handler: QueryHandler | None = None
+        self._files: list[endpoints.SocketFile] = []
+        self._incoming = zmq.Poller()
+        self._descriptor = -1
+        self._echo = Echo(publisher=os.urandom(16), serves=False, query_port=0)
+        self._waker: Waker | None = None
+        self._thread: threading.Thread | None = None
+
+    def initialize(self, report: PublisherReport) -> None:  # noqa: ARG002 - a bound socket has no link to report
+        self._check_usable()
+        if self._context is not None:
+            raise UsageError("initialize was called already")
+        self._context = zmq.Context()
+        try:
+            self._open_zap()
+            self._xpub = self._open_xpub()
+        except BaseException:
+            self._release()
+            raise
+        self._incoming.register(self._xpub, zmq.POLLIN)
+        self._descriptor = self._xpub.fileno()
+        self._waker = Waker()
+        self._thread = threading.Thread(target=self._run, name=f"zmq-publisher-{self.address}", daemon=True)
+        self._thread.start()
+
+    @property
+    def address(self) -> str:
+        if self._path is not None:
+            return endpoints.ipc_address(self._path)
+        options = self._conf[config.GROUP]
+        host = options.publisher_bind_address
+        return endpoints.tcp_address(options.local_ip if host in WILDCARD_HOSTS else host, self._port)
+
+    def send(self, topic: str, frame: bytes) -> None:
+        self.send_many(((topic, frame),))
+
+    def send_many(self, frames: Sequence[tuple[str, bytes]]) -> None:
+        self._check_usable()
+        with self._lock:
+            xpub = self._xpub
+            if xpub is None:
+                raise Closed(f"{self.address} is closed") if self._is_closed else UsageError("initialize comes first")
+            send = xpub.send
+            try:
+                for topic, frame in frames:
+                    send(topic.encode() + NUL, _SNDMORE)
+                    send(frame)
+                # Sending lets ZeroMQ look at its mailbox, and a subscription found there no longer makes the socket's
+                # file descriptor readable: the service thread would sleep on.  So whoever has sent must look.  This is
+                # the cheapest question pyzmq has (1 us; reading the EVENTS option 1.5, a recv that fails 4), and it is
+                # asked once per call, not per frame.
+                if self._incoming.poll(0):
+                    self._read_subscriptions(xpub)
+            except zmq.ZMQError as error:
+                raise TransportUnavailable(f"{self.address}: {error}") from error
+
+    def serve(self, handler: QueryHandler) -> None:
+        self._check_usable()
+        with self._lock:
+            if self._context is None or self._waker is None or self._handler is not None:
+                raise UsageError("serve is called once, after initialize")
+            router = self._new_socket(zmq.ROUTER)
+            # Questions are small; nobody may make us buffer more than a frame.
+            router.set(zmq.MAXMSGSIZE, self._conf[config.GROUP].frame_bytes_max)
+            try:
+                port = self._bind(router, query=True)
+            except BaseException:
+                router.close(0)
+                raise
+            self._router = router
+            self._handler = handler
+            self._echo = self._echo._replace(serves=True, query_port=port)
+        self._waker.wake()
+
+    def close(self) -> None:
+        if self._guard.is_child:
+            return
+        self._is_closed = True
+        if self._thread is None or self._waker is None:
+            return
+        self._waker.wake()
+        if self._thread is not threading.current_thread():
+            self._thread.join()
+
+    # -- opening and closing
+
+    def _open_zap(self) -> None:
+        if self._curve.allowed is None or self._context is None:
+            return
+        self._zap = self._context.socket(zmq.REP)
+        self._zap.set(zmq.LINGER, 0)
+        self._zap.bind(ZAP_ADDRESS)
+
+    def _open_xpub(self) -> Socket:
+        xpub = self._new_socket(zmq.XPUB)
+        # Every subscription is told, not only the first one to a topic: a link that reconnects sends its nonce again.
+        xpub.set(zmq.XPUB_VERBOSE, 1)
+        xpub.set(zmq.MAXMSGSIZE, _SUBSCRIPTION_BYTES_MAX)
+        try:
+            self._port = self._bind(xpub)
+        except BaseException:
+            xpub.close(0)
+            raise
+        return xpub
+
+    def _new_socket(self, kind: int) -> Socket:
+        assert self._context is not None
+        options = self._conf[GROUP]
+        sock = self._context.socket(kind)
+        sock.set(zmq.LINGER, options.linger_ms)
+        sock.set(zmq.SNDHWM, options.send_hwm)
+        sock.set(zmq.RCVHWM, options.receive_hwm)
+        sock.set(zmq.TCP_KEEPALIVE, 1)
+        sock.set(zmq.HEARTBEAT_IVL, int(options.heartbeat_interval * 1000))
+        sock.set(zmq.HEARTBEAT_TIMEOUT, int(options.heartbeat_timeout * 1000))
+        self._curve.secure_server(sock)
+        return sock
+
+    def _bind(self, sock: Socket, *, query: bool = False) -> int:
+        if self._path is not None:
+            path = endpoints.query_path(self._path) if query else self._path
+            self._files.append(endpoints.bind_ipc(sock, path))
+            return 0
+        options = self._conf[config.GROUP]
+        port = self._conf[GROUP].query_port if query else options.publisher_port
+        return endpoints.bind_tcp(sock, options.publisher_bind_address, port)
+
+    def _release(self) -> None:
+        """Close what is open.  Ending the context waits, up to ``linger_ms``, for frames that have not left."""
+        for sock in (self._zap, self._router, self._xpub):
+            if sock is not None:
+                sock.close()
+        self._zap = self._router = self._xpub = None
+        if self._context is not None:
+            self._context.term()
+            self._context = None
+        for file in self._files:
+            file.remove()
+        self._files.clear()
+        if self._waker is not None:
+            self._waker.close()
+
+    def _check_usable(self) -> None:
+        self._guard.check()
+        if self._is_closed:
+            raise Closed(f"the publisher of {self.address} is closed")
+
+    # -- the service thread
+
+    def _run(self) -> None:
+        try:
+            while not self._is_closed:
+                self._handle_events()
+        except zmq.ZMQError:
+            LOG.exception("%s: the publisher cannot go on and is closed", self.address)
+        finally:
+            self._is_closed = True
+            with self._lock:
+                self._release()
+
+    def _handle_events(self) -> None:
+        """Wait and handle until there is another set of sockets to wait for, or the end."""
+        xpub, waker, zap, router = self._xpub, self._waker, self._zap, self._router
+        assert xpub is not None
+        assert waker is not None
+        poller = zmq.Poller()
+        # The XPUB socket itself may be in use by a sender, its descriptor may be polled by anybody.
+        poller.register(self._descriptor, zmq.POLLIN)
+        poller.register(waker.fd, zmq.POLLIN)
+        for sock in (zap, router):
+            if sock is not None:
+                poller.register(sock, zmq.POLLIN)
+        while not self._is_closed and router is self._router:
+            ready = {source for source, _ in poller.poll()}
+            if waker.fd in ready:
+                waker.clear()
+            if zap in ready and zap is not None and self._curve.allowed is not None:
+                answer_zap(zap, self._curve.allowed)
+            if router in ready and router is not None:
+                self._answer_queries(router)
+            with self._lock:
+                self._read_subscriptions(xpub)
+
+    def _read_subscriptions(self, xpub: Socket) -> None:
+        """Read what subscribers have sent, and answer nonces.  The caller holds the lock."""
+        for _ in range(_PER_TURN):
+            if not self._incoming.poll(0):
+                return
+            message = xpub.recv()
+            while xpub.get(zmq.RCVMORE):
+                xpub.recv()
+            if message.startswith(_SUBSCRIBE_SYNC) and len(message) == len(_SUBSCRIBE_SYNC) + NONCE_BYTES:
+                xpub.send(message[1:], _SNDMORE)
+                xpub.send(pack_echo(self._echo))
+        if self._waker is not None:
+            self._waker.wake()
+
+    def _answer_queries(self, router: Socket) -> None:
+        for _ in range(_PER_TURN):
+            try:
+                asker, *question = router.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            if len(question) == 1 and is_frame(question[0]):
+                self._answer(router, asker, question[0])
+            else:
+                LOG.debug("%s: a message of %d parts that is no query was dropped", self.address, len(question))
+
+    def _answer(self, router: Socket, asker: bytes, query: bytes) -> None:
+        """Send the handler's replies.  An asker that is gone, or does not read them, loses them: nothing blocks."""
+        assert self._handler is not None
+        try:
+            for reply in self._handler(query):
+                router.send(asker, _SNDMORE)
+                router.send(reply)
+        except zmq.ZMQError as error:
+            if error.errno not in (errno.EAGAIN, errno.EHOSTUNREACH):
+                raise
+            LOG.debug("%s: an asker has gone before its answer", self.address)
+        except Exception:
+            LOG.exception("%s: the query handler raised; the query stays unanswered", self.address)

@@ -1,0 +1,141 @@
+"""CURVE for the ZeroMQ driver: who may connect, and encryption of everything that is sent.
+
+Publishers are the servers of a CURVE handshake and subscribers its clients, on the query sockets too.  Key files are
+certificates as ``zmq.auth`` writes them.  Without keys links are open, which is why addresses are loopback by default.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import pathlib
+from typing import NamedTuple
+
+import zmq
+import zmq.auth
+from oslo_config import cfg
+from zmq.utils import z85
+
+from drivers.pubsub.zmq_endpoints import Socket
+from drivers.pubsub.zmq_options import GROUP
+from pubsub_api.errors import DriverDependencyMissing, InvalidConfig
+
+LOG = logging.getLogger(__name__)
+
+ZAP_ADDRESS = "inproc://zeromq.zap.01"
+_ZAP_DOMAIN = b"heliograph"
+_ZAP_VERSION = b"1.0"
+_ZAP_CURVE_PARTS = 7
+
+
+class KeyPair(NamedTuple):
+    public: bytes
+    secret: bytes
+
+
+class Curve:
+    """The keys that the configuration names.  Raises InvalidConfig when they cannot be used together."""
+
+    def __init__(self, conf: cfg.ConfigOpts) -> None:
+        options = conf[GROUP]
+        self._server = _key_pair(options.curve_server_secret_key_file)
+        self._server_public = _public_key(options.curve_server_public_key_file)
+        self._client = _key_pair(options.curve_secret_key_file)
+        self._check_client(_public_key(options.curve_public_key_file))
+        self.allowed: AllowedKeys | None = None
+        if options.curve_allowed_keys_dir:
+            if self._server is None:
+                raise InvalidConfig("[zmq] curve_allowed_keys_dir needs curve_server_secret_key_file: links are open")
+            self.allowed = AllowedKeys(pathlib.Path(options.curve_allowed_keys_dir))
+        if (self._server or self._client) and not zmq.has("curve"):
+            raise DriverDependencyMissing("the installed libzmq was built without CURVE, which [zmq] curve_* asks for")
+
+    def _check_client(self, public: bytes | None) -> None:
+        if (self._client is None) != (self._server_public is None):
+            raise InvalidConfig(
+                "[zmq] a subscriber needs both curve_secret_key_file and curve_server_public_key_file, or neither"
+            )
+        if public is not None and (self._client is None or self._client.public != public):
+            raise InvalidConfig("[zmq] curve_public_key_file is not the public half of curve_secret_key_file")
+
+    def secure_server(self, sock: Socket) -> None:
+        """To be called before the socket is bound."""
+        if self._server is None:
+            return
+        sock.set(zmq.CURVE_SERVER, 1)
+        sock.set(zmq.CURVE_PUBLICKEY, self._server.public)
+        sock.set(zmq.CURVE_SECRETKEY, self._server.secret)
+        if self.allowed is not None:
+            sock.set(zmq.ZAP_DOMAIN, _ZAP_DOMAIN)
+
+    def secure_client(self, sock: Socket) -> None:
+        """To be called before the socket is connected."""
+        if self._client is None or self._server_public is None:
+            return
+        sock.set(zmq.CURVE_SERVERKEY, self._server_public)
+        sock.set(zmq.CURVE_PUBLICKEY, self._client.public)
+        sock.set(zmq.CURVE_SECRETKEY, self._client.secret)
+
+
+class AllowedKeys:
+    """The public keys in a directory.  Read again when the directory changes; if that fails, the old ones stay."""
+
+    def __init__(self, directory: pathlib.Path) -> None:
+        self._directory = directory
+        try:
+            self._changed_ns, self._keys = self._read()
+        except (OSError, ValueError) as error:
+            raise InvalidConfig(f"[zmq] curve_allowed_keys_dir: {error}") from error
+
+    def __contains__(self, public: object) -> bool:
+        try:
+            if self._directory.stat().st_mtime_ns != self._changed_ns:
+                self._changed_ns, self._keys = self._read()
+        except (OSError, ValueError) as error:
+            LOG.error("The allowed CURVE keys cannot be read again, the old ones stay in effect: %s", error)
+        return public in self._keys
+
+    def _read(self) -> tuple[int, frozenset[bytes]]:
+        changed_ns = self._directory.stat().st_mtime_ns
+        return changed_ns, frozenset(zmq.auth.load_certificates(self._directory))
+
+
+def answer_zap(sock: Socket, allowed: AllowedKeys) -> None:
+    """Answer one question of libzmq: may the client with this key connect?  Reads one message, sends one."""
+    request = sock.recv_multipart()
+    is_curve = len(request) == _ZAP_CURVE_PARTS and request[0] == _ZAP_VERSION and request[5] == b"CURVE"
+    key = z85.encode(request[6]) if is_curve else b""
+    is_allowed = key in allowed
+    if not is_allowed:
+        LOG.warning("A subscriber at %s was refused: its CURVE key is not allowed", request[3].decode(errors="replace"))
+    status, text = (b"200", b"OK") if is_allowed else (b"400", b"key not allowed")
+    sock.send_multipart([_ZAP_VERSION, request[1], status, text, key if is_allowed else b"", b""])
+
+
+def _public_key(path: str) -> bytes | None:
+    return _load(path)[0] if path else None
+
+
+def _key_pair(path: str) -> KeyPair | None:
+    if not path:
+        return None
+    public, secret = _load(path)
+    if secret is None:
+        raise InvalidConfig(f"{path} has no secret key")
+    if zmq.curve_public(secret) != public:
+        raise InvalidConfig(f"{path}: the public key does not belong to the secret key")
+    if os.stat(path).st_mode & 0o077:
+        LOG.warning("The secret key in %s can be read by others: chmod 600 it", path)
+    return KeyPair(public, secret)
+
+
+def _load(path: str) -> tuple[bytes, bytes | None]:
+    try:
+        public, secret = zmq.auth.load_certificate(path)
+        for key in (public, secret or public):
+            z85.decode(key)
+    except (OSError, ValueError, IndexError, KeyError) as error:
+        raise InvalidConfig(f"{path} is no CURVE certificate: {error}") from error
+    if len(public) != 40 or (secret is not None and len(secret) != 40):
+        raise InvalidConfig(f"{path} is no CURVE certificate: a key has 40 characters")
+    return public, secret
