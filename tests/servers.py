@@ -10,6 +10,7 @@ import contextlib
 import importlib.util
 import os
 import pathlib
+import select
 import shutil
 import signal
 import socket
@@ -165,6 +166,36 @@ class RedisServer:
         return str(path)
 
 
+class TalkingServer:
+    """Accepts connections and says the same thing to everybody, whatever they ask."""
+
+    def __init__(self, speech: bytes) -> None:
+        self._speech = speech
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self._sockets: list[socket.socket] = []
+        self._thread = threading.Thread(target=self._accept, daemon=True)
+        self.port = int(self._listener.getsockname()[1])
+
+    def __enter__(self) -> TalkingServer:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._listener.shutdown(socket.SHUT_RDWR)
+        self._thread.join()
+        for opened in [self._listener, *self._sockets]:
+            opened.close()
+
+    def _accept(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                accepted = self._listener.accept()[0]
+                self._sockets.append(accepted)
+                accepted.sendall(self._speech)
+
+
 class TlsProxy:
     """Accepts TLS on a port of its own and passes what it decrypts on to a server without TLS."""
 
@@ -213,8 +244,6 @@ class TlsProxy:
     @staticmethod
     def _pump(inner: ssl.SSLSocket, outer: socket.socket) -> None:
         """One thread for both directions: an SSL socket is not made for two."""
-        import select
-
         with contextlib.suppress(OSError):
             while True:
                 ready = [inner] if inner.pending() else select.select([inner, outer], [], [])[0]

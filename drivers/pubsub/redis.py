@@ -15,8 +15,12 @@ What it is not
 
 Channels, for the prefix ``heliograph:``
     ``heliograph:{topic}`` carries frames; ``heliograph:$query`` carries queries, each behind the 16-byte nonce of its
-    asker; ``heliograph:$reply:{nonce in hex}`` carries the replies to that asker.  An ACL user needs ``&heliograph:*``
-    and the commands ``ping publish subscribe psubscribe unsubscribe punsubscribe``.
+    asker; ``heliograph:$reply:{nonce in hex}`` carries the replies to that asker.
+
+Access control
+    An ACL user needs the commands ``ping publish subscribe psubscribe unsubscribe punsubscribe`` and the channels
+    ``&heliograph:*``.  Patterns Redis compares literally with what the user was given, so who subscribes to wildcards
+    needs those very patterns too (``&heliograph:tenant-7/*`` for the filter ``tenant-7/#``), or ``allchannels``.
 
 Parts
     `redis_config`: options and addresses.  `redis_channels`: names and commands.  `redis_resp`: answers.  `redis_wire`:

@@ -169,7 +169,7 @@ class Link:
             self._waker.close()
 
     def _went_down(self, reason: str) -> None:
-        """Report a loss, or that the first attempt failed.  When a later one fails for another reason, that is logged."""
+        """Report a loss, or that the first attempt failed.  When later ones fail for another reason, it is logged."""
         before, self._down_reason = self._down_reason, reason
         if before is None:
             self._on_report(Disconnected(self.address, reason))
