@@ -1,0 +1,20 @@
+"""The scenarios, one module each: a function from a plan and a driver's name to an outcome."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from bench.plan import Outcome, Plan
+from bench.scenarios import fanout, latency, repair, slow, throughput, topics
+
+Scenario = Callable[[Plan, str], Outcome]
+
+SCENARIOS: dict[str, Scenario] = {
+    "throughput": throughput.measure,
+    "latency": latency.measure,
+    "fanout": fanout.measure,
+    "topics": topics.measure,
+    "slow": slow.measure,
+    "repair": repair.measure,
+}
+DEFAULT = ("throughput",)

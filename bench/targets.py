@@ -1,0 +1,74 @@
+"""What Heliograph has to reach, as numbered data.  A scenario measures, `check` compares, the report prints both."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Literal
+
+
+@dataclasses.dataclass(frozen=True)
+class Target:
+    number: int
+    scenario: str
+    name: str
+    """Unique within a scenario."""
+    driver: str
+    """The driver it holds for; empty: every one."""
+    what: str
+    relation: Literal[">=", "<="]
+    bound: float
+    unit: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class Check:
+    """A target and what was measured."""
+
+    target: Target
+    driver: str
+    measured: float
+
+    @property
+    def is_met(self) -> bool:
+        if self.target.relation == ">=":
+            return self.measured >= self.target.bound
+        return self.measured <= self.target.bound
+
+
+_ROWS: tuple[tuple[str, str, str, str, Literal[">=", "<="], float, str], ...] = (
+    ("throughput", "plain", "zmq", "events/s, times raw multipart + msgpack", ">=", 5.0, "x"),
+    ("throughput", "tuned", "zmq", "events/s, times the tuned raw sender", ">=", 1.8, "x"),
+    ("throughput", "bound", "zmq", "events/s, of 64 events per raw frame", ">=", 0.7, "x"),
+    ("throughput", "publisher cpu", "zmq", "CPU per event, publisher", "<=", 1.5, "us"),
+    ("throughput", "subscriber cpu", "zmq", "CPU per event, subscriber", "<=", 1.5, "us"),
+    ("throughput", "plain", "redis", "events/s, times plain PUBLISH", ">=", 20.0, "x"),
+    ("throughput", "pipelined", "redis", "events/s, times PUBLISH pipelined by 64", ">=", 2.0, "x"),
+    ("throughput", "plain", "zenoh", "events/s, times raw put and callback", ">=", 2.0, "x"),
+    ("throughput", "undetected", "", "events lost without detection", "<=", 0.0, ""),
+    ("latency", "p50", "", "p50 at 1,000 events/s, times raw", "<=", 1.5, "x"),
+    ("latency", "p99", "", "p99 at 1,000 events/s, times raw", "<=", 2.0, "x"),
+    ("fanout", "growth", "", "CPU per event that more subscribers add to the publisher, beyond raw", "<=", 0.2, "us"),
+    ("topics", "tuned", "zmq", "events/s over 10,000 topics, times the tuned raw sender", ">=", 0.5, "x"),
+    ("topics", "publisher memory", "", "memory per idle stream, publisher", "<=", 1000.0, "B"),
+    ("topics", "subscriber memory", "", "memory per idle stream, subscriber", "<=", 1000.0, "B"),
+    ("slow", "undetected", "", "events lost without detection, subscriber at half speed", "<=", 0.0, ""),
+    ("repair", "1% loss", "", "events/s with 1% of the frames lost, of the lossless run", ">=", 0.7, "x"),
+    ("repair", "10% loss", "", "events/s with 10% of the frames lost, of the lossless run", ">=", 0.7, "x"),
+    ("repair", "resyncs", "", "resyncs because of that loss", "<=", 0.0, ""),
+    ("repair", "undetected", "", "events lost without detection", "<=", 0.0, ""),
+    ("repair", "cache", "", "events/s with a cache, of those without", ">=", 0.9, "x"),
+)
+
+TARGETS: tuple[Target, ...] = tuple(
+    Target(number, scenario, name, driver, what, relation, bound, unit)
+    for number, (scenario, name, driver, what, relation, bound, unit) in enumerate(_ROWS, 1)
+)
+
+
+def check(scenario: str, driver: str, measured: dict[str, float]) -> list[Check]:
+    """The targets of a scenario that hold for this driver and were measured, in the order of the table."""
+    return [
+        Check(target, driver, measured[target.name])
+        for target in TARGETS
+        if target.scenario == scenario and target.driver in ("", driver) and target.name in measured
+    ]

@@ -1,0 +1,120 @@
+"""Worker processes: started, talked to, and always ended.
+
+A worker is a fresh interpreter (spawn: some of the libraries under test do not survive a fork) that runs one function
+with a pipe to its parent.  Every wait has a deadline, an exception in the worker becomes `WorkerFailed` in the parent,
+and leaving the ``with`` block kills whatever still runs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import gc
+import logging
+import multiprocessing
+import os
+import resource
+import traceback
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from types import TracebackType
+from typing import Any
+
+ANSWER_TIMEOUT_S = 120.0
+_JOIN_TIMEOUT_S = 10.0
+_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+_SPAWN = multiprocessing.get_context("spawn")
+
+
+class WorkerFailed(Exception):
+    """A worker raised, died or did not answer in time."""
+
+
+@dataclasses.dataclass(frozen=True)
+class _Failure:
+    trace: str
+
+
+class Worker:
+    """The parent's handle on one worker."""
+
+    def __init__(self, role: Callable[..., None], *arguments: Any, **options: Any) -> None:
+        """Start ``role(pipe, *arguments, **options)`` in a new process.  All of them are pickled."""
+        self._name = role.__name__
+        self._pipe, theirs = _SPAWN.Pipe()
+        self._process = _SPAWN.Process(
+            target=_work,
+            args=(theirs, functools.partial(role, theirs, *arguments, **options)),
+            name=self._name,
+            daemon=True,
+        )
+        self._process.start()
+        theirs.close()
+
+    def tell(self, message: object) -> None:
+        try:
+            self._pipe.send(message)
+        except OSError as error:
+            raise WorkerFailed(f"{self._name} is gone: {error}") from error
+
+    def hear(self, timeout_s: float = ANSWER_TIMEOUT_S) -> Any:
+        """The next message of the worker.  Raises WorkerFailed."""
+        if not self._pipe.poll(timeout_s):
+            raise WorkerFailed(f"{self._name} said nothing for {timeout_s} s")
+        try:
+            message = self._pipe.recv()
+        except (EOFError, OSError) as error:
+            raise WorkerFailed(f"{self._name} ended without an answer") from error
+        if isinstance(message, _Failure):
+            raise WorkerFailed(f"{self._name} failed:\n{message.trace}")
+        return message
+
+    def end(self) -> None:
+        """Let a worker that has given its last answer leave by itself, for a bounded time."""
+        self._process.join(_JOIN_TIMEOUT_S)
+
+    def __enter__(self) -> Worker:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._process.is_alive():
+            self._process.kill()
+        self._process.join()
+        self._process.close()
+        self._pipe.close()
+
+
+def _work(pipe: Connection, role: Callable[[], None]) -> None:
+    # Loss is provoked on purpose and counted; what a library says about it would only disturb the display.
+    logging.getLogger().addHandler(logging.NullHandler())
+    try:
+        role()
+    except Exception:  # noqa: BLE001  it is told to the parent, which raises it
+        # When the parent is gone there is nobody to tell.
+        with contextlib.suppress(OSError):
+            pipe.send(_Failure(traceback.format_exc()))
+        raise SystemExit(1) from None
+
+
+@dataclasses.dataclass(frozen=True)
+class Usage:
+    """What a process has used so far, or between two moments."""
+
+    cpu_s: float
+    """In all its threads, those of foreign libraries included."""
+    resident_bytes: int
+
+    def __sub__(self, before: Usage) -> Usage:
+        return Usage(self.cpu_s - before.cpu_s, self.resident_bytes - before.resident_bytes)
+
+
+def usage_now() -> Usage:
+    """Of this process.  Collects garbage first, so that what is resident is what is needed."""
+    spent = resource.getrusage(resource.RUSAGE_SELF)
+    gc.collect()
+    with open("/proc/self/statm") as statm:
+        resident_bytes = int(statm.read().split()[1]) * _PAGE_BYTES
+    return Usage(spent.ru_utime + spent.ru_stime, resident_bytes)
