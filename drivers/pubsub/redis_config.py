@@ -181,13 +181,15 @@ def parse_server(url: str) -> Server:
     """Read the URL of a server.  Raises InvalidConfig, which never shows a password."""
     try:
         parts = urllib.parse.urlsplit(url)
-        host, port = parts.hostname or _DEFAULT_HOST, parts.port or _DEFAULT_PORT
+        host, port = parts.hostname or _DEFAULT_HOST, _DEFAULT_PORT if parts.port is None else parts.port
     except ValueError as error:
         raise InvalidConfig(f"the address of a redis server cannot be understood: {error}") from error
     if parts.scheme not in SCHEMES or parts.query or parts.fragment:
         raise InvalidConfig(
             "the address of a redis server is redis://host:port/db, or rediss:// for TLS, and nothing else"
         )
+    if port == 0:
+        raise InvalidConfig(f"redis server {host}: 0 is not a port to connect to")
     db = parts.path.strip("/") or "0"
     if not (db.isascii() and db.isdigit()):
         raise InvalidConfig(f"the database of redis server {host}:{port} must be a number, not {db!r}")

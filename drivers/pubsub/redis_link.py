@@ -215,19 +215,25 @@ class Link:
         self._listen()
         self._apply_changes()
         self._empty_outbox()
-        self._check_health()
+        if not self._expected and time.monotonic() >= self._heard_at + self._settings.health_interval_s:
+            self._ping(None)
         self._flush()
 
     def _listen(self) -> None:
-        quiet_until = self._heard_at + self._settings.health_interval_s
+        """Wait for the server, for a wake or until something is due; read what came.
+
+        The server is late only when nothing of it waits to be read: the receiver may have kept us from reading.
+        """
+        due = self._heard_at + self._settings.health_interval_s
         if self._expected:
-            quiet_until = max(self._asked_at, self._heard_at) + self._settings.send_timeout_s
-        ready = self._poller.poll(max(0.0, quiet_until - time.monotonic()) * 1000)
-        for descriptor, _ in ready:
-            if descriptor == self._waker.fileno():
-                self._waker.clear()
-            else:
-                self._receive()
+            due = max(self._asked_at, self._heard_at) + self._settings.send_timeout_s
+        ready = {descriptor for descriptor, _ in self._poller.poll(max(0.0, due - time.monotonic()) * 1000)}
+        if self._waker.fileno() in ready:
+            self._waker.clear()
+        if self._wire.fileno() in ready:
+            self._receive()
+        elif self._expected and time.monotonic() >= due:
+            raise TransportUnavailable(f"the server did not answer for {self._settings.send_timeout_s} s")
 
     def _pace(self) -> None:
         """Let the server catch up before it is asked for more subscriptions."""
@@ -236,7 +242,6 @@ class Link:
         self._flush()
         while len(self._expected) >= EXPECTED_MAX // 2 and not self._is_stopping:
             self._listen()
-            self._check_health()
 
     def _apply_changes(self) -> None:
         while True:
@@ -257,14 +262,6 @@ class Link:
             self._outbox.clear()
         for channel, payload in messages:
             self.publish(channel, payload)
-
-    def _check_health(self) -> None:
-        now = time.monotonic()
-        if not self._expected:
-            if now - self._heard_at >= self._settings.health_interval_s:
-                self._ping(None)
-        elif now - max(self._asked_at, self._heard_at) >= self._settings.send_timeout_s:
-            raise TransportUnavailable(f"the server did not answer for {self._settings.send_timeout_s} s")
 
     def _targets(self, topic_filter: str) -> list[Target]:
         return channels.targets(self._settings.channel_prefix, topic_filter)

@@ -61,7 +61,7 @@ class RedisPublisher(PublisherApi):
         self._is_closed = False
         self._wire: Wire | None = None
         self._lost_wire: Wire | None = None
-        self._down_reason = "initialize was not called"
+        self._down_reason = "not connected yet"
         self._refusal: ServerError | None = None
         self._logged_refusal = ""
         self._sent = 0
@@ -141,6 +141,8 @@ class RedisPublisher(PublisherApi):
     def _unavailable(self) -> HeliographError:
         if self._is_closed:
             return Closed(f"the publisher of {self.address} is closed")
+        if self._report is None:
+            return UsageError("initialize was not called")
         return TransportUnavailable(f"{self.address}: {self._down_reason}")
 
     def _write(self, parts: list[bytes]) -> None:
@@ -211,7 +213,9 @@ class RedisPublisher(PublisherApi):
                 self._watch(wire)
                 continue
             self._discard_lost()
-            self._waker.wait(self._backoff.next())
+            self._waker.clear()  # the loss woke us; the wait below is for what comes after it
+            if not self._is_closed:
+                self._waker.wait(self._backoff.next())
             if not self._is_closed:
                 self._connect()
         self._discard_lost()

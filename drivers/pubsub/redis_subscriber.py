@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from drivers.pubsub import redis_channels as channels
 from drivers.pubsub.redis_config import Settings
@@ -97,6 +98,8 @@ class RedisSubscriber(SubscriberApi):
 
     @property
     def is_running(self) -> bool:
+        if os.getpid() != self._pid:
+            return False
         with self._lock:
             return self._is_started and not self._is_closed and all(thread.is_alive() for thread in self._threads())
 
@@ -170,12 +173,14 @@ class RedisSubscriber(SubscriberApi):
     def _threads(self) -> set[threading.Thread]:
         return {link.thread for link in self._links.values()}
 
-    def _usable(self) -> threading.Lock:
-        """The lock, when this object can be used at all.  Raises Forked and Closed."""
+    @contextlib.contextmanager
+    def _usable(self) -> Iterator[None]:
+        """Hold the lock, when this object can be used at all.  Raises Forked and Closed."""
         self._check_process()
-        if self._is_closed:
-            raise Closed("the subscriber is closed")
-        return self._lock
+        with self._lock:
+            if self._is_closed:
+                raise Closed("the subscriber is closed")
+            yield
 
     def _check_process(self) -> None:
         if os.getpid() != self._pid:

@@ -143,6 +143,8 @@ def _connection(settings: Settings) -> Any:
 def _connect_reason(error: Exception) -> str:
     if isinstance(error, redis.AuthenticationError):
         return f"the server refused the login: {error}"
+    if isinstance(error, redis.ResponseError):
+        return f"the server refused the connection, which needs Redis 6 or later: {error}"
     return f"the server cannot be reached: {error}"
 
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 
 import pytest
 
-from pubsub_api.driver import Connected, Disconnected
+from pubsub_api.driver import Connected, Disconnected, Subscribed
 from pubsub_api.errors import TransportUnavailable
 from pubsub_api.testing.frames import Frames
 from pubsub_api.testing.receivers import RecordingReceiver
@@ -277,25 +277,43 @@ class TestStrictServer:
 
 
 class BlockingReceiver(RecordingReceiver):
-    """Does not return from its first frames until it is released."""
+    """Does not return from its first calls with frames until it is released, or some time has passed."""
 
-    def __init__(self) -> None:
+    def __init__(self, calls: int, timeout_s: float) -> None:
         super().__init__()
         self.is_blocking = threading.Event()
         self.release = threading.Event()
+        self._calls = calls
+        self._timeout_s = timeout_s
 
     def on_frames(self, frames: Sequence[bytes]) -> None:
         super().on_frames(frames)
         self.is_blocking.set()
-        self.release.wait(60)
+        if self._calls:
+            self._calls -= 1
+            self.release.wait(self._timeout_s)
 
 
 class TestSlowSubscriber:
+    def test_a_slow_receiver_is_not_taken_for_a_silent_server(self, shared_server: RedisServer, ends: Ends) -> None:
+        url, frames = f"{shared_server.address}?send_timeout=1&health_interval=0.2", Frames()
+        publisher, _ = ends.publisher(url)
+        heard = BlockingReceiver(calls=3, timeout_s=1.2)
+        subscriber, _ = ends.subscriber(url, "t", heard=heard)
+        for number in range(
+            4
+        ):  # so large that answers arrive behind frames, while the receiver is busy with those before
+            publisher.send_many([("t", frames.data("t", 1_000_000)) for _ in range(3)])
+            assert subscriber.register_topic(f"other/{number}")
+        heard.wait_frames(12)
+        heard.wait_link(Subscribed(shared_server.address, "other/3"))
+        assert not [link for link in heard.links if isinstance(link, Disconnected)]
+
     def test_being_cut_off_by_the_server_is_reported(self, ends: Ends) -> None:
         with RedisServer(config={"client-output-buffer-limit": "pubsub 1mb 0 0"}) as server:
             url, frames = f"{server.address}?{PATIENT}", Frames()
             publisher, _ = ends.publisher(url)
-            heard = BlockingReceiver()
+            heard = BlockingReceiver(calls=1, timeout_s=100)
             ends.subscriber(url, "t", heard=heard)
             publisher.send("t", frames.data("t"))
             assert heard.is_blocking.wait(30)

@@ -271,6 +271,7 @@ class TestConfiguration:
     @pytest.mark.parametrize(
         "url",
         [
+            "redis://host:0",
             "redis://host/one",
             "redis://host/-1",
             "redis://host/0#part",
