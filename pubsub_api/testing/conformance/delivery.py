@@ -31,6 +31,7 @@ class DeliveryConformance(ConformanceBase):
         listener = stage.subscriber("a/b")
         frame = speaker.send("a/b")
         assert listener.heard.wait_frames(1) == [frame]
+        assert type(listener.heard.frames[0]) is bytes
         assert listener.heard.foreign == []
 
     def test_ten_thousand_frames_of_mixed_sizes_arrive_in_order(self, stage: Stage) -> None:

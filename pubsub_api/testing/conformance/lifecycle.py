@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import pytest
 from oslo_config import cfg
 
-from pubsub_api.driver import PubSubApi, SubscriberApi
+from pubsub_api.driver import LinkReport, PubSubApi, SubscriberApi
 from pubsub_api.errors import Closed
 from pubsub_api.testing.conformance.base import ConformanceBase
-from pubsub_api.testing.conformance.stage import Stage
+from pubsub_api.testing.conformance.stage import Stage, wait_routed
 from pubsub_api.testing.receivers import WAIT_S, RecordingReceiver, eventually
 
 
@@ -33,6 +34,34 @@ class ClosingReceiver(RecordingReceiver):
         if self.subscriber is not None:
             self.subscriber.close()
         self.is_done.set()
+
+
+class SolitaryReceiver(RecordingReceiver):
+    """Notices when it is called while it is being called."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._busy = threading.Lock()
+        self.collisions = 0
+
+    def on_frames(self, frames: Sequence[bytes]) -> None:
+        with self._alone():
+            super().on_frames(frames)
+
+    def on_link(self, report: LinkReport) -> None:
+        with self._alone():
+            super().on_link(report)
+
+    @contextlib.contextmanager
+    def _alone(self) -> Iterator[None]:
+        is_free = self._busy.acquire(blocking=False)
+        self.collisions += not is_free
+        try:
+            threading.Event().wait(0.0005)  # a chance for others to collide
+            yield
+        finally:
+            if is_free:
+                self._busy.release()
 
 
 class LifecycleConformance(ConformanceBase):
@@ -113,6 +142,26 @@ class LifecycleConformance(ConformanceBase):
         listener.api.close()
         eventually(lambda: python_threads() <= before, "the threads end")
         assert len(receiver.frames) == 1
+
+    def test_the_receiver_is_called_by_one_thread_at_a_time(self, stage: Stage) -> None:
+        speakers = [stage.publisher(), stage.second_publisher()]
+        receiver = SolitaryReceiver()
+        listener = stage.unstarted_subscriber("t", receiver=receiver)
+        listener.listen_to(stage.addresses(speakers))
+        listener.start()
+        if stage.capabilities.queries:
+            for speaker in speakers:
+                speaker.api.serve(speaker.echo(3))
+            wait_routed(listener, speakers)
+        for number in range(50):
+            if stage.capabilities.queries:
+                listener.ask()
+            listener.api.register_topic(f"more/{number}")
+            sent = [speaker.send("t") for speaker in speakers]
+        for frame in sent:
+            receiver.wait_frame(frame)
+        listener.api.close()
+        assert receiver.collisions == 0
 
     def test_a_closed_publisher_refuses_to_send(self, stage: Stage) -> None:
         speaker = stage.publisher()

@@ -94,6 +94,22 @@ class QueryConformance(ConformanceBase):
         answers = listener.wait_answers(number, 4)
         assert sorted(answers) == sorted((speaker.frames.guid, part) for speaker in speakers for part in (0, 1))
 
+    def test_a_publisher_may_begin_to_serve_later(self, stage: Stage) -> None:
+        speaker = stage.publisher()
+        listener = stage.subscriber("t")
+        listener.heard.wait_frame(speaker.send("t"))
+        serving(stage, speaker)
+        wait_routed(listener, [speaker])
+
+    def test_a_publisher_that_comes_back_answers_again(self, stage: Stage, driver_url: str) -> None:
+        speaker = serving(stage, stage.publisher())
+        listener = asker(stage, speaker)
+        speaker.api.close()
+        successor = serving(stage, stage.publisher(stage.at(self.url_at(driver_url, speaker.address))))
+        wait_routed(listener, [successor])
+        number = listener.ask()
+        assert listener.wait_answers(number, 1) == [(successor.frames.guid, 0)]
+
     def test_a_handler_may_have_nothing_to_say(self, stage: Stage) -> None:
         skip_without_queries(stage)
         speaker = stage.publisher()

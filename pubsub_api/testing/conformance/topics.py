@@ -193,6 +193,15 @@ class TopicConformance(ConformanceBase):
         firsts = list(dict.fromkeys(listener.heard.frames))
         assert firsts == sent
 
+    def test_no_frame_is_lost_while_filters_are_added(self, stage: Stage) -> None:
+        speaker = stage.publisher()
+        listener = stage.subscriber("steady")
+        sent = []
+        for number in range(200):
+            assert listener.api.register_topic(f"more/{number}")
+            sent.append(speaker.send("steady"))
+        assert listener.heard.wait_frames(len(sent)) == sent
+
     def test_registering_from_many_threads_disturbs_no_frame(self, stage: Stage) -> None:
         speaker = stage.publisher()
         listener = stage.subscriber("steady")
