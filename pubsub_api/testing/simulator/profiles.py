@@ -1,0 +1,157 @@
+"""What kinds of misfortune a simulation may meet.
+
+A `Profile` gives ranges; the seed picks within them.  Counts are upper bounds, rates are upper bounds of probabilities.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+from pubsub_api.core.settings import CacheSettings, FrameSettings, PublisherSettings, SubscriberSettings
+
+Range = tuple[int, int]
+
+BIG_CACHE = CacheSettings(events_max=100_000, bytes_max=16 * 1024 * 1024, age_max_s=600.0)
+SMALL_CACHE = CacheSettings(events_max=8, bytes_max=1200, age_max_s=2.0)
+
+PUBLISHER = PublisherSettings(
+    cache=BIG_CACHE,
+    max_idle_time_s=1.0,
+    idle_time_limit_s=4.0,
+    hello_rate_max=200,
+    batch_events_max=3,
+)
+SUBSCRIBER = SubscriberSettings(
+    max_idle_time_s=1.0,
+    message_delay_window_s=0.1,
+    silence_timeout_s=3.0,
+    forget_time_s=60.0,
+    ready_timeout_s=0.5,
+    resync_jitter_s=0.3,
+    resync_interval_min_s=0.3,
+    pending_bytes_max=64 * 1024,
+    repair_timeout_s=0.2,
+    repair_attempts_max=4,
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Profile:
+    """One family of scenarios."""
+
+    name: str
+    mode: str = "any"
+    """``bind``: each publisher is an address of its own.  ``broker``: one shared link.  ``any``: the seed decides."""
+    publishers: Range = (1, 3)
+    subscribers: Range = (1, 3)
+    caches: Range = (0, 2)
+    topics: Range = (2, 6)
+    bursts: Range = (4, 14)
+    """Bursts of each publisher."""
+    duration_s: tuple[float, float] = (4.0, 12.0)
+    """How long faults go on."""
+    drop: float = 0.0
+    duplicate: float = 0.0
+    late: float = 0.0
+    """Frames that overtake or are overtaken."""
+    late_s: float = 0.4
+    question_drop: float = 0.0
+    """Queries and replies, each."""
+    partitions: int = 0
+    blackouts: int = 0
+    """Partitions that nobody reports."""
+    restarts: int = 0
+    closes: int = 0
+    subscriber_restarts: int = 0
+    freezes: int = 0
+    slow: int = 0
+    filter_changes: int = 0
+    cache_crashes: int = 0
+    poison: float = 0.0
+    """Events that no subscriber can decode."""
+    cache_sizes: tuple[CacheSettings | None, ...] = (BIG_CACHE, BIG_CACHE, SMALL_CACHE, None)
+    """What a publisher keeps; the seed picks."""
+    cache_feed_drop: float = 0.0
+    """Loss on the way to stand-alone caches."""
+    publisher: PublisherSettings = PUBLISHER
+    subscriber: SubscriberSettings = SUBSCRIBER
+    over_delivery: bool = True
+    """The transport may deliver topics nobody asked for; the seed decides."""
+    late_start: bool = True
+    """Publishers and subscribers may start in the middle; the seed decides."""
+    history: bool = True
+    """Subscribers may ask for the past; the seed decides."""
+    is_faultless: bool = False
+    """Nothing goes wrong: no traffic but data, hellos and the questions of joins; no resync but those of joins."""
+    is_repairable: bool = False
+    """Questions are always answered: what some cache holds is never given up."""
+    is_hello_sure: bool = False
+    """Hellos are never lost: loss is noticed within ``max_idle_time`` + ``message_delay_window``."""
+    quiet_extra_s: float = 0.0
+
+
+CALM = Profile(name="calm", is_faultless=True, bursts=(3, 8))
+LOSSY = Profile(
+    name="lossy", drop=0.4, duplicate=0.3, late=0.4, question_drop=0.4, cache_feed_drop=0.3, closes=1, filter_changes=1,
+)  # fmt: skip
+REPAIR = Profile(
+    name="repair", drop=0.25, duplicate=0.1, caches=(0, 2), cache_feed_drop=0.3, is_repairable=True, history=False,
+)  # fmt: skip
+TAIL = Profile(name="tail", drop=0.5, duplicate=0.1, question_drop=0.3, is_hello_sure=True, late_start=False)
+PARTITION = Profile(
+    name="partition", mode="bind", drop=0.1, late=0.1, partitions=4, blackouts=2, restarts=1, filter_changes=2,
+    question_drop=0.1,
+)  # fmt: skip
+BROKER = Profile(
+    name="broker", mode="broker", drop=0.15, duplicate=0.1, late=0.2, partitions=4, blackouts=2, restarts=1,
+    filter_changes=1, question_drop=0.2,
+)  # fmt: skip
+RESTART = Profile(
+    name="restart", drop=0.2, late=0.2, restarts=4, closes=2, subscriber_restarts=2, partitions=1, cache_crashes=1,
+    question_drop=0.2,
+)  # fmt: skip
+SLOW_CONSUMER = Profile(
+    name="slow_consumer", drop=0.1, late=0.1, slow=4, freezes=2, bursts=(8, 20), poison=0.02,
+    subscriber=dataclasses.replace(SUBSCRIBER, pending_bytes_max=1000),
+)  # fmt: skip
+TINY_CACHES = Profile(
+    name="tiny_caches", drop=0.3, late=0.1, caches=(1, 3), cache_sizes=(SMALL_CACHE, None), cache_crashes=3,
+    cache_feed_drop=0.3, partitions=1, question_drop=0.3,
+)  # fmt: skip
+FEW_STREAMS = Profile(
+    name="few_streams", drop=0.2, late=0.1, topics=(6, 12), subscriber=dataclasses.replace(SUBSCRIBER, streams_max=3),
+    quiet_extra_s=8.0,
+)  # fmt: skip
+SIGNED = Profile(
+    name="signed", drop=0.1, late=0.1, restarts=1,
+    publisher=dataclasses.replace(PUBLISHER, frame=FrameSettings(key=b"a shared secret")),
+    subscriber=dataclasses.replace(SUBSCRIBER, frame=FrameSettings(key=b"a shared secret")),
+)  # fmt: skip
+CHAOS = Profile(
+    name="chaos", drop=0.2, duplicate=0.2, late=0.3, question_drop=0.3, partitions=3, blackouts=2, restarts=2, closes=1,
+    subscriber_restarts=1, freezes=2, slow=2, filter_changes=3, cache_crashes=2, poison=0.01, cache_feed_drop=0.2,
+    duration_s=(8.0, 16.0),
+)  # fmt: skip
+MANY_TOPICS = Profile(
+    name="many_topics", publishers=(1, 1), subscribers=(1, 1), caches=(0, 0), topics=(10_000, 10_000), bursts=(0, 0),
+    duration_s=(20.0, 20.0), drop=0.01, late_start=False, history=False, over_delivery=False,
+    publisher=dataclasses.replace(PUBLISHER, hello_rate_max=500), quiet_extra_s=25.0,
+)  # fmt: skip
+
+PROFILES = {
+    profile.name: profile
+    for profile in (
+        CALM, LOSSY, REPAIR, TAIL, PARTITION, BROKER, RESTART, SLOW_CONSUMER, TINY_CACHES, FEW_STREAMS, SIGNED, CHAOS,
+        MANY_TOPICS,
+    )
+}  # fmt: skip
+
+_USUAL = tuple(profile for profile in PROFILES.values() if profile is not MANY_TOPICS)
+_MANY_TOPICS_EVERY = 500
+
+
+def profile_of(seed: int) -> Profile:
+    """The profile of a seed for which none is named.  The large one comes rarely, because it takes long."""
+    if seed % _MANY_TOPICS_EVERY == _MANY_TOPICS_EVERY - 1:
+        return MANY_TOPICS
+    return _USUAL[seed % len(_USUAL)]

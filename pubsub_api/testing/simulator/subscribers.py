@@ -1,0 +1,274 @@
+"""A subscribing node: the subscriber core, driven as the runtime drives it, with a virtual clock."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pubsub_api.core import frame as frames
+from pubsub_api.core import messages
+from pubsub_api.core.errors import UndecodableBody
+from pubsub_api.core.events import decode_events
+from pubsub_api.core.frame import Kind
+from pubsub_api.core.instream import Delivery
+from pubsub_api.core.resync import Resync
+from pubsub_api.core.settings import History, SubscriberSettings
+from pubsub_api.core.subscriber import SubscriberCore
+from pubsub_api.core.topics import CONTROL_TOPIC, FilterSet
+from pubsub_api.testing.simulator.network import Link, Network
+from pubsub_api.testing.simulator.publishers import TICK_S
+from pubsub_api.testing.simulator.world import Violation, World
+
+if TYPE_CHECKING:
+    from pubsub_api.testing.simulator.oracle import Oracle
+
+INBOX_FRAMES_MAX = 60
+"""What a transport keeps for a process that stands still; the rest is lost."""
+IDLE_POLLS_MAX = 100
+_GUID = slice(9, 25)
+
+Arrival = bytes | tuple[str, bool]
+"""A frame, or a link's address and whether it is up."""
+
+
+class SimSubscriber:
+    """One life of a subscriber: a restart makes a new one."""
+
+    def __init__(
+        self,
+        world: World,
+        network: Network,
+        oracle: Oracle,
+        settings: SubscriberSettings,
+        *,
+        core_class: type[SubscriberCore],
+        name: str,
+        filters: list[str],
+        history: History | None,
+        over_delivers: bool,
+    ) -> None:
+        self.world = world
+        self.network = network
+        self.oracle = oracle
+        self.name = name
+        self.is_alive = True
+        self.is_frozen = False
+        self.is_slow = False
+        self.has_history = history is not None
+        self._guid = world.random.randbytes(frames.GUID_BYTES)
+        self.core = core_class(
+            settings, filters, guid=self._guid, now=world.now, jitter=world.random.random, history=history
+        )
+        self._in_effect = FilterSet(filters)
+        """What the transport delivers."""
+        self._listened: dict[str, bool] = {}
+        self._over_delivers = over_delivers
+        self._links: dict[str, Link] = {}
+        self._inbox: list[Arrival] = []
+        self._wake_at = float("inf")
+        self._idle_polls = 0
+
+    def start(self) -> None:
+        self.world.note(self.name, "starts with", *sorted(self.core.filters))
+        self.oracle.subscriber_started(self)
+        self.network.subscribers.append(self)
+        for address in self.network.addresses():
+            if self.network.is_there(address):
+                self.link_to(address).connect()
+        self._schedule()
+
+    def stop(self) -> None:
+        self.is_alive = False
+        self.world.note(self.name, "is gone")
+
+    def link_to(self, address: str) -> Link:
+        link = self._links.get(address)
+        if link is None:
+            link = self._links[address] = Link(self.world, address, self._on_link)
+        return link
+
+    def links(self) -> list[Link]:
+        return list(self._links.values())
+
+    def listens_to(self, topic: str) -> bool:
+        """Whether the transport would deliver a topic to this node."""
+        if self._over_delivers or topic == CONTROL_TOPIC:
+            return True
+        listened = self._listened.get(topic)
+        if listened is None:
+            listened = self._listened[topic] = self._in_effect.match(topic)
+        return listened
+
+    # -- what arrives
+
+    def receive(self, frame: bytes) -> None:
+        if self.is_frozen:
+            if len(self._inbox) < INBOX_FRAMES_MAX:
+                self._inbox.append(frame)
+        elif self.is_alive:
+            self._take_in([frame])
+
+    def _take_in(self, received: list[bytes]) -> None:
+        for frame in received:
+            self.oracle.reached(self, frame[_GUID])
+        if self.is_slow:
+            self.core.room_bytes = self.world.random.randrange(600)
+        self.core.on_frames(received, self.world.now)
+        self._after_call()
+
+    def _on_link(self, address: str, is_up: bool) -> None:
+        if self.is_frozen:
+            self._inbox.append((address, is_up))
+        elif self.is_alive:
+            self.world.note(self.name, "is told", address, "is", "up" if is_up else "down")
+            self._apply_link(address, is_up)
+            self._after_call()
+
+    def _apply_link(self, address: str, is_up: bool) -> None:
+        if is_up:
+            for topic_filter in self.core.filters:
+                self._in_effect.add(topic_filter)
+            self._listened.clear()
+            self.oracle.link_up(self, address)
+            self.core.link_up(address, self.world.now)
+        else:
+            self.core.link_down(address)
+
+    # -- what the user does
+
+    def subscribe(self, topic_filter: str) -> None:
+        if self.is_alive and not self.is_frozen and self.core.filter_added(topic_filter):
+            self.world.note(self.name, "subscribes", topic_filter)
+            self.world.after(self.world.between(0.0, 0.1), self._in_effect_now, topic_filter)
+
+    def _in_effect_now(self, topic_filter: str) -> None:
+        if not self.is_alive or self.is_frozen or topic_filter not in self.core.filters:
+            return
+        self._in_effect.add(topic_filter)
+        self._listened.clear()
+        for link in self._links.values():
+            if link.is_reported_up:
+                self.core.filter_up(topic_filter, self.world.now)
+        self._after_call()
+
+    def unsubscribe(self, topic_filter: str) -> None:
+        if self.is_alive and not self.is_frozen and len(self.core.filters) > 1 and topic_filter in self.core.filters:
+            self.world.note(self.name, "unsubscribes", topic_filter)
+            self.core.filter_removed(topic_filter)
+            self._in_effect.discard(topic_filter)
+            self._listened.clear()
+            self.oracle.filter_removed(self)
+            self._after_call()
+
+    def freeze(self) -> None:
+        """Stand still, as a stopped process does."""
+        if self.is_alive:
+            self.world.note(self.name, "freezes")
+            self.is_frozen = True
+
+    def thaw(self) -> None:
+        if not self.is_alive or not self.is_frozen:
+            return
+        self.world.note(self.name, "thaws with", len(self._inbox), "arrivals")
+        self.is_frozen = False
+        inbox, self._inbox = self._inbox, []
+        if self.world.chance(0.5):
+            self._poll()
+        batch: list[bytes] = []
+        for arrival in inbox:
+            if isinstance(arrival, bytes):
+                batch.append(arrival)
+            else:
+                self._take_in(batch)
+                batch = []
+                self._on_link(*arrival)
+        self._take_in(batch)
+        for topic_filter in list(self.core.filters):
+            if topic_filter not in self._in_effect:
+                self._in_effect_now(topic_filter)
+        self._poll()
+
+    def slow_down(self) -> None:
+        """The consumer's queue is nearly full from now on."""
+        if self.is_alive:
+            self.world.note(self.name, "consumes slowly")
+            self.is_slow = True
+            self.core.queue_full(self.world.chance(0.5))
+            self._watch_queue()
+
+    def speed_up(self) -> None:
+        if self.is_alive and self.is_slow:
+            self.world.note(self.name, "consumes quickly")
+            self.is_slow = False
+            self.core.room_bytes = float("inf")
+            self._drain_queue()
+
+    def _watch_queue(self) -> None:
+        if self.core.is_queue_full:
+            self.oracle.was_blocked(self)
+            self.world.after(self.world.between(0.05, 1.0), self._drain_queue)
+
+    def _drain_queue(self) -> None:
+        if self.is_alive and self.core.is_queue_full:
+            self.core.queue_full(False)
+            if not self.is_frozen:
+                self._poll()
+
+    # -- between core, network and consumer
+
+    def _after_call(self) -> None:
+        was_blocked = self.core.is_queue_full
+        while True:
+            out, queries = self.core.take()
+            if not out and not queries:
+                break
+            self._idle_polls = 0
+            for item in out:
+                if isinstance(item, Resync):
+                    self.oracle.resynced(self, item)
+                else:
+                    self._consume(item)
+            for query in queries:
+                self._ask(query)
+        if self.core.is_queue_full and (self.is_slow or was_blocked):
+            self._watch_queue()
+        self.oracle.check_subscriber(self)
+        self._schedule()
+
+    def _consume(self, delivery: Delivery) -> None:
+        frame, header, already = delivery
+        try:
+            events = decode_events(frame, header, skip=already)
+        except UndecodableBody:
+            self.world.note(self.name, "cannot decode", header.topic, f"{header.first}..{header.last}")
+            self.core.undecodable(header, self.world.now)
+            self.oracle.undecodable(self, header)
+        else:
+            self.oracle.delivered(self, header, header.first + already, events)
+
+    def _ask(self, query: messages.Query) -> None:
+        key = self.core.settings.frame.key
+        frame = frames.pack(Kind.QUERY, self._guid, CONTROL_TOPIC, messages.encode(query), key=key)
+        responders = self.network.ask(self, frame)
+        wants = [f"{want.topic}:{want.first}..{want.last}" for want in query.wants]
+        self.world.note(self.name, "asks", responders, "for", *(wants or sorted(query.topics)))
+        self.core.asked(query.id, responders, self.world.now)
+
+    # -- time
+
+    def _schedule(self) -> None:
+        due = max(self.core.next_deadline(), self.world.now + TICK_S)
+        if due < self._wake_at:
+            self._wake_at = due
+            self.world.at(due, self._wake, due)
+
+    def _wake(self, due: float) -> None:
+        if self.is_alive and not self.is_frozen and due == self._wake_at:
+            self._poll()
+
+    def _poll(self) -> None:
+        self._wake_at = float("inf")
+        self._idle_polls += 1
+        if self._idle_polls > IDLE_POLLS_MAX:
+            raise Violation(f"{self.name} asks to be woken again and again and does nothing")
+        self.core.poll(self.world.now)
+        self._after_call()

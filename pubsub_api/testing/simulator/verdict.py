@@ -1,0 +1,108 @@
+"""The checks at the end of a run, when the network has been quiet for long enough: nothing may be owed any more."""
+
+from __future__ import annotations
+
+from pubsub_api.core.instream import State
+from pubsub_api.core.settings import PublisherSettings, SubscriberSettings
+from pubsub_api.testing.simulator.network import Network
+from pubsub_api.testing.simulator.oracle import Oracle, StreamKey, View
+from pubsub_api.testing.simulator.publishers import SimPublisher
+from pubsub_api.testing.simulator.subscribers import SimSubscriber
+from pubsub_api.testing.simulator.world import Violation
+
+
+def settling_s(publisher: PublisherSettings, subscriber: SubscriberSettings) -> float:
+    """Within this time of a quiet network every loss has been noticed and repaired or told."""
+    repair_s = 1.5 * subscriber.repair_timeout_s * float(2**subscriber.repair_attempts_max - 1)
+    resync_s = subscriber.resync_jitter_s + subscriber.resync_interval_min_s
+    join_s = subscriber.ready_timeout_s + 0.5
+    living_s = publisher.idle_time_limit_s + subscriber.message_delay_window_s + repair_s
+    dead_s = subscriber.silence_timeout_s + 2 * subscriber.max_idle_time_s
+    return max(living_s, dead_s) + join_s + resync_s
+
+
+def check_settled(oracle: Oracle, network: Network) -> None:
+    """Every living subscriber knows everything it should, waits for nothing, and has a true copy of the database."""
+    for subscriber in network.subscribers:
+        if subscriber.is_alive:
+            view = oracle.views[subscriber]
+            view.reached.update(subscriber.core.publishers)
+            _check_joined(subscriber, view, network)
+            _check_idle(subscriber)
+            _check_debts(subscriber, view, oracle)
+            _check_cache(subscriber, view, oracle)
+    for publisher in network.publishers:
+        _check_hello_rate(publisher, oracle.world.now)
+
+
+def check_traffic(oracle: Oracle, network: Network) -> None:
+    """Without faults nothing is asked but at joins, and nothing is answered unasked."""
+    joins = sum(sum(view.resyncs.values()) for view in oracle.views.values())
+    links = sum(len(network.addresses()) for _ in oracle.views)
+    changes = sum(len(view.in_force) for view in oracle.views.values())
+    if network.queries > joins + links + changes:
+        raise Violation(f"{network.queries} queries, more than {joins} resyncs and {links} links explain")
+    for subscriber in network.subscribers:
+        counters = subscriber.core.counters
+        # History may cut a frame in two; the half that was not asked for counts as repeated.
+        repeated = 0 if subscriber.has_history else counters.duplicates
+        if counters.gaps or counters.queries or counters.lost or repeated or counters.bad_frames:
+            raise Violation(f"{subscriber.name} saw faults where there were none: {counters}")
+
+
+def _check_joined(subscriber: SimSubscriber, view: View, network: Network) -> None:
+    if not any(network.is_there(address) for address in network.addresses()):
+        return
+    if not subscriber.core.is_ready:
+        raise Violation(f"{subscriber.name} is not ready")
+    missing = [topic_filter for topic_filter in subscriber.core.filters if topic_filter not in view.in_force]
+    if missing:
+        raise Violation(f"{subscriber.name} never resynced for its filters {missing}")
+
+
+def _check_idle(subscriber: SimSubscriber) -> None:
+    core = subscriber.core
+    streams = [stream for publisher in core.publishers.values() for stream in publisher.streams.values()]
+    for stream in streams:
+        if stream.state is not State.LIVE or stream.has_hole or stream.parked:
+            raise Violation(
+                f"{subscriber.name}: {stream.topic} of {stream.guid.hex()[:8]} is still {stream.state.value}, "
+                f"next {stream.next}, head {stream.head}, {len(stream.parked)} parked"
+            )
+    if core.parked_bytes:
+        raise Violation(f"{subscriber.name} counts {core.parked_bytes} parked bytes and has nothing parked")
+    if core.counters.streams != len(streams):
+        raise Violation(f"{subscriber.name} counts {core.counters.streams} streams and has {len(streams)}")
+
+
+def _check_debts(subscriber: SimSubscriber, view: View, oracle: Oracle) -> None:
+    for key, first in view.owed_from.items():
+        received = view.received.get(key, set())
+        start = max(first, view.covered.get(key, 0) + 1)
+        owed = [number for number in range(start, oracle.streams[key].head + 1) if number not in received]
+        if owed and not _is_excused(view, key, owed[0]):
+            raise Violation(f"{subscriber.name} lost {key[1]} {owed} of {key[0].hex()[:8]} and was not told")
+
+
+def _is_excused(view: View, key: StreamKey, number: int) -> bool:
+    """Nobody can miss a publisher of whom no frame ever came, unless its link was reported up since."""
+    return key[0] not in view.reached and number > view.unexcused.get(key, 0)
+
+
+def _check_cache(subscriber: SimSubscriber, view: View, oracle: Oracle) -> None:
+    for slot, (version, stream_key, number) in oracle.database.items():
+        if not view.is_in_force(slot[0]) or _is_excused(view, stream_key, number):
+            continue
+        if view.cache.get(slot, 0) != version:
+            raise Violation(
+                f"{subscriber.name} holds version {view.cache.get(slot, 0)} of {slot}, the database has {version}"
+            )
+
+
+def _check_hello_rate(publisher: SimPublisher, now: float) -> None:
+    core = publisher.core
+    age_s = now - publisher.born
+    control = age_s / core.settings.max_idle_time_s + publisher.announcements + 3 + len(core.streams) / 100
+    bound = core.frames + core.settings.hello_rate_max * (age_s + 1) + control
+    if core.hellos > bound:
+        raise Violation(f"{publisher.label} sent {core.hellos} hellos in {age_s:.1f} s for {core.frames} data frames")
