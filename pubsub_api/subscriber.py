@@ -290,9 +290,14 @@ class Subscriber:
             return []
 
     def _tell_resync(self, resync: Resync) -> None:
-        for lost in resync.lost:
-            LOG.warning("Subscriber: lost %s", lost)
-        LOG.info("Subscriber: resync %d, %s, of %d topics", resync.generation, resync.reason.value, len(resync.topics))
+        LOG.log(
+            logging.WARNING if resync.lost else logging.INFO,
+            "Subscriber: resync %d (%s) of %d topics%s",
+            resync.generation,
+            resync.reason.value,
+            len(resync.topics),
+            "".join(("; lost ", "; ".join(map(str, resync.lost)))) if resync.lost else "",
+        )
         if self._on_resync is not None:
             try:
                 self._on_resync(resync)

@@ -20,8 +20,8 @@ from pubsub_api.testing.conf_fixture import fast_conf
 from pubsub_api.testing.faults import Faults
 from pubsub_api.testing.faulty import FaultyPubSub
 
-Log = list[tuple[str, int] | str]
-"""(topic, number) of an event, or the reason of a resync."""
+Log = list[tuple[str, int, int] | tuple[str, int]]
+"""(topic, number, when it was sent) of an event, or (reason, when it was told) of a resync.  Wall clock, nanoseconds."""
 
 
 class PublisherNode(ChildProcess):
@@ -69,7 +69,15 @@ class SubscriberNode(ChildProcess):
         assert self.receive()["ready"]
 
     def log(self) -> Log:
-        return [tuple(item) if isinstance(item, list) else item for item in self.ask(do="log")["log"]]
+        return [tuple(item) for item in self.ask(do="log")["log"]]
+
+    def resyncs(self) -> list[str]:
+        """The reasons of the resyncs told so far."""
+        return [item[0] for item in self.log() if len(item) == 2]
+
+    def numbers(self, topic: str) -> list[int]:
+        """Numbers of the events seen on a topic so far."""
+        return [item[1] for item in self.log() if len(item) == 3 and item[0] == topic]
 
     def last(self, topic: str) -> int:
         """Number of the last event seen on a topic."""
@@ -82,18 +90,19 @@ class SubscriberNode(ChildProcess):
 def unexplained(log: Log, topic: str, sent: Sequence[int]) -> list[str]:
     """What is wrong with a subscriber's log of a topic, given what was sent after it was ready: nothing, ideally.
 
-    Numbers must rise; a number that is missing must be covered by a resync told before the next event of that topic.
+    Numbers must rise; a number that is missing must be covered by a resync told before the next event of that topic, and
+    either after the event before the hole or at a time when the missing ones had been sent already.
     """
     problems: list[str] = []
     seen: set[int] = set()
-    last, is_covered = sent[0] - 1 if sent else 0, False
+    last, is_covered, told_at = sent[0] - 1 if sent else 0, False, 0
     for item in log:
-        if isinstance(item, str):
-            is_covered = True
+        if len(item) == 2:
+            is_covered, told_at = True, item[1]
         elif item[0] == topic:
             if item[1] <= last:
                 problems.append(f"{item[1]} after {last}")
-            elif item[1] > last + 1 and not is_covered:
+            elif item[1] > last + 1 and not is_covered and told_at < item[2]:
                 problems.append(f"{last + 1}..{item[1] - 1} missing without a resync")
             seen.add(item[1])
             last, is_covered = max(last, item[1]), False
@@ -168,11 +177,11 @@ def _subscriber(url: str, settings: dict[str, Any]) -> None:
     last: dict[str, int] = {}
 
     def on_event(event: pubsub_api.Event) -> None:
-        log.append((event.topic, event.version))
+        log.append((event.topic, event.version, event.timestamp))
         last[event.topic] = event.version
 
     def on_resync(resync: pubsub_api.Resync) -> None:
-        log.append(resync.reason.value)
+        log.append((resync.reason.value, time.time_ns()))
 
     session = pubsub_api.open(
         conf=fast_conf(url, **settings), wrap_driver=lambda driver: FaultyPubSub(driver, faults)

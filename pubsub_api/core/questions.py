@@ -165,17 +165,20 @@ class Questions:
             purpose.join = dataclasses.replace(purpose.join, responders=frozenset(purpose.finished))
         return purpose
 
-    def overdue(self, now: float, filters: Iterable[str], *, is_ready: bool) -> Iterator[Join]:
+    def start_periodic(self, now: float) -> None:
+        """The subscription is in effect: from now on ask for all heads every ``query_interval``."""
+        if self._settings.query_interval_s and self._next_periodic is None:
+            self._next_periodic = now + self._settings.query_interval_s
+
+    def overdue(self, now: float, filters: Iterable[str]) -> Iterator[Join]:
         """The join whose deadline has passed, with whatever was answered; asks the periodic question when it is due."""
         if self._join_deadline is not None and now >= self._join_deadline:
             purpose = self.close(self._join_id)
             if purpose is not None and purpose.join is not None:
                 yield purpose.join
-        interval = self._settings.query_interval_s
-        if interval and is_ready and (self._next_periodic is None or now >= self._next_periodic):
-            if self._next_periodic is not None:
-                self._ask(Purpose(), Query(id=0, topics=list(filters)))
-            self._next_periodic = now + interval
+        if self._next_periodic is not None and now >= self._next_periodic:
+            self._ask(Purpose(), Query(id=0, topics=list(filters)))
+            self._next_periodic = now + self._settings.query_interval_s
 
     def history_start(self, head: int) -> int | None:
         """The first number that the history asked for includes, of a stream with that head; None: no history."""

@@ -147,7 +147,7 @@ class SubscriberCore:
         if now >= self._next_silence_check:
             self._next_silence_check = now + self.settings.max_idle_time_s
             self._check_silence(now)
-        for join in self._questions.overdue(now, self.filters, is_ready=self.is_ready):
+        for join in self._questions.overdue(now, self.filters):
             self._finish_join(join, now)
         self._emit_resync(now)
 
@@ -539,6 +539,7 @@ class SubscriberCore:
         self._out.append(resync)
         self.counters.resyncs += 1
         self.is_ready = True
+        self._questions.start_periodic(now)
         for publisher in self._publishers.values():
             for stream in publisher.streams.values():
                 if stream.state is State.RESYNCING and self._joined.match(stream.topic):
