@@ -67,7 +67,9 @@ Delivery = tuple[bytes, Header, int]
 class InStream:
     """Pure data and arithmetic; when to do what is the subscriber core's business."""
 
-    __slots__ = ("attempts", "deadline", "guid", "head", "is_anchored", "next", "order", "parked", "state", "topic")
+    __slots__ = (
+        "asked", "attempts", "deadline", "guid", "head", "is_anchored", "next", "order", "parked", "state", "topic",
+    )  # fmt: skip
 
     def __init__(self, guid: bytes, topic: str, next_number: int, *, is_anchored: bool) -> None:
         self.guid = guid
@@ -84,6 +86,8 @@ class InStream:
         """A heap of the numbers in ``parked``."""
         self.deadline = 0.0
         self.attempts = 0
+        self.asked = 0
+        """The last number that caches were asked for; what is missing beyond it is another hole."""
 
     def move(self, cause: Cause) -> None:
         self.state = TRANSITIONS[self.state, cause]

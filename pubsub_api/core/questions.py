@@ -40,7 +40,8 @@ class Answer:
 @dataclasses.dataclass
 class Purpose:
     join: Join | None = None
-    streams: Sequence[InStream] = ()
+    streams: Sequence[tuple[InStream, int]] = ()
+    """Whose holes it asks for, and up to which number."""
     is_baseline: bool = False
     """Asks for all heads of a publisher that the filters select."""
     expected: int | None = None
@@ -110,10 +111,13 @@ class Questions:
         """Ask for what the streams miss, many streams in a question; returns how many questions that took."""
         asked = 0
         wants: list[Want] = []
-        askers: list[InStream] = []
+        askers: list[tuple[InStream, int]] = []
         for stream in streams:
-            askers.append(stream)
-            wants += [Want(stream.guid, stream.topic, first, last) for first, last in stream.missing()]
+            # A question must fit a frame; what does not is asked when this part has come.
+            ranges = stream.missing()[:WANTS_PER_QUERY_MAX]
+            stream.asked = ranges[-1][1]
+            askers.append((stream, stream.asked))
+            wants += [Want(stream.guid, stream.topic, first, last) for first, last in ranges]
             if len(wants) >= WANTS_PER_QUERY_MAX:
                 self._ask(Purpose(streams=askers), Query(id=0, wants=wants))
                 wants, askers, asked = [], [], asked + 1

@@ -259,14 +259,18 @@ class SubscriberCore:
             self._parked_bytes -= size
             if delivery is not None:
                 self._deliver(stream, delivery, now, is_repair=False)
-        if not stream.has_hole and stream.state in (State.WAITING, State.REPAIRING):
-            if stream.state is State.WAITING:
-                self.counters.closed_by_waiting += 1
-            else:
-                self.counters.closed_by_repair += 1
-            stream.move(Cause.CLOSED)
-            stream.attempts = 0
-            stream.deadline = 0.0
+        if stream.state is State.WAITING and not stream.has_hole:
+            self.counters.closed_by_waiting += 1
+        elif stream.state is State.REPAIRING and stream.next > stream.asked:
+            self.counters.closed_by_repair += 1
+        else:
+            return
+        stream.move(Cause.CLOSED)
+        stream.attempts = 0
+        stream.deadline = 0.0
+        if stream.has_hole:
+            # It opened while an older one was repaired, and has all its time and attempts before it.
+            self._open_hole(stream, now)
 
     def _deliver(self, stream: InStream, delivery: Delivery, now: float, *, is_repair: bool) -> None:
         _, header, already = delivery
@@ -410,6 +414,10 @@ class SubscriberCore:
         owner.has_baseline = False
         self.counters.streams_evicted += 1
 
+    def _is_kept(self, stream: InStream) -> bool:
+        publisher = self._publishers.get(stream.guid)
+        return publisher is not None and publisher.streams.get(stream.topic) is stream
+
     def _forget_stream(self, publisher: InPublisher, topic: str) -> None:
         stream = publisher.streams.pop(topic)
         stream.deadline = -1.0
@@ -498,8 +506,8 @@ class SubscriberCore:
             return
         if purpose.join is not None:
             self._finish_join(purpose.join, now)
-        for stream in purpose.streams:
-            if stream.state is State.REPAIRING and stream.has_hole:
+        for stream, asked in purpose.streams:
+            if stream.state is State.REPAIRING and stream.next <= asked and self._is_kept(stream):
                 self._give_up(stream, Reason.LOSS, now)
 
     def _give_up(self, stream: InStream, reason: Reason, now: float) -> None:
