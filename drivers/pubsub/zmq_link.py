@@ -57,8 +57,8 @@ class Link:
         self.sub: Socket | None = None
         self.monitor: Socket | None = None
         self.dealer: Socket | None = None
-        self.incoming = zmq.Poller()
-        """Asks whether ``sub`` has something to read."""
+        self.incoming: list[tuple[Socket, int]] = []
+        """What ``zmq_poll`` takes to say whether ``sub`` has something to read."""
         self.is_up = False
         self.lost: str | None = None
         self.deadline: float | None = None
@@ -89,8 +89,7 @@ class Link:
         # Unlimited: ZeroMQ drops, silently, subscriptions that exceed it.  Their number is that of the filters.
         sub.set(zmq.SNDHWM, 0)
         sub.set(zmq.RCVHWM, self._options.receive_hwm)
-        self.incoming = zmq.Poller()
-        self.incoming.register(sub, zmq.POLLIN)
+        self.incoming = [(sub, int(zmq.POLLIN))]
         monitored = f"inproc://{os.urandom(NONCE_BYTES).hex()}"
         sub.monitor(monitored, _WATCHED)
         self.monitor = self._context.socket(zmq.PAIR)
@@ -111,6 +110,7 @@ class Link:
         for sock in self.sockets:
             sock.close(0)
         self.sub = self.monitor = self.dealer = None
+        self.incoming.clear()
         self.is_up = self._is_handshaken = self._is_refused = False
         self.lost = self._nonce = self._publisher = self.deadline = None
         self._covered.clear()

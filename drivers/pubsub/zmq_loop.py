@@ -21,6 +21,7 @@ from drivers.pubsub.zmq_link import Link
 from drivers.pubsub.zmq_options import GROUP
 from drivers.pubsub.zmq_process import Waker
 from drivers.pubsub.zmq_security import Curve
+from drivers.pubsub.zmq_watch import Watch
 from drivers.pubsub.zmq_wire import NUL, SYNC, PrefixCounts
 from pubsub_api.core.frame import is_frame
 from pubsub_api.core.topics import check_topic
@@ -47,9 +48,8 @@ class ReceiveLoop:
         self._is_stopping = False
         self._links: dict[str, Link] = {}
         self._prefixes = PrefixCounts()
-        self._poller = zmq.Poller()
-        self._poller.register(self._waker.fd, zmq.POLLIN)
-        self._handlers: dict[object, Callable[[], None]] = {self._waker.fd: self._waker.clear}
+        self._watch = Watch()
+        self._watch.add(self._waker.fd, self._on_wake)
         self._frames: list[bytes] = []
         self._drain_bursts_max = 1 + conf[GROUP].receive_hwm // _BURST_FRAMES
         self.responders = 0
@@ -87,7 +87,7 @@ class ReceiveLoop:
     def remove_link(self, address: str) -> None:
         link = self._links.pop(address)
         was_up = link.is_up
-        self._unwatch(link)
+        self._remove_sockets(link)
         link.close()
         self._count_responders()
         if was_up:
@@ -115,15 +115,22 @@ class ReceiveLoop:
 
     def _turn(self) -> None:
         """Wait for something to happen, and handle it."""
-        ready = self._poller.poll(self._wait_ms())
+        wait_ms = self._wait_ms()
+        ready = self._watch.wait(wait_ms)
         # Commands come first: a filter registered before an echo is read shall not be left out of `Connected`.
+        if self._waker.fd in ready:
+            ready.remove(self._waker.fd)
+            self._on_wake()
+        self._watch.handle(ready)
+        if wait_ms is not None:
+            self._handle_deadlines()
+
+    def _on_wake(self) -> bool:
+        self._waker.clear()  # before looking: a command that comes after the look wakes us again
         while self._commands:
             self._commands.popleft()()
-        for source, _ in ready:
-            handler = self._handlers.get(source)  # None: it has been closed since
-            if handler is not None:
-                handler()
-        self._handle_deadlines()
+            self._watch.look_at_all()
+        return False
 
     def _wait_ms(self) -> int | None:
         deadlines = [link.deadline for link in self._links.values() if link.deadline is not None]
@@ -139,27 +146,23 @@ class ReceiveLoop:
                 self._open(link)
             else:
                 link.on_deadline(time.monotonic())
+                self._watch.look_at_all()
 
     def _open(self, link: Link) -> None:
         link.open(self._prefixes.in_use(), time.monotonic())
-        self._watch(link)
+        self._add_sockets(link)
         self._drop_if_lost(link)
 
-    def _watch(self, link: Link) -> None:
-        """Poll the sockets the link has now."""
-        handlers = {
-            link.sub: functools.partial(self._on_data, link),
-            link.monitor: functools.partial(self._on_monitor, link),
-            link.dealer: functools.partial(self._on_replies, link),
-        }
-        for sock in link.sockets:
-            self._handlers[sock] = handlers[sock]
-            self._poller.register(sock, zmq.POLLIN)
+    def _add_sockets(self, link: Link) -> None:
+        """Watch the sockets that the link has now."""
+        handlers = ((link.sub, self._on_data), (link.monitor, self._on_monitor), (link.dealer, self._on_replies))
+        for sock, handler in handlers:
+            if sock is not None:
+                self._watch.add(sock.fileno(), functools.partial(handler, link))
 
-    def _unwatch(self, link: Link) -> None:
+    def _remove_sockets(self, link: Link) -> None:
         for sock in link.sockets:
-            if self._handlers.pop(sock, None) is not None:
-                self._poller.unregister(sock)
+            self._watch.remove(sock.fileno())
 
     def _drop_if_lost(self, link: Link) -> None:
         if link.lost is None:
@@ -169,7 +172,7 @@ class ReceiveLoop:
             self._pass_on()
             if not is_more:
                 break
-        self._unwatch(link)
+        self._remove_sockets(link)
         reports = link.drop(time.monotonic())
         self._count_responders()
         self._report(reports)
@@ -179,17 +182,20 @@ class ReceiveLoop:
 
     # -- what comes in
 
-    def _on_data(self, link: Link) -> None:
-        self._read_burst(link)
+    def _on_data(self, link: Link) -> bool:
+        is_more = self._read_burst(link)
         self._pass_on()
         self._drop_if_lost(link)
+        return is_more
 
-    def _on_monitor(self, link: Link) -> None:
+    def _on_monitor(self, link: Link) -> bool:
         link.read_monitor(time.monotonic())
         self._drop_if_lost(link)
+        return False
 
-    def _on_replies(self, link: Link) -> None:
+    def _on_replies(self, link: Link) -> bool:
         assert link.dealer is not None
+        is_more = True
         try:
             for _ in range(_BURST_FRAMES):
                 parts = link.dealer.recv_multipart(_NOBLOCK)
@@ -198,8 +204,9 @@ class ReceiveLoop:
                 else:
                     LOG.debug("%s: an answer of %d parts that is no frame was dropped", link.address, len(parts))
         except zmq.Again:
-            pass
+            is_more = False
         self._pass_on()
+        return is_more
 
     def _read_burst(self, link: Link) -> bool:
         """Collect frames from a link.  False when there was nothing more to read.
@@ -219,14 +226,14 @@ class ReceiveLoop:
                 topic = None
                 topic = recv(_NOBLOCK)
                 if topic[-1:] != NUL:
-                    self._sort_out(link, [topic])
+                    frames = self._sort_out(link, [topic])
                     continue
                 payload = recv(_NOBLOCK)
                 if not is_frame(payload):
-                    self._sort_out(link, [topic, payload])
+                    frames = self._sort_out(link, [topic, payload])
                     continue
                 frames.append(payload)
-                if len(frames) == 1 and not link.incoming.poll(0):
+                if len(frames) == 1 and not zmq.zmq_poll(link.incoming, 0):
                     return False
         except zmq.Again:
             if topic is not None:
@@ -234,26 +241,29 @@ class ReceiveLoop:
             return False
         return True
 
-    def _sort_out(self, link: Link, parts: list[bytes]) -> None:
-        """Handle a message that is not a topic with a frame, given the parts that were read."""
+    def _sort_out(self, link: Link, parts: list[bytes]) -> list[bytes]:
+        """Handle a message that is not a topic with a frame, given the parts that were read.
+
+        Returns the list to collect in from now on: the former may have been passed on.
+        """
         assert link.sub is not None
         while link.sub.get(zmq.RCVMORE):
             parts.append(link.sub.recv())
-        if parts[0].startswith(SYNC):
-            if len(parts) == 2:
-                self._on_echo(link, parts[0], parts[1])
-            return
-        if len(parts) == 2 and not is_frame(parts[1]):
+        is_pair = len(parts) == 2
+        if is_pair and parts[0].startswith(SYNC):
+            self._on_echo(link, parts[0], parts[1])
+        elif is_pair and not is_frame(parts[1]):
             self._on_foreign(link, parts[0], parts[1])
-            return
-        # The tail of a message of more parts, or a message of one part with the next behind it: what is a frame is one.
-        self._frames += filter(is_frame, parts[1:])
-        LOG.debug("%s: a message of an unknown shape, %d parts", link.address, len(parts))
+        else:
+            # The tail of a message of more parts, or a message of one part with the next behind it: a frame is a frame.
+            self._frames += filter(is_frame, parts[1:])
+            LOG.debug("%s: a message of an unknown shape, %d parts", link.address, len(parts))
+        return self._frames
 
     def _on_echo(self, link: Link, topic: bytes, payload: bytes) -> None:
-        self._unwatch(link)
+        self._remove_sockets(link)
         reports = link.on_echo(topic, payload, time.monotonic())
-        self._watch(link)  # the socket for queries may be another now
+        self._add_sockets(link)  # the socket for queries may be another now
         self._count_responders()
         self._pass_on()
         self._report(reports)

@@ -58,7 +58,7 @@ class ZmqPublisher(PublisherApi):
         self._zap: Socket | None = None
         self._handler: QueryHandler | None = None
         self._files: list[endpoints.SocketFile] = []
-        self._incoming = zmq.Poller()
+        self._incoming: list[tuple[Socket, int]] = []
         self._descriptor = -1
         self._echo = Echo(publisher=os.urandom(16), serves=False, query_port=0)
         self._waker: Waker | None = None
@@ -75,7 +75,7 @@ class ZmqPublisher(PublisherApi):
         except BaseException:
             self._release()
             raise
-        self._incoming.register(self._xpub, zmq.POLLIN)
+        self._incoming = [(self._xpub, int(zmq.POLLIN))]
         self._descriptor = self._xpub.fileno()
         self._waker = Waker()
         self._thread = threading.Thread(target=self._run, name=f"zmq-publisher-{self.address}", daemon=True)
@@ -107,7 +107,7 @@ class ZmqPublisher(PublisherApi):
                 # file descriptor readable: the service thread would sleep on.  So whoever has sent must look.  This is
                 # the cheapest question pyzmq has (1 us; reading the EVENTS option 1.5, a recv that fails 4), and it is
                 # asked once per call, not per frame.
-                if self._incoming.poll(0):
+                if zmq.zmq_poll(self._incoming, 0):
                     self._read_subscriptions(xpub)
             except zmq.ZMQError as error:
                 raise TransportUnavailable(f"{self.address}: {error}") from error
@@ -242,7 +242,7 @@ class ZmqPublisher(PublisherApi):
     def _read_subscriptions(self, xpub: Socket) -> None:
         """Read what subscribers have sent, and answer nonces.  The caller holds the lock."""
         for _ in range(_PER_TURN):
-            if not self._incoming.poll(0):
+            if not zmq.zmq_poll(self._incoming, 0):
                 return
             message = xpub.recv()
             while xpub.get(zmq.RCVMORE):
