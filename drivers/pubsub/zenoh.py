@@ -1,0 +1,73 @@
+"""Driver ``zenoh``: frames as samples of Eclipse Zenoh (https://zenoh.io), by peers, by clients of a router, or as one.
+
+================ ===================================================================================================
+configuration    ``[zenoh]``, see `drivers.pubsub.zenoh_config`; as a URL ``zenoh://host:port?mode=client``
+address          ``tcp/host:port``, also ``tls``, ``quic``, ``ws``, ``udp``, and ``unixsock-stream/path``
+topic ``a/b``    key ``heliograph/a/b``; the payload is the frame and nothing else
+``$control``     key ``heliograph@control``
+query            a Zenoh query for ``heliograph@ask`` with the QUERY frame as its payload; an empty one asks for a sign
+                 of life
+ACL of a router  subscribers declare ``$*heliograph/...``, so a rule that lets them must say ``$*heliograph/**``
+================ ===================================================================================================
+
+Scouting is off and nothing is listened on but what was configured.  The driver does not survive a ``fork()``: see
+`drivers.pubsub.zenoh_session`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar
+from urllib.parse import SplitResult
+
+from oslo_config import cfg
+
+from drivers.pubsub import zenoh_config
+from drivers.pubsub.zenoh_config import GROUP, OPTIONS
+from drivers.pubsub.zenoh_publisher import ZenohPublisher
+from drivers.pubsub.zenoh_subscriber import ZenohSubscriber
+from pubsub_api.driver import Capabilities, PubSubApi
+
+FRAME_BYTES_MAX = 2**30 - 2**16
+"""Zenoh takes messages of 1 GiB, with its own header."""
+
+
+def list_opts() -> list[tuple[str, Sequence[cfg.Opt]]]:
+    """Entry point for oslo-config-generator."""
+    return [(GROUP, OPTIONS)]
+
+
+class ZenohPubSub(PubSubApi):
+    """The driver.  See the module's description."""
+
+    options: ClassVar[dict[str, Sequence[cfg.Opt]]] = {GROUP: OPTIONS}
+
+    def __init__(self, conf: cfg.ConfigOpts) -> None:
+        """Read and check the options.  Raises InvalidConfig."""
+        super().__init__(conf)
+        self._settings = zenoh_config.read_settings(conf)
+
+    @classmethod
+    def configure_from_url(cls, conf: cfg.ConfigOpts, url: SplitResult) -> None:
+        zenoh_config.configure_from_url(conf, url)
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return Capabilities(
+            bind_based=self._settings.is_bind_based,
+            queries=True,
+            native_wildcards=True,
+            frame_bytes_max=FRAME_BYTES_MAX,
+            fork_safe=False,
+            reports=frozenset({"connect", "disconnect", "subscribed"}),
+            security=frozenset({"tls", "mtls", "password", "acl"}),
+        )
+
+    def listen_addresses(self) -> list[str]:
+        return list(self._settings.endpoints)
+
+    def get_publisher(self) -> ZenohPublisher:
+        return ZenohPublisher(self._settings)
+
+    def get_subscriber(self) -> ZenohSubscriber:
+        return ZenohSubscriber(self._settings)

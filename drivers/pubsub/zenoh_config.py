@@ -1,0 +1,287 @@
+"""The ``[zenoh]`` option group, the addresses and the keys: all of the driver that needs no Zenoh to be understood.
+
+Imports nothing foreign, so that options can be listed and checked where the library is not installed.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import pathlib
+import re
+import urllib.parse
+from collections.abc import Sequence
+from urllib.parse import SplitResult
+
+from oslo_config import cfg, types
+
+from pubsub_api.core.topics import CONTROL_TOPIC, check_filter, check_topic
+from pubsub_api.errors import InvalidConfig, InvalidTopic
+
+GROUP = "zenoh"
+MIB = 1024 * 1024
+
+
+def _seconds(name: str, default: float, low: float, high: float, help_text: str) -> cfg.Opt:
+    return cfg.Opt(name, type=types.Float(min=low, max=high), default=default, help=f"{help_text} Seconds.")
+
+
+SESSION_OPTIONS: Sequence[cfg.Opt] = (
+    cfg.StrOpt("mode", default="peer", choices=["peer", "client", "router"],
+               help="peer: a publisher listens and subscribers connect to it. client: both connect to the router at "
+                    "endpoints. router: as peer, and the publisher's process routes between all that connect to it."),
+    cfg.StrOpt("protocol", default="tcp", choices=["tcp", "tls", "quic", "ws", "udp"],
+               help="Protocol of the addresses that are made from publishers_ips, publisher_bind_address and "
+                    "publisher_port."),
+    cfg.ListOpt("endpoints", default=[],
+                help="Where subscribers, and in client mode publishers, connect to: protocol/host:port. Empty: made "
+                     "from publishers_ips and publisher_port."),
+    cfg.ListOpt("listen", default=[],
+                help="Where a publisher listens in peer and router mode: protocol/host:port, port 0 for a free one. "
+                     "Empty: made from publisher_bind_address and publisher_port. Nothing else is ever listened on."),
+    cfg.StrOpt("key_prefix", default="heliograph",
+               help="Key under which topics live: topic a/b has the key heliograph/a/b. Both ends must use the same."),
+    cfg.StrOpt("config_file",
+               help="Zenoh configuration (JSON5) to start from, for example with access control. The options of this "
+                    "group are written over it."),
+    cfg.BoolOpt("shared_memory", default=True, help="Move large frames between processes of a host by shared memory."),
+    cfg.IntOpt("sessions_max", default=10_000, min=1, max=1_000_000,
+               help="Connections that a listening publisher accepts at the same time."),
+)  # fmt: skip
+
+TIME_OPTIONS: Sequence[cfg.Opt] = (
+    _seconds("lease", 10.0, 0.5, 3600.0, "A peer that was silent this long counts as gone."),
+    _seconds("connect_retry_min", 0.1, 0.01, 60.0, "First wait before a lost link is tried again; later waits double."),
+    _seconds("connect_retry_max", 2.0, 0.01, 3600.0, "Longest wait before a lost link is tried again."),
+    _seconds("open_timeout", 2.0, 0.1, 300.0,
+             "How long one attempt to connect may take, and how long a publisher in client mode waits for its router "
+             "before it goes on without."),
+    _seconds("sync_timeout", 1.0, 0.05, 300.0, "How long publishers may take to confirm that filters are in effect."),
+    _seconds("query_timeout", 10.0, 0.1, 3600.0, "How long answers to a query are awaited."),
+)  # fmt: skip
+
+FLOW_OPTIONS: Sequence[cfg.Opt] = (
+    cfg.StrOpt("congestion", default="drop", choices=["drop", "block"],
+               help="What becomes of a frame when a link takes no more. drop: after drop_wait it is dropped for that "
+                    "link, and repaired later. block: after block_wait the link is closed."),
+    _seconds("drop_wait", 0.1, 0.0, 10.0,
+             "How long a congested link may hold up the sender before frames for it are dropped; ten times that for "
+             "the parts of a frame larger than 64 kB. While nothing moves the sender waits once, not once per frame."),
+    _seconds("block_wait", 2.0, 0.1, 300.0,
+             "How long a congested link may hold up what must not be dropped (answers, subscriptions, with congestion "
+             "= block all frames) before it is closed."),
+    cfg.IntOpt("receive_queue_bytes_max", default=64 * MIB, min=64 * 1024, max=64 * 1024 * MIB,
+               help="Frames of a subscriber that wait for the receiver. More are dropped and counted, which is noticed "
+                    "as loss. Bytes."),
+    cfg.IntOpt("queries_max", default=1024, min=1, max=65_536,
+               help="Queries that wait: at a subscriber to be sent, at a publisher to be answered."),
+    cfg.IntOpt("publishers_max", default=1024, min=0, max=1_000_000,
+               help="Topics that get a declared Zenoh publisher, which sends faster. A process that sends on more "
+                    "topics declares none, because each one declared slows down all that are not."),
+)  # fmt: skip
+
+SECURITY_OPTIONS: Sequence[cfg.Opt] = (
+    cfg.StrOpt("user", help="Name by which this process makes itself known when it connects."),
+    cfg.StrOpt("password", secret=True, help="Password of user."),
+    cfg.StrOpt("password_file", help="File of the users that may connect to this process, user:password lines."),
+    cfg.StrOpt("tls_root_ca", help="PEM file of the authorities that may sign the other side's certificate."),
+    cfg.StrOpt("tls_listen_certificate", help="PEM file of the certificate of a listening publisher."),
+    cfg.StrOpt("tls_listen_private_key", help="PEM file of the private key of tls_listen_certificate."),
+    cfg.StrOpt("tls_connect_certificate", help="PEM file of the certificate that is shown when connecting."),
+    cfg.StrOpt("tls_connect_private_key", help="PEM file of the private key of tls_connect_certificate."),
+    cfg.BoolOpt("tls_enable_mtls", default=False,
+                help="Who connects shows a certificate, and a listening publisher asks for it. Set it on both sides."),
+    cfg.BoolOpt("tls_verify_name", default=True, help="The publisher's certificate must name the host of its address."),
+)  # fmt: skip
+
+OPTIONS: Sequence[cfg.Opt] = (*SESSION_OPTIONS, *TIME_OPTIONS, *FLOW_OPTIONS, *SECURITY_OPTIONS)
+
+_FILE_OPTIONS = tuple(
+    option.name
+    for option in OPTIONS
+    if option.name.endswith(("_file", "_ca", "_certificate", "_private_key"))
+)  # fmt: skip
+_TLS_FILES = tuple(name for name in _FILE_OPTIONS if name.startswith("tls_"))
+_SECURE = ("tls", "quic")
+_IP_ADDRESS = re.compile(r"(tcp|tls|quic|ws|udp)/(\[[0-9a-fA-F:.%]+\]|[^\s/:\[\]?#]+):(\d{1,5})([?#].*)?")
+_PATH_ADDRESS = re.compile(r"unixsock-stream/\S+")
+_PREFIX = re.compile(r"[\w.-]+(/[\w.-]+)*")
+_OWN_TOPIC = re.compile(r"\$[\w.-]+(/[\w.-]+)*")
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """What the options of both groups say, checked, in the words of this driver."""
+
+    mode: str
+    endpoints: tuple[str, ...]
+    """Where to connect to.  Empty when only discovery can tell."""
+    listen: tuple[str, ...]
+    public_address: str
+    """What subscribers are told when ``listen`` names no host in particular."""
+    keys: Keys
+    options: cfg.ConfigOpts.GroupAttr
+
+    @property
+    def is_bind_based(self) -> bool:
+        return self.mode != "client"
+
+
+def read_settings(conf: cfg.ConfigOpts) -> Settings:
+    """Translate both groups.  Raises InvalidConfig when options contradict each other or cannot be used."""
+    options, pubsub = conf[GROUP], conf.pubsub
+    if pubsub.publisher_transport != "tcp":
+        raise InvalidConfig(
+            f"[pubsub] publisher_transport = {pubsub.publisher_transport} is not for zenoh; "
+            f"write [zenoh] listen and endpoints = unixsock-stream/path"
+        )
+    port = pubsub.publisher_port
+    bind = "0.0.0.0" if pubsub.publisher_bind_address == "*" else pubsub.publisher_bind_address
+    derived = [make_address(options.protocol, host, port) for host in pubsub.publishers_ips] if port else []
+    settings = Settings(
+        mode=options.mode,
+        endpoints=tuple(check_address(address) for address in options.endpoints or derived),
+        listen=tuple(
+            check_address(address, may_be_ephemeral=True)
+            for address in options.listen or [make_address(options.protocol, bind, port)]
+        ),
+        public_address=pubsub.local_ip,
+        keys=Keys(options.key_prefix),
+        options=options,
+    )
+    _check(settings)
+    return settings
+
+
+def _check(settings: Settings) -> None:
+    options = settings.options
+    if options.connect_retry_min > options.connect_retry_max:
+        raise InvalidConfig("[zenoh] connect_retry_min is longer than connect_retry_max")
+    if settings.mode == "client" and not settings.endpoints:
+        raise InvalidConfig("[zenoh] mode = client needs the address of a router: set endpoints, or a publisher_port")
+    if (options.user is None) != (options.password is None):
+        raise InvalidConfig("[zenoh] user and password go together; one of them is not set")
+    for name in _FILE_OPTIONS:
+        path = getattr(options, name)
+        if path is not None and not pathlib.Path(path).is_file():
+            raise InvalidConfig(f"[zenoh] {name}: there is no file {path!r}")
+    for side in ("tls_listen", "tls_connect"):
+        certificate, key = getattr(options, f"{side}_certificate"), getattr(options, f"{side}_private_key")
+        if (certificate is None) != (key is None):
+            raise InvalidConfig(
+                f"[zenoh] {side}_certificate and {side}_private_key go together; one of them is not set"
+            )
+    addresses = (*settings.endpoints, *settings.listen)
+    given = [name for name in _TLS_FILES if getattr(options, name) is not None]
+    if given and not any(address.startswith(_SECURE) for address in addresses):
+        raise InvalidConfig(f"[zenoh] {given[0]} is set, but no address is encrypted; set protocol = tls")
+
+
+def make_address(protocol: str, host: str, port: int) -> str:
+    return f"{protocol}/[{host}]:{port}" if ":" in host else f"{protocol}/{host}:{port}"
+
+
+def check_address(address: str, *, may_be_ephemeral: bool = False) -> str:
+    """Return an address that Zenoh can use as it stands.  Raises InvalidConfig otherwise."""
+    matched = _IP_ADDRESS.fullmatch(address)
+    if matched and (0 if may_be_ephemeral else 1) <= int(matched[3]) <= 65_535:
+        return address
+    if _PATH_ADDRESS.fullmatch(address):
+        return address
+    raise InvalidConfig(
+        f"{address!r} is not an address of zenoh; write protocol/host:port, as in tcp/127.0.0.1:8866, "
+        f"with protocol one of tcp, tls, quic, ws, udp, or unixsock-stream/path"
+    )
+
+
+def split_address(address: str) -> tuple[str, str, int] | None:
+    """``(protocol, host, port)`` of a checked address, the host without brackets; None when it has no port."""
+    matched = _IP_ADDRESS.fullmatch(address)
+    return (matched[1], matched[2].strip("[]"), int(matched[3])) if matched else None
+
+
+class Keys:
+    """Topics and filters, as Zenoh's keys and key expressions.
+
+    Topic ``a/b`` has the key ``heliograph/a/b`` and ``$control`` the key ``heliograph@control``, which no filter can
+    match.  `everything` covers all of them and exactly them.
+
+    A filter is written with ``$*`` before the prefix, ``$*heliograph/a/**``.  It selects the same keys, and as a key
+    expression it is not contained in `everything`; `drivers.pubsub.zenoh_link` tells why that matters.
+    """
+
+    def __init__(self, prefix: str) -> None:
+        if not _PREFIX.fullmatch(prefix):
+            raise InvalidConfig(
+                f"[zenoh] key_prefix = {prefix!r}: levels of letters, digits, '-', '_', '.' and no more"
+            )
+        self._prefix = prefix
+        parent, slash, name = prefix.rpartition("/")
+        self._loose_prefix = f"{parent}{slash}$*{name}"
+        self.everything = f"{prefix}$*/**"
+        self.ask = f"{prefix}@ask"
+        self.data = functools.lru_cache(maxsize=65_536)(self._data)
+
+    def _data(self, topic: str) -> str:
+        if topic.startswith("$"):
+            return f"{self._prefix}@{_check_own(topic)[1:]}"
+        return f"{self._prefix}/{check_topic(topic)}"
+
+    def interest(self, topic_filter: str) -> str:
+        """The key expression that selects what the filter selects.  Raises InvalidTopic."""
+        if topic_filter.startswith("$"):
+            return f"{self._loose_prefix}@{_check_own(topic_filter)[1:]}"
+        # Zenoh wants key expressions in one form, '*/**' and not '**/*'.  With '#' at the end that is what comes out.
+        wild = {"+": "*", "#": "**"}
+        levels = [wild.get(level, level) for level in check_filter(topic_filter).split("/")]
+        return "/".join([self._loose_prefix, *levels])
+
+    def topic(self, key: str) -> str:
+        """The topic that has this key."""
+        rest = key[len(self._prefix) :]
+        return f"${rest[1:]}" if rest.startswith("@") else rest[1:]
+
+
+def _check_own(topic: str) -> str:
+    if not _OWN_TOPIC.fullmatch(topic):
+        raise InvalidTopic(f"{topic[:80]!r}: what begins with '$' is reserved, and has the form of {CONTROL_TOPIC!r}")
+    return topic
+
+
+def configure_from_url(conf: cfg.ConfigOpts, url: SplitResult) -> None:
+    """Set overrides from ``zenoh://[user:password@]host:port?option=value``.  Raises InvalidConfig."""
+    if not url.hostname or url.path.strip("/") or url.fragment:
+        raise InvalidConfig("a zenoh URL is zenoh://host:port?option=value and nothing else")
+    conf.set_override("publishers_ips", [url.hostname], group="pubsub")
+    conf.set_override("publisher_bind_address", url.hostname, group="pubsub")
+    if url.port is not None:
+        conf.set_override("publisher_port", url.port, group="pubsub")
+    given: dict[str, str] = {}
+    for name, value in _parse_query(url.query):
+        if name in given:
+            raise InvalidConfig(f"zenoh URL: {name!r} is given twice")
+        given[name] = value
+    if url.username is not None:
+        given["user"] = urllib.parse.unquote(url.username)
+        given["password"] = urllib.parse.unquote(url.password or "")
+    for name, value in given.items():
+        _override(conf, name, value)
+
+
+def _parse_query(query: str) -> list[tuple[str, str]]:
+    try:
+        return urllib.parse.parse_qsl(query, keep_blank_values=True, strict_parsing=bool(query))
+    except ValueError as error:
+        raise InvalidConfig(f"the query of a zenoh URL must be option=value pairs, not {query!r}") from error
+
+
+def _override(conf: cfg.ConfigOpts, name: str, value: str) -> None:
+    option = next((option for option in OPTIONS if option.name == name), None)
+    if option is None:
+        names = ", ".join(sorted(option.name for option in OPTIONS))
+        raise InvalidConfig(f"zenoh URL: {name!r} is not an option; options are {names}")
+    try:
+        conf.set_override(name, option.type(value), group=GROUP)
+    except ValueError as error:
+        shown = "***" if option.secret else value
+        raise InvalidConfig(f"zenoh URL: {name}={shown}: {error}") from error

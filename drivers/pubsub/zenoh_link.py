@@ -1,0 +1,247 @@
+"""The link of a subscriber to one address: filters, the channel that frames come through, and when it is up.
+
+Theory of operation.  Zenoh gives every declared subscriber a channel of its own, so with one subscriber per filter the
+frames of several filters would lose their order, a frame that two filters match would come twice, and each filter would
+cost a thread.  So filters and channel are kept apart:
+
+* for each filter something is declared that nobody reads: it tells publishers what to send here;
+* one subscriber for *everything* holds the channel.  Whatever arrives passes it once, in order.  Nobody else hears of
+  it, because an access rule of the session itself keeps that one declaration from leaving.  The rule covers all that is
+  contained in ``heliograph$*/**``; filters are written so that they are not (`drivers.pubsub.zenoh_config.Keys`).
+
+A link is reported as connected when a question that was sent after the filters was answered: publishers answer an
+empty query at once, and Zenoh delivers declarations and queries in order.  A router ends the question by itself when no
+publisher is there.  A plain Zenoh peer does not answer; after a grace time it is taken to be ready.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+import time
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING
+
+import zenoh
+
+from drivers.pubsub.zenoh_config import Settings
+from drivers.pubsub.zenoh_connection import Connection
+from drivers.pubsub.zenoh_inbox import Inbox
+from drivers.pubsub.zenoh_session import Session
+from pubsub_api.core.frame import is_frame
+from pubsub_api.driver import Connected, Disconnected, Subscribed
+
+CHANNEL_FRAMES = 1024
+"""Frames between Zenoh's thread and ours.  Ours never waits for the receiver, so this need not hold much."""
+BATCH_BYTES = 256 * 1024
+SYNC_RETRY_MIN_S = 0.01
+SYNC_RETRY_MAX_S = 0.5
+SYNC_GRACE_S = 3.0
+
+if TYPE_CHECKING:
+    Channel = zenoh.Subscriber[zenoh.handlers.Handler[zenoh.Sample]]
+
+
+class Link(Connection):
+    """The link to one address."""
+
+    def __init__(self, settings: Settings, address: str, filters: Iterable[str], inbox: Inbox) -> None:
+        super().__init__(settings, (address,), {"access_control": _keep_to_oneself(settings.keys.everything)})
+        self._keys = settings.keys
+        self._inbox = inbox
+        self._filters = dict.fromkeys(filters)
+        self._interests: dict[str, Channel] = {}
+        self._unconfirmed: dict[str, Channel] = {}
+        self._pump: threading.Thread | None = None
+        self._is_up = False
+        self._up_since = 0.0
+        self._sync_number = 0
+        self._is_syncing = False
+        self._sync_retry_s = SYNC_RETRY_MIN_S
+        self.is_connected = False
+
+    def add(self, topic_filter: str) -> None:
+        self._post(functools.partial(self._add, topic_filter))
+
+    def remove(self, topic_filter: str) -> None:
+        self._post(functools.partial(self._remove, topic_filter))
+
+    def query(self, frame: bytes) -> bool:
+        """Have the query sent; False when it certainly goes nowhere."""
+        if not self.is_connected or self._commands.qsize() >= self._settings.options.queries_max:
+            return False
+        self._post(functools.partial(self._query, frame))
+        return True
+
+    def _opened(self, session: Session) -> None:
+        channel = session.keep(
+            session.zenoh.declare_subscriber(self._keys.everything, zenoh.handlers.FifoChannel(CHANNEL_FRAMES))
+        )
+        self._pump = threading.Thread(
+            target=pump, args=(channel, self._inbox, self._settings), name=f"zenoh channel {self.address}", daemon=True
+        )
+        self._pump.start()
+        for topic_filter in self._filters:
+            self._declare(session, topic_filter)
+
+    def _declare(self, session: Session, topic_filter: str) -> None:
+        # A ring of one that nobody reads: samples are overwritten inside Zenoh and never reach Python.
+        interest = session.zenoh.declare_subscriber(self._keys.interest(topic_filter), zenoh.handlers.RingChannel(1))
+        self._interests[topic_filter] = self._unconfirmed[topic_filter] = session.keep(interest)
+
+    def _add(self, topic_filter: str) -> None:
+        self._filters[topic_filter] = None
+        if self._session is not None:
+            self._declare(self._session, topic_filter)
+            self._sync_soon()
+
+    def _remove(self, topic_filter: str) -> None:
+        del self._filters[topic_filter]
+        self._unconfirmed.pop(topic_filter, None)
+        interest = self._interests.pop(topic_filter, None)
+        if self._session is not None and interest is not None:
+            self._session.undeclare(interest)
+
+    def _query(self, frame: bytes) -> None:
+        if self._session is not None:
+            self._get(
+                self._session,
+                self._settings.options.query_timeout,
+                zenoh.handlers.Callback(self._on_reply, indirect=False),
+                frame,
+            )
+
+    def _on_reply(self, reply: zenoh.Reply) -> None:
+        """Called by Zenoh's receiving thread."""
+        if reply.ok is not None:
+            self._inbox.put_frames([reply.ok.payload.to_bytes()])
+
+    def _get(
+        self, session: Session, timeout_s: float, callback: zenoh.handlers.Callback[zenoh.Reply], payload: bytes
+    ) -> None:
+        session.zenoh.get(
+            self._keys.ask,
+            callback,
+            target=zenoh.QueryTarget.ALL,
+            consolidation=zenoh.ConsolidationMode.NONE,  # else Zenoh keeps one reply per key
+            timeout=timeout_s,
+            # Answers have the priority of the query.  Below it live frames would starve a repair; with the same one an
+            # answer that a slow link holds up would hold up the frames for all links.
+            priority=zenoh.Priority.DATA_HIGH,
+            payload=payload,
+        )
+
+    def _came_up(self) -> None:
+        self._is_up = True
+        self._up_since = time.monotonic()
+        self._sync_number += 1  # answers to what was asked before do not count
+        self._is_syncing = False
+        self._sync_soon()
+
+    def _went_down(self, reason: str) -> None:
+        self._is_up = False
+        if self.is_connected:
+            self.is_connected = False
+            self._inbox.put_report(Disconnected(self.address, reason))
+
+    def _sync_soon(self) -> None:
+        if self._is_up and not self._is_syncing:
+            self._is_syncing = True
+            self._sync_retry_s = SYNC_RETRY_MIN_S
+            self._sync()
+
+    def _sync(self) -> None:
+        """Ask the publishers whether they have heard of the filters declared so far."""
+        if self._session is None or not self._is_up:
+            return
+        self._sync_number += 1
+        answers: list[bool] = []
+
+        def on_reply(reply: zenoh.Reply) -> None:
+            answers.append(reply.ok is not None)
+
+        synced = functools.partial(self._synced, self._sync_number, answers, dict(self._unconfirmed))
+        callback = zenoh.handlers.Callback(on_reply, functools.partial(self._post, synced), indirect=False)
+        self._get(self._session, self._settings.options.sync_timeout, callback, b"")
+
+    def _synced(self, number: int, answers: list[bool], asked: Mapping[str, Channel]) -> None:
+        """The question has ended.  ``answers``: one for each answer and False when time ran out."""
+        if number != self._sync_number or not self._is_up:
+            return
+        if not (any(answers) or self._is_ended_by_router() or (not answers and self._is_grace_over())):
+            self._after(self._sync_retry_s, self._sync)
+            self._sync_retry_s = min(2 * self._sync_retry_s, SYNC_RETRY_MAX_S)
+            return
+        self._is_syncing = False
+        confirmed = [name for name, interest in asked.items() if self._unconfirmed.get(name) is interest]
+        for name in confirmed:
+            del self._unconfirmed[name]
+            if self.is_connected:
+                self._inbox.put_report(Subscribed(self.address, name))
+        if self._unconfirmed:
+            self._sync_soon()
+        elif not self.is_connected:
+            self.is_connected = True
+            self._inbox.put_report(Connected(self.address))
+
+    def _is_ended_by_router(self) -> bool:
+        """A client's query goes to the router and ends there, unless the link was lost while it was under way."""
+        return self._is_client and self._session is not None and bool(self._session.zenoh.info.links())
+
+    def _is_grace_over(self) -> bool:
+        return time.monotonic() - self._up_since > SYNC_GRACE_S
+
+    def _closing(self) -> None:
+        self.is_connected = False
+
+    def _closed(self) -> None:
+        if self._pump is not None:
+            self._pump.join()
+
+
+def pump(channel: Channel, inbox: Inbox, settings: Settings) -> None:
+    """Move what arrives to the inbox, as much at a time as is there, until the session is closed."""
+    sample: zenoh.Sample | None
+    while True:
+        try:
+            sample = channel.recv()
+        except zenoh.ZError:
+            return
+        frames: list[bytes] = []
+        size = 0
+        while sample is not None:
+            payload = sample.payload.to_bytes()
+            if is_frame(payload):
+                frames.append(payload)
+                size += len(payload)
+            elif topic := settings.keys.topic(str(sample.key_expr)):
+                inbox.put_frames(frames)
+                frames = []
+                inbox.put_foreign(topic, payload)
+            sample = None if size > BATCH_BYTES else _try_recv(channel)
+        inbox.put_frames(frames)
+
+
+def _try_recv(channel: Channel) -> zenoh.Sample | None:
+    try:
+        return channel.try_recv()
+    except zenoh.ZError:  # closed, and empty: recv() will say so again
+        return None
+
+
+def _keep_to_oneself(key_expression: str) -> dict[str, object]:
+    """Access control that does not let the declaration of this subscriber leave, and lets everything else pass."""
+    rule = {
+        "id": "one-channel",
+        "messages": ["declare_subscriber"],
+        "flows": ["egress"],
+        "permission": "deny",
+        "key_exprs": [key_expression],
+    }
+    return {
+        "enabled": True,
+        "default_permission": "allow",
+        "rules": [rule],
+        "subjects": [{"id": "everybody"}],
+        "policies": [{"rules": [rule["id"]], "subjects": ["everybody"]}],
+    }

@@ -1,0 +1,221 @@
+"""Zenoh sessions that respect what Zenoh cannot do: live through ``fork()``, and be forgotten at exit.
+
+After a fork the threads of Zenoh's runtime are missing in the child, and everything that needs them hangs for ever:
+sending, closing, opening a new session, even freeing an object that was declared.  So a child of a process that ever
+opened a session refuses to work, and never frees what it inherited.
+
+Sessions that are still open when the program ends are closed then.
+"""
+
+from __future__ import annotations
+
+import atexit
+import ctypes
+import errno
+import json
+import logging
+import os
+import socket
+from collections.abc import Mapping
+from typing import Any, Protocol, TypeVar
+
+import zenoh
+
+from drivers.pubsub.zenoh_config import Settings, make_address, split_address
+from pubsub_api.errors import AddressInUse, Forked, InvalidConfig
+
+LOG = logging.getLogger(__name__)
+
+_EPHEMERAL_ATTEMPTS = 20
+
+
+class _Declared(Protocol):
+    def undeclare(self) -> Any: ...
+
+
+_Entity = TypeVar("_Entity", bound=_Declared)
+
+
+class Process:
+    """What this process has opened, and whether it may go on doing so."""
+
+    def __init__(self) -> None:
+        self.sessions: set[Session] = set()
+        self._has_opened = False
+        self._is_forked = False
+        os.register_at_fork(after_in_child=self._on_fork)
+        atexit.register(self._on_exit)
+
+    def check(self) -> None:
+        """Raise Forked in a child of a process that had opened a session."""
+        if self._is_forked:
+            raise Forked(
+                "zenoh cannot be used in this process: it was forked from one that had opened a zenoh session. Start "
+                "workers with multiprocessing's 'spawn' method, or let forked workers publish through the publisher "
+                "service of their host (pub_sub_use_multiproc)"
+            )
+
+    @property
+    def is_forked(self) -> bool:
+        return self._is_forked
+
+    def add(self, session: Session) -> None:
+        self._has_opened = True
+        self.sessions.add(session)
+
+    def _on_fork(self) -> None:
+        self._is_forked = self._is_forked or self._has_opened
+        for session in self.sessions:
+            # One reference too many: not even the end of the interpreter may free these objects.
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(session))
+
+    def _on_exit(self) -> None:
+        if not self._is_forked:
+            for session in list(self.sessions):
+                session.close()
+
+
+PROCESS = Process()
+
+
+class Session:
+    """An open Zenoh session and what was declared on it.  Used by one thread at a time."""
+
+    def __init__(self, config: zenoh.Config) -> None:
+        """Open it.  Blocks for as long as ``config`` allows.  Raises zenoh.ZError and Forked."""
+        PROCESS.check()
+        self.zenoh = zenoh.open(config)
+        self._declared: dict[int, _Declared] = {}
+        PROCESS.add(self)
+
+    def keep(self, entity: _Entity) -> _Entity:
+        """Hold on to something declared: Zenoh undeclares what nobody refers to."""
+        self._declared[id(entity)] = entity
+        return entity
+
+    def undeclare(self, entity: _Declared) -> None:
+        del self._declared[id(entity)]
+        entity.undeclare()
+
+    def close(self) -> None:
+        """Flush and close.  Takes milliseconds, or Zenoh's own limit of 10 s when a peer has stopped to read."""
+        if PROCESS.is_forked:
+            return
+        try:
+            self.zenoh.close()  # type: ignore[no-untyped-call]
+        except zenoh.ZError as error:
+            LOG.warning("a zenoh session was closed by force: %s", brief(error))
+        PROCESS.sessions.discard(self)
+        self._declared.clear()
+
+
+def make_config(settings: Settings, mode: str, values: Mapping[str, object]) -> zenoh.Config:
+    """A configuration for one session.  Raises InvalidConfig with the option that Zenoh refuses."""
+    options = settings.options
+    try:
+        config: zenoh.Config = zenoh.Config.from_file(options.config_file) if options.config_file else zenoh.Config()
+    except zenoh.ZError as error:
+        raise InvalidConfig(f"[zenoh] config_file {options.config_file!r} cannot be used: {brief(error)}") from error
+    for key, value in {"mode": mode, **_common_values(settings), **values}.items():
+        try:
+            config.insert_json5(key, json.dumps(value))
+        except zenoh.ZError as error:
+            raise InvalidConfig(f"zenoh refuses the setting {key}: {brief(error)}") from error
+    return config
+
+
+def _common_values(settings: Settings) -> dict[str, object]:
+    options = settings.options
+    drop_wait_us = round(options.drop_wait * 1e6)
+    values: dict[str, object] = {
+        "listen/endpoints": [],  # Zenoh's default is every interface
+        "connect/endpoints": [],
+        "connect/exit_on_failure": False,
+        "connect/retry": {
+            "period_init_ms": round(options.connect_retry_min * 1e3),
+            "period_max_ms": round(options.connect_retry_max * 1e3),
+            "period_increase_factor": 2,
+        },
+        "scouting/multicast/enabled": False,
+        "scouting/gossip/enabled": False,
+        "scouting/delay": 0,  # nothing is scouted, so there is nothing to wait for
+        "transport/unicast/open_timeout": round(options.open_timeout * 1e3),
+        "transport/unicast/max_sessions": options.sessions_max,
+        "transport/link/tx/lease": round(options.lease * 1e3),
+        "transport/link/tx/queue/congestion_control/drop/wait_before_drop": drop_wait_us,
+        "transport/link/tx/queue/congestion_control/drop/max_wait_before_drop_fragments": 10 * drop_wait_us,
+        "transport/link/tx/queue/congestion_control/block/wait_before_close": round(options.block_wait * 1e6),
+        "transport/shared_memory/enabled": options.shared_memory,
+        "transport/link/tls/enable_mtls": options.tls_enable_mtls,
+        "transport/link/tls/verify_name_on_connect": options.tls_verify_name,
+    }
+    given = {
+        "transport/auth/usrpwd/user": options.user,
+        "transport/auth/usrpwd/password": options.password,
+        "transport/auth/usrpwd/dictionary_file": options.password_file,
+        "transport/link/tls/root_ca_certificate": options.tls_root_ca,
+        "transport/link/tls/listen_certificate": options.tls_listen_certificate,
+        "transport/link/tls/listen_private_key": options.tls_listen_private_key,
+        "transport/link/tls/connect_certificate": options.tls_connect_certificate,
+        "transport/link/tls/connect_private_key": options.tls_connect_private_key,
+    }
+    return {**values, **{key: value for key, value in given.items() if value is not None}}
+
+
+def listen(settings: Settings) -> tuple[Session, str]:
+    """Open a session that owns the configured addresses; return it with the address that subscribers should use.
+
+    Raises AddressInUse, InvalidConfig and Forked.
+    """
+    is_ephemeral = any((parts := split_address(address)) and parts[2] == 0 for address in settings.listen)
+    attempts = _EPHEMERAL_ATTEMPTS if is_ephemeral else 1
+    while True:
+        # Zenoh does not tell which port it was given, so a free one is looked for here.  Another process may take it
+        # in between; then the next one is tried.
+        addresses = [_with_port(address) for address in settings.listen]
+        try:
+            session = Session(make_config(settings, settings.mode, {"listen/endpoints": addresses}))
+        except zenoh.ZError as error:
+            attempts -= 1
+            if not attempts or not _is_in_use(error):
+                raise _listen_error(addresses, error) from error
+        else:
+            return session, _public(addresses[0], settings.public_address)
+
+
+def _with_port(address: str) -> str:
+    parts = split_address(address)
+    if parts is None or parts[2] != 0:
+        return address
+    protocol, host, _ = parts
+    kind = socket.SOCK_DGRAM if protocol in ("udp", "quic") else socket.SOCK_STREAM
+    try:
+        with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, kind) as probe:
+            probe.bind((host, 0))
+            return make_address(protocol, host, probe.getsockname()[1])
+    except OSError as error:
+        raise InvalidConfig(f"zenoh cannot listen on {address}: {error}") from error
+
+
+def _public(address: str, public_host: str) -> str:
+    parts = split_address(address)
+    if parts is None or parts[1] not in ("0.0.0.0", "::"):
+        return address
+    return make_address(parts[0], public_host, parts[2])
+
+
+def _is_in_use(error: zenoh.ZError) -> bool:
+    """Zenoh has one class for all errors; the text tells what it was."""
+    return f"os error {errno.EADDRINUSE}" in str(error)
+
+
+def _listen_error(addresses: list[str], error: zenoh.ZError) -> AddressInUse | InvalidConfig:
+    shown = ", ".join(addresses)
+    if _is_in_use(error):
+        return AddressInUse(f"{shown} is bound by another process; stop it, or choose another publisher_port")
+    return InvalidConfig(f"zenoh cannot listen on {shown}: {brief(error)}")
+
+
+def brief(error: zenoh.ZError) -> str:
+    """The text of an error without the places in Zenoh's source where it was raised."""
+    return " ".join(word for word in str(error).split() if ".rs:" not in word).replace(" at ]", "]").removesuffix(" at")

@@ -1,0 +1,123 @@
+"""The receiving end: a link per address, and one thread that calls the receiver."""
+
+from __future__ import annotations
+
+import threading
+
+from drivers.pubsub.zenoh_config import Settings, check_address
+from drivers.pubsub.zenoh_inbox import Inbox
+from drivers.pubsub.zenoh_link import Link
+from drivers.pubsub.zenoh_session import PROCESS
+from pubsub_api.driver import Receiver, SubscriberApi
+from pubsub_api.errors import Closed, TransportUnavailable, UsageError
+
+
+class ZenohSubscriber(SubscriberApi):
+    """See `SubscriberApi`.  Link and channel threads per address, one thread for the receiver."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._lock = threading.Lock()
+        self._receiver: Receiver | None = None
+        self._filters: dict[str, None] = {}
+        self._links: dict[str, Link | None] = {}
+        """None until the subscriber runs."""
+        self._ending: list[Link] = []
+        self._inbox = Inbox(settings.options.receive_queue_bytes_max)
+        self._is_running = False
+        self._is_closed = False
+
+    def initialize(self, receiver: Receiver) -> None:
+        self._check_usable()
+        self._receiver = receiver
+
+    def register_topic(self, topic_filter: str) -> bool:
+        self._settings.keys.interest(topic_filter)  # raises InvalidTopic
+        self._check_usable()
+        with self._lock:
+            if topic_filter in self._filters:
+                return False
+            self._filters[topic_filter] = None
+            for link in self._running_links():
+                link.add(topic_filter)
+            return True
+
+    def unregister_topic(self, topic_filter: str) -> bool:
+        self._check_usable()
+        with self._lock:
+            if topic_filter not in self._filters:
+                return False
+            del self._filters[topic_filter]
+            for link in self._running_links():
+                link.remove(topic_filter)
+            return True
+
+    def register_listen_address(self, address: str) -> bool:
+        check_address(address)
+        self._check_usable()
+        with self._lock:
+            if address in self._links:
+                return False
+            self._links[address] = self._start_link(address) if self._is_running else None
+            return True
+
+    def unregister_listen_address(self, address: str) -> bool:
+        self._check_usable()
+        with self._lock:
+            if address not in self._links:
+                return False
+            link = self._links.pop(address)
+            if link is not None:
+                link.stop()
+                self._ending = [ending for ending in self._ending if ending.is_alive] + [link]
+            return True
+
+    def daemonize(self) -> None:
+        self._check_usable()
+        if self._receiver is None:
+            raise UsageError("initialize() comes before daemonize(): there is nobody to call yet")
+        with self._lock:
+            if self._is_running:
+                return
+            self._is_running = True
+            self._inbox.start(self._receiver)
+            for address in self._links:
+                self._links[address] = self._start_link(address)
+
+    @property
+    def is_running(self) -> bool:
+        return not PROCESS.is_forked and self._inbox.is_running
+
+    def query(self, frame: bytes) -> None:
+        self._check_usable()
+        with self._lock:
+            sent = [link.query(frame) for link in self._running_links()]
+        if not any(sent):
+            raise TransportUnavailable("no link is up that could carry the query")
+
+    def close(self) -> None:
+        if PROCESS.is_forked:
+            return
+        with self._lock:
+            self._is_closed = True
+            links = [*self._running_links(), *self._ending]
+            self._links.clear()
+        self._inbox.close()
+        for link in links:
+            link.stop()
+        for link in links:
+            link.join()
+        self._inbox.join()
+
+    def _start_link(self, address: str) -> Link:
+        link = Link(self._settings, address, self._filters, self._inbox)
+        link.start()
+        return link
+
+    def _running_links(self) -> list[Link]:
+        return [link for link in self._links.values() if link is not None]
+
+    def _check_usable(self) -> None:
+        PROCESS.check()
+        if self._is_closed:
+            raise Closed("the subscriber is closed")

@@ -1,0 +1,65 @@
+"""The Zenoh driver against the suite that defines a correct one: between peers, by a router, encrypted."""
+
+from __future__ import annotations
+
+import pathlib
+from collections.abc import Iterator
+from typing import ClassVar
+
+import pytest
+import zenoh
+
+from pubsub_api import loading
+from pubsub_api.testing.conformance import DriverConformance
+from tests.zenoh_plain import plain_session
+
+TLS = pathlib.Path(__file__).parents[1] / "functional" / "tls"
+
+
+class ZenohConformance(DriverConformance):
+    plain_settings: ClassVar[dict[str, object]] = {}
+
+    def send_foreign(self, address: str, topic: str, payload: bytes) -> None:
+        with plain_session("client", connect=[address], **self.plain_settings) as session:
+            session.put(f"heliograph/{topic}", payload, congestion_control=zenoh.CongestionControl.BLOCK)
+
+
+class TestPeers(ZenohConformance):
+    url = "zenoh://127.0.0.1:0"
+
+
+class TestPeersThatBlock(ZenohConformance):
+    """The other half of the options that change how a frame is sent."""
+
+    url = "zenoh://127.0.0.1:0?congestion=block&publishers_max=0&shared_memory=false"
+
+
+class TestRouter(ZenohConformance):
+    """The publisher is the router of its subscribers."""
+
+    url = "zenoh://127.0.0.1:0?mode=router"
+
+
+class TestClients(ZenohConformance):
+    """Both ends are clients of a router, here a publisher of the product that sends nothing."""
+
+    @pytest.fixture
+    def driver_url(self) -> Iterator[str]:
+        router = loading.build_driver(loading.conf_from_url("zenoh://127.0.0.1:0?mode=router")).get_publisher()
+        router.initialize(lambda report: None)
+        yield f"zenoh://{router.address.removeprefix('tcp/')}?mode=client"
+        router.close()
+
+
+class TestMutualTls(ZenohConformance):
+    url = (
+        f"zenoh://127.0.0.1:0?protocol=tls&tls_root_ca={TLS}/ca.pem&tls_enable_mtls=true"
+        f"&tls_listen_certificate={TLS}/server.pem&tls_listen_private_key={TLS}/server-key.pem"
+        f"&tls_connect_certificate={TLS}/client.pem&tls_connect_private_key={TLS}/client-key.pem"
+    )
+    plain_settings: ClassVar[dict[str, object]] = {
+        "transport/link/tls/enable_mtls": True,
+        "transport/link/tls/root_ca_certificate": f"{TLS}/ca.pem",
+        "transport/link/tls/connect_certificate": f"{TLS}/client.pem",
+        "transport/link/tls/connect_private_key": f"{TLS}/client-key.pem",
+    }
