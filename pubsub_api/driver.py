@@ -69,7 +69,16 @@ class Disconnected:
     reason: str
 
 
-LinkReport = Connected | Subscribed | Disconnected
+@dataclasses.dataclass(frozen=True)
+class Asked:
+    """``query`` reached that many responders.  Reported by drivers that learn it only after ``query()`` returned."""
+
+    address: str
+    query: bytes
+    responders: int
+
+
+LinkReport = Connected | Subscribed | Disconnected | Asked
 
 
 class Receiver(Protocol):
@@ -168,8 +177,8 @@ class SubscriberApi(abc.ABC):
     def query(self, frame: bytes) -> int | None:
         """Send a QUERY frame to everyone that serves queries; the REPLY frames arrive through ``on_frames``.
 
-        Returns how many responders it was sent to, None when the transport cannot tell: who knows the number need not
-        wait for answers that will never come.
+        Returns how many responders it was sent to, None when that is not known yet (`Asked` follows) or never will be.
+        Who knows the number need not wait for answers that will never come.
 
         Best effort, does not block and does not wait: time-outs and retries belong to the caller.  Raises NotSupported,
         or TransportUnavailable when it certainly went nowhere.

@@ -40,7 +40,7 @@ from pubsub_api.core.events import Event, encode_event
 from pubsub_api.core.messages import Want
 from pubsub_api.core.publisher import Outgoing, OutStream, Predecessor, PublisherCore
 from pubsub_api.core.settings import PublisherSettings
-from pubsub_api.driver import Connected, LinkReport, PublisherApi, PubSubApi
+from pubsub_api.driver import Connected, Disconnected, LinkReport, PublisherApi, PubSubApi
 
 LOG = logging.getLogger(__name__)
 
@@ -316,8 +316,8 @@ class Publisher:
             LOG.info("Publisher %s: link to %s is up.", self._name, report.address)
             self._is_link_news = True
             self._wake()
-        else:
-            LOG.warning("Publisher %s: %s", self._name, report)
+        elif isinstance(report, Disconnected):
+            LOG.warning("Publisher %s: link to %s is down: %s", self._name, report.address, report.reason)
 
     def _answer(self, frame: bytes) -> Iterator[bytes]:
         try:

@@ -29,7 +29,7 @@ from pubsub_api.core.resync import Resync
 from pubsub_api.core.settings import History, SubscriberSettings
 from pubsub_api.core.subscriber import SubscriberCore
 from pubsub_api.core.topics import CONTROL_TOPIC
-from pubsub_api.driver import Connected, Disconnected, LinkReport, PubSubApi, Subscribed
+from pubsub_api.driver import Asked, Connected, Disconnected, LinkReport, PubSubApi, Subscribed
 
 LOG = logging.getLogger(__name__)
 
@@ -174,6 +174,9 @@ class Subscriber:
                 self._enqueue([Event(topic=topic, table="", key="", action="set", value=payload)], len(payload))
 
     def on_link(self, report: LinkReport) -> None:
+        if isinstance(report, Asked):
+            self._on_asked(report)
+            return
         now = time.monotonic()
         with self._lock:
             if isinstance(report, Connected):
@@ -187,6 +190,14 @@ class Subscriber:
             queries = self._collect()
         level = logging.WARNING if isinstance(report, Disconnected) else logging.INFO
         LOG.log(level, "Subscriber: %s", report)
+        self._ask(queries)
+
+    def _on_asked(self, report: Asked) -> None:
+        header = frames.unpack(report.query, bytes_max=self._settings.frame.bytes_max)
+        query = messages.decode(messages.Query, report.query, header)
+        with self._lock:
+            self._core.asked(query.id, report.responders, time.monotonic())
+            queries = self._collect()
         self._ask(queries)
 
     # -- between core, driver and queue

@@ -31,6 +31,8 @@ LOG = logging.getLogger(__name__)
 
 Message = tuple[bytes, bytes]
 """Channel and payload."""
+OnReached = Callable[[int], None]
+"""Told how many clients a message was delivered to."""
 
 EXPECTED_MAX = 1024
 """Subscriptions asked for ahead of their answers, which the server keeps in the bounded buffer of a subscriber."""
@@ -45,6 +47,8 @@ class _Expected(NamedTuple):
     """The link is useless when the server refuses it."""
     report: LinkReport | None = None
     """What is true once it was answered."""
+    on_reached: OnReached | None = None
+    """Told the number in the answer."""
 
 
 class Link:
@@ -78,7 +82,7 @@ class Link:
         self._lock = threading.Lock()
         self._filters: dict[str, None] = {}
         self._changes: collections.deque[tuple[bool, str]] = collections.deque()
-        self._outbox: collections.deque[Message] = collections.deque()
+        self._outbox: collections.deque[tuple[bytes, bytes, OnReached]] = collections.deque()
         self._takes_changes = False
         self._is_up = False
         self._is_settled = threading.Event()
@@ -134,18 +138,22 @@ class Link:
             del self._filters[topic_filter]
             self._note_change(False, topic_filter)
 
-    def post(self, channel: bytes, payload: bytes) -> bool:
-        """Publish a message soon.  False when the link is down or too many wait already.  Does not block."""
+    def post(self, channel: bytes, payload: bytes, on_reached: OnReached) -> bool:
+        """Publish a message soon.  False when the link is down or too many wait already.  Does not block.
+
+        ``on_reached`` is called on the thread of the link, when the server has answered.
+        """
         with self._lock:
             if not self._is_up or len(self._outbox) >= self._settings.queries_max:
                 return False
-            self._outbox.append((channel, payload))
+            self._outbox.append((channel, payload, on_reached))
         self._waker.wake()
         return True
 
-    def publish(self, channel: bytes, payload: bytes) -> None:
+    def publish(self, channel: bytes, payload: bytes, on_reached: OnReached | None = None) -> None:
         """Publish a message at once.  Only on the thread of the link, in ``on_messages``."""
-        self._command(channels.command(b"PUBLISH", channel, payload), _Expected("PUBLISH", is_vital=False))
+        expected = _Expected("PUBLISH", is_vital=False, on_reached=on_reached)
+        self._command(channels.command(b"PUBLISH", channel, payload), expected)
         self._flush()
 
     def _note_change(self, is_added: bool, topic_filter: str) -> None:
@@ -260,8 +268,8 @@ class Link:
         with self._lock:
             messages = list(self._outbox)
             self._outbox.clear()
-        for channel, payload in messages:
-            self.publish(channel, payload)
+        for channel, payload, on_reached in messages:
+            self.publish(channel, payload, on_reached)
 
     def _targets(self, topic_filter: str) -> list[Target]:
         return channels.targets(self._settings.channel_prefix, topic_filter)
@@ -337,6 +345,8 @@ class Link:
             LOG.warning("%s refused %s: %s", self.address, expected.what, answer)
         elif expected.report is not None:
             self._make_report(expected.report)
+        elif expected.on_reached is not None and isinstance(answer, int):
+            expected.on_reached(answer)
 
     def _make_report(self, report: LinkReport) -> None:
         if isinstance(report, Connected):

@@ -9,11 +9,12 @@ import threading
 from collections.abc import Callable, Iterator
 
 from drivers.pubsub import redis_channels as channels
+from drivers.pubsub.reach import Reach
 from drivers.pubsub.redis_config import Settings
 from drivers.pubsub.redis_link import Link, Message
 from pubsub_api.core.frame import is_frame
 from pubsub_api.core.topics import CONTROL_TOPIC, check_filter
-from pubsub_api.driver import Disconnected, LinkReport, Receiver, SubscriberApi
+from pubsub_api.driver import Asked, Disconnected, LinkReport, Receiver, SubscriberApi
 from pubsub_api.errors import Closed, Forked, TransportUnavailable, UsageError
 
 LOG = logging.getLogger(__name__)
@@ -104,13 +105,18 @@ class RedisSubscriber(SubscriberApi):
             return self._is_started and not self._is_closed and all(thread.is_alive() for thread in self._threads())
 
     def query(self, frame: bytes) -> int | None:
-        """Hand the query to every link that is up.  How many responders that reaches, only the servers know: None."""
+        """Hand the query to every link that is up.  The servers will tell how many responders that reached."""
         channel = channels.query_channel(self._settings.channel_prefix)
         with self._usable():
-            links = list(self._links.values())
-        if not [link for link in links if link.post(channel, self._nonce + frame)]:
+            links = [link for link in self._links.values() if link.is_up]
+        reach = Reach(len(links), lambda total: self._tell_reach(frame, total))
+        if not [link for link in links if link.post(channel, self._nonce + frame, reach.add)]:
             raise TransportUnavailable("no redis server is connected, or too many queries wait ([redis] queries_max)")
         return None
+
+    def _tell_reach(self, frame: bytes, responders: int) -> None:
+        asked = Asked(self._settings.address, frame, responders)
+        self._call(lambda receiver: receiver.on_link(asked))
 
     def close(self) -> None:
         """Blocks until the threads have ended.  From within the receiver it does not; they then end by themselves."""

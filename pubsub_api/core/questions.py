@@ -15,6 +15,8 @@ from pubsub_api.core.messages import Query, Want
 from pubsub_api.core.resync import Reason
 from pubsub_api.core.settings import History, SubscriberSettings
 
+# Of joins that are absorbed, the first here stays: a resync that is awaited is not replaced by one that may be spared.
+_JOIN_REASONS = (Reason.INITIAL, Reason.SUBSCRIBED, Reason.NEW_LINK, Reason.RECONNECTED)
 WANTS_PER_QUERY_MAX = 200
 OPEN_QUESTIONS_MAX = 1000
 
@@ -88,8 +90,7 @@ class Questions:
         pending = self._open.pop(self._join_id, None)
         if pending is not None and pending.join is not None:
             joined.update(dict.fromkeys(pending.join.filters))
-            if reason is not Reason.INITIAL:
-                reason = pending.join.reason
+            reason = min(reason, pending.join.reason, key=_JOIN_REASONS.index)
         history = self._history if reason is Reason.INITIAL else None
         self._join_id = self._ask(
             Purpose(join=Join(reason, tuple(joined)), is_baseline=True),
@@ -143,10 +144,10 @@ class Questions:
     def asked(self, query_id: int, responders: int | None) -> bool:
         """Note how many were asked; True when that concludes the question."""
         purpose = self._open.get(query_id)
-        if purpose is None:
+        if purpose is None or responders is None:
             return False
         purpose.expected = responders
-        return responders is not None and len(purpose.finished) >= responders
+        return len(purpose.finished) >= responders
 
     def answered(self, query_id: int, responder: bytes, part: int, parts: int) -> bool:
         """A part of an answer came; the last part states how many there are.  True when that concludes the question.

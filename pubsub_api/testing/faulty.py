@@ -21,6 +21,7 @@ from oslo_config import cfg
 
 from pubsub_api import loading
 from pubsub_api.driver import (
+    Asked,
     Capabilities,
     Connected,
     Disconnected,
@@ -189,7 +190,7 @@ class FaultySubscriber(SubscriberApi):
         if isinstance(report, Connected | Disconnected):
             self._up[report.address] = isinstance(report, Connected)
             self._report_links(getattr(report, "reason", ""))
-        elif self._receiver is not None and report.address in self._told_up:
+        elif self._receiver is not None and (isinstance(report, Asked) or report.address in self._told_up):
             self._receiver.on_link(report)
 
     def _report_links(self, reason: str) -> None:

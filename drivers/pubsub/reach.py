@@ -1,0 +1,28 @@
+"""How many responders a query reached, where each link of a subscriber learns its part of the number later."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+
+class Reach:
+    """Adds up what the links say and tells the total once all of them have spoken.  Thread-safe.
+
+    A link that dies before it speaks keeps the total from being told, which is right: nobody knows it then.
+    """
+
+    def __init__(self, links: int, tell: Callable[[int], None]) -> None:
+        self._links = links
+        self._tell = tell
+        self._lock = threading.Lock()
+        self._total = 0
+
+    def add(self, responders: int) -> None:
+        """One link reached that many."""
+        with self._lock:
+            self._links -= 1
+            self._total += responders
+            is_complete = self._links == 0
+        if is_complete:
+            self._tell(self._total)
