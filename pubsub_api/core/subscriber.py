@@ -42,8 +42,8 @@ class InPublisher:
     """What a subscriber knows of one publisher."""
 
     __slots__ = (
-        "guid", "has_baseline", "has_ended", "heads_asked", "is_heard", "is_replaced", "is_suspect", "last_heard", "name",
-        "streams",
+        "guid", "has_baseline", "has_ended", "heads_asked", "is_familiar", "is_heard", "is_replaced", "is_suspect",
+        "last_heard", "name", "streams",
     )  # fmt: skip
 
     def __init__(self, guid: bytes, now: float) -> None:
@@ -57,6 +57,8 @@ class InPublisher:
         self.is_replaced = False
         self.is_heard = False
         """It spoke to us itself; otherwise a cache remembers it."""
+        self.is_familiar = False
+        """It was heard when a join ended; one that is not may have had others before it that were never heard."""
         self.is_suspect = False
         self.heads_asked = float("-inf")
         self.streams: dict[str, InStream] = {}
@@ -522,18 +524,26 @@ class SubscriberCore:
     # -- joining and resync
 
     def _finish_join(self, join: Join, now: float) -> None:
-        for topic_filter in join.filters:
-            if topic_filter in self.filters:
-                self._joined.add(topic_filter)
-        if join.reason is Reason.RECONNECTED and self.settings.verify_after_reconnect and self._all_answered(join):
+        new = [kept for kept in join.filters if kept in self.filters and self._joined.add(kept)]
+        is_verified = join.reason is Reason.RECONNECTED and not new and self._is_verified(join)
+        for publisher in self._publishers.values():
+            publisher.is_familiar = publisher.is_heard
+        if is_verified:
             self.counters.verified_reconnects += 1
-            return
-        self._resync.request(join.reason, join.filters, now)
+        else:
+            self._resync.request(join.reason, join.filters, now)
 
-    def _all_answered(self, join: Join) -> bool:
-        """Whether every publisher that should be alive has told its heads, so that nothing can be missing unseen."""
-        living = {guid for guid, publisher in self._publishers.items() if publisher.is_heard and not publisher.has_ended}
-        return bool(join.responders) and living <= join.responders
+    def _is_verified(self, join: Join) -> bool:
+        """Whether every publisher that should be alive has told its heads, so that nothing can be missing unseen.
+
+        A publisher that is new may be the second to start behind that link: nobody would tell of the first.
+        """
+        if not self.settings.verify_after_reconnect or not join.responders:
+            return False
+        heard = [publisher for publisher in self._publishers.values() if publisher.is_heard]
+        return all(
+            publisher.is_familiar and (publisher.has_ended or publisher.guid in join.responders) for publisher in heard
+        )
 
     def _resync_all(self, reason: Reason, now: float) -> None:
         """Ask for everything again; before the first join nothing was promised, and its own resync covers all."""
@@ -577,6 +587,9 @@ class SubscriberCore:
             silent_for = now - publisher.last_heard
             if silent_for > self.settings.forget_time_s:
                 self._forget_publisher(publisher)
+                if publisher.is_suspect and not publisher.has_ended:
+                    # What it published since it fell silent, and before it died, nobody else would tell.
+                    self._resync_all(Reason.SILENCE, now)
             elif silent_for > self.settings.silence_timeout_s and publisher.is_heard and not publisher.is_suspect:
                 publisher.is_suspect = True
                 if publisher.has_ended:
