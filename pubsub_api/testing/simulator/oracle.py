@@ -54,9 +54,11 @@ class View:
         """Numbers up to this one were read from the database by a resync."""
         self.owed_from: dict[StreamKey, int] = {}
         self.unexcused: dict[StreamKey, int] = {}
-        """Numbers up to this one count even if no frame of the publisher came: a link was reported since."""
+        """Numbers up to this one count even if the publisher is unknown: a link was reported since."""
         self.cache: dict[tuple[str, str], int] = {}
         self.reached: set[bytes] = set()
+        """Publishers that were heard and are not forgotten."""
+        self.forgotten = 0
         self.was_blocked = False
         self.resyncs: Counter[Reason] = Counter()
         self._forced: dict[str, bool] = {}
@@ -221,6 +223,19 @@ class Oracle:
             raise Violation(f"{subscriber.name} has {core.parked_bytes} bytes parked")
         if core.counters.streams > core.settings.streams_max:
             raise Violation(f"{subscriber.name} keeps {core.counters.streams} streams")
+        if core.counters.publishers_forgotten != self.views[subscriber].forgotten:
+            self._forget(subscriber)
+
+    def _forget(self, subscriber: SimSubscriber) -> None:
+        """The subscriber forgot publishers that were silent for long: it owes what they published until now."""
+        view = self.views[subscriber]
+        view.forgotten = subscriber.core.counters.publishers_forgotten
+        gone = view.reached - subscriber.core.publishers.keys()
+        view.reached -= gone
+        for key, stream in self.streams.items():
+            if key[0] in gone:
+                view.unexcused[key] = stream.head
+                view.last.pop(key, None)
 
     def check_cache(self, name: str, cache: FrameCache, settings: CacheSettings | None) -> None:
         if settings is not None and cache.bytes > settings.bytes_max + FRAME_BYTES_MAX:

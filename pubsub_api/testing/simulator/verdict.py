@@ -17,7 +17,7 @@ def settling_s(publisher: PublisherSettings, subscriber: SubscriberSettings) -> 
     resync_s = subscriber.resync_jitter_s + subscriber.resync_interval_min_s
     join_s = subscriber.ready_timeout_s + 0.5
     living_s = publisher.idle_time_limit_s + subscriber.message_delay_window_s + repair_s
-    dead_s = subscriber.silence_timeout_s + 2 * subscriber.max_idle_time_s
+    dead_s = subscriber.forget_time_s + 2 * subscriber.max_idle_time_s
     return max(living_s, dead_s) + join_s + resync_s
 
 
@@ -26,7 +26,6 @@ def check_settled(oracle: Oracle, network: Network) -> None:
     for subscriber in network.subscribers:
         if subscriber.is_alive:
             view = oracle.views[subscriber]
-            view.reached.update(subscriber.core.publishers)
             _check_joined(subscriber, view, network)
             _check_idle(subscriber)
             _check_debts(subscriber, view, oracle)
@@ -85,7 +84,7 @@ def _check_debts(subscriber: SimSubscriber, view: View, oracle: Oracle) -> None:
 
 
 def _is_excused(view: View, key: StreamKey, number: int) -> bool:
-    """Nobody can miss a publisher of whom no frame ever came, unless its link was reported up since."""
+    """Nobody can miss a publisher that was never heard, or was forgotten, unless its link was reported up since."""
     return key[0] not in view.reached and number > view.unexcused.get(key, 0)
 
 
