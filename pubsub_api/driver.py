@@ -7,7 +7,8 @@ suite `pubsub_api.testing.conformance` is the definition of correct.
 Three rules hold for every method here:
 
 * errors of the foreign library are translated into `pubsub_api.errors` where they occur, and never leave the driver raw;
-* every thread a driver starts has ended when ``close()`` returns, and ``close()`` may be called twice;
+* every thread a driver starts has ended when ``close()`` returns, and ``close()`` may be called twice; in a forked
+  child it does nothing;
 * a handle (socket, session, connection) is used by one thread at a time, and never by a child process after ``fork()``.
 """
 
@@ -122,7 +123,8 @@ class PublisherApi(abc.ABC):
     def send(self, topic: str, frame: bytes) -> None:
         """Hand one frame to the transport.  Best effort; blocks for a bounded time at most.
 
-        Raises TransportUnavailable when the transport refused the frame for now.  Silence does not mean delivery.
+        Raises TransportUnavailable when the transport refused the frame for now, LimitReached when the frame is larger
+        than ``frame_bytes_max`` of the capabilities.  Silence does not mean delivery.
         """
 
     def send_many(self, frames: Sequence[tuple[str, bytes]]) -> None:
@@ -161,7 +163,7 @@ class SubscriberApi(abc.ABC):
 
     @abc.abstractmethod
     def unregister_listen_address(self, address: str) -> bool:
-        """Stop listening to an address; True when it was registered."""
+        """Stop listening to an address; True when it was registered.  A link that was up is reported `Disconnected`."""
 
     @abc.abstractmethod
     def daemonize(self) -> None:
@@ -181,7 +183,7 @@ class SubscriberApi(abc.ABC):
         Who knows the number need not wait for answers that will never come.
 
         Best effort, does not block and does not wait: time-outs and retries belong to the caller.  Raises NotSupported,
-        or TransportUnavailable when it certainly went nowhere.
+        or TransportUnavailable when no link is up.
         """
 
     @abc.abstractmethod

@@ -151,13 +151,12 @@ class MemorySubscriber(Endpoint, SubscriberApi):
             links = self._up_links()
             sent = [(link, link.queries.push((frame,), now)) for link in links]
             self._lock.notify()
-        responders = sum(len(link.bus.servers()) for link in links)
-        if not responders:
-            raise TransportUnavailable("nobody serves queries on the buses this subscriber is connected to")
+        if not links:
+            raise TransportUnavailable("this subscriber is not connected to any bus")
         for link, queries in sent:
             for query in queries:
                 link.bus.ask(query, self)
-        return responders
+        return sum(len(link.bus.servers()) for link in links)
 
     def close(self) -> None:
         if self._is_inherited:
