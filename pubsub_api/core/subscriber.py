@@ -42,8 +42,8 @@ class InPublisher:
     """What a subscriber knows of one publisher."""
 
     __slots__ = (
-        "guid", "has_baseline", "has_ended", "heads_asked", "is_familiar", "is_heard", "is_replaced", "is_suspect",
-        "last_heard", "name", "streams",
+        "guid", "has_baseline", "has_ended", "has_evicted", "heads_asked", "is_familiar", "is_heard", "is_replaced",
+        "is_suspect", "last_heard", "name", "streams",
     )  # fmt: skip
 
     def __init__(self, guid: bytes, now: float) -> None:
@@ -51,7 +51,9 @@ class InPublisher:
         self.name = ""
         self.last_heard = now
         self.has_baseline = False
-        """Its heads were known when we joined, so a stream not seen before starts at 1."""
+        """All its heads were known at some time."""
+        self.has_evicted = False
+        """Streams of it were forgotten for want of room, so one not seen before may be one seen before."""
         self.has_ended = False
         """It said goodbye, or another bears its name now."""
         self.is_replaced = False
@@ -62,6 +64,11 @@ class InPublisher:
         self.is_suspect = False
         self.heads_asked = float("-inf")
         self.streams: dict[str, InStream] = {}
+
+    @property
+    def knows_starts(self) -> bool:
+        """A stream of it that is not known is new, and starts at 1."""
+        return self.has_baseline and not self.has_evicted
 
 
 class SubscriberCore:
@@ -361,8 +368,8 @@ class SubscriberCore:
         return publisher
 
     def _ask_heads(self, publisher: InPublisher, now: float) -> None:
-        """Ask for a publisher's heads, not more often than an answer can take."""
-        if now - publisher.heads_asked >= self.settings.ready_timeout_s:
+        """Ask for a publisher's heads, not more often than an answer can take, nor when there is no room for them."""
+        if now - publisher.heads_asked >= self.settings.ready_timeout_s and not publisher.has_evicted:
             publisher.heads_asked = now
             self._questions.heads_of(publisher.guid, self.filters)
 
@@ -394,7 +401,7 @@ class SubscriberCore:
             stream = self._add_stream(publisher, topic, after + 1, is_anchored=False)
             stream.move(Cause.GIVE_UP)
             return stream
-        if publisher.has_baseline or after == 0:
+        if publisher.knows_starts or (after == 0 and not publisher.has_evicted):
             return self._add_stream(publisher, topic, 1, is_anchored=True)
         stream = self._add_stream(publisher, topic, after + 1, is_anchored=False)
         stream.move(Cause.GIVE_UP)
@@ -410,10 +417,10 @@ class SubscriberCore:
         return stream
 
     def _evict_stream(self, newcomer: InPublisher) -> None:
-        """Forget the oldest stream of the largest publisher, which is no longer known to start at 1 when it returns."""
+        """Forget the oldest stream of the largest publisher, and that its streams are known to start at 1."""
         owner = max((*self._publishers.values(), newcomer), key=lambda publisher: len(publisher.streams))
         self._forget_stream(owner, next(iter(owner.streams)))
-        owner.has_baseline = False
+        owner.has_evicted = True
         self.counters.streams_evicted += 1
 
     def _is_kept(self, stream: InStream) -> bool:
@@ -435,8 +442,11 @@ class SubscriberCore:
             self._note_head(publisher, topic, head, now)
         elif stream is not None:
             self._anchor(stream, head)
-        elif self._joined.match(topic) and (publisher.has_baseline or not head):
+        elif self._joined.match(topic) and (publisher.knows_starts or not head):
             self._note_head(publisher, topic, head, now)
+        elif self.counters.streams >= self.settings.streams_max:
+            # Only what is heard may push others out; a stream that lives will be.
+            publisher.has_evicted = True
         else:
             stream = self._add_stream(publisher, topic, head + 1, is_anchored=False)
             self._anchor(stream, head)
