@@ -1,8 +1,8 @@
 """A thin asyncio face.  The work is done by the same threads as in the blocking interface; this only hands over.
 
-Events cross into the event loop in whole batches, because waking a loop costs more than delivering an event.  The buffer
-on the loop's side is bounded: a coroutine that does not keep up holds back the dispatcher, the queue before it fills,
-and a resync follows, exactly as for a slow callback.
+Events cross into the event loop in whole batches, because waking a loop costs more than delivering an event.  The
+buffer on the loop's side is bounded: a coroutine that does not keep up holds back the dispatcher, the queue before it
+fills, and a resync follows, exactly as for a slow callback.
 
     async with pubsub_api.aio.open("zmq://127.0.0.1:8866") as session:
         async with session.subscriber(["tenant-7/#"]) as subscriber:

@@ -47,7 +47,9 @@ def _text(name: str, default: str | None, help_text: str, *, secret: bool = Fals
 SPECIFIED_OPTIONS: Sequence[cfg.Opt] = (
     _flag("enable_df_pub_sub", False, "Controllers follow the bus (true) or the database's own change feed (false)."),
     _text("pub_sub_driver", "zmq", "Driver that moves the events: the name of a heliograph.pubsub_driver entry point."),
-    _opt("publishers_ips", types.List(types.String()), ["$local_ip"], "Hosts whose publishers a subscriber listens to."),
+    _opt(
+        "publishers_ips", types.List(types.String()), ["$local_ip"], "Hosts whose publishers a subscriber listens to."
+    ),
     _opt("publisher_port", types.Port(), 8866, "Port of every publisher. 0 lets the system choose one, for discovery."),
     _flag("pub_sub_use_multiproc", True, "Forked workers publish through the publisher service of their host."),
     _opt("publisher_transport", types.String(choices=["tcp", "ipc"]), "tcp", "Transport of a bind-based driver."),
@@ -78,9 +80,13 @@ ENVELOPE_OPTIONS: Sequence[cfg.Opt] = (
 )
 
 QUEUE_OPTIONS: Sequence[cfg.Opt] = (
-    _bytes("send_queue_bytes_max", 16 * MIB, "Events waiting to be sent. When it is full, the sender sends them itself."),
+    _bytes(
+        "send_queue_bytes_max", 16 * MIB, "Events waiting to be sent. When it is full, the sender sends them itself."
+    ),
     _bytes("receive_queue_bytes_max", 64 * MIB, "Frames waiting for the callback. When it is full, a resync follows."),
-    _bytes("pending_bytes_max", 64 * MIB, "Frames that wait behind holes, all streams together. Then a resync follows."),
+    _bytes(
+        "pending_bytes_max", 64 * MIB, "Frames that wait behind holes, all streams together. Then a resync follows."
+    ),
     _count("streams_max", 1_000_000, "Streams that a publisher or a subscriber keeps track of.", low=1),
 )
 
@@ -133,7 +139,7 @@ def check_group(conf: cfg.ConfigOpts, group: str, options: Sequence[cfg.Opt]) ->
     for option in options:
         try:
             conf[group][option.dest]
-        except (cfg.ConfigFileValueError, cfg.TemplateSubstitutionError, ValueError) as error:
+        except (cfg.Error, ValueError) as error:
             raise InvalidConfig(f"[{group}] {option.name}: {error}") from error
 
 
@@ -142,7 +148,8 @@ def check_combinations(conf: cfg.ConfigOpts) -> None:
     pubsub = conf[GROUP]
     if pubsub.idle_time_limit < pubsub.max_idle_time:
         raise InvalidConfig(
-            f"[pubsub] idle_time_limit = {pubsub.idle_time_limit} s is shorter than max_idle_time = {pubsub.max_idle_time} s"
+            f"[pubsub] idle_time_limit = {pubsub.idle_time_limit} s is shorter than "
+            f"max_idle_time = {pubsub.max_idle_time} s"
         )
     if pubsub.batch_bytes_max > pubsub.frame_bytes_max // 2:
         raise InvalidConfig(
@@ -174,4 +181,6 @@ def multiproc_socket(conf: cfg.ConfigOpts) -> pathlib.Path:
             continue
         if os.access(directory, os.W_OK | os.X_OK) and directory.stat().st_uid == os.getuid():
             return directory / configured.name
-    raise InvalidConfig(f"[pubsub] publisher_multiproc_socket: no directory for {configured.name} can be made or written")
+    raise InvalidConfig(
+        f"[pubsub] publisher_multiproc_socket: no directory for {configured.name} can be made or written"
+    )

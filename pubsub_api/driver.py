@@ -6,7 +6,7 @@ suite `pubsub_api.testing.conformance` is the definition of correct.
 
 Three rules hold for every method here:
 
-* errors of the foreign library are translated into `pubsub_api.errors` where they occur, and never leave the driver raw;
+* errors of the foreign library are translated into `pubsub_api.errors` where they occur, and never leave it raw;
 * every thread a driver starts has ended when ``close()`` returns, and ``close()`` may be called twice; in a forked
   child it does nothing;
 * a handle (socket, session, connection) is used by one thread at a time, and never by a child process after ``fork()``.

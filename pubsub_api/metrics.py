@@ -1,7 +1,7 @@
 """Statistics as Prometheus metrics.
 
-`register(session)` adds a collector that reads the statistics of a session's publishers, subscribers and caches when it is
-scraped; nothing is counted twice and nothing is added to the hot path.  Needs the extra ``heliograph[metrics]``.
+`register(session)` adds a collector that reads the statistics of a session's publishers, subscribers and caches when it
+is scraped; nothing is counted twice and nothing is added to the hot path.  Needs the extra ``heliograph[metrics]``.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """The publisher: numbers events, batches them as the link allows, and sends them through a driver.
 
-Batching never waits.  An event sent while nothing else is going on leaves at once, from the calling thread.  Events that
-come faster than that collect per topic and leave together: in a thread of their own when it gets to run, or in the
-calling thread as soon as a frame is full.  So a lone event has the transport's latency and a flood has its throughput,
-with no timer between them.
+Batching never waits.  An event sent while nothing else is going on leaves at once, from the calling thread.  Events
+that come faster than that collect per topic and leave together: in a thread of their own when it gets to run, or in
+the calling thread as soon as a frame is full.  So a lone event has the transport's latency and a flood has its
+throughput, with no timer between them.
 """
 
 from __future__ import annotations

@@ -38,7 +38,7 @@ class Session:
         return self._driver.capabilities
 
     def publisher(self, *, name: str = "", predecessor: Predecessor | None = None) -> Publisher:
-        """A new publisher.  ``name`` stays the same across restarts; by default ``publisher_name``, or host and program.
+        """A new publisher.  ``name`` is the same after a restart; by default ``publisher_name``, or host and program.
 
         Raises AddressInUse on a bind-based driver whose address is taken.
         """
@@ -88,9 +88,7 @@ class Session:
         self._children.append(subscriber)
         return subscriber
 
-    def cache(
-        self, topics: Sequence[str], *, name: str = "", addresses: Sequence[str] | None = None
-    ) -> CacheNode:
+    def cache(self, topics: Sequence[str], *, name: str = "", addresses: Sequence[str] | None = None) -> CacheNode:
         """A stand-alone reliability cache for the topics that the filters select, of all publishers.
 
         On a bind-based driver it binds this session's own publisher address, so that subscribers can reach it, and

@@ -1,9 +1,9 @@
 """The subscriber: receives frames from a driver, lets the core put them in order, and calls the user.
 
 Three threads meet here.  The driver's thread brings frames and runs the core under a lock, a few operations per frame.
-The clock thread runs the core when time has passed.  The dispatcher takes whole frames from a bounded queue, decodes them
-and calls the user; a callback may be slow without delaying anything but itself.  When the queue is full, frames are
-discarded and counted, and a resync follows as soon as there is room.
+The clock thread runs the core when time has passed.  The dispatcher takes whole frames from a bounded queue, decodes
+them and calls the user; a callback may be slow without delaying anything but itself.  When the queue is full, frames
+are discarded and counted, and a resync follows as soon as there is room.
 """
 
 from __future__ import annotations
@@ -90,8 +90,8 @@ class SubscriberStatistics:
 class Subscriber:
     """Receives events.  Every method may be called from any thread; made by `Session.subscriber`.
 
-    With ``on_event`` or ``on_events`` the user is called from the dispatcher thread, one call at a time.  Without, iterate:
-    ``for event in subscriber`` yields events until the subscriber is closed, and resyncs go to ``on_resync``.
+    With ``on_event`` or ``on_events`` the user is called from the dispatcher thread, one call at a time.  Without,
+    iterate: ``for event in subscriber`` yields events until the subscriber is closed, and resyncs go to ``on_resync``.
     """
 
     def __init__(

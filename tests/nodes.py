@@ -21,7 +21,7 @@ from pubsub_api.testing.faults import Faults
 from pubsub_api.testing.faulty import FaultyPubSub
 
 Log = list[tuple[str, int, int] | tuple[str, int]]
-"""(topic, number, when it was sent) of an event, or (reason, when it was told) of a resync.  Wall clock, nanoseconds."""
+"""(topic, number, when it was sent) of an event, or (reason, when it was told) of a resync.  In ns of the wall clock."""
 
 
 class PublisherNode(ChildProcess):
@@ -90,8 +90,8 @@ class SubscriberNode(ChildProcess):
 def unexplained(log: Log, topic: str, sent: Sequence[int]) -> list[str]:
     """What is wrong with a subscriber's log of a topic, given what was sent after it was ready: nothing, ideally.
 
-    Numbers must rise; a number that is missing must be covered by a resync told before the next event of that topic, and
-    either after the event before the hole or at a time when the missing ones had been sent already.
+    Numbers must rise; a number that is missing must be covered by a resync told before the next event of that topic,
+    and either after the event before the hole or at a time when the missing ones had been sent already.
     """
     problems: list[str] = []
     seen: set[int] = set()
@@ -183,9 +183,7 @@ def _subscriber(url: str, settings: dict[str, Any]) -> None:
     def on_resync(resync: pubsub_api.Resync) -> None:
         log.append((resync.reason.value, time.time_ns()))
 
-    session = pubsub_api.open(
-        conf=fast_conf(url, **settings), wrap_driver=lambda driver: FaultyPubSub(driver, faults)
-    )
+    session = pubsub_api.open(conf=fast_conf(url, **settings), wrap_driver=lambda driver: FaultyPubSub(driver, faults))
     with session, session.subscriber(topics, on_event, on_resync=on_resync, addresses=addresses) as subscriber:
         subscriber.wait_ready(timeout_s=30)
         faults.set(drop=drop)

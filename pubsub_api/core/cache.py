@@ -95,9 +95,7 @@ class FrameCache:
 
     def store(self, header: Header, frame: bytes, now: float) -> bool:
         """Keep a DATA frame; False when it was there.  Makes room by dropping what is oldest."""
-        return self.store_range(
-            (header.guid, header.topic), header.first, header.last, header.timestamp, frame, now
-        )
+        return self.store_range((header.guid, header.topic), header.first, header.last, header.timestamp, frame, now)
 
     def store_range(self, key: StreamKey, first: int, last: int, timestamp: int, frame: bytes, now: float) -> bool:
         stream = self._streams.get(key)

@@ -119,7 +119,7 @@ def pack(
     flags: int = 0,
     key: bytes | None = None,
 ) -> bytes:
-    """Build a frame.  ``body`` is msgpack already.  With ``key`` the frame is signed.  The caller has checked the topic."""
+    """Build a frame.  ``body`` is msgpack already.  With ``key`` the frame is signed.  The topic was checked before."""
     name = topic.encode()
     if key:
         flags |= Flag.SIGNED

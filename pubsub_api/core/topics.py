@@ -40,7 +40,9 @@ def check_filter(topic_filter: str) -> str:
             continue
         bad = _FORBIDDEN.search(level)
         if bad and bad.group() in "+#":
-            raise InvalidTopic(f"filter {topic_filter[:80]!r}: {bad.group()!r} must stand alone in its level, '#' only at the end")
+            raise InvalidTopic(
+                f"filter {topic_filter[:80]!r}: {bad.group()!r} must stand alone in its level, '#' only at the end"
+            )
         if bad:
             raise InvalidTopic(f"filter {topic_filter[:80]!r} contains {bad.group()!r}, which is reserved")
     return topic_filter

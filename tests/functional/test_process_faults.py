@@ -34,43 +34,48 @@ def addresses(bus: Bus, publisher: PublisherNode) -> list[str] | None:
 
 
 def test_loss_between_two_processes_is_repaired(process_bus: Bus) -> None:
-    with PublisherNode(process_bus.url, **CALM) as publisher:
-        with SubscriberNode(
-            process_bus.url, addresses(process_bus, publisher), drop=0.1, repair_attempts_max=12, **CALM
-        ) as subscriber:
-            for first in range(1, 3001, 10):
-                publisher.send(TOPIC, range(first, first + 10))
-            wait_until(lambda: subscriber.last(TOPIC) == 3000, 60, "the last event")
-            log = subscriber.log()
-            assert unexplained(log, TOPIC, range(1, 3001)) == []
-            assert subscriber.resyncs() == ["initial"]
-            assert len(log) == 3001
+    lossy = {"drop": 0.1, "repair_attempts_max": 12, **CALM}
+    with (
+        PublisherNode(process_bus.url, **CALM) as publisher,
+        SubscriberNode(process_bus.url, addresses(process_bus, publisher), **lossy) as subscriber,
+    ):
+        for first in range(1, 3001, 10):
+            publisher.send(TOPIC, range(first, first + 10))
+        wait_until(lambda: subscriber.last(TOPIC) == 3000, 60, "the last event")
+        log = subscriber.log()
+        assert unexplained(log, TOPIC, range(1, 3001)) == []
+        assert subscriber.resyncs() == ["initial"]
+        assert len(log) == 3001
 
 
 def test_a_frozen_subscriber_is_repaired_from_the_cache(process_bus: Bus) -> None:
-    with PublisherNode(process_bus.url, **CALM) as publisher:
-        with SubscriberNode(process_bus.url, addresses(process_bus, publisher), **CALM) as subscriber:
-            publisher.start_flood(TOPIC, first=1, rate=2000)
-            wait_until(lambda: subscriber.last(TOPIC) > 100, 30, "the flood to arrive")
-            subscriber.stop()
-            frozen_at = publisher.statistics()["events"]
-            wait_until(lambda: publisher.statistics()["events"] > frozen_at + 4000, 60, "events while it is frozen")
-            subscriber.resume()
-            last = publisher.stop_flood()
-            wait_until(lambda: subscriber.last(TOPIC) == last, 60, "the last event")
-            log = subscriber.log()
-            assert unexplained(log, TOPIC, range(1, last + 1)) == []
-            assert len(subscriber.numbers(TOPIC)) == last, "repaired, not resynced"
+    with (
+        PublisherNode(process_bus.url, **CALM) as publisher,
+        SubscriberNode(process_bus.url, addresses(process_bus, publisher), **CALM) as subscriber,
+    ):
+        publisher.start_flood(TOPIC, first=1, rate=2000)
+        wait_until(lambda: subscriber.last(TOPIC) > 100, 30, "the flood to arrive")
+        subscriber.stop()
+        frozen_at = publisher.statistics()["events"]
+        wait_until(lambda: publisher.statistics()["events"] > frozen_at + 4000, 60, "events while it is frozen")
+        subscriber.resume()
+        last = publisher.stop_flood()
+        wait_until(lambda: subscriber.last(TOPIC) == last, 60, "the last event")
+        log = subscriber.log()
+        assert unexplained(log, TOPIC, range(1, last + 1)) == []
+        assert len(subscriber.numbers(TOPIC)) == last, "repaired, not resynced"
 
 
 def test_a_frozen_subscriber_is_resynced_when_the_cache_is_too_small(process_bus: Bus) -> None:
-    with PublisherNode(process_bus.url, history=10, **CALM) as publisher:
-        with SubscriberNode(process_bus.url, addresses(process_bus, publisher), drop=0.5, **CALM) as subscriber:
-            publisher.start_flood(TOPIC, first=1, rate=3000)
-            wait_until(lambda: "loss" in subscriber.resyncs(), 60, "a loss that nobody can repair")
-            last = publisher.stop_flood()
-            publisher.send(TOPIC, range(last + 1, last + 2))
-            wait_until(lambda: not unexplained(subscriber.log(), TOPIC, range(1, last + 2)), 60, "a settled log")
+    with (
+        PublisherNode(process_bus.url, history=10, **CALM) as publisher,
+        SubscriberNode(process_bus.url, addresses(process_bus, publisher), drop=0.5, **CALM) as subscriber,
+    ):
+        publisher.start_flood(TOPIC, first=1, rate=3000)
+        wait_until(lambda: "loss" in subscriber.resyncs(), 60, "a loss that nobody can repair")
+        last = publisher.stop_flood()
+        publisher.send(TOPIC, range(last + 1, last + 2))
+        wait_until(lambda: not unexplained(subscriber.log(), TOPIC, range(1, last + 2)), 60, "a settled log")
 
 
 def test_a_killed_publisher_that_comes_back_is_noticed(process_bus: Bus) -> None:
@@ -96,13 +101,15 @@ def test_a_killed_publisher_that_comes_back_is_noticed(process_bus: Bus) -> None
 
 def test_a_publisher_that_says_goodbye_causes_no_resync(process_bus: Bus) -> None:
     url = fixed_url(process_bus)
-    with PublisherNode(url, name="api", **CALM) as first:
-        with SubscriberNode(url, addresses(process_bus, first), **CALM) as subscriber:
-            first.send(TOPIC, range(1, 11))
-            first.close()
-            wait_until(lambda: subscriber.last(TOPIC) == 10, 30, "the last events")
-            assert unexplained(subscriber.log(), TOPIC, range(1, 11)) == []
-            assert subscriber.statistics()["lost"] == 0
+    with (
+        PublisherNode(url, name="api", **CALM) as first,
+        SubscriberNode(url, addresses(process_bus, first), **CALM) as subscriber,
+    ):
+        first.send(TOPIC, range(1, 11))
+        first.close()
+        wait_until(lambda: subscriber.last(TOPIC) == 10, 30, "the last events")
+        assert unexplained(subscriber.log(), TOPIC, range(1, 11)) == []
+        assert subscriber.statistics()["lost"] == 0
 
 
 def test_a_redis_server_that_is_killed_and_restarted() -> None:

@@ -205,17 +205,15 @@ def test_confirmed_publication_resends_until_the_caches_hold_it(bus: Bus) -> Non
     assert [cache.statistics().frames for cache in caches] == [30, 30]
     assert publisher.statistics().resent > 0
     publisher.confirm(caches=2, timeout_s=60)
+    publisher.send_event(event(31))
     with pytest.raises(errors.WaitTimeout, match=r"tenant-7/port 31\.\.31"):
-        publisher.send_event(event(31))
         publisher.confirm(caches=3, timeout_s=0.3)
 
 
 def test_frames_signed_with_another_key_are_refused_and_counted(bus: Bus, consumer: Consumer) -> None:
     good = bus.session(hmac_key="s3cret").publisher(name="good")
     bad = bus.session(hmac_key="guess").publisher(name="bad")
-    subscriber = bus.session(hmac_key="s3cret").subscriber(
-        ["#"], consumer.on_event, addresses=bus.addresses(good, bad)
-    )
+    subscriber = bus.session(hmac_key="s3cret").subscriber(["#"], consumer.on_event, addresses=bus.addresses(good, bad))
     subscriber.wait_ready(timeout_s=20)
 
     def is_refused() -> bool:
