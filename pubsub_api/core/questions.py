@@ -14,6 +14,7 @@ from pubsub_api.core.instream import InStream
 from pubsub_api.core.messages import Query, Want
 from pubsub_api.core.resync import Reason
 from pubsub_api.core.settings import History, SubscriberSettings
+from pubsub_api.core.topics import FilterSet
 
 # Of joins that are absorbed, the first here stays: a resync that is awaited is not replaced by one that may be spared.
 _JOIN_REASONS = (Reason.INITIAL, Reason.SUBSCRIBED, Reason.NEW_LINK, Reason.RECONNECTED)
@@ -103,6 +104,13 @@ class Questions:
             ),
         )
         self._join_deadline = now + self._settings.ready_timeout_s
+
+    def is_joining(self, topic: str) -> bool:
+        """Whether a join is open that will resync the topic for certain."""
+        purpose = self._open.get(self._join_id)
+        if purpose is None or purpose.join is None or purpose.join.reason is Reason.RECONNECTED:
+            return False
+        return FilterSet(purpose.join.filters).match(topic)
 
     def heads_of(self, guid: bytes, filters: Iterable[str]) -> None:
         """Ask one publisher for its heads: it is new, or it was silent."""

@@ -405,9 +405,14 @@ class SubscriberCore:
             return self._add_stream(publisher, topic, 1, is_anchored=True)
         stream = self._add_stream(publisher, topic, after + 1, is_anchored=False)
         stream.move(Cause.GIVE_UP)
-        self._resync.request(Reason.UNKNOWN_STREAM, [topic], now)
+        self._resync_unknown(topic, now)
         self._ask_heads(publisher, now)
         return stream
+
+    def _resync_unknown(self, topic: str, now: float) -> None:
+        """Nobody knows what was missed of a stream; a join that is open will resync it anyway."""
+        if not self._questions.is_joining(topic):
+            self._resync.request(Reason.UNKNOWN_STREAM, [topic], now)
 
     def _add_stream(self, publisher: InPublisher, topic: str, number: int, *, is_anchored: bool) -> InStream:
         if self.counters.streams >= self.settings.streams_max:
@@ -452,7 +457,7 @@ class SubscriberCore:
             self._anchor(stream, head)
             stream.move(Cause.GIVE_UP)
             if self._joined.match(topic):
-                self._resync.request(Reason.UNKNOWN_STREAM, [topic], now)
+                self._resync_unknown(topic, now)
 
     def _anchor(self, stream: InStream, head: int) -> None:
         """From this baseline on numbers are checked; with history, from where it begins."""
@@ -568,9 +573,10 @@ class SubscriberCore:
         self.counters.resyncs += 1
         self.is_ready = True
         self._questions.start_periodic(now)
+        covered = FilterSet(resync.topics)
         for publisher in self._publishers.values():
             for stream in publisher.streams.values():
-                if stream.state is State.RESYNCING and self._joined.match(stream.topic):
+                if stream.state is State.RESYNCING and covered.match(stream.topic) and self._joined.match(stream.topic):
                     self._release(stream, now)
 
     def _release(self, stream: InStream, now: float) -> None:
