@@ -40,8 +40,10 @@ class Rates:
 class Link:
     """One node's link to an address.  ``carries`` is the truth, ``is_reported_up`` what the node was told."""
 
-    def __init__(self, world: World, address: str, report: Callable[[str, bool], None]) -> None:
+    def __init__(self, world: World, address: str, report: Callable[[str, bool], None], *, lag_s: float) -> None:
+        """A link that carries frames is reported up within ``lag_s``."""
         self.address = address
+        self._lag_s = lag_s
         self.is_blacked_out = False
         self.is_reported_up = False
         self.is_cut = False
@@ -74,7 +76,7 @@ class Link:
     def _establish(self, generation: int) -> None:
         if generation == self._generation:
             self._is_established = True
-            self._world.after(self._world.between(0.0, 0.1), self._report_up, generation)
+            self._world.after(self._world.between(0.0, self._lag_s), self._report_up, generation)
 
     def _report_up(self, generation: int) -> None:
         if generation != self._generation:
@@ -122,6 +124,10 @@ class Network:
 
     # -- links
 
+    def new_link(self, address: str, report: Callable[[str, bool], None]) -> Link:
+        # Frames that come before the report make a subscriber ask what it will be told anyway.
+        return Link(self.world, address, report, lag_s=0.0 if self._profile.is_faultless else 0.1)
+
     def addresses(self) -> list[str]:
         """What a subscriber listens to."""
         return [BROKER] if self.is_broker else sorted({publisher.address for publisher in self.publishers})
@@ -138,8 +144,8 @@ class Network:
                 subscriber.link_to(publisher.address).connect()
 
     def link_publisher(self, publisher: SimPublisher) -> None:
-        """Connect a publisher to what is shared.  Without faults it publishes nothing before that is done."""
-        if self._profile.is_faultless:
+        """Connect a publisher to what is shared, usually before it publishes anything."""
+        if self._profile.is_faultless or self.world.chance(0.7):
             publisher.link.establish()
         else:
             publisher.link.connect()

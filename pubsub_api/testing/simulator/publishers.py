@@ -11,7 +11,7 @@ from pubsub_api.core.clock import HybridClock
 from pubsub_api.core.events import Event, encode_event
 from pubsub_api.core.publisher import Outgoing, Predecessor, PublisherCore
 from pubsub_api.core.settings import PublisherSettings
-from pubsub_api.testing.simulator.network import BROKER, Link, Network
+from pubsub_api.testing.simulator.network import BROKER, Network
 from pubsub_api.testing.simulator.world import Violation, World
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ class SimPublisher:
         self.is_alive = True
         self.born = world.now
         self.announcements = 0
-        self.link = Link(world, BROKER, self._on_link)
+        self.link = network.new_link(BROKER, self._on_link)
         self.core = core_class(
             settings,
             guid=world.random.randbytes(frames.GUID_BYTES),

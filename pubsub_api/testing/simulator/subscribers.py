@@ -83,7 +83,7 @@ class SimSubscriber:
     def link_to(self, address: str) -> Link:
         link = self._links.get(address)
         if link is None:
-            link = self._links[address] = Link(self.world, address, self._on_link)
+            link = self._links[address] = self.network.new_link(address, self._on_link)
         return link
 
     def links(self) -> list[Link]:
