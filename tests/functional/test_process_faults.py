@@ -66,7 +66,7 @@ def test_a_frozen_subscriber_is_repaired_from_the_cache(process_bus: Bus) -> Non
         assert len(subscriber.numbers(TOPIC)) == last, "repaired, not resynced"
 
 
-def test_a_frozen_subscriber_is_resynced_when_the_cache_is_too_small(process_bus: Bus) -> None:
+def test_loss_beyond_the_cache_is_covered_by_a_resync(process_bus: Bus) -> None:
     with (
         PublisherNode(process_bus.url, history=10, **CALM) as publisher,
         SubscriberNode(process_bus.url, addresses(process_bus, publisher), drop=0.5, **CALM) as subscriber,
