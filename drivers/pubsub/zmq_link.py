@@ -40,10 +40,12 @@ _REFUSALS = {
     int(zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL): "the peer does not speak ZeroMQ with the security configured here",
 }
 _LOSSES = {
-    int(zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL): "the peer went away during the handshake",
+    int(zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL): "the peer broke off the handshake, as one that has other keys does",
     int(zmq.EVENT_DISCONNECTED): "the connection was lost",
     **_REFUSALS,
 }
+_BROKEN_HANDSHAKES_MAX = 3
+"""A publisher that restarts may break one handshake or two; one that breaks more in a row refuses us without a word."""
 _HANDSHAKE_SUCCEEDED = int(zmq.EVENT_HANDSHAKE_SUCCEEDED)
 _WATCHED = sum(_LOSSES) | _HANDSHAKE_SUCCEEDED
 
@@ -69,6 +71,7 @@ class Link:
         self._is_loss_told = False
         self._is_refused = False
         self._is_handshaken = False
+        self._broken_handshakes = 0
         self._nonce: bytes | None = None
         self._covered: list[str] = []
         self._uncovered: list[str] = []
@@ -140,9 +143,11 @@ class Link:
             event, _value = _EVENT.unpack(parts[0])
             if event == _HANDSHAKE_SUCCEEDED:
                 self._is_handshaken = True
+                self._broken_handshakes = 0
                 self._set_barrier_deadline(now)
             elif event in _LOSSES:
-                self._is_refused = event in _REFUSALS
+                self._broken_handshakes += not self._is_handshaken
+                self._is_refused = event in _REFUSALS or self._broken_handshakes >= _BROKEN_HANDSHAKES_MAX
                 self.lost = _LOSSES[event]
 
     def _new_socket(self, kind: int) -> Socket:

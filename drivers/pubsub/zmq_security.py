@@ -78,7 +78,8 @@ class Curve:
 
 
 class AllowedKeys:
-    """The public keys in a directory.  Read again when the directory changes; if that fails, the old ones stay."""
+    """The public keys in a directory.  It is read again when it changes, and for a key that is not there; if that fails,
+    the old ones stay."""
 
     def __init__(self, directory: pathlib.Path) -> None:
         self._directory = directory
@@ -89,7 +90,7 @@ class AllowedKeys:
 
     def __contains__(self, public: object) -> bool:
         try:
-            if self._directory.stat().st_mtime_ns != self._changed_ns:
+            if public not in self._keys or self._directory.stat().st_mtime_ns != self._changed_ns:
                 self._changed_ns, self._keys = self._read()
         except (OSError, ValueError) as error:
             LOG.error("The allowed CURVE keys cannot be read again, the old ones stay in effect: %s", error)

@@ -1,0 +1,140 @@
+"""CURVE on the ZeroMQ driver: who has the keys gets through, who has not does not, and says so."""
+
+from __future__ import annotations
+
+import pathlib
+import shutil
+from collections.abc import Iterator
+
+import pytest
+import zmq
+import zmq.auth
+
+from pubsub_api.driver import Connected, Disconnected
+from pubsub_api.errors import InvalidConfig
+from pubsub_api.testing.conformance.stage import Listener, Speaker, Stage, wait_routed
+from tests.zmq_tools import URL, driver_at, listener_at, open_stage
+
+
+class Keys:
+    """Certificates of a publisher, of two subscribers, and of somebody else.  The first subscriber is allowed."""
+
+    def __init__(self, directory: pathlib.Path) -> None:
+        self.allowed = directory / "allowed"
+        self.allowed.mkdir()
+        for name in ("server", "other", "client", "stranger"):
+            _public, secret = zmq.auth.create_certificates(directory, name)
+            pathlib.Path(secret).chmod(0o600)
+        self.directory = directory
+        self.allow("client")
+
+    def allow(self, name: str) -> None:
+        shutil.copy(self.directory / f"{name}.key", self.allowed)
+
+    def server(self, *, allowed: bool = True) -> str:
+        """The URL of a publisher."""
+        url = f"{URL}?curve_server_secret_key_file={self.directory}/server.key_secret"
+        return f"{url}&curve_allowed_keys_dir={self.allowed}" if allowed else url
+
+    def client(self, name: str, server: str = "server") -> str:
+        """The URL of a subscriber."""
+        return (
+            f"{URL}?curve_secret_key_file={self.directory}/{name}.key_secret"
+            f"&curve_server_public_key_file={self.directory}/{server}.key"
+        )
+
+
+@pytest.fixture
+def keys(tmp_path: pathlib.Path) -> Keys:
+    return Keys(tmp_path)
+
+
+@pytest.fixture
+def stage(keys: Keys) -> Iterator[Stage]:
+    """A stage whose subscribers have the right keys."""
+    with open_stage(keys.client("client")) as stage:
+        yield stage
+
+
+@pytest.fixture
+def speaker(stage: Stage, keys: Keys) -> Speaker:
+    speaker = stage.publisher(driver_at(keys.server()))
+    speaker.api.serve(speaker.echo())
+    return speaker
+
+
+def check_refused(stage: Stage, speaker: Speaker, refused: Listener) -> None:
+    """The refusal is reported once, nothing gets through, and who is allowed is not disturbed."""
+    refused.heard.wait_link(Disconnected(speaker.address, ""))
+    friend = stage.subscriber("t", to=[speaker])
+    friend.heard.wait_frame(speaker.send("t"))
+    assert refused.heard.frames == []
+    assert [type(report) for report in refused.heard.links] == [Disconnected]
+
+
+def test_the_right_keys_open_frames_and_queries(stage: Stage, speaker: Speaker) -> None:
+    listener = stage.subscriber("t")
+    listener.heard.wait_frame(speaker.send("t"))
+    wait_routed(listener, [speaker])
+
+
+@pytest.mark.parametrize("client", ["a stranger's key", "another server's key", "no key"])
+def test_a_subscriber_without_the_right_keys_is_refused(
+    stage: Stage, speaker: Speaker, keys: Keys, client: str
+) -> None:
+    urls = {
+        "a stranger's key": keys.client("stranger"),
+        "another server's key": keys.client("client", "other"),
+        "no key": URL,
+    }
+    with open_stage(urls[client]) as outside:
+        check_refused(stage, speaker, listener_at(outside, speaker.address, "t"))
+
+
+def test_a_subscriber_with_keys_does_not_trust_an_open_publisher(stage: Stage) -> None:
+    impostor = stage.publisher(driver_at(URL))
+    listener = listener_at(stage, impostor.address, "t")
+    listener.heard.wait_link(Disconnected(impostor.address, ""))
+    impostor.send("t")
+    assert listener.heard.frames == []
+
+
+def test_a_key_can_be_allowed_while_the_publisher_runs(stage: Stage, speaker: Speaker, keys: Keys) -> None:
+    with open_stage(keys.client("stranger")) as outside:
+        listener = listener_at(outside, speaker.address, "t")
+        listener.heard.wait_link(Disconnected(speaker.address, ""))
+        keys.allow("stranger")
+        listener.heard.wait_connected(speaker.address)
+        listener.heard.wait_frame(speaker.send("t"))
+
+
+def test_without_a_list_the_publishers_key_is_enough(stage: Stage, keys: Keys) -> None:
+    speaker = stage.publisher(driver_at(keys.server(allowed=False)))
+    with open_stage(keys.client("stranger")) as anybody:
+        listener = listener_at(anybody, speaker.address, "t")
+        listener.heard.wait_link(Connected(speaker.address))
+        listener.heard.wait_frame(speaker.send("t"))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        "curve_secret_key_file={0}/client.key_secret",
+        "curve_server_public_key_file={0}/server.key",
+        "curve_public_key_file={0}/client.key",
+        "curve_allowed_keys_dir={0}/allowed",
+        "curve_server_secret_key_file={0}/missing",
+        "curve_server_secret_key_file={0}/server.key",
+        "curve_server_secret_key_file={0}/broken.key",
+        "curve_server_secret_key_file={0}/mixed.key",
+        "curve_server_secret_key_file={0}/server.key_secret&curve_allowed_keys_dir={0}/missing",
+        "curve_secret_key_file={0}/client.key_secret&curve_server_public_key_file={0}/server.key"
+        "&curve_public_key_file={0}/other.key",
+    ],
+)
+def test_keys_that_do_not_fit_together_are_refused(keys: Keys, options: str) -> None:
+    (keys.directory / "broken.key").write_text('curve\n    public-key = "short"\n    secret-key = "\u00fc"\n')
+    other_secret = (keys.directory / "other.key_secret").read_text().splitlines()[-1]
+    (keys.directory / "mixed.key").write_text((keys.directory / "server.key").read_text() + other_secret)
+    with pytest.raises(InvalidConfig):
+        driver_at(f"{URL}?{options.format(keys.directory)}")

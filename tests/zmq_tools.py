@@ -1,0 +1,73 @@
+"""What the tests of the ZeroMQ driver share: drivers by URL, and raw sockets in the part of strangers."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import struct
+from collections.abc import Iterator
+
+import zmq
+
+from pubsub_api import loading
+from pubsub_api.driver import PubSubApi
+from pubsub_api.testing.conformance.stage import Listener, Speaker, Stage
+
+URL = "zmq://127.0.0.1:0"
+SYNC = b"$sync/"
+
+
+def driver_at(url: str) -> PubSubApi:
+    return loading.build_driver(loading.conf_from_url(url))
+
+
+def url_at(speaker: Speaker) -> str:
+    """The URL of the address that a publisher has."""
+    return speaker.address.replace("tcp", "zmq")
+
+
+@contextlib.contextmanager
+def open_stage(url: str = URL) -> Iterator[Stage]:
+    with contextlib.closing(Stage(driver_at(url), driver_at, url)) as stage:
+        yield stage
+
+
+def listener_at(stage: Stage, address: str, *filters: str) -> Listener:
+    """A running subscriber, whatever its link is doing."""
+    listener = stage.unstarted_subscriber(*filters)
+    listener.listen_to([address])
+    listener.api.daemonize()
+    return listener
+
+
+class RawSockets:
+    """Sockets of a stranger.  ``close`` closes all of them."""
+
+    def __init__(self) -> None:
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._sockets: list[zmq.Socket[bytes]] = []
+
+    def socket(self, kind: int) -> zmq.Socket[bytes]:
+        self._sockets.append(self._context.socket(kind))
+        return self._sockets[-1]
+
+    def publisher(self) -> tuple[zmq.Socket[bytes], str]:
+        """A publisher that confirms no subscriptions, and its address."""
+        publisher = self.socket(zmq.XPUB)
+        return publisher, f"tcp://127.0.0.1:{publisher.bind_to_random_port('tcp://127.0.0.1')}"
+
+    def query_address(self, speaker: Speaker) -> str:
+        """Where one of our publishers answers queries, as it tells whoever subscribes to a nonce."""
+        subscriber = self.socket(zmq.SUB)
+        nonce = SYNC + os.urandom(16)
+        subscriber.subscribe(nonce)
+        subscriber.connect(speaker.address)
+        topic, echo = subscriber.recv_multipart()
+        magic, version, _publisher, serves, port = struct.unpack(">4sB16sBH", echo)
+        assert (topic, magic, version, serves) == (nonce, b"HGSY", 1, 1)
+        return f"tcp://127.0.0.1:{port}"
+
+    def close(self) -> None:
+        for sock in self._sockets:
+            sock.close(0)
+        self._context.term()
