@@ -194,8 +194,3 @@ def _read_topic(raw: bytes) -> str:
         return topic if topic == CONTROL_TOPIC else check_topic(topic)
     except (UnicodeDecodeError, InvalidTopic) as error:
         raise MalformedFrame(f"the frame's topic is invalid: {error}") from error
-
-
-def sound_topic(topic: str) -> str:
-    """A topic that a peer named inside a body.  Raises InvalidTopic."""
-    return topic if topic == CONTROL_TOPIC else check_topic(topic)

@@ -1,18 +1,52 @@
 """Bodies of all frames but DATA: what the parts of Heliograph say to each other.
 
 Each is a msgpack map with named fields, decoded into a typed struct; a field this version does not know is ignored.
+What a struct's ``__post_init__`` refuses never gets out of `decode`: whoever holds a message need not check it again.
+
+A message too large for one frame is sent in several, each with its number from 0 in ``part``; the last one states in
+``parts`` how many there are, so that the receiver sees whether one was lost.
 """
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Iterable
 from typing import TypeVar
 
 import msgspec
 
 from pubsub_api.core import frame as frames
 from pubsub_api.core.errors import UndecodableBody
+from pubsub_api.core.topics import check_filter, check_topic
 
 HEADS_PER_FRAME_MAX = 100
+WANTS_PER_QUERY_MAX = 1000
+
+
+def _check_guid(guid: bytes) -> None:
+    if len(guid) != frames.GUID_BYTES:
+        raise ValueError(f"a GUID of {len(guid)} bytes")
+
+
+def _check_heads(heads: Iterable[tuple[str, int]]) -> None:
+    for topic, head in heads:
+        check_topic(topic)
+        if not 0 <= head < frames.SEQUENCE_MAX:
+            raise ValueError(f"head {head} of {topic!r} is out of range")
+
+
+@dataclasses.dataclass
+class Parts:
+    """Which parts of a message came, and of how many once that is known."""
+
+    came: set[int] = dataclasses.field(default_factory=set)
+    parts: int = 0
+
+    def add(self, part: int, parts: int) -> bool:
+        """A part came; True when the message is whole."""
+        self.came.add(part)
+        self.parts = self.parts or parts
+        return len(self.came) == self.parts
 
 
 class Hello(msgspec.Struct, omit_defaults=True):
@@ -22,6 +56,13 @@ class Hello(msgspec.Struct, omit_defaults=True):
     predecessor: bytes = b""
     """GUID of this publisher's former life, when its final heads are known; they follow in ``heads``."""
     heads: dict[str, int] = {}
+    part: int = 0
+    parts: int = 0
+
+    def __post_init__(self) -> None:
+        if self.predecessor:
+            _check_guid(self.predecessor)
+        _check_heads(self.heads.items())
 
 
 class Bye(msgspec.Struct, omit_defaults=True):
@@ -29,6 +70,11 @@ class Bye(msgspec.Struct, omit_defaults=True):
 
     name: str = ""
     heads: dict[str, int] = {}
+    part: int = 0
+    parts: int = 0
+
+    def __post_init__(self) -> None:
+        _check_heads(self.heads.items())
 
 
 class Want(msgspec.Struct, array_like=True):
@@ -38,6 +84,10 @@ class Want(msgspec.Struct, array_like=True):
     topic: str
     first: int = 1
     last: int = frames.SEQUENCE_MAX
+
+    def __post_init__(self) -> None:
+        _check_guid(self.guid)
+        check_topic(self.topic)
 
 
 class Query(msgspec.Struct, omit_defaults=True):
@@ -59,6 +109,14 @@ class Query(msgspec.Struct, omit_defaults=True):
     since: int = 0
     """Frames sent at or after this timestamp; 0 for all."""
 
+    def __post_init__(self) -> None:
+        if self.guid:
+            _check_guid(self.guid)
+        if len(self.wants) > WANTS_PER_QUERY_MAX:
+            raise ValueError(f"{len(self.wants)} ranges in one question")
+        for topic_filter in self.topics:
+            check_filter(topic_filter)
+
 
 class Reply(msgspec.Struct, omit_defaults=True):
     """A part of an answer.  The header's GUID is the answering cache's; flag LAST marks its last part."""
@@ -74,7 +132,11 @@ class Reply(msgspec.Struct, omit_defaults=True):
     """Positions among the query's wants, when it asked for confirmation."""
     part: int = 0
     parts: int = 0
-    """Number of this part, from 0, and on the last one how many there are: so the asker sees whether one was lost."""
+
+    def __post_init__(self) -> None:
+        for guid, _, _ in self.heads:
+            _check_guid(guid)
+        _check_heads((topic, head) for _, topic, head in self.heads)
 
 
 Body = TypeVar("Body", Hello, Bye, Query, Reply)

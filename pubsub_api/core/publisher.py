@@ -114,9 +114,16 @@ class PublisherCore:
         former = self._predecessor
         chunks = list(_chunks(former.heads)) if former else [{}]
         out = []
-        for position, heads in enumerate(chunks):
-            hello = messages.Hello(name=self.name, predecessor=former.guid if former else b"", heads=heads)
-            flags = Flag.START | (Flag.LAST if position == len(chunks) - 1 else Flag.NONE)
+        for part, heads in enumerate(chunks):
+            is_last = part == len(chunks) - 1
+            hello = messages.Hello(
+                name=self.name,
+                predecessor=former.guid if former else b"",
+                heads=heads,
+                part=part,
+                parts=len(chunks) if is_last else 0,
+            )
+            flags = Flag.START | (Flag.LAST if is_last else Flag.NONE)
             out.append(self._control(Kind.HELLO, messages.encode(hello), stamp, flags))
         return out
 
@@ -215,15 +222,12 @@ class PublisherCore:
     def bye(self, stamp: int) -> list[Outgoing]:
         """The last frames: final heads of every stream."""
         chunks = list(_chunks(self.heads()))
-        return [
-            self._control(
-                Kind.BYE,
-                messages.encode(messages.Bye(name=self.name, heads=heads)),
-                stamp,
-                Flag.LAST if position == len(chunks) - 1 else Flag.NONE,
-            )
-            for position, heads in enumerate(chunks)
-        ]
+        out = []
+        for part, heads in enumerate(chunks):
+            is_last = part == len(chunks) - 1
+            bye = messages.Bye(name=self.name, heads=heads, part=part, parts=len(chunks) if is_last else 0)
+            out.append(self._control(Kind.BYE, messages.encode(bye), stamp, Flag.LAST if is_last else Flag.NONE))
+        return out
 
     def heads(self) -> dict[str, int]:
         """Topic -> number of its last event, for every stream that has any."""

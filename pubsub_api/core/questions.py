@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from pubsub_api.core.frame import SEQUENCE_MAX
 from pubsub_api.core.instream import InStream
-from pubsub_api.core.messages import Query, Want
+from pubsub_api.core.messages import Parts, Query, Want
 from pubsub_api.core.resync import Reason
 from pubsub_api.core.settings import History, SubscriberSettings
 from pubsub_api.core.topics import FilterSet
@@ -28,16 +28,10 @@ class Join:
 
     reason: Reason
     filters: tuple[str, ...]
+    asked: float
+    """When."""
     responders: frozenset[bytes] = frozenset()
     """Who has answered."""
-
-
-@dataclasses.dataclass
-class Answer:
-    """What came of one responder's answer: which parts, and of how many once that is known."""
-
-    came: set[int] = dataclasses.field(default_factory=set)
-    parts: int = 0
 
 
 @dataclasses.dataclass
@@ -47,8 +41,10 @@ class Purpose:
     """Whose holes it asks for, and up to which number."""
     is_baseline: bool = False
     """Asks for all heads of a publisher that the filters select."""
+    asked: float = 0.0
+    """When."""
     expected: int | None = None
-    answers: dict[bytes, Answer] = dataclasses.field(default_factory=dict)
+    answers: dict[bytes, Parts] = dataclasses.field(default_factory=dict)
     finished: set[bytes] = dataclasses.field(default_factory=set)
     """Responders whose answer came whole."""
 
@@ -94,7 +90,7 @@ class Questions:
             reason = min(reason, pending.join.reason, key=_JOIN_REASONS.index)
         history = self._history if reason is Reason.INITIAL else None
         self._join_id = self._ask(
-            Purpose(join=Join(reason, tuple(joined)), is_baseline=True),
+            Purpose(join=Join(reason, tuple(joined), now), is_baseline=True, asked=now),
             Query(
                 id=0,
                 topics=list(joined),
@@ -112,9 +108,9 @@ class Questions:
             return False
         return FilterSet(purpose.join.filters).match(topic)
 
-    def heads_of(self, guid: bytes, filters: Iterable[str]) -> None:
+    def heads_of(self, guid: bytes, filters: Iterable[str], now: float) -> None:
         """Ask one publisher for its heads: it is new, or it was silent."""
-        self._ask(Purpose(is_baseline=True), Query(id=0, topics=list(filters), guid=guid))
+        self._ask(Purpose(is_baseline=True, asked=now), Query(id=0, topics=list(filters), guid=guid))
 
     def repair(self, streams: Sequence[InStream]) -> int:
         """Ask for what the streams miss, many streams in a question; returns how many questions that took."""
@@ -139,7 +135,8 @@ class Questions:
         query.id = self._next_id
         self._next_id = self._next_id % SEQUENCE_MAX + 1
         if len(self._open) >= OPEN_QUESTIONS_MAX:
-            self._open.pop(next(iter(self._open)))
+            # The oldest will hardly be answered; but the join must end, for somebody waits for its resync.
+            self._open.pop(next(oldest for oldest in self._open if oldest != self._join_id))
         self._open[query.id] = purpose
         self._to_ask.append(query)
         return query.id
@@ -163,10 +160,7 @@ class Questions:
         An answer of which a part was lost never concludes: the asker's deadline does, and it asks again.
         """
         purpose = self._open[query_id]
-        answer = purpose.answers.setdefault(responder, Answer())
-        answer.came.add(part)
-        answer.parts = answer.parts or parts
-        if len(answer.came) == answer.parts:
+        if purpose.answers.setdefault(responder, Parts()).add(part, parts):
             purpose.finished.add(responder)
         return purpose.expected is not None and len(purpose.finished) >= purpose.expected
 

@@ -4,18 +4,18 @@ Sans-IO: every call is given the time; what has to be delivered, asked or told i
 
 Theory of operation
 -------------------
-**Joining.**  A link that comes up (`link_up`) says only that frames published from now on arrive.  So the core first asks
-every responder for the heads of its streams (the *baseline*) and holds back what arrives meanwhile.  When the answers
-are in, or ``ready_timeout`` is over, it emits a resync: the user reads the truth *after* the baseline was taken, so
-whatever is older than the baseline is covered by what the user reads, and whatever is newer is checked by number.
-A filter added later joins the same way.
+**Joining.**  A link that comes up (`link_up`) says only that frames published from now on arrive.  So the core first
+asks every responder for the heads of its streams (the *baseline*) and holds back what arrives meanwhile.  When the
+answers are in, or ``ready_timeout`` is over, it emits a resync: the user reads the truth *after* the baseline was
+taken, so whatever is older than the baseline is covered by what the user reads, and whatever is newer is checked by
+number.  A filter added later joins the same way.
 
 **Streams.**  From then on a stream that appears must begin at 1, since the publisher's heads are known; see
 `pubsub_api.core.instream` for how one stream closes its holes.
 
 **Publishers.**  A GUID is known from its first frame.  A new GUID under a known name is a restart.  A publisher that is
-silent for ``silence_timeout`` is suspected: the user resyncs, and its heads are asked for when it is heard again.  State
-of one that stays away is forgotten after ``forget_time``.
+silent for ``silence_timeout`` is suspected: the user resyncs, and its heads are asked for when it is heard again.  One
+that stays away is forgotten after ``forget_time``, and the user resyncs once more.
 
 **Freezing.**  When this process itself stood still, everybody else seems silent; a gap between two calls that is longer
 than the idle time therefore counts as heard.
@@ -28,7 +28,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from pubsub_api.core import frame as frames
 from pubsub_api.core import messages
-from pubsub_api.core.errors import FrameError, InvalidTopic
+from pubsub_api.core.errors import FrameError, MalformedFrame
 from pubsub_api.core.frame import Flag, Header, Kind
 from pubsub_api.core.instream import Cause, Delivery, InStream, State
 from pubsub_api.core.questions import Join, Questions
@@ -42,16 +42,16 @@ class InPublisher:
     """What a subscriber knows of one publisher."""
 
     __slots__ = (
-        "guid", "has_baseline", "has_ended", "has_evicted", "heads_asked", "is_familiar", "is_heard", "is_replaced",
-        "is_suspect", "last_heard", "name", "streams",
+        "baseline_at", "bye", "guid", "has_ended", "has_evicted", "heads_asked", "is_familiar", "is_heard",
+        "is_replaced", "is_suspect", "last_heard", "name", "start", "streams",
     )  # fmt: skip
 
     def __init__(self, guid: bytes, now: float) -> None:
         self.guid = guid
         self.name = ""
         self.last_heard = now
-        self.has_baseline = False
-        """All its heads were known at some time."""
+        self.baseline_at = float("-inf")
+        """When all its heads were known, of the filters that were in effect then."""
         self.has_evicted = False
         """Streams of it were forgotten for want of room, so one not seen before may be one seen before."""
         self.has_ended = False
@@ -63,12 +63,10 @@ class InPublisher:
         """It was heard when a join ended; one that is not may have had others before it that were never heard."""
         self.is_suspect = False
         self.heads_asked = float("-inf")
+        self.start = messages.Parts()
+        """What came of its first hello, which may tell the heads of its former life."""
+        self.bye = messages.Parts()
         self.streams: dict[str, InStream] = {}
-
-    @property
-    def knows_starts(self) -> bool:
-        """A stream of it that is not known is new, and starts at 1."""
-        return self.has_baseline and not self.has_evicted
 
 
 class SubscriberCore:
@@ -88,6 +86,8 @@ class SubscriberCore:
         self.counters = SubscriberCounters()
         self.filters = FilterSet(filters)
         self._joined = FilterSet()
+        self._joined_at = float("-inf")
+        """When the heads under the newest of them were asked for; what was known before says nothing about it."""
         self._resync = ResyncScheduler(
             jitter_s=settings.resync_jitter_s, interval_min_s=settings.resync_interval_min_s, jitter=jitter
         )
@@ -302,29 +302,33 @@ class SubscriberCore:
             self._resync.is_blocked = True
 
     def _on_hello(self, frame: bytes, header: Header, now: float) -> None:
+        hello = messages.decode(messages.Hello, frame, header)
         publisher = self._heard(header.guid, now)
         self.counters.hellos += 1
         if header.topic != CONTROL_TOPIC:
             self._note_head(publisher, header.topic, header.after, now)
             return
-        hello = messages.decode(messages.Hello, frame, header)
         is_new = not publisher.name
         publisher.name = hello.name
         if header.flags & Flag.START:
-            publisher.has_baseline = True
-        former = self._former_life(publisher)
+            publisher.baseline_at = now
+        if hello.predecessor:
+            self._on_succession(publisher, hello, now)
+        former = self._former_life(publisher, hello.predecessor)
         if former is not None:
-            self._on_restart(former, hello, bool(header.flags & Flag.LAST), now)
-        elif is_new and not publisher.has_baseline and self.is_ready:
+            self._resync_all(Reason.PUBLISHER_RESTARTED, now)
+            self._replace(former)
+        elif is_new and not self._knows_starts(publisher) and self.is_ready:
             self._ask_heads(publisher, now)
 
     def _on_bye(self, frame: bytes, header: Header, now: float) -> None:
-        publisher = self._heard(header.guid, now)
         bye = messages.decode(messages.Bye, frame, header)
+        publisher = self._heard(header.guid, now)
         publisher.name = bye.name
         for topic, head in bye.heads.items():
             self._note_head(publisher, topic, head, now)
-        publisher.has_ended = bool(header.flags & Flag.LAST)
+        if publisher.bye.add(bye.part, bye.parts):
+            publisher.has_ended = True
 
     def _on_reply(self, frame: bytes, header: Header, now: float) -> None:
         reply = messages.decode(messages.Reply, frame, header)
@@ -339,11 +343,24 @@ class SubscriberCore:
         for guid, topic, head in reply.heads:
             self._on_baseline(self._publisher(guid, now), topic, head, now)
         for stored in reply.frames:
-            self._on_frame(stored, now, is_repair=True)
-        if header.flags & Flag.LAST and reply.publisher and purpose.is_baseline:
-            self._publisher(header.guid, now).has_baseline = True
-        if self._questions.answered(reply.id, header.guid, reply.part, reply.parts):
+            self._on_stored(stored, now)
+        is_concluded = self._questions.answered(reply.id, header.guid, reply.part, reply.parts)
+        if reply.publisher and purpose.is_baseline and header.guid in purpose.finished:
+            publisher = self._publisher(header.guid, now)
+            publisher.baseline_at = max(publisher.baseline_at, purpose.asked)
+        if is_concluded:
             self._conclude(reply.id, now)
+
+    def _on_stored(self, frame: bytes, now: float) -> None:
+        """A frame that a cache kept.  Caches keep data and nothing else."""
+        try:
+            header = frames.unpack(frame, bytes_max=self.settings.frame.bytes_max, key=self.settings.frame.key)
+            if header.kind != Kind.DATA:
+                raise MalformedFrame(f"a frame of kind {header.kind} inside a reply")
+        except FrameError as error:
+            self.counters.count_bad_frame(type(error).__name__)
+        else:
+            self._on_data(frame, header, now, is_repair=True)
 
     # -- publishers and streams
 
@@ -371,25 +388,31 @@ class SubscriberCore:
         """Ask for a publisher's heads, not more often than an answer can take, nor when there is no room for them."""
         if now - publisher.heads_asked >= self.settings.ready_timeout_s and not publisher.has_evicted:
             publisher.heads_asked = now
-            self._questions.heads_of(publisher.guid, self.filters)
+            self._questions.heads_of(publisher.guid, self.filters, now)
 
-    def _former_life(self, publisher: InPublisher) -> InPublisher | None:
-        """The publisher whose name this one bears, when it has not said goodbye."""
+    def _knows_starts(self, publisher: InPublisher) -> bool:
+        """Whether a stream of the publisher that is not known is new, and starts at 1."""
+        return publisher.baseline_at >= self._joined_at and not publisher.has_evicted
+
+    def _former_life(self, publisher: InPublisher, predecessor: bytes) -> InPublisher | None:
+        """A publisher whose name this one bears, and whose end nobody told."""
         if not publisher.name or publisher.name in self._shared_names:
             return None
         for other in self._publishers.values():
-            if other is not publisher and other.name == publisher.name and not other.has_ended:
+            is_namesake = other is not publisher and other.name == publisher.name
+            if is_namesake and not other.has_ended and other.guid != predecessor:
                 return other
         return None
 
-    def _on_restart(self, former: InPublisher, hello: messages.Hello, is_last: bool, now: float) -> None:
-        if hello.predecessor != former.guid:
-            self._resync_all(Reason.PUBLISHER_RESTARTED, now)
-        else:
-            for topic, head in hello.heads.items():
-                self._note_head(former, topic, head, now)
-            if not is_last:
-                return
+    def _on_succession(self, publisher: InPublisher, hello: messages.Hello, now: float) -> None:
+        """A publisher tells the final heads of its former life, also to those who never heard of it."""
+        former = self._publisher(hello.predecessor, now)
+        for topic, head in hello.heads.items():
+            self._note_head(former, topic, head, now)
+        if publisher.start.add(hello.part, hello.parts) and not former.has_ended:
+            self._replace(former)
+
+    def _replace(self, former: InPublisher) -> None:
         former.has_ended = former.is_replaced = True
         self.counters.restarts += 1
 
@@ -401,7 +424,7 @@ class SubscriberCore:
             stream = self._add_stream(publisher, topic, after + 1, is_anchored=False)
             stream.move(Cause.GIVE_UP)
             return stream
-        if publisher.knows_starts or (after == 0 and not publisher.has_evicted):
+        if self._knows_starts(publisher) or (after == 0 and not publisher.has_evicted):
             return self._add_stream(publisher, topic, 1, is_anchored=True)
         stream = self._add_stream(publisher, topic, after + 1, is_anchored=False)
         stream.move(Cause.GIVE_UP)
@@ -440,14 +463,14 @@ class SubscriberCore:
 
     def _on_baseline(self, publisher: InPublisher, topic: str, head: int, now: float) -> None:
         """A responder says where a stream stood when we asked."""
-        if not self._is_wanted(topic):
+        if not self.filters.match(topic):
             return
         stream = publisher.streams.get(topic)
         if stream is not None and stream.is_anchored:
             self._note_head(publisher, topic, head, now)
         elif stream is not None:
             self._anchor(stream, head)
-        elif self._joined.match(topic) and (publisher.knows_starts or not head):
+        elif self._joined.match(topic) and (self._knows_starts(publisher) or not head):
             self._note_head(publisher, topic, head, now)
         elif self.counters.streams >= self.settings.streams_max:
             # Only what is heard may push others out; a stream that lives will be.
@@ -464,13 +487,6 @@ class SubscriberCore:
         stream.is_anchored = True
         stream.next = self._questions.history_start(head) or head + 1
         stream.head = max(stream.head, head)
-
-    def _is_wanted(self, topic: str) -> bool:
-        try:
-            return self.filters.match(frames.sound_topic(topic))
-        except InvalidTopic:
-            self.counters.count_bad_frame("InvalidTopic")
-            return False
 
     def _note_head(self, publisher: InPublisher, topic: str, head: int, now: float) -> None:
         """Number ``head`` of a stream exists."""
@@ -540,6 +556,8 @@ class SubscriberCore:
 
     def _finish_join(self, join: Join, now: float) -> None:
         new = [kept for kept in join.filters if kept in self.filters and self._joined.add(kept)]
+        if new:
+            self._joined_at = join.asked
         is_verified = join.reason is Reason.RECONNECTED and not new and self._is_verified(join)
         for publisher in self._publishers.values():
             publisher.is_familiar = publisher.is_heard
