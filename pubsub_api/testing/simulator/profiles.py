@@ -90,7 +90,9 @@ class Profile:
     quiet_extra_s: float = 0.0
 
 
-CALM = Profile(name="calm", is_faultless=True, bursts=(3, 8))
+# A cache may tell of a publisher before the link to it is up, and then what is published meanwhile is a hole.
+CALM = Profile(name="calm", is_faultless=True, bursts=(3, 8), mode="bind", caches=(0, 0))
+CALM_BROKER = Profile(name="calm_broker", is_faultless=True, bursts=(3, 8), mode="broker")
 LOSSY = Profile(
     name="lossy", drop=0.4, duplicate=0.3, late=0.4, question_drop=0.4, cache_feed_drop=0.3, closes=1, filter_changes=1,
 )  # fmt: skip
@@ -132,6 +134,10 @@ CHAOS = Profile(
     subscriber_restarts=1, freezes=2, slow=2, filter_changes=3, cache_crashes=2, poison=0.01, cache_feed_drop=0.2,
     duration_s=(8.0, 16.0),
 )  # fmt: skip
+MANY_HEADS = Profile(
+    name="many_heads", publishers=(1, 2), subscribers=(1, 2), topics=(101, 250), bursts=(0, 0), drop=0.4, late=0.2,
+    restarts=2, closes=1, partitions=1, filter_changes=1, question_drop=0.2, duration_s=(4.0, 8.0),
+)  # fmt: skip
 MANY_TOPICS = Profile(
     name="many_topics", publishers=(1, 1), subscribers=(1, 1), caches=(0, 0), topics=(10_000, 10_000), bursts=(0, 0),
     duration_s=(20.0, 20.0), drop=0.01, late_start=False, history=False, over_delivery=False,
@@ -141,17 +147,19 @@ MANY_TOPICS = Profile(
 PROFILES = {
     profile.name: profile
     for profile in (
-        CALM, LOSSY, REPAIR, TAIL, PARTITION, BROKER, RESTART, SLOW_CONSUMER, TINY_CACHES, FEW_STREAMS, SIGNED, CHAOS,
-        MANY_TOPICS,
+        CALM, CALM_BROKER, LOSSY, REPAIR, TAIL, PARTITION, BROKER, RESTART, SLOW_CONSUMER, TINY_CACHES, FEW_STREAMS,
+        SIGNED, CHAOS, MANY_HEADS, MANY_TOPICS,
     )
 }  # fmt: skip
 
-_USUAL = tuple(profile for profile in PROFILES.values() if profile is not MANY_TOPICS)
-_MANY_TOPICS_EVERY = 500
+_LARGE = {MANY_TOPICS.name: 1000, MANY_HEADS.name: 25}
+"""Profiles that take long come once in so many seeds."""
+_USUAL = tuple(profile for profile in PROFILES.values() if profile.name not in _LARGE)
 
 
 def profile_of(seed: int) -> Profile:
-    """The profile of a seed for which none is named.  The large one comes rarely, because it takes long."""
-    if seed % _MANY_TOPICS_EVERY == _MANY_TOPICS_EVERY - 1:
-        return MANY_TOPICS
+    """The profile of a seed for which none is named."""
+    for name, every in _LARGE.items():
+        if seed % every == every - 1:
+            return PROFILES[name]
     return _USUAL[seed % len(_USUAL)]

@@ -88,8 +88,14 @@ class Scenario:
         for number in range(self.random.randint(*profile.subscribers)):
             self.world.at(self._start_time(), self._start_subscriber, f"sub{number}")
         if profile.bursts == (0, 0):
-            for topic in self.topics:
-                self.world.at(self.world.between(1.0, 3.0), self._publish, "pub0", topic)
+            self._plan_topics()
+
+    def _plan_topics(self) -> None:
+        """Use every topic soon, and some of them again."""
+        for topic in self.topics:
+            self.world.at(self.world.between(0.1, 0.2) * self.duration_s, self._publish, "pub0", topic)
+            if self.world.chance(0.3):
+                self.world.at(self.world.between(0.2, 1.0) * self.duration_s, self._publish, "pub0", topic)
 
     def _start_time(self) -> float:
         is_late = self.profile.late_start and self.world.chance(0.3)
@@ -150,7 +156,8 @@ class Scenario:
 
     def _publish(self, address: str, topic: str) -> None:
         keys = [f"k{self.random.randrange(5)}" for _ in range(self.random.randint(1, 4))]
-        self._publishers[address].publish(topic, keys, is_poison=self.world.chance(self.profile.poison))
+        if address in self._publishers:
+            self._publishers[address].publish(topic, keys, is_poison=self.world.chance(self.profile.poison))
 
     # -- what befalls them
 
