@@ -15,6 +15,8 @@ from pubsub_api.testing.conformance.stage import Listener, Speaker, Stage
 
 URL = "zmq://127.0.0.1:0"
 SYNC = b"$sync/"
+WAIT_MS = 20_000
+"""How long a raw socket waits for something that must come."""
 
 
 def driver_at(url: str) -> PubSubApi:
@@ -48,8 +50,10 @@ class RawSockets:
         self._sockets: list[zmq.Socket[bytes]] = []
 
     def socket(self, kind: int) -> zmq.Socket[bytes]:
-        self._sockets.append(self._context.socket(kind))
-        return self._sockets[-1]
+        sock = self._context.socket(kind)
+        sock.set(zmq.RCVTIMEO, WAIT_MS)
+        self._sockets.append(sock)
+        return sock
 
     def publisher(self) -> tuple[zmq.Socket[bytes], str]:
         """A publisher that confirms no subscriptions, and its address."""

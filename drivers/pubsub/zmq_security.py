@@ -78,8 +78,8 @@ class Curve:
 
 
 class AllowedKeys:
-    """The public keys in a directory.  It is read again when it changes, and for a key that is not there; if that fails,
-    the old ones stay."""
+    """The public keys in a directory, which is read again when it changes, and for a key that is not there.  If that
+    fails, the old ones stay."""
 
     def __init__(self, directory: pathlib.Path) -> None:
         self._directory = directory

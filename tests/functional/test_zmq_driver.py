@@ -20,7 +20,7 @@ from pubsub_api.testing.conformance.stage import Listener, Speaker, Stage, wait_
 from pubsub_api.testing.frames import Frames, header
 from pubsub_api.testing.receivers import RecordingReceiver
 from tests.waiting import wait_until
-from tests.zmq_tools import SYNC, URL, RawSockets, driver_at, listener_at, open_stage, url_at
+from tests.zmq_tools import SYNC, URL, WAIT_MS, RawSockets, driver_at, listener_at, open_stage, url_at
 
 FUTURE_GREETING = b"\xff" + bytes(8) + b"\x7f\x03\x00" + b"UNHEARD-OF".ljust(20, b"\0") + bytes(32)
 """ZeroMQ's greeting, with a security mechanism that nobody has."""
@@ -118,6 +118,25 @@ class TestSubscriptions:
             assert receiver.wait_frames(2) == receiver.sent
             listener.api.close()
 
+    def test_a_busy_publisher_overlooks_no_subscription(self, stage: Stage) -> None:
+        """Sending takes away the sign that a subscription has come.  Nobody asks again here within the test's time."""
+        speaker = stage.publisher()
+        is_over = threading.Event()
+
+        def send_on() -> None:
+            while not is_over.is_set():
+                speaker.send("nobody/listens", 0)
+
+        sender = threading.Thread(target=send_on)
+        sender.start()
+        try:
+            with open_stage(f"{URL}?barrier_timeout=60") as patient:
+                for _ in range(30):
+                    patient.subscriber("t", to=[speaker]).api.close()
+        finally:
+            is_over.set()
+            sender.join()
+
     def test_more_filters_than_any_queue_holds_are_all_in_effect(self, stage: Stage) -> None:
         """ZeroMQ drops subscriptions beyond its high-water mark, and resends them in no particular order."""
         speaker = stage.publisher(driver_at(f"{URL}?send_hwm=5000"))
@@ -188,6 +207,35 @@ class TestQueries:
         listener.heard.wait_frame(speaker.send("t"))
 
 
+class TestLinks:
+    def test_a_publisher_that_stands_still_is_noticed(self) -> None:
+        with (
+            open_stage(f"{URL}?heartbeat_interval=0.05&heartbeat_timeout=0.2") as stage,
+            ChildProcess("publisher", URL) as child,
+        ):
+            listener = stage.unstarted_subscriber("t")
+            listener.listen_to([child.receive()["address"]])
+            listener.start()
+            child.stop()
+            listener.heard.wait_link(Disconnected(listener.addresses[0], ""))
+            child.resume()
+            listener.heard.wait_connected(listener.addresses[0], count=2)
+
+    def test_a_link_can_be_left_in_any_state(self, stage: Stage, raw: RawSockets) -> None:
+        _publisher, unconfirmed = raw.publisher()
+        speaker, gone = stage.publisher(), stage.publisher()
+        listener = stage.subscriber("t")
+        gone.api.close()
+        listener.heard.wait_link(Disconnected(gone.address, ""))
+        for address in (unconfirmed, "tcp://127.0.0.1:9"):
+            assert listener.api.register_listen_address(address)
+        for address in (unconfirmed, "tcp://127.0.0.1:9", gone.address):
+            assert listener.api.unregister_listen_address(address)
+        listener.heard.wait_frame(speaker.send("t"))
+        assert listener.api.unregister_listen_address(speaker.address)
+        listener.heard.wait_link(Disconnected(speaker.address, ""))
+
+
 class TestGarbage:
     """Peers that speak ZeroMQ, or not even that, and none of our messages."""
 
@@ -216,7 +264,12 @@ class TestGarbage:
         ):
             subscriber.send_multipart(parts)
             asker.send_multipart(parts)
-        subscriber.send(b"\x01" + b"x" * 100_000)  # too long: the publisher ends this link
+        monitor = subscriber.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+        monitor.set(zmq.RCVTIMEO, WAIT_MS)
+        subscriber.send(b"\x01" + b"x" * 100_000)
+        monitor.recv_multipart()  # too long: the publisher has ended this link
+        subscriber.disable_monitor()
+        monitor.close(0)
         self.throw(speaker.address)
         self.throw(questions)
         asker.send(Frames().query(1))
