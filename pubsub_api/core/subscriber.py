@@ -463,6 +463,9 @@ class SubscriberCore:
 
     def _on_baseline(self, publisher: InPublisher, topic: str, head: int, now: float) -> None:
         """A responder says where a stream stood when we asked."""
+        if not publisher.is_heard:
+            # As long as a cache tells of it, forgetting it would only mean to be surprised by it again.
+            publisher.last_heard = now
         if not self.filters.match(topic):
             return
         stream = publisher.streams.get(topic)
