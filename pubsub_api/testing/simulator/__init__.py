@@ -10,7 +10,7 @@ replayed.  No thread, no socket, no real time: thousands of runs take a minute.
 ``network``      links, loss, repetition, delay, partition, queries
 ``publishers``   a node that publishes; ``subscribers``, ``caches`` likewise
 ``oracle``       what must hold at any time; ``verdict``: at the end
-``scenario``     one run; ``runner``: many
+``scenario``     one run; ``misfortunes``: what befalls it; ``runner``: many runs
 ===============  =========================================================================
 
 It simulates the core, not the drivers: those have the conformance suite.

@@ -17,6 +17,8 @@ class SimCache:
         self.world = world
         self.name = name
         self.settings = settings
+        self.is_cut = False
+        """Nobody reaches it, and nobody knows."""
         self.is_alive = True
         self.cache = FrameCache(settings)
         self._guid = world.random.randbytes(frames.GUID_BYTES)
@@ -53,6 +55,14 @@ class SimCache:
         self.cache = FrameCache(self.settings)
         self._guid = self.world.random.randbytes(frames.GUID_BYTES)
         self.world.note(self.name, "restarts, empty")
+
+    def cut(self) -> None:
+        self.is_cut = True
+        self.world.note(self.name, "is cut off")
+
+    def mend(self) -> None:
+        self.is_cut = False
+        self.world.note(self.name, "can be reached again")
 
     def _unpack(self, frame: bytes) -> frames.Header:
         return frames.unpack(frame, bytes_max=self._frame.bytes_max, key=self._frame.key)

@@ -33,6 +33,7 @@ class Rates:
     duplicate: float = 0.0
     late: float = 0.0
     late_s: float = 0.0
+    corrupt: float = 0.0
     question_drop: float = 0.0
     cache_feed_drop: float = 0.0
 
@@ -114,6 +115,7 @@ class Network:
             duplicate=profile.duplicate * draw(),
             late=profile.late * draw(),
             late_s=profile.late_s * draw(),
+            corrupt=profile.corrupt * draw(),
             question_drop=profile.question_drop * draw(),
             cache_feed_drop=profile.cache_feed_drop * draw(),
         )
@@ -173,11 +175,20 @@ class Network:
         drop = 0.0 if is_sure else self.rates.drop
         for subscriber in self.subscribers:
             if subscriber.is_alive and subscriber.listens_to(topic) and self._is_linked(subscriber, publisher):
-                self._carry(drop, subscriber.receive, frame)
+                self._carry(drop, subscriber.receive, self._worn(frame))
         if topic != CONTROL_TOPIC and not is_hello and (not self.is_broker or publisher.link.carries):
             for cache in self.caches:
-                if cache.is_alive:
+                if cache.is_alive and not cache.is_cut:
                     self._carry(self.rates.cache_feed_drop, cache.store, frame)
+
+    def _worn(self, frame: bytes) -> bytes:
+        """The frame as it arrives: perhaps with a bit changed."""
+        if not self.world.chance(self.rates.corrupt):
+            return frame
+        bit = self.world.random.randrange(8 * len(frame))
+        worn = bytearray(frame)
+        worn[bit // 8] ^= 1 << bit % 8
+        return bytes(worn)
 
     def _carry(self, drop: float, deliver: Callable[..., None], *arguments: Any) -> None:
         world, rates = self.world, self.rates
@@ -208,7 +219,7 @@ class Network:
         for cache in self.caches:
             if cache.is_alive:
                 asked += 1
-                if not self.is_broker or subscriber.link_to(BROKER).carries:
+                if not cache.is_cut and (not self.is_broker or subscriber.link_to(BROKER).carries):
                     self._carry(self.rates.question_drop, self._answer, subscriber, cache, query)
         return asked if self._knows_responders else None
 

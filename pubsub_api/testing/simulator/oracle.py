@@ -125,7 +125,8 @@ class Oracle:
         self.views[subscriber] = View()
 
     def reached(self, subscriber: SimSubscriber, guid: bytes) -> None:
-        self.views[subscriber].reached.add(guid)
+        if guid in subscriber.core.publishers:
+            self.views[subscriber].reached.add(guid)
 
     def link_up(self, subscriber: SimSubscriber, address: str) -> None:
         view = self.views[subscriber]

@@ -67,6 +67,8 @@ class Profile:
     slow: int = 0
     filter_changes: int = 0
     cache_crashes: int = 0
+    corrupt: float = 0.0
+    """Frames of which a bit changes on the way.  Only a signature finds every such change."""
     poison: float = 0.0
     """Events that no subscriber can decode."""
     cache_sizes: tuple[CacheSettings | None, ...] = (BIG_CACHE, BIG_CACHE, SMALL_CACHE, None)
@@ -125,7 +127,7 @@ FEW_STREAMS = Profile(
     quiet_extra_s=8.0,
 )  # fmt: skip
 SIGNED = Profile(
-    name="signed", drop=0.1, late=0.1, restarts=1,
+    name="signed", corrupt=0.3, drop=0.1, late=0.1, restarts=1,
     publisher=dataclasses.replace(PUBLISHER, frame=FrameSettings(key=b"a shared secret")),
     subscriber=dataclasses.replace(SUBSCRIBER, frame=FrameSettings(key=b"a shared secret")),
 )  # fmt: skip

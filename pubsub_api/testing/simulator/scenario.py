@@ -7,13 +7,13 @@ nothing may be owed, then an epilogue in which everybody publishes once more and
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
 
 from pubsub_api.core.publisher import PublisherCore
 from pubsub_api.core.settings import History
 from pubsub_api.core.subscriber import SubscriberCore
 from pubsub_api.testing.simulator import verdict
 from pubsub_api.testing.simulator.caches import SimCache
+from pubsub_api.testing.simulator.misfortunes import Misfortunes
 from pubsub_api.testing.simulator.network import Link, Network
 from pubsub_api.testing.simulator.oracle import Oracle
 from pubsub_api.testing.simulator.profiles import BIG_CACHE, SMALL_CACHE, Profile
@@ -46,14 +46,15 @@ class Scenario:
         self.oracle.network = self.network
         self.duration_s = world.between(*profile.duration_s)
         self.topics = self._draw_topics()
-        self._publishers: dict[str, SimPublisher] = {}
+        self.publishers: dict[str, SimPublisher] = {}
         """The latest life at each address."""
+        self._is_name_shared = not profile.is_faultless and world.chance(0.05)
         self._over_delivers = profile.over_delivery and world.chance(0.3)
 
     def run(self) -> None:
         """Raises Violation."""
         self._populate()
-        self._plan_faults()
+        Misfortunes(self).plan()
         self.world.run_until(self.duration_s)
         self._restore()
         settings = self.profile.publisher, self.profile.subscriber
@@ -86,7 +87,7 @@ class Scenario:
         for number in range(self.random.randint(*profile.publishers)):
             self.world.at(self._start_time(), self._start_publisher, f"pub{number}")
         for number in range(self.random.randint(*profile.subscribers)):
-            self.world.at(self._start_time(), self._start_subscriber, f"sub{number}")
+            self.world.at(self._start_time(), self.start_subscriber, f"sub{number}")
         if profile.bursts == (0, 0):
             self._plan_topics()
 
@@ -102,37 +103,39 @@ class Scenario:
         return self.world.between(0.0, self.duration_s / 2) if is_late else self.world.between(0.0, 0.01)
 
     def _start_publisher(self, address: str) -> None:
-        self._new_life(address)
+        self.new_life(address)
         for _ in range(self.random.randint(*self.profile.bursts)):
             self.world.at(self.world.between(self.world.now, self.duration_s), self._burst, address)
 
-    def _new_life(self, address: str) -> None:
-        former = self._publishers.get(address)
+    def new_life(self, address: str) -> None:
+        former = self.publishers.get(address)
         if former is not None and former.is_alive:
             return
         is_told = former is not None and self.world.chance(0.5)
         cache = self.random.choice(self.profile.cache_sizes)
         if self.profile.is_repairable and not self.network.caches:
             cache = BIG_CACHE
-        publisher = self._publishers[address] = SimPublisher(
+        publisher = self.publishers[address] = SimPublisher(
             self.world,
             self.network,
             self.oracle,
             dataclasses.replace(self.profile.publisher, cache=cache),
             core_class=self.cores.publisher,
-            name=f"host/{address}",
+            name="shared" if self._is_name_shared else f"host/{address}",
             address=address,
             life=former.life + 1 if former else 1,
             predecessor=former.predecessor() if former and is_told else None,
         )
         publisher.start()
 
-    def _start_subscriber(self, name: str) -> None:
-        filters = {self._draw_filter() for _ in range(self.random.randint(1, 3))}
+    def start_subscriber(self, name: str) -> None:
+        filters = {self.draw_filter() for _ in range(self.random.randint(1, 3))}
         history = None
         if self.profile.history and self.world.chance(0.2):
             history = History(newest=self.random.choice((0, 1, 5)))
         settings = self.profile.subscriber
+        if not self.profile.is_faultless and self.world.chance(0.1):
+            settings = dataclasses.replace(settings, query_interval_s=0.7)
         SimSubscriber(
             self.world,
             self.network,
@@ -145,8 +148,11 @@ class Scenario:
             over_delivers=self._over_delivers,
         ).start()
 
-    def _draw_filter(self) -> str:
+    def draw_filter(self) -> str:
         return self.random.choice(_FILTERS if self.world.chance(0.5) else self.topics)
+
+    def living(self) -> list[SimSubscriber]:
+        return [node for node in self.network.subscribers if node.is_alive]
 
     # -- what they do
 
@@ -156,112 +162,8 @@ class Scenario:
 
     def _publish(self, address: str, topic: str) -> None:
         keys = [f"k{self.random.randrange(5)}" for _ in range(self.random.randint(1, 4))]
-        if address in self._publishers:
-            self._publishers[address].publish(topic, keys, is_poison=self.world.chance(self.profile.poison))
-
-    # -- what befalls them
-
-    def _plan_faults(self) -> None:
-        profile = self.profile
-        self._plan(profile.partitions, self._partition)
-        self._plan(profile.blackouts, self._black_out)
-        self._plan(profile.restarts, self._restart_publisher)
-        self._plan(profile.closes, self._close_publisher)
-        self._plan(profile.subscriber_restarts, self._restart_subscriber)
-        self._plan(profile.freezes, self._freeze)
-        self._plan(profile.slow, self._slow_down)
-        self._plan(profile.filter_changes, self._change_filters)
-        self._plan(profile.cache_crashes, self._crash_cache)
-
-    def _plan(self, count_max: int, action: Callable[[], None]) -> None:
-        for _ in range(self.random.randint(0, count_max)):
-            self.world.at(self.world.between(0.5, self.duration_s), action)
-
-    def _later(self, low_s: float, high_s: float, action: Callable[..., None], *arguments: object) -> None:
-        """Schedule the end of a misfortune; what does not end in time ends with the quiet phase."""
-        moment = self.world.now + self.world.between(low_s, high_s)
-        if moment < self.duration_s:
-            self.world.at(moment, action, *arguments)
-
-    def _a_link(self) -> Link | None:
-        links = [link for node in self._living() for link in node.links()]
-        if self.network.is_broker:
-            links += [publisher.link for publisher in self._publishers.values() if publisher.is_alive]
-        return self.random.choice(links) if links else None
-
-    def _partition(self) -> None:
-        link = self._a_link()
-        if link is not None and not link.is_cut:
-            self.world.note("fault", "partition of a link to", link.address)
-            link.is_cut = True
-            link.disconnect()
-            self._later(0.1, 5.0, self._mend, link)
-
-    def _mend(self, link: Link) -> None:
-        if link.is_cut:
-            link.is_cut = False
-            if self.network.is_there(link.address):
-                link.connect()
-
-    def _black_out(self) -> None:
-        link = self._a_link()
-        if link is not None:
-            self.world.note("fault", "blackout of a link to", link.address)
-            link.is_blacked_out = True
-            self._later(0.1, 5.0, self._light_up, link)
-
-    def _light_up(self, link: Link) -> None:
-        link.is_blacked_out = False
-
-    def _restart_publisher(self) -> None:
-        self._end_publisher(self.random.choice((SimPublisher.crash, SimPublisher.close)))
-
-    def _close_publisher(self) -> None:
-        self._end_publisher(SimPublisher.close)
-
-    def _end_publisher(self, end: Callable[[SimPublisher], None]) -> None:
-        if self._publishers:
-            address = self.random.choice(list(self._publishers))
-            end(self._publishers[address])
-            self._later(0.01, 6.0, self._new_life, address)
-
-    def _living(self) -> list[SimSubscriber]:
-        return [node for node in self.network.subscribers if node.is_alive]
-
-    def _restart_subscriber(self) -> None:
-        if self._living():
-            node = self.random.choice(self._living())
-            node.stop()
-            self._later(0.01, 3.0, self._start_subscriber, f"{node.name}'")
-
-    def _freeze(self) -> None:
-        if self._living():
-            node = self.random.choice(self._living())
-            node.freeze()
-            self._later(0.2, 6.0, node.thaw)
-
-    def _slow_down(self) -> None:
-        if self._living():
-            node = self.random.choice(self._living())
-            node.slow_down()
-            self._later(0.2, 3.0, node.speed_up)
-
-    def _change_filters(self) -> None:
-        if self._living():
-            node = self.random.choice(self._living())
-            chosen = self._draw_filter()
-            if chosen in node.core.filters:
-                node.unsubscribe(chosen)
-                self._later(0.0, 1.0, node.subscribe, chosen)
-            else:
-                node.subscribe(chosen)
-                self._later(0.0, 4.0, node.unsubscribe, chosen)
-
-    def _crash_cache(self) -> None:
-        if self.network.caches:
-            cache = self.random.choice(self.network.caches)
-            cache.crash()
-            self._later(0.1, 4.0, cache.restart)
+        if address in self.publishers:
+            self.publishers[address].publish(topic, keys, is_poison=self.world.chance(self.profile.poison))
 
     # -- the end
 
@@ -269,17 +171,24 @@ class Scenario:
         """No more faults: whoever lives can be heard by everybody."""
         self.world.note("fault", "no more")
         self.network.heal()
-        for node in self._living():
+        for node in self.living():
             node.speed_up()
             node.thaw()
             for link in node.links():
-                self._light_up(link)
-                self._mend(link)
+                self.mend(link)
         for publisher in self.network.publishers:
-            self._light_up(publisher.link)
-            self._mend(publisher.link)
+            self.mend(publisher.link)
         for cache in self.network.caches:
             cache.is_alive = True
+            cache.is_cut = False
+
+    def mend(self, link: Link) -> None:
+        """Whatever cut the link is over."""
+        link.is_blacked_out = False
+        if link.is_cut:
+            link.is_cut = False
+            if self.network.is_there(link.address):
+                link.connect()
 
     def _epilogue(self) -> None:
         """Everybody publishes once more, and everybody who listens must hear it, without any resync."""
@@ -288,11 +197,11 @@ class Scenario:
         resyncs = self.oracle.resyncs.total()
         deliveries = self.oracle.deliveries
         owed = 0
-        for publisher in self._publishers.values():
+        for publisher in self.publishers.values():
             if publisher.is_alive:
                 topic = self.random.choice(self.topics)
                 publisher.publish(topic, ["k0"])
-                owed += sum(self.oracle.views[node].is_in_force(topic) for node in self._living())
+                owed += sum(self.oracle.views[node].is_in_force(topic) for node in self.living())
         self.world.run_until(self.world.now + EPILOGUE_S)
         if self.oracle.deliveries - deliveries != owed or self.oracle.resyncs.total() != resyncs:
             raise Violation(f"of {owed} events after the quiet time {self.oracle.deliveries - deliveries} came")

@@ -1,0 +1,131 @@
+"""What befalls the nodes of a scenario while its faults last: drawn from the seed, and mended again, mostly."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from pubsub_api.testing.simulator.network import Link
+from pubsub_api.testing.simulator.publishers import SimPublisher
+from pubsub_api.testing.simulator.subscribers import SimSubscriber
+
+if TYPE_CHECKING:
+    from pubsub_api.testing.simulator.scenario import Scenario
+
+
+class Misfortunes:
+    def __init__(self, scenario: Scenario) -> None:
+        self._scenario = scenario
+        self._world = scenario.world
+        self._random = scenario.world.random
+        self._network = scenario.network
+
+    def plan(self) -> None:
+        """Schedule as many of each kind as the profile allows and the seed says."""
+        profile = self._scenario.profile
+        for count_max, action in (
+            (profile.partitions, self._partition),
+            (profile.blackouts, self._black_out),
+            (profile.restarts, self._restart_publisher),
+            (profile.closes, self._close_publisher),
+            (profile.subscriber_restarts, self._restart_subscriber),
+            (profile.freezes, self._freeze),
+            (profile.slow, self._slow_down),
+            (profile.filter_changes, self._change_filters),
+            (profile.cache_crashes, self._lose_cache),
+        ):
+            for _ in range(self._random.randint(0, count_max)):
+                self._world.at(self._world.between(0.5, self._scenario.duration_s), action)
+
+    def _later(self, low_s: float, high_s: float, action: Callable[..., None], *arguments: object) -> None:
+        """Schedule the end of a misfortune; what does not end in time ends with the quiet phase."""
+        moment = self._world.now + self._world.between(low_s, high_s)
+        if moment < self._scenario.duration_s:
+            self._world.at(moment, action, *arguments)
+
+    # -- links
+
+    def _a_link(self) -> Link | None:
+        links = [link for node in self._scenario.living() for link in node.links()]
+        if self._network.is_broker:
+            links += [publisher.link for publisher in self._scenario.publishers.values() if publisher.is_alive]
+        return self._random.choice(links) if links else None
+
+    def _partition(self) -> None:
+        link = self._a_link()
+        if link is not None and not link.is_cut:
+            self._world.note("fault", "partition of a link to", link.address)
+            link.is_cut = True
+            link.disconnect()
+            self._later(0.1, 5.0, self._scenario.mend, link)
+
+    def _black_out(self) -> None:
+        link = self._a_link()
+        if link is not None:
+            self._world.note("fault", "blackout of a link to", link.address)
+            link.is_blacked_out = True
+            self._later(0.1, 5.0, self._scenario.mend, link)
+
+    # -- publishers
+
+    def _restart_publisher(self) -> None:
+        self._end_publisher(self._random.choice((SimPublisher.crash, SimPublisher.close)))
+
+    def _close_publisher(self) -> None:
+        self._end_publisher(SimPublisher.close)
+
+    def _end_publisher(self, end: Callable[[SimPublisher], None]) -> None:
+        publishers = self._scenario.publishers
+        if publishers:
+            address = self._random.choice(list(publishers))
+            end(publishers[address])
+            self._later(0.01, 6.0, self._scenario.new_life, address)
+
+    # -- subscribers
+
+    def _a_subscriber(self) -> SimSubscriber | None:
+        living = self._scenario.living()
+        return self._random.choice(living) if living else None
+
+    def _restart_subscriber(self) -> None:
+        node = self._a_subscriber()
+        if node is not None:
+            node.stop()
+            self._later(0.01, 3.0, self._scenario.start_subscriber, f"{node.name}'")
+
+    def _freeze(self) -> None:
+        node = self._a_subscriber()
+        if node is not None:
+            node.freeze()
+            self._later(0.2, 6.0, node.thaw)
+
+    def _slow_down(self) -> None:
+        node = self._a_subscriber()
+        if node is not None:
+            node.slow_down()
+            self._later(0.2, 3.0, node.speed_up)
+
+    def _change_filters(self) -> None:
+        node = self._a_subscriber()
+        if node is None:
+            return
+        chosen = self._scenario.draw_filter()
+        if chosen in node.core.filters:
+            node.unsubscribe(chosen)
+            self._later(0.0, 1.0, node.subscribe, chosen)
+        else:
+            node.subscribe(chosen)
+            self._later(0.0, 4.0, node.unsubscribe, chosen)
+
+    # -- caches
+
+    def _lose_cache(self) -> None:
+        if not self._network.caches:
+            return
+        cache = self._random.choice(self._network.caches)
+        if self._world.chance(0.5):
+            cache.crash()
+            self._later(0.1, 4.0, cache.restart)
+        else:
+            cache.cut()
+            self._later(0.1, 4.0, cache.mend)
