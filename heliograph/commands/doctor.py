@@ -1,0 +1,73 @@
+"""``heliograph doctor``: look at everything a bus needs, and say how to fix what is wrong."""
+
+from __future__ import annotations
+
+import argparse
+import collections
+
+from heliograph import exits, options
+from heliograph.doctor import bus, files, host
+from heliograph.doctor.findings import Check, Finding, Patient
+from heliograph.output import STATUS_STYLES, Output
+
+DESCRIPTION = """\
+Look at Python, libraries, configuration, driver, address or server, limits and clock, and send a real event through
+the selected driver.  What is wrong is listed with how to fix it.
+
+A running system is not disturbed: an address is probed without listening on it, the test event goes through a free port
+of this host, or through the configured server under a topic of its own.
+
+A warning is something that may be meant so.  The exit code is 1 when something failed, which means: it cannot work.
+"""
+EXAMPLES = """\
+  heliograph doctor
+  heliograph doctor --config-file /etc/heliograph.conf
+  heliograph doctor --url redis://127.0.0.1:6379/0 --json | jq '.findings[] | select(.status == "failed")'
+"""
+
+CHECKS: tuple[Check, ...] = (
+    host.check_python, host.check_libraries, host.check_drivers, host.check_open_files, host.check_clock,
+    files.check_configuration, files.check_names,
+    bus.check_driver, bus.check_signing, bus.check_address, bus.check_server, bus.check_round_trip,
+)  # fmt: skip
+_INDENT = " " * 24
+
+
+def register(subparsers: options.Subparsers[argparse.ArgumentParser]) -> None:
+    parser = options.add_command(
+        subparsers, "doctor", summary="find what is wrong and say how to fix it",
+        description=DESCRIPTION, examples=EXAMPLES, log_level="error",
+    )  # fmt: skip
+    parser.add_argument(
+        "--timeout", metavar="S", type=options.seconds, default=5.0,
+        help="seconds to wait for a server, a publisher or an event (default: 5)",
+    )  # fmt: skip
+    options.add_session(parser)
+    options.add_json(parser, "one JSON object with all findings")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    output = Output(is_json=args.json)
+    patient = Patient(lambda: options.read_conf(args), list(args.config_file), args.timeout)
+    findings: list[Finding] = []
+    for check in CHECKS:
+        for finding in check(patient):
+            findings.append(finding)
+            if not args.json:
+                _show(output, finding)
+    counts = collections.Counter(finding.status for finding in findings)
+    if args.json:
+        output.record({"healthy": not counts["failed"], "findings": findings})
+    else:
+        output.line(", ".join(f"{number} {status}" for status, number in counts.items()))
+    return exits.FAILED if counts["failed"] else exits.OK
+
+
+def _show(output: Output, finding: Finding) -> None:
+    """One line per finding, as soon as it is there: some checks take seconds."""
+    style = STATUS_STYLES[finding.status] if finding.status != "ok" else ""
+    output.line(f"{finding.status:<8} {finding.check:<14} {finding.detail}", style=style)
+    if finding.fix:
+        output.line(f"{_INDENT}to do: {finding.fix}")
+    output.flush()

@@ -1,0 +1,148 @@
+"""``heliograph simulate``: put the core through thousands of bad days in virtual time."""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import time
+from typing import TYPE_CHECKING, Any
+
+from heliograph import exits, options
+from heliograph.output import Output, compact, note
+from heliograph.progress import Progress
+from pubsub_api.errors import UsageError
+
+if TYPE_CHECKING:
+    from pubsub_api.testing.simulator import Profile, Report, SimulationFailure
+
+DESCRIPTION = """\
+Run the core of the bus, the very code that runs in production, in a simulated network with a virtual clock: many
+publishers, subscribers and caches, frames lost, repeated, delayed and reordered, links cut, processes crashed and
+restarted.  An oracle that knows everything checks the guarantees at every step.
+
+A seed decides everything in a run.  The seed of a failure is printed with the command that replays it.
+"""
+EXAMPLES = """\
+  heliograph simulate --seeds 20000
+  heliograph simulate --seeds 5000 --first 100000 --profile chaos
+  heliograph simulate --seed 4711
+"""
+
+
+def register(subparsers: options.Subparsers[argparse.ArgumentParser]) -> None:
+    parser = options.add_command(
+        subparsers, "simulate", summary="check the guarantees in a simulated network",
+        description=DESCRIPTION, examples=EXAMPLES, log_level="error",
+    )  # fmt: skip
+    which = parser.add_mutually_exclusive_group()
+    which.add_argument("--seeds", metavar="N", type=options.positive_int, default=1000, help="how many (default: 1000)")
+    which.add_argument("--seed", metavar="S", type=options.natural_int, help="replay one seed and show what happened")
+    parser.add_argument("--first", metavar="S", type=options.natural_int, default=0, help="the first seed (default: 0)")
+    parser.add_argument(
+        "--profile", metavar="NAME", help="the same kind of trouble for all seeds; an unknown name lists them"
+    )
+    options.add_json(parser, "the result as one JSON object")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Raises UsageError for a profile that does not exist."""
+    output = Output(is_json=args.json)
+    profile = _find_profile(args.profile)
+    if args.seed is not None:
+        return _replay(output, args.seed, profile)
+    return _run_many(output, args, profile)
+
+
+def _find_profile(name: str | None) -> Profile | None:
+    from pubsub_api.testing.simulator import PROFILES
+
+    if name is None:
+        return None
+    if name not in PROFILES:
+        raise UsageError(f"there is no profile {name!r}; there are {', '.join(PROFILES)}")
+    return PROFILES[name]
+
+
+def _replay(output: Output, seed: int, profile: Profile | None) -> int:
+    from pubsub_api.testing.simulator import SimulationFailure, simulate
+
+    try:
+        report = simulate(seed, profile)
+    except SimulationFailure as failure:
+        if output.is_json:
+            output.record({**_record(failure), "trace": failure.trace})
+        else:
+            output.line(str(failure))
+        return exits.FAILED
+    if output.is_json:
+        output.record(report)
+    else:
+        rows = [(name, value if isinstance(value, str) else compact(value)) for name, value in vars(report).items()]
+        output.table(f"seed {seed}: no guarantee was broken", ("field", "value"), rows)
+    return exits.OK
+
+
+class _Tally:
+    """Counts outcomes, and says at once when one is bad."""
+
+    def __init__(self, progress: Progress) -> None:
+        self.done = 0
+        self.failures: list[SimulationFailure] = []
+        self.totals: collections.Counter[str] = collections.Counter()
+        self._progress = progress
+
+    def add(self, outcome: Report | SimulationFailure) -> None:
+        self.done += 1
+        if isinstance(outcome, AssertionError):
+            self.failures.append(outcome)
+            note(f"seed {outcome.seed}, profile {outcome.profile}: {outcome.what}")
+        else:
+            self.totals.update(
+                events=outcome.events, deliveries=outcome.deliveries, resyncs=sum(outcome.resyncs.values()),
+                virtual_s=int(outcome.virtual_s),
+            )  # fmt: skip
+        self._progress.update(self.done, f", {len(self.failures)} failed" if self.failures else "")
+
+
+def _run_many(output: Output, args: argparse.Namespace, profile: Profile | None) -> int:
+    from pubsub_api.testing.simulator import run_seeds
+
+    start = time.monotonic()
+    with Progress("seeds", args.seeds) as progress:
+        tally = _Tally(progress)
+        try:
+            run_seeds(args.first, args.seeds, tally.add, profile=profile)
+        finally:
+            _summarize(output, args.first, tally, time.monotonic() - start)
+    return exits.FAILED if tally.failures else exits.OK
+
+
+def _summarize(output: Output, first: int, tally: _Tally, elapsed_s: float) -> None:
+    """Say what was found, also when the run is interrupted."""
+    if output.is_json:
+        output.record(
+            {
+                "seeds": tally.done, "first": first, "seconds": round(elapsed_s, 3), "totals": dict(tally.totals),
+                "failures": [_record(failure) for failure in tally.failures],
+            }
+        )  # fmt: skip
+        return
+    totals = ", ".join(f"{name} {value:,}" for name, value in tally.totals.items())
+    output.line(f"{tally.done:,} seeds from {first} in {elapsed_s:.1f} s, {len(tally.failures)} failed; {totals}")
+    for failure in tally.failures:
+        output.line(f"failed: seed {failure.seed}, profile {failure.profile}: {failure.what}", style="bold red")
+        output.line(f"  replay: {_replay_command(failure)}")
+
+
+def _replay_command(failure: SimulationFailure) -> str:
+    return f"heliograph simulate --seed {failure.seed} --profile {failure.profile}"
+
+
+def _record(failure: SimulationFailure) -> dict[str, Any]:
+    return {
+        "seed": failure.seed,
+        "profile": failure.profile,
+        "what": failure.what,
+        "replay": _replay_command(failure),
+    }

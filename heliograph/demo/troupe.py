@@ -1,0 +1,183 @@
+"""Runs the actors: each in a process of its own, or in a thread where the driver lives inside one process."""
+
+from __future__ import annotations
+
+import abc
+import dataclasses
+import json
+import logging
+import os
+import pathlib
+import queue
+import signal
+import subprocess
+import sys
+import threading
+from typing import Any
+
+from heliograph.demo.actors import PARTS, Role
+from pubsub_api.errors import HeliographError
+from pubsub_api.testing.faulty import memory_bus
+
+LOG = logging.getLogger(__name__)
+
+
+class ActorDied(HeliographError):
+    """An actor ended although nobody had told it to.  The message has its last words."""
+
+    fault = "environment"
+
+
+class Actor(abc.ABC):
+    """The director's handle of one actor.  ``state`` holds the newest value of everything it has reported."""
+
+    def __init__(self, role: Role) -> None:
+        self.role = role
+        self.state: dict[str, Any] = {}
+        """Replaced entry by entry from a thread; read it as it is."""
+        self._dumps: queue.SimpleQueue[list[list[Any]]] = queue.SimpleQueue()
+
+    @property
+    def name(self) -> str:
+        return self.role.part if self.role.part == "publisher" else f"{self.role.part} {self.role.number}"
+
+    def dump(self, timeout_s: float) -> list[list[Any]] | None:
+        """A controller's copy; None when it does not answer in time."""
+        while not self._dumps.empty():  # an answer that came too late for its own question
+            self._dumps.get()
+        self.tell("dump")
+        try:
+            return self._dumps.get(timeout=timeout_s)
+        except queue.Empty:
+            return None
+
+    def _on_report(self, message: dict[str, Any]) -> None:
+        if "dump" in message:
+            self._dumps.put(message["dump"])
+        else:
+            self.state.update(message)
+
+    @abc.abstractmethod
+    def tell(self, command: str) -> None:
+        """Give a command.  Does not wait for it to be obeyed."""
+
+    @abc.abstractmethod
+    def check(self) -> None:
+        """Raises ActorDied when the actor is no longer there."""
+
+    @abc.abstractmethod
+    def freeze(self) -> None:
+        """Stop it in the middle of whatever it does."""
+
+    @abc.abstractmethod
+    def thaw(self) -> None:
+        """Let it go on."""
+
+    @abc.abstractmethod
+    def kill(self) -> None:
+        """End it without a goodbye to its peers.  Returns when it is gone.  May be called twice."""
+
+
+class ProcessActor(Actor):
+    """An actor in a process: frozen by SIGSTOP, killed by SIGKILL."""
+
+    def __init__(self, role: Role, directory: pathlib.Path) -> None:
+        super().__init__(role)
+        self._stderr = directory / f"{role.part}-{role.number}.stderr"
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(entry for entry in sys.path if entry)}
+        with self._stderr.open("wb") as stderr:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "heliograph.demo.actors", json.dumps(dataclasses.asdict(role))],
+                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=stderr, env=environment,
+            )  # fmt: skip
+        self._reader = threading.Thread(target=self._read, name=f"demo-{self.name}", daemon=True)
+        self._reader.start()
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def _read(self) -> None:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            try:
+                message = json.loads(line)
+            except ValueError:  # killed in the middle of a line
+                continue
+            self._on_report(message)
+
+    def tell(self, command: str) -> None:
+        assert self._process.stdin is not None
+        try:
+            self._process.stdin.write(command.encode() + b"\n")
+            self._process.stdin.flush()
+        except BrokenPipeError:
+            self.check()
+
+    def check(self) -> None:
+        code = self._process.poll()
+        if code is not None:
+            words = self._stderr.read_text(errors="replace")
+            LOG.warning("Demo: the %s ended with status %d: %s", self.name, code, words)
+            raise ActorDied(f"the {self.name} ended with status {code}: {_last_line(words)}")
+
+    def freeze(self) -> None:
+        self._process.send_signal(signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        self._process.send_signal(signal.SIGCONT)
+
+    def kill(self) -> None:
+        self._process.kill()
+        self._process.wait()
+        self._reader.join()
+        for pipe in (self._process.stdin, self._process.stdout):
+            if pipe is not None and not pipe.closed:
+                try:
+                    pipe.close()
+                except BrokenPipeError:  # a command that it did not live to read
+                    continue
+
+
+def _last_line(words: str) -> str:
+    """Of a traceback, the line that says what it was."""
+    lines = words.strip().splitlines()
+    return lines[-1] if lines else "it said nothing"
+
+
+class ThreadActor(Actor):
+    """An actor in a thread: its link is frozen in its place, and its goodbye is lost on a bus that is cut."""
+
+    def __init__(self, role: Role, bus_name: str) -> None:
+        super().__init__(role)
+        self._bus = memory_bus(bus_name)
+        self._commands: queue.SimpleQueue[str] = queue.SimpleQueue()
+        self._last_words = ""
+        self._thread = threading.Thread(target=self._play, name=f"demo-{self.name}", daemon=True)
+        self._thread.start()
+
+    def _play(self) -> None:
+        try:
+            PARTS[self.role.part](self.role, self._commands, self._on_report)
+        except Exception as error:  # reported by `check`, as a process would report it by its status
+            LOG.warning("Demo: the %s failed", self.name, exc_info=True)
+            self._last_words = f"{type(error).__name__}: {error}"
+
+    def tell(self, command: str) -> None:
+        self._commands.put(command)
+
+    def check(self) -> None:
+        if not self._thread.is_alive():
+            raise ActorDied(f"the {self.name} ended: {_last_line(self._last_words)}")
+
+    def freeze(self) -> None:
+        self.tell("freeze")
+
+    def thaw(self) -> None:
+        self.tell("thaw")
+
+    def kill(self) -> None:
+        self._bus.faults.partition(True)
+        self.tell("end")
+        self._thread.join()
+        self._bus.faults.partition(False)

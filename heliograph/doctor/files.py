@@ -1,0 +1,76 @@
+"""Checks of the configuration: can it be read, do the values fit, and is every name in it one that exists."""
+
+from __future__ import annotations
+
+import difflib
+
+from oslo_config import cfg
+
+from heliograph.doctor.findings import Finding, Patient
+from pubsub_api import config, loading
+from pubsub_api.errors import DriverDependencyMissing, DriverNotFound, HeliographError
+
+_GROUPS_OF_OTHERS = frozenset({"DEFAULT", config.OLD_GROUP})
+"""A Dragonflow file's own groups hold many options that are none of ours."""
+
+
+def check_configuration(patient: Patient) -> list[Finding]:
+    """Read files and URL; leaves ``conf``."""
+    try:
+        patient.conf = patient.read_conf()
+    except DriverDependencyMissing as error:
+        return [Finding("configuration", "failed", str(error), "install what the message names")]
+    except DriverNotFound as error:
+        return [Finding("configuration", "failed", str(error), "heliograph drivers lists what is installed")]
+    except HeliographError as error:
+        return [Finding("configuration", "failed", str(error), "correct what the message names")]
+    source = ", ".join(patient.config_files) or "embedded defaults, and the URL if one was given"
+    return [Finding("configuration", "ok", f"driver {patient.conf[config.GROUP].pub_sub_driver}; from {source}")]
+
+
+def check_names(patient: Patient) -> list[Finding]:
+    """Options in the files that nobody reads: a misspelt one would have no effect, and nobody would say so."""
+    if patient.conf is None or not patient.config_files:
+        return []
+    known = known_options()
+    strange = [
+        _strange(group, name, known)
+        for path in patient.config_files
+        for group, names in read_names(path).items()
+        for name in names or [""]
+        if _is_strange(group, name, known)
+    ]
+    if strange:
+        fix = "correct the spelling, or remove them; etc/heliograph.conf shows every option"
+        return [Finding("option names", "warning", f"nobody reads {'; '.join(strange)}", fix)]
+    return [Finding("option names", "ok", "every option in the files is known")]
+
+
+def known_options() -> dict[str, set[str]]:
+    """Group -> names of the options that the bus and the usable drivers read."""
+    known = {config.GROUP: {option.name for option in config.PUBSUB_OPTIONS}}
+    for status in loading.available_drivers().values():
+        for group, options in (status.driver_class.options if status.driver_class else {}).items():
+            known.setdefault(group, set()).update(option.name for option in options)
+    return known
+
+
+def read_names(path: str) -> dict[str, list[str]]:
+    """Group -> names as they stand in a file that was read without error before."""
+    sections: dict[str, dict[str, list[str]]] = {}
+    cfg.ConfigParser(path, sections).parse()
+    return {group: list(options) for group, options in sections.items()}
+
+
+def _is_strange(group: str, name: str, known: dict[str, set[str]]) -> bool:
+    if group in known:
+        return bool(name) and name.replace("-", "_") not in known[group]
+    # A group of a program that shares the file is not ours to judge, unless it looks like a misspelt one of ours.
+    return group not in _GROUPS_OF_OTHERS and bool(difflib.get_close_matches(group, known, cutoff=0.75))
+
+
+def _strange(group: str, name: str, known: dict[str, set[str]]) -> str:
+    near = difflib.get_close_matches(name, known[group], n=1) if group in known else []
+    groups = difflib.get_close_matches(group, known, n=1) if group not in known else []
+    guess = f" (is {near[0]} meant?)" if near else f" (is [{groups[0]}] meant?)" if groups else ""
+    return f"[{group}] {name}{guess}"

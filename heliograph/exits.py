@@ -1,0 +1,34 @@
+"""The exit codes of every command, and which error leads to which."""
+
+from __future__ import annotations
+
+from pubsub_api.errors import HeliographError
+
+OK = 0
+FAILED = 1
+USAGE = 2
+ENVIRONMENT = 3
+INTERRUPTED = 130
+
+EPILOG = """\
+exit codes:
+  0    done
+  1    a problem was found, or the work failed
+  2    wrong usage: an argument, a configuration or an event that can never work
+  3    the environment: a library is missing, a server or peer is absent, an address is taken
+  130  interrupted by a signal, or nobody reads the output any more
+"""
+
+_BY_FAULT = {"caller": USAGE, "environment": ENVIRONMENT, "peer": FAILED}
+
+
+def code_for(error: HeliographError) -> int:
+    """The exit code for an error: it follows from whose fault the error is."""
+    return _BY_FAULT[error.fault]
+
+
+def explain(error: HeliographError) -> str:
+    """One line: what was wrong, whose fault it is, whether trying again can help."""
+    blame = {"caller": "the request", "environment": "the environment", "peer": "the sender"}[error.fault]
+    retry = "trying again can help" if error.retriable else "trying again does not help"
+    return f"{' '.join(str(error).split())} [{type(error).__name__}; the fault is with {blame}; {retry}]"

@@ -1,0 +1,134 @@
+"""What commands print: tables and lines for people, JSON for scripts.
+
+Results go to standard output, everything else (progress, notes, errors) to standard error.  Text that came from the
+network is shown with its control characters escaped, so that no event can play tricks on a terminal.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import json
+import math
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+PIPE_COLUMNS = 200
+"""Width of a table when standard output is no terminal: wide, so that hardly anything is wrapped."""
+
+DEPTH_MAX = 100
+
+STATUS_STYLES = {"ok": "green", "warning": "yellow", "failed": "bold red", "skipped": "dim"}
+
+
+class Output:
+    """One command's standard output, in one of its two languages."""
+
+    def __init__(self, *, is_json: bool) -> None:
+        self.is_json = is_json
+        self.console = stdout_console()
+
+    def record(self, value: object) -> None:
+        """One JSON object, from a mapping or a dataclass, on a line of its own."""
+        sys.stdout.write(dumps(value) + "\n")
+
+    def line(self, text: str, style: str = "") -> None:
+        """One line for people.  ``text`` may hold anything."""
+        if self.console.is_terminal and style:
+            self.console.print(Text(printable(text), style=style), soft_wrap=True)
+        else:
+            sys.stdout.write(printable(text) + "\n")
+
+    def table(self, title: str, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
+        """A table for people."""
+        self.console.print(make_table(title, columns, rows))
+
+    def flush(self) -> None:
+        sys.stdout.flush()
+
+
+def stdout_console() -> Console:
+    console = Console(highlight=False, markup=False, emoji=False)
+    if not console.is_terminal:
+        console.width = PIPE_COLUMNS
+    return console
+
+
+def make_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> Table:
+    """A rich table of plain texts; a cell that is a status gets its colour."""
+    table = Table(title=Text(printable(title)) if title else None, title_justify="left")
+    for column in columns:
+        table.add_column(column, overflow="fold")
+    for row in rows:
+        table.add_row(*(Text(printable(str(cell)), style=STATUS_STYLES.get(str(cell), "")) for cell in row))
+    return table
+
+
+def note(text: str) -> None:
+    """Something a person may want to know, on standard error."""
+    sys.stderr.write(f"{printable(text)}\n")
+    sys.stderr.flush()
+
+
+def printable(text: str) -> str:
+    """The text with everything that is not printable, but for line ends, replaced by its Python escape."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in text)
+
+
+def counted(number: int, noun: str) -> str:
+    """``1 event``, ``2 events``."""
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+
+
+def dumps(value: object) -> str:
+    """JSON on one line, in ASCII.  Whatever msgpack can carry is accepted; see `jsonable`."""
+    return json.dumps(jsonable(value), allow_nan=False, separators=(", ", ": "))
+
+
+def compact(value: object) -> str:
+    """A value inside a line for people."""
+    return printable(json.dumps(jsonable(value), allow_nan=False, ensure_ascii=False, separators=(",", ":")))
+
+
+def jsonable(value: Any, depth: int = 0) -> Any:
+    """The nearest JSON: bytes become ``{"bytes": hex}``, a number that JSON lacks and an unknown type become a string.
+
+    What is nested deeper than anybody would read is left out, and a sentence stands in its place.
+    """
+    if value is None or isinstance(value, bool | int | str):
+        return value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else str(value)
+    if isinstance(value, bytes | bytearray | memoryview):
+        return {"bytes": bytes(value).hex()}
+    if depth >= DEPTH_MAX:
+        return f"(nested deeper than {DEPTH_MAX} levels)"
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        value = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+    if isinstance(value, Mapping):
+        return {_key(key): jsonable(item, depth + 1) for key, item in value.items()}
+    if isinstance(value, list | tuple | set | frozenset):
+        return [jsonable(item, depth + 1) for item in value]
+    return str(value)
+
+
+def _key(key: object) -> str:
+    if isinstance(key, str):
+        return key
+    return key.hex() if isinstance(key, bytes) else str(key)
+
+
+def clock_text(timestamp_ns: int) -> str:
+    """The wall-clock time in a timestamp, UTC; the number itself when it is no time a calendar knows."""
+    try:
+        moment = datetime.datetime.fromtimestamp(timestamp_ns // 1_000_000_000, tz=datetime.timezone.utc)
+    except (ValueError, OverflowError, OSError):
+        return str(timestamp_ns)
+    return f"{moment:%Y-%m-%dT%H:%M:%S}.{timestamp_ns % 1_000_000_000 // 1000:06d}Z"

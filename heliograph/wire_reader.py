@@ -1,0 +1,179 @@
+"""Reads frames with the plain ``msgpack`` package: the wire format's independent reader.
+
+It shares no code with `pubsub_api.core`, on purpose.  What it reads was written after the format's description, so a
+frame that both understand alike is a frame as documented.  It is for people who look at captured bytes, not for speed:
+it reads a whole capture from memory and keeps going frame by frame, however many are concatenated.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import msgpack  # type: ignore[import-untyped]
+
+from pubsub_api.errors import FrameError, MalformedFrame, NotAFrame, UndecodableBody, UnsupportedVersion
+
+MAGIC = "HG"
+WIRE_VERSION = 1
+KINDS = {1: "DATA", 2: "HELLO", 3: "BYE", 4: "QUERY", 5: "REPLY", 6: "CONTROL"}
+FLAGS = {1: "SIGNED", 2: "START", 4: "LAST"}
+ELEMENTS = ("magic", "version", "kind", "flags", "guid", "first", "after", "count", "timestamp", "topic", "body", "mac")
+EVENT_FIELDS = ("table", "key", "action", "value", "version", "timestamp")
+GUID_BYTES = 16
+MAC_BYTES = 32
+
+_TYPES: Mapping[str, Any] = {
+    "magic": str, "version": int, "kind": int, "flags": int, "guid": bytes, "first": int, "after": int, "count": int,
+    "timestamp": int, "topic": str, "body": (list, dict), "mac": (bytes, type(None)),
+}  # fmt: skip
+
+# What msgpack raises for bytes that are no msgpack, beside OutOfData: its own errors are ValueErrors, and a map whose
+# key is itself a map cannot become a dict.
+_UNREADABLE = (ValueError, TypeError, RecursionError, msgpack.exceptions.UnpackException)
+
+
+@dataclasses.dataclass(frozen=True)
+class DecodedFrame:
+    """One frame as it was found."""
+
+    offset: int
+    """Where it starts in the capture."""
+    size: int
+    version: int
+    kind: str
+    flags: tuple[str, ...]
+    guid: str
+    first: int
+    after: int
+    count: int
+    timestamp: int
+    topic: str
+    signature: str | None
+    """The HMAC in hex.  It is shown, not checked: the reader has no key."""
+    events: list[dict[str, Any]] | None
+    """The events of a DATA frame."""
+    body: Any
+    """The body of any other kind.  The frames that a REPLY holds are decoded too, into the same class."""
+
+
+def read_frames(data: bytes) -> Iterator[DecodedFrame]:
+    """Every frame in ``data``, in order.
+
+    Raises NotAFrame, UnsupportedVersion, MalformedFrame or UndecodableBody, with the byte offset, at the first thing
+    that is no sound frame.  What comes before it has been yielded.
+    """
+    if not data:
+        raise NotAFrame("at byte offset 0: the input is empty")
+    offset = 0
+    while offset < len(data):
+        frame = _read_frame(memoryview(data)[offset:], offset, is_stored=False)
+        yield frame
+        offset += frame.size
+
+
+def _read_frame(data: memoryview, offset: int, *, is_stored: bool) -> DecodedFrame:
+    unpacker = msgpack.Unpacker(raw=False, strict_map_key=False, max_buffer_size=max(len(data), 1))
+    unpacker.feed(data)
+    try:
+        length = unpacker.read_array_header()
+    except msgpack.OutOfData:
+        raise MalformedFrame(f"at byte offset {offset}: the input ends inside the frame's first element") from None
+    except _UNREADABLE:
+        raise NotAFrame(f"at byte offset {offset}: byte {data[0]:02x} does not start a frame, 9c does") from None
+    if length != len(ELEMENTS):
+        raise NotAFrame(f"at byte offset {offset}: an array of {length} elements is no frame, one of 12 is")
+    fields: dict[str, Any] = {}
+    for name in ELEMENTS:
+        position = offset + unpacker.tell()
+        fields[name] = _read_element(unpacker, name, position)
+        _check_element(name, fields[name], position)
+    if not is_stored and isinstance(fields["body"], dict) and isinstance(fields["body"].get("frames"), list):
+        fields["body"]["frames"] = [_stored(frame, offset) for frame in fields["body"]["frames"]]
+    return _build(fields, offset, unpacker.tell())
+
+
+def _read_element(unpacker: msgpack.Unpacker, name: str, position: int) -> object:
+    try:
+        value: object = unpacker.unpack()
+    except msgpack.OutOfData:
+        raise MalformedFrame(f"at byte offset {position}: the input ends inside the element {name!r}") from None
+    except _UNREADABLE as error:
+        why = str(error) or type(error).__name__
+        kind = UndecodableBody if name == "body" else MalformedFrame
+        raise kind(f"at byte offset {position}: the element {name!r} is not valid msgpack: {why}") from error
+    return value
+
+
+def _check_element(name: str, value: Any, position: int) -> None:
+    """Refuse what cannot be this element.  Ranges that only matter to a receiver are shown as they are."""
+    problem = ""
+    if not isinstance(value, _TYPES[name]) or isinstance(value, bool):
+        problem = f"has the wrong type, {type(value).__name__}"
+    elif name == "magic" and value != MAGIC:
+        raise NotAFrame(f"at byte offset {position}: the magic is {value[:20]!r}, a frame has {MAGIC!r}")
+    elif name == "version" and value != WIRE_VERSION:
+        raise UnsupportedVersion(f"at byte offset {position}: wire version {value}; this release reads {WIRE_VERSION}")
+    elif name == "kind" and value not in KINDS:
+        problem = f"is {value}, and no such kind exists"
+    elif name == "flags" and not 0 <= value < 128:
+        problem = f"is {value}, and flags go from 0 to 127"
+    elif isinstance(value, bytes) and len(value) != (GUID_BYTES if name == "guid" else MAC_BYTES):
+        problem = f"has {len(value)} bytes"
+    if problem:
+        raise MalformedFrame(f"at byte offset {position}: the element {name!r} {problem}")
+
+
+def _build(fields: dict[str, Any], offset: int, size: int) -> DecodedFrame:
+    kind = KINDS[fields["kind"]]
+    events = _events(fields["body"], fields["count"], offset) if kind == "DATA" else None
+    return DecodedFrame(
+        offset=offset,
+        size=size,
+        version=fields["version"],
+        kind=kind,
+        flags=flag_names(fields["flags"]),
+        guid=fields["guid"].hex(),
+        first=fields["first"],
+        after=fields["after"],
+        count=fields["count"],
+        timestamp=fields["timestamp"],
+        topic=fields["topic"],
+        signature=None if fields["mac"] is None else fields["mac"].hex(),
+        events=events,
+        body=fields["body"] if events is None else None,
+    )
+
+
+def flag_names(flags: int) -> tuple[str, ...]:
+    """Names of the bits that are set; a bit without a name is shown by its value."""
+    return tuple(FLAGS.get(1 << bit, f"{1 << bit:#x}") for bit in range(7) if flags & 1 << bit)
+
+
+def _events(body: object, count: int, offset: int) -> list[dict[str, Any]]:
+    if not isinstance(body, list) or not all(isinstance(event, list) for event in body):
+        raise UndecodableBody(f"at byte offset {offset}: the body of a DATA frame is an array of arrays, this is not")
+    if len(body) != count:
+        raise UndecodableBody(f"at byte offset {offset}: the frame states {count} events and has {len(body)}")
+    return [_event(event) for event in body]
+
+
+def _event(fields: list[Any]) -> dict[str, Any]:
+    """The event's fields by name.  One that a later version adds is kept under ``more``."""
+    event = dict(zip(EVENT_FIELDS, fields, strict=False))
+    more = fields[len(EVENT_FIELDS) :]
+    return {**event, "more": more} if more else event
+
+
+def _stored(frame: object, offset: int) -> DecodedFrame:
+    """A frame inside a REPLY.  Its own body is not searched for frames: no cache stores replies."""
+    if not isinstance(frame, bytes) or not frame:
+        raise UndecodableBody(f"at byte offset {offset}: a reply holds its frames as bytes, this one does not")
+    try:
+        decoded = _read_frame(memoryview(frame), 0, is_stored=True)
+    except FrameError as error:
+        raise type(error)(f"at byte offset {offset}: inside a frame that this reply holds, {error}") from error
+    if decoded.size != len(frame):
+        raise MalformedFrame(f"at byte offset {offset}: a frame that this reply holds is followed by other bytes")
+    return decoded

@@ -1,0 +1,180 @@
+"""The command line as a whole: help, exit codes, errors as one line."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import logging
+import os
+import signal
+
+import pytest
+
+from heliograph import exits, main, options, output
+from pubsub_api import errors
+
+COMMANDS = ("bench", "cache", "decode", "demo", "doctor", "drivers", "publish", "simulate", "subscribe")
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main.main(["--version"]) == exits.OK
+    assert capsys.readouterr().out == f"heliograph {importlib.metadata.version('heliograph')}\n"
+
+
+def test_help_lists_every_command_and_the_exit_codes(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main.main(["--help"]) == exits.OK
+    shown = capsys.readouterr().out
+    assert all(f"\n    {command}" in shown for command in COMMANDS)
+    assert "130  interrupted" in shown
+
+
+@pytest.mark.parametrize("command", [name for name in COMMANDS if name != "bench"])
+def test_the_help_of_a_command_teaches(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main.main([command, "--help"]) == exits.OK
+    shown = capsys.readouterr().out
+    assert f"examples:\n  heliograph {command}" in shown
+    assert "exit codes:" in shown
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        [],
+        ["no-such-command"],
+        ["--no-such-option"],
+        ["drivers", "--no-such-option"],
+        ["drivers", "--json", "--markdown"],
+        ["publish", "--topic", "t"],
+        ["publish", "--topic", "t", "--table", "t", "--key", "k", "--value", "{"],
+        ["publish", "--stdin", "--repeat", "2"],
+        ["publish", "--topic", "a/#", "--table", "t", "--key", "k", "--url", "memory://usage"],
+        ["publish", "--rate", "0"],
+        ["publish", "--repeat", "-1"],
+        ["publish", "--linger", "nan"],
+        ["subscribe"],
+        ["subscribe", "a/#/b", "--url", "memory://usage"],
+        ["subscribe", "#", "--history", "none"],
+        ["subscribe", "#", "--url", "memory://x", "--config-file", "y"],
+        ["subscribe", "#", "--config-file", "no-such-file"],
+        ["subscribe", "#", "--url", "carrier-pigeon://x"],
+        ["subscribe", "#", "--url", "just words"],
+        ["decode", "no-such-file"],
+        ["simulate", "--profile", "no-such-profile"],
+        ["demo", "--driver", "carrier-pigeon"],
+        ["demo", "--seconds", "0"],
+        ["demo", "--controllers", "1000"],
+        ["demo", "--drop", "0.9"],
+        ["cache", "--topics", "#", "--url", "zmq://127.0.0.1:0"],
+    ],
+)
+def test_wrong_usage(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main.main(argv) == exits.USAGE
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err
+    assert "Traceback" not in captured.err
+
+
+def test_an_error_is_one_line_with_blame_and_advice(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main.main(["subscribe", "#", "--url", "carrier-pigeon://x"]) == exits.USAGE
+    [line] = capsys.readouterr().err.splitlines()
+    assert line.startswith("heliograph subscribe: no driver is installed under the name 'carrier-pigeon'")
+    assert line.endswith("[DriverNotFound; the fault is with the request; trying again does not help]")
+
+
+def test_debug_shows_the_traceback(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main.main(["decode", "no-such-file", "--debug"]) == exits.USAGE
+    assert "Traceback" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (errors.InvalidTopic("x"), exits.USAGE),
+        (errors.DriverNotFound("x"), exits.USAGE),
+        (errors.DriverDependencyMissing("x"), exits.ENVIRONMENT),
+        (errors.AddressInUse("x"), exits.ENVIRONMENT),
+        (errors.TransportUnavailable("x"), exits.ENVIRONMENT),
+        (errors.WaitTimeout("x"), exits.ENVIRONMENT),
+        (errors.MalformedFrame("x"), exits.FAILED),
+    ],
+)
+def test_the_exit_code_follows_from_the_fault(error: errors.HeliographError, code: int) -> None:
+    assert exits.code_for(error) == code
+    assert "\n" not in exits.explain(type(error)("two\nlines"))
+
+
+def test_a_bug_is_called_one(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    def stumble(_args: object) -> int:
+        raise ZeroDivisionError("oops")
+
+    monkeypatch.setattr("heliograph.commands.drivers.run", stumble)
+    assert main.main(["drivers"]) == exits.FAILED
+    err = capsys.readouterr().err
+    assert "internal error" in err
+    assert "ZeroDivisionError: oops" in err
+    assert "Traceback" not in err
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_a_command(
+    number: signal.Signals, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def wait_for_it(_args: object) -> int:
+        os.kill(os.getpid(), number)
+        while True:
+            signal.pause()
+
+    monkeypatch.setattr("heliograph.commands.drivers.run", wait_for_it)
+    before = signal.getsignal(signal.SIGTERM)
+    assert main.main(["drivers"]) == exits.INTERRUPTED
+    assert signal.getsignal(signal.SIGTERM) is before
+    assert capsys.readouterr().err == "heliograph drivers: interrupted\n"
+
+
+def test_the_logging_of_the_caller_is_left_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    root = logging.getLogger()
+    before = root.level, list(root.handlers)
+    assert main.main(["drivers", "--log-level", "debug"]) == exits.OK
+    assert (root.level, list(root.handlers)) == before
+    capsys.readouterr()
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        ({"a": [1, None, True]}, '{"a": [1, null, true]}'),
+        (b"\x00\xff", '{"bytes": "00ff"}'),
+        ({1: 2, b"\x01": 3}, '{"1": 2, "01": 3}'),
+        (float("nan"), '"nan"'),
+        (float("-inf"), '"-inf"'),
+        ("\x1b[31m\u2603", '"\\u001b[31m\\u2603"'),
+        (2**64, "18446744073709551616"),
+        (exits, f'"{exits}"'.replace("\\", "\\\\")),
+    ],
+)
+def test_anything_becomes_json(value: object, text: str) -> None:
+    assert output.dumps(value) == text
+
+
+def test_what_is_nested_too_deeply_is_cut_and_said() -> None:
+    value: list[object] = []
+    for _ in range(5000):
+        value = [value]
+    assert f"nested deeper than {output.DEPTH_MAX} levels" in output.dumps(value)
+
+
+def test_no_event_plays_tricks_on_a_terminal() -> None:
+    assert output.printable("a\x1b[2Jb\r\x07\u2603\n") == "a\\x1b[2Jb\\r\\x07\u2603\n"
+    assert "\x1b" not in output.compact({"k\x1b": "\x1b\x9b"})
+
+
+def test_a_timestamp_that_is_no_time_is_shown_as_it_is() -> None:
+    assert output.clock_text(1_700_000_000_123_456_789) == "2023-11-14T22:13:20.123456Z"
+    assert output.clock_text(2**63 - 1).startswith("2262-")
+    assert output.clock_text(2**70) == str(2**70)
+
+
+@pytest.mark.parametrize("text", ["-1", "x", "inf", "nan", "1e9"])
+def test_seconds_refuses(text: str) -> None:
+    with pytest.raises(options.argparse.ArgumentTypeError, match="seconds"):
+        options.seconds(text)
