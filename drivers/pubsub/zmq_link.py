@@ -88,6 +88,14 @@ class Link:
     def open(self, prefixes: list[bytes], now: float) -> None:
         """Connect and subscribe.  Sets ``lost`` when even that fails."""
         self.deadline = None
+        try:
+            self._open(prefixes)
+        except zmq.ZMQError as error:
+            self.lost = str(error)
+        else:
+            self._start_barrier(now)
+
+    def _open(self, prefixes: list[bytes]) -> None:
         sub = self.sub = self._new_socket(zmq.SUB)
         # Unlimited: ZeroMQ drops, silently, subscriptions that exceed it.  Their number is that of the filters.
         sub.set(zmq.SNDHWM, 0)
@@ -97,14 +105,9 @@ class Link:
         sub.monitor(monitored, _WATCHED)
         self.monitor = self._context.socket(zmq.PAIR)
         self.monitor.connect(monitored)
-        try:
-            self._connect(sub, self.address)
-        except zmq.ZMQError as error:
-            self.lost = str(error)
-            return
+        self._connect(sub, self.address)
         for prefix in prefixes:
             sub.subscribe(prefix)
-        self._start_barrier(now)
 
     def close(self) -> None:
         """Close every socket.  Frames that were not read yet are lost."""
@@ -157,6 +160,7 @@ class Link:
         sock.set(zmq.HEARTBEAT_IVL, int(self._options.heartbeat_interval * 1000))
         sock.set(zmq.HEARTBEAT_TIMEOUT, int(self._options.heartbeat_timeout * 1000))
         sock.set(zmq.CONNECT_TIMEOUT, int(self._options.connect_timeout * 1000))
+        sock.set(zmq.HANDSHAKE_IVL, int(self._options.connect_timeout * 1000))
         sock.set(zmq.RECONNECT_IVL, int(self._options.reconnect_interval * 1000))
         sock.set(zmq.RECONNECT_IVL_MAX, int(self._options.reconnect_interval_max * 1000))
         self._curve.secure_client(sock)
@@ -243,15 +247,17 @@ class Link:
 
     # -- queries
 
-    def ask(self, query: bytes, now: float) -> None:
-        """Pass a query on.  Nothing is queued for a publisher that is known not to serve; it is asked whether it does
-        now, so that the next query may reach it."""
+    def ask(self, query: bytes) -> None:
+        """Pass a query on, if the publisher serves."""
         if self.dealer is not None:
             try:
                 self.dealer.send(query, zmq.NOBLOCK)
             except zmq.Again:
                 LOG.debug("%s: a query was dropped, too many are waiting", self.address)
-        elif self.is_up and self._nonce is None:
+
+    def look_for_responder(self, now: float) -> None:
+        """A publisher that did not serve when it was asked may do so now: its next echo tells."""
+        if self.is_up and self.dealer is None and self._nonce is None:
             self._start_barrier(now)
 
     def _set_publisher(self, publisher: Echo) -> None:

@@ -33,6 +33,8 @@ LOG = logging.getLogger(__name__)
 _NOBLOCK = zmq.NOBLOCK
 _BURST_FRAMES = 128
 """Frames read from one link before they are passed on and the other links get a turn."""
+_SOCKETS_MAX = 16_384
+"""Sockets in the context.  A link has up to four, one of them hidden; the default would end at 255 links."""
 
 
 class ReceiveLoop:
@@ -43,6 +45,7 @@ class ReceiveLoop:
         self._curve = curve
         self._receiver = receiver
         self._context: zmq.Context[Socket] = zmq.Context()
+        self._context.set(zmq.MAX_SOCKETS, _SOCKETS_MAX)
         self._waker = Waker()
         self._commands: deque[Callable[[], None]] = deque()
         self._is_stopping = False
@@ -51,6 +54,7 @@ class ReceiveLoop:
         self._watch = Watch()
         self._watch.add(self._waker.fd, self._on_wake)
         self._frames: list[bytes] = []
+        # What a lost link may still hold.  If ZeroMQ has connected again by itself, more comes, without an end.
         self._drain_bursts_max = 1 + conf[GROUP].receive_hwm // _BURST_FRAMES
         self.responders = 0
         """Links whose publisher answers queries.  Read by other threads."""
@@ -95,7 +99,12 @@ class ReceiveLoop:
 
     def ask(self, query: bytes) -> None:
         for link in self._links.values():
-            link.ask(query, time.monotonic())
+            link.ask(query)
+        self.look_for_responders()
+
+    def look_for_responders(self) -> None:
+        for link in self._links.values():
+            link.look_for_responder(time.monotonic())
 
     # -- the thread
 

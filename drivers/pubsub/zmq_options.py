@@ -28,8 +28,9 @@ def _file(name: str, help_text: str) -> cfg.Opt:
 
 
 OPTIONS: Sequence[cfg.Opt] = (
-    _file("ipc_path", "Socket file of the publisher when [pubsub] publisher_transport is ipc. Empty: the file that "
-          "[pubsub] publisher_multiproc_socket names."),
+    cfg.Opt("ipc_path", type=types.String(), default="",
+            help="Socket file of the publisher when [pubsub] publisher_transport is ipc. Empty: the file that [pubsub] "
+            "publisher_multiproc_socket names."),
     cfg.Opt("query_port", type=types.Port(), default=0,
             help="Port on which a publisher answers cache queries. 0 lets the system choose; subscribers are told."),
     _frames("send_hwm", 1000, "Frames that wait at the publisher for one slow subscriber. Further ones are dropped for "
@@ -39,7 +40,7 @@ OPTIONS: Sequence[cfg.Opt] = (
             help="How long close() waits for frames that have not left yet. Milliseconds."),
     _seconds("barrier_timeout", 2.0, 0.05, 60.0, "A publisher that has not confirmed the subscriptions of a link "
              "within this time is asked again."),
-    _seconds("connect_timeout", 5.0, 0.1, 300.0, "One attempt to connect is given up after this."),
+    _seconds("connect_timeout", 5.0, 0.1, 300.0, "One attempt to connect, handshake included, is given up after this."),
     _seconds("reconnect_interval", 0.1, 0.01, 60.0, "First wait before a lost link is opened again; it doubles."),
     _seconds("reconnect_interval_max", 2.0, 0.01, 600.0, "Longest wait before a lost link is opened again."),
     _seconds("heartbeat_interval", 5.0, 0.05, 3600.0, "An idle link is tested this often."),

@@ -150,9 +150,9 @@ class ZmqPublisher(PublisherApi):
         self._zap.bind(ZAP_ADDRESS)
 
     def _open_xpub(self) -> Socket:
+        # Not made verbose: only the first subscription to a topic is told, as every nonce is.  A thousand subscribers
+        # that return after a restart cost a thousand nonces, not a thousand times their filters.
         xpub = self._new_socket(zmq.XPUB)
-        # Every subscription is told, not only the first one to a topic: a link that reconnects sends its nonce again.
-        xpub.set(zmq.XPUB_VERBOSE, 1)
         xpub.set(zmq.MAXMSGSIZE, _SUBSCRIPTION_BYTES_MAX)
         try:
             self._port = self._bind(xpub)

@@ -70,10 +70,11 @@ class ZmqSubscriber(SubscriberApi):
         loop = self._loop
         if loop is None:
             raise TransportUnavailable("the subscriber is not running yet")
-        loop.post(functools.partial(loop.ask, frame))
         responders = loop.responders
         if not responders:
+            loop.post(loop.look_for_responders)
             raise TransportUnavailable("none of the publishers this subscriber is connected to answers queries")
+        loop.post(functools.partial(loop.ask, frame))
         return responders
 
     def close(self) -> None:
