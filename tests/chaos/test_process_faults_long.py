@@ -22,9 +22,11 @@ def listen_addresses(bus: Bus, publisher: PublisherNode) -> list[str] | None:
     return [publisher.address] if bus.is_bind_based else None
 
 
-def freeze(subscriber: SubscriberNode, seconds: float) -> None:
+def freeze(subscriber: SubscriberNode, publisher: PublisherNode, events: int) -> None:
+    """Stop the subscriber's process until the publisher has sent that many events more."""
     subscriber.stop()
-    time.sleep(seconds)
+    resume_at = publisher.statistics()["events"] + events
+    wait_until(lambda: publisher.statistics()["events"] >= resume_at, 120, f"{events} events")
     subscriber.resume()
 
 
@@ -36,7 +38,7 @@ def test_a_subscriber_frozen_for_15_s_at_20_000_events_a_second_is_repaired(proc
     ):
         publisher.start_flood(TOPIC, first=1, rate=20_000)
         wait_until(lambda: subscriber.last(TOPIC) > 1000, 60, "the flood")
-        freeze(subscriber, 15)
+        freeze(subscriber, publisher, 15 * 20_000)
         last = publisher.stop_flood()
         wait_until(lambda: subscriber.last(TOPIC) == last, 240, "the last event")
         assert unexplained(subscriber.log(), TOPIC, range(1, last + 1)) == []
@@ -53,7 +55,7 @@ def test_a_subscriber_frozen_for_15_s_gets_one_covering_resync_when_the_cache_is
     ):
         publisher.start_flood(TOPIC, first=1, rate=20_000)
         wait_until(lambda: subscriber.last(TOPIC) > 1000, 60, "the flood")
-        freeze(subscriber, 15)
+        freeze(subscriber, publisher, 15 * 20_000)
         last = publisher.stop_flood()
         publisher.send(TOPIC, [last + 1])
         wait_until(lambda: not unexplained(subscriber.log(), TOPIC, range(1, last + 2)), 120, "a settled log")
@@ -68,8 +70,8 @@ def test_publishers_killed_again_and_again(process_bus: Bus) -> None:  # noqa: F
         for life in range(1, 9):
             first = life * 1_000_000
             publisher.start_flood(TOPIC, first=first, rate=5000)
-            wait_until(lambda f=first: subscriber.last(TOPIC) > f + 500, 60, f"the flood of life {life}")
-            time.sleep(chance.random())
+            until = first + chance.randrange(500, 5000)
+            wait_until(lambda u=until: subscriber.last(TOPIC) > u, 60, f"the flood of life {life}")
             publisher.kill()
             before = len(subscriber.resyncs())
             publisher = PublisherNode(url, name="api", **STEADY)
