@@ -98,6 +98,8 @@ def _run(args: argparse.Namespace) -> int:
     except BrokenPipeError:
         _abandon_stdout()
         return exits.INTERRUPTED
+    except OSError as error:
+        return _failed(args, f"the operating system refused it: {error}", exits.ENVIRONMENT)
     except Exception as error:  # noqa: BLE001  a bug of ours: named as one, and never silent
         problem = f"internal error, please report it: {type(error).__name__}: {error} (--debug shows where)"
         return _failed(args, problem, exits.FAILED)
@@ -106,8 +108,10 @@ def _run(args: argparse.Namespace) -> int:
 
 def _failed(args: argparse.Namespace, problem: str, code: int) -> int:
     """Say what went wrong, after whatever was printed before.  Called while the exception is handled."""
-    with contextlib.suppress(OSError):  # nobody reads it any more; the error still goes to standard error
+    try:
         sys.stdout.flush()
+    except OSError:  # it may even be the reason; standard error still gets the line
+        _abandon_stdout()
     if args.debug:
         traceback.print_exc()
     output.note(f"heliograph {args.command}: {problem}")
@@ -115,7 +119,7 @@ def _failed(args: argparse.Namespace, problem: str, code: int) -> int:
 
 
 def _abandon_stdout() -> None:
-    """Nobody reads our output any more: make sure that the interpreter's last flush does not complain about it."""
+    """Our output goes nowhere any more: make sure that the interpreter's last flush does not complain about it."""
     with contextlib.suppress(OSError, ValueError), open(os.devnull, "wb") as nowhere:
         os.dup2(nowhere.fileno(), sys.stdout.fileno())
 

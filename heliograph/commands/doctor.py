@@ -49,7 +49,8 @@ def register(subparsers: options.Subparsers[argparse.ArgumentParser]) -> None:
 
 def run(args: argparse.Namespace) -> int:
     output = Output(is_json=args.json)
-    patient = Patient(lambda: options.read_conf(args), list(args.config_file), args.timeout)
+    source = ", ".join(args.config_file) or ("the URL" if args.url else "the embedded defaults")
+    patient = Patient(lambda: options.read_conf(args), source, list(args.config_file), args.timeout)
     findings: list[Finding] = []
     for check in CHECKS:
         for finding in check(patient):

@@ -24,8 +24,8 @@ def check_configuration(patient: Patient) -> list[Finding]:
         return [Finding("configuration", "failed", str(error), "heliograph drivers lists what is installed")]
     except HeliographError as error:
         return [Finding("configuration", "failed", str(error), "correct what the message names")]
-    source = ", ".join(patient.config_files) or "embedded defaults, and the URL if one was given"
-    return [Finding("configuration", "ok", f"driver {patient.conf[config.GROUP].pub_sub_driver}; from {source}")]
+    driver = patient.conf[config.GROUP].pub_sub_driver
+    return [Finding("configuration", "ok", f"driver {driver}; from {patient.source}")]
 
 
 def check_names(patient: Patient) -> list[Finding]:

@@ -29,6 +29,8 @@ class Patient:
 
     read_conf: Callable[[], cfg.ConfigOpts]
     """A fresh configuration object each time, so that a check may change it."""
+    source: str
+    """Where that configuration comes from, in words."""
     config_files: list[str]
     timeout_s: float
     """How long to wait for a server, a publisher or an event."""

@@ -190,6 +190,16 @@ def test_subscribe_ends_when_nobody_reads_it(url: str, publisher: pubsub_api.Pub
         assert "Traceback" not in heard.stderr.read()
 
 
+def test_output_that_cannot_be_written() -> None:
+    with open("/dev/full", "w") as full:
+        command = [sys.executable, "-m", "heliograph", "drivers"]
+        done = subprocess.run(
+            command, check=False, stdout=full, stderr=subprocess.PIPE, text=True, cwd=ROOT, timeout=PATIENCE_S
+        )
+    assert done.returncode == exits.ENVIRONMENT
+    assert done.stderr == "heliograph drivers: the operating system refused it: [Errno 28] No space left on device\n"
+
+
 def test_subscribe_without_anybody_to_listen_to(url: str) -> None:
     heard = run("subscribe", "#", "--url", url, "--timeout", "0.2")
     assert heard.process.returncode == exits.ENVIRONMENT

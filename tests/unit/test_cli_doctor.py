@@ -145,7 +145,7 @@ def test_misspelt_options_are_noticed(tmp_path: pathlib.Path, capsys: pytest.Cap
 
 def test_the_shipped_configuration_has_only_known_names() -> None:
     shipped = pathlib.Path(__file__).resolve().parents[2] / "etc" / "heliograph.conf"
-    patient = Patient(new_conf, [str(shipped)], 1.0, conf=new_conf())
+    patient = Patient(new_conf, "etc", [str(shipped)], 1.0, conf=new_conf())
     assert [finding.status for finding in files.check_names(patient)] == ["ok"]
 
 
@@ -208,7 +208,7 @@ def test_a_server_that_is_absent(capsys: pytest.CaptureFixture[str], closed_port
 # -- the host
 
 
-PATIENT = Patient(new_conf, [], 1.0)
+PATIENT = Patient(new_conf, "the embedded defaults", [], 1.0)
 
 
 def only(found: list[Finding]) -> Finding:
