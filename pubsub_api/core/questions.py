@@ -20,6 +20,7 @@ from pubsub_api.core.topics import FilterSet
 _JOIN_REASONS = (Reason.INITIAL, Reason.SUBSCRIBED, Reason.NEW_LINK, Reason.RECONNECTED)
 WANTS_PER_QUERY_MAX = 200
 OPEN_QUESTIONS_MAX = 1000
+JOIN_TIMEOUTS_MAX = 3
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,6 +63,7 @@ class Questions:
         self._to_ask: list[Query] = []
         self._join_id = 0
         self._join_deadline: float | None = None
+        self._join_limit = 0.0
         self._next_periodic: float | None = None
 
     def take(self) -> list[Query]:
@@ -81,10 +83,13 @@ class Questions:
     def join(self, reason: Reason, filters: Iterable[str], now: float) -> None:
         """Ask for the heads of all streams that the filters select, before they are trusted.
 
-        A join that is still open is absorbed: the new question asks for both.
+        A join that is still open is absorbed: the new question asks for both.  That may put off the end of the first,
+        but not for ever: a link that comes and goes must not keep the others waiting.
         """
         joined = dict.fromkeys(filters)
         pending = self._open.pop(self._join_id, None)
+        if pending is None:
+            self._join_limit = now + JOIN_TIMEOUTS_MAX * self._settings.ready_timeout_s
         if pending is not None and pending.join is not None:
             joined.update(dict.fromkeys(pending.join.filters))
             reason = min(reason, pending.join.reason, key=_JOIN_REASONS.index)
@@ -99,7 +104,7 @@ class Questions:
                 since=history.since if history else 0,
             ),
         )
-        self._join_deadline = now + self._settings.ready_timeout_s
+        self._join_deadline = min(now + self._settings.ready_timeout_s, self._join_limit)
 
     def is_joining(self, topic: str) -> bool:
         """Whether a join is open that will resync the topic for certain."""

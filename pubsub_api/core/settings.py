@@ -43,6 +43,7 @@ class SubscriberSettings:
     resync_interval_min_s: float = 1.0
     pending_bytes_max: int = 64 * 1024 * 1024
     streams_max: int = 1_000_000
+    publishers_max: int = 100_000
     repair: bool = True
     repair_timeout_s: float = 0.5
     repair_attempts_max: int = 5

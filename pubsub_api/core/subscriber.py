@@ -367,13 +367,20 @@ class SubscriberCore:
     def _publisher(self, guid: bytes, now: float) -> InPublisher:
         publisher = self._publishers.get(guid)
         if publisher is None:
+            if len(self._publishers) >= self.settings.publishers_max:
+                self._evict_publisher(now)
             publisher = self._publishers[guid] = InPublisher(guid, now)
         return publisher
 
+    def _evict_publisher(self, now: float) -> None:
+        """Forget the publisher that is known longest; when it lives it will be found again, and resynced."""
+        oldest = next(iter(self._publishers.values()))
+        self._forget_publisher(oldest)
+        if oldest.is_heard and not oldest.has_ended:
+            self._resync_all(Reason.SILENCE, now)
+
     def _heard(self, guid: bytes, now: float) -> InPublisher:
-        publisher = self._publishers.get(guid)
-        if publisher is None:
-            publisher = self._publishers[guid] = InPublisher(guid, now)
+        publisher = self._publishers.get(guid) or self._publisher(guid, now)
         publisher.last_heard = now
         publisher.is_heard = True
         if publisher.is_suspect:
@@ -638,4 +645,5 @@ class SubscriberCore:
         for topic in list(publisher.streams):
             self._forget_stream(publisher, topic)
         del self._publishers[publisher.guid]
+        self._shared_names.discard(publisher.name)
         self.counters.publishers_forgotten += 1
