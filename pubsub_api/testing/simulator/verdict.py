@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pubsub_api.core.instream import State
+from pubsub_api.core.instream import InStream, State
 from pubsub_api.core.settings import PublisherSettings, SubscriberSettings
 from pubsub_api.testing.simulator.network import Network
 from pubsub_api.testing.simulator.oracle import Oracle, StreamKey, View
@@ -26,8 +26,10 @@ def check_settled(oracle: Oracle, network: Network) -> None:
     for subscriber in network.subscribers:
         if subscriber.is_alive:
             view = oracle.views[subscriber]
-            _check_joined(subscriber, view, network)
-            _check_idle(subscriber)
+            _check_counts(subscriber)
+            if any(network.is_there(address) for address in network.addresses()):
+                _check_joined(subscriber, view)
+                _check_idle(subscriber)
             _check_debts(subscriber, view, oracle)
             _check_cache(subscriber, view, oracle)
     for publisher in network.publishers:
@@ -49,9 +51,7 @@ def check_traffic(oracle: Oracle, network: Network) -> None:
             raise Violation(f"{subscriber.name} saw faults where there were none: {counters}")
 
 
-def _check_joined(subscriber: SimSubscriber, view: View, network: Network) -> None:
-    if not any(network.is_there(address) for address in network.addresses()):
-        return
+def _check_joined(subscriber: SimSubscriber, view: View) -> None:
     if not subscriber.core.is_ready:
         raise Violation(f"{subscriber.name} is not ready")
     missing = [topic_filter for topic_filter in subscriber.core.filters if topic_filter not in view.in_force]
@@ -60,19 +60,28 @@ def _check_joined(subscriber: SimSubscriber, view: View, network: Network) -> No
 
 
 def _check_idle(subscriber: SimSubscriber) -> None:
-    core = subscriber.core
-    streams = [stream for publisher in core.publishers.values() for stream in publisher.streams.values()]
-    for stream in streams if not core.counters.streams_evicted else ():
-        if stream.state is not State.LIVE or stream.has_hole or stream.parked:
+    """Nothing waits.  Who has no room for all streams never rests."""
+    for stream in _streams(subscriber):
+        is_idle = stream.state is State.LIVE and not stream.has_hole and not stream.parked
+        if not is_idle and not subscriber.core.counters.streams_evicted:
             raise Violation(
                 f"{subscriber.name}: {stream.topic} of {stream.guid.hex()[:8]} is still {stream.state.value}, "
                 f"next {stream.next}, head {stream.head}, {len(stream.parked)} parked"
             )
+
+
+def _check_counts(subscriber: SimSubscriber) -> None:
+    core = subscriber.core
+    streams = _streams(subscriber)
     parked = sum(len(frame) for stream in streams for frame, _ in stream.parked.values())
     if core.parked_bytes != parked:
         raise Violation(f"{subscriber.name} counts {core.parked_bytes} parked bytes and has {parked}")
     if core.counters.streams != len(streams):
         raise Violation(f"{subscriber.name} counts {core.counters.streams} streams and has {len(streams)}")
+
+
+def _streams(subscriber: SimSubscriber) -> list[InStream]:
+    return [stream for publisher in subscriber.core.publishers.values() for stream in publisher.streams.values()]
 
 
 def _check_debts(subscriber: SimSubscriber, view: View, oracle: Oracle) -> None:
