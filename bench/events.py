@@ -20,16 +20,14 @@ TOPIC_BYTES = len("tenant-00000/port")
 VALUES: list[dict[str, Any]] = [
     {
         "mac": f"fa:16:3e:00:00:{number:02x}",
-        "ips": [f"10.0.0.{number}"],
-        "host": f"compute-{number:03d}",
+        "ip": f"10.0.0.{number}",
         "network": f"net-{number % 16:02d}",
-        "groups": ["default"],
-        "mtu": 1450,
+        "host": f"compute-{number:03d}",
         "up": True,
     }
     for number in range(POOL)
 ]
-KEYS: list[str] = [f"9f3c51a0-{number:04x}" for number in range(POOL)]
+KEYS: list[str] = [f"9f3c51a0-5d1e-4c0b-9a3e-7d5b1c2e{number:04x}" for number in range(POOL)]
 
 
 def topic(number: int = 0) -> str:

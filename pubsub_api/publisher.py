@@ -18,6 +18,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
+from time import time_ns
 from types import TracebackType
 
 from pubsub_api import forking
@@ -44,8 +45,8 @@ from pubsub_api.driver import Connected, Disconnected, LinkReport, PublisherApi,
 
 LOG = logging.getLogger(__name__)
 
-# An event that follows its predecessor more closely than this is part of a flood and is worth batching.
-_FLOOD_GAP_NS = 100_000
+# An event that follows the end of the call before more closely than this is part of a flood and is worth batching.
+_FLOOD_GAP_NS = 20_000
 _FRAMES_PER_SEND = 64
 
 
@@ -110,7 +111,7 @@ class Publisher:
         self._is_asleep = False
         self._dirty: deque[OutStream] = deque()
         self._backlog_bytes = 0
-        self._last_wall_ns = 0
+        self._last_call_ns = 0
         self._send_failures = 0
         self._last_failure: DriverError | None = None
         self._queries = 0
@@ -129,7 +130,7 @@ class Publisher:
         if self._driver.capabilities.queries:
             self._end.serve(self._answer)
         with self._lock:
-            self._send_out(self._core.start(now, self._clock.tick(time.time_ns())))
+            self._send_out(self._core.start(now, self._clock.tick(time_ns())))
         self._must_reopen = False
         self._thread = threading.Thread(target=self._run, name=f"heliograph-publisher-{name}", daemon=True)
         self._thread.start()
@@ -144,8 +145,11 @@ class Publisher:
         """
         if self._is_closed or self._must_reopen:
             self._reopen()
-        wall_ns = time.time_ns()
-        stream = self._streams.get(event.topic) or self._new_stream(event.topic)
+        wall_ns = time_ns()
+        try:
+            stream = self._streams[event.topic]
+        except KeyError:
+            stream = self._new_stream(event.topic)
         encoded = encode_event(event, self._clock.tick(wall_ns))
         size = len(encoded)
         if size > self._event_bytes_max:
@@ -161,12 +165,14 @@ class Publisher:
             stream.is_dirty = True
             self._dirty.append(stream)
         self._backlog_bytes += size
-        gap_ns = wall_ns - self._last_wall_ns
-        self._last_wall_ns = wall_ns
-        if gap_ns > _FLOOD_GAP_NS or gap_ns < 0:
+        gap_ns = wall_ns - self._last_call_ns
+        self._last_call_ns = wall_ns
+        if gap_ns > _FLOOD_GAP_NS:
             self._try_drain()
+            self._last_call_ns = time_ns()
         elif len(pending) >= self._settings.batch_events_max or self._backlog_bytes > self._backlog_bytes_max:
             self._drain()
+            self._last_call_ns = time_ns()
         elif self._is_asleep:
             self._wake()
 
@@ -250,7 +256,7 @@ class Publisher:
         if not self._dirty:
             return
         now = time.monotonic()
-        stamp = self._clock.tick(time.time_ns())
+        stamp = self._clock.tick(time_ns())
         next_frame = self._core.next_frame
         dirty = self._dirty
         self._backlog_bytes = 0
@@ -298,7 +304,7 @@ class Publisher:
                 if self._is_link_news:
                     self._is_link_news = False
                     self._core.announce(now)
-                self._send_out(self._core.poll(now, self._clock.tick(time.time_ns())))
+                self._send_out(self._core.poll(now, self._clock.tick(time_ns())))
                 wait_s = self._core.next_deadline() - now
             self._is_asleep = True
             if not self._dirty and not self._is_closed:
@@ -325,7 +331,7 @@ class Publisher:
             query = messages.decode(messages.Query, frame, header)
             with self._lock:
                 self._queries += 1
-                return self._core.answer(query, self._clock.tick(time.time_ns()))
+                return self._core.answer(query, self._clock.tick(time_ns()))
         except (FrameError, InvalidTopic) as error:
             self._bad_queries += 1
             LOG.warning("Publisher %s refused a query: %s", self._name, error)
@@ -384,7 +390,7 @@ class Publisher:
             return
         with self._lock:
             self._drain_locked()
-            self._send_out(self._core.bye(self._clock.tick(time.time_ns())))
+            self._send_out(self._core.bye(self._clock.tick(time_ns())))
         self._wake()
         if threading.current_thread() is not self._thread:
             self._thread.join()
