@@ -11,11 +11,11 @@ from __future__ import annotations
 
 import functools
 import logging
+import math
 import queue
 import threading
 import time
 from collections.abc import Callable, Mapping
-from typing import Any
 
 import zenoh
 
@@ -23,6 +23,15 @@ from drivers.pubsub.zenoh_config import Settings
 from drivers.pubsub.zenoh_session import Session, brief, make_config
 
 LOG = logging.getLogger(__name__)
+
+WAIT_MAX_S = 3600.0
+
+
+def _nothing() -> None:
+    """Wakes up a thread."""
+
+
+_NEVER: tuple[float, Callable[[], None]] = (math.inf, _nothing)
 
 
 class Connection:
@@ -49,9 +58,9 @@ class Connection:
         )
         self._retry_s: float = settings.options.connect_retry_min
         self._session: Session | None = None
-        self._peers: set[str] = set()
+        self._peer: str | None = None
         self._commands: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
-        self._timer: tuple[float, Callable[[], None]] | None = None
+        self._timer = _NEVER
         self._is_stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"zenoh {self.address}", daemon=True)
 
@@ -88,7 +97,6 @@ class Connection:
                 self._step()
         except Exception:
             LOG.exception("the connection to %s ends because of an error in the driver", self.address)
-            raise
         finally:
             self._closing()
             if self._session is not None:
@@ -96,14 +104,17 @@ class Connection:
             self._closed()
 
     def _step(self) -> None:
-        """Wait for the next command or for the timer, and run it."""
-        timeout_s = None if self._timer is None else max(0.0, self._timer[0] - time.monotonic())
-        try:
-            command = self._commands.get(timeout=timeout_s)
-        except queue.Empty:
-            assert self._timer is not None
-            command = self._timer[1]
-            self._timer = None
+        """Run what is due, or else wait for the next command and run that."""
+        due, action = self._timer
+        wait_s = due - time.monotonic()
+        if wait_s <= 0:
+            self._timer = _NEVER
+            command = action
+        else:
+            try:
+                command = self._commands.get(timeout=min(wait_s, WAIT_MAX_S))
+            except queue.Empty:
+                return
         try:
             command()
         except zenoh.ZError as error:
@@ -139,18 +150,17 @@ class Connection:
             LOG.warning("a router answers at %s: set [zenoh] mode = client, peers may miss frames there", self.address)
 
     def _link_made(self, peer: str) -> None:
-        if peer in self._peers:
+        if peer == self._peer:
             return
-        if self._peers:
+        if self._peer is not None:
             self._went_down("another process answers at this address")
-        self._peers.add(peer)
+        self._peer = peer
         self._came_up()
 
     def _link_lost(self, peer: str) -> None:
-        if peer in self._peers:
-            self._peers.remove(peer)
-            if not self._peers:
-                self._went_down("the other side closed the link, or was silent for longer than its lease")
+        if peer == self._peer:
+            self._peer = None
+            self._went_down("the other side closed the link, or was silent for longer than its lease")
 
     def _opened(self, session: Session) -> None:
         """The session is open, the link perhaps not yet.  On the thread."""
@@ -166,7 +176,3 @@ class Connection:
 
     def _closed(self) -> None:
         """The session is closed.  On the thread."""
-
-
-def _nothing() -> Any:
-    """Wakes up a thread."""

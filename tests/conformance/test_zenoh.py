@@ -11,7 +11,7 @@ import zenoh
 
 from pubsub_api import loading
 from pubsub_api.testing.conformance import DriverConformance
-from tests.zenoh_plain import plain_session
+from tests.zenoh_ends import plain_session
 
 TLS = pathlib.Path(__file__).parents[1] / "functional" / "tls"
 
@@ -20,7 +20,7 @@ class ZenohConformance(DriverConformance):
     plain_settings: ClassVar[dict[str, object]] = {}
 
     def send_foreign(self, address: str, topic: str, payload: bytes) -> None:
-        with plain_session("client", connect=[address], **self.plain_settings) as session:
+        with plain_session("client", connect=[address], settings=self.plain_settings) as session:
             session.put(f"heliograph/{topic}", payload, congestion_control=zenoh.CongestionControl.BLOCK)
 
 
@@ -46,7 +46,7 @@ class TestClients(ZenohConformance):
     @pytest.fixture
     def driver_url(self) -> Iterator[str]:
         router = loading.build_driver(loading.conf_from_url("zenoh://127.0.0.1:0?mode=router")).get_publisher()
-        router.initialize(lambda report: None)
+        router.initialize(lambda _report: None)
         yield f"zenoh://{router.address.removeprefix('tcp/')}?mode=client"
         router.close()
 
