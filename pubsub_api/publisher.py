@@ -88,7 +88,7 @@ class Publisher:
         *,
         name: str = "",
         backlog_bytes_max: int,
-        clock_skew_max_s: float,
+        clock: HybridClock,
         predecessor: Predecessor | None = None,
     ) -> None:
         self._driver = driver
@@ -97,7 +97,7 @@ class Publisher:
         self._backlog_bytes_max = backlog_bytes_max
         # Twice the overhead: the frame must also fit, whole, into the reply of a cache.
         self._event_bytes_max = settings.frame.bytes_max - 2 * frames.FRAME_OVERHEAD_BYTES_MAX - 128
-        self._clock = HybridClock(int(clock_skew_max_s * 1e9))
+        self._clock = clock
         self._is_closed = False
         self._must_reopen = False
         self._open(self._name, predecessor)

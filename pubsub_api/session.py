@@ -11,6 +11,7 @@ from oslo_config import cfg
 from pubsub_api import loading, settings
 from pubsub_api.cache_node import CacheNode, CacheStatistics
 from pubsub_api.config import GROUP, new_conf
+from pubsub_api.core.clock import HybridClock
 from pubsub_api.core.errors import Closed, UsageError
 from pubsub_api.core.publisher import Predecessor
 from pubsub_api.core.settings import History
@@ -27,6 +28,8 @@ class Session:
         self._driver = driver
         self._children: list[Publisher | Subscriber | CacheNode] = []
         self._is_closed = False
+        # One clock for all: what is published after something was received is later than it.
+        self._clock = HybridClock(int(conf[GROUP].clock_skew_max * 1e9))
 
     @property
     def conf(self) -> cfg.ConfigOpts:
@@ -49,7 +52,7 @@ class Session:
             settings.publisher_settings(self._conf),
             name=name or pubsub.publisher_name,
             backlog_bytes_max=pubsub.send_queue_bytes_max,
-            clock_skew_max_s=pubsub.clock_skew_max,
+            clock=self._clock,
             predecessor=predecessor,
         )
         self._children.append(publisher)
@@ -84,6 +87,7 @@ class Session:
             on_resync=on_resync,
             history=history,
             queue_bytes_max=self._conf[GROUP].receive_queue_bytes_max,
+            clock=self._clock,
         )
         self._children.append(subscriber)
         return subscriber

@@ -21,6 +21,7 @@ from types import TracebackType
 from pubsub_api import forking
 from pubsub_api.core import frame as frames
 from pubsub_api.core import messages
+from pubsub_api.core.clock import HybridClock
 from pubsub_api.core.errors import Closed, DriverError, Forked, UndecodableBody, UsageError, WaitTimeout
 from pubsub_api.core.events import Event, decode_events
 from pubsub_api.core.frame import Kind
@@ -106,6 +107,7 @@ class Subscriber:
         on_resync: OnResync | None = None,
         history: History | None = None,
         queue_bytes_max: int,
+        clock: HybridClock,
     ) -> None:
         if on_event is not None and on_events is not None:
             raise UsageError("give on_event or on_events, not both")
@@ -116,6 +118,7 @@ class Subscriber:
         self._on_events = on_events or (_one_by_one(on_event) if on_event else None)
         self._on_resync = on_resync
         self._queue_bytes_max = queue_bytes_max
+        self._hybrid_clock = clock
         self._guid = os.urandom(frames.GUID_BYTES)
         self._core = SubscriberCore(
             settings,
@@ -160,12 +163,16 @@ class Subscriber:
         with self._lock:
             self._core.room_bytes = self._queue_bytes_max - self._queue_bytes
             self._core.on_frames(received, time.monotonic())
+            self._hybrid_clock.observe(self._core.newest_timestamp, time.time_ns())
             queries = self._collect()
         self._ask(queries)
 
     def on_foreign(self, topic: str, payload: bytes) -> None:
         with self._lock:
             if not self._core.filters.match(topic):
+                return
+            if self._settings.frame.key:
+                self._core.counters.count_bad_frame("BadSignature")
                 return
             if self._core.is_queue_full:
                 self._foreign_discarded += 1
@@ -313,8 +320,11 @@ class Subscriber:
             try:
                 self._on_resync(resync)
             except Exception:
-                self._callback_errors += 1
-                LOG.exception("Subscriber: the resync callback raised; going on.")
+                LOG.exception("Subscriber: the resync callback raised; it will be told again.")
+                with self._lock:
+                    self._callback_errors += 1
+                    self._core.resync_failed(resync, time.monotonic())
+                    self._collect()
 
     def __iter__(self) -> Iterator[Event]:
         """Events until the subscriber is closed.  One iterating thread at a time."""

@@ -88,7 +88,7 @@ class ResyncScheduler:
 
     def request(self, reason: Reason, topics: Iterable[str], now: float, lost: Iterable[LostRange] = ()) -> None:
         """Ask for a resync; joined with those that wait.  What a user waits for (INITIAL, SUBSCRIBED) has no jitter."""
-        is_awaited = reason in (Reason.INITIAL, Reason.SUBSCRIBED)
+        is_awaited = reason in (Reason.INITIAL, Reason.SUBSCRIBED) and now >= self._not_before
         due = now if is_awaited else max(now + self._jitter() * self._jitter_s, self._not_before)
         self._due = min(self._due, due) if self._reasons else due
         self._reasons.add(reason)

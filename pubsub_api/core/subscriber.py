@@ -106,6 +106,8 @@ class SubscriberCore:
         self._out: list[Delivery | Resync] = []
         self._last_call = now
         self._next_silence_check = now + settings.max_idle_time_s
+        self.newest_timestamp = 0
+        """The highest timestamp of any data frame, for the owner's clock."""
         self.is_ready = False
         """The first resync was emitted: what is published from now on is delivered or its loss is noticed."""
 
@@ -210,6 +212,10 @@ class SubscriberCore:
             Reason.UNDECODABLE, [header.topic], now, [self._lost_range(publisher, header, header.first, header.last)]
         )
 
+    def resync_failed(self, resync: Resync, now: float) -> None:
+        """The user could not act on a resync: it is told again, later.  A resync is never dropped."""
+        self._resync.request(resync.reason, resync.topics, now, resync.lost)
+
     def asked(self, query_id: int, responders: int | None, now: float) -> None:
         """A query went out, to that many responders; None when the transport cannot tell."""
         if self._questions.asked(query_id, responders):
@@ -234,6 +240,7 @@ class SubscriberCore:
     def _on_data(self, frame: bytes, header: Header, now: float, *, is_repair: bool) -> None:
         counters = self.counters
         counters.frames += 1
+        self.newest_timestamp = max(self.newest_timestamp, header.timestamp)
         publisher = self._heard(header.guid, now) if not is_repair else self._publisher(header.guid, now)
         stream = publisher.streams.get(header.topic) or self._open_stream(publisher, header.topic, header.after, now)
         if stream is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 
 import pytest
 
@@ -286,3 +287,36 @@ def test_no_thread_is_left_behind(bus: Bus, consumer: Consumer) -> None:
     bus.close()
     ours = lambda: [t for t in set(threading.enumerate()) - before if "pyo3" not in t.name]  # noqa: E731
     wait_until(lambda: not ours(), 10, "all threads to end")
+
+
+def test_what_is_published_after_something_was_received_is_later(bus: Bus, consumer: Consumer) -> None:
+    ahead = bus.session().publisher(name="ahead")
+    session = bus.session()
+    subscriber = session.subscriber(["ahead"], consumer.on_event, addresses=bus.addresses(ahead))
+    subscriber.wait_ready(timeout_s=20)
+    future = time.time_ns() + 30_000_000_000
+    ahead._clock.observe(future, time.time_ns())
+    ahead.send_event(event(1, "ahead"))
+    wait_until(lambda: consumer.versions == [1], 20, "the event from the future")
+    reply = Consumer()
+    publisher = session.publisher(name="behind")
+    listener = bus.session().subscriber(["behind"], reply.on_event, addresses=bus.addresses(publisher))
+    listener.wait_ready(timeout_s=20)
+    publisher.send_event(event(2, "behind"))
+    wait_until(lambda: reply.versions == [2], 20, "the answer")
+    assert reply.events[0].timestamp > consumer.events[0].timestamp
+
+
+def test_a_resync_that_the_user_could_not_act_on_is_told_again(bus: Bus) -> None:
+    told: list[pubsub_api.Resync] = []
+
+    def on_resync(resync: pubsub_api.Resync) -> None:
+        told.append(resync)
+        if len(told) == 1:
+            raise ConnectionError("the database is not there yet")
+
+    publisher = bus.session().publisher()
+    subscriber = bus.session().subscriber(["a"], print, on_resync=on_resync, addresses=bus.addresses(publisher))
+    wait_until(lambda: len(told) == 2, 20, "the resync to be told again")
+    assert told[1].topics == told[0].topics
+    assert subscriber.statistics().callback_errors == 1

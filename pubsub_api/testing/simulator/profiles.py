@@ -114,6 +114,10 @@ RESTART = Profile(
     name="restart", drop=0.2, late=0.2, restarts=4, closes=2, subscriber_restarts=2, partitions=1, cache_crashes=1,
     question_drop=0.2,
 )  # fmt: skip
+REBIRTH = Profile(
+    name="rebirth", mode="bind", publishers=(1, 1), subscribers=(1, 2), caches=(0, 0), restarts=8, closes=6,
+    partitions=3, bursts=(12, 20), duration_s=(8.0, 14.0),
+)  # fmt: skip
 SLOW_CONSUMER = Profile(
     name="slow_consumer", drop=0.1, late=0.1, slow=4, freezes=2, bursts=(8, 20), poison=0.02,
     subscriber=dataclasses.replace(SUBSCRIBER, pending_bytes_max=1000),
@@ -142,14 +146,14 @@ MANY_HEADS = Profile(
 )  # fmt: skip
 MANY_TOPICS = Profile(
     name="many_topics", publishers=(1, 1), subscribers=(1, 1), caches=(0, 0), topics=(10_000, 10_000), bursts=(0, 0),
-    duration_s=(20.0, 20.0), drop=0.01, late_start=False, history=False, over_delivery=False,
-    publisher=dataclasses.replace(PUBLISHER, hello_rate_max=500), quiet_extra_s=25.0,
+    duration_s=(12.0, 12.0), drop=0.01, late_start=False, history=False, over_delivery=False, is_hello_sure=True,
+    publisher=dataclasses.replace(PUBLISHER, hello_rate_max=500),
 )  # fmt: skip
 
 PROFILES = {
     profile.name: profile
     for profile in (
-        CALM, CALM_BROKER, LOSSY, REPAIR, TAIL, PARTITION, BROKER, RESTART, SLOW_CONSUMER, TINY_CACHES, FEW_STREAMS,
+        CALM, CALM_BROKER, LOSSY, REPAIR, TAIL, PARTITION, BROKER, RESTART, REBIRTH, SLOW_CONSUMER, TINY_CACHES, FEW_STREAMS,
         SIGNED, CHAOS, MANY_HEADS, MANY_TOPICS,
     )
 }  # fmt: skip
