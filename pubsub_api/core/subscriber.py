@@ -33,40 +33,10 @@ from pubsub_api.core.frame import Flag, Header, Kind
 from pubsub_api.core.instream import Cause, Delivery, InStream, State
 from pubsub_api.core.questions import Join, Questions
 from pubsub_api.core.resync import LostRange, Reason, Resync, ResyncScheduler
+from pubsub_api.core.roster import InPublisher, Roster
 from pubsub_api.core.settings import History, SubscriberSettings
 from pubsub_api.core.statistics import SubscriberCounters
 from pubsub_api.core.topics import CONTROL_TOPIC, FilterSet
-
-
-class InPublisher:
-    """What a subscriber knows of one publisher."""
-
-    __slots__ = (
-        "baseline_at", "bye", "guid", "has_ended", "has_evicted", "heads_asked", "is_familiar", "is_heard",
-        "is_replaced", "is_suspect", "last_heard", "name", "start", "streams",
-    )  # fmt: skip
-
-    def __init__(self, guid: bytes, now: float) -> None:
-        self.guid = guid
-        self.name = ""
-        self.last_heard = now
-        self.baseline_at = float("-inf")
-        """When all its heads were known, of the filters that were in effect then."""
-        self.has_evicted = False
-        """Streams of it were forgotten for want of room, so one not seen before may be one seen before."""
-        self.has_ended = False
-        """It said goodbye, or another bears its name now."""
-        self.is_replaced = False
-        self.is_heard = False
-        """It spoke to us itself; otherwise a cache remembers it."""
-        self.is_familiar = False
-        """It was heard when a join ended; one that is not may have had others before it that were never heard."""
-        self.is_suspect = False
-        self.heads_asked = float("-inf")
-        self.start = messages.Parts()
-        """What came of its first hello, which may tell the heads of its former life."""
-        self.bye = messages.Parts()
-        self.streams: dict[str, InStream] = {}
 
 
 class SubscriberCore:
@@ -92,15 +62,13 @@ class SubscriberCore:
             jitter_s=settings.resync_jitter_s, interval_min_s=settings.resync_interval_min_s, jitter=jitter
         )
         self._questions = Questions(settings, guid=guid, jitter=jitter, history=history)
-        self._publishers: dict[bytes, InPublisher] = {}
-        self._shared_names: set[str] = set()
-        """Names that several living publishers bear; such a name cannot tell a restart."""
+        self._roster = Roster(settings, self.counters)
+        self._publishers = self._roster.publishers
         self._links: dict[str, bool] = {}
         """Every address that ever was up -> whether it is now."""
         self._timers: list[tuple[float, int, InStream]] = []
         self._timer_count = 0
         self._to_repair: list[InStream] = []
-        self._parked_bytes = 0
         self.room_bytes = float("inf")
         """How much more the consumer's queue takes.  The owner sets it before it hands over frames."""
         self._out: list[Delivery | Resync] = []
@@ -134,7 +102,7 @@ class SubscriberCore:
 
     @property
     def parked_bytes(self) -> int:
-        return self._parked_bytes
+        return self._roster.parked_bytes
 
     # -- what happens to it
 
@@ -193,7 +161,7 @@ class SubscriberCore:
         self._joined.discard(topic_filter)
         for publisher in self._publishers.values():
             for topic in [topic for topic in publisher.streams if not self.filters.match(topic)]:
-                self._forget_stream(publisher, topic)
+                self._roster.forget_stream(publisher, topic)
         return was_there
 
     def queue_full(self, is_full: bool) -> None:
@@ -261,18 +229,18 @@ class SubscriberCore:
     def _park(self, stream: InStream, frame: bytes, header: Header, now: float) -> None:
         if not stream.is_anchored:
             stream.next = min(stream.next, header.after + 1)
-        self._parked_bytes += stream.park(frame, header)
+        self._roster.parked_bytes += stream.park(frame, header)
         if stream.state is State.LIVE:
             self._open_hole(stream, now)
-        if self._parked_bytes > self.settings.pending_bytes_max:
-            self._parked_bytes -= stream.drop_parked()
+        if self._roster.parked_bytes > self.settings.pending_bytes_max:
+            self._roster.parked_bytes -= stream.drop_parked()
             if stream.state is not State.RESYNCING:
                 self._give_up(stream, Reason.PENDING_FULL, now)
 
     def _progress(self, stream: InStream, now: float) -> None:
         """Something arrived in order on a stream that has parked frames or a hole."""
         for delivery, size in stream.ready():
-            self._parked_bytes -= size
+            self._roster.parked_bytes -= size
             if delivery is not None:
                 self._deliver(stream, delivery, now, is_repair=False)
         if stream.state is State.WAITING and not stream.has_hole:
@@ -321,10 +289,10 @@ class SubscriberCore:
             publisher.baseline_at = now
         if hello.predecessor:
             self._on_succession(publisher, hello, now)
-        former = self._former_life(publisher, hello.predecessor)
+        former = self._roster.namesake(publisher, hello.predecessor)
         if former is not None:
             self._resync_all(Reason.PUBLISHER_RESTARTED, now)
-            self._replace(former)
+            self._roster.replace(former)
         elif is_new and not self._knows_starts(publisher) and self.is_ready:
             self._ask_heads(publisher, now)
 
@@ -374,15 +342,15 @@ class SubscriberCore:
     def _publisher(self, guid: bytes, now: float) -> InPublisher:
         publisher = self._publishers.get(guid)
         if publisher is None:
-            if len(self._publishers) >= self.settings.publishers_max:
+            if self._roster.is_crowded:
                 self._evict_publisher(now)
-            publisher = self._publishers[guid] = InPublisher(guid, now)
+            publisher = self._roster.add_publisher(guid, now)
         return publisher
 
     def _evict_publisher(self, now: float) -> None:
         """Forget the publisher that is known longest; when it lives it will be found again, and resynced."""
-        oldest = next(iter(self._publishers.values()))
-        self._forget_publisher(oldest)
+        oldest = self._roster.oldest_publisher()
+        self._roster.forget_publisher(oldest)
         if oldest.is_heard and not oldest.has_ended:
             self._resync_all(Reason.SILENCE, now)
 
@@ -394,8 +362,7 @@ class SubscriberCore:
             publisher.is_suspect = False
             self._ask_heads(publisher, now)
         if publisher.is_replaced:
-            publisher.is_replaced = publisher.has_ended = False
-            self._shared_names.add(publisher.name)
+            self._roster.revive(publisher)
         return publisher
 
     def _ask_heads(self, publisher: InPublisher, now: float) -> None:
@@ -408,39 +375,25 @@ class SubscriberCore:
         """Whether a stream of the publisher that is not known is new, and starts at 1."""
         return publisher.baseline_at >= self._joined_at and not publisher.has_evicted
 
-    def _former_life(self, publisher: InPublisher, predecessor: bytes) -> InPublisher | None:
-        """A publisher whose name this one bears, and whose end nobody told."""
-        if not publisher.name or publisher.name in self._shared_names:
-            return None
-        for other in self._publishers.values():
-            is_namesake = other is not publisher and other.name == publisher.name
-            if is_namesake and not other.has_ended and other.guid != predecessor:
-                return other
-        return None
-
     def _on_succession(self, publisher: InPublisher, hello: messages.Hello, now: float) -> None:
         """A publisher tells the final heads of its former life, also to those who never heard of it."""
         former = self._publisher(hello.predecessor, now)
         for topic, head in hello.heads.items():
             self._note_head(former, topic, head, now)
         if publisher.start.add(hello.part, hello.parts) and not former.has_ended:
-            self._replace(former)
-
-    def _replace(self, former: InPublisher) -> None:
-        former.has_ended = former.is_replaced = True
-        self.counters.restarts += 1
+            self._roster.replace(former)
 
     def _open_stream(self, publisher: InPublisher, topic: str, after: int, now: float) -> InStream | None:
         """A stream appeared of which number ``after`` exists; None when nobody asked for it."""
         if not self.filters.match(topic):
             return None
         if not self._joined.match(topic):
-            stream = self._add_stream(publisher, topic, after + 1, is_anchored=False)
+            stream = self._roster.add_stream(publisher, topic, after + 1, is_anchored=False)
             stream.move(Cause.GIVE_UP)
             return stream
         if self._knows_starts(publisher) or (after == 0 and not publisher.has_evicted):
-            return self._add_stream(publisher, topic, 1, is_anchored=True)
-        stream = self._add_stream(publisher, topic, after + 1, is_anchored=False)
+            return self._roster.add_stream(publisher, topic, 1, is_anchored=True)
+        stream = self._roster.add_stream(publisher, topic, after + 1, is_anchored=False)
         stream.move(Cause.GIVE_UP)
         self._resync_unknown(topic, now)
         self._ask_heads(publisher, now)
@@ -450,30 +403,6 @@ class SubscriberCore:
         """Nobody knows what was missed of a stream; a join that is open will resync it anyway."""
         if not self._questions.is_joining(topic):
             self._resync.request(Reason.UNKNOWN_STREAM, [topic], now)
-
-    def _add_stream(self, publisher: InPublisher, topic: str, number: int, *, is_anchored: bool) -> InStream:
-        if self.counters.streams >= self.settings.streams_max:
-            self._evict_stream(publisher)
-        stream = publisher.streams[topic] = InStream(publisher.guid, topic, number, is_anchored=is_anchored)
-        self.counters.streams += 1
-        return stream
-
-    def _evict_stream(self, newcomer: InPublisher) -> None:
-        """Forget the oldest stream of the largest publisher, and that its streams are known to start at 1."""
-        owner = max((*self._publishers.values(), newcomer), key=lambda publisher: len(publisher.streams))
-        self._forget_stream(owner, next(iter(owner.streams)))
-        owner.has_evicted = True
-        self.counters.streams_evicted += 1
-
-    def _is_kept(self, stream: InStream) -> bool:
-        publisher = self._publishers.get(stream.guid)
-        return publisher is not None and publisher.streams.get(stream.topic) is stream
-
-    def _forget_stream(self, publisher: InPublisher, topic: str) -> None:
-        stream = publisher.streams.pop(topic)
-        stream.deadline = -1.0
-        self._parked_bytes -= stream.drop_parked()
-        self.counters.streams -= 1
 
     def _on_baseline(self, publisher: InPublisher, topic: str, head: int, now: float) -> None:
         """A responder says where a stream stood when we asked."""
@@ -489,11 +418,11 @@ class SubscriberCore:
             self._anchor(stream, head)
         elif self._joined.match(topic) and (self._knows_starts(publisher) or not head):
             self._note_head(publisher, topic, head, now)
-        elif self.counters.streams >= self.settings.streams_max:
+        elif self._roster.is_full:
             # Only what is heard may push others out; a stream that lives will be.
             publisher.has_evicted = True
         else:
-            stream = self._add_stream(publisher, topic, head + 1, is_anchored=False)
+            stream = self._roster.add_stream(publisher, topic, head + 1, is_anchored=False)
             self._anchor(stream, head)
             stream.move(Cause.GIVE_UP)
             if self._joined.match(topic):
@@ -557,7 +486,7 @@ class SubscriberCore:
         if purpose.join is not None:
             self._finish_join(purpose.join, now)
         for stream, asked in purpose.streams:
-            if stream.state is State.REPAIRING and stream.next <= asked and self._is_kept(stream):
+            if stream.state is State.REPAIRING and stream.next <= asked and self._roster.knows(stream):
                 self._give_up(stream, Reason.LOSS, now)
 
     def _give_up(self, stream: InStream, reason: Reason, now: float) -> None:
@@ -618,7 +547,7 @@ class SubscriberCore:
         """The user was told: what is missing is covered, what waited may pass."""
         stream.is_anchored = True
         for delivery, size in stream.skip_holes():
-            self._parked_bytes -= size
+            self._roster.parked_bytes -= size
             if delivery is not None:
                 self._deliver(stream, delivery, now, is_repair=False)
         stream.move(Cause.RESYNCED)
@@ -637,7 +566,7 @@ class SubscriberCore:
         for publisher in list(self._publishers.values()):
             silent_for = now - publisher.last_heard
             if silent_for > self.settings.forget_time_s:
-                self._forget_publisher(publisher)
+                self._roster.forget_publisher(publisher)
                 if publisher.is_suspect and not publisher.has_ended:
                     # What it published since it fell silent, and before it died, nobody else would tell.
                     self._resync_all(Reason.SILENCE, now)
@@ -647,10 +576,3 @@ class SubscriberCore:
                     continue
                 self.counters.silences += 1
                 self._resync_all(Reason.SILENCE, now)
-
-    def _forget_publisher(self, publisher: InPublisher) -> None:
-        for topic in list(publisher.streams):
-            self._forget_stream(publisher, topic)
-        del self._publishers[publisher.guid]
-        self._shared_names.discard(publisher.name)
-        self.counters.publishers_forgotten += 1

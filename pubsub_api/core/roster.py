@@ -1,0 +1,129 @@
+"""The publishers and streams a subscriber knows, within their bounds.
+
+Bookkeeping only: who is known, what leaves when there is no room, what is counted.  What follows from it is decided by
+the subscriber core.
+"""
+
+from __future__ import annotations
+
+from pubsub_api.core import messages
+from pubsub_api.core.instream import InStream
+from pubsub_api.core.settings import SubscriberSettings
+from pubsub_api.core.statistics import SubscriberCounters
+
+
+class InPublisher:
+    """What a subscriber knows of one publisher."""
+
+    __slots__ = (
+        "baseline_at", "bye", "guid", "has_ended", "has_evicted", "heads_asked", "is_familiar", "is_heard",
+        "is_replaced", "is_suspect", "last_heard", "name", "start", "streams",
+    )  # fmt: skip
+
+    def __init__(self, guid: bytes, now: float) -> None:
+        self.guid = guid
+        self.name = ""
+        self.last_heard = now
+        self.baseline_at = float("-inf")
+        """When all its heads were known, of the filters that were in effect then."""
+        self.has_evicted = False
+        """Streams of it were forgotten for want of room, so one not seen before may be one seen before."""
+        self.has_ended = False
+        """It said goodbye, or another bears its name now."""
+        self.is_replaced = False
+        self.is_heard = False
+        """It spoke to us itself; otherwise a cache remembers it."""
+        self.is_familiar = False
+        """It was heard when a join ended; one that is not may have had others before it that were never heard."""
+        self.is_suspect = False
+        self.heads_asked = float("-inf")
+        self.start = messages.Parts()
+        """What came of its first hello, which may tell the heads of its former life."""
+        self.bye = messages.Parts()
+        self.streams: dict[str, InStream] = {}
+
+
+class Roster:
+    def __init__(self, settings: SubscriberSettings, counters: SubscriberCounters) -> None:
+        self._settings = settings
+        self._counters = counters
+        self.publishers: dict[bytes, InPublisher] = {}
+        self._shared_names: set[str] = set()
+        """Names that several living publishers bear; such a name cannot tell a restart."""
+        self.parked_bytes = 0
+        """Frames that wait behind holes, all streams together."""
+
+    @property
+    def is_full(self) -> bool:
+        """There is no room for a further stream."""
+        return self._counters.streams >= self._settings.streams_max
+
+    @property
+    def is_crowded(self) -> bool:
+        """There is no room for a further publisher."""
+        return len(self.publishers) >= self._settings.publishers_max
+
+    # -- publishers
+
+    def add_publisher(self, guid: bytes, now: float) -> InPublisher:
+        publisher = self.publishers[guid] = InPublisher(guid, now)
+        return publisher
+
+    def oldest_publisher(self) -> InPublisher:
+        """The one that is known longest."""
+        return next(iter(self.publishers.values()))
+
+    def forget_publisher(self, publisher: InPublisher) -> None:
+        for topic in list(publisher.streams):
+            self.forget_stream(publisher, topic)
+        del self.publishers[publisher.guid]
+        self._shared_names.discard(publisher.name)
+        self._counters.publishers_forgotten += 1
+
+    def namesake(self, publisher: InPublisher, predecessor: bytes) -> InPublisher | None:
+        """A publisher whose name this one bears, and whose end nobody told: its former life, it seems."""
+        if not publisher.name or publisher.name in self._shared_names:
+            return None
+        for other in self.publishers.values():
+            is_namesake = other is not publisher and other.name == publisher.name
+            if is_namesake and not other.has_ended and other.guid != predecessor:
+                return other
+        return None
+
+    def replace(self, former: InPublisher) -> None:
+        """Another has taken its place."""
+        former.has_ended = former.is_replaced = True
+        self._counters.restarts += 1
+
+    def revive(self, publisher: InPublisher) -> None:
+        """It was taken for replaced and speaks again: so its name is shared by several that live."""
+        publisher.is_replaced = publisher.has_ended = False
+        self._shared_names.add(publisher.name)
+
+    # -- streams
+
+    def add_stream(self, publisher: InPublisher, topic: str, number: int, *, is_anchored: bool) -> InStream:
+        """A stream whose next event is expected to have that number; the oldest leaves when there is no room."""
+        if self.is_full:
+            self._evict_stream(publisher)
+        stream = publisher.streams[topic] = InStream(publisher.guid, topic, number, is_anchored=is_anchored)
+        self._counters.streams += 1
+        return stream
+
+    def _evict_stream(self, newcomer: InPublisher) -> None:
+        """Forget the oldest stream of the largest publisher, and that its streams are known to start at 1."""
+        owner = max((*self.publishers.values(), newcomer), key=lambda publisher: len(publisher.streams))
+        self.forget_stream(owner, next(iter(owner.streams)))
+        owner.has_evicted = True
+        self._counters.streams_evicted += 1
+
+    def forget_stream(self, publisher: InPublisher, topic: str) -> None:
+        stream = publisher.streams.pop(topic)
+        stream.deadline = -1.0
+        self.parked_bytes -= stream.drop_parked()
+        self._counters.streams -= 1
+
+    def knows(self, stream: InStream) -> bool:
+        """Whether the stream was not forgotten meanwhile."""
+        publisher = self.publishers.get(stream.guid)
+        return publisher is not None and publisher.streams.get(stream.topic) is stream
