@@ -119,8 +119,8 @@ REBIRTH = Profile(
     partitions=3, bursts=(12, 20), duration_s=(8.0, 14.0),
 )  # fmt: skip
 SLOW_CONSUMER = Profile(
-    name="slow_consumer", drop=0.1, late=0.1, slow=4, freezes=2, bursts=(8, 20), poison=0.02,
-    subscriber=dataclasses.replace(SUBSCRIBER, pending_bytes_max=1000),
+    name="slow_consumer", drop=0.3, late=0.1, slow=4, freezes=2, bursts=(8, 20), poison=0.02, question_drop=0.3,
+    subscriber=dataclasses.replace(SUBSCRIBER, pending_bytes_max=300),
 )  # fmt: skip
 TINY_CACHES = Profile(
     name="tiny_caches", drop=0.3, late=0.1, caches=(1, 3), cache_sizes=(SMALL_CACHE, None), cache_crashes=3,
@@ -153,8 +153,8 @@ MANY_TOPICS = Profile(
 PROFILES = {
     profile.name: profile
     for profile in (
-        CALM, CALM_BROKER, LOSSY, REPAIR, TAIL, PARTITION, BROKER, RESTART, REBIRTH, SLOW_CONSUMER, TINY_CACHES, FEW_STREAMS,
-        SIGNED, CHAOS, MANY_HEADS, MANY_TOPICS,
+        CALM, CALM_BROKER, LOSSY, REPAIR, TAIL, PARTITION, BROKER, RESTART, REBIRTH, SLOW_CONSUMER, TINY_CACHES,
+        FEW_STREAMS, SIGNED, CHAOS, MANY_HEADS, MANY_TOPICS,
     )
 }  # fmt: skip
 

@@ -1,0 +1,248 @@
+"""The delivery contract under thousands of seeds, and proof that the oracle would notice were it broken."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+from pubsub_api.core.frame import Header
+from pubsub_api.core.instream import InStream
+from pubsub_api.core.publisher import Outgoing, OutStream, PublisherCore
+from pubsub_api.core.questions import Join
+from pubsub_api.core.resync import Reason
+from pubsub_api.core.subscriber import SubscriberCore
+from pubsub_api.testing.simulator import (
+    PROFILES,
+    Cores,
+    Report,
+    SimulationFailure,
+    profile_of,
+    run_seeds,
+    simulate,
+)
+
+SEEDS = 2_080
+CHUNK = 160
+MUTANT_SEEDS = 300
+
+
+@pytest.mark.parametrize("first", range(0, SEEDS, CHUNK))
+def test_the_delivery_contract_holds(first: int) -> None:
+    failures = run_seeds(first, CHUNK)
+    assert not failures, "\n\n".join(map(str, failures[:3]))
+
+
+def test_every_profile_is_among_these_seeds() -> None:
+    assert {profile_of(seed).name for seed in range(SEEDS)} == set(PROFILES)
+    assert SEEDS >= 2_000
+
+
+@pytest.mark.parametrize("name", [name for name in PROFILES if name != "many_topics"])
+def test_a_seed_decides_the_whole_run(name: str) -> None:
+    assert simulate(7, PROFILES[name]) == simulate(7, PROFILES[name])
+    assert simulate(7, PROFILES[name]).digest != simulate(8, PROFILES[name]).digest
+
+
+def test_a_seed_decides_the_same_in_another_process() -> None:
+    program = "from pubsub_api.testing.simulator import simulate; print(*(simulate(n).digest for n in range(30)))"
+    digests = {
+        subprocess.run(
+            [sys.executable, "-c", program],
+            env={**os.environ, "PYTHONHASHSEED": str(hash_seed)},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        for hash_seed in (1, 2)
+    }
+    assert len(digests) == 1
+
+
+def test_progress_is_told_after_each_seed() -> None:
+    told: list[Report | SimulationFailure] = []
+    assert run_seeds(5, 3, told.append, profile=PROFILES["calm"]) == []
+    assert [outcome.seed for outcome in told] == [5, 6, 7]
+    assert all(isinstance(outcome, Report) and outcome.profile == "calm" for outcome in told)
+
+
+def test_faults_happen_at_all() -> None:
+    """Runs in which nothing goes wrong prove nothing."""
+    reports: list[Report] = []
+    run_seeds(0, 240, lambda outcome: reports.append(outcome) if isinstance(outcome, Report) else None)
+    reasons = {reason for report in reports for reason in report.resyncs}
+    assert reasons == {reason.value for reason in Reason}
+    assert sum(report.deliveries for report in reports) > 20_000
+
+
+# -- broken cores, one for each thing the oracle must see
+
+
+class SkipsHoles(SubscriberCore):
+    """Goes on after a hole as if nothing were missing."""
+
+    def _open_hole(self, stream: InStream, now: float) -> None:
+        for delivery, size in stream.skip_holes():
+            self._roster.parked_bytes -= size
+            if delivery is not None:
+                self._deliver(stream, delivery, now, is_repair=False)
+
+
+class DeliversTwice(SubscriberCore):
+    """Passes on what it has passed on before."""
+
+    def _on_data(self, frame: bytes, header: Header, now: float, *, is_repair: bool) -> None:
+        duplicates = self.counters.duplicates
+        super()._on_data(frame, header, now, is_repair=is_repair)
+        if self.counters.duplicates > duplicates:
+            self._out.append((frame, header, 0))
+
+
+class DeliversOutOfOrder(SubscriberCore):
+    """Does not wait for what is missing, and takes it when it comes."""
+
+    def _park(self, stream: InStream, frame: bytes, header: Header, now: float) -> None:
+        self._out.append((frame, header, 0))
+
+
+class IgnoresHellos(SubscriberCore):
+    """Sees holes only between data."""
+
+    def _note_head(self, *_: object) -> None:
+        pass
+
+
+class IgnoresSilence(SubscriberCore):
+    """Does not miss a publisher that died."""
+
+    def _check_silence(self, now: float) -> None:
+        pass
+
+
+class NeverAsks(SubscriberCore):
+    """Resyncs where a cache could have helped."""
+
+    def _on_deadline(self, stream: InStream, now: float) -> None:
+        self._give_up(stream, Reason.LOSS, now)
+
+
+class ForgetsToResync(SubscriberCore):
+    """Gives up without telling anybody."""
+
+    def _give_up(self, stream: InStream, reason: Reason, now: float) -> None:
+        super()._give_up(stream, reason, now)
+        self._release(stream, now)
+        self._resync._reasons.discard(reason)
+
+
+class TrustsEveryReconnect(SubscriberCore):
+    def _is_verified(self, join: Join) -> bool:
+        return True
+
+
+class ParksWithoutBound(SubscriberCore):
+    def _park(self, stream: InStream, frame: bytes, header: Header, now: float) -> None:
+        self._roster.parked_bytes += stream.park(frame, header)
+        if not stream.has_hole or stream.state.value == "live":
+            self._open_hole(stream, now)
+
+
+class NeverRests(SubscriberCore):
+    """Wants to be woken all the time."""
+
+    def next_deadline(self) -> float:
+        return 0.0
+
+
+class ResyncsTooMuch(SubscriberCore):
+    def _on_hello(self, frame: bytes, header: Header, now: float) -> None:
+        super()._on_hello(frame, header, now)
+        self._resync_all(Reason.SILENCE, now)
+
+
+class Crashes(SubscriberCore):
+    def _on_bye(self, frame: bytes, header: Header, now: float) -> None:
+        raise KeyError("bye")
+
+
+class SaysNoHello(PublisherCore):
+    def poll(self, now: float, stamp: int) -> list[Outgoing]:
+        super().poll(now, stamp)
+        return []
+
+
+class SaysByeWithoutHeads(PublisherCore):
+    def heads(self) -> dict[str, int]:
+        return {}
+
+
+class SkipsNumbers(PublisherCore):
+    def next_frame(self, stream: OutStream, now: float, stamp: int) -> bytes | None:
+        stream.head += bool(stream.head)
+        return super().next_frame(stream, now, stamp)
+
+
+class SaysTooManyHellos(PublisherCore):
+    def _repeats(self, out: list[Outgoing], now: float, stamp: int) -> None:
+        self._hello_budget = 1e9
+        super()._repeats(out, now, stamp)
+        out += [self._stream_hello(stream, stamp) for stream in self.streams.values() for _ in range(40)]
+
+
+def _mutants() -> Iterator[tuple[str, Cores]]:
+    for profile, mutant in (
+        ("lossy", SkipsHoles),
+        ("lossy", DeliversTwice),
+        ("lossy", DeliversOutOfOrder),
+        ("tail", IgnoresHellos),
+        ("restart", IgnoresSilence),
+        ("repair", NeverAsks),
+        ("tiny_caches", ForgetsToResync),
+        ("rebirth", TrustsEveryReconnect),
+        ("slow_consumer", ParksWithoutBound),
+        ("calm", NeverRests),
+        ("calm", ResyncsTooMuch),
+        ("restart", Crashes),
+    ):
+        yield profile, Cores(subscriber=mutant)
+    for profile, other in (
+        ("tail", SaysNoHello),
+        ("calm", SaysNoHello),
+        ("restart", SaysByeWithoutHeads),
+        ("calm", SkipsNumbers),
+        ("broker", SaysTooManyHellos),
+    ):
+        yield profile, Cores(publisher=other)
+
+
+MUTANTS = list(_mutants())
+
+
+@pytest.mark.parametrize(
+    ("profile", "cores"),
+    MUTANTS,
+    ids=[
+        f"{profile}-{(cores.subscriber if cores.publisher is PublisherCore else cores.publisher).__name__}"
+        for profile, cores in MUTANTS
+    ],
+)
+def test_a_broken_core_is_found(profile: str, cores: Cores) -> None:
+    found = first_failure(profile, cores)
+    assert found is not None, f"{MUTANT_SEEDS} seeds did not find it"
+    assert str(found).startswith(f"seed {found.seed}, profile {profile}: {found.what}\n")
+    assert found.trace
+    with pytest.raises(SimulationFailure) as again:
+        simulate(found.seed, PROFILES[profile], cores=cores)
+    assert str(again.value) == str(found)
+
+
+def first_failure(profile: str, cores: Cores) -> SimulationFailure | None:
+    for seed in range(MUTANT_SEEDS):
+        try:
+            simulate(seed, PROFILES[profile], cores=cores)
+        except SimulationFailure as failure:
+            return failure
+    return None
