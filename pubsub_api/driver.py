@@ -44,6 +44,8 @@ class Capabilities:
     reports: frozenset[LinkEvent]
     """Which link changes a subscriber of this driver reports."""
     security: frozenset[SecurityMode] = frozenset()
+    relays: bool = False
+    """The owner of an address passes on what others publish, so that its return tells nothing of theirs."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -58,5 +58,5 @@ def subscriber_settings(conf: cfg.ConfigOpts, capabilities: Capabilities) -> Sub
         repair_timeout_s=pubsub.repair_timeout,
         repair_attempts_max=pubsub.repair_attempts_max,
         query_interval_s=pubsub.query_interval,
-        verify_after_reconnect=capabilities.bind_based and capabilities.queries,
+        verify_after_reconnect=capabilities.bind_based and capabilities.queries and not capabilities.relays,
     )

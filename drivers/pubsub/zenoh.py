@@ -55,6 +55,7 @@ class ZenohPubSub(PubSubApi):
     def capabilities(self) -> Capabilities:
         return Capabilities(
             bind_based=self._settings.is_bind_based,
+            relays=self._settings.mode == "router",
             queries=True,
             native_wildcards=True,
             frame_bytes_max=FRAME_BYTES_MAX,

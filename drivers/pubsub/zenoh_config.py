@@ -96,11 +96,8 @@ SECURITY_OPTIONS: Sequence[cfg.Opt] = (
 
 OPTIONS: Sequence[cfg.Opt] = (*SESSION_OPTIONS, *TIME_OPTIONS, *FLOW_OPTIONS, *SECURITY_OPTIONS)
 
-_FILE_OPTIONS = tuple(
-    option.name
-    for option in OPTIONS
-    if option.name.endswith(("_file", "_ca", "_certificate", "_private_key"))
-)  # fmt: skip
+_FILE_ENDINGS = ("_file", "_ca", "_certificate", "_private_key")
+_FILE_OPTIONS = tuple(option.name for option in OPTIONS if option.name.endswith(_FILE_ENDINGS))
 _TLS_FILES = tuple(name for name in _FILE_OPTIONS if name.startswith("tls_"))
 _SECURE = ("tls", "quic")
 _IP_ADDRESS = re.compile(r"(tcp|tls|quic|ws|udp)/(\[[0-9a-fA-F:.%]+\]|[^\s/:\[\]?#]+):(\d{1,5})([?#].*)?")

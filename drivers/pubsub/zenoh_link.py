@@ -19,7 +19,7 @@ from __future__ import annotations
 import functools
 import threading
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING
 
 import zenoh
@@ -28,7 +28,7 @@ from drivers.pubsub.zenoh_config import Settings
 from drivers.pubsub.zenoh_connection import Connection
 from drivers.pubsub.zenoh_inbox import Inbox
 from drivers.pubsub.zenoh_session import Session
-from pubsub_api.core.frame import is_frame
+from pubsub_api.core.frame import GUID_AT, is_frame
 from pubsub_api.driver import Connected, Disconnected, Subscribed
 
 CHANNEL_FRAMES = 1024
@@ -66,11 +66,14 @@ class Link(Connection):
     def remove(self, topic_filter: str) -> None:
         self._post(functools.partial(self._remove, topic_filter))
 
-    def query(self, frame: bytes) -> bool:
-        """Have the query sent; False when it certainly goes nowhere."""
+    def query(self, frame: bytes, on_reached: Callable[[int], None]) -> bool:
+        """Have the query sent; False when it certainly goes nowhere.
+
+        ``on_reached`` is told, on a thread of Zenoh, how many have answered, once all of them have.
+        """
         if not self.is_connected or self._commands.qsize() >= self._settings.options.queries_max:
             return False
-        self._post(functools.partial(self._query, frame))
+        self._post(functools.partial(self._query, frame, on_reached))
         return True
 
     def _opened(self, session: Session) -> None:
@@ -102,19 +105,27 @@ class Link(Connection):
         if self._session is not None and interest is not None:
             self._session.undeclare(interest)
 
-    def _query(self, frame: bytes) -> None:
-        if self._session is not None:
-            self._get(
-                self._session,
-                self._settings.options.query_timeout,
-                zenoh.handlers.Callback(self._on_reply, indirect=False),
-                frame,
-            )
+    def _query(self, frame: bytes, on_reached: Callable[[int], None]) -> None:
+        if self._session is None:
+            return
+        responders: set[bytes] = set()
+        failures: list[zenoh.Reply] = []
 
-    def _on_reply(self, reply: zenoh.Reply) -> None:
-        """Called by Zenoh's receiving thread."""
-        if reply.ok is not None:
-            self._inbox.put_frames([reply.ok.payload.to_bytes()])
+        def on_reply(reply: zenoh.Reply) -> None:
+            """Called by Zenoh's receiving thread."""
+            if reply.ok is None:
+                failures.append(reply)
+                return
+            answer = reply.ok.payload.to_bytes()
+            responders.add(answer[GUID_AT])
+            self._inbox.put_frames([answer])
+
+        def on_end() -> None:
+            if not failures:
+                on_reached(len(responders))
+
+        callback = zenoh.handlers.Callback(on_reply, on_end, indirect=False)
+        self._get(self._session, self._settings.options.query_timeout, callback, frame)
 
     def _get(
         self, session: Session, timeout_s: float, callback: zenoh.handlers.Callback[zenoh.Reply], payload: bytes

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import threading
 
+from drivers.pubsub.reach import Reach
 from drivers.pubsub.zenoh_config import Settings, check_address
 from drivers.pubsub.zenoh_inbox import Inbox
 from drivers.pubsub.zenoh_link import Link
 from drivers.pubsub.zenoh_session import PROCESS
-from pubsub_api.driver import Receiver, SubscriberApi
+from pubsub_api.driver import Asked, Receiver, SubscriberApi
 from pubsub_api.errors import Closed, TransportUnavailable, UsageError
 
 
@@ -88,12 +89,20 @@ class ZenohSubscriber(SubscriberApi):
     def is_running(self) -> bool:
         return not PROCESS.is_forked and self._inbox.is_running
 
-    def query(self, frame: bytes) -> None:
+    def query(self, frame: bytes) -> int | None:
+        """Zenoh tells when a query has ended: only then is it known how many have answered."""
         self._check_usable()
         with self._lock:
-            sent = [link.query(frame) for link in self._running_links()]
+            links = [link for link in self._running_links() if link.is_connected]
+            reach = Reach(len(links), lambda total: self._tell_reach(frame, total))
+            sent = [link.query(frame, reach.add) for link in links]
         if not any(sent):
             raise TransportUnavailable("no link is up that could carry the query")
+        return None
+
+    def _tell_reach(self, frame: bytes, responders: int) -> None:
+        """Behind the answers themselves, which wait in the inbox."""
+        self._inbox.put_report(Asked(next(iter(self._links), ""), frame, responders))
 
     def close(self) -> None:
         if PROCESS.is_forked:

@@ -43,6 +43,8 @@ from pubsub_api.core.topics import CONTROL_TOPIC, TOPIC_BYTES_MAX, check_topic
 
 WIRE_VERSION = 1
 GUID_BYTES = 16
+GUID_AT = slice(9, 9 + GUID_BYTES)
+"""Where the GUID stands in a frame, for those who only count senders."""
 SEQUENCE_MAX = 2**63 - 1
 FRAME_OVERHEAD_BYTES_MAX = 60 + TOPIC_BYTES_MAX + 34
 
