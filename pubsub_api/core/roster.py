@@ -29,8 +29,9 @@ class InPublisher:
         self.has_evicted = False
         """Streams of it were forgotten for want of room, so one not seen before may be one seen before."""
         self.has_ended = False
-        """It said goodbye, or another bears its name now."""
+        """It said goodbye, or its successor told its final heads."""
         self.is_replaced = False
+        """Another bears its name now.  That it has ended is likely, not certain."""
         self.is_heard = False
         """It spoke to us itself; otherwise a cache remembers it."""
         self.is_familiar = False
@@ -86,18 +87,18 @@ class Roster:
             return None
         for other in self.publishers.values():
             is_namesake = other is not publisher and other.name == publisher.name
-            if is_namesake and not other.has_ended and other.guid != predecessor:
+            if is_namesake and not (other.has_ended or other.is_replaced) and other.guid != predecessor:
                 return other
         return None
 
     def replace(self, former: InPublisher) -> None:
-        """Another has taken its place."""
-        former.has_ended = former.is_replaced = True
+        """Another has taken its place, so its silence is no surprise any more."""
+        former.is_replaced = former.is_suspect = True
         self._counters.restarts += 1
 
     def revive(self, publisher: InPublisher) -> None:
-        """It was taken for replaced and speaks again: so its name is shared by several that live."""
-        publisher.is_replaced = publisher.has_ended = False
+        """It was taken for replaced and says that it lives: so its name is shared by several."""
+        publisher.is_replaced = publisher.is_suspect = False
         self._shared_names.add(publisher.name)
 
     # -- streams

@@ -110,7 +110,7 @@ class SubscriberCore:
         """Frames arrived.  Never raises: a bad one is counted and changes nothing."""
         self._wake(now)
         for frame in received:
-            self._on_frame(frame, now, is_repair=False)
+            self._on_frame(frame, now)
         self._send_repairs(now)
         if self._resync.is_waiting:
             self._emit_resync(now)
@@ -191,11 +191,11 @@ class SubscriberCore:
 
     # -- frames
 
-    def _on_frame(self, frame: bytes, now: float, *, is_repair: bool) -> None:
+    def _on_frame(self, frame: bytes, now: float) -> None:
         try:
             header = frames.unpack(frame, bytes_max=self.settings.frame.bytes_max, key=self.settings.frame.key)
             if header.kind == Kind.DATA:
-                self._on_data(frame, header, now, is_repair=is_repair)
+                self._on_data(frame, header, now, is_repair=False)
             elif header.kind == Kind.REPLY:
                 self._on_reply(frame, header, now)
             elif header.kind == Kind.HELLO:
@@ -283,6 +283,9 @@ class SubscriberCore:
         if header.topic != CONTROL_TOPIC:
             self._note_head(publisher, header.topic, header.after, now)
             return
+        if publisher.is_replaced:
+            self._roster.revive(publisher)
+            self._ask_heads(publisher, now)
         is_new = not publisher.name
         publisher.name = hello.name
         if header.flags & Flag.START:
@@ -358,11 +361,10 @@ class SubscriberCore:
         publisher = self._publishers.get(guid) or self._publisher(guid, now)
         publisher.last_heard = now
         publisher.is_heard = True
-        if publisher.is_suspect:
+        # Of one that was replaced these may be the last frames, late; only its own hello tells that it lives.
+        if publisher.is_suspect and not publisher.is_replaced:
             publisher.is_suspect = False
             self._ask_heads(publisher, now)
-        if publisher.is_replaced:
-            self._roster.revive(publisher)
         return publisher
 
     def _ask_heads(self, publisher: InPublisher, now: float) -> None:
@@ -381,7 +383,8 @@ class SubscriberCore:
         for topic, head in hello.heads.items():
             self._note_head(former, topic, head, now)
         if publisher.start.add(hello.part, hello.parts) and not former.has_ended:
-            self._roster.replace(former)
+            former.has_ended = True
+            self.counters.restarts += 1
 
     def _open_stream(self, publisher: InPublisher, topic: str, after: int, now: float) -> InStream | None:
         """A stream appeared of which number ``after`` exists; None when nobody asked for it."""
