@@ -24,6 +24,9 @@ import zenoh
 from drivers.pubsub.zenoh_config import Settings, make_address, split_address
 from pubsub_api.errors import AddressInUse, Forked, InvalidConfig
 
+if not hasattr(zenoh.SessionInfo, "declare_link_events_listener"):
+    raise ImportError("it is older than 1.8 and does not tell when a link is made or lost", name="zenoh")
+
 LOG = logging.getLogger(__name__)
 
 _EPHEMERAL_ATTEMPTS = 20
@@ -46,6 +49,11 @@ class Process:
         os.register_at_fork(after_in_child=self._on_fork)
         atexit.register(self._on_exit)
 
+    def enter(self) -> None:
+        """Call before a session is opened: from then on Zenoh's threads exist.  Raises Forked."""
+        self.check()
+        self._has_opened = True
+
     def check(self) -> None:
         """Raise Forked in a child of a process that had opened a session."""
         if self._is_forked:
@@ -58,10 +66,6 @@ class Process:
     @property
     def is_forked(self) -> bool:
         return self._is_forked
-
-    def add(self, session: Session) -> None:
-        self._has_opened = True
-        self.sessions.add(session)
 
     def _on_fork(self) -> None:
         self._is_forked = self._is_forked or self._has_opened
@@ -83,10 +87,10 @@ class Session:
 
     def __init__(self, config: zenoh.Config) -> None:
         """Open it.  Blocks for as long as ``config`` allows.  Raises zenoh.ZError and Forked."""
-        PROCESS.check()
+        PROCESS.enter()
         self.zenoh = zenoh.open(config)
         self._declared: dict[int, _Declared] = {}
-        PROCESS.add(self)
+        PROCESS.sessions.add(self)
 
     def keep(self, entity: _Entity) -> _Entity:
         """Hold on to something declared: Zenoh undeclares what nobody refers to."""

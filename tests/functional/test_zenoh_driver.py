@@ -17,7 +17,7 @@ import pytest
 import zenoh
 
 from pubsub_api import loading
-from pubsub_api.driver import Connected, Disconnected
+from pubsub_api.driver import Connected, Disconnected, Subscribed
 from pubsub_api.errors import AddressInUse, InvalidConfig, TransportUnavailable, UsageError
 from pubsub_api.testing.child import ChildProcess
 from pubsub_api.testing.frames import Frames
@@ -141,6 +141,24 @@ class TestStrangers:
             frame = frames.data("a/b")
             wait_until(hears, WAIT_S, "a frame at the plain subscriber")
         assert set(received) == {("heliograph/a/b", frame)}
+
+    def test_a_router_of_plain_zenoh_will_do(self, ends: Ends) -> None:
+        """It answers no question of ours, and a link to it is up all the same, also before any publisher is."""
+        port = free_port()
+        url = f"zenoh://127.0.0.1:{port}?mode=client&{QUICK}"
+        with plain_session("router", listen=[f"tcp/127.0.0.1:{port}"]):
+            subscriber, heard = ends.subscriber(url, "t")
+            publisher, _ = ends.publisher(url, is_up=True)
+            frames = Frames()
+            for number in range(1, 6):
+                frame = frames.data("t")
+                publisher.send("t", frame)
+                heard.wait_frame(frame)
+                subscriber.register_topic(f"more/{number}")
+                heard.wait_link(Subscribed(publisher.address, f"more/{number}"))
+                frame = frames.data(f"more/{number}")
+                publisher.send(f"more/{number}", frame)
+                heard.wait_frame(frame)
 
 
 class TestSecurity:
