@@ -4,8 +4,9 @@
 the transport does.  The service thread uses the same socket for what subscribers send, which is subscriptions; a lock
 makes them take turns.  It alone uses the other sockets.
 
-A frame for a subscriber that has fallen ``send_hwm`` frames behind is dropped by ZeroMQ, for that subscriber only.  The
-layer above numbers frames, so the subscriber notices and asks for them.
+A subscriber that has fallen ``send_hwm`` frames behind is waited for, since repairing what would be dropped costs far
+more than a pause; ``send_wait`` at most, though.  Then ZeroMQ drops frames for it, and for it alone, and nobody is
+waited for during `_DROPPING_S`.  The layer above numbers frames, so the subscriber notices and asks for them.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import logging
 import os
 import pathlib
 import threading
+import time
 from collections.abc import Sequence
 
 import zmq
@@ -39,6 +41,8 @@ _PER_TURN = 64
 """Subscriptions, or queries, handled before somebody else gets a turn."""
 _SUBSCRIPTION_BYTES_MAX = 4096
 """More than any topic of ours needs; a peer that sends more is disconnected."""
+_DROPPING_S = 1.0
+"""A subscriber that stands still costs the others ``send_wait`` once in this time."""
 
 
 class ZmqPublisher(PublisherApi):
@@ -60,6 +64,8 @@ class ZmqPublisher(PublisherApi):
         self._files: list[endpoints.SocketFile] = []
         self._incoming: list[tuple[Socket, int]] = []
         self._descriptor = -1
+        self._drops_until = 0.0
+        """While frames are dropped for slow subscribers, until when; else 0."""
         self._echo = Echo(publisher=os.urandom(16), serves=False, query_port=0)
         self._waker: Waker | None = None
         self._thread: threading.Thread | None = None
@@ -100,8 +106,15 @@ class ZmqPublisher(PublisherApi):
                 raise Closed(f"{self.address} is closed") if self._is_closed else UsageError("initialize comes first")
             send = xpub.send
             try:
+                if self._drops_until:
+                    self._wait_again(xpub)
                 for topic, frame in frames:
-                    send(topic.encode() + NUL, _SNDMORE)
+                    name = topic.encode() + NUL
+                    try:
+                        send(name, _SNDMORE)
+                    except zmq.Again:
+                        self._stop_waiting(xpub)
+                        send(name, _SNDMORE)
                     send(frame)
                 # Sending lets ZeroMQ look at its mailbox, and a subscription found there no longer makes the socket's
                 # file descriptor readable: the service thread would sleep on.  So whoever has sent must look.  This is
@@ -111,6 +124,17 @@ class ZmqPublisher(PublisherApi):
                     self._read_subscriptions(xpub)
             except zmq.ZMQError as error:
                 raise TransportUnavailable(f"{self.address}: {error}") from error
+
+    def _stop_waiting(self, xpub: Socket) -> None:
+        """A subscriber's queue stayed full."""
+        LOG.warning("%s: a subscriber reads too slowly, frames are dropped for it", self.address)
+        self._drops_until = time.monotonic() + _DROPPING_S
+        xpub.set(zmq.XPUB_NODROP, 0)
+
+    def _wait_again(self, xpub: Socket) -> None:
+        if time.monotonic() >= self._drops_until:
+            self._drops_until = 0.0
+            xpub.set(zmq.XPUB_NODROP, 1)
 
     def serve(self, handler: QueryHandler) -> None:
         self._check_usable()
@@ -154,6 +178,8 @@ class ZmqPublisher(PublisherApi):
         # that return after a restart cost a thousand nonces, not a thousand times their filters.
         xpub = self._new_socket(zmq.XPUB)
         xpub.set(zmq.MAXMSGSIZE, _SUBSCRIPTION_BYTES_MAX)
+        xpub.set(zmq.XPUB_NODROP, 1)
+        xpub.set(zmq.SNDTIMEO, int(self._conf[GROUP].send_wait * 1000))
         try:
             self._port = self._bind(xpub)
         except BaseException:
@@ -248,10 +274,17 @@ class ZmqPublisher(PublisherApi):
             while xpub.get(zmq.RCVMORE):
                 xpub.recv()
             if message.startswith(_SUBSCRIBE_SYNC) and len(message) == len(_SUBSCRIBE_SYNC) + NONCE_BYTES:
-                xpub.send(message[1:], _SNDMORE)
-                xpub.send(pack_echo(self._echo))
+                self._echo_nonce(xpub, message[1:])
         if self._waker is not None:
             self._waker.wake()
+
+    def _echo_nonce(self, xpub: Socket, nonce: bytes) -> None:
+        try:
+            xpub.send(nonce, _SNDMORE | zmq.NOBLOCK)
+        except zmq.Again:
+            LOG.debug("%s: a subscriber that is behind gets its echo when it asks again", self.address)
+        else:
+            xpub.send(pack_echo(self._echo))
 
     def _answer_queries(self, router: Socket) -> None:
         for _ in range(_PER_TURN):

@@ -207,6 +207,31 @@ class TestQueries:
         listener.heard.wait_frame(speaker.send("t"))
 
 
+class TestSlowSubscribers:
+    def test_one_that_is_behind_is_waited_for(self, stage: Stage) -> None:
+        speaker = stage.publisher(driver_at(f"{URL}?send_hwm=2&send_wait=60"))
+        listener = stage.subscriber("t")
+        sent = [speaker.send("t", 20_000) for _ in range(500)]
+        assert listener.heard.wait_frames(len(sent)) == sent
+
+    def test_one_that_stands_still_blocks_nobody(self, stage: Stage, raw: RawSockets) -> None:
+        speaker = stage.publisher(driver_at(f"{URL}?send_hwm=2&send_wait=0.01"))
+        deaf = raw.socket(zmq.SUB)
+        deaf.set(zmq.RCVHWM, 1)
+        deaf.subscribe(b"")
+        deaf.connect(speaker.address)
+        listener = stage.subscriber("t")
+        for _ in range(500):  # more than the sockets between it and us hold
+            speaker.send("t", 50_000)
+        later: list[bytes] = []
+
+        def is_one_heard() -> bool:
+            later.append(speaker.send("t"))
+            return any(frame in listener.heard.frames for frame in later)
+
+        wait_until(is_one_heard, what="a frame that was sent after the deaf one's queue was full")
+
+
 class TestLinks:
     def test_a_publisher_that_stands_still_is_noticed(self) -> None:
         with (
