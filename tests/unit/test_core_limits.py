@@ -1,0 +1,149 @@
+"""What a subscriber does at its limits: slow consumers, bounds of memory, and resyncs that keep their distance."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from pubsub_api.core import frame as frames
+from pubsub_api.core.frame import Kind
+from pubsub_api.core.resync import Reason
+from tests.unit.core_rig import NO_REPAIR, SUBSCRIBER, Rig
+
+# -- slow consumers, bounds
+
+
+def test_a_slow_consumer_loses_data_and_is_told_when_it_has_room() -> None:
+    rig = Rig()
+    publisher = rig.publisher()
+    rig.join()
+    rig.deliver(*rig.publish(publisher, "a", 2))
+    rig.subscriber.queue_full(True)
+    rig.deliver(*rig.publish(publisher, "a", 3))
+    rig.run(3)
+    assert rig.reasons == ["initial"]
+    assert rig.subscriber.counters.discarded == 3
+    rig.subscriber.queue_full(False)
+    rig.run(0.01)
+    assert rig.reasons == ["initial", "slow consumer"]
+    assert [(lost.first, lost.last) for lost in rig.resyncs[-1].lost] == [(3, 3), (4, 4), (5, 5)]
+    rig.deliver(*rig.publish(publisher, "a"))
+    assert rig.numbers("a") == [1, 2, 6]
+
+
+def test_a_full_queue_blocks_from_the_frame_that_fills_it() -> None:
+    rig = Rig()
+    publisher = rig.publisher()
+    rig.join()
+    made = rig.publish(publisher, "a", 4)
+    rig.subscriber.room_bytes = len(made[0]) + 1
+    rig.deliver(*made)
+    assert rig.numbers("a") == [1, 2]
+    assert rig.subscriber.is_queue_full
+    assert rig.subscriber.counters.discarded == 2
+
+
+def test_what_waits_behind_holes_is_bounded() -> None:
+    settings = dataclasses.replace(SUBSCRIBER, pending_bytes_max=500)
+    rig = Rig(settings=settings)
+    rig.responders.clear()
+    publisher = rig.publisher(is_asked=False)
+    rig.join()
+    rig.publish(publisher, "a")
+    for frame in rig.publish(publisher, "a", 20):
+        rig.deliver(frame)
+        assert rig.subscriber.parked_bytes <= 500 + len(frame)
+    rig.run(1)
+    assert rig.reasons == ["initial", "pending full"]
+    rig.deliver(*rig.publish(publisher, "a"))
+    assert rig.numbers("a")[-1] == 22
+
+
+def test_streams_are_bounded_and_what_returns_after_eviction_is_resynced_first() -> None:
+    rig = Rig(settings=dataclasses.replace(SUBSCRIBER, streams_max=3))
+    publisher = rig.publisher()
+    rig.join()
+    first = rig.publish(publisher, "t/0", 2)
+    rig.deliver(*first)
+    for number in range(1, 5):
+        rig.deliver(*rig.publish(publisher, f"t/{number}"))
+    assert rig.subscriber.counters.streams == 3
+    assert rig.subscriber.counters.streams_evicted == 2
+    rig.run(0)
+    rig.forget_told()
+    rig.deliver(*first, *rig.publish(publisher, "t/0"))
+    rig.run(1)
+    assert set(rig.reasons) == {"unknown stream"}
+    assert rig.told.index(rig.resyncs[0]) == 0
+    assert rig.numbers("t/0")[-1] == 3
+
+
+def test_publishers_are_bounded_and_an_evicted_one_is_resynced() -> None:
+    rig = Rig(settings=dataclasses.replace(SUBSCRIBER, publishers_max=3))
+    rig.join()
+    for number in range(5):
+        rig.publisher(f"p{number}")
+    rig.run(0.1)
+    assert len(rig.subscriber.publishers) == 3
+    assert rig.reasons == ["initial", "silence", "silence"]
+
+
+def test_an_undecodable_frame_is_a_resync_of_its_topic() -> None:
+    rig = Rig()
+    publisher = rig.publisher()
+    rig.join()
+    frame = frames.pack(Kind.DATA, publisher.guid, "a", b"\xdd\x00\x00\x00\x01\xc1", first=1, after=0, count=1)
+    rig.subscriber.on_frames([frame], rig.now)
+    out, _ = rig.subscriber.take()
+    assert len(out) == 1
+    rig.subscriber.undecodable(frames.unpack(frame, bytes_max=1000), rig.now)
+    rig.run(0.1)
+    assert rig.reasons == ["initial", "undecodable"]
+    assert rig.resyncs[-1].topics == ("a",)
+    assert rig.subscriber.counters.bad_frames == {"UndecodableBody": 1}
+
+
+def test_a_resync_the_user_could_not_act_on_is_told_again() -> None:
+    rig = Rig()
+    rig.join()
+    rig.subscriber.resync_failed(rig.resyncs[0], rig.now)
+    rig.run(0.1)
+    assert rig.reasons == ["initial", "initial"]
+
+
+def test_resyncs_are_joined_jittered_and_apart() -> None:
+    settings = dataclasses.replace(NO_REPAIR, resync_jitter_s=1.0, resync_interval_min_s=5.0)
+    rig = Rig(settings=settings, jitter=lambda: 0.5)
+    publisher = rig.publisher()
+    rig.join()
+    rig.forget_told()
+    rig.run(5)
+    for topic in ("a", "b", "c"):
+        rig.publish(publisher, topic)
+        rig.deliver(*rig.publish(publisher, topic))
+    rig.run(0.69)
+    assert rig.resyncs == []
+    rig.run(0.02)
+    assert rig.reasons == ["loss"]
+    assert rig.resyncs[0].topics == ("a", "b", "c")
+    rig.publish(publisher, "a")
+    rig.deliver(*rig.publish(publisher, "a"))
+    rig.run(4.9)
+    assert rig.reasons == ["loss"]
+    rig.run(0.2)
+    assert rig.reasons == ["loss", "loss"]
+    assert [resync.generation for resync in rig.resyncs] == [2, 3]
+
+
+def test_reasons_are_reported_most_telling_first() -> None:
+    rig = Rig(settings=NO_REPAIR, jitter=lambda: 0.0)
+    publisher = rig.publisher()
+    rig.join()
+    rig.subscriber.queue_full(True)
+    rig.deliver(*rig.publish(publisher, "a"))
+    rig.publish(publisher, "b")
+    rig.deliver(*rig.publish(publisher, "b"))
+    rig.run(1)
+    rig.subscriber.queue_full(False)
+    rig.run(0.1)
+    assert rig.resyncs[-1].reason is Reason.LOSS
+    assert rig.resyncs[-1].reasons == {Reason.LOSS, Reason.SLOW_CONSUMER}

@@ -1,0 +1,364 @@
+"""Holes that caches close: exact ranges, several caches, retries, and giving up only when nobody has it."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable
+
+import pytest
+
+from pubsub_api.core import frame as frames
+from pubsub_api.core import messages
+from pubsub_api.core.frame import Kind
+from pubsub_api.core.questions import WANTS_PER_QUERY_MAX
+from pubsub_api.core.settings import CacheSettings, History
+from pubsub_api.core.topics import CONTROL_TOPIC
+from tests.unit.core_rig import PUBLISHER, SUBSCRIBER, Rig, guid_of, header_of
+
+NO_CACHE = dataclasses.replace(PUBLISHER, cache=None)
+WINDOW_S = SUBSCRIBER.message_delay_window_s
+
+
+def wanted(rig: Rig) -> list[list[tuple[str, int, int]]]:
+    """The ranges of every repair query, in order."""
+    return [[(want.topic, want.first, want.last) for want in query.wants] for query in rig.queries if query.wants]
+
+
+def test_exactly_what_is_missing_is_asked_for_and_delivered_in_order() -> None:
+    rig = Rig()
+    publisher = rig.publisher()
+    rig.join()
+    made = rig.publish(publisher, "a", 9)
+    rig.deliver(made[0], made[3], made[4], made[8])
+    rig.run(WINDOW_S + 0.01)
+    assert wanted(rig) == [[("a", 2, 3), ("a", 6, 8)]]
+    assert rig.numbers("a") == list(range(1, 10))
+    assert rig.reasons == ["initial"]
+    assert rig.subscriber.counters.closed_by_repair == 1
+    assert rig.subscriber.counters.lost == 0
+
+
+def test_holes_of_many_streams_are_asked_for_in_one_question() -> None:
+    rig = Rig()
+    publisher = rig.publisher()
+    rig.join()
+    for topic in ("a", "b", "c"):
+        rig.publish(publisher, topic)
+        rig.deliver(*rig.publish(publisher, topic))
+    rig.run(WINDOW_S + 0.01)
+    assert wanted(rig) == [[("a", 1, 1), ("b", 1, 1), ("c", 1, 1)]]
+    assert sorted(rig.received) == [("a", 1), ("a", 2), ("b", 1), ("b", 2), ("c", 1), ("c", 2)]
+
+
+def test_the_lost_tail_of_an_idle_stream_is_repaired() -> None:
+    rig = Rig()
+    publisher = rig.publisher()
+    rig.join()
+    rig.publish(publisher, "a", 3)
+    rig.run(PUBLISHER.max_idle_time_s + WINDOW_S + 0.01)
+    assert rig.numbers("a") == [1, 2, 3]
+    assert rig.reasons == ["initial"]
+
+
+def test_late_frames_close_a_hole_before_anybody_is_asked() -> None:
+    rig = Rig()
+    publisher = rig.publisher()
+    rig.join()
+    late, early = rig.publish(publisher, "a", 2)
+    rig.deliver(early)
+    rig.run(WINDOW_S - 0.01)
+    rig.deliver(late)
+    rig.run(5)
+    assert wanted(rig) == []
+    assert rig.subscriber.counters.closed_by_waiting == 1
+
+
+def test_partial_answers_of_several_caches_are_combined() -> None:
+    rig = Rig()
+    publisher = rig.publisher(settings=NO_CACHE)
+    rig.join()
+    made = rig.publish(publisher, "a", 6)
+    rig.cache(made[1], made[3])
+    rig.cache(made[2], made[3])
+    rig.deliver(made[0], made[5])
+    rig.cache(made[4])
+    rig.run(WINDOW_S + 0.01)
+    assert rig.numbers("a") == [1, 2, 3, 4, 5, 6]
+    assert rig.subscriber.counters.duplicates == 1
+    assert rig.reasons == ["initial"]
+
+
+def test_a_cache_that_lacks_the_range_does_not_hide_one_that_has_it() -> None:
+    rig = Rig()
+    publisher = rig.publisher(settings=NO_CACHE)
+    rig.join()
+    made = rig.publish(publisher, "a", 2)
+    rig.cache()
+    rig.cache(made[0])
+    rig.deliver(made[1])
+    rig.run(WINDOW_S + 0.01)
+    assert rig.numbers("a") == [1, 2]
+
+
+def test_when_all_answered_and_none_has_it_the_loss_is_told_at_once_with_the_exact_ranges() -> None:
+    rig = Rig()
+    publisher = rig.publisher(settings=NO_CACHE)
+    rig.join()
+    made = rig.publish(publisher, "a", 9)
+    rig.cache(made[1])
+    rig.deliver(made[0], made[4], made[8])
+    rig.run(WINDOW_S + 0.01)
+    assert rig.reasons == ["initial", "loss"]
+    assert [str(lost) for lost in rig.resyncs[-1].lost] == [
+        f"a 3..4 of host ({publisher.guid.hex()[:8]})",
+        f"a 6..8 of host ({publisher.guid.hex()[:8]})",
+    ]
+    assert rig.subscriber.counters.lost == 5
+    # Everything that did come is delivered, behind the resync.
+    assert rig.told[-3:] == [rig.resyncs[-1], ("a", 5), ("a", 9)]
+    assert rig.numbers("a") == [1, 2, 5, 9]
+
+
+def test_a_loss_without_anybody_to_ask_is_told_at_once() -> None:
+    rig = Rig()
+    publisher = rig.publisher(is_asked=False)
+    rig.join()
+    rig.publish(publisher, "a")
+    rig.deliver(*rig.publish(publisher, "a"))
+    rig.run(WINDOW_S + 0.01)
+    assert rig.reasons == ["initial", "loss"]
+
+
+def test_a_question_that_is_not_answered_is_repeated_with_growing_patience() -> None:
+    rig = Rig()
+    rig.knows_responders = False
+    publisher = rig.publisher()
+    rig.join()
+    rig.forget_told()
+    rig.responders.clear()
+    rig.publish(publisher, "a")
+    rig.deliver(*rig.publish(publisher, "a"))
+    asked_at = []
+    start = rig.now
+    for _ in range(600):
+        before = len(rig.queries)
+        rig.run(0.01)
+        if len(rig.queries) > before:
+            asked_at.append(round(rig.now - start, 1))
+    assert asked_at == [0.2, 0.7, 1.7]
+    assert rig.reasons == ["loss"]
+
+
+def test_a_lost_part_of_a_reply_is_asked_for_again() -> None:
+    settings = dataclasses.replace(PUBLISHER, cache=CacheSettings(reply_bytes_max=200))
+    rig = Rig()
+    publisher = rig.publisher(settings=settings)
+    rig.join()
+    whole = rig.responders.pop()
+    rig.responders.append(lambda query: list(whole(query))[1:] if len(wanted(rig)) == 1 else whole(query))
+    made = rig.publish(publisher, "a", 8)
+    rig.deliver(made[0], made[7])
+    rig.run(WINDOW_S + 0.01)
+    assert rig.numbers("a") == [1]
+    rig.run(1)
+    assert rig.numbers("a") == list(range(1, 9))
+    assert len(wanted(rig)) == 2
+    assert rig.reasons == ["initial"]
+
+
+def test_an_empty_last_part_does_not_conclude_when_an_earlier_part_was_lost() -> None:
+    """The publisher holds the range; only its reply was lost in part: that is no proof of absence."""
+    settings = dataclasses.replace(PUBLISHER, cache=CacheSettings(reply_bytes_max=200))
+    rig = Rig()
+    publisher = rig.publisher(settings=settings)
+    rig.join()
+    whole = rig.responders.pop()
+    rig.responders.append(lambda query: list(whole(query))[-1:] if len(wanted(rig)) < 3 else whole(query))
+    made = rig.publish(publisher, "a", 8)
+    rig.deliver(made[0], made[7])
+    rig.run(5)
+    assert rig.numbers("a") == list(range(1, 9))
+    assert rig.reasons == ["initial"]
+
+
+def test_a_hole_that_opens_during_a_repair_has_a_repair_of_its_own() -> None:
+    rig = Rig()
+    rig.knows_responders = False
+    publisher = rig.publisher()
+    rig.join()
+    made = rig.publish(publisher, "a", 10)
+    answer = rig.responders.pop()
+    replies: list[bytes] = []
+
+    def answer_later(query: messages.Query) -> Iterable[bytes]:
+        replies.extend(answer(query))
+        return []
+
+    rig.responders.append(answer_later)
+    rig.deliver(made[0], made[2])
+    rig.run(WINDOW_S + 0.01)
+    rig.deliver(made[5])
+    rig.responders[0] = answer
+    rig.deliver(*replies)
+    assert rig.numbers("a") == [1, 2, 3]
+    rig.run(WINDOW_S + 0.01)
+    assert wanted(rig) == [[("a", 2, 2)], [("a", 4, 5)]]
+    assert rig.numbers("a") == [1, 2, 3, 4, 5, 6]
+    assert rig.subscriber.counters.closed_by_repair == 2
+
+
+def test_steady_loss_does_not_use_up_the_attempts() -> None:
+    rig = Rig()
+    publisher = rig.publisher()
+    rig.join()
+    for _ in range(100):
+        for position, frame in enumerate(rig.publish(publisher, "a", 10)):
+            if position % 3:
+                rig.deliver(frame)
+        rig.run(0.07)
+    rig.run(10)
+    assert rig.numbers("a") == list(range(1, 1001))
+    assert rig.reasons == ["initial"]
+
+
+def test_more_holes_than_fit_a_question_are_asked_for_in_portions() -> None:
+    rig = Rig()
+    publisher = rig.publisher()
+    rig.join()
+    made = rig.publish(publisher, "a", 5 * WANTS_PER_QUERY_MAX)
+    rig.deliver(*made[::2])
+    rig.run(10)
+    assert rig.numbers("a") == list(range(1, 5 * WANTS_PER_QUERY_MAX + 1))
+    assert max(len(ranges) for ranges in wanted(rig)) <= WANTS_PER_QUERY_MAX
+    assert rig.reasons == ["initial"]
+
+
+def test_a_reply_may_hold_data_frames_only() -> None:
+    rig = Rig()
+    publisher = rig.publisher()
+    rig.join()
+    inner = frames.pack(Kind.REPLY, guid_of(9), CONTROL_TOPIC, messages.encode(messages.Reply(id=1)))
+    for _ in range(3000):
+        inner = frames.pack(
+            Kind.REPLY, guid_of(9), CONTROL_TOPIC, messages.encode(messages.Reply(id=1, frames=[inner]))
+        )
+        if len(inner) > SUBSCRIBER.frame.bytes_max // 2:
+            break
+    rig.responders.append(lambda query: [_with_id(inner, query.id)])
+    rig.publish(publisher, "a")
+    rig.deliver(*rig.publish(publisher, "a"))
+    rig.run(1)
+    assert rig.numbers("a") == [1, 2]
+    assert rig.subscriber.counters.bad_frames["MalformedFrame"] >= 1
+
+
+def _with_id(reply: bytes, query_id: int) -> bytes:
+    return frames.pack(
+        Kind.REPLY, guid_of(9), CONTROL_TOPIC, messages.encode(messages.Reply(id=query_id, frames=[reply]))
+    )
+
+
+def test_late_replies_are_counted_and_change_nothing() -> None:
+    rig = Rig()
+    publisher = rig.publisher()
+    rig.join()
+    reply = next(iter(publisher.answer(messages.Query(id=999, topics=["#"]), rig.stamp)))
+    rig.deliver(reply)
+    assert rig.subscriber.counters.late_replies == 1
+
+
+# -- periodic queries
+
+
+def test_periodic_questions_find_a_lost_tail_without_hellos() -> None:
+    rig = Rig(settings=dataclasses.replace(SUBSCRIBER, query_interval_s=2.0))
+    publisher = rig.publisher()
+    rig.join()
+    rig.publish(publisher, "a", 3)
+    rig.run(2.5, hellos=False)
+    assert rig.numbers("a") == [1, 2, 3]
+    assert rig.reasons == ["initial"]
+
+
+# -- history
+
+
+def history_rig(history: History, *, depth: int = 3) -> Rig:
+    """Four events are published into a cache of some depth, then a subscriber joins, then a fifth."""
+    rig = Rig("a", history=history)
+    settings = dataclasses.replace(PUBLISHER, cache=CacheSettings(events_max=depth))
+    publisher = rig.publisher(settings=settings, is_heard=False)
+    for number in range(4):
+        rig.now += 1
+        rig.publish(publisher, "a")
+        assert publisher.streams["a"].head == number + 1
+    rig.connect()
+    rig.run(0)
+    rig.deliver(*rig.publish(publisher, "a"))
+    rig.run(30)
+    return rig
+
+
+@pytest.mark.parametrize(
+    ("history", "depth", "expected"),
+    [
+        (History(), 3, [2, 3, 4, 5]),
+        (History(), 10, [1, 2, 3, 4, 5]),
+        (History(newest=2), 3, [3, 4, 5]),
+        (History(newest=100), 3, [2, 3, 4, 5]),
+        (History(since=int(1003e9)), 10, [3, 4, 5]),
+        (History(newest=1, since=int(1003e9)), 10, [4, 5]),
+    ],
+)
+def test_history_comes_in_order_before_live_events(history: History, depth: int, expected: list[int]) -> None:
+    rig = history_rig(history, depth=depth)
+    assert rig.numbers("a") == expected
+    assert rig.reasons == ["initial"]
+    assert rig.told[0] is rig.resyncs[0]
+
+
+def test_without_history_nothing_of_the_past_comes() -> None:
+    rig = Rig("a")
+    publisher = rig.publisher(is_heard=False)
+    rig.publish(publisher, "a", 4)
+    rig.join()
+    rig.deliver(*rig.publish(publisher, "a"))
+    assert rig.numbers("a") == [5]
+
+
+def test_history_is_cut_within_a_frame() -> None:
+    rig = Rig("a", history=History(newest=2))
+    publisher = rig.publisher(is_heard=False)
+    stream = publisher.stream("a")
+    first = rig.publish(publisher, "a")
+    assert header_of(first[0]).count == 1
+    from tests.unit.core_rig import drain, event_bytes
+
+    stream.pending += [event_bytes(number, rig.stamp) for number in range(2, 6)]
+    (batch,) = drain(publisher, "a", rig.now, rig.stamp)
+    assert header_of(batch).count == 4
+    rig.join()
+    assert rig.numbers("a") == [4, 5]
+
+
+def test_history_is_not_asked_for_again_by_later_joins() -> None:
+    rig = history_rig(History())
+    rig.forget_told()
+    rig.disconnect()
+    rig.connect()
+    rig.run(2)
+    assert [query.history for query in rig.queries] == [False]
+    assert rig.received == []
+
+
+def test_history_of_a_stream_that_is_live_already_is_combined() -> None:
+    rig = Rig("a", history=History())
+    rig.knows_responders = False
+    publisher = rig.publisher(is_heard=False)
+    rig.publish(publisher, "a", 3)
+    live = rig.publish(publisher, "a", 2)
+    rig.subscriber.link_up("link", rig.now)
+    rig.subscriber.on_frames(live, rig.now)
+    rig.settle()
+    rig.run(1)
+    assert rig.numbers("a") == [1, 2, 3, 4, 5]
