@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 
 class Reach:
@@ -13,10 +13,20 @@ class Reach:
     """
 
     def __init__(self, links: int, tell: Callable[[int], None]) -> None:
+        self._asked = links
         self._links = links
         self._tell = tell
         self._lock = threading.Lock()
         self._total = 0
+
+    def ask(self, askers: Iterable[Callable[[Callable[[int], None]], bool]]) -> bool:
+        """Have each link ask, telling it whom to tell; False when none of them would."""
+        refusals = [ask for ask in askers if not ask(self.add)]
+        if len(refusals) == self._asked:
+            return False
+        for _ in refusals:
+            self.add(0)
+        return True
 
     def add(self, responders: int) -> None:
         """One link reached that many."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import os
 import threading
@@ -110,7 +111,7 @@ class RedisSubscriber(SubscriberApi):
         with self._usable():
             links = [link for link in self._links.values() if link.is_up]
         reach = Reach(len(links), lambda total: self._tell_reach(frame, total))
-        if not [link for link in links if link.post(channel, self._nonce + frame, reach.add)]:
+        if not reach.ask(functools.partial(link.post, channel, self._nonce + frame) for link in links):
             raise TransportUnavailable("no redis server is connected, or too many queries wait ([redis] queries_max)")
         return None
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 
 from drivers.pubsub.reach import Reach
@@ -95,8 +96,8 @@ class ZenohSubscriber(SubscriberApi):
         with self._lock:
             links = [link for link in self._running_links() if link.is_connected]
             reach = Reach(len(links), lambda total: self._tell_reach(frame, total))
-            sent = [link.query(frame, reach.add) for link in links]
-        if not any(sent):
+            is_asked = reach.ask(functools.partial(link.query, frame) for link in links)
+        if not is_asked:
             raise TransportUnavailable("no link is up that could carry the query")
         return None
 
