@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import tracemalloc
 
 from pubsub_api.core import frame as frames
 from pubsub_api.core.frame import Kind
 from pubsub_api.core.resync import Reason
-from tests.unit.core_rig import NO_REPAIR, SUBSCRIBER, Rig
+from tests.unit.core_rig import NO_REPAIR, PUBLISHER, SUBSCRIBER, Rig
 
 # -- slow consumers, bounds
 
@@ -147,3 +148,22 @@ def test_reasons_are_reported_most_telling_first() -> None:
     rig.run(0.1)
     assert rig.resyncs[-1].reason is Reason.LOSS
     assert rig.resyncs[-1].reasons == {Reason.LOSS, Reason.SLOW_CONSUMER}
+
+
+def test_an_idle_stream_takes_less_than_a_kilobyte() -> None:
+    streams = 20_000
+    rig = Rig()
+    publisher = rig.publisher(settings=dataclasses.replace(PUBLISHER, cache=None))
+    rig.join()
+    made = [rig.publish(publisher, f"tenant-{number}/port")[0] for number in range(streams)]
+    tracemalloc.start()
+    try:
+        before = tracemalloc.get_traced_memory()[0]
+        for frame in made:
+            rig.subscriber.on_frames([frame], rig.now)
+            rig.subscriber.take()
+        used = tracemalloc.get_traced_memory()[0] - before
+    finally:
+        tracemalloc.stop()
+    assert rig.subscriber.counters.streams == streams
+    assert used / streams < 1000

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import subprocess
 import sys
@@ -24,6 +25,7 @@ from pubsub_api.testing.simulator import (
     run_seeds,
     simulate,
 )
+from pubsub_api.testing.simulator.profiles import BIG_CACHE
 
 SEEDS = 2_080
 CHUNK = 160
@@ -76,6 +78,12 @@ def test_faults_happen_at_all() -> None:
     reasons = {reason for report in reports for reason in report.resyncs}
     assert reasons == {reason.value for reason in Reason}
     assert sum(report.deliveries for report in reports) > 20_000
+
+
+def test_loss_of_frames_alone_never_needs_a_resync_when_caches_are_large_and_answer() -> None:
+    profile = dataclasses.replace(PROFILES["repair"], drop=0.1, cache_sizes=(BIG_CACHE,))
+    for seed in range(100):
+        assert Reason.LOSS.value not in simulate(seed, profile).resyncs
 
 
 # -- broken cores, one for each thing the oracle must see
