@@ -52,7 +52,7 @@ LAYERS = {
     "examples": Layer((*_CONTRACTS, *_SERVICES, *_PROGRAMS)),
     "tests": Layer((*_CONTRACTS, *_SERVICES, *_PROGRAMS, "tests")),
     "drivers.pubsub.memory": _MEMORY_DRIVER,
-    "drivers.pubsub._memory_bus": _MEMORY_DRIVER,
+    "drivers.pubsub.memory.bus": _MEMORY_DRIVER,
     "drivers": Layer(_DRIVER_CONTRACTS, denied=()),
 }
 

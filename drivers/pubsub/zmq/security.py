@@ -16,8 +16,8 @@ import zmq.auth
 from oslo_config import cfg
 from zmq.utils import z85
 
-from drivers.pubsub.zmq_endpoints import Socket
-from drivers.pubsub.zmq_options import GROUP
+from drivers.pubsub.zmq.endpoints import Socket
+from drivers.pubsub.zmq.options import GROUP
 from pubsub_api.errors import DriverDependencyMissing, InvalidConfig
 
 LOG = logging.getLogger(__name__)

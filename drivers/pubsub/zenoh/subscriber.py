@@ -6,10 +6,10 @@ import functools
 import threading
 
 from drivers.pubsub.reach import Reach
-from drivers.pubsub.zenoh_config import Settings, check_address
-from drivers.pubsub.zenoh_inbox import Inbox
-from drivers.pubsub.zenoh_link import Link
-from drivers.pubsub.zenoh_session import PROCESS
+from drivers.pubsub.zenoh.config import Settings, check_address
+from drivers.pubsub.zenoh.inbox import Inbox
+from drivers.pubsub.zenoh.link import Link
+from drivers.pubsub.zenoh.session import PROCESS
 from pubsub_api.driver import Asked, Receiver, SubscriberApi
 from pubsub_api.errors import Closed, TransportUnavailable, UsageError
 

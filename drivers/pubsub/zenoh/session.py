@@ -21,7 +21,7 @@ from typing import Any, Protocol, TypeVar
 
 import zenoh
 
-from drivers.pubsub.zenoh_config import Settings, make_address, split_address
+from drivers.pubsub.zenoh.config import Settings, make_address, split_address
 from pubsub_api.errors import AddressInUse, Forked, InvalidConfig
 
 if not hasattr(zenoh.SessionInfo, "declare_link_events_listener"):

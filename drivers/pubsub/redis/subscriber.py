@@ -9,10 +9,10 @@ import os
 import threading
 from collections.abc import Callable, Iterator
 
-from drivers.pubsub import redis_channels as channels
 from drivers.pubsub.reach import Reach
-from drivers.pubsub.redis_config import Settings
-from drivers.pubsub.redis_link import Link, Message
+from drivers.pubsub.redis import channels
+from drivers.pubsub.redis.config import Settings
+from drivers.pubsub.redis.link import Link, Message
 from pubsub_api.core.frame import is_frame
 from pubsub_api.core.topics import CONTROL_TOPIC, check_filter
 from pubsub_api.driver import Asked, Disconnected, LinkReport, Receiver, SubscriberApi

@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 
 import zmq
 
-from drivers.pubsub.zmq_options import WILDCARD_HOSTS
+from drivers.pubsub.zmq.options import WILDCARD_HOSTS
 from pubsub_api.errors import AddressInUse, DriverError, InvalidConfig
 
 Socket = zmq.Socket[bytes]

@@ -23,8 +23,8 @@ from urllib.parse import SplitResult
 
 from oslo_config import cfg
 
-from drivers.pubsub._memory_bus import ITEM_BYTES, REGISTRY, SCHEME, Bus, Endpoint, Mailbox
-from drivers.pubsub._memory_publisher import MemoryPublisher
+from drivers.pubsub.memory.bus import ITEM_BYTES, REGISTRY, SCHEME, Bus, Endpoint, Mailbox
+from drivers.pubsub.memory.publisher import MemoryPublisher
 from pubsub_api.core.topics import CONTROL_TOPIC, FilterSet
 from pubsub_api.driver import (
     Capabilities,

@@ -204,7 +204,7 @@ class Keys:
     match.  `everything` covers all of them and exactly them.
 
     A filter is written with ``$*`` before the prefix, ``$*heliograph/a/**``.  It selects the same keys, and as a key
-    expression it is not contained in `everything`; `drivers.pubsub.zenoh_link` tells why that matters.
+    expression it is not contained in `everything`; `drivers.pubsub.zenoh.link` tells why that matters.
     """
 
     def __init__(self, prefix: str) -> None:

@@ -19,8 +19,8 @@ from collections.abc import Callable, Mapping
 
 import zenoh
 
-from drivers.pubsub.zenoh_config import Settings
-from drivers.pubsub.zenoh_session import Session, brief, make_config
+from drivers.pubsub.zenoh.config import Settings
+from drivers.pubsub.zenoh.session import Session, brief, make_config
 
 LOG = logging.getLogger(__name__)
 

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 
 import zenoh
 
-from drivers.pubsub.zenoh_config import Settings
-from drivers.pubsub.zenoh_connection import Connection
-from drivers.pubsub.zenoh_session import PROCESS, Session, brief, listen
+from drivers.pubsub.zenoh.config import Settings
+from drivers.pubsub.zenoh.connection import Connection
+from drivers.pubsub.zenoh.session import PROCESS, Session, brief, listen
 from pubsub_api.driver import Connected, Disconnected, PublisherApi, PublisherReport, QueryHandler
 from pubsub_api.errors import Closed, TransportUnavailable, UsageError
 

@@ -22,12 +22,12 @@ from collections.abc import Sequence
 import zmq
 from oslo_config import cfg
 
-from drivers.pubsub import zmq_endpoints as endpoints
-from drivers.pubsub.zmq_endpoints import Socket
-from drivers.pubsub.zmq_options import GROUP, WILDCARD_HOSTS
-from drivers.pubsub.zmq_process import ForkGuard, Waker
-from drivers.pubsub.zmq_security import ZAP_ADDRESS, Curve, answer_zap
-from drivers.pubsub.zmq_wire import NONCE_BYTES, NUL, SYNC, Echo, pack_echo
+from drivers.pubsub.zmq import endpoints
+from drivers.pubsub.zmq.endpoints import Socket
+from drivers.pubsub.zmq.options import GROUP, WILDCARD_HOSTS
+from drivers.pubsub.zmq.process import ForkGuard, Waker
+from drivers.pubsub.zmq.security import ZAP_ADDRESS, Curve, answer_zap
+from drivers.pubsub.zmq.wire import NONCE_BYTES, NUL, SYNC, Echo, pack_echo
 from pubsub_api import config
 from pubsub_api.core.frame import is_frame
 from pubsub_api.driver import PublisherApi, PublisherReport, QueryHandler

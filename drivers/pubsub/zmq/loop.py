@@ -16,13 +16,13 @@ from collections.abc import Callable, Iterable
 import zmq
 from oslo_config import cfg
 
-from drivers.pubsub.zmq_endpoints import Socket
-from drivers.pubsub.zmq_link import Link
-from drivers.pubsub.zmq_options import GROUP
-from drivers.pubsub.zmq_process import Waker
-from drivers.pubsub.zmq_security import Curve
-from drivers.pubsub.zmq_watch import Watch
-from drivers.pubsub.zmq_wire import NUL, SYNC, PrefixCounts
+from drivers.pubsub.zmq.endpoints import Socket
+from drivers.pubsub.zmq.link import Link
+from drivers.pubsub.zmq.options import GROUP
+from drivers.pubsub.zmq.process import Waker
+from drivers.pubsub.zmq.security import Curve
+from drivers.pubsub.zmq.watch import Watch
+from drivers.pubsub.zmq.wire import NUL, SYNC, PrefixCounts
 from pubsub_api.core.frame import is_frame
 from pubsub_api.core.topics import check_topic
 from pubsub_api.driver import Disconnected, LinkReport, Receiver

@@ -7,7 +7,7 @@ import threading
 
 from oslo_config import cfg
 
-from drivers.pubsub._memory_bus import ITEM_BYTES, REGISTRY, SCHEME, Bus, Endpoint, ListeningMember, Mailbox
+from drivers.pubsub.memory.bus import ITEM_BYTES, REGISTRY, SCHEME, Bus, Endpoint, ListeningMember, Mailbox
 from pubsub_api.driver import Connected, Disconnected, PublisherApi, PublisherReport, QueryHandler
 from pubsub_api.errors import Closed, LimitReached, TransportUnavailable, UsageError
 

@@ -19,11 +19,11 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
-from drivers.pubsub import redis_channels as channels
-from drivers.pubsub.redis_channels import Target
-from drivers.pubsub.redis_config import Settings
-from drivers.pubsub.redis_resp import ServerError
-from drivers.pubsub.redis_wire import Backoff, Waker, Wire, join_thread
+from drivers.pubsub.redis import channels
+from drivers.pubsub.redis.channels import Target
+from drivers.pubsub.redis.config import Settings
+from drivers.pubsub.redis.resp import ServerError
+from drivers.pubsub.redis.wire import Backoff, Waker, Wire, join_thread
 from pubsub_api.driver import Connected, Disconnected, LinkReport, Subscribed
 from pubsub_api.errors import TransportUnavailable
 

@@ -23,8 +23,8 @@ Access control
     needs those very patterns too (``&heliograph:tenant-7/*`` for the filter ``tenant-7/#``), or ``allchannels``.
 
 Parts
-    `redis_config`: options and addresses.  `redis_channels`: names and commands.  `redis_resp`: answers.  `redis_wire`:
-    one connection.  `redis_link`: the listening thread.  `redis_publisher`, `redis_subscriber`: the two ends.
+    `config`: options and addresses.  `channels`: names and commands.  `resp`: answers.  `wire`:
+    one connection.  `link`: the listening thread.  `publisher`, `subscriber`: the two ends.
 """
 
 from __future__ import annotations
@@ -35,33 +35,33 @@ from urllib.parse import SplitResult
 
 from oslo_config import cfg
 
-from drivers.pubsub import redis_config
-from drivers.pubsub.redis_publisher import RedisPublisher
-from drivers.pubsub.redis_resp import BULK_BYTES_MAX
-from drivers.pubsub.redis_subscriber import RedisSubscriber
+from drivers.pubsub.redis import config
+from drivers.pubsub.redis.publisher import RedisPublisher
+from drivers.pubsub.redis.resp import BULK_BYTES_MAX
+from drivers.pubsub.redis.subscriber import RedisSubscriber
 from pubsub_api.driver import Capabilities, PubSubApi
 
-OPTIONS = redis_config.OPTIONS
+OPTIONS = config.OPTIONS
 
 
 def list_opts() -> list[tuple[str, Sequence[cfg.Opt]]]:
     """Entry point for oslo-config-generator."""
-    return [(redis_config.GROUP, OPTIONS)]
+    return [(config.GROUP, OPTIONS)]
 
 
 class RedisPubSub(PubSubApi):
     """The driver.  See the module's description."""
 
-    options: ClassVar[dict[str, Sequence[cfg.Opt]]] = {redis_config.GROUP: OPTIONS}
+    options: ClassVar[dict[str, Sequence[cfg.Opt]]] = {config.GROUP: OPTIONS}
 
     def __init__(self, conf: cfg.ConfigOpts) -> None:
         """Read the options.  Raises InvalidConfig when they contradict each other."""
         super().__init__(conf)
-        self._settings = redis_config.read_settings(conf)
+        self._settings = config.read_settings(conf)
 
     @classmethod
     def configure_from_url(cls, conf: cfg.ConfigOpts, url: SplitResult) -> None:
-        redis_config.configure_from_url(conf, url)
+        config.configure_from_url(conf, url)
 
     @property
     def capabilities(self) -> Capabilities:

@@ -1,4 +1,4 @@
-"""The receiving end of the ZeroMQ driver, as other threads see it.  The work is done by `zmq_loop.ReceiveLoop`."""
+"""The receiving end of the ZeroMQ driver, as other threads see it.  The work is done by `loop.ReceiveLoop`."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from collections.abc import Callable
 
 from oslo_config import cfg
 
-from drivers.pubsub.zmq_endpoints import check_address
-from drivers.pubsub.zmq_loop import ReceiveLoop
-from drivers.pubsub.zmq_process import ForkGuard
-from drivers.pubsub.zmq_security import Curve
-from drivers.pubsub.zmq_wire import subscription_prefixes
+from drivers.pubsub.zmq.endpoints import check_address
+from drivers.pubsub.zmq.loop import ReceiveLoop
+from drivers.pubsub.zmq.process import ForkGuard
+from drivers.pubsub.zmq.security import Curve
+from drivers.pubsub.zmq.wire import subscription_prefixes
 from pubsub_api.driver import Receiver, SubscriberApi
 from pubsub_api.errors import Closed, TransportUnavailable, UsageError
 

@@ -3,7 +3,7 @@
 Theory of operation.  A link is a SUB socket, the monitor that tells what happens to its connection, and, once the
 publisher has said where, a DEALER socket for queries.
 
-* ``open`` connects and then subscribes, filter by filter, the nonce of the barrier last (see `zmq_wire`).  All of it
+* ``open`` connects and then subscribes, filter by filter, the nonce of the barrier last (see `wire`).  All of it
   waits in the socket until the publisher is there, however long that takes, and reaches it in that order.
 * The echo of the nonce makes the link up: that is `Connected`, or `Subscribed` for filters that came later.  Only one
   nonce is under way at a time; filters that come meanwhile are covered by the next.
@@ -22,11 +22,11 @@ import struct
 import zmq
 from oslo_config import cfg
 
-from drivers.pubsub import zmq_endpoints as endpoints
-from drivers.pubsub.zmq_endpoints import Socket
-from drivers.pubsub.zmq_options import GROUP
-from drivers.pubsub.zmq_security import Curve
-from drivers.pubsub.zmq_wire import NONCE_BYTES, SYNC, Echo, unpack_echo
+from drivers.pubsub.zmq import endpoints
+from drivers.pubsub.zmq.endpoints import Socket
+from drivers.pubsub.zmq.options import GROUP
+from drivers.pubsub.zmq.security import Curve
+from drivers.pubsub.zmq.wire import NONCE_BYTES, SYNC, Echo, unpack_echo
 from pubsub_api.driver import Connected, Disconnected, LinkReport, Subscribed
 
 LOG = logging.getLogger(__name__)

@@ -4,9 +4,9 @@ Bind-based: a publisher owns its address, ``tcp://publisher_bind_address:publish
 ``publisher_transport = ipc``, a socket file that only the user may open.  A subscriber has one link per address.
 
 * Filters are exact for topics without wildcards; a wildcard is widened to the prefix before it, and the core filters.
-* `Connected` and `Subscribed` come after the publisher itself has confirmed the subscriptions (`zmq_wire`).
+* `Connected` and `Subscribed` come after the publisher itself has confirmed the subscriptions (`wire`).
 * A subscriber that falls ``send_hwm`` + ``receive_hwm`` frames behind loses frames, which the layer above notices.
-* CURVE encrypts and authenticates tcp links (`zmq_security`).
+* CURVE encrypts and authenticates tcp links (`security`).
 * A message of a plain ZeroMQ publisher, topic and payload in two parts, is passed on as foreign.  Its topic must end
   with a NUL byte to be selected by a filter without wildcards.
 
@@ -22,12 +22,11 @@ from urllib.parse import SplitResult
 
 from oslo_config import cfg
 
-from drivers.pubsub import zmq_endpoints as endpoints
-from drivers.pubsub import zmq_options
-from drivers.pubsub.zmq_options import GROUP, OPTIONS
-from drivers.pubsub.zmq_publisher import ZmqPublisher
-from drivers.pubsub.zmq_security import Curve
-from drivers.pubsub.zmq_subscriber import ZmqSubscriber
+from drivers.pubsub.zmq import endpoints, options
+from drivers.pubsub.zmq.options import GROUP, OPTIONS
+from drivers.pubsub.zmq.publisher import ZmqPublisher
+from drivers.pubsub.zmq.security import Curve
+from drivers.pubsub.zmq.subscriber import ZmqSubscriber
 from pubsub_api import config
 from pubsub_api.driver import Capabilities, PubSubApi
 
@@ -48,12 +47,12 @@ class ZmqPubSub(PubSubApi):
 
     def __init__(self, conf: cfg.ConfigOpts) -> None:
         super().__init__(conf)
-        zmq_options.check(conf)
+        options.check(conf)
         self._curve = Curve(conf)
 
     @classmethod
     def configure_from_url(cls, conf: cfg.ConfigOpts, url: SplitResult) -> None:
-        zmq_options.configure_from_url(conf, url)
+        options.configure_from_url(conf, url)
 
     @property
     def capabilities(self) -> Capabilities:
@@ -85,7 +84,7 @@ class ZmqPubSub(PubSubApi):
     def _socket_path(self) -> pathlib.Path | None:
         """The publisher's socket file, None under tcp."""
         is_ipc = self.conf[config.GROUP].publisher_transport == "ipc"
-        return zmq_options.socket_path(self.conf) if is_ipc else None
+        return options.socket_path(self.conf) if is_ipc else None
 
 
 class ZmqMultiprocPubSub(ZmqPubSub):

@@ -16,11 +16,11 @@ import threading
 import time
 from collections.abc import Sequence
 
-from drivers.pubsub import redis_channels as channels
-from drivers.pubsub.redis_config import Settings
-from drivers.pubsub.redis_link import Link, Message
-from drivers.pubsub.redis_resp import ServerError
-from drivers.pubsub.redis_wire import Backoff, Waker, Wire, join_thread
+from drivers.pubsub.redis import channels
+from drivers.pubsub.redis.config import Settings
+from drivers.pubsub.redis.link import Link, Message
+from drivers.pubsub.redis.resp import ServerError
+from drivers.pubsub.redis.wire import Backoff, Waker, Wire, join_thread
 from pubsub_api.core.frame import is_frame
 from pubsub_api.driver import Connected, Disconnected, LinkReport, PublisherApi, PublisherReport, QueryHandler
 from pubsub_api.errors import Closed, Forked, HeliographError, TransportUnavailable, UsageError

@@ -22,8 +22,8 @@ import redis
 import redis.backoff
 import redis.retry
 
-from drivers.pubsub.redis_config import Settings
-from drivers.pubsub.redis_resp import INCOMPLETE, ProtocolError, new_reader
+from drivers.pubsub.redis.config import Settings
+from drivers.pubsub.redis.resp import INCOMPLETE, ProtocolError, new_reader
 from pubsub_api.errors import TransportUnavailable
 
 LOG = logging.getLogger(__name__)

@@ -1,7 +1,7 @@
 """Driver ``zenoh``: frames as samples of Eclipse Zenoh (https://zenoh.io), by peers, by clients of a router, or as one.
 
 ================ ===================================================================================================
-configuration    ``[zenoh]``, see `drivers.pubsub.zenoh_config`; as a URL ``zenoh://host:port?mode=client``
+configuration    ``[zenoh]``, see `drivers.pubsub.zenoh.config`; as a URL ``zenoh://host:port?mode=client``
 address          ``tcp/host:port``, also ``tls``, ``quic``, ``ws``, ``udp``, and ``unixsock-stream/path``
 topic ``a/b``    key ``heliograph/a/b``; the payload is the frame and nothing else
 ``$control``     key ``heliograph@control``
@@ -11,7 +11,7 @@ ACL of a router  subscribers declare ``$*heliograph/...``, so a rule that lets t
 ================ ===================================================================================================
 
 Scouting is off and nothing is listened on but what was configured.  The driver does not survive a ``fork()``: see
-`drivers.pubsub.zenoh_session`.
+`drivers.pubsub.zenoh.session`.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from urllib.parse import SplitResult
 
 from oslo_config import cfg
 
-from drivers.pubsub import zenoh_config
-from drivers.pubsub.zenoh_config import GROUP, OPTIONS
-from drivers.pubsub.zenoh_publisher import ZenohPublisher
-from drivers.pubsub.zenoh_subscriber import ZenohSubscriber
+from drivers.pubsub.zenoh import config
+from drivers.pubsub.zenoh.config import GROUP, OPTIONS
+from drivers.pubsub.zenoh.publisher import ZenohPublisher
+from drivers.pubsub.zenoh.subscriber import ZenohSubscriber
 from pubsub_api.driver import Capabilities, PubSubApi
 
 FRAME_BYTES_MAX = 2**30 - 2**16
@@ -45,11 +45,11 @@ class ZenohPubSub(PubSubApi):
     def __init__(self, conf: cfg.ConfigOpts) -> None:
         """Read and check the options.  Raises InvalidConfig."""
         super().__init__(conf)
-        self._settings = zenoh_config.read_settings(conf)
+        self._settings = config.read_settings(conf)
 
     @classmethod
     def configure_from_url(cls, conf: cfg.ConfigOpts, url: SplitResult) -> None:
-        zenoh_config.configure_from_url(conf, url)
+        config.configure_from_url(conf, url)
 
     @property
     def capabilities(self) -> Capabilities:

@@ -7,7 +7,7 @@ cost a thread.  So filters and channel are kept apart:
 * for each filter something is declared that nobody reads: it tells publishers what to send here;
 * one subscriber for *everything* holds the channel.  Whatever arrives passes it once, in order.  Nobody else hears of
   it, because an access rule of the session itself keeps that one declaration from leaving.  The rule covers all that is
-  contained in ``heliograph$*/**``; filters are written so that they are not (`drivers.pubsub.zenoh_config.Keys`).
+  contained in ``heliograph$*/**``; filters are written so that they are not (`drivers.pubsub.zenoh.config.Keys`).
 
 A link is reported as connected when a question that was sent after the filters was answered: publishers answer an
 empty query at once, and Zenoh delivers declarations and queries in order.  A router ends the question by itself when no
@@ -24,10 +24,10 @@ from typing import TYPE_CHECKING
 
 import zenoh
 
-from drivers.pubsub.zenoh_config import Settings
-from drivers.pubsub.zenoh_connection import Connection
-from drivers.pubsub.zenoh_inbox import Inbox
-from drivers.pubsub.zenoh_session import Session
+from drivers.pubsub.zenoh.config import Settings
+from drivers.pubsub.zenoh.connection import Connection
+from drivers.pubsub.zenoh.inbox import Inbox
+from drivers.pubsub.zenoh.session import Session
 from pubsub_api.core.frame import GUID_AT, is_frame
 from pubsub_api.driver import Connected, Disconnected, Subscribed
 
