@@ -276,6 +276,12 @@ def test_an_unknown_kind_or_flag_or_topic_length_is_malformed(offset: int, new: 
         read(patched(make(), offset, new))
 
 
+@pytest.mark.parametrize("key", [None, KEY], ids=["unsigned", "signed"])
+def test_a_frame_without_a_body_is_malformed(key: bytes | None) -> None:
+    with pytest.raises(MalformedFrame, match="do not fit"):
+        read(make(b"", key=key), key)
+
+
 @pytest.mark.parametrize(
     "numbers",
     [
@@ -366,6 +372,13 @@ def test_bodies_of_another_shape_are_undecodable(kind: type[Any], body: bytes) -
 @pytest.mark.parametrize(("kind", "fields"), BAD_FIELDS)
 def test_fields_out_of_their_range_are_undecodable(kind: type[Any], fields: dict[str, Any]) -> None:
     packed = make(msgpack.packb(fields))
+    with pytest.raises(UndecodableBody, match=kind.__name__):
+        messages.decode(kind, packed, read(packed))
+
+
+@pytest.mark.parametrize("kind", [messages.Hello, messages.Bye, messages.Query, messages.Reply])
+def test_deep_nesting_in_a_field_that_is_not_known_is_undecodable(kind: type[Any]) -> None:
+    packed = make(b"\x82\xa2id\x01\xa6colour" + NESTED)
     with pytest.raises(UndecodableBody, match=kind.__name__):
         messages.decode(kind, packed, read(packed))
 
