@@ -66,7 +66,7 @@ def test_closing_ends_an_iteration_that_waits() -> None:
             task = asyncio.create_task(consume())
             await asyncio.sleep(0)
             await subscriber.close()
-            assert await asyncio.wait_for(task, 20) == 1
+            assert await asyncio.wait_for(task, 20) <= 1, "at most the first resync"
 
     asyncio.run(main())
 
