@@ -37,6 +37,8 @@ Outgoing = tuple[str, bytes]
 """Topic and frame."""
 
 _EMPTY_HELLO = messages.encode(messages.Hello())
+_ONE_HELLO = 1 - 1e-9
+"""Of the budget, allowing for what rounding takes from a sum of parts."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -191,7 +193,7 @@ class PublisherCore:
         rate = self.settings.hello_rate_max
         self._hello_budget = min(rate, self._hello_budget + (now - self._budget_time) * rate)
         self._budget_time = now
-        while self._repeat_hellos and self._repeat_hellos[0][0] <= now and self._hello_budget >= 1:
+        while self._repeat_hellos and self._repeat_hellos[0][0] <= now and self._hello_budget >= _ONE_HELLO:
             due, topic = heapq.heappop(self._repeat_hellos)
             stream = self.streams[topic]
             if due != stream.hello_due or not stream.hello_interval:
