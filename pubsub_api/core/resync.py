@@ -93,7 +93,16 @@ class ResyncScheduler:
         self._due = min(self._due, due) if self._reasons else due
         self._reasons.add(reason)
         self._topics.update(dict.fromkeys(topics))
-        self._lost.extend(list(lost)[: LOST_RANGES_MAX - len(self._lost)])
+        for lost_range in lost:
+            self._add_lost(lost_range)
+
+    def _add_lost(self, lost: LostRange) -> None:
+        """Remember a range, joined with the one before it when they touch: what is discarded comes frame by frame."""
+        before = self._lost[-1] if self._lost else None
+        if before and (before.guid, before.topic, before.last + 1) == (lost.guid, lost.topic, lost.first):
+            self._lost[-1] = dataclasses.replace(before, last=lost.last)
+        elif len(self._lost) < LOST_RANGES_MAX:
+            self._lost.append(lost)
 
     @property
     def is_waiting(self) -> bool:

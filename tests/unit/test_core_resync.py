@@ -102,11 +102,20 @@ def test_too_many_topics_become_the_filters() -> None:
 def test_lost_ranges_are_bounded() -> None:
     one = scheduler()
     for start in range(0, 300, 60):
-        one.request(Reason.LOSS, ["a"], 0.0, [lost(number) for number in range(start, start + 60)])
+        one.request(Reason.LOSS, ["a"], 0.0, [lost(2 * number) for number in range(start, start + 60)])
     resync = one.emit(10.0, ["#"])
     assert resync is not None
-    assert [item.first for item in resync.lost] == list(range(LOST_RANGES_MAX))
-    assert str(resync.lost[7]) == "a 7..7 of north (00000000)"
+    assert [item.first for item in resync.lost] == list(range(0, 2 * LOST_RANGES_MAX, 2))
+    assert str(resync.lost[7]) == "a 14..14 of north (00000000)"
+
+
+def test_lost_ranges_that_touch_are_told_as_one() -> None:
+    one = scheduler()
+    for number in (1, 2, 3, 5, 6):
+        one.request(Reason.SLOW_CONSUMER, ["a"], 0.0, [lost(number)])
+    resync = one.emit(10.0, ["#"])
+    assert resync is not None
+    assert [(item.first, item.last) for item in resync.lost] == [(1, 3), (5, 6)]
 
 
 @given(st.lists(st.tuples(st.sampled_from(("request", "emit", "block", "free")), st.sampled_from(Reason),
