@@ -15,13 +15,14 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import pubsub_api
+from pubsub_api.core.frame import Kind
 from pubsub_api.testing.child import ChildProcess
 from pubsub_api.testing.conf_fixture import fast_conf
 from pubsub_api.testing.faults import Faults
 from pubsub_api.testing.faulty import FaultyPubSub
 
 Log = list[tuple[str, int, int] | tuple[str, int]]
-"""(topic, number, when it was sent) of an event, or (reason, when it was told) of a resync.  In ns of the wall clock."""
+"""(topic, number, when it was sent) of an event, (reason, when it was told) of a resync.  Times in ns, wall clock."""
 
 
 class PublisherNode(ChildProcess):
@@ -53,7 +54,8 @@ class PublisherNode(ChildProcess):
 
 
 class SubscriberNode(ChildProcess):
-    """Receives.  ``drop`` is the probability with which a frame is lost before it is seen."""
+    """Receives.  ``drop`` is the probability with which a frame, or with ``data_only`` a DATA frame, is lost before it
+    is seen."""
 
     def __init__(
         self,
@@ -62,9 +64,11 @@ class SubscriberNode(ChildProcess):
         topics: Sequence[str] = ("#",),
         *,
         drop: float = 0.0,
+        data_only: bool = False,
         **options: Any,
     ) -> None:
-        settings = {"addresses": addresses, "topics": list(topics), "drop": drop, **options}
+        kinds = [int(Kind.DATA)] if data_only else None
+        settings = {"addresses": addresses, "topics": list(topics), "drop": drop, "kinds": kinds, **options}
         super().__init__("subscriber", url, json.dumps(settings), module="tests.nodes")
         assert self.receive()["ready"]
 
@@ -171,7 +175,8 @@ def _publisher(url: str, settings: dict[str, Any]) -> None:
 
 
 def _subscriber(url: str, settings: dict[str, Any]) -> None:
-    addresses, topics, drop = settings.pop("addresses"), settings.pop("topics"), settings.pop("drop")
+    addresses, topics = settings.pop("addresses"), settings.pop("topics")
+    drop, kinds = settings.pop("drop"), settings.pop("kinds")
     faults = Faults(seed=7)
     log: Log = []
     last: dict[str, int] = {}
@@ -186,7 +191,7 @@ def _subscriber(url: str, settings: dict[str, Any]) -> None:
     session = pubsub_api.open(conf=fast_conf(url, **settings), wrap_driver=lambda driver: FaultyPubSub(driver, faults))
     with session, session.subscriber(topics, on_event, on_resync=on_resync, addresses=addresses) as subscriber:
         subscriber.wait_ready(timeout_s=30)
-        faults.set(drop=drop)
+        faults.set(drop=drop, kinds=kinds)
         _say(ready=True)
         for line in sys.stdin:
             command = json.loads(line)

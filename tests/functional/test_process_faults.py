@@ -67,9 +67,10 @@ def test_a_frozen_subscriber_is_repaired_from_the_cache(process_bus: Bus) -> Non
 
 
 def test_loss_beyond_the_cache_is_covered_by_a_resync(process_bus: Bus) -> None:
+    lossy = {"drop": 0.5, "data_only": True, **CALM}
     with (
         PublisherNode(process_bus.url, history=10, **CALM) as publisher,
-        SubscriberNode(process_bus.url, addresses(process_bus, publisher), drop=0.5, **CALM) as subscriber,
+        SubscriberNode(process_bus.url, addresses(process_bus, publisher), **lossy) as subscriber,
     ):
         publisher.start_flood(TOPIC, first=1, rate=3000)
         wait_until(lambda: "loss" in subscriber.resyncs(), 60, "a loss that nobody can repair")
