@@ -36,7 +36,7 @@ class DbObject(msgspec.Struct, frozen=True):
 
 
 class Change(msgspec.Struct, frozen=True):
-    """One committed change.  ``value`` is None for a delete."""
+    """One committed change.  ``value`` is None for a delete, and ``topic`` is the one the object had until then."""
 
     revision: int
     action: Action
@@ -44,6 +44,8 @@ class Change(msgspec.Struct, frozen=True):
     key: str
     topic: str
     value: Any = None
+    left_topic: str | None = None
+    """The topic that a ``set`` moved the object away from: who follows only that one must drop the object."""
 
 
 class Snapshot(abc.ABC):
@@ -72,13 +74,20 @@ class Snapshot(abc.ABC):
 class DbApi(abc.ABC):
     """A database.  Every method may be called from any thread and from several processes at once.
 
-    Tables and keys are non-empty strings of at most 255 characters without control characters; topics obey
-    `pubsub_api.core.topics`.  All methods raise DbUnavailable after a bounded time when the database cannot be reached.
+    Arguments obey the rules of `nb_api.checks`, which drivers call first: InvalidObject, InvalidTopic, LimitReached (a
+    value that is too large) and UsageError are raised before the database is asked.  All methods raise DbUnavailable
+    after a bounded time when the database cannot be reached, and Closed after `close`.
+
+    Revisions and versions rise; they may skip numbers.
+
     After ``fork()`` a child's copy opens connections of its own at its next call and never touches inherited ones.
     """
 
     options: ClassVar[Mapping[str, Sequence[cfg.Opt]]] = {}
     """Option group -> options that this driver adds.  Registered on ``conf`` before the constructor is called."""
+
+    with_outbox: bool = True
+    """False: changes made through this object count as published.  For who has no bus, where nobody would confirm."""
 
     def __init__(self, conf: cfg.ConfigOpts, url: SplitResult) -> None:
         self.conf = conf
@@ -91,7 +100,7 @@ class DbApi(abc.ABC):
 
     @abc.abstractmethod
     def close(self) -> None:
-        """Release every connection and wake every `wait`.  Idempotent."""
+        """Release every connection and end every `wait`, which returns False.  Idempotent, from any thread."""
 
     # -- objects
 
@@ -105,7 +114,8 @@ class DbApi(abc.ABC):
     ) -> int:
         """Replace the value of an object; returns its new version.  ``topic`` None keeps the topic.
 
-        Raises ObjectNotFound, and VersionConflict when ``expected_version`` is given and is not the version.
+        Raises ObjectNotFound, whatever is expected, and VersionConflict when ``expected_version`` is given and is not
+        the version.  Then nothing has changed, and the feed shows nothing.
         """
 
     @abc.abstractmethod
@@ -114,7 +124,7 @@ class DbApi(abc.ABC):
 
     @abc.abstractmethod
     def get(self, table: str, key: str) -> DbObject:
-        """Raises ObjectNotFound."""
+        """The object as of its last committed change.  Raises ObjectNotFound, with the tombstone's version if any."""
 
     @abc.abstractmethod
     def snapshot(self, tables: Sequence[str] | None = None, topics: Sequence[str] | None = None) -> Snapshot:
@@ -141,8 +151,11 @@ class DbApi(abc.ABC):
 
     @abc.abstractmethod
     def compact(self, *, keep_changes: int, keep_tombstones_s: float) -> int:
-        """Forget changes but the newest ``keep_changes``, and tombstones older than that by the store's clock; never a
-        change that is still in the outbox.  Returns how many changes went."""
+        """Forget changes but the newest ``keep_changes``, and tombstones older than that by the store's clock.
+
+        What is in the outbox stays there, whole; the feed may then go back further than was asked for, or not.  Objects
+        and the counter of revisions are untouched.  Returns how many changes the feed has lost.
+        """
 
     # -- outbox
 

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from pubsub_api.errors import HeliographError
+from pubsub_api.errors import HeliographError, UsageError
+
+
+class InvalidObject(UsageError):
+    """A table, a key, a counter's name or a value breaks the rules of `nb_api.checks`."""
 
 
 class DbError(HeliographError):
@@ -21,6 +25,11 @@ class ObjectNotFound(DbError):
     """There is no object of that table and key."""
 
     fault = "caller"
+
+    def __init__(self, message: str, *, deleted_version: int | None = None) -> None:
+        super().__init__(message)
+        self.deleted_version = deleted_version
+        """The version of its tombstone, None when it never existed or the tombstone has expired."""
 
 
 class ObjectExists(DbError):
