@@ -1,4 +1,4 @@
-"""The ``[db]`` option group: which database, and the bounds that every driver keeps.  Drivers add groups of their own."""
+"""The ``[db]`` option group: which database, and the bounds that all drivers keep.  Drivers add groups of their own."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def _seconds(name: str, default: float, low: float, high: float, help_text: str)
 
 OPTIONS: Sequence[cfg.Opt] = (
     cfg.StrOpt("driver", default="",
-               help="Driver of the database: the name of a heliograph.db_driver entry point. Empty: the scheme of url."),
+               help="Driver: the name of a heliograph.db_driver entry point. Empty: the scheme of url."),
     cfg.StrOpt("url", default="sqlite:///var/lib/heliograph/heliograph.db", secret=True,
                help="The database: sqlite:///path/file.db, postgresql://[user:password@]host:port/database, "
                     "redis://[user:password@]host:port/db, or etcd://host:port."),
@@ -25,8 +25,8 @@ OPTIONS: Sequence[cfg.Opt] = (
     _seconds("operation_timeout", 10.0, 0.05, 3600.0,
              "How long one operation may take, waiting for others included. Then the database counts as unavailable."),
     cfg.IntOpt("value_bytes_max", default=512 * 1024, min=1024, max=64 * _MIB,
-               help="Largest value of an object, as msgpack. An event carries it, so frame_bytes_max must have room for "
-                    "it. Bytes."),
+               help="Largest value of an object, as msgpack. An event carries it, so frame_bytes_max must have room "
+                    "for it. Bytes."),
     cfg.IntOpt("snapshot_portion", default=2000, min=1, max=1_000_000,
                help="Objects that a snapshot reads at a time."),
     cfg.IntOpt("changes_kept", default=1_000_000, min=0, max=10**12,

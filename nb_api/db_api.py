@@ -1,8 +1,8 @@
 """The contract of a database driver: objects with versions, and one feed of changes in commit order.
 
-A database keeps *objects*, each named by table and key, belonging to a topic, with a value of plain msgpack types.  Every
-committed change gets the next *revision*, one counter for the whole database.  The revision of the last change of an
-object is its *version*.  A delete is a change too: it leaves a tombstone with a version, kept for a configured time.
+A database keeps *objects*, each named by table and key, belonging to a topic, with a value of plain msgpack types.
+Every committed change gets the next *revision*, one counter for the whole database.  The revision of the last change of
+an object is its *version*.  A delete is a change too: it leaves a tombstone with a version, kept for a configured time.
 
 The feed is what everything else is built on.  Its rule: once a caller has seen revision *n* in it, no change with a
 revision of *n* or lower appears later.  A store whose counter is handed out before commit must not show a change while

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
+from pubsub_api.core.errors import Fault
 from pubsub_api.errors import HeliographError, UsageError
 
 
@@ -12,7 +15,7 @@ class InvalidObject(UsageError):
 class DbError(HeliographError):
     """A database could not do what was asked."""
 
-    fault = "environment"
+    fault: ClassVar[Fault] = "environment"
 
 
 class DbUnavailable(DbError):
