@@ -28,15 +28,15 @@ from nb_api.db_api import Action, Change, DbApi, DbObject
 from nb_api.errors import DbError, DbUnavailable, ObjectExists, ObjectNotFound, RevisionTooOld, VersionConflict
 from pubsub_api import forking
 from pubsub_api.core.topics import check_topic
-from pubsub_api.errors import Closed
+from pubsub_api.errors import Closed, InvalidConfig
 
 GROUP = "db_sqlite"
 
 OPTIONS: Sequence[cfg.Opt] = (
     cfg.StrOpt("synchronous", default="full", choices=["full", "normal"],
                help="full: a commit is on disk when it returns. normal: a power failure may take back the last "
-                    "commits, and revisions that controllers have seen are then given to other changes; a killed process is "
-                    "harmless either way."),
+                    "commits, and revisions that controllers have seen are then given to other changes. A process that "
+                    "is killed loses nothing either way."),
     cfg.Opt("poll_interval_min", type=types.Float(min=0.0001, max=10.0), default=0.001,
             help="How soon a wait looks for changes of other processes; each vain look doubles it. Seconds."),
     cfg.Opt("poll_interval_max", type=types.Float(min=0.001, max=60.0), default=0.05,
@@ -48,7 +48,7 @@ OPTIONS: Sequence[cfg.Opt] = (
 )  # fmt: skip
 
 _LOCK_PAUSE_MIN_S = 0.0005
-_LOCK_PAUSE_MAX_S = 0.01
+_LOCK_PAUSE_MAX_S = 0.002
 _COMPACT_PORTION = 5000
 _CHANGE_COLUMNS = "changes.revision, action, table_name, key, topic, value, left_topic"
 
@@ -87,7 +87,12 @@ class SqliteDb(DbApi):
 
     def initialize(self) -> None:
         sqlite_schema.make_file(self._path)
-        self._run(lambda connection: sqlite_schema.make_schema(connection, self._path))
+        try:
+            self._run(lambda connection: sqlite_schema.make_schema(connection, self._path))
+        except DbUnavailable:
+            raise
+        except DbError as error:
+            raise InvalidConfig(f"{self._path} cannot be used as a database: {error.__cause__}") from error
 
     def close(self) -> None:
         self._is_closed = True
@@ -274,7 +279,6 @@ class SqliteDb(DbApi):
         return revision
 
     def _write(self, operation: Operation[T]) -> T:
-        self._check_open()
         result = self._writer.write(operation)
         with self._news:
             self._commits += 1
@@ -288,8 +292,7 @@ class SqliteDb(DbApi):
         while True:
             self._check_open()
             try:
-                with self._pool.connection() as connection:
-                    return work(connection)
+                return self._pool.run(work)
             except sqlite3.OperationalError as error:
                 # "database is locked", and "locking protocol" when many open the file at the same moment.
                 if "lock" not in str(error):

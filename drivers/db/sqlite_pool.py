@@ -16,10 +16,12 @@ import sqlite3
 import threading
 import urllib.parse
 import weakref
-from collections.abc import Iterator
-from typing import Protocol
+from collections.abc import Callable
+from typing import Protocol, TypeVar
 
 from pubsub_api import forking
+
+T = TypeVar("T")
 
 
 class BeforeFork(Protocol):
@@ -35,24 +37,25 @@ class _Gate:
         self._reset()
 
     def _reset(self) -> None:
-        self._changed = threading.Condition(threading.Lock())
+        self._lock = threading.Lock()
+        self._changed = threading.Condition(self._lock)
         self._inside = 0
         self._forks = 0
 
     def __enter__(self) -> None:
-        with self._changed:
+        with self._lock:
             while self._forks:
                 self._changed.wait()
             self._inside += 1
 
     def __exit__(self, *_: object) -> None:
-        with self._changed:
+        with self._lock:
             self._inside -= 1
             if self._forks and not self._inside:
                 self._changed.notify_all()
 
     def before_fork(self) -> None:
-        self._changed.acquire()
+        self._lock.acquire()
         self._forks += 1
         while self._inside:
             self._changed.wait()
@@ -62,7 +65,7 @@ class _Gate:
     def after_fork_in_parent(self) -> None:
         self._forks -= 1
         self._changed.notify_all()
-        self._changed.release()
+        self._lock.release()
 
     def after_fork_in_child(self) -> None:
         self._reset()  # who waited or was counted has stayed in the parent
@@ -84,20 +87,19 @@ class Pool:
     def __init__(self, path: pathlib.Path, pragmas: str) -> None:
         self._uri = f"file:{urllib.parse.quote(str(path))}?mode=rw"  # rw: a file that vanished is not made anew, empty
         self._pragmas = pragmas
-        self._lock = threading.Lock()
         self._idle: list[sqlite3.Connection] = []
         self._known: set[sqlite3.Connection] = set()
         self._is_closed = False
-        GATE.members.add(self)
+        with GATE:  # not while a fork goes through the members
+            GATE.members.add(self)
         forking.register(self)
 
-    @contextlib.contextmanager
-    def connection(self) -> Iterator[sqlite3.Connection]:
-        """A connection with no transaction, for as long as the ``with`` lasts.  Raises sqlite3.Error."""
+    def run(self, work: Callable[[sqlite3.Connection], T]) -> T:
+        """Call ``work`` with a connection that has no transaction.  Raises sqlite3.Error, and what ``work`` raises."""
         with GATE:
             connection = self._take()
             try:
-                yield connection
+                return work(connection)
             finally:
                 # Closing ends a transaction that an error has left open; nobody else will see it.
                 if connection.in_transaction:
@@ -119,41 +121,34 @@ class Pool:
         return connection
 
     def close(self) -> None:
+        """Close what is idle, and what is in use when it comes back."""
         with GATE:
-            with self._lock:
-                self._is_closed = True
+            self._is_closed = True
             self.before_fork()
 
     def before_fork(self) -> None:
-        with self._lock:
-            idle, self._idle = self._idle, []
-            self._known.difference_update(idle)
-        for connection in idle:
-            connection.close()
+        while self._idle:
+            with contextlib.suppress(IndexError):  # a thread that gives its own back to a closed pool helps us here
+                self._discard(self._idle.pop())
 
     def after_fork_in_child(self) -> None:
         # Empty, unless the process was forked by C code that did not call the hooks before.
-        forking.set_aside((self._known, self._lock))
-        self._lock = threading.Lock()
+        forking.set_aside(self._known)
         self._idle, self._known = [], set()
 
     def _take(self) -> sqlite3.Connection:
-        with self._lock:
-            if self._idle:
-                return self._idle.pop()
-        connection = self.open()
-        with self._lock:
+        try:
+            return self._idle.pop()
+        except IndexError:
+            connection = self.open()
             self._known.add(connection)
-        return connection
+            return connection
 
     def _give_back(self, connection: sqlite3.Connection) -> None:
-        with self._lock:
-            if not self._is_closed:
-                self._idle.append(connection)
-                return
-        self._discard(connection)
+        self._idle.append(connection)
+        if self._is_closed:
+            self.before_fork()
 
     def _discard(self, connection: sqlite3.Connection) -> None:
-        with self._lock:
-            self._known.discard(connection)
+        self._known.discard(connection)
         connection.close()

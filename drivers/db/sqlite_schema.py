@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import pathlib
 import sqlite3
+import stat
 import urllib.parse
 from urllib.parse import SplitResult
 
@@ -46,7 +47,7 @@ def path_of(url: SplitResult) -> pathlib.Path:
     path = urllib.parse.unquote(url.path)
     if url.netloc or url.query or url.fragment or not path.strip("/") or "\0" in path:
         raise InvalidConfig(
-            f"{url.geturl()!r} names no SQLite file: write sqlite:///absolute/path/file.db, with three slashes"
+            f"the path {path!r} names no SQLite file: write sqlite:///absolute/path/file.db, with three slashes"
         )
     return pathlib.Path("/" + path.lstrip("/"))
 
@@ -61,21 +62,20 @@ def make_file(path: pathlib.Path) -> None:
     if path.is_dir():
         raise InvalidConfig(f"the database {path} is a directory")
     try:
-        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
+        # Not with open(): to close any descriptor of a file releases all locks that this process has on it, and another
+        # thread may be using the file already.
+        os.mknod(path, stat.S_IFREG | 0o600)
+    except FileExistsError:
+        pass
     except OSError as error:
-        raise DbUnavailable(f"the database {path} cannot be opened: {error.strerror}") from error
+        raise DbUnavailable(f"the database {path} cannot be made: {error.strerror}") from error
     if not os.access(path.parent, os.W_OK):
         raise InvalidConfig(f"the directory {path.parent} cannot be written: SQLite keeps its log beside the database")
 
 
 def make_schema(connection: sqlite3.Connection, path: pathlib.Path) -> None:
     """Make the tables when they are missing.  Raises InvalidConfig for somebody else's file, and sqlite3.Error."""
-    try:
-        (mode,) = connection.execute("PRAGMA journal_mode = WAL").fetchone()
-    except sqlite3.DatabaseError as error:
-        if isinstance(error, sqlite3.OperationalError):
-            raise
-        raise InvalidConfig(f"{path} cannot be used as a database: {error}") from error
+    (mode,) = connection.execute("PRAGMA journal_mode = WAL").fetchone()
     if mode != "wal":
         raise InvalidConfig(f"{path}: this file system cannot hold a write-ahead log (journal mode {mode!r})")
     connection.execute("BEGIN IMMEDIATE")

@@ -10,7 +10,7 @@ import contextlib
 import sqlite3
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 from drivers.db.sqlite_pool import GATE
 from nb_api.checks import Selection, decode_value
@@ -21,29 +21,40 @@ from pubsub_api.errors import Closed
 
 _Row = tuple[str, str, str, bytes, int]
 
-_CONDITIONS_MAX = 500
+_NAMES_MAX = 500
+_RANGES_MAX = 100
 """With more tables or filters SQLite is not asked to choose: it has limits of its own, and scanning is faster."""
 
 
 def query(selection: Selection) -> tuple[str, list[str]]:
     """The statement and its parameters that find what is selected; too much where SQL cannot say it."""
-    conditions, parameters = ["deleted_at IS NULL"], list[str]()
-    if selection.tables is not None and len(selection.tables) <= _CONDITIONS_MAX:
-        conditions.append(f"table_name IN ({','.join('?' * len(selection.tables))})")
-        parameters += selection.tables
-    filters = None if selection.filters is None else list(selection.filters)
-    if filters is not None and len(filters) <= _CONDITIONS_MAX and all(literal_prefix(one) for one in filters):
-        alternatives = ["0"]
-        for one in filters:
-            prefix = literal_prefix(one)
-            alternatives.append("topic = ?")
-            parameters.append(prefix)
-            if is_wildcard(one):
-                alternatives.append("topic > ? AND topic < ?")  # "0" is the character after "/"
-                parameters += (f"{prefix}/", f"{prefix}0")
-        conditions.append(f"({' OR '.join(alternatives)})")
-    where = " AND ".join(conditions)
+    parts = [_tables(selection), _topics(selection)]
+    where = " AND ".join(["deleted_at IS NULL", *(condition for condition, _ in parts if condition)])
+    parameters = [parameter for _, some in parts for parameter in some]
     return f"SELECT table_name, key, topic, value, version FROM objects WHERE {where}", parameters
+
+
+def _tables(selection: Selection) -> tuple[str, list[str]]:
+    if selection.tables is None or len(selection.tables) > _NAMES_MAX:
+        return "", []
+    return f"table_name IN ({_marks(selection.tables)})", list(selection.tables)
+
+
+def _topics(selection: Selection) -> tuple[str, list[str]]:
+    filters = list(selection.filters or ())
+    ranges = [literal_prefix(one) for one in filters if is_wildcard(one)]
+    # The prefix itself too: a/# selects a.
+    names = ranges + [one for one in filters if not is_wildcard(one)]
+    if selection.filters is None or len(names) > _NAMES_MAX or len(ranges) > _RANGES_MAX or "" in ranges:
+        return "", []
+    alternatives = [f"topic IN ({_marks(names)})", *["topic > ? AND topic < ?"] * len(ranges)]
+    # "0" is the character after "/".
+    ends = [end for prefix in ranges for end in (f"{prefix}/", f"{prefix}0")]
+    return f"({' OR '.join(alternatives)})", names + ends
+
+
+def _marks(values: Collection[str]) -> str:
+    return ",".join("?" * len(values))
 
 
 class SqliteSnapshot(Snapshot):

@@ -53,19 +53,23 @@ class Writer:
         """The result of the operation, when it is committed.  Raises what it raises, and DbUnavailable."""
         job = _Job(operation)
         self._waiting.append(job)
+        try:
+            self._commit_in_turn(job)
+        finally:
+            job.is_done = True  # for who has the turn: a job whose caller has given up is passed over
+        if job.error is not None:
+            raise job.error
+        result: T = job.result
+        return result
+
+    def _commit_in_turn(self, job: _Job) -> None:
         if not self._turn.acquire(timeout=self._timeout_s):
-            job.is_done = True  # whoever has the turn passes over it, unless it is being done just now
             raise DbUnavailable(f"the database was busy with other writers for {self._timeout_s} s")
         try:
             while not job.is_done:
                 self._commit_waiting()
         finally:
-            job.is_done = True
             self._turn.release()
-        if job.error is not None:
-            raise job.error
-        result: T = job.result
-        return result
 
     def _commit_waiting(self) -> None:
         batch: list[_Job] = []
@@ -87,7 +91,7 @@ class Writer:
             while self._waiting and len(batch) < BATCH_MAX:
                 job = self._waiting.popleft()
                 if job.is_done:
-                    continue  # its caller has given up
+                    continue
                 batch.append(job)
                 try:
                     job.result = job.operation(connection)
