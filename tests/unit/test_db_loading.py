@@ -82,17 +82,17 @@ def test_every_extra_that_an_entry_point_names_exists() -> None:
 def test_a_missing_library_is_answered_with_the_extra() -> None:
     script = """
         import sys
-        sys.modules["redis"] = None    # what Python looks at first: the library cannot be imported
+        sys.modules["psycopg"] = None    # what Python looks at first: the library cannot be imported
         from nb_api import loading
         from pubsub_api import errors
         try:
-            loading.load_db_driver("redis")
+            loading.load_db_driver("postgres")
         except errors.DriverDependencyMissing as error:
             print(error)
     """
     command = [sys.executable, "-c", textwrap.dedent(script)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=True)
-    assert "pip install 'heliograph[redis]'" in done.stdout
+    assert "pip install 'heliograph[postgres]'" in done.stdout
     assert done.stderr == ""
 
 
