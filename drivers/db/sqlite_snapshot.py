@@ -69,7 +69,8 @@ class SqliteSnapshot(Snapshot):
         self._is_closed = False
         self._kept: list[_Row] | None = None
         connection.execute("BEGIN")
-        (self._revision,) = connection.execute("SELECT seq FROM sqlite_sequence WHERE name = 'changes'").fetchone()
+        (revision,) = connection.execute("SELECT seq FROM sqlite_sequence WHERE name = 'changes'").fetchone()
+        self._revision = int(revision)
         self._rows = connection.execute(*query(selection))
         GATE.members.add(self)
 

@@ -155,6 +155,16 @@ class TestLocks:
         assert db.revision() == 10
         assert len(stored(db)) == 10
 
+    def test_a_full_disk_is_reported_and_leaves_nothing(self, db: DbApi) -> None:
+        db.create("t", "k", 1, topic="t")
+        pool = db._pool  # type: ignore[attr-defined]
+        pool.run(lambda connection: connection.execute("PRAGMA max_page_count = 1").fetchall())  # as many as there are
+        with pytest.raises(DbUnavailable, match="full"):
+            db.create("t", "large", bytes(500_000), topic="t")
+        assert set(stored(db)) == {("t", "k")}
+        assert [change.key for change in db.changes(0)] == ["k"]
+        assert db.create("t", "k2", 1, topic="t") == 2  # on a new connection, which has no such limit
+
     def test_the_log_does_not_grow_for_ever(self, path: pathlib.Path) -> None:
         with contextlib.closing(open_with(path, synchronous="normal", log_bytes_max=65_536)) as db:
             for number in range(100):
