@@ -16,7 +16,7 @@ from __future__ import annotations
 import pytest
 
 _PARTS = ("base", "concurrency", "feed", "lifecycle", "objects", "outbox", "processes", "snapshots", "values")
-pytest.register_assert_rewrite("nb_api.testing.replay", *(f"{__name__}.{part}" for part in _PARTS))
+pytest.register_assert_rewrite(*(f"{__name__}.{part}" for part in _PARTS))
 
 from nb_api.testing.db_conformance.base import DbConformanceBase  # noqa: E402
 from nb_api.testing.db_conformance.concurrency import ConcurrencyConformance  # noqa: E402
