@@ -11,7 +11,7 @@ back, and so
 The price is that changes commit one at a time.  It is small: a change announces itself with NOTIFY, and PostgreSQL lets
 transactions that notify commit one at a time anyway.  A change is one call of one function, so the lock is held while
 the server works and never while a client thinks; what the threads of a process have to change meanwhile goes into one
-transaction (`drivers.db.postgres_writer`).  Numbers whose transaction is rolled back, or that a crash of the
+transaction (`drivers.db.postgres.writer`).  Numbers whose transaction is rolled back, or that a crash of the
 server has swallowed, are skipped.
 
 Two other ways were left aside.  Showing only changes older than every running transaction (``pg_snapshot_xmin``) lets
@@ -35,16 +35,16 @@ from urllib.parse import SplitResult
 
 from oslo_config import cfg
 
-from drivers.db import postgres_config, postgres_schema
-from drivers.db.postgres_pool import Connection, Pool, Row
-from drivers.db.postgres_snapshot import PostgresSnapshot
-from drivers.db.postgres_writer import Outcome, SharedWriter, Write
+from drivers.db.postgres import config, schema
+from drivers.db.postgres.pool import Connection, Pool, Row
+from drivers.db.postgres.snapshot import PostgresSnapshot
+from drivers.db.postgres.writer import Outcome, SharedWriter, Write
 from nb_api import checks
 from nb_api.db_api import Change, DbApi, DbObject, Snapshot
 from nb_api.errors import DbError, ObjectExists, ObjectNotFound, RevisionTooOld, VersionConflict
 from pubsub_api.errors import Closed
 
-list_opts = postgres_config.list_opts
+list_opts = config.list_opts
 
 _COMPACT_PORTION = 10_000
 """Rows that one transaction of `compact` removes: each is short, and interrupted work is not lost."""
@@ -55,18 +55,18 @@ _AGE_S_MAX = 3e9
 class PostgresDb(DbApi):
     """The driver.  See the module's description.  One statement per call, so one round trip."""
 
-    options: ClassVar[Mapping[str, Sequence[cfg.Opt]]] = {postgres_config.GROUP: postgres_config.OPTIONS}
+    options: ClassVar[Mapping[str, Sequence[cfg.Opt]]] = {config.GROUP: config.OPTIONS}
 
     def __init__(self, conf: cfg.ConfigOpts, url: SplitResult) -> None:
         super().__init__(conf, url)
-        self._settings = postgres_config.read_settings(conf, url)
+        self._settings = config.read_settings(conf, url)
         self._statements = _Statements(self._settings.schema)
         self._pool = Pool(self._settings)
         self._writer = SharedWriter(self._execute)
 
     def initialize(self) -> None:
         with self._pool.connection() as connection:
-            postgres_schema.install(connection, self._settings)
+            schema.install(connection, self._settings)
 
     def close(self) -> None:
         self._pool.close()

@@ -1,7 +1,7 @@
 """Objects, changes and outbox in one SQLite file: the embedded database, for the processes of one host.
 
 SQLite lets one transaction write at a time, across processes.  The revision is taken inside of it, so revisions are in
-commit order and the feed needs no further care.  Threads of one process share transactions (`sqlite_writer`).
+commit order and the feed needs no further care.  Threads of one process share transactions (`writer`).
 
 There is no notification between processes: `wait` looks, more and more seldom, and is woken at once by its own process.
 """
@@ -19,10 +19,10 @@ from urllib.parse import SplitResult
 
 from oslo_config import cfg, types
 
-from drivers.db import sqlite_schema
-from drivers.db.sqlite_pool import Pool
-from drivers.db.sqlite_snapshot import SqliteSnapshot
-from drivers.db.sqlite_writer import Operation, Writer
+from drivers.db.sqlite import schema
+from drivers.db.sqlite.pool import Pool
+from drivers.db.sqlite.snapshot import SqliteSnapshot
+from drivers.db.sqlite.writer import Operation, Writer
 from nb_api import checks
 from nb_api.db_api import Action, Change, DbApi, DbObject
 from nb_api.errors import DbError, DbUnavailable, ObjectExists, ObjectNotFound, RevisionTooOld, VersionConflict
@@ -67,7 +67,7 @@ class SqliteDb(DbApi):
 
     def __init__(self, conf: cfg.ConfigOpts, url: SplitResult) -> None:
         super().__init__(conf, url)
-        self._path = sqlite_schema.path_of(url)
+        self._path = schema.path_of(url)
         self._options = conf[GROUP]
         self._timeout_s: float = conf.db.operation_timeout
         self._value_bytes_max: int = conf.db.value_bytes_max
@@ -86,9 +86,9 @@ class SqliteDb(DbApi):
         self._news = threading.Condition()
 
     def initialize(self) -> None:
-        sqlite_schema.make_file(self._path)
+        schema.make_file(self._path)
         try:
-            self._run(lambda connection: sqlite_schema.make_schema(connection, self._path))
+            self._run(lambda connection: schema.make_schema(connection, self._path))
         except DbUnavailable:
             raise
         except DbError as error:

@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from drivers.db.etcd_config import Settings
+from drivers.db.etcd.config import Settings
 from nb_api.errors import DbError, DbUnavailable
 from pubsub_api import forking
 from pubsub_api.errors import Closed, InvalidConfig, LimitReached

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import msgspec
 
-from drivers.db.etcd_http import Compacted, EtcdClient, RangeAnswer
-from drivers.db.etcd_keys import Keys, Record, end_of
+from drivers.db.etcd.http import Compacted, EtcdClient, RangeAnswer
+from drivers.db.etcd.keys import Keys, Record, end_of
 from nb_api import checks
 from nb_api.db_api import DbObject, Snapshot
 from nb_api.errors import DbUnavailable

@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Collection, Iterator
 
-from drivers.db.sqlite_pool import GATE
+from drivers.db.sqlite.pool import GATE
 from nb_api.checks import Selection, decode_value
 from nb_api.db_api import DbObject, Snapshot
 from nb_api.errors import DbUnavailable

@@ -20,7 +20,7 @@ import psycopg
 from psycopg.abc import PQGen
 from psycopg.pq import TransactionStatus
 
-from drivers.db.postgres_config import Settings
+from drivers.db.postgres.config import Settings
 from nb_api.errors import DbError, DbUnavailable
 from pubsub_api import forking
 from pubsub_api.errors import Closed, HeliographError, InvalidConfig

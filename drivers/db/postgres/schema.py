@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import hashlib
 
-from drivers.db.postgres_config import Settings
-from drivers.db.postgres_pool import Connection
+from drivers.db.postgres.config import Settings
+from drivers.db.postgres.pool import Connection
 from pubsub_api.errors import InvalidConfig
 
 FORMAT = 1

@@ -31,17 +31,17 @@ from urllib.parse import SplitResult
 import msgspec
 from oslo_config import cfg
 
-from drivers.db import etcd_config
-from drivers.db.etcd_feed import EtcdFeed
-from drivers.db.etcd_http import CompactAnswer, Compacted, EtcdClient, KeyValue, PutAnswer, RangeAnswer, TxnAnswer
-from drivers.db.etcd_keys import Keys, Record, Waiting, end_of
-from drivers.db.etcd_snapshot import EtcdSnapshot
+from drivers.db.etcd import config
+from drivers.db.etcd.feed import EtcdFeed
+from drivers.db.etcd.http import CompactAnswer, Compacted, EtcdClient, KeyValue, PutAnswer, RangeAnswer, TxnAnswer
+from drivers.db.etcd.keys import Keys, Record, Waiting, end_of
+from drivers.db.etcd.snapshot import EtcdSnapshot
 from nb_api import checks
 from nb_api.db_api import Action, Change, DbApi, DbObject, Snapshot
 from nb_api.errors import DbUnavailable, ObjectExists, ObjectNotFound, VersionConflict
 from pubsub_api.errors import Closed
 
-list_opts = etcd_config.list_opts
+list_opts = config.list_opts
 
 _OPERATIONS_MAX = 100
 """In one transaction; a server refuses more than 128 unless it is told otherwise."""
@@ -54,11 +54,11 @@ _encode = msgspec.msgpack.Encoder().encode
 class EtcdDb(DbApi):
     """The driver.  See the module's description."""
 
-    options: ClassVar[Mapping[str, Sequence[cfg.Opt]]] = {etcd_config.GROUP: etcd_config.OPTIONS}
+    options: ClassVar[Mapping[str, Sequence[cfg.Opt]]] = {config.GROUP: config.OPTIONS}
 
     def __init__(self, conf: cfg.ConfigOpts, url: SplitResult) -> None:
         super().__init__(conf, url)
-        self._settings = etcd_config.read_settings(conf, url)
+        self._settings = config.read_settings(conf, url)
         self._keys = Keys(self._settings.prefix)
         self._client = EtcdClient(self._settings)
         self._feed = EtcdFeed(self._client, self._keys, self._settings.operation_timeout_s, _OPERATIONS_MAX)

@@ -9,8 +9,8 @@ from typing import Any
 
 import psycopg
 
-from drivers.db.postgres_config import Settings
-from drivers.db.postgres_pool import Connection, Pool, Row
+from drivers.db.postgres.config import Settings
+from drivers.db.postgres.pool import Connection, Pool, Row
 from nb_api import checks
 from nb_api.db_api import DbObject, Snapshot
 from pubsub_api.core.topics import FilterSet, is_wildcard, literal_prefix

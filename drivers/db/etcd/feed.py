@@ -10,8 +10,8 @@ from typing import Any
 
 import msgspec
 
-from drivers.db.etcd_http import Compacted, EtcdClient, KeyValue, RangeAnswer, TxnAnswer
-from drivers.db.etcd_keys import Keys, Record
+from drivers.db.etcd.http import Compacted, EtcdClient, KeyValue, RangeAnswer, TxnAnswer
+from drivers.db.etcd.keys import Keys, Record
 from nb_api.db_api import Change
 from nb_api.errors import DbUnavailable, RevisionTooOld
 
