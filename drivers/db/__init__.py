@@ -1,0 +1,1 @@
+"""Drivers of databases: each implements `nb_api.db_api.DbApi`."""

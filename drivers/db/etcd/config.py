@@ -1,0 +1,72 @@
+"""The ``[db_etcd]`` option group and what a URL adds to it, checked once."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Sequence
+from urllib.parse import SplitResult
+
+from oslo_config import cfg
+
+from nb_api import config
+from pubsub_api.errors import InvalidConfig
+
+GROUP = "db_etcd"
+
+_DEFAULT_PORT = 2379
+_PREFIX = re.compile(r"[A-Za-z0-9._-]{1,100}")
+
+OPTIONS: Sequence[cfg.Opt] = (
+    cfg.StrOpt("prefix", default="heliograph",
+               help="Begins every key, and so keeps databases in one etcd apart. The path of the URL wins."),
+    cfg.IntOpt("connections_max", default=64, min=2, max=10_000,
+               help="Connections of one process. Every running call and every wait holds one."),
+    cfg.IntOpt("connections_idle_max", default=8, min=0, max=10_000,
+               help="Connections of one process that stay open while nobody uses them."),
+)  # fmt: skip
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """Everything the driver needs to know."""
+
+    host: str
+    port: int
+    prefix: bytes
+    connect_timeout_s: float
+    operation_timeout_s: float
+    snapshot_portion: int
+    value_bytes_max: int
+    connections_max: int
+    connections_idle_max: int
+
+    @property
+    def address(self) -> str:
+        return f"etcd://{self.host}:{self.port}/{self.prefix.decode()}"
+
+
+def read_settings(conf: cfg.ConfigOpts, url: SplitResult) -> Settings:
+    """Translate the groups and the URL, ``etcd://host:port/prefix``.  Raises InvalidConfig."""
+    own, common = conf[GROUP], conf[config.GROUP]
+    if url.username is not None or url.query or url.fragment:
+        raise InvalidConfig("the URL of an etcd is etcd://host:port/prefix, without credentials and without options")
+    prefix = url.path.strip("/") or own.prefix
+    if not _PREFIX.fullmatch(prefix):
+        raise InvalidConfig(f"{prefix!r} cannot begin keys: it is 1 to 100 letters, digits, dots, dashes, underscores")
+    return Settings(
+        host=url.hostname or "127.0.0.1",
+        port=url.port or _DEFAULT_PORT,
+        prefix=prefix.encode(),
+        connect_timeout_s=common.connect_timeout,
+        operation_timeout_s=common.operation_timeout,
+        snapshot_portion=common.snapshot_portion,
+        value_bytes_max=common.value_bytes_max,
+        connections_max=own.connections_max,
+        connections_idle_max=own.connections_idle_max,
+    )
+
+
+def list_opts() -> list[tuple[str, Sequence[cfg.Opt]]]:
+    """Entry point for oslo-config-generator."""
+    return [(GROUP, OPTIONS)]

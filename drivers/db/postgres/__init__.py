@@ -1,0 +1,272 @@
+"""Objects and their feed in PostgreSQL, 11 or later, through psycopg 3.
+
+How the feed comes to be in commit order.  A sequence hands out its numbers before commit: who read 7 may later see 6
+appear.  So a change takes an advisory lock, then the number, and PostgreSQL releases the lock at the end of the
+transaction, after it has become visible.  The next number is therefore taken when every older one is visible or rolled
+back, and so
+
+- number order is commit order: what a query sees of ``changes`` is a prefix of the feed, always;
+- a snapshot of PostgreSQL is exactly the objects as of the newest revision in it, which is what `Snapshot` promises.
+
+The price is that changes commit one at a time.  It is small: a change announces itself with NOTIFY, and PostgreSQL lets
+transactions that notify commit one at a time anyway.  A change is one call of one function, so the lock is held while
+the server works and never while a client thinks; what the threads of a process have to change meanwhile goes into one
+transaction (`drivers.db.postgres.writer`).  Numbers whose transaction is rolled back, or that a crash of the
+server has swallowed, are skipped.
+
+Two other ways were left aside.  Showing only changes older than every running transaction (``pg_snapshot_xmin``) lets
+changes commit side by side, but then any long writing transaction on the server, of any application, stops the feed,
+and a snapshot holds changes that the feed does not show yet.  A counter in a row that every change updates is as
+correct as the lock, but the dead rows it leaves cannot be removed while a snapshot is read, and every change walks over
+them.
+
+Whoever changes the tables past the function ``change`` breaks the rule; whoever calls it in a long transaction of his
+own makes all others wait, and they give up after ``[db] operation_timeout``.  ``synchronous_commit = off`` is
+overruled: a crash would take back changes that somebody has seen.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, ClassVar
+from urllib.parse import SplitResult
+
+from oslo_config import cfg
+
+from drivers.db.postgres import config, schema
+from drivers.db.postgres.pool import Connection, Pool, Row
+from drivers.db.postgres.snapshot import PostgresSnapshot
+from drivers.db.postgres.writer import Outcome, SharedWriter, Write
+from nb_api import checks
+from nb_api.db_api import Change, DbApi, DbObject, Snapshot
+from nb_api.errors import DbError, ObjectExists, ObjectNotFound, RevisionTooOld, VersionConflict
+from pubsub_api.errors import Closed
+
+list_opts = config.list_opts
+
+_COMPACT_PORTION = 10_000
+"""Rows that one transaction of `compact` removes: each is short, and interrupted work is not lost."""
+_AGE_S_MAX = 3e9
+"""More than any clock has seen, and still an interval."""
+
+
+class PostgresDb(DbApi):
+    """The driver.  See the module's description.  One statement per call, so one round trip."""
+
+    options: ClassVar[Mapping[str, Sequence[cfg.Opt]]] = {config.GROUP: config.OPTIONS}
+
+    def __init__(self, conf: cfg.ConfigOpts, url: SplitResult) -> None:
+        super().__init__(conf, url)
+        self._settings = config.read_settings(conf, url)
+        self._statements = _Statements(self._settings.schema)
+        self._pool = Pool(self._settings)
+        self._writer = SharedWriter(self._execute)
+
+    def initialize(self) -> None:
+        with self._pool.connection() as connection:
+            schema.install(connection, self._settings)
+
+    def close(self) -> None:
+        self._pool.close()
+
+    # -- objects
+
+    def create(self, table: str, key: str, value: Any, *, topic: str) -> int:
+        checks.check_object(table, key, topic)
+        return self._change("create", table, key, topic, self._encode(value), None)
+
+    def set(
+        self, table: str, key: str, value: Any, *, topic: str | None = None, expected_version: int | None = None
+    ) -> int:
+        checks.check_object(table, key, topic)
+        checks.check_expected(expected_version)
+        return self._change("set", table, key, topic, self._encode(value), expected_version)
+
+    def delete(self, table: str, key: str, *, expected_version: int | None = None) -> int:
+        checks.check_object(table, key)
+        checks.check_expected(expected_version)
+        return self._change("delete", table, key, None, None, expected_version)
+
+    def get(self, table: str, key: str) -> DbObject:
+        checks.check_object(table, key)
+        rows = self._query(self._statements.get, table, key)
+        if not rows:
+            raise ObjectNotFound(f"there is no {table} {key!r}")
+        topic, value, version, is_deleted = rows[0]
+        if is_deleted:
+            raise ObjectNotFound(f"{table} {key!r} was deleted at revision {version}", deleted_version=version)
+        return DbObject(table, key, topic, checks.decode_value(value), version)
+
+    def snapshot(self, tables: Sequence[str] | None = None, topics: Sequence[str] | None = None) -> Snapshot:
+        return PostgresSnapshot(self._pool, self._settings, checks.Selection(tables, topics))
+
+    def allocate(self, name: str) -> int:
+        checks.check_name(name, "counter")
+        return int(self._query(self._statements.allocate, name)[0][0])
+
+    # -- changes
+
+    def revision(self) -> int:
+        return int(self._query(self._statements.revision)[0][0])
+
+    def changes(self, after_revision: int, *, limit: int = 1000) -> list[Change]:
+        checks.check_revision(after_revision)
+        checks.check_limit(limit)
+        rows = self._query(self._statements.changes, after_revision, limit)
+        compacted = int(rows[0][0])
+        if after_revision < compacted:
+            raise RevisionTooOld(
+                f"changes up to revision {compacted} are compacted away; {after_revision} is too old",
+                oldest_revision=compacted,
+            )
+        return [_change_from(row[1:]) for row in rows if row[1] is not None]
+
+    def wait(self, after_revision: int, *, timeout_s: float) -> bool:
+        checks.check_revision(after_revision)
+        checks.check_not_negative(timeout_s, "timeout_s")
+        deadline = time.monotonic() + timeout_s
+        self._pool.check_open()
+        try:
+            return self.revision() > after_revision or self._listen(after_revision, deadline)
+        except Closed:
+            return False
+
+    def compact(self, *, keep_changes: int, keep_tombstones_s: float) -> int:
+        checks.check_revision(keep_changes, "number of changes to keep")
+        checks.check_not_negative(keep_tombstones_s, "keep_tombstones_s")
+        self._drop(self._statements.drop_tombstones, min(float(keep_tombstones_s), _AGE_S_MAX))
+        cut = self._query(self._statements.cut, keep_changes)
+        return self._drop(self._statements.drop_changes, cut[0][0]) if cut else 0
+
+    # -- outbox
+
+    def unpublished(self, *, older_than_s: float = 0.0, limit: int = 1000) -> list[Change]:
+        checks.check_not_negative(older_than_s, "older_than_s")
+        checks.check_limit(limit)
+        rows = self._query(self._statements.unpublished, min(float(older_than_s), _AGE_S_MAX), limit)
+        return [_change_from(row) for row in rows]
+
+    def mark_published(self, revisions: Sequence[int]) -> None:
+        for revision in revisions:
+            checks.check_revision(revision)
+        if revisions:
+            self._query(self._statements.mark_published, list(revisions))
+
+    # -- inside
+
+    def _encode(self, value: Any) -> bytes:
+        return checks.encode_value(value, bytes_max=self._settings.value_bytes_max)
+
+    def _change(
+        self, action: str, table: str, key: str, topic: str | None, value: bytes | None, expected: int | None
+    ) -> int:
+        write = Write(action, table, key, topic, value, expected, self.with_outbox)
+        outcome, version = self._writer.write(write)
+        if outcome == "done" and version is not None:
+            return version
+        if outcome == "exists":
+            raise ObjectExists(f"{table} {key!r} exists, with version {version}")
+        if outcome == "missing":
+            raise ObjectNotFound(f"there is no {table} {key!r}", deleted_version=version)
+        if outcome == "conflict":
+            raise VersionConflict(f"{table} {key!r} has version {version}, not {expected}")
+        raise DbError(f"the function of the database answered {outcome!r}")
+
+    def _execute(self, writes: Sequence[Write]) -> list[Outcome]:
+        """One statement, so one transaction and one round trip."""
+        if len(writes) == 1:
+            rows = self._query(self._statements.change, *writes[0])
+        else:
+            rows = self._query(self._statements.change_all, *map(list, zip(*writes, strict=True)))
+        return [Outcome(*row) for row in rows]
+
+    def _query(self, statement: str, *parameters: Any) -> list[Row]:
+        with self._pool.connection() as connection:
+            return _rows(connection, statement, *parameters)
+
+    def _drop(self, statement: str, bound: float) -> int:
+        total = 0
+        while True:
+            rows = self._query(statement, bound, _COMPACT_PORTION)
+            dropped = int(rows[0][0]) if rows else 0
+            total += dropped
+            if dropped < _COMPACT_PORTION:
+                return total
+
+    def _listen(self, after_revision: int, deadline: float) -> bool:
+        """The revision is read after LISTEN has taken effect, so no commit falls between the two."""
+        with self._listening() as connection:
+            while True:
+                connection.was_notified = False
+                if _rows(connection, self._statements.revision)[0][0] > after_revision:
+                    return True
+                remaining_s = deadline - time.monotonic()
+                if remaining_s <= 0:
+                    return False
+                connection.await_notification(remaining_s)
+
+    @contextlib.contextmanager
+    def _listening(self) -> Iterator[Connection]:
+        with self._pool.connection() as connection:
+            connection.listen(self._settings.channel)
+            yield connection
+            connection.unlisten()  # not after an error: then the connection is given up
+
+
+class _Statements:
+    """The SQL, with the schema's name in place.  The name has been checked; everything else is a parameter."""
+
+    def __init__(self, schema: str) -> None:
+        columns = "revision, action, tbl, key, topic, left_topic, value"
+        self.change = f"SELECT * FROM {schema}.change(%s, %s, %s, %s, %s, %s, %s)"
+        self.change_all = f"""SELECT c.outcome, c.found_version
+            FROM unnest(%s::text[], %s::text[], %s::text[], %s::text[], %s::bytea[], %s::bigint[], %s::boolean[])
+                WITH ORDINALITY AS w (action, tbl, key, topic, value, expected, with_outbox, position)
+            CROSS JOIN LATERAL {schema}.change(action, tbl, key, topic, value, expected, with_outbox) c
+            ORDER BY position"""
+        self.get = f"""SELECT topic, value, version, deleted_at IS NOT NULL FROM {schema}.objects
+            WHERE tbl = %s AND key = %s"""
+        self.allocate = f"""INSERT INTO {schema}.counters AS c VALUES (%s, 1)
+            ON CONFLICT (name) DO UPDATE SET value = c.value + 1 RETURNING value"""
+        self.revision = f"SELECT greatest(compacted, (SELECT max(revision) FROM {schema}.changes)) FROM {schema}.state"
+        # One row even when there is no change: what is compacted and what is left must be seen at the same moment.
+        self.changes = f"""SELECT s.compacted, c.* FROM {schema}.state s LEFT JOIN (
+                SELECT {columns} FROM {schema}.changes WHERE revision > %s ORDER BY revision LIMIT %s
+            ) c ON true ORDER BY c.revision"""
+        self.unpublished = f"""SELECT {columns} FROM {schema}.outbox JOIN {schema}.changes USING (revision)
+            WHERE committed_at <= clock_timestamp() - make_interval(secs => %s) ORDER BY revision LIMIT %s"""
+        # Locked in one order, so that two who confirm the same changes cannot block each other for good.
+        self.mark_published = f"""WITH marked AS MATERIALIZED (
+                SELECT revision FROM {schema}.outbox WHERE revision = ANY(%s) ORDER BY revision FOR UPDATE
+            ) DELETE FROM {schema}.outbox o USING marked WHERE o.revision = marked.revision"""
+        self.cut = f"SELECT revision FROM {schema}.changes ORDER BY revision DESC OFFSET %s LIMIT 1"
+        # Oldest first, so that what is compacted is a true statement after every portion.
+        self.drop_changes = f"""WITH doomed AS (
+                SELECT c.revision FROM {schema}.changes c
+                WHERE c.revision <= %s AND NOT EXISTS (SELECT FROM {schema}.outbox o WHERE o.revision = c.revision)
+                ORDER BY c.revision LIMIT %s
+            ), gone AS (
+                DELETE FROM {schema}.changes c USING doomed WHERE c.revision = doomed.revision RETURNING c.revision
+            ), counted AS (SELECT count(*) AS number, max(revision) AS newest FROM gone)
+            UPDATE {schema}.state s SET compacted = greatest(s.compacted, counted.newest)
+            FROM counted WHERE counted.number > 0 RETURNING counted.number"""
+        self.drop_tombstones = f"""WITH doomed AS (
+                SELECT tbl, key FROM {schema}.objects
+                WHERE deleted_at <= clock_timestamp() - make_interval(secs => %s) ORDER BY deleted_at LIMIT %s
+            ), gone AS (
+                DELETE FROM {schema}.objects o USING doomed
+                WHERE o.tbl = doomed.tbl AND o.key = doomed.key AND o.deleted_at IS NOT NULL RETURNING 1
+            ) SELECT count(*) FROM gone"""
+
+
+def _rows(connection: Connection, statement: str, *parameters: Any) -> list[Row]:
+    cursor = connection.execute(statement, parameters, binary=True)
+    return cursor.fetchall() if cursor.description else []
+
+
+def _change_from(row: Row) -> Change:
+    revision, action, table, key, topic, left_topic, value = row
+    decoded = None if value is None else checks.decode_value(value)
+    return Change(revision, action, table, key, topic, decoded, left_topic)

@@ -1,0 +1,261 @@
+"""Connections to PostgreSQL: kept, lent to one thread at a time, given up when they break, and forgotten after a fork.
+
+psycopg's own pool works with threads, which a fork would lose, and psycopg waits for an answer as long as the server
+lets it.  A server that is stopped or cut off lets it wait for ever, so here every wait for the socket has a deadline.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import select
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any, TypeVar
+
+import psycopg
+from psycopg.abc import PQGen
+from psycopg.pq import TransactionStatus
+
+from drivers.db.postgres.config import Settings
+from nb_api.errors import DbError, DbUnavailable
+from pubsub_api import forking
+from pubsub_api.errors import Closed, HeliographError, InvalidConfig
+
+T = TypeVar("T")
+Row = tuple[Any, ...]
+
+_GRACE_S = 1.0
+"""The server ends a statement at its timeout; one that has not even done that a moment later is given up."""
+_READ, _WRITE = 1, 2  # as psycopg's generators say what they wait for, and want to be told what is ready
+
+# Classes of SQLSTATE for which trying again later can help: connection, transaction state (a standby is read-only),
+# rollback, resources, lock not available, operator intervention (which includes timeouts), system.
+_PASSING = {"08", "25", "40", "53", "55", "57", "58"}
+# No privilege; a schema, table, function or column is not there: somebody has to set something up.
+_CONFIGURATION = {"42501", "3F000", "42P01", "42883", "42703"}
+
+_SESSION = """
+SELECT set_config('statement_timeout', %s, false), set_config('idle_in_transaction_session_timeout', %s, false),
+    set_config('default_transaction_isolation', 'read committed', false),
+    set_config('synchronous_commit',
+               CASE current_setting('synchronous_commit') WHEN 'off' THEN 'on'
+                    ELSE current_setting('synchronous_commit') END, false)
+"""
+
+
+class Connection(psycopg.Connection[Row]):
+    """A connection in autocommit whose every wait for the server is bounded."""
+
+    answer_timeout_s: float = math.inf
+    was_notified = False
+
+    def wait(self, gen: PQGen[T], *_: Any, **__: Any) -> T:
+        """Drive one of psycopg's generators.  Raises psycopg.OperationalError when the server says nothing in time."""
+        deadline = time.monotonic() + self.answer_timeout_s
+        try:
+            wanted = int(next(gen))
+            while True:
+                ready = self.poll(wanted, deadline - time.monotonic())
+                if not ready:
+                    raise psycopg.OperationalError(f"the server has not answered for {self.answer_timeout_s:g} s")
+                wanted = int(gen.send(ready))
+        except StopIteration as end:
+            return end.value  # type: ignore[no-any-return]
+
+    def poll(self, wanted: int, timeout_s: float) -> int:
+        """Which of ``wanted`` the socket is ready for; 0 when the time is over.  An error counts as ready."""
+        poller = select.poll()
+        mask = (select.POLLIN if wanted & _READ else 0) | (select.POLLOUT if wanted & _WRITE else 0)
+        poller.register(self.pgconn.socket, mask)
+        milliseconds = None if math.isinf(timeout_s) else max(0, math.ceil(timeout_s * 1000))
+        events = poller.poll(milliseconds)
+        if not events:
+            return 0
+        occurred = events[0][1]
+        is_broken = occurred & ~(select.POLLIN | select.POLLOUT)
+        ready = (_READ if occurred & select.POLLIN else 0) | (_WRITE if occurred & select.POLLOUT else 0)
+        return wanted if is_broken else ready
+
+    def listen(self, channel: str) -> None:
+        """Begin to receive notifications.  Raises psycopg.Error."""
+        self.add_notify_handler(self._note)
+        self.execute(f"LISTEN {channel}")
+
+    def unlisten(self) -> None:
+        """End it.  A connection that listens and is not read would in the end block the server's queue."""
+        self.execute("UNLISTEN *")
+        self.remove_notify_handler(self._note)
+
+    def await_notification(self, timeout_s: float) -> None:
+        """Return when one arrived since ``was_notified`` was last cleared, or when the time is over."""
+        if not self.was_notified and self.poll(_READ, timeout_s):
+            self.discard_input()
+
+    def discard_input(self) -> None:
+        """Read what the server sent without being asked.  Raises psycopg.OperationalError when it has hung up."""
+        self.pgconn.consume_input()
+        while self.pgconn.notifies():
+            pass
+
+    def is_usable(self) -> bool:
+        """Whether an idle connection still stands: a server that went away has said so, unless the network is cut."""
+        try:
+            while self.poll(_READ, 0):  # last words first, the end of the stream after them
+                self.discard_input()
+        except (psycopg.Error, OSError):
+            return False
+        return not self.closed and self.pgconn.transaction_status == TransactionStatus.IDLE
+
+    def cut(self) -> None:
+        """End it under the feet of whatever thread uses it, which gets an error at once."""
+        with contextlib.suppress(OSError, psycopg.Error), socket.socket(fileno=os.dup(self.pgconn.socket)) as copy:
+            copy.shutdown(socket.SHUT_RDWR)
+
+    def _note(self, _: psycopg.Notify) -> None:
+        self.was_notified = True
+
+
+class Pool:
+    """The connections of one process.  Every method may be called from any thread."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._is_closed = False
+        self._freed = threading.Condition()
+        self._idle: list[Connection] = []
+        self._busy: set[Connection] = set()
+        self._opening = 0
+        forking.register(self)
+
+    def check_open(self) -> None:
+        """Raises Closed after `close`."""
+        if self._is_closed:
+            raise Closed("the database is closed")
+
+    @contextlib.contextmanager
+    def connection(self) -> Iterator[Connection]:
+        """Borrow a connection.  Errors of psycopg that leave the block are raised as ours."""
+        with self.translated():
+            connection = self.acquire()
+            try:
+                yield connection
+            finally:
+                self.release(connection)
+
+    @contextlib.contextmanager
+    def translated(self) -> Iterator[None]:
+        """Raise errors of psycopg as ours: Closed, DbUnavailable, InvalidConfig, or DbError for the rest."""
+        try:
+            yield
+        except psycopg.Error as error:
+            raise self._translate(error) from error
+
+    def acquire(self) -> Connection:
+        """A connection that is alive as far as one can tell.  Raises Closed, DbUnavailable, psycopg.Error."""
+        while True:
+            connection = self._take()
+            if connection is None:
+                return self._connect()
+            if connection.is_usable():
+                return connection
+            self.release(connection)
+
+    def release(self, connection: Connection) -> None:
+        """Give one back, whatever state it is in.  Does nothing with one that was borrowed before a fork."""
+        with self._freed:
+            if connection not in self._busy:
+                forking.set_aside(connection)
+                return
+            is_whole = not connection.closed and connection.pgconn.transaction_status == TransactionStatus.IDLE
+            is_kept = is_whole and not self._is_closed and len(self._idle) < self._settings.connections_idle_max
+            if is_kept:
+                self._idle.append(connection)
+            self._busy.remove(connection)
+            self._freed.notify()
+        if not is_kept:
+            connection.close()
+
+    def close(self) -> None:
+        """Close what is idle and cut what is busy.  Idempotent."""
+        with self._freed:
+            self._is_closed = True
+            idle, self._idle = self._idle, []
+            for connection in self._busy:
+                connection.cut()
+            self._freed.notify_all()
+        for connection in idle:
+            connection.close()
+
+    def after_fork_in_child(self) -> None:
+        forking.set_aside([*self._idle, *self._busy])
+        self._freed = threading.Condition()
+        self._idle, self._busy, self._opening = [], set(), 0
+
+    def _take(self) -> Connection | None:
+        """An idle connection, now busy, or None and the right to open one."""
+        limit, timeout_s = self._settings.connections_max, self._settings.operation_timeout_s
+
+        def is_free() -> bool:
+            return self._is_closed or bool(self._idle) or len(self._busy) + self._opening < limit
+
+        with self._freed:
+            if not self._freed.wait_for(is_free, timeout_s):
+                raise DbUnavailable(f"all {limit} connections of connections_max were busy for {timeout_s:g} s")
+            self.check_open()
+            if not self._idle:
+                self._opening += 1
+                return None
+            connection = self._idle.pop()
+            self._busy.add(connection)
+            return connection
+
+    def _connect(self) -> Connection:
+        connection = None
+        try:
+            connection = self._open()
+        finally:
+            with self._freed:
+                self._opening -= 1
+                if connection is not None:
+                    self._busy.add(connection)
+                if connection is None or self._is_closed:
+                    self._freed.notify()
+        if self._is_closed:
+            self.release(connection)
+            raise Closed("the database is closed")
+        return connection
+
+    def _open(self) -> Connection:
+        settings = self._settings
+        connection = Connection.connect(
+            settings.conninfo,
+            autocommit=True,
+            connect_timeout=math.ceil(settings.connect_timeout_s),
+            fallback_application_name="heliograph",
+            client_encoding="UTF8",
+            keepalives_idle=10,  # a wait can be long and silent; a peer that is gone is noticed within half a minute
+            keepalives_interval=5,
+            keepalives_count=3,
+        )
+        try:
+            connection.answer_timeout_s = settings.operation_timeout_s + _GRACE_S
+            timeouts = (settings.operation_timeout_s, settings.snapshot_idle_timeout_s)
+            connection.execute(_SESSION, [f"{math.ceil(seconds * 1000)}ms" for seconds in timeouts])
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
+    def _translate(self, error: psycopg.Error) -> HeliographError:
+        if self._is_closed:
+            return Closed("the database was closed meanwhile")
+        state = error.sqlstate or ""
+        message = f"{self._settings.address}: {str(error).strip() or type(error).__name__}"
+        if state in _CONFIGURATION:
+            return InvalidConfig(message)
+        is_passing = isinstance(error, (psycopg.OperationalError, psycopg.InterfaceError)) or state[:2] in _PASSING
+        return DbUnavailable(message) if is_passing else DbError(message)

@@ -1,0 +1,130 @@
+"""What the driver keeps in PostgreSQL: the tables, the function that makes a change, and how they come into being.
+
+``objects`` holds the newest version of every object, tombstones included; ``changes`` is the feed; ``outbox`` names the
+changes that nobody has confirmed; ``counters`` is for `allocate`; ``state`` is one row.  Why the function takes a lock
+before it takes a number is told in `drivers.db.postgres`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+
+from drivers.db.postgres.config import Settings
+from drivers.db.postgres.pool import Connection
+from pubsub_api.errors import InvalidConfig
+
+FORMAT = 1
+"""Raised when tables or functions change in a way that an older driver cannot live with."""
+
+# Names are compared byte by byte: faster, the same on every server, and a range of them is a prefix.
+_TABLES = """
+CREATE SCHEMA IF NOT EXISTS {schema};
+CREATE TABLE {schema}.state (
+    single boolean PRIMARY KEY DEFAULT true CHECK (single),
+    format integer NOT NULL,
+    compacted bigint NOT NULL DEFAULT 0  -- the newest change that the feed has lost
+);
+CREATE TABLE {schema}.objects (
+    tbl text COLLATE "C" NOT NULL,
+    key text COLLATE "C" NOT NULL,
+    topic text COLLATE "C" NOT NULL,
+    value bytea,
+    version bigint NOT NULL,
+    deleted_at timestamptz,  -- set: a tombstone
+    PRIMARY KEY (tbl, key)
+);
+CREATE INDEX objects_by_topic ON {schema}.objects (topic, tbl) WHERE deleted_at IS NULL;
+CREATE INDEX tombstones_by_age ON {schema}.objects (deleted_at) WHERE deleted_at IS NOT NULL;
+CREATE TABLE {schema}.changes (
+    revision bigint PRIMARY KEY,
+    action text NOT NULL,
+    tbl text NOT NULL,
+    key text NOT NULL,
+    topic text NOT NULL,
+    left_topic text,
+    value bytea,
+    committed_at timestamptz NOT NULL
+);
+CREATE TABLE {schema}.outbox (revision bigint PRIMARY KEY);
+CREATE TABLE {schema}.counters (name text COLLATE "C" PRIMARY KEY, value bigint NOT NULL);
+CREATE SEQUENCE {schema}.revisions;
+INSERT INTO {schema}.state (format) VALUES ({format});
+"""
+
+# VOLATILE, so that every statement in it sees what was committed before the lock was granted.  A refusal is a result,
+# not an exception: PostgreSQL logs exceptions, and a lost race is nothing to log.
+_CHANGE = """
+CREATE FUNCTION {schema}.change(
+    p_action text, p_tbl text, p_key text, p_topic text, p_value bytea, p_expected bigint, p_with_outbox boolean,
+    OUT outcome text, OUT found_version bigint
+) LANGUAGE plpgsql VOLATILE AS $$
+DECLARE
+    found_topic text;
+    is_alive boolean;
+    committed timestamptz;
+BEGIN
+    PERFORM pg_advisory_xact_lock({lock});
+    SELECT o.topic, o.version, o.deleted_at IS NULL INTO found_topic, found_version, is_alive
+        FROM {schema}.objects o WHERE o.tbl = p_tbl AND o.key = p_key;
+    is_alive := coalesce(is_alive, false);
+    IF p_action = 'create' AND is_alive THEN outcome := 'exists'; RETURN; END IF;
+    IF p_action <> 'create' AND NOT is_alive THEN outcome := 'missing'; RETURN; END IF;
+    IF p_action <> 'create' AND p_expected <> found_version THEN outcome := 'conflict'; RETURN; END IF;
+
+    outcome := 'done';
+    found_version := nextval('{schema}.revisions');
+    committed := clock_timestamp();
+    p_topic := coalesce(p_topic, found_topic);
+    INSERT INTO {schema}.objects AS o (tbl, key, topic, value, version, deleted_at)
+        VALUES (p_tbl, p_key, p_topic, p_value, found_version, CASE p_action WHEN 'delete' THEN committed END)
+        ON CONFLICT (tbl, key) DO UPDATE SET topic = excluded.topic, value = excluded.value,
+            version = excluded.version, deleted_at = excluded.deleted_at;
+    INSERT INTO {schema}.changes (revision, action, tbl, key, topic, left_topic, value, committed_at)
+        VALUES (found_version, p_action, p_tbl, p_key, p_topic,
+                CASE WHEN p_action = 'set' AND found_topic <> p_topic THEN found_topic END, p_value, committed);
+    IF p_with_outbox THEN
+        INSERT INTO {schema}.outbox VALUES (found_version);
+    END IF;
+    NOTIFY {channel};
+END $$;
+"""
+
+
+def install(connection: Connection, settings: Settings) -> None:
+    """Create what is missing, once, however many processes try.  Raises InvalidConfig, psycopg.Error."""
+    encoding = connection.info.parameter_status("server_encoding")
+    if encoding != "UTF8":
+        raise InvalidConfig(f"{settings.address} is encoded in {encoding}; Heliograph needs a database in UTF8")
+    if _is_installed(connection, settings):  # also the way of a user who may write but not create
+        return
+    with connection.transaction():
+        connection.execute("SELECT pg_advisory_xact_lock(%s)", (_lock("install", settings.schema),))
+        if not _is_installed(connection, settings):
+            names = {
+                "schema": settings.schema,
+                "channel": settings.channel,
+                "lock": _lock("change", settings.schema),
+                "format": FORMAT,
+            }
+            connection.execute((_TABLES + _CHANGE).format(**names).encode())
+
+
+def _is_installed(connection: Connection, settings: Settings) -> bool:
+    # Asked of the catalogue itself: to_regclass() may answer from a cache that is older than the lock.
+    found = connection.execute(
+        """SELECT FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+           WHERE n.nspname = %s AND c.relname = 'state'""",
+        (settings.schema,),
+    )
+    if found.rowcount == 0:
+        return False
+    row = connection.execute(f"SELECT format FROM {settings.schema}.state").fetchone()
+    if row != (FORMAT,):
+        raise InvalidConfig(f"{settings.address} has format {row and row[0]}; this Heliograph reads format {FORMAT}")
+    return True
+
+
+def _lock(purpose: str, schema: str) -> int:
+    """The key of an advisory lock.  Applications share these keys, so ours are unlikely numbers."""
+    digest = hashlib.blake2b(f"heliograph {purpose} {schema}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "big", signed=True)

@@ -1,0 +1,113 @@
+"""A snapshot that PostgreSQL keeps: a cursor in a transaction of its own, read in portions."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import psycopg
+
+from drivers.db.postgres.config import Settings
+from drivers.db.postgres.pool import Connection, Pool, Row
+from nb_api import checks
+from nb_api.db_api import DbObject, Snapshot
+from pubsub_api.core.topics import FilterSet, is_wildcard, literal_prefix
+from pubsub_api.errors import Closed, Forked
+
+_RANGES_MAX = 1000
+"""With more wildcard filters than this the server sends all topics and the matcher here sorts them out."""
+
+
+class PostgresSnapshot(Snapshot):
+    """Holds a connection until it is read to the end, closed, or left standing for ``snapshot_idle_timeout``."""
+
+    def __init__(self, pool: Pool, settings: Settings, selection: checks.Selection) -> None:
+        self._pool = pool
+        self._selection = selection
+        self._portion = settings.snapshot_portion
+        self._pid = os.getpid()
+        self._connection: Connection | None = None
+        with pool.translated():
+            self._connection = pool.acquire()
+            try:
+                self._revision = _begin(self._connection, settings.schema, selection)
+            except BaseException:
+                self.close()
+                raise
+
+    @property
+    def revision(self) -> int:
+        return self._revision
+
+    def __iter__(self) -> Iterator[DbObject]:
+        selects = self._selection.selects
+        while rows := self._fetch():
+            for table, key, topic, value, version in rows:
+                if selects(table, topic):
+                    yield DbObject(table, key, topic, checks.decode_value(value), version)
+        self.close()
+
+    def close(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is None:
+            return
+        if self._pid == os.getpid():
+            with contextlib.suppress(psycopg.Error):  # the pool gives up a connection whose transaction did not end
+                connection.rollback()
+        self._pool.release(connection)
+
+    def _fetch(self) -> list[Row]:
+        if self._pid != os.getpid():
+            raise Forked("a snapshot belongs to the process that took it; take another one in this process")
+        if self._connection is None:
+            raise Closed("the snapshot was read to its end or closed; take another one")
+        try:
+            with self._pool.translated():
+                return self._connection.execute(f"FETCH {self._portion} FROM objects", binary=True).fetchall()
+        except BaseException:
+            self.close()
+            raise
+
+
+def _begin(connection: Connection, schema: str, selection: checks.Selection) -> int:
+    """Freeze what is committed, open the cursor, and return the revision.  Raises psycopg.Error."""
+    connection.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
+    revision = connection.execute(
+        f"SELECT greatest(compacted, (SELECT max(revision) FROM {schema}.changes)) FROM {schema}.state"
+    ).fetchone()
+    condition, parameters = _condition(selection)
+    # Formatted by the client, because PostgreSQL takes no parameters in a DECLARE.
+    psycopg.ClientCursor(connection).execute(
+        f"""DECLARE objects NO SCROLL CURSOR FOR SELECT tbl, key, topic, value, version
+            FROM {schema}.objects WHERE deleted_at IS NULL AND {condition}""",
+        parameters,
+    )
+    return int(revision[0]) if revision else 0
+
+
+def _condition(selection: checks.Selection) -> tuple[str, list[Any]]:
+    """As much of the selection as an index can serve; the matcher does the rest."""
+    conditions, parameters = ["true"], []
+    if selection.tables is not None:
+        conditions.append("tbl = ANY(%s::text[])")
+        parameters.append(list(selection.tables))
+    if selection.filters is not None:
+        topics, topic_parameters = _topic_condition(selection.filters)
+        conditions.append(f"({topics})")
+        parameters += topic_parameters
+    return " AND ".join(conditions), parameters
+
+
+def _topic_condition(filters: FilterSet) -> tuple[str, list[Any]]:
+    exact = [topic for topic in filters if not is_wildcard(topic)]
+    prefixes = {literal_prefix(topic) for topic in filters if is_wildcard(topic)}
+    if "" in prefixes or len(prefixes) > _RANGES_MAX:
+        return "true", []
+    conditions: list[str] = ["topic = ANY(%s::text[])"]
+    parameters: list[Any] = [exact + sorted(prefixes)]
+    for prefix in sorted(prefixes):
+        conditions.append("(topic > %s AND topic < %s)")  # "0" is the character after "/"
+        parameters += [f"{prefix}/", f"{prefix}0"]
+    return " OR ".join(conditions), parameters

@@ -1,0 +1,131 @@
+"""Changes of several threads in one transaction.
+
+Changes commit one at a time and a commit waits for the disk, so threads that come while one commits would queue up for
+the lock.  Instead the first of them carries the changes of all to the server when the way is free.  Nobody waits for
+company: a thread that comes alone goes at once.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from nb_api.errors import DbUnavailable
+from pubsub_api import forking
+from pubsub_api.errors import HeliographError
+
+_TOGETHER_MAX = 64
+_TOGETHER_BYTES_MAX = 4 * 1024 * 1024
+
+
+class Write(NamedTuple):
+    """The arguments of the function ``change``, in its order."""
+
+    action: str
+    table: str
+    key: str
+    topic: str | None
+    value: bytes | None
+    expected: int | None
+    with_outbox: bool
+
+
+class Outcome(NamedTuple):
+    """What it returns."""
+
+    name: str
+    version: int | None
+
+
+class _Passenger:
+    """A thread's change on its way."""
+
+    __slots__ = ("error", "is_driver", "outcome", "woken", "write")
+
+    def __init__(self, write: Write) -> None:
+        self.write = write
+        self.outcome: Outcome | None = None
+        self.error: HeliographError | None = None
+        self.is_driver = False
+        self.woken = threading.Event()
+
+
+class SharedWriter:
+    """``execute`` carries out writes, in order, in one transaction; it returns in bounded time or raises."""
+
+    def __init__(self, execute: Callable[[Sequence[Write]], list[Outcome]]) -> None:
+        self._execute = execute
+        self._lock = threading.Lock()
+        self._queue: list[_Passenger] = []
+        self._is_busy = False
+        forking.register(self)
+
+    def write(self, write: Write) -> Outcome:
+        """Raises what ``execute`` raises."""
+        passenger = _Passenger(write)
+        with self._lock:
+            self._queue.append(passenger)
+            passenger.is_driver = not self._is_busy
+            self._is_busy = True
+        if not passenger.is_driver:
+            passenger.woken.wait()
+        if passenger.is_driver:
+            self._drive()
+        if passenger.error is not None:
+            raise passenger.error
+        assert passenger.outcome is not None
+        return passenger.outcome
+
+    def after_fork_in_child(self) -> None:
+        self._lock = threading.Lock()
+        self._queue, self._is_busy = [], False
+
+    def _drive(self) -> None:
+        """Carry everybody who waits, the caller first, then leave the wheel to the next."""
+        aboard = self._board()
+        try:
+            self._carry(aboard)
+        finally:
+            with self._lock:
+                successor = self._queue[0] if self._queue else None
+                self._is_busy = successor is not None
+            for passenger in aboard:
+                if passenger.outcome is None and passenger.error is None:  # an interrupt went through here
+                    passenger.error = DbUnavailable("the thread that carried the change was interrupted")
+                passenger.woken.set()
+            if successor is not None:
+                successor.is_driver = True
+                successor.woken.set()
+
+    def _board(self) -> list[_Passenger]:
+        with self._lock:
+            count, size = 0, 0
+            for passenger in self._queue[:_TOGETHER_MAX]:
+                size += len(passenger.write.value or b"")
+                if count and size > _TOGETHER_BYTES_MAX:
+                    break
+                count += 1
+            aboard, self._queue = self._queue[:count], self._queue[count:]
+        return aboard
+
+    def _carry(self, aboard: Sequence[_Passenger]) -> None:
+        try:
+            outcomes = self._execute([passenger.write for passenger in aboard])
+        except DbUnavailable as error:
+            for passenger in aboard:
+                passenger.error = DbUnavailable(str(error))
+                passenger.error.__cause__ = error
+        except HeliographError as error:
+            self._carry_alone(aboard, error)
+        else:
+            for passenger, outcome in zip(aboard, outcomes, strict=True):
+                passenger.outcome = outcome
+
+    def _carry_alone(self, aboard: Sequence[_Passenger], error: HeliographError) -> None:
+        """The server refused them all and did nothing: find out whose fault it was."""
+        if len(aboard) == 1:
+            aboard[0].error = error
+            return
+        for passenger in aboard:
+            self._carry([passenger])

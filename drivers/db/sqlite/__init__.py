@@ -1,0 +1,369 @@
+"""Objects, changes and outbox in one SQLite file: the embedded database, for the processes of one host.
+
+SQLite lets one transaction write at a time, across processes.  The revision is taken inside of it, so revisions are in
+commit order and the feed needs no further care.  Threads of one process share transactions (`writer`).
+
+There is no notification between processes: `wait` looks, more and more seldom, and is woken at once by its own process.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+import sqlite3
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, TypeVar
+from urllib.parse import SplitResult
+
+from oslo_config import cfg, types
+
+from drivers.db.sqlite import schema
+from drivers.db.sqlite.pool import Pool
+from drivers.db.sqlite.snapshot import SqliteSnapshot
+from drivers.db.sqlite.writer import Operation, Writer
+from nb_api import checks
+from nb_api.db_api import Action, Change, DbApi, DbObject
+from nb_api.errors import DbError, DbUnavailable, ObjectExists, ObjectNotFound, RevisionTooOld, VersionConflict
+from pubsub_api import forking
+from pubsub_api.core.topics import check_topic
+from pubsub_api.errors import Closed, InvalidConfig
+
+GROUP = "db_sqlite"
+
+OPTIONS: Sequence[cfg.Opt] = (
+    cfg.StrOpt("synchronous", default="full", choices=["full", "normal"],
+               help="full: a commit is on disk when it returns. normal: a power failure may take back the last "
+                    "commits, and revisions that controllers have seen are then given to other changes. A process that "
+                    "is killed loses nothing either way."),
+    cfg.Opt("poll_interval_min", type=types.Float(min=0.0001, max=10.0), default=0.001,
+            help="How soon a wait looks for changes of other processes; each vain look doubles it. Seconds."),
+    cfg.Opt("poll_interval_max", type=types.Float(min=0.001, max=60.0), default=0.05,
+            help="Longest time between two looks of a wait. Seconds."),
+    cfg.Opt("snapshot_time_max", type=types.Float(min=0.1, max=86_400.0), default=600.0,
+            help="How long a snapshot may be open. The write-ahead log grows meanwhile. Seconds."),
+    cfg.IntOpt("log_bytes_max", default=64 * 1024 * 1024, min=64 * 1024, max=2**40,
+               help="A write-ahead log that has grown beyond this is cut when it is recycled. Bytes."),
+)  # fmt: skip
+
+_LOCK_PAUSE_MIN_S = 0.0005
+_LOCK_PAUSE_MAX_S = 0.002
+_COMPACT_PORTION = 5000
+_CHANGE_COLUMNS = "changes.revision, action, table_name, key, topic, value, left_topic"
+
+T = TypeVar("T")
+
+
+def list_opts() -> list[tuple[str, Sequence[cfg.Opt]]]:
+    """Entry point for oslo-config-generator."""
+    return [(GROUP, OPTIONS)]
+
+
+class SqliteDb(DbApi):
+    """``sqlite:///path/file.db``"""
+
+    options: ClassVar[Mapping[str, Sequence[cfg.Opt]]] = {GROUP: OPTIONS}
+
+    def __init__(self, conf: cfg.ConfigOpts, url: SplitResult) -> None:
+        super().__init__(conf, url)
+        self._path = schema.path_of(url)
+        self._options = conf[GROUP]
+        self._timeout_s: float = conf.db.operation_timeout
+        self._value_bytes_max: int = conf.db.value_bytes_max
+        self._pool = Pool(
+            self._path,
+            f"PRAGMA synchronous = {self._options.synchronous}; "
+            f"PRAGMA journal_size_limit = {self._options.log_bytes_max}; PRAGMA temp_store = memory;",
+        )
+        self._writer = Writer(self._run, self._timeout_s)
+        self._is_closed = False
+        self._news = threading.Condition()
+        self._commits = 0
+        forking.register(self)
+
+    def after_fork_in_child(self) -> None:
+        self._news = threading.Condition()
+
+    def initialize(self) -> None:
+        schema.make_file(self._path)
+        try:
+            self._run(lambda connection: schema.make_schema(connection, self._path))
+        except DbUnavailable:
+            raise
+        except DbError as error:
+            raise InvalidConfig(f"{self._path} cannot be used as a database: {error.__cause__}") from error
+
+    def close(self) -> None:
+        self._is_closed = True
+        self._pool.close()
+        with self._news:
+            self._news.notify_all()
+
+    # -- objects
+
+    def create(self, table: str, key: str, value: Any, *, topic: str) -> int:
+        checks.check_object(table, key)
+        check_topic(topic)
+        encoded = checks.encode_value(value, bytes_max=self._value_bytes_max)
+
+        def operation(connection: sqlite3.Connection) -> int:
+            found = _find(connection, table, key)
+            if found is not None and found[2] is None:
+                raise ObjectExists(f"{table}/{key} exists already, with version {found[0]}")
+            return self._record(connection, "create", table, key, topic, encoded)
+
+        return self._write(operation)
+
+    def set(
+        self, table: str, key: str, value: Any, *, topic: str | None = None, expected_version: int | None = None
+    ) -> int:
+        checks.check_object(table, key, topic)
+        checks.check_expected(expected_version)
+        encoded = checks.encode_value(value, bytes_max=self._value_bytes_max)
+
+        def operation(connection: sqlite3.Connection) -> int:
+            old_topic = _expect(connection, table, key, expected_version)
+            new_topic = old_topic if topic is None else topic
+            left_topic = None if new_topic == old_topic else old_topic
+            return self._record(connection, "set", table, key, new_topic, encoded, left_topic)
+
+        return self._write(operation)
+
+    def delete(self, table: str, key: str, *, expected_version: int | None = None) -> int:
+        checks.check_object(table, key)
+        checks.check_expected(expected_version)
+
+        def operation(connection: sqlite3.Connection) -> int:
+            topic = _expect(connection, table, key, expected_version)
+            return self._record(connection, "delete", table, key, topic, None)
+
+        return self._write(operation)
+
+    def get(self, table: str, key: str) -> DbObject:
+        checks.check_object(table, key)
+        sql = "SELECT topic, value, version, deleted_at FROM objects WHERE table_name = ? AND key = ?"
+        row = self._run(lambda connection: connection.execute(sql, (table, key)).fetchone())
+        if row is None or row[3] is not None:
+            raise _not_found(table, key, None if row is None else row[2])
+        return DbObject(table, key, row[0], checks.decode_value(row[1]), row[2])
+
+    def snapshot(self, tables: Sequence[str] | None = None, topics: Sequence[str] | None = None) -> SqliteSnapshot:
+        selection = checks.Selection(tables, topics)
+
+        def begin(_: sqlite3.Connection) -> SqliteSnapshot:
+            connection = self._pool.open()
+            try:
+                return SqliteSnapshot(
+                    connection, selection, self.conf.db.snapshot_portion, self._options.snapshot_time_max
+                )
+            except BaseException:
+                connection.close()
+                raise
+
+        return self._run(begin)
+
+    def allocate(self, name: str) -> int:
+        checks.check_name(name, "name of a counter")
+
+        def operation(connection: sqlite3.Connection) -> int:
+            connection.execute(
+                "INSERT INTO counters VALUES (?, 1) ON CONFLICT (name) DO UPDATE SET number = number + 1", (name,)
+            )
+            return _one(connection, "SELECT number FROM counters WHERE name = ?", name)
+
+        return self._write(operation)
+
+    # -- changes
+
+    def revision(self) -> int:
+        return self._run(_newest)
+
+    def changes(self, after_revision: int, *, limit: int = 1000) -> list[Change]:
+        checks.check_revision(after_revision)
+        checks.check_limit(limit)
+        sql = f"SELECT {_CHANGE_COLUMNS} FROM changes WHERE revision > ? ORDER BY revision LIMIT ?"
+
+        def read(connection: sqlite3.Connection) -> tuple[list[Any], int]:
+            # In this order: a compaction between the two makes us say "too old", never return a list with holes.
+            rows = connection.execute(sql, (after_revision, limit)).fetchall()
+            return rows, _one(connection, "SELECT compacted FROM feed")
+
+        rows, compacted = self._run(read)
+        if after_revision < compacted:
+            raise RevisionTooOld(
+                f"the changes after revision {after_revision} are gone, only those after {compacted} are left",
+                oldest_revision=compacted,
+            )
+        return [_change(row) for row in rows]
+
+    def wait(self, after_revision: int, *, timeout_s: float) -> bool:
+        checks.check_revision(after_revision)
+        checks.check_not_negative(timeout_s, "a timeout in seconds")
+        self._check_open()
+        deadline = time.monotonic() + timeout_s
+        interval: float = self._options.poll_interval_min
+        while True:
+            commits = self._commits
+            try:
+                if self.revision() > after_revision:
+                    return True
+            except Closed:
+                return False
+            rest = deadline - time.monotonic()
+            if rest <= 0:
+                return False
+            with self._news:
+                if not self._is_closed and self._commits == commits:
+                    self._news.wait(min(rest, interval))
+            interval = min(2 * interval, self._options.poll_interval_max)
+
+    def compact(self, *, keep_changes: int, keep_tombstones_s: float) -> int:
+        checks.check_not_negative(keep_changes, "the number of changes to keep")
+        checks.check_not_negative(keep_tombstones_s, "the time to keep tombstones")
+        # Revisions have no gaps here: a transaction that is rolled back gives its numbers back.
+        compacted, cut = self._write(lambda connection: _move_compacted(connection, keep_changes))
+        while self._write(lambda connection: _remove_changes(connection, cut)) == _COMPACT_PORTION:
+            pass
+        expired = time.time() - keep_tombstones_s
+        while self._write(lambda connection: _remove_tombstones(connection, expired)) == _COMPACT_PORTION:
+            pass
+        # Does nothing while somebody reads; the next compaction tries again.
+        self._run(lambda connection: connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall())
+        return cut - compacted
+
+    # -- outbox
+
+    def unpublished(self, *, older_than_s: float = 0.0, limit: int = 1000) -> list[Change]:
+        checks.check_not_negative(older_than_s, "an age in seconds")
+        checks.check_limit(limit)
+        # Without an age the clock is not asked, so that one that was set back hides nothing.
+        since = time.time() - older_than_s if older_than_s else math.inf
+        sql = (
+            f"SELECT {_CHANGE_COLUMNS} FROM outbox JOIN changes USING (revision)"
+            " WHERE since <= ? ORDER BY outbox.revision LIMIT ?"
+        )
+        rows = self._run(lambda connection: connection.execute(sql, (since, limit)).fetchall())
+        return [_change(row) for row in rows]
+
+    def mark_published(self, revisions: Sequence[int]) -> None:
+        for revision in revisions:
+            checks.check_revision(revision)
+        parameters = [(revision,) for revision in revisions]
+        if not parameters:
+            self._check_open()
+            return
+        sql = "DELETE FROM outbox WHERE revision = ?"
+        self._write(lambda connection: connection.executemany(sql, parameters).rowcount)
+
+    # -- inside
+
+    def _record(
+        self, connection: sqlite3.Connection, action: Action, table: str, key: str, topic: str, value: bytes | None,
+        left_topic: str | None = None,
+    ) -> int:  # fmt: skip
+        """Write one change everywhere it belongs, in the transaction that is open; returns its revision."""
+        now = time.time()
+        revision = connection.execute(
+            "INSERT INTO changes (action, table_name, key, topic, left_topic, value) VALUES (?, ?, ?, ?, ?, ?)",
+            (action, table, key, topic, left_topic, value),
+        ).lastrowid
+        assert revision is not None
+        connection.execute(
+            "INSERT INTO objects (table_name, key, topic, version, deleted_at, value) VALUES (?1, ?2, ?3, ?4, ?5, ?6) "
+            "ON CONFLICT (table_name, key) DO UPDATE SET topic = ?3, version = ?4, deleted_at = ?5, value = ?6",
+            (table, key, topic, revision, now if action == "delete" else None, value),
+        )
+        if self.with_outbox:
+            connection.execute("INSERT INTO outbox VALUES (?, ?)", (revision, now))
+        return revision
+
+    def _write(self, operation: Operation[T]) -> T:
+        result = self._writer.write(operation)
+        with self._news:
+            self._commits += 1
+            self._news.notify_all()
+        return result
+
+    def _run(self, work: Operation[T]) -> T:
+        """Call ``work`` with a connection; again, for a bounded time, while another process has the lock it needs."""
+        deadline = time.monotonic() + self._timeout_s
+        pause_s = _LOCK_PAUSE_MIN_S
+        while True:
+            self._check_open()
+            try:
+                return self._pool.run(work)
+            except sqlite3.OperationalError as error:
+                # "database is locked", and "locking protocol" when many open the file at the same moment.
+                if "lock" not in str(error):
+                    raise DbUnavailable(f"the database {self._path} cannot be used: {error}") from error
+                if time.monotonic() > deadline:
+                    raise DbUnavailable(f"the database {self._path} was locked for {self._timeout_s} s") from error
+            except sqlite3.Error as error:
+                raise DbError(f"the database {self._path} is damaged or refuses: {error}") from error
+            time.sleep(random.uniform(0.5, 1.0) * pause_s)  # by chance, so that processes do not stay in step
+            pause_s = min(2 * pause_s, _LOCK_PAUSE_MAX_S)
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise Closed(f"the database {self._path} is closed")
+
+
+def _one(connection: sqlite3.Connection, sql: str, *parameters: object) -> int:
+    (number,) = connection.execute(sql, parameters).fetchone()
+    return int(number)
+
+
+def _newest(connection: sqlite3.Connection) -> int:
+    return _one(connection, "SELECT seq FROM sqlite_sequence WHERE name = 'changes'")
+
+
+def _change(row: tuple[int, Action, str, str, str, bytes | None, str | None]) -> Change:
+    revision, action, table, key, topic, value, left_topic = row
+    return Change(
+        revision, action, table, key, topic, None if value is None else checks.decode_value(value), left_topic
+    )
+
+
+def _find(connection: sqlite3.Connection, table: str, key: str) -> tuple[int, str, float | None] | None:
+    """Version, topic and time of deletion."""
+    sql = "SELECT version, topic, deleted_at FROM objects WHERE table_name = ? AND key = ?"
+    found: tuple[int, str, float | None] | None = connection.execute(sql, (table, key)).fetchone()
+    return found
+
+
+def _expect(connection: sqlite3.Connection, table: str, key: str, expected_version: int | None) -> str:
+    """The topic of an object that must exist, with that version."""
+    found = _find(connection, table, key)
+    if found is None or found[2] is not None:
+        raise _not_found(table, key, None if found is None else found[0])
+    version, topic, _ = found
+    if expected_version not in (None, version):
+        raise VersionConflict(f"{table}/{key} has version {version}, not {expected_version} as expected")
+    return topic
+
+
+def _not_found(table: str, key: str, deleted_version: int | None) -> ObjectNotFound:
+    gone = "does not exist" if deleted_version is None else f"was deleted, with version {deleted_version}"
+    return ObjectNotFound(f"{table}/{key} {gone}", deleted_version=deleted_version)
+
+
+def _move_compacted(connection: sqlite3.Connection, keep_changes: int) -> tuple[int, int]:
+    """Where the feed began and where it begins now.  First of all, so that nobody reads what is about to get holes."""
+    compacted = _one(connection, "SELECT compacted FROM feed")
+    cut = max(compacted, _newest(connection) - keep_changes)
+    connection.execute("UPDATE feed SET compacted = ?", (cut,))
+    return compacted, cut
+
+
+def _remove_changes(connection: sqlite3.Connection, cut: int) -> int:
+    sql = (
+        "DELETE FROM changes WHERE revision IN (SELECT revision FROM changes WHERE revision <= ? AND NOT EXISTS "
+        "(SELECT 1 FROM outbox WHERE outbox.revision = changes.revision) ORDER BY revision LIMIT ?)"
+    )
+    return connection.execute(sql, (cut, _COMPACT_PORTION)).rowcount
+
+
+def _remove_tombstones(connection: sqlite3.Connection, expired: float) -> int:
+    sql = "DELETE FROM objects WHERE rowid IN (SELECT rowid FROM objects WHERE deleted_at <= ? LIMIT ?)"
+    return connection.execute(sql, (expired, _COMPACT_PORTION)).rowcount

@@ -1,0 +1,154 @@
+"""Connections to one SQLite file, for many threads, and across ``fork()``.
+
+SQLite keeps one table of locks per file and process.  A forked child inherits that table but not the locks, so a
+connection that it opens to the same file may believe it holds locks that only its parent has; the parent may then
+remove the write-ahead log under it.  Setting inherited connections aside, as for a socket, is therefore not enough:
+there must be none.  Before a fork this module waits until no thread is inside SQLite, has every snapshot read to its
+end, and closes every connection; afterwards both processes open new ones when they need them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pathlib
+import sqlite3
+import threading
+import urllib.parse
+import weakref
+from collections.abc import Callable
+from typing import Protocol, TypeVar
+
+from pubsub_api import forking
+
+T = TypeVar("T")
+
+
+class BeforeFork(Protocol):
+    def before_fork(self) -> None:
+        """Let go of every connection.  No thread is inside SQLite."""
+
+
+class _Gate:
+    """Who is inside SQLite; a fork waits until that is nobody and keeps everybody out meanwhile."""
+
+    def __init__(self) -> None:
+        self.members: weakref.WeakSet[BeforeFork] = weakref.WeakSet()
+        self._reset()
+
+    def _reset(self) -> None:
+        self._lock = threading.Lock()
+        self._changed = threading.Condition(self._lock)
+        self._inside = 0
+        self._forks = 0
+
+    def __enter__(self) -> None:
+        with self._lock:
+            while self._forks:
+                self._changed.wait()
+            self._inside += 1
+
+    def __exit__(self, *_: object) -> None:
+        with self._lock:
+            self._inside -= 1
+            if self._forks and not self._inside:
+                self._changed.notify_all()
+
+    def before_fork(self) -> None:
+        self._lock.acquire()
+        self._forks += 1
+        while self._inside:
+            self._changed.wait()
+        for member in list(self.members):
+            member.before_fork()
+
+    def after_fork_in_parent(self) -> None:
+        self._forks -= 1
+        self._changed.notify_all()
+        self._lock.release()
+
+    def after_fork_in_child(self) -> None:
+        self._reset()  # who waited or was counted has stayed in the parent
+
+
+GATE = _Gate()
+"""Held around every call of SQLite, never while waiting for another process or for the user's code."""
+
+os.register_at_fork(
+    before=GATE.before_fork,
+    after_in_parent=GATE.after_fork_in_parent,
+    after_in_child=GATE.after_fork_in_child,
+)
+
+
+class Pool:
+    """As many connections as threads use at once.  Any thread may use any of them, one at a time."""
+
+    def __init__(self, path: pathlib.Path, pragmas: str) -> None:
+        self._uri = f"file:{urllib.parse.quote(str(path))}?mode=rw"  # rw: a file that vanished is not made anew, empty
+        self._pragmas = pragmas
+        self._idle: list[sqlite3.Connection] = []
+        self._known: set[sqlite3.Connection] = set()
+        self._is_closed = False
+        with GATE:  # not while a fork goes through the members
+            GATE.members.add(self)
+        forking.register(self)
+
+    def run(self, work: Callable[[sqlite3.Connection], T]) -> T:
+        """Call ``work`` with a connection that has no transaction.  Raises sqlite3.Error, and what ``work`` raises."""
+        with GATE:
+            connection = self._take()
+            try:
+                return work(connection)
+            finally:
+                # Closing ends a transaction that an error has left open; nobody else will see it.
+                if connection.in_transaction:
+                    self._discard(connection)
+                else:
+                    self._give_back(connection)
+
+    def open(self) -> sqlite3.Connection:
+        """A connection that the caller owns and closes, both inside of `GATE`.  Raises sqlite3.Error."""
+        # SQLite's own waiting for locks would keep a fork waiting as well; whoever meets a lock tries again later.
+        connection = sqlite3.connect(
+            self._uri, uri=True, timeout=0, isolation_level=None, check_same_thread=False, cached_statements=64
+        )
+        try:
+            connection.executescript(self._pragmas)
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
+    def close(self) -> None:
+        """Close what is idle, and what is in use when it comes back."""
+        with GATE:
+            self._is_closed = True
+            self.before_fork()
+
+    def before_fork(self) -> None:
+        while self._idle:
+            with contextlib.suppress(IndexError):  # a thread that gives its own back to a closed pool helps us here
+                self._discard(self._idle.pop())
+
+    def after_fork_in_child(self) -> None:
+        # Empty, unless the process was forked by C code that did not call the hooks before.
+        forking.set_aside(self._known)
+        self._idle, self._known = [], set()
+
+    def _take(self) -> sqlite3.Connection:
+        try:
+            return self._idle.pop()
+        except IndexError:
+            connection = self.open()
+            self._known.add(connection)
+            return connection
+
+    def _give_back(self, connection: sqlite3.Connection) -> None:
+        self._idle.append(connection)
+        if self._is_closed:
+            self.before_fork()
+
+    def _discard(self, connection: sqlite3.Connection) -> None:
+        self._known.discard(connection)
+        connection.close()

@@ -1,0 +1,103 @@
+"""Group commit: threads that write at the same time share one transaction, and so one sync of the disk.
+
+Whoever has the turn runs all operations that wait, commits once, and gives each caller its own result or error.  An
+operation checks before it writes, so one that is refused has changed nothing and does not disturb the others.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+import threading
+from collections import deque
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from nb_api.errors import DbUnavailable
+from pubsub_api import forking
+from pubsub_api.errors import HeliographError
+
+BATCH_MAX = 500
+
+T = TypeVar("T")
+
+Operation = Callable[[sqlite3.Connection], T]
+
+
+class _Job:
+    __slots__ = ("error", "is_done", "operation", "result")
+
+    def __init__(self, operation: Operation[Any]) -> None:
+        self.operation = operation
+        self.result: Any = None
+        self.error: HeliographError | None = None
+        self.is_done = False
+
+
+class Writer:
+    """``run`` calls a function with a connection, again and again while another process has the lock."""
+
+    def __init__(self, run: Callable[[Operation[None]], None], timeout_s: float) -> None:
+        self._run = run
+        self._timeout_s = timeout_s
+        self._start()
+        forking.register(self)
+
+    def _start(self) -> None:
+        self._turn = threading.Lock()
+        self._waiting: deque[_Job] = deque()
+
+    def after_fork_in_child(self) -> None:
+        self._start()  # what waits is the business of the parent's threads
+
+    def write(self, operation: Operation[T]) -> T:
+        """The result of the operation, when it is committed.  Raises what it raises, and DbUnavailable."""
+        job = _Job(operation)
+        self._waiting.append(job)
+        try:
+            self._commit_in_turn(job)
+        finally:
+            job.is_done = True  # for who has the turn: a job whose caller has given up is passed over
+        if job.error is not None:
+            raise job.error
+        result: T = job.result
+        return result
+
+    def _commit_in_turn(self, job: _Job) -> None:
+        if not self._turn.acquire(timeout=self._timeout_s):
+            raise DbUnavailable(f"the database was busy with other writers for {self._timeout_s} s")
+        try:
+            while not job.is_done:
+                self._commit_waiting()
+        finally:
+            self._turn.release()
+
+    def _commit_waiting(self) -> None:
+        batch: list[_Job] = []
+        try:
+            self._run(lambda connection: self._transaction(connection, batch))
+        except BaseException as error:
+            for job in batch:
+                job.error = DbUnavailable(f"the transaction of several writers failed: {error}")
+                job.error.__cause__ = error
+            if not batch or not isinstance(error, HeliographError):
+                raise
+        finally:
+            for job in batch:
+                job.is_done = True
+
+    def _transaction(self, connection: sqlite3.Connection, batch: list[_Job]) -> None:
+        connection.execute("BEGIN IMMEDIATE")
+        try:
+            while self._waiting and len(batch) < BATCH_MAX:
+                job = self._waiting.popleft()
+                if job.is_done:
+                    continue
+                batch.append(job)
+                try:
+                    job.result = job.operation(connection)
+                except HeliographError as error:
+                    job.error = error
+            connection.execute("COMMIT")
+        except sqlite3.Error as error:
+            # Not to be tried again: the operations are taken, and their callers are told.
+            raise DbUnavailable(f"SQLite could not commit: {error}") from error

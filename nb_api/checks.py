@@ -1,0 +1,111 @@
+"""What a database accepts, decided in one place so that every driver refuses the same things with the same errors.
+
+Tables, keys and names of counters are non-empty strings of at most 255 characters without control characters.  Topics
+obey `pubsub_api.core.topics`.  A value is anything that msgpack can say; it is read back as plain types, so a tuple
+becomes a list.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from nb_api.errors import DbError, InvalidObject
+from pubsub_api.core.topics import FilterSet, check_topic
+from pubsub_api.errors import LimitReached, UsageError
+
+NAME_CHARACTERS_MAX = 255
+REVISION_MAX = 2**63 - 1
+
+# Unpaired surrogates too: no database can store them.
+_FORBIDDEN = re.compile(r"[\x00-\x1f\x7f\ud800-\udfff]")
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder().decode
+
+
+def check_name(name: str, what: str = "key") -> None:
+    """``what`` is the word for it in the error.  Raises InvalidObject."""
+    if not isinstance(name, str):
+        raise InvalidObject(f"a {what} must be a str, not {type(name).__name__}")
+    if not 0 < len(name) <= NAME_CHARACTERS_MAX:
+        raise InvalidObject(f"a {what} has 1 to {NAME_CHARACTERS_MAX} characters, not {len(name)}")
+    if bad := _FORBIDDEN.search(name):
+        raise InvalidObject(f"{what} {name[:80]!r} contains {bad.group()!r}")
+
+
+def check_object(table: str, key: str, topic: str | None = None) -> None:
+    """What names an object.  Raises InvalidObject, InvalidTopic."""
+    check_name(table, "table")
+    check_name(key, "key")
+    if topic is not None:
+        check_topic(topic)
+
+
+def check_revision(revision: int, what: str = "revision") -> None:
+    """Raises UsageError unless it is a number that a revision or a version can be, 0 included."""
+    if type(revision) is not int or not 0 <= revision <= REVISION_MAX:
+        raise UsageError(f"a {what} is an int from 0 to 2**63 - 1, not {revision!r}")
+
+
+def check_expected(expected_version: int | None) -> None:
+    """Raises UsageError unless it is None or can be a version."""
+    if expected_version is not None:
+        check_revision(expected_version, "expected version")
+
+
+def check_limit(limit: int) -> None:
+    """Raises UsageError unless a list can be cut to it."""
+    if type(limit) is not int or not 1 <= limit <= REVISION_MAX:
+        raise UsageError(f"a limit is an int of at least 1, not {limit!r}")
+
+
+def check_not_negative(number: float, what: str) -> None:
+    """Raises UsageError for a negative number, and for what is no number."""
+    if isinstance(number, bool) or not isinstance(number, int | float) or not number >= 0:
+        raise UsageError(f"{what} must be a number of at least 0, not {number!r}")
+
+
+def encode_value(value: Any, *, bytes_max: int) -> bytes:
+    """The value as msgpack.  Raises InvalidObject when it has no such form, LimitReached when that is too large."""
+    try:
+        encoded = _encode(value)
+    except (TypeError, ValueError, OverflowError, RecursionError, msgspec.MsgspecError) as error:
+        raise InvalidObject(f"the value cannot be stored as msgpack: {error}") from error
+    if len(encoded) > bytes_max:
+        raise LimitReached(f"a value of {len(encoded)} bytes is larger than [db] value_bytes_max = {bytes_max}")
+    return encoded
+
+
+def decode_value(encoded: bytes | memoryview) -> Any:
+    """What `encode_value` was given.  Raises DbError when somebody else has written it and it is no msgpack."""
+    try:
+        return _decode(encoded)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise DbError(f"the database holds a value that is no msgpack: {error}") from error
+
+
+class Selection:
+    """Which objects a snapshot is about: those of any of the tables, with a topic that any of the filters selects.
+
+    None selects all, an empty sequence nothing.  Raises InvalidObject, InvalidTopic.
+    """
+
+    __slots__ = ("filters", "tables")
+
+    def __init__(self, tables: Sequence[str] | None = None, topics: Sequence[str] | None = None) -> None:
+        for names, what in ((tables, "tables"), (topics, "topics")):
+            if isinstance(names, str):
+                raise InvalidObject(f"{what} must be a sequence of strings, not the one string {names[:80]!r}")
+        for table in tables or ():
+            check_name(table, "table")
+        self.tables = None if tables is None else frozenset(tables)
+        self.filters = None if topics is None else FilterSet(topics)
+
+    def selects(self, table: str, topic: str) -> bool:
+        if self.tables is not None and table not in self.tables:
+            return False
+        return self.filters is None or self.filters.match(topic)

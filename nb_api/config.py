@@ -1,0 +1,42 @@
+"""The ``[db]`` option group: which database, and the bounds that all drivers keep.  Drivers add groups of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from oslo_config import cfg, types
+
+GROUP = "db"
+
+_MIB = 1024 * 1024
+
+
+def _seconds(name: str, default: float, low: float, high: float, help_text: str) -> cfg.Opt:
+    return cfg.Opt(name, type=types.Float(min=low, max=high), default=default, help=f"{help_text} Seconds.")
+
+
+OPTIONS: Sequence[cfg.Opt] = (
+    cfg.StrOpt("driver", default="",
+               help="Driver: the name of a heliograph.db_driver entry point. Empty: the scheme of url."),
+    cfg.StrOpt("url", default="sqlite:///var/lib/heliograph/heliograph.db", secret=True,
+               help="The database: sqlite:///path/file.db, postgresql://[user:password@]host:port/database, "
+                    "redis://[user:password@]host:port/db, or etcd://host:port."),
+    _seconds("connect_timeout", 5.0, 0.05, 300.0, "How long an attempt to reach the database may take."),
+    _seconds("operation_timeout", 10.0, 0.05, 3600.0,
+             "How long one operation may take, waiting for others included. Then the database counts as unavailable."),
+    cfg.IntOpt("value_bytes_max", default=512 * 1024, min=1024, max=64 * _MIB,
+               help="Largest value of an object, as msgpack. An event carries it, so frame_bytes_max must have room "
+                    "for it. Bytes."),
+    cfg.IntOpt("snapshot_portion", default=2000, min=1, max=1_000_000,
+               help="Objects that a snapshot reads at a time."),
+    cfg.IntOpt("changes_kept", default=1_000_000, min=0, max=10**12,
+               help="Changes that stay in the feed when it is compacted. Who is further behind takes a snapshot."),
+    _seconds("tombstones_kept", 7 * 86_400.0, 0.0, 10 * 365 * 86_400.0,
+             "How long the version of a deleted object is remembered."),
+    _seconds("compact_interval", 60.0, 0.1, 86_400.0, "How often old changes and tombstones are removed."),
+)  # fmt: skip
+
+
+def list_opts() -> list[tuple[str, Sequence[cfg.Opt]]]:
+    """Entry point for oslo-config-generator: the group that all drivers share.  Each driver lists its own."""
+    return [(GROUP, OPTIONS)]

@@ -1,0 +1,168 @@
+"""The contract of a database driver: objects with versions, and one feed of changes in commit order.
+
+A database keeps *objects*, each named by table and key, belonging to a topic, with a value of plain msgpack types.
+Every committed change gets the next *revision*, one counter for the whole database.  The revision of the last change of
+an object is its *version*.  A delete is a change too: it leaves a tombstone with a version, kept for a configured time.
+
+The feed is what everything else is built on.  Its rule: once a caller has seen revision *n* in it, no change with a
+revision of *n* or lower appears later.  A store whose counter is handed out before commit must not show a change while
+an older one may still commit.
+
+The outbox is the set of changes that nobody has confirmed as published.  It is written in the same transaction as the
+change, so a writer that dies between commit and publication loses nothing.
+"""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, ClassVar, Literal
+from urllib.parse import SplitResult
+
+import msgspec
+from oslo_config import cfg
+
+Action = Literal["create", "set", "delete"]
+
+
+class DbObject(msgspec.Struct, frozen=True):
+    """An object as it is stored."""
+
+    table: str
+    key: str
+    topic: str
+    value: Any
+    version: int
+
+
+class Change(msgspec.Struct, frozen=True):
+    """One committed change.  ``value`` is None for a delete, and ``topic`` is the one the object had until then."""
+
+    revision: int
+    action: Action
+    table: str
+    key: str
+    topic: str
+    value: Any = None
+    left_topic: str | None = None
+    """The topic that a ``set`` moved the object away from: who follows only that one must drop the object."""
+
+
+class Snapshot(abc.ABC):
+    """All objects that were asked for, as of one revision.  Iterate once; close it when you stop early."""
+
+    @property
+    @abc.abstractmethod
+    def revision(self) -> int:
+        """Every change up to this revision is in the snapshot and none after it."""
+
+    @abc.abstractmethod
+    def __iter__(self) -> Iterator[DbObject]:
+        """The objects, in no particular order, read in portions of bounded size.  Raises DbUnavailable."""
+
+    @abc.abstractmethod
+    def close(self) -> None:
+        """Release what the snapshot holds in the database.  Idempotent."""
+
+    def __enter__(self) -> Snapshot:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class DbApi(abc.ABC):
+    """A database.  Every method may be called from any thread and from several processes at once.
+
+    Arguments obey the rules of `nb_api.checks`, which drivers call first: InvalidObject, InvalidTopic, LimitReached (a
+    value that is too large) and UsageError are raised before the database is asked.  All methods raise DbUnavailable
+    after a bounded time when the database cannot be reached, and Closed after `close`.
+
+    Revisions and versions rise; they may skip numbers.
+
+    After ``fork()`` a child's copy opens connections of its own at its next call and never touches inherited ones.
+    """
+
+    options: ClassVar[Mapping[str, Sequence[cfg.Opt]]] = {}
+    """Option group -> options that this driver adds.  Registered on ``conf`` before the constructor is called."""
+
+    with_outbox: bool = True
+    """False: changes made through this object count as published.  For who has no bus, where nobody would confirm."""
+
+    def __init__(self, conf: cfg.ConfigOpts, url: SplitResult) -> None:
+        self.conf = conf
+        self.url = url
+
+    @abc.abstractmethod
+    def initialize(self) -> None:
+        """Connect and create what is missing (tables, scripts).  Safe to call from many processes at once.
+        Raises DbUnavailable, InvalidConfig."""
+
+    @abc.abstractmethod
+    def close(self) -> None:
+        """Release every connection and end every `wait`, which returns False.  Idempotent, from any thread."""
+
+    # -- objects
+
+    @abc.abstractmethod
+    def create(self, table: str, key: str, value: Any, *, topic: str) -> int:
+        """Add an object; returns its version.  Raises ObjectExists.  A key that was deleted may be created again."""
+
+    @abc.abstractmethod
+    def set(
+        self, table: str, key: str, value: Any, *, topic: str | None = None, expected_version: int | None = None
+    ) -> int:
+        """Replace the value of an object; returns its new version.  ``topic`` None keeps the topic.
+
+        Raises ObjectNotFound, whatever is expected, and VersionConflict when ``expected_version`` is given and is not
+        the version.  Then nothing has changed, and the feed shows nothing.
+        """
+
+    @abc.abstractmethod
+    def delete(self, table: str, key: str, *, expected_version: int | None = None) -> int:
+        """Remove an object and leave a tombstone; returns the tombstone's version.  Raises as `set`."""
+
+    @abc.abstractmethod
+    def get(self, table: str, key: str) -> DbObject:
+        """The object as of its last committed change.  Raises ObjectNotFound, with the tombstone's version if any."""
+
+    @abc.abstractmethod
+    def snapshot(self, tables: Sequence[str] | None = None, topics: Sequence[str] | None = None) -> Snapshot:
+        """The objects of these tables whose topic any of the filters selects; None for all."""
+
+    @abc.abstractmethod
+    def allocate(self, name: str) -> int:
+        """The next number, from 1, of the named counter: never the same twice, not even after a crash."""
+
+    # -- changes
+
+    @abc.abstractmethod
+    def revision(self) -> int:
+        """The newest revision that the feed shows, 0 when there is none."""
+
+    @abc.abstractmethod
+    def changes(self, after_revision: int, *, limit: int = 1000) -> list[Change]:
+        """Changes after a revision, in order, at most ``limit``.  Raises RevisionTooOld."""
+
+    @abc.abstractmethod
+    def wait(self, after_revision: int, *, timeout_s: float) -> bool:
+        """Block until the feed shows something newer, or the time is over.  True when it does.  Uses the store's own
+        notification where there is one."""
+
+    @abc.abstractmethod
+    def compact(self, *, keep_changes: int, keep_tombstones_s: float) -> int:
+        """Forget changes but the newest ``keep_changes``, and tombstones older than that by the store's clock.
+
+        What is in the outbox stays there, whole; the feed may then go back further than was asked for, or not.  Objects
+        and the counter of revisions are untouched.  Returns how many changes the feed has lost.
+        """
+
+    # -- outbox
+
+    @abc.abstractmethod
+    def unpublished(self, *, older_than_s: float = 0.0, limit: int = 1000) -> list[Change]:
+        """Changes nobody has confirmed as published, oldest first, at least that old by the store's clock."""
+
+    @abc.abstractmethod
+    def mark_published(self, revisions: Sequence[int]) -> None:
+        """Take changes out of the outbox.  Unknown revisions are ignored."""

@@ -1,0 +1,57 @@
+"""Errors of the database side, in the same tree as all others (`pubsub_api.errors`)."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from pubsub_api.core.errors import Fault
+from pubsub_api.errors import HeliographError, UsageError
+
+
+class InvalidObject(UsageError):
+    """A table, a key, a counter's name or a value breaks the rules of `nb_api.checks`."""
+
+
+class DbError(HeliographError):
+    """A database could not do what was asked."""
+
+    fault: ClassVar[Fault] = "environment"
+
+
+class DbUnavailable(DbError):
+    """The database cannot be reached, or did not answer in time.  Whether a write happened is not known."""
+
+    retriable = True
+
+
+class ObjectNotFound(DbError):
+    """There is no object of that table and key."""
+
+    fault = "caller"
+
+    def __init__(self, message: str, *, deleted_version: int | None = None) -> None:
+        super().__init__(message)
+        self.deleted_version = deleted_version
+        """The version of its tombstone, None when it never existed or the tombstone has expired."""
+
+
+class ObjectExists(DbError):
+    """An object of that table and key exists already."""
+
+    fault = "caller"
+
+
+class VersionConflict(DbError):
+    """The object has another version than the caller expected: somebody else changed it.  Read again, then retry."""
+
+    fault = "caller"
+    retriable = True
+
+
+class RevisionTooOld(DbError):
+    """The changes after that revision are compacted away.  Take a snapshot and go on from its revision."""
+
+    def __init__(self, message: str, *, oldest_revision: int) -> None:
+        super().__init__(message)
+        self.oldest_revision = oldest_revision
+        """`DbApi.changes` answers for this revision and later ones."""

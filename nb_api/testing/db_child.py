@@ -1,0 +1,80 @@
+"""A writer in a process of its own, for tests that need more than one.
+
+``python -m nb_api.testing.db_child work URL`` says ``{"ready": true}`` when the database is open, then reads commands
+from standard input and answers on standard output, one JSON object per line.  The end of the input ends the process.
+`pubsub_api.testing.child.ChildProcess` is the other end of that conversation; `writer_process` starts one.
+
+=======================================================  ============================================================
+``{"create": table, "prefix": p, "count": n}``           creates ``p0`` ... with topic ``t``: ``{"versions": [...]}``
+``{"increment": [table, key], "count": n}``              adds 1 to the value, n times: ``{"done": n}``
+``{"allocate": name, "count": n}``                       ``{"numbers": [...]}``
+``{"create_without_end": table, "prefix": p}``           ``{"version": v}`` after each commit, until it is killed
+=======================================================  ============================================================
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from itertools import count
+from typing import Any
+
+from nb_api.db_api import DbApi
+from nb_api.errors import VersionConflict
+from nb_api.loading import open_db
+from pubsub_api.testing.child import ChildProcess
+
+Message = dict[str, Any]
+
+
+def writer_process(url: str) -> ChildProcess:
+    """A process that is about to open the database.  Call ``receive()`` once to wait until it has."""
+    return ChildProcess("work", url, module=__name__)
+
+
+def increment(db: DbApi, table: str, key: str) -> int:
+    """Add 1 to the value without losing what others add meanwhile; returns the version."""
+    while True:
+        found = db.get(table, key)
+        try:
+            return db.set(table, key, found.value + 1, expected_version=found.version)
+        except VersionConflict:
+            continue
+
+
+def _answers(db: DbApi, command: Message) -> Iterator[Message]:
+    if "create" in command:
+        table, prefix = command["create"], command["prefix"]
+        yield {"versions": [db.create(table, f"{prefix}{i}", i, topic="t") for i in range(command["count"])]}
+    elif "increment" in command:
+        for _ in range(command["count"]):
+            increment(db, *command["increment"])
+        yield {"done": command["count"]}
+    elif "allocate" in command:
+        yield {"numbers": [db.allocate(command["allocate"]) for _ in range(command["count"])]}
+    else:
+        table, prefix = command["create_without_end"], command["prefix"]
+        yield from ({"version": db.create(table, f"{prefix}{i}", i, topic="t")} for i in count())
+
+
+def _say(message: Message) -> None:
+    sys.stdout.write(json.dumps(message) + "\n")
+    sys.stdout.flush()
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Open the database that the arguments name and obey, until the input ends."""
+    _role, url = arguments
+    db = open_db(url)
+    try:
+        _say({"ready": True})
+        for line in sys.stdin:
+            for answer in _answers(db, json.loads(line)):
+                _say(answer)
+    finally:
+        db.close()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,55 @@
+"""The definition of a correct database driver, as tests.
+
+One line of pytest runs all of it on a driver that is installed under the entry point that the URL names::
+
+    class TestMine(DbConformance):
+        url = "mine://127.0.0.1:1234/{name}"
+
+``{name}`` becomes a name that no other test has used, and ``{directory}`` an empty directory.  A driver whose databases
+must be made first overrides the fixture `DbConformanceBase.new_url`.
+
+Every wait is for a condition, with a deadline that only a broken driver meets.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+_PARTS = ("base", "concurrency", "feed", "lifecycle", "objects", "outbox", "processes", "snapshots", "values")
+pytest.register_assert_rewrite(*(f"{__name__}.{part}" for part in _PARTS))
+
+from nb_api.testing.db_conformance.base import DbConformanceBase  # noqa: E402
+from nb_api.testing.db_conformance.concurrency import ConcurrencyConformance  # noqa: E402
+from nb_api.testing.db_conformance.feed import FeedConformance  # noqa: E402
+from nb_api.testing.db_conformance.lifecycle import LifecycleConformance  # noqa: E402
+from nb_api.testing.db_conformance.objects import ObjectConformance  # noqa: E402
+from nb_api.testing.db_conformance.outbox import OutboxConformance  # noqa: E402
+from nb_api.testing.db_conformance.processes import ProcessConformance  # noqa: E402
+from nb_api.testing.db_conformance.snapshots import SnapshotConformance  # noqa: E402
+from nb_api.testing.db_conformance.values import ValueConformance  # noqa: E402
+
+__all__ = [
+    "ConcurrencyConformance",
+    "DbConformance",
+    "DbConformanceBase",
+    "FeedConformance",
+    "LifecycleConformance",
+    "ObjectConformance",
+    "OutboxConformance",
+    "ProcessConformance",
+    "SnapshotConformance",
+    "ValueConformance",
+]
+
+
+class DbConformance(
+    ObjectConformance,
+    ValueConformance,
+    SnapshotConformance,
+    FeedConformance,
+    OutboxConformance,
+    ConcurrencyConformance,
+    ProcessConformance,
+    LifecycleConformance,
+):
+    """All of it.  Subclass this."""

@@ -1,0 +1,58 @@
+"""Fixtures of the suite, and what a driver's author may override."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import pathlib
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import ClassVar, TypeVar
+
+import pytest
+
+from nb_api.db_api import DbApi
+from nb_api.loading import open_db
+
+_numbers = itertools.count(1)
+
+T = TypeVar("T")
+
+NewUrl = Callable[[], str]
+
+
+class DbConformanceBase:
+    """Configuration of a run."""
+
+    url: ClassVar[str]
+    """URL of a database, with ``{name}`` or ``{directory}`` or both, see the package."""
+    snapshot_objects: ClassVar[int] = 20_000
+    """How many objects the large snapshot has."""
+
+    @pytest.fixture
+    def new_url(self, tmp_path: pathlib.Path) -> NewUrl:
+        """A function that returns the URL of another empty database each time.
+
+        Override it as a fixture when they must be made first.  Processes that the suite starts know nothing but a URL.
+        """
+        return lambda: self.url.format(name=f"h{os.getpid()}x{next(_numbers)}", directory=tmp_path)
+
+    def open_db(self, url: str) -> DbApi:
+        """The database under test.  Override it to set options."""
+        return open_db(url)
+
+    @pytest.fixture
+    def db_url(self, new_url: NewUrl) -> str:
+        return new_url()
+
+    @pytest.fixture
+    def db(self, db_url: str) -> Iterator[DbApi]:
+        with contextlib.closing(self.open_db(db_url)) as db:
+            yield db
+
+
+def in_threads(count: int, work: Callable[[int], T]) -> list[T]:
+    """What ``work(0)`` ... ``work(count - 1)`` return, each called in a thread of its own.  Raises what they raise."""
+    with ThreadPoolExecutor(count) as pool:
+        return list(pool.map(work, range(count)))

@@ -1,0 +1,285 @@
+"""What is particular to the SQLite driver: the file, its locks, its log, shared commits, and forks.
+
+That it is a correct database is shown by the conformance suite.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pathlib
+import sqlite3
+import stat
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+from nb_api import loading
+from nb_api.db_api import DbApi
+from nb_api.errors import DbError, DbUnavailable, ObjectExists
+from nb_api.testing.replay import state_of, stored
+from pubsub_api.config import new_conf
+from pubsub_api.errors import Closed, InvalidConfig
+from pubsub_api.testing.conformance.forks import in_forked_child
+from tests.waiting import wait_until
+
+WAIT_S = 60.0
+
+
+@pytest.fixture
+def path(tmp_path: pathlib.Path) -> pathlib.Path:
+    return tmp_path / "heliograph.db"
+
+
+def open_with(path: pathlib.Path, **options: Any) -> DbApi:
+    """The database at that path.  Options of ``[db]`` and ``[db_sqlite]`` by their names."""
+    conf = new_conf()
+    loading.build_db(f"sqlite://{path}", conf).close()  # registers the options
+    for name, value in options.items():
+        conf.set_override(name, value, group="db_sqlite" if name in conf.db_sqlite else "db")
+    return loading.open_db(f"sqlite://{path}", conf)
+
+
+@pytest.fixture
+def db(path: pathlib.Path) -> Iterator[DbApi]:
+    with contextlib.closing(open_with(path, synchronous="normal")) as db:
+        yield db
+
+
+class TestFile:
+    def test_it_is_private_to_the_user(self, path: pathlib.Path, db: DbApi) -> None:
+        db.create("t", "k", 1, topic="t")
+        modes = {file.name: stat.S_IMODE(file.stat().st_mode) for file in path.parent.iterdir()}
+        assert modes == dict.fromkeys((path.name, f"{path.name}-wal", f"{path.name}-shm"), 0o600)
+
+    def test_a_missing_directory_is_named(self, tmp_path: pathlib.Path) -> None:
+        with pytest.raises(InvalidConfig, match=r"make .*/missing"):
+            loading.open_db(f"sqlite://{tmp_path}/missing/file.db")
+
+    def test_a_directory_is_no_database(self, tmp_path: pathlib.Path) -> None:
+        with pytest.raises(InvalidConfig, match="is a directory"):
+            loading.open_db(f"sqlite://{tmp_path}")
+
+    @pytest.mark.parametrize("url", ["sqlite://file.db", "sqlite://", "sqlite:///", "sqlite:///a.db?mode=ro"])
+    def test_a_url_without_a_path_is_refused(self, url: str) -> None:
+        with pytest.raises(InvalidConfig, match="three slashes"):
+            loading.open_db(url)
+
+    def test_a_path_may_be_quoted(self, tmp_path: pathlib.Path) -> None:
+        loading.open_db(f"sqlite://{tmp_path}/a%20b%3F%23%25.db").close()
+        assert (tmp_path / "a b?#%.db").exists()
+
+    def test_four_slashes_are_as_good_as_three(self, path: pathlib.Path) -> None:
+        loading.open_db(f"sqlite:///{path}").close()
+        assert path.exists()
+
+    def test_a_file_that_is_no_database_is_left_alone(self, path: pathlib.Path) -> None:
+        path.write_bytes(b"precious" * 1000)
+        with pytest.raises(InvalidConfig, match="not a database"):
+            loading.open_db(f"sqlite://{path}")
+        assert path.read_bytes() == b"precious" * 1000
+
+    def test_the_database_of_another_program_is_left_alone(self, path: pathlib.Path) -> None:
+        with contextlib.closing(sqlite3.connect(path)) as other:
+            other.execute("CREATE TABLE objects (precious)")
+        with pytest.raises(InvalidConfig, match="another program"):
+            loading.open_db(f"sqlite://{path}")
+
+    def test_a_newer_schema_is_refused(self, path: pathlib.Path, db: DbApi) -> None:
+        db.close()
+        with contextlib.closing(sqlite3.connect(path)) as other:
+            other.execute("PRAGMA user_version = 99")
+        with pytest.raises(InvalidConfig, match="schema 99"):
+            loading.open_db(f"sqlite://{path}")
+
+    def test_a_file_that_vanished_is_not_made_anew(self, path: pathlib.Path) -> None:
+        db = loading.build_db(f"sqlite://{path}")
+        with pytest.raises(DbUnavailable, match="unable to open"):
+            db.revision()
+        db.close()
+        assert not path.exists()
+
+    def test_a_value_that_somebody_broke_is_a_typed_error(self, path: pathlib.Path, db: DbApi) -> None:
+        db.create("t", "k", 1, topic="t")
+        with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as other:
+            other.execute("UPDATE objects SET value = x'c1'")
+        with pytest.raises(DbError, match="no msgpack"):
+            db.get("t", "k")
+        with pytest.raises(DbError, match="no msgpack"):
+            stored(db)
+
+    def test_nothing_is_left_open(self, path: pathlib.Path) -> None:
+        db = open_with(path)
+        with ThreadPoolExecutor(8) as pool:
+            list(pool.map(lambda number: db.create("t", f"k{number}", 1, topic="t"), range(50)))
+        db.close()
+        assert _open_files(path) == []
+        assert [file.name for file in path.parent.iterdir()] == [path.name]
+
+
+class TestLocks:
+    def test_a_writer_waits_for_another_process(self, path: pathlib.Path, db: DbApi) -> None:
+        with _locked(path) as other, ThreadPoolExecutor(1) as pool:
+            writing = pool.submit(db.create, "t", "k", 1, topic="t")
+            assert db.revision() == 0  # readers do not wait
+            assert not writing.done()
+            other.execute("ROLLBACK")
+            assert writing.result(WAIT_S) == 1
+
+    def test_it_does_not_wait_for_ever(self, path: pathlib.Path) -> None:
+        with contextlib.closing(open_with(path, operation_timeout=0.1)) as db:
+            with _locked(path), ThreadPoolExecutor(4) as pool:
+                writing = [pool.submit(db.create, "t", f"k{number}", 1, topic="t") for number in range(4)]
+                for one in writing:
+                    with pytest.raises(DbUnavailable, match=r"0\.1 s"):
+                        one.result(WAIT_S)
+            # What was given up must not be done later, by whoever writes next.
+            assert db.create("t", "later", 1, topic="t") == 1
+            assert set(stored(db)) == {("t", "later")}
+
+    def test_each_of_many_writers_gets_its_own_answer(self, path: pathlib.Path, db: DbApi) -> None:
+        """While another process has the lock they gather, and then share a transaction."""
+        db.create("t", "taken", 0, topic="t")
+        with _locked(path) as other, ThreadPoolExecutor(20) as pool:
+            keys = ["taken", *(f"k{number}" for number in range(9))] * 2
+            writing = [pool.submit(db.create, "t", key, 1, topic="t") for key in keys]
+            wait_until(lambda: len(db._writer._waiting) == len(keys), what="all writers gather")  # type: ignore[attr-defined]
+            other.execute("ROLLBACK")
+            outcomes = [one.exception(WAIT_S) for one in writing]
+        assert [type(error) for error in outcomes].count(ObjectExists) == 11
+        assert outcomes.count(None) == 9
+        assert db.revision() == 10
+        assert len(stored(db)) == 10
+
+    def test_a_full_disk_is_reported_and_leaves_nothing(self, db: DbApi) -> None:
+        db.create("t", "k", 1, topic="t")
+        pool = db._pool  # type: ignore[attr-defined]
+        pool.run(lambda connection: connection.execute("PRAGMA max_page_count = 1").fetchall())  # as many as there are
+        with pytest.raises(DbUnavailable, match="full"):
+            db.create("t", "large", bytes(500_000), topic="t")
+        assert set(stored(db)) == {("t", "k")}
+        assert [change.key for change in db.changes(0)] == ["k"]
+        assert db.create("t", "k2", 1, topic="t") == 2  # on a new connection, which has no such limit
+
+    def test_the_log_does_not_grow_for_ever(self, path: pathlib.Path) -> None:
+        with contextlib.closing(open_with(path, synchronous="normal", log_bytes_max=65_536)) as db:
+            for number in range(100):
+                db.create("t", f"k{number}", bytes(100_000), topic="t")
+            db.compact(keep_changes=10, keep_tombstones_s=0)
+            assert pathlib.Path(f"{path}-wal").stat().st_size == 0
+
+    def test_a_compaction_does_not_mind_a_reader(self, db: DbApi) -> None:
+        revisions = [db.create("t", f"k{number}", 1, topic="t") for number in range(10)]
+        db.mark_published(revisions)
+        with db.snapshot() as snapshot:
+            assert db.compact(keep_changes=0, keep_tombstones_s=0) == 10
+            assert len(state_of(snapshot)) == 10
+
+
+class TestSnapshots:
+    def test_one_that_is_open_too_long_is_ended(self, path: pathlib.Path) -> None:
+        with contextlib.closing(open_with(path, snapshot_time_max=0.1, snapshot_portion=1)) as db:
+            for number in range(3):
+                db.create("t", f"k{number}", 1, topic="t")
+            opened = time.monotonic()
+            with db.snapshot() as snapshot:
+                wait_until(lambda: time.monotonic() > opened + 0.2, what="the time is over")
+                with pytest.raises(DbUnavailable, match="snapshot_time_max"):
+                    list(snapshot)
+
+    def test_one_that_is_closed_does_not_end_as_if_it_were_complete(self, path: pathlib.Path) -> None:
+        with contextlib.closing(open_with(path, snapshot_portion=1)) as db:
+            for number in range(3):
+                db.create("t", f"k{number}", 1, topic="t")
+            snapshot = db.snapshot()
+            rows = iter(snapshot)
+            next(rows)
+            snapshot.close()
+            with pytest.raises(Closed):
+                list(rows)
+
+    @pytest.mark.parametrize("count", [1, 99, 101, 500, 1000])
+    def test_many_filters(self, db: DbApi, count: int) -> None:
+        for number in range(20):
+            db.create(f"table{number}", "k", number, topic=f"a/{number}/b")
+        tables = [f"table{number}" for number in range(10, 10 + count)]
+        filters = [f"a/{number}/#" for number in range(15, 15 + count)]
+        with db.snapshot(tables, filters) as snapshot:
+            wanted = {
+                number for number in range(20) if number in range(10, 10 + count) and number in range(15, 15 + count)
+            }
+            assert {held.value for held in state_of(snapshot).values()} == wanted
+
+
+class TestForks:
+    def test_nothing_is_open_in_a_child(self, path: pathlib.Path, db: DbApi) -> None:
+        for number in range(5):
+            db.create("t", f"k{number}", number, topic="t")
+        snapshot = db.snapshot()
+        assert _open_files(path)
+        assert in_forked_child(lambda: str(_open_files(path))) == "[]"
+        assert len(state_of(snapshot)) == 5
+
+    def test_a_snapshot_that_was_begun_goes_on_in_both_processes(self, path: pathlib.Path) -> None:
+        with contextlib.closing(open_with(path, snapshot_portion=2, synchronous="normal")) as db:
+            for number in range(10):
+                db.create("t", f"k{number}", number, topic="t")
+            before = stored(db)
+            with db.snapshot() as snapshot:
+                rows = iter(snapshot)
+                seen = [next(rows)]
+                db.delete("t", "k9")
+                assert in_forked_child(lambda: str(state_of([*seen, *rows]) == before)) == "True"
+                assert state_of([*seen, *rows]) == before
+
+    def test_children_of_a_busy_parent_lose_nothing(self, path: pathlib.Path, db: DbApi) -> None:
+        """The parent's last connection must never remove the log while a child is writing to it."""
+        stop, written = threading.Event(), list[int]()
+
+        def write(name: int) -> None:
+            for number in range(1_000_000):
+                if stop.is_set():
+                    return
+                written.append(db.create("parent", f"{name}-{number}", 0, topic="t"))
+
+        def child(number: int) -> str:
+            versions = [db.create("child", f"{number}-{i}", 0, topic="t") for i in range(3)]
+            return ",".join(map(str, versions))
+
+        with ThreadPoolExecutor(3) as pool:
+            writing = [pool.submit(write, name) for name in range(2)]
+            waiting = pool.submit(db.wait, 1_000_000, timeout_s=WAIT_S)
+            try:
+                answers = [in_forked_child(lambda number=number: child(number)) for number in range(40)]  # type: ignore[misc]
+            finally:
+                stop.set()
+            for one in writing:
+                one.result(WAIT_S)
+            db.close()
+            assert waiting.result(WAIT_S) is False
+        versions = [int(version) for answer in answers for version in answer.split(",")]
+        with contextlib.closing(open_with(path)) as again:
+            feed = [change.revision for change in again.changes(0, limit=1_000_000)]
+        assert feed == sorted(versions + written)
+        assert feed == list(range(1, len(feed) + 1))
+
+
+def _open_files(path: pathlib.Path) -> list[str]:
+    """The files of the database that this process has open."""
+    found = []
+    for descriptor in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(FileNotFoundError):  # the one that lists them
+            found.append(os.readlink(f"/proc/self/fd/{descriptor}"))
+    return [name for name in found if name.startswith(str(path))]
+
+
+@contextlib.contextmanager
+def _locked(path: pathlib.Path) -> Iterator[sqlite3.Connection]:
+    """Another connection that has the write lock, as another process would."""
+    with contextlib.closing(sqlite3.connect(path, isolation_level=None, check_same_thread=False)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        yield other
