@@ -48,7 +48,10 @@ def encode_event(event: Event, timestamp: int) -> bytes:
 
     Checked here, in the caller's thread, because what leaves a publisher must be decodable by every subscriber.
     """
-    table, key, action, version = event.table, event.key, event.action, event.version
+    table = event.table  # one by one: this runs for every event, and unpacking would build a tuple
+    key = event.key
+    action = event.action
+    version = event.version
     stamp = event.timestamp or timestamp
     if not (
         type(table) is str

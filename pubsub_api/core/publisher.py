@@ -131,16 +131,16 @@ class PublisherCore:
 
     def next_frame(self, stream: OutStream, now: float, stamp: int) -> bytes | None:
         """Number pending events of the stream, as many as one frame takes, and pack them; None when there are none."""
-        encoded = self._take(stream)
-        if not encoded:
+        body, count = self._take(stream)
+        if not count:
             return None
         first = stream.head + 1
-        stream.head = last = stream.head + len(encoded)
+        stream.head = last = stream.head + count
         frame = frames.pack(
-            Kind.DATA, self.guid, stream.topic, pack_body(encoded), first=first, after=first - 1,
-            count=len(encoded), timestamp=stamp, key=self.settings.frame.key,
+            Kind.DATA, self.guid, stream.topic, body, first=first, after=first - 1,
+            count=count, timestamp=stamp, key=self.settings.frame.key,
         )  # fmt: skip
-        self.events += len(encoded)
+        self.events += count
         self.frames += 1
         if self.cache is not None:
             self.cache.store_range((self.guid, stream.topic), first, last, stamp, frame, now)
@@ -149,14 +149,17 @@ class PublisherCore:
             self._schedule_first_hello(stream, now + self.settings.max_idle_time_s)
         return frame
 
-    def _take(self, stream: OutStream) -> list[bytes]:
+    def _take(self, stream: OutStream) -> tuple[bytes, int]:
+        """The body of the next frame, and how many events it takes from those that are pending."""
         # Callers append concurrently; slicing and deleting by count touches only what was there.
         pending = stream.pending
         encoded = pending[: self.settings.batch_events_max]
-        if len(encoded) > 1 and sum(map(len, encoded)) > self.settings.batch_bytes_max:
+        body = pack_body(encoded)
+        if len(body) > self.settings.batch_bytes_max and len(encoded) > 1:
             encoded = list(_upto_bytes(encoded, self.settings.batch_bytes_max))
+            body = pack_body(encoded)
         del pending[: len(encoded)]
-        return encoded
+        return body, len(encoded)
 
     def _schedule_first_hello(self, stream: OutStream, due: float) -> None:
         stream.hello_interval = 0.0
