@@ -108,6 +108,7 @@ class ZenohPublisher(PublisherApi):
         self._check_usable()
         if self._session is not None or self._router is not None:
             raise UsageError("the publisher is initialized already")
+        PROCESS.ends.add(self)
         if self._settings.is_bind_based:
             session, self._address = listen(self._settings)
             self._session = session
@@ -174,6 +175,7 @@ class ZenohPublisher(PublisherApi):
             self._router.join()
         if self._answerer is not None and self._answerer is not threading.current_thread():
             self._answerer.join()
+        PROCESS.ends.discard(self)
 
     def _answer_all(self, questions: Questions) -> None:
         while True:

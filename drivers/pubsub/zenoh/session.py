@@ -32,6 +32,10 @@ LOG = logging.getLogger(__name__)
 _EPHEMERAL_ATTEMPTS = 20
 
 
+class _Closable(Protocol):
+    def close(self) -> None: ...
+
+
 class _Declared(Protocol):
     def undeclare(self) -> Any: ...
 
@@ -44,6 +48,8 @@ class Process:
 
     def __init__(self) -> None:
         self.sessions: set[Session] = set()
+        self.ends: set[_Closable] = set()
+        """Publishers and subscribers with threads.  One that is inside Zenoh when the interpreter ends aborts it."""
         self._has_opened = False
         self._is_forked = False
         os.register_at_fork(after_in_child=self._on_fork)
@@ -75,8 +81,8 @@ class Process:
 
     def _on_exit(self) -> None:
         if not self._is_forked:
-            for session in list(self.sessions):
-                session.close()
+            for open_one in [*self.ends, *self.sessions]:
+                open_one.close()
 
 
 PROCESS = Process()

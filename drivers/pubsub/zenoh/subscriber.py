@@ -82,6 +82,7 @@ class ZenohSubscriber(SubscriberApi):
             if self._is_running:
                 return
             self._is_running = True
+            PROCESS.ends.add(self)
             self._inbox.start(self._receiver)
             for address in self._links:
                 self._links[address] = self._start_link(address)
@@ -118,6 +119,7 @@ class ZenohSubscriber(SubscriberApi):
         for link in links:
             link.join()
         self._inbox.join()
+        PROCESS.ends.discard(self)
 
     def _start_link(self, address: str) -> Link:
         link = Link(self._settings, address, self._filters, self._inbox)
