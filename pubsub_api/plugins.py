@@ -1,0 +1,122 @@
+"""Finding and importing drivers by the name of an entry point, and telling well what is wrong when that fails.
+
+Serves every kind of driver.  An entry point may state the pip extra that brings its library,
+``zenoh = drivers.pubsub.zenoh:ZenohPubSub [zenoh]``; the error for a missing library then says what to install.
+Whatever goes wrong is raised as one typed error with the cause attached, and nothing is logged instead.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, Generic, TypeVar
+from urllib.parse import SplitResult, urlsplit
+
+from oslo_config import cfg
+from stevedore.named import NamedExtensionManager
+
+from pubsub_api.errors import DriverDependencyMissing, DriverError, DriverNotFound, InvalidConfig
+
+Base = TypeVar("Base")
+
+_OWN_PACKAGES = frozenset({"pubsub_api", "nb_api"})
+
+
+class Plugins(Generic[Base]):
+    """The classes installed under one namespace of entry points.  ``what`` names their kind in errors."""
+
+    def __init__(self, namespace: str, base: type[Base], what: str) -> None:
+        self._namespace = namespace
+        self._base = base
+        self._what = what
+
+    def entry_points(self) -> Sequence[importlib.metadata.EntryPoint]:
+        """What is installed.  Imports nothing."""
+        manager: NamedExtensionManager[Any] = NamedExtensionManager(self._namespace, names=[])
+        return manager.list_entry_points()
+
+    def load(self, name: str) -> type[Base]:
+        """The class installed under ``name``.  Imports its module and the library behind it.
+
+        Raises DriverNotFound with the names that exist, DriverDependencyMissing with the pip extra when the library is
+        missing or cannot be imported, and DriverError when the driver itself is broken.
+        """
+        entries = self.entry_points()
+        found = [entry for entry in entries if entry.name == name]
+        if not found:
+            names = ", ".join(sorted({entry.name for entry in entries})) or "none"
+            raise DriverNotFound(f"no {self._what} is installed under the name {name!r}; available: {names}")
+        if len(found) > 1:
+            targets = " and ".join(sorted(entry.value for entry in found))
+            raise DriverError(
+                f"several {self._what}s are installed under the name {name!r}: {targets}; uninstall all but one"
+            )
+        return self._import_class(found[0])
+
+    def _import_class(self, entry: importlib.metadata.EntryPoint) -> type[Base]:
+        failures: list[BaseException] = []
+        manager: NamedExtensionManager[Any] = NamedExtensionManager(
+            self._namespace,
+            names=[entry.name],
+            on_load_failure_callback=lambda _manager, _entry, error: failures.append(error),
+            on_missing_entrypoints_callback=lambda _names: None,  # without it a failure is logged as well as raised
+        )
+        if failures:
+            raise self._load_error(entry, failures[0]) from failures[0]
+        driver_class = manager[entry.name].plugin
+        if not (isinstance(driver_class, type) and issubclass(driver_class, self._base)):
+            raise DriverError(f"{self._what} {entry.name!r}: {entry.value} is not a subclass of {self._base.__name__}")
+        return driver_class
+
+    def _load_error(self, entry: importlib.metadata.EntryPoint, error: BaseException) -> DriverError:
+        library = _foreign_library(entry, error)
+        if library is None:
+            return DriverError(f"{self._what} {entry.name!r} is broken: {entry.value}: {type(error).__name__}: {error}")
+        problem = "is not installed" if isinstance(error, ModuleNotFoundError) else f"cannot be imported ({error})"
+        return DriverDependencyMissing(
+            f"{self._what} {entry.name!r} needs the Python library {library!r}, which {problem}: "
+            f"{self._remedy(entry, library)}"
+        )
+
+    def _remedy(self, entry: importlib.metadata.EntryPoint, library: str) -> str:
+        if not entry.extras:
+            return f"install {library!r}"
+        # stevedore's cache drops the distribution an entry point came from, so it is looked up again.
+        known = importlib.metadata.entry_points(group=self._namespace, name=entry.name)
+        package = next((found.dist.name for found in known if found.dist is not None), "heliograph")
+        return f"pip install '{package}[{','.join(entry.extras)}]'"
+
+
+def _foreign_library(entry: importlib.metadata.EntryPoint, error: BaseException) -> str | None:
+    """The library whose import failed, or None when the failure lies in the driver or in Heliograph itself."""
+    if not isinstance(error, ImportError) or not error.name:
+        return None
+    library = error.name.partition(".")[0]
+    return None if library == entry.module.partition(".")[0] or library in _OWN_PACKAGES else library
+
+
+def register_options(conf: cfg.ConfigOpts, driver_class: type[Any], options: Mapping[str, Sequence[cfg.Opt]]) -> None:
+    """Register what a driver adds, group by group.  Raises DriverError when it redefines an option."""
+    for group, added in options.items():
+        try:
+            conf.register_opts(added, group=group)
+        except cfg.DuplicateOptError as error:
+            raise DriverError(f"{driver_class.__name__} redefines an option of group [{group}]: {error}") from error
+
+
+def split_url(url: str, *, what: str, example: str) -> SplitResult:
+    """The parts of a URL whose scheme names a driver.  Raises InvalidConfig, without showing a password."""
+    shown = without_password(url)
+    try:
+        parts = urlsplit(url)
+        _ = parts.port  # computed on access: an impossible port is refused here, for every driver alike
+    except ValueError as error:
+        raise InvalidConfig(f"URL {shown!r} cannot be understood: {error}") from error
+    if not parts.scheme or "://" not in url:
+        raise InvalidConfig(f"URL {shown!r} does not name a {what}: write driver://..., as in {example}")
+    return parts
+
+
+def without_password(url: str) -> str:
+    return re.sub(r"//[^/@]*@", "//***@", url)
