@@ -20,7 +20,7 @@ OPTIONS: Sequence[cfg.Opt] = (
                help="Driver: the name of a heliograph.db_driver entry point. Empty: the scheme of url."),
     cfg.StrOpt("url", default="sqlite:///var/lib/heliograph/heliograph.db", secret=True,
                help="The database: sqlite:///path/file.db, postgresql://[user:password@]host:port/database, "
-                    "redis://[user:password@]host:port/db, or etcd://host:port."),
+                    "or etcd://host:port."),
     _seconds("connect_timeout", 5.0, 0.05, 300.0, "How long an attempt to reach the database may take."),
     _seconds("operation_timeout", 10.0, 0.05, 3600.0,
              "How long one operation may take, waiting for others included. Then the database counts as unavailable."),
@@ -29,11 +29,6 @@ OPTIONS: Sequence[cfg.Opt] = (
                     "for it. Bytes."),
     cfg.IntOpt("snapshot_portion", default=2000, min=1, max=1_000_000,
                help="Objects that a snapshot reads at a time."),
-    cfg.IntOpt("changes_kept", default=1_000_000, min=0, max=10**12,
-               help="Changes that stay in the feed when it is compacted. Who is further behind takes a snapshot."),
-    _seconds("tombstones_kept", 7 * 86_400.0, 0.0, 10 * 365 * 86_400.0,
-             "How long the version of a deleted object is remembered."),
-    _seconds("compact_interval", 60.0, 0.1, 86_400.0, "How often old changes and tombstones are removed."),
 )  # fmt: skip
 
 

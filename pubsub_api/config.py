@@ -87,6 +87,7 @@ QUEUE_OPTIONS: Sequence[cfg.Opt] = (
     _bytes(
         "pending_bytes_max", 64 * MIB, "Frames that wait behind holes, all streams together. Then a resync follows."
     ),
+    _count("publishers_max", 100_000, "Publishers that a subscriber keeps track of.", low=1),
     _count("streams_max", 1_000_000, "Streams that a publisher or a subscriber keeps track of.", low=1),
 )
 

@@ -53,6 +53,7 @@ def subscriber_settings(conf: cfg.ConfigOpts, capabilities: Capabilities) -> Sub
         resync_jitter_s=pubsub.resync_jitter,
         resync_interval_min_s=pubsub.resync_interval_min,
         pending_bytes_max=pubsub.pending_bytes_max,
+        publishers_max=pubsub.publishers_max,
         streams_max=pubsub.streams_max,
         repair=pubsub.repair and capabilities.queries,
         repair_timeout_s=pubsub.repair_timeout,

@@ -178,6 +178,7 @@ def test_a_slow_consumer_gets_a_resync_not_silence(bus: Bus) -> None:
     assert subscriber.statistics().queue_bytes < 20_000 + 512 * 200, "bounded, but for the frame that filled it"
     release.set()
     wait_until(lambda: pubsub_api.Reason.SLOW_CONSUMER in log, 20, "the resync that covers what was discarded")
+    wait_until(lambda: subscriber.statistics().queue_bytes == 0, 20, "the queue to be empty")
     publisher.send_event(event(9999))
     wait_until(lambda: 9999 in log, 20, "live events after the resync")
     assert log.index(pubsub_api.Reason.SLOW_CONSUMER) < log.index(9999)

@@ -17,6 +17,9 @@ import pytest
 import zmq.auth
 from oslo_config import cfg
 
+import nb_api.config
+import nb_api.errors
+import nb_api.loading
 import pubsub_api
 from bench import cli as bench_cli
 from heliograph import main as command
@@ -163,7 +166,10 @@ def test_the_fields_of_bodies_are_those_of_the_code() -> None:
 
 
 def known_options() -> dict[str, dict[str, cfg.Opt]]:
-    known = {config.GROUP: {option.name: option for option in config.PUBSUB_OPTIONS}}
+    known = {
+        config.GROUP: {option.name: option for option in config.PUBSUB_OPTIONS},
+        nb_api.config.GROUP: {option.name: option for option in nb_api.config.OPTIONS},
+    }
     for status in loading.available_drivers().values():
         for group, options in (status.driver_class.options if status.driver_class else {}).items():
             known.setdefault(group, {}).update({option.name: option for option in options})
@@ -210,7 +216,7 @@ def test_options_that_are_named_with_their_group_exist() -> None:
 def test_modules_and_attributes_that_are_named_exist() -> None:
     for page in documents.pages():
         for span in documents.spans(page):
-            if re.fullmatch(r"pubsub_api(\.\w+)+", span):
+            if re.fullmatch(r"(?:pubsub|nb)_api(\.\w+)+", span):
                 parent, _, name = span.rpartition(".")
                 module = importlib.import_module(parent)
                 assert hasattr(module, name) or importlib.import_module(span), f"{page}: {span}"
@@ -220,7 +226,8 @@ def test_modules_and_attributes_that_are_named_exist() -> None:
 
 
 def test_classes_that_are_named_exist() -> None:
-    known = {*vars(pubsub_api), *vars(errors), *vars(driver), *vars(conformance), *vars(cache_node)}
+    modules = (pubsub_api, errors, driver, conformance, cache_node, nb_api.errors)
+    known = {name for module in modules for name in vars(module)}
     for page in documents.pages():
         for span in documents.spans(page):
             if re.fullmatch(r"(?:[A-Z][a-z]+){2,}", span):
@@ -336,6 +343,9 @@ def test_configurations_can_be_used(block: Block, host: pathlib.Path) -> None:
         for name in options:
             find_option(f"[{'pubsub' if group == config.OLD_GROUP else group}] {name}")
     conf = config.new_conf([file])
+    if nb_api.config.GROUP in sections:
+        nb_api.loading.build_db(conf=conf).close()
+        return
     assert loading.build_driver(conf).capabilities
     stated = sections.get("pubsub") or sections["df"]
     assert conf.pubsub.pub_sub_driver == stated.get("pub_sub_driver", ["zmq"])[0]
