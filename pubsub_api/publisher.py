@@ -148,7 +148,7 @@ class Publisher:
         wall_ns = time_ns()
         try:
             stream = self._streams[event.topic]
-        except KeyError:
+        except (KeyError, TypeError):
             stream = self._new_stream(event.topic)
         encoded = encode_event(event, self._clock.tick(wall_ns))
         size = len(encoded)
@@ -181,7 +181,7 @@ class Publisher:
             return self._core.stream(topic)
 
     def send_events(self, events: Iterable[Event]) -> None:
-        """Send many events, in order.  As `send_event` for each, and cheaper; what precedes a bad one is sent."""
+        """Send many events, in order.  As `send_event` for each: what precedes a bad one is sent."""
         for event in events:
             self.send_event(event)
 

@@ -102,7 +102,7 @@ class PublisherCore:
 
     def stream(self, topic: str) -> OutStream:
         """The stream of a topic, made when it is new.  Raises InvalidTopic, LimitReached."""
-        stream = self.streams.get(topic)
+        stream = self.streams.get(topic) if isinstance(topic, str) else None
         if stream is None:
             check_topic(topic)
             if len(self.streams) >= self.settings.streams_max:
