@@ -95,6 +95,7 @@ class Publisher:
         self._settings = settings
         self._name = name or default_name()
         self._backlog_bytes_max = backlog_bytes_max
+        self._batch_events_max = settings.batch_events_max
         # Twice the overhead: the frame must also fit, whole, into the reply of a cache.
         self._event_bytes_max = settings.frame.bytes_max - 2 * frames.FRAME_OVERHEAD_BYTES_MAX - 128
         self._clock = clock
@@ -112,6 +113,9 @@ class Publisher:
         self._dirty: deque[OutStream] = deque()
         self._backlog_bytes = 0
         self._last_call_ns = 0
+        self._stamp = 0
+        self._flood_left = 0
+        """Events that may be sent before the clock is read again; 0 when there is no flood."""
         self._send_failures = 0
         self._last_failure: DriverError | None = None
         self._queries = 0
@@ -145,12 +149,22 @@ class Publisher:
         """
         if self._is_closed or self._must_reopen:
             self._reopen()
-        wall_ns = time_ns()
+        if self._flood_left:
+            # In a flood the clock is read once per frame, and the events between count on from there.
+            self._flood_left -= 1
+            stamp = self._stamp + 1
+            gap_ns = 0
+        else:
+            wall_ns = time_ns()
+            stamp = self._clock.tick(max(wall_ns, self._stamp))
+            gap_ns = wall_ns - self._last_call_ns
+            self._last_call_ns = wall_ns
+        self._stamp = stamp
         try:
             stream = self._streams[event.topic]
         except (KeyError, TypeError):
             stream = self._new_stream(event.topic)
-        encoded = encode_event(event, self._clock.tick(wall_ns))
+        encoded = encode_event(event, stamp)
         size = len(encoded)
         if size > self._event_bytes_max:
             raise InvalidEvent(
@@ -165,14 +179,13 @@ class Publisher:
             stream.is_dirty = True
             self._dirty.append(stream)
         self._backlog_bytes += size
-        gap_ns = wall_ns - self._last_call_ns
-        self._last_call_ns = wall_ns
         if gap_ns > _FLOOD_GAP_NS:
             self._try_drain()
             self._last_call_ns = time_ns()
-        elif len(pending) >= self._settings.batch_events_max or self._backlog_bytes > self._backlog_bytes_max:
+        elif len(pending) >= self._batch_events_max or self._backlog_bytes > self._backlog_bytes_max:
             self._drain()
             self._last_call_ns = time_ns()
+            self._flood_left = self._batch_events_max
         elif self._is_asleep:
             self._wake()
 
@@ -300,6 +313,7 @@ class Publisher:
         while not self._is_closed:
             with self._lock:
                 self._drain_locked()
+                self._flood_left = 0
                 now = time.monotonic()
                 if self._is_link_news:
                     self._is_link_news = False

@@ -74,6 +74,7 @@ def test_a_filter_can_be_added_and_removed_while_it_runs(bus: Bus, consumer: Con
     )
     subscriber.wait_ready(timeout_s=20)
     publisher.send_events([event(1, "a"), event(2, "b")])
+    publisher.flush(timeout_s=20)
     assert subscriber.subscribe("b")
     assert not subscriber.subscribe("b")
     wait_until(lambda: any(r.topics == ("b",) for r in consumer.resyncs), 20, "the resync for the new filter")
