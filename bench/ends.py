@@ -14,8 +14,8 @@ from typing import Any
 
 from bench.sinks import Sink
 
-QUIET_S = 10.0
-"""A receiver that hears nothing for this long has lost what is missing.  Longer than Heliograph needs to notice."""
+QUIET_S = 5.0
+"""A raw receiver that hears nothing for this long has lost what is missing."""
 OPEN_TIMEOUT_S = 60.0
 
 
@@ -74,14 +74,14 @@ class Receiver(abc.ABC):
     def close(self) -> None: ...
 
 
-def wait_while_it_comes(sink: Sink) -> None:
+def wait_while_it_comes(sink: Sink, quiet_s: float = QUIET_S) -> None:
     """`Receiver.run` where threads of the library call the sink: wait until it has all, or until nothing more comes."""
     received, heard_at = -1, time.monotonic()
     while not sink.wait(0.2):
         if sink.received != received:
             received, heard_at = sink.received, time.monotonic()
-        elif time.monotonic() - heard_at > QUIET_S:
-            sink.give_up(QUIET_S)
+        elif time.monotonic() - heard_at > quiet_s:
+            sink.give_up(quiet_s)
             return
 
 

@@ -14,6 +14,9 @@ from pubsub_api.config import GROUP
 from pubsub_api.testing.faults import Faults
 from pubsub_api.testing.faulty import FaultyPubSub
 
+QUIET_S = 40.0
+"""Longer than it takes to notice that the last event is missing, and to repair that or give up."""
+
 Settings = Mapping[str, Mapping[str, Any]]
 """Group -> option -> value: what differs from the defaults."""
 
@@ -79,7 +82,7 @@ class OurReceiver(Receiver):
         self._sink.on_resync()
 
     def run(self) -> None:
-        wait_while_it_comes(self._sink)
+        wait_while_it_comes(self._sink, QUIET_S)
 
     def statistics(self) -> dict[str, Any]:
         statistics = self._subscriber.statistics()

@@ -66,7 +66,7 @@ class LatencySink(Sink):
 
 
 class AuditSink(Sink):
-    """Versions are 1, 2, 3, ...: notes what is missing, out of order or repeated, and which resync covers what.
+    """Versions are 1, 2, 3, ...: notes what is missing, what is out of order or repeated, and when a resync was told.
 
     With ``rate_max`` it takes no more events per second than that, so that a slow subscriber can be played.
     """
@@ -76,8 +76,8 @@ class AuditSink(Sink):
         self._rate_max = rate_max
         self._next = 1
         self._resync_ns = 0
-        self._holes: list[tuple[int, int, int]] = []
-        """First and last missing number, and when the resync that may cover them was told; 0 when none was."""
+        self._holes: list[tuple[int, int]] = []
+        """First and last missing number."""
         self._misplaced = 0
         self._started_ns = 0
 
@@ -93,9 +93,8 @@ class AuditSink(Sink):
             self._misplaced += 1
             return
         if number > self._next:
-            self._holes.append((self._next, number - 1, self._resync_ns))
+            self._holes.append((self._next, number - 1))
         self._next = number + 1
-        self._resync_ns = 0
         self.received += 1
         if self._rate_max is not None:
             self._keep_pace(self._rate_max)
@@ -112,5 +111,5 @@ class AuditSink(Sink):
     def findings(self) -> dict[str, Any]:
         holes = list(self._holes)
         if self._next <= self.expected:
-            holes.append((self._next, self.expected, self._resync_ns))
-        return super().findings() | {"holes": holes, "misplaced": self._misplaced}
+            holes.append((self._next, self.expected))
+        return super().findings() | {"holes": holes, "misplaced": self._misplaced, "resync_ns": self._resync_ns}

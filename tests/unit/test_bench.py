@@ -1,0 +1,247 @@
+"""The benchmark works at tiny sizes.  Nothing here says anything about speed."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+import math
+import os
+import pathlib
+from array import array
+from multiprocessing.connection import Connection
+
+import pytest
+
+from bench import catalog, chart, cli, events, report, results
+from bench.ends import Case
+from bench.plan import Outcome, Plan, in_turns, median, ratio
+from bench.runs import Load, Run, run
+from bench.scenarios import SCENARIOS
+from bench.scenarios.latency import percentile_us
+from bench.sinks import AuditSink, LatencySink, Sink
+from bench.targets import TARGETS, Check, check
+from bench.workers import Worker, WorkerFailed, usage_now
+
+EVENTS = 200
+
+
+def measurable(driver: str) -> pytest.MarkDecorator:
+    problem = catalog.problem(driver)
+    return pytest.mark.skipif(problem is not None, reason=str(problem))
+
+
+DRIVERS = [pytest.param(driver, marks=measurable(driver)) for driver in catalog.DRIVERS]
+
+
+def a_run(**changes: object) -> Run:
+    blank = Run("case", 100, 100, 1.0, 1.0, 1.0, 0, 0, [], array("q"), 0, {}, {})
+    return dataclasses.replace(blank, **changes)  # type: ignore[arg-type]
+
+
+# -- what is published
+
+
+def test_the_event_has_the_size_it_claims() -> None:
+    import msgpack
+
+    assert 165 <= len(msgpack.packb(events.mapping(123_456))) <= 195
+    assert len(events.topic(7)) == events.TOPIC_BYTES
+
+
+# -- processes
+
+
+def answer(pipe: Connection, value: int) -> None:
+    pipe.send(pipe.recv() + value)
+
+
+def fail(pipe: Connection) -> None:
+    raise ValueError(f"nothing to say to {pipe}")
+
+
+def die(pipe: Connection) -> None:
+    pipe.close()
+    os._exit(1)
+
+
+def listen(pipe: Connection) -> None:
+    pipe.recv()
+
+
+def test_a_worker_answers_in_a_process_of_its_own() -> None:
+    with Worker(answer, 1) as worker:
+        worker.tell(41)
+        assert worker.hear() == 42
+
+
+def test_what_a_worker_raises_is_raised_here() -> None:
+    with Worker(fail) as worker, pytest.raises(WorkerFailed, match="ValueError: nothing to say"):
+        worker.hear()
+
+
+def test_a_worker_that_dies_is_noticed() -> None:
+    with Worker(die) as worker, pytest.raises(WorkerFailed, match="without an answer"):
+        worker.hear()
+
+
+def test_a_worker_that_says_nothing_is_given_up_and_killed() -> None:
+    with Worker(listen) as worker, pytest.raises(WorkerFailed, match="said nothing"):
+        worker.hear(timeout_s=0.01)
+
+
+def test_usage_is_a_difference() -> None:
+    before = usage_now()
+    assert (usage_now() - before).cpu_s >= 0
+
+
+# -- sinks
+
+
+@dataclasses.dataclass
+class Numbered:
+    version: int
+
+
+def version_of(event: Numbered) -> int:
+    return event.version
+
+
+def test_a_sink_knows_when_everything_came() -> None:
+    sink = Sink(2, version_of)
+    sink.on_event(None)
+    assert not sink.wait(0)
+    sink.on_event(None)
+    assert sink.wait(0)
+    assert sink.findings()["received"] == 2
+
+
+def test_an_audit_finds_what_is_missing_and_misplaced() -> None:
+    sink = AuditSink(10, version_of)
+    for number in (1, 2, 5, 4, 8):
+        sink.on_event(Numbered(number))
+    findings = sink.findings()
+    assert findings["holes"] == [(3, 4), (6, 7), (9, 10)]
+    assert findings["misplaced"] == 1
+
+
+@pytest.mark.parametrize(("resync_ns", "undetected"), [(0, 3), (250, 1), (999, 0)])
+def test_a_resync_covers_what_was_published_before_it(resync_ns: int, undetected: int) -> None:
+    finding = {"holes": [(1, 2), (5, 5)], "resync_ns": resync_ns}
+    assert a_run(findings=[finding], sent_ns=array("q", [100, 200, 300, 400, 500])).undetected() == undetected
+
+
+def test_percentiles() -> None:
+    assert percentile_us([1000 * number for number in range(1, 101)], 0.99) == 99
+    assert percentile_us([5000], 0.5) == 5
+    assert math.isnan(percentile_us([], 0.5))
+
+
+# -- cases
+
+
+@pytest.mark.parametrize("driver", DRIVERS)
+def test_every_case_delivers_everything(driver: str) -> None:
+    with catalog.transport(driver) as transport:
+        for case in transport.cases:
+            done = run(case, Load(EVENTS), AuditSink)
+            assert (done.received, done.undetected(), done.findings[0]["misplaced"]) == (EVENTS, 0, 0), case.name
+            assert done.events_per_s > 0
+            assert done.publisher_cpu_us > 0
+
+
+def test_loads_can_be_paced_and_spread() -> None:
+    with catalog.transport("zmq") as transport:
+        load = Load(EVENTS, topics=10, rate=5000, stamped=True, subscribers=3, processes=2)
+        for case in (transport.plain, transport.rest["tuned"], transport.ours):
+            done = run(case, load, LatencySink)
+            assert [len(finding["latencies_ns"]) for finding in done.findings] == [EVENTS] * 3
+            assert list(done.sent_ns) == sorted(done.sent_ns)
+
+
+@measurable("zenoh")
+def test_zenoh_ext_repairs_samples_that_were_filtered_out() -> None:
+    from bench import raw_zenoh as raw
+
+    dropped = {"drop": 0.05}
+    advanced = Case("advanced", "zenoh", raw.AdvancedSender, raw.AdvancedReceiver, sender_options=dropped)
+    done = run(advanced, Load(EVENTS, rate=2000), functools.partial(AuditSink, rate_max=None))
+    assert done.received + done.subscriber["lost"] == EVENTS
+
+
+# -- plan, targets, report
+
+
+def test_ratios_are_taken_within_rounds() -> None:
+    fast, slow = [a_run(seconds=0.5), a_run(seconds=5.0)], [a_run(seconds=1.0), a_run(seconds=10.0)]
+    assert ratio(fast, slow, lambda run: run.events_per_s) == 2.0
+    assert median(slow, lambda run: run.seconds) == 5.5
+
+
+def test_cases_take_turns() -> None:
+    said: list[str] = []
+    cases = [Case(name, "zmq", None, None) for name in ("a", "b")]  # type: ignore[arg-type]
+    runs = in_turns(Plan(1, 2, True, said.append), cases, lambda case: a_run(case=case.name))
+    assert [len(runs[name]) for name in ("a", "b")] == [2, 2]
+    assert [sentence[-1] for sentence in said] == ["a", "b", "a", "b"]
+
+
+def test_targets_are_numbered_and_belong_to_scenarios() -> None:
+    assert [target.number for target in TARGETS] == list(range(1, len(TARGETS) + 1))
+    assert {target.scenario for target in TARGETS} == set(SCENARIOS)
+    names = [(target.scenario, target.name, target.driver) for target in TARGETS]
+    assert len(set(names)) == len(names)
+
+
+def test_a_check_compares_with_the_target_of_the_driver() -> None:
+    measured = {"plain": 6.0, "publisher cpu": 1.6}
+    assert [(found.target.bound, found.is_met) for found in check("throughput", "zmq", measured)] == [
+        (5.0, True),
+        (1.5, False),
+    ]
+    assert [found.target.bound for found in check("throughput", "zenoh", measured)] == [2.0]
+
+
+def an_outcome() -> Outcome:
+    rows = [{"case": "heliograph", "events/s": 10, "p50 us": math.nan}, {"case": "raw", "events/s": 5}]
+    return Outcome("throughput", "zmq", rows, [Check(TARGETS[0], "zmq", 6.0), Check(TARGETS[8], "zmq", 0.0)])
+
+
+def test_results_are_stored_and_drawn(tmp_path: pathlib.Path) -> None:
+    pytest.importorskip("matplotlib")
+    stored = results.store(Plan(1, 1, True, print), [an_outcome()], tmp_path)
+    content = json.loads(stored.read_text())
+    assert content["outcomes"][0]["checks"][0]["met"] is True
+    assert chart.draw(stored).read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_report_names_cases_and_verdicts() -> None:
+    from rich.console import Console
+
+    console = Console(width=200, record=True, file=open(os.devnull, "w"))  # noqa: SIM115
+    report.show(console, an_outcome())
+    console.file.close()
+    text = console.export_text()
+    assert "heliograph" in text
+    assert "met" in text
+
+
+def test_the_command_refuses_what_it_does_not_know(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        cli.main(["nonsense"])
+    assert "none of throughput" in capsys.readouterr().err
+
+
+def test_the_command_leaves_out_a_driver_that_cannot_be_used(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(catalog, "problem", lambda driver: f"no {driver} here")
+    assert cli.main(["--driver", "zenoh"]) == 1
+    assert "no zenoh here" in capsys.readouterr().out
+
+
+def test_the_command_measures_prints_and_stores(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["throughput", "--driver", "zmq", "--quick", "--events", "500", "--results", str(tmp_path)]
+    assert cli.main(arguments) == 0
+    assert "times the tuned raw sender" in capsys.readouterr().out
+    assert len(list(tmp_path.glob("*.json"))) == 1
