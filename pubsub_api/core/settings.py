@@ -13,7 +13,7 @@ class FrameSettings:
 
 @dataclasses.dataclass(frozen=True)
 class CacheSettings:
-    events_max: int = 100_000
+    events_max: int = 1_000_000
     bytes_max: int = 128 * 1024 * 1024
     age_max_s: float = 300.0
     reply_bytes_max: int = 512 * 1024
@@ -35,7 +35,7 @@ class PublisherSettings:
 class SubscriberSettings:
     frame: FrameSettings = FrameSettings()
     max_idle_time_s: float = 5.0
-    message_delay_window_s: float = 0.2
+    message_delay_window_s: float = 0.05
     silence_timeout_s: float = 15.0
     forget_time_s: float = 300.0
     ready_timeout_s: float = 1.0
