@@ -1,0 +1,1 @@
+"""A sharded, durable, replayable log of frames."""

@@ -1,0 +1,180 @@
+"""The contract of a log driver: frames in shards, dense event offsets, and compare-and-set records.
+
+A *log* has a fixed number of *shards*.  A frame goes, undecoded, to the shard that the hash of its topic selects
+(`shard_of`), so a topic, and each key in it, keeps its order.  Every event has an *offset* in its shard: dense, from 0,
+in order of appending.  A stored frame covers a range of offsets.
+
+The log knows where each stream (publisher GUID and topic) stands.  Events that it holds already are not stored again, so
+appending is idempotent: after a crash, or with several recorders, the same frames may be appended as often as needed.
+
+*Records* are small named values with a version, written by compare-and-set.  They carry leader registration, leases and
+progress.  A record may have a lease, judged by the store's own clock or by observed progress, never by comparing the
+clocks of two hosts.
+"""
+
+from __future__ import annotations
+
+import abc
+import zlib
+from collections.abc import Mapping, Sequence
+from typing import ClassVar, NamedTuple
+from urllib.parse import SplitResult
+
+from oslo_config import cfg
+
+
+def shard_of(topic: str, shards: int) -> int:
+    """The shard of a topic: the same in every process, on every host, in every release."""
+    return zlib.crc32(topic.encode()) % shards
+
+
+class StoredFrame(NamedTuple):
+    """A frame at its place in a shard."""
+
+    shard: int
+    offset: int
+    """Offset of the first event that counts."""
+    count: int  # type: ignore[assignment]  # shadows tuple.count, which nobody needs here
+    """How many events count: those of the frame that the log did not hold before."""
+    skipped: int
+    """Events at the front of the frame that stand earlier in the log and do not count here.  Normally 0."""
+    appended_ns: int
+    """The store's wall clock when the frame was appended."""
+    frame: bytes
+
+    @property
+    def end(self) -> int:
+        """Offset of the event after the last one of this frame."""
+        return self.offset + self.count
+
+
+class ShardState(NamedTuple):
+    """Which offsets of a shard can be read: from ``start`` on, up to but without ``end``."""
+
+    shard: int
+    start: int
+    sealed: int
+    """Offsets before this one are in sealed segments."""
+    end: int
+    bytes: int
+    """Size of what is not sealed yet."""
+
+
+class StreamState(NamedTuple):
+    """Where a stream stands in the log."""
+
+    guid: bytes
+    topic: str
+    last: int
+    """Number of its last event in the log."""
+    missing: tuple[tuple[int, int], ...]
+    """Ranges of numbers before ``last`` that never came, oldest first: their loss was reported to the recorder."""
+
+
+class Appended(NamedTuple):
+    """What an append did."""
+
+    events: int
+    """Events stored."""
+    duplicates: int
+    """Events that the log held already."""
+    ends: Mapping[int, int]
+    """Shard -> its end, for the shards that grew."""
+
+
+class Record(NamedTuple):
+    """A named value.  ``version`` rises with every write of the record and is never used again, not even after it was
+    deleted."""
+
+    name: str
+    value: bytes
+    version: int
+
+
+class LogApi(abc.ABC):
+    """A log.  Every method may be called from any thread and from several processes at once.
+
+    All methods raise LogUnavailable after a bounded time when the store cannot be reached, and Closed after `close`.
+    After ``fork()`` a child's copy opens handles of its own at its next call and never touches inherited ones.
+    """
+
+    options: ClassVar[Mapping[str, Sequence[cfg.Opt]]] = {}
+    """Option group -> options that this driver adds.  Registered on ``conf`` before the constructor is called."""
+
+    def __init__(self, conf: cfg.ConfigOpts, url: SplitResult) -> None:
+        self.conf = conf
+        self.url = url
+
+    @abc.abstractmethod
+    def initialize(self) -> None:
+        """Connect, create what is missing, check what is there.  Safe to call from many processes at once.
+        Raises LogUnavailable, InvalidConfig (another number of shards than the log was made with), LogCorrupt."""
+
+    @property
+    @abc.abstractmethod
+    def shards(self) -> int:
+        """How many shards the log has.  Fixed when it is made."""
+
+    @abc.abstractmethod
+    def close(self) -> None:
+        """Release every handle and end every `wait`.  Idempotent, from any thread."""
+
+    # -- frames
+
+    @abc.abstractmethod
+    def append(self, frames: Sequence[bytes]) -> Appended:
+        """Store DATA frames, in order; durable when it returns.  Calls of several threads share one commit.
+
+        Events the log holds already are left out and counted.  A stream may skip numbers: the hole is remembered.
+        Raises a FrameError for bytes that are no frame; then none of the call's frames is stored.
+        """
+
+    @abc.abstractmethod
+    def read(self, shard: int, offset: int, *, events_max: int = 10_000, bytes_max: int = 4 << 20) -> list[StoredFrame]:
+        """Frames from the one that covers ``offset`` on, in order, at least one if there is any, within the limits.
+
+        Works for sealed and unsealed offsets alike.  Empty at the end of the shard.  Raises OffsetTooOld when retention
+        has dropped the offset, LogCorrupt naming what cannot be read.
+        """
+
+    @abc.abstractmethod
+    def read_stream(self, guid: bytes, topic: str, first: int, last: int, *, bytes_max: int = 4 << 20) -> list[bytes]:
+        """Frames that hold events ``first..last`` of a stream, those that are still there, oldest first."""
+
+    @abc.abstractmethod
+    def state(self) -> list[ShardState]:
+        """Every shard, in order of its number."""
+
+    @abc.abstractmethod
+    def streams(self, shard: int) -> list[StreamState]:
+        """Every stream that has events in the shard."""
+
+    @abc.abstractmethod
+    def find(self, shard: int, appended_ns: int) -> int:
+        """The first offset appended at or after this time by the store's clock; the end when there is none."""
+
+    @abc.abstractmethod
+    def wait(self, ends: Mapping[int, int], *, timeout_s: float) -> bool:
+        """Block until any of these shards has grown beyond the end given, or the time is over.  True when one has."""
+
+    @abc.abstractmethod
+    def trim(self, shard: int, before: int) -> int:
+        """Drop everything before an offset, unsealed or sealed.  Returns how many events went.  Whole frames only."""
+
+    # -- records
+
+    @abc.abstractmethod
+    def get_record(self, name: str) -> Record | None:
+        """The record, None when there is none."""
+
+    @abc.abstractmethod
+    def put_records(self, writes: Sequence[tuple[str, bytes | None, int | None]]) -> list[int]:
+        """Write several records, all or nothing: ``(name, value, expected_version)``.
+
+        ``value`` None deletes.  ``expected_version`` 0 means that there must be none, None that anything goes.  Durable
+        when it returns; returns the new versions.  Raises RecordConflict naming the first record that differs.
+        """
+
+    @abc.abstractmethod
+    def list_records(self, prefix: str) -> list[Record]:
+        """Every record whose name starts so, by name."""
