@@ -17,7 +17,7 @@ from pubsub_api.core.publisher import Predecessor
 from pubsub_api.core.settings import History
 from pubsub_api.driver import Capabilities, PubSubApi
 from pubsub_api.publisher import Publisher, PublisherStatistics, default_name
-from pubsub_api.subscriber import OnEvent, OnEvents, OnResync, Subscriber, SubscriberStatistics
+from pubsub_api.subscriber import OnEvent, OnEvents, OnFrames, OnResync, Subscriber, SubscriberStatistics
 
 
 class Session:
@@ -64,13 +64,15 @@ class Session:
         on_event: OnEvent | None = None,
         *,
         on_events: OnEvents | None = None,
+        on_frames: OnFrames | None = None,
         on_resync: OnResync | None = None,
         addresses: Sequence[str] | None = None,
         history: History | None = None,
     ) -> Subscriber:
         """A new subscriber to topic filters.  Returns at once; `Subscriber.wait_ready` waits until it is in effect.
 
-        ``on_event`` is called per event, ``on_events`` with whole batches (cheaper); with neither, iterate over it.
+        ``on_event`` is called per event, ``on_events`` with whole batches (cheaper), ``on_frames`` with frames as they
+        were sent, undecoded; with none of them, iterate over it.
         ``addresses`` replaces the publishers' addresses of the configuration.  ``history`` asks caches for the past.
         Raises InvalidTopic, InvalidConfig.
         """
@@ -84,6 +86,7 @@ class Session:
             addresses=self._driver.listen_addresses() if addresses is None else addresses,
             on_event=on_event,
             on_events=on_events,
+            on_frames=on_frames,
             on_resync=on_resync,
             history=history,
             queue_bytes_max=self._conf[GROUP].receive_queue_bytes_max,

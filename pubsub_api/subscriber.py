@@ -37,6 +37,8 @@ LOG = logging.getLogger(__name__)
 OnEvent = Callable[[Event], None]
 OnEvents = Callable[[Sequence[Event]], None]
 OnResync = Callable[[Resync], None]
+OnFrames = Callable[[Sequence[Delivery]], None]
+"""Gets whole frames, in order, each with its header and how many of its first events were delivered before."""
 
 Item = Delivery | Resync | Event
 """What waits for the dispatcher: a frame, a resync, or an event that came without an envelope."""
@@ -56,7 +58,8 @@ class SubscriberStatistics:
     foreign: int
     """Messages of other programs, without an envelope, passed on unnumbered."""
     foreign_discarded: int
-    """Such messages dropped because the queue was full: nobody numbers them, so nobody can ask for them again."""
+    """Such messages dropped, because the queue was full or frames were asked for: nobody numbers them, so nobody can
+    ask for them again."""
     hellos: int
     gaps: int
     closed_by_waiting: int
@@ -93,6 +96,7 @@ class Subscriber:
 
     With ``on_event`` or ``on_events`` the user is called from the dispatcher thread, one call at a time.  Without,
     iterate: ``for event in subscriber`` yields events until the subscriber is closed, and resyncs go to ``on_resync``.
+    Who only stores or passes on what was sent takes ``on_frames`` instead, and nothing is decoded.
     """
 
     def __init__(
@@ -104,18 +108,20 @@ class Subscriber:
         addresses: Sequence[str],
         on_event: OnEvent | None = None,
         on_events: OnEvents | None = None,
+        on_frames: OnFrames | None = None,
         on_resync: OnResync | None = None,
         history: History | None = None,
         queue_bytes_max: int,
         clock: HybridClock,
     ) -> None:
-        if on_event is not None and on_events is not None:
-            raise UsageError("give on_event or on_events, not both")
+        if sum(callback is not None for callback in (on_event, on_events, on_frames)) > 1:
+            raise UsageError("give one of on_event, on_events and on_frames")
         if not topics:
             raise UsageError("a subscriber needs at least one topic filter")
         self._driver = driver
         self._settings = settings
         self._on_events = on_events or (_one_by_one(on_event) if on_event else None)
+        self._on_frames = on_frames
         self._on_resync = on_resync
         self._queue_bytes_max = queue_bytes_max
         self._hybrid_clock = clock
@@ -150,8 +156,9 @@ class Subscriber:
             self._end.register_listen_address(address)
         self._clock = threading.Thread(target=self._run_clock, name="heliograph-subscriber-clock", daemon=True)
         self._dispatcher: threading.Thread | None = None
-        if self._on_events is not None:
-            self._dispatcher = threading.Thread(target=self._dispatch, name="heliograph-dispatcher", daemon=True)
+        if self._on_events is not None or self._on_frames is not None:
+            dispatch = self._dispatch if self._on_frames is None else self._dispatch_frames
+            self._dispatcher = threading.Thread(target=dispatch, name="heliograph-dispatcher", daemon=True)
             self._dispatcher.start()
         forking.register(self)
         self._clock.start()
@@ -174,7 +181,7 @@ class Subscriber:
             if self._settings.frame.key:
                 self._core.counters.count_bad_frame("BadSignature")
                 return
-            if self._core.is_queue_full:
+            if self._core.is_queue_full or self._on_frames is not None:
                 self._foreign_discarded += 1
             else:
                 self._foreign += 1
@@ -263,6 +270,34 @@ class Subscriber:
                 self._callback_errors += 1
                 LOG.exception("Subscriber: the event callback raised; going on with the next events.")
 
+    def _dispatch_frames(self) -> None:
+        """Hand over whole frames, as many together as are at hand; resyncs are told on the way."""
+        while True:
+            items = self._queue.get()
+            if items is None:
+                return
+            run: list[Delivery] = []
+            for item in items:
+                if isinstance(item, tuple):
+                    run.append(item)
+                elif isinstance(item, Resync):
+                    self._hand_over(run)
+                    run = []
+                    self._tell_resync(item)
+            self._hand_over(run)
+            self._dequeued(sum(len(item[0]) for item in items if isinstance(item, tuple)))
+
+    def _hand_over(self, deliveries: list[Delivery]) -> None:
+        if not deliveries or self._is_closed:
+            return
+        assert self._on_frames is not None
+        self._received += sum(header.count - already for _, header, already in deliveries)
+        try:
+            self._on_frames(deliveries)
+        except Exception:
+            self._callback_errors += 1
+            LOG.exception("Subscriber: the frame callback raised; going on with the next frames.")
+
     def _batches(self) -> Iterator[list[Event]]:
         """Events in order, as they come out of the queue; resyncs are told on the way.  Ends when it is closed."""
         while True:
@@ -328,8 +363,8 @@ class Subscriber:
 
     def __iter__(self) -> Iterator[Event]:
         """Events until the subscriber is closed.  One iterating thread at a time."""
-        if self._on_events is not None:
-            raise UsageError("this subscriber calls back; make one without on_event to iterate")
+        if self._dispatcher is not None:
+            raise UsageError("this subscriber calls back; make one without a callback to iterate")
         self._check_usable()
         for events in self._batches():
             yield from events

@@ -9,6 +9,8 @@ import pytest
 
 import pubsub_api
 from pubsub_api import errors
+from pubsub_api.core import frame as frames
+from pubsub_api.core.events import decode_events
 from pubsub_api.testing.conf_fixture import fast_conf
 from tests.functional.conftest import Bus, Consumer, event
 from tests.waiting import wait_until
@@ -106,6 +108,22 @@ def test_iterating_yields_events_and_ends_at_close(bus: Bus) -> None:
     assert seen == [1, 2, 3]
     with pytest.raises(errors.Closed):
         next(iter(subscriber))
+
+
+def test_frames_are_handed_over_whole_and_undecoded_to_who_asks_for_them(bus: Bus, consumer: Consumer) -> None:
+    publisher = bus.session().publisher()
+    taken: list[tuple[bytes, frames.Header, int]] = []
+    subscriber = bus.session().subscriber(
+        ["a/#"], on_frames=taken.extend, on_resync=consumer.on_resync, addresses=bus.addresses(publisher)
+    )
+    subscriber.wait_ready(timeout_s=20)
+    publisher.send_events(event(number, "a/b") for number in range(1, 2001))
+    wait_until(lambda: sum(header.count for _, header, _ in taken) >= 2000, 20, "2,000 events in frames")
+    versions = [item.version for frame, header, already in taken for item in decode_events(frame, header, skip=already)]
+    assert versions == list(range(1, 2001))
+    assert {header.guid for _, header, _ in taken} == {publisher.guid}
+    assert subscriber.statistics().received == 2000
+    assert [resync.reason for resync in consumer.resyncs] == [pubsub_api.Reason.INITIAL]
 
 
 def test_several_publishers_and_subscribers(bus: Bus) -> None:
@@ -247,7 +265,7 @@ def test_mistakes_in_use_are_typed() -> None:
         session.subscriber("a/#")
     with pytest.raises(errors.UsageError, match="at least one"):
         session.subscriber([])
-    with pytest.raises(errors.UsageError, match="not both"):
+    with pytest.raises(errors.UsageError, match="one of on_event"):
         session.subscriber(["a"], print, on_events=print)
     with pytest.raises(errors.InvalidTopic):
         session.subscriber(["a/#/b"], print)
