@@ -1,1 +1,28 @@
-"""A sharded, durable, replayable log of frames."""
+"""A sharded, durable, replayable log of frames.
+
+`open` takes a URL or a configuration and returns a `LogApi`::
+
+    with contextlib.closing(durable_log.open("sqlite:///dir/log.db")) as log:
+        log.append(frames)
+"""
+
+from durable_log.errors import LogCorrupt, LogError, LogUnavailable, OffsetTooOld, RecordConflict
+from durable_log.loading import open_log as open
+from durable_log.log_api import Appended, LogApi, Record, Segment, ShardState, StoredFrame, StreamState, shard_of
+
+__all__ = [
+    "Appended",
+    "LogApi",
+    "LogCorrupt",
+    "LogError",
+    "LogUnavailable",
+    "OffsetTooOld",
+    "Record",
+    "RecordConflict",
+    "Segment",
+    "ShardState",
+    "StoredFrame",
+    "StreamState",
+    "open",
+    "shard_of",
+]

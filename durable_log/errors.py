@@ -15,8 +15,8 @@ class LogError(HeliographError):
 
 
 class LogUnavailable(LogError):
-    """The store cannot be reached, or did not answer in time.  Whether a write happened is not known; appending the same
-    frames again is safe."""
+    """The store cannot be reached, or did not answer in time.  Whether a write happened is not known; appending the
+    same frames again is safe."""
 
     retriable = True
 

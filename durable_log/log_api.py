@@ -4,8 +4,9 @@ A *log* has a fixed number of *shards*.  A frame goes, undecoded, to the shard t
 (`shard_of`), so a topic, and each key in it, keeps its order.  Every event has an *offset* in its shard: dense, from 0,
 in order of appending.  A stored frame covers a range of offsets.
 
-The log knows where each stream (publisher GUID and topic) stands.  Events that it holds already are not stored again, so
-appending is idempotent: after a crash, or with several recorders, the same frames may be appended as often as needed.
+The log knows where each stream (publisher GUID and topic) stands.  Events that it holds already are not stored again,
+so appending is idempotent: after a crash, or with several recorders, the same frames may be appended as often as one
+likes.
 
 *Records* are small named values with a version, written by compare-and-set.  They carry leader registration, leases and
 progress.  A record may have a lease, judged by the store's own clock or by observed progress, never by comparing the
@@ -22,6 +23,13 @@ from urllib.parse import SplitResult
 
 from oslo_config import cfg
 
+from pubsub_api.core import events as event_codec
+from pubsub_api.core import frame as frames
+from pubsub_api.core.events import Event
+from pubsub_api.core.frame import Header
+
+_ANY_SIZE = 1 << 40  # what is in the log was measured when it was appended
+
 
 def shard_of(topic: str, shards: int) -> int:
     """The shard of a topic: the same in every process, on every host, in every release."""
@@ -35,9 +43,10 @@ class StoredFrame(NamedTuple):
     offset: int
     """Offset of the first event that counts."""
     count: int  # type: ignore[assignment]  # shadows tuple.count, which nobody needs here
-    """How many events count: those of the frame that the log did not hold before."""
+    """How many events count: those of the frame that the log did not hold before.  Normally all; but a frame whose
+    middle was known already is stored as two, and then events behind ``skipped + count`` do not count either."""
     skipped: int
-    """Events at the front of the frame that stand earlier in the log and do not count here.  Normally 0."""
+    """Events at the front of the frame that stand elsewhere in the log and do not count here.  Normally 0."""
     appended_ns: int
     """The store's wall clock when the frame was appended."""
     frame: bytes
@@ -46,6 +55,15 @@ class StoredFrame(NamedTuple):
     def end(self) -> int:
         """Offset of the event after the last one of this frame."""
         return self.offset + self.count
+
+    def header(self) -> Header:
+        """The frame's header.  Its numbers are those of all events of the frame, also of those that do not count."""
+        return frames.unpack(self.frame, bytes_max=_ANY_SIZE)
+
+    def events(self) -> list[Event]:
+        """The events that count; the first has offset ``offset``.  Raises UndecodableBody."""
+        decoded = event_codec.decode_events(self.frame, self.header(), skip=self.skipped)
+        return decoded[: self.count]
 
 
 class ShardState(NamedTuple):
@@ -60,6 +78,25 @@ class ShardState(NamedTuple):
     """Size of what is not sealed yet."""
 
 
+class Segment(NamedTuple):
+    """A sealed Parquet file: offsets ``first`` up to but without ``end`` of a shard, immutable until it is dropped."""
+
+    shard: int
+    first: int
+    end: int
+    path: str
+    """Where the file is, absolute.  Spark, DuckDB and Polars read it natively; its columns: `durable_log.columns`."""
+    rows: int
+    """Events in it: all of the range, unless it was compacted."""
+    bytes: int
+    sha256: str
+    appended_ns_min: int
+    appended_ns_max: int
+    timestamp_min: int
+    """Smallest and largest timestamp of the events, 0 when none of them could be decoded."""
+    timestamp_max: int
+
+
 class StreamState(NamedTuple):
     """Where a stream stands in the log."""
 
@@ -68,7 +105,8 @@ class StreamState(NamedTuple):
     last: int
     """Number of its last event in the log."""
     missing: tuple[tuple[int, int], ...]
-    """Ranges of numbers before ``last`` that never came, oldest first: their loss was reported to the recorder."""
+    """Ranges of numbers before ``last`` that never came, oldest first, both ends included: what was lost, and what was
+    sent before recording began.  When such events come later they are appended then, and the hole is gone."""
 
 
 class Appended(NamedTuple):
@@ -159,7 +197,12 @@ class LogApi(abc.ABC):
 
     @abc.abstractmethod
     def trim(self, shard: int, before: int) -> int:
-        """Drop everything before an offset, unsealed or sealed.  Returns how many events went.  Whole frames only."""
+        """Drop everything before an offset, unsealed or sealed.  Returns how many offsets went.  Whole frames only, and
+        whole segments only."""
+
+    @abc.abstractmethod
+    def segments(self, shard: int | None = None) -> list[Segment]:
+        """The sealed files of a shard, or of all, in order.  A file may be gone when `trim` ran meanwhile."""
 
     # -- records
 

@@ -31,8 +31,9 @@ _PROGRAMS = ("heliograph", "bench", "examples")
 # A driver sees the contract it implements and what the contract is made of, not the sessions built on it.
 _DRIVER_CONTRACTS = (
     "drivers", "pubsub_api.driver", "pubsub_api.errors", "pubsub_api.config", "pubsub_api.core",
-    "nb_api.db_api", "nb_api.checks", "nb_api.errors", "nb_api.config", "pubsub_api.forking",
-    "durable_log.driver", "durable_log.errors",
+    "nb_api.db_api", "nb_api.checks", "nb_api.writes", "nb_api.errors", "nb_api.config", "pubsub_api.forking",
+    "durable_log.log_api", "durable_log.segmented", "durable_log.placing", "durable_log.checks", "durable_log.config",
+    "durable_log.errors",
 )  # fmt: skip
 # The memory driver injects faults, in the words that the simulator uses for them.
 _MEMORY_DRIVER = Layer((*_DRIVER_CONTRACTS, "pubsub_api.testing.faults"), denied=())

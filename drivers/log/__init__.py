@@ -1,0 +1,1 @@
+"""Log drivers, loaded by the entry points of ``heliograph.log_driver``."""

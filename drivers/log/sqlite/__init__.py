@@ -1,0 +1,167 @@
+"""A log in one SQLite file, for the processes of one host.
+
+SQLite lets one transaction write at a time, across processes.  Offsets and the positions of streams are read and
+written inside of it, so offsets are dense and a frame is stored once, whoever appends.  Threads of one process share
+transactions.
+
+There is no notification between processes: `wait` looks, more and more seldom, and is woken at once by its own process.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Mapping, Sequence
+from typing import ClassVar
+from urllib.parse import SplitResult
+
+from oslo_config import cfg, types
+
+from drivers.db.sqlite.schema import path_of
+from drivers.log.sqlite import appending, reading, records, schema, sealed
+from drivers.log.sqlite.store import Store
+from durable_log import checks, config
+from durable_log.errors import LogCorrupt
+from durable_log.log_api import Appended, Record, ShardState, StoredFrame, StreamState
+from durable_log.segmented import HotRead, SegmentedLog
+from pubsub_api.errors import Closed, InvalidConfig
+
+LOG = logging.getLogger(__name__)
+
+GROUP = "log_sqlite"
+
+OPTIONS: Sequence[cfg.Opt] = (
+    cfg.StrOpt("synchronous", default="full", choices=["full", "normal"],
+               help="full: what was appended is on disk when append returns. normal: a power failure may take back the "
+                    "last appends. A process that is killed loses nothing either way."),
+    cfg.Opt("poll_interval_min", type=types.Float(min=0.0001, max=10.0), default=0.001,
+            help="How soon a wait looks for appends of other processes; each vain look doubles it. Seconds."),
+    cfg.Opt("poll_interval_max", type=types.Float(min=0.001, max=60.0), default=0.02,
+            help="Longest time between two looks of a wait. Seconds."),
+    cfg.IntOpt("journal_bytes_max", default=64 * 1024 * 1024, min=64 * 1024, max=2**40,
+               help="A write-ahead log that has grown beyond this is cut when it is recycled. Bytes."),
+)  # fmt: skip
+
+
+def list_opts() -> list[tuple[str, Sequence[cfg.Opt]]]:
+    """Entry point for oslo-config-generator."""
+    return [(GROUP, OPTIONS)]
+
+
+class SqliteLog(SegmentedLog):
+    """``sqlite:///path/log.db``; sealed segments are in ``/path/log.db-segments``."""
+
+    options: ClassVar[Mapping[str, Sequence[cfg.Opt]]] = {GROUP: OPTIONS}
+
+    def __init__(self, conf: cfg.ConfigOpts, url: SplitResult) -> None:
+        super().__init__(conf, url)
+        path = path_of(url)
+        self._limits = conf[config.GROUP]
+        self._options = conf[GROUP]
+        self._shards = 0
+        self.default_directory = path.with_name(f"{path.name}-segments")
+        self._store = Store(
+            path,
+            f"PRAGMA synchronous = {self._options.synchronous}; "
+            f"PRAGMA journal_size_limit = {self._options.journal_bytes_max}; PRAGMA temp_store = memory;",
+            operation_timeout_s=self._limits.operation_timeout,
+        )
+
+    def initialize(self) -> None:
+        store = self._store
+        store.make_file()
+        try:
+            self._shards = store.run(lambda connection: schema.make_schema(connection, store.path, self._limits.shards))
+        except LogCorrupt as error:
+            raise InvalidConfig(f"{store.path} cannot be used as a log: {error}") from error
+
+    @property
+    def shards(self) -> int:
+        return self._shards
+
+    def close(self) -> None:
+        self._store.close()
+
+    # -- frames
+
+    def append(self, frames: Sequence[bytes]) -> Appended:
+        headers = checks.read_headers(frames, bytes_max=self._limits.frame_bytes_max)
+        batch = appending.group(frames, headers, self._shards)
+        ranges_max = self._limits.missing_ranges_max
+        if not batch:
+            self._store.check_open()
+            return Appended(0, 0, {})
+        appended, forgotten = self._store.write(
+            lambda connection: appending.append(connection, batch, time.time_ns(), ranges_max=ranges_max)
+        )
+        if forgotten:
+            LOG.warning("[log] missing_ranges_max: %d numbers that never came are forgotten", forgotten)
+        return appended
+
+    def state(self) -> list[ShardState]:
+        return self._store.run(reading.states)
+
+    def streams(self, shard: int) -> list[StreamState]:
+        checks.check_shard(shard, self._shards)
+        return self._store.run(lambda connection: reading.streams(connection, shard))
+
+    def wait(self, ends: Mapping[int, int], *, timeout_s: float) -> bool:
+        checks.check_ends(ends, self._shards, timeout_s)
+        self._store.check_open()
+        deadline = time.monotonic() + timeout_s
+        interval: float = self._options.poll_interval_min
+        while True:
+            commits = self._store.commits
+            try:
+                if self._store.run(lambda connection: reading.has_grown(connection, ends)):
+                    return True
+            except Closed:
+                return False
+            rest = deadline - time.monotonic()
+            if rest <= 0:
+                return False
+            self._store.pause(commits, min(rest, interval))
+            interval = min(2 * interval, self._options.poll_interval_max)
+
+    # -- records
+
+    def get_record(self, name: str) -> Record | None:
+        checks.check_name(name)
+        return self._store.run(lambda connection: records.get(connection, name))
+
+    def put_records(self, writes: Sequence[tuple[str, bytes | None, int | None]]) -> list[int]:
+        checks.check_writes(writes, bytes_max=self._limits.record_bytes_max)
+        if not writes:
+            self._store.check_open()
+            return []
+        return self._store.write(lambda connection: records.put(connection, writes))
+
+    def list_records(self, prefix: str) -> list[Record]:
+        return self._store.run(lambda connection: records.starting_with(connection, prefix))
+
+    # -- what the sealed part builds on
+
+    def hot_read(self, shard: int, offset: int, *, events_max: int, bytes_max: int) -> HotRead:
+        return self._store.read(
+            lambda connection: reading.read(connection, shard, offset, events_max=events_max, bytes_max=bytes_max)
+        )
+
+    def hot_read_stream(self, guid: bytes, topic: str, first: int, last: int, *, bytes_max: int) -> list[StoredFrame]:
+        return self._store.run(
+            lambda connection: reading.read_stream(connection, guid, topic, first, last, bytes_max=bytes_max)
+        )
+
+    def hot_find(self, shard: int, appended_ns: int) -> int:
+        return self._store.read(lambda connection: reading.find(connection, shard, appended_ns))
+
+    def manifest(self, shard: int | None) -> list[str]:
+        return self._store.run(lambda connection: sealed.manifest(connection, shard))
+
+    def add_segment(self, shard: int, first: int, end: int, entry: str) -> bool:
+        return self._store.write(lambda connection: sealed.add(connection, shard, first, end, entry))
+
+    def replace_segments(self, shard: int, span: tuple[int, int], old: Sequence[str], entry: str) -> bool:
+        return self._store.write(lambda connection: sealed.replace(connection, shard, span, old, entry))
+
+    def drop(self, shard: int, start: int, sealed_end: int) -> bool:
+        return self._store.write(lambda connection: sealed.drop(connection, shard, start, sealed_end))

@@ -1,0 +1,107 @@
+"""Appending frames, inside of a transaction that is open already.
+
+Everything that depends on frames alone is done before (`group`), because the transaction keeps all others waiting.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Mapping, Sequence
+
+import msgspec
+
+from drivers.log.sqlite.schema import row_id
+from durable_log.log_api import Appended, shard_of
+from durable_log.placing import NOWHERE, Position, Ranges, place
+from pubsub_api.core.frame import Header
+
+Batch = Mapping[int, Sequence[tuple[Header, bytes]]]
+"""Shard -> frames, in the order of appending."""
+
+_StreamKey = tuple[bytes, str]
+_Row = tuple[int, int, int, int, int, int, bytes]
+
+encode_ranges = msgspec.msgpack.Encoder().encode
+decode_ranges = msgspec.msgpack.Decoder(Ranges).decode
+
+
+def group(frames: Sequence[bytes], headers: Sequence[Header], shards: int) -> Batch:
+    """Sort frames by shard.  Frames of one topic keep their order."""
+    batch: dict[int, list[tuple[Header, bytes]]] = {}
+    known: dict[str, list[tuple[Header, bytes]]] = {}
+    for header, frame in zip(headers, frames, strict=True):
+        topic = header.topic
+        if topic not in known:
+            known[topic] = batch.setdefault(shard_of(topic, shards), [])
+        known[topic].append((header, frame))
+    return batch
+
+
+def append(connection: sqlite3.Connection, batch: Batch, now_ns: int, *, ranges_max: int) -> tuple[Appended, int]:
+    """Store what is new.  Also returns how many missing numbers were forgotten."""
+    appending = _Appending(connection, ranges_max)
+    for shard, frames in batch.items():
+        appending.append(shard, frames, now_ns)
+    return Appended(appending.events, appending.duplicates, appending.ends), appending.forgotten
+
+
+class _Stream:
+    __slots__ = ("id", "position")
+
+    def __init__(self, number: int, position: Position) -> None:
+        self.id = number
+        self.position = position
+
+
+class _Appending:
+    """One call's appends.  Each stream is read once and written once, however many frames it has."""
+
+    def __init__(self, connection: sqlite3.Connection, ranges_max: int) -> None:
+        self._connection = connection
+        self._ranges_max = ranges_max
+        self.events = self.duplicates = self.forgotten = 0
+        self.ends: dict[int, int] = {}
+
+    def append(self, shard: int, frames: Sequence[tuple[Header, bytes]], now_ns: int) -> None:
+        (end, size, before_ns) = self._connection.execute(
+            'SELECT "end", bytes, appended_ns FROM shards WHERE shard = ?', (shard,)
+        ).fetchone()
+        now_ns = max(now_ns, before_ns)  # a clock that was set back must not put `find` in disorder
+        start, streams, rows = end, dict[_StreamKey, _Stream](), list[_Row]()
+        for header, frame in frames:
+            stream = streams.get((header.guid, header.topic))
+            if stream is None:
+                stream = streams[header.guid, header.topic] = self._stream(shard, header)
+            placement = place(header, stream.position, ranges_max=self._ranges_max)
+            stream.position = placement.position
+            self.forgotten += placement.forgotten
+            for first, last in placement.kept:
+                count = last - first + 1
+                rows.append((row_id(shard, end), count, first - header.first, now_ns, stream.id, first, frame))
+                end += count
+                size += len(frame)
+        self._connection.executemany("INSERT INTO frames VALUES (?, ?, ?, ?, ?, ?, ?)", rows)
+        self._connection.executemany(
+            "UPDATE streams SET last = ?, missing = ?, appended_ns = ? WHERE id = ?",
+            [(one.position.last, encode_ranges(one.position.missing), now_ns, one.id) for one in streams.values()],
+        )
+        if end > start:
+            self._connection.execute(
+                'UPDATE shards SET "end" = ?, bytes = ?, appended_ns = ? WHERE shard = ?', (end, size, now_ns, shard)
+            )
+            self.ends[shard] = end
+        self.events += end - start
+        self.duplicates += sum(header.count for header, _ in frames) - (end - start)
+
+    def _stream(self, shard: int, header: Header) -> _Stream:
+        found = self._connection.execute(
+            "SELECT id, last, missing FROM streams WHERE guid = ? AND topic = ?", (header.guid, header.topic)
+        ).fetchone()
+        if found is not None:
+            return _Stream(found[0], Position(found[1], decode_ranges(found[2])))
+        number = self._connection.execute(
+            "INSERT INTO streams (shard, guid, topic, last, missing, appended_ns) VALUES (?, ?, ?, 0, ?, 0)",
+            (shard, header.guid, header.topic, encode_ranges(())),
+        ).lastrowid
+        assert number is not None
+        return _Stream(number, NOWHERE)

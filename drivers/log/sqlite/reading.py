@@ -1,0 +1,94 @@
+"""Reading the hot part of a log: frames by offset, by stream and by time, and where everything stands."""
+
+from __future__ import annotations
+
+import sqlite3
+import sys
+from collections.abc import Iterable, Mapping
+
+from drivers.log.sqlite.appending import decode_ranges
+from drivers.log.sqlite.schema import offset_of, row_id
+from durable_log.log_api import ShardState, StoredFrame, StreamState
+from durable_log.segmented import HotRead
+
+_FRAME = "id, count, skipped, appended_ns, frame"
+_STATE = 'SELECT shard, start, sealed, "end", bytes FROM shards'
+
+
+def states(connection: sqlite3.Connection) -> list[ShardState]:
+    return [ShardState(*row) for row in connection.execute(f"{_STATE} ORDER BY shard")]
+
+
+def state(connection: sqlite3.Connection, shard: int) -> ShardState:
+    return ShardState(*connection.execute(f"{_STATE} WHERE shard = ?", (shard,)).fetchone())
+
+
+def has_grown(connection: sqlite3.Connection, ends: Mapping[int, int]) -> bool:
+    rows = connection.execute('SELECT shard, "end" FROM shards')
+    return any(end > ends[shard] for shard, end in rows.fetchall() if shard in ends)
+
+
+def streams(connection: sqlite3.Connection, shard: int) -> list[StreamState]:
+    rows = connection.execute("SELECT guid, topic, last, missing FROM streams WHERE shard = ? ORDER BY id", (shard,))
+    return [StreamState(guid, topic, last, decode_ranges(missing)) for guid, topic, last, missing in rows]
+
+
+def read(connection: sqlite3.Connection, shard: int, offset: int, *, events_max: int, bytes_max: int) -> HotRead:
+    """The shard's state, and frames when the offset is hot.  Call it in one transaction."""
+    found = state(connection, shard)
+    if not max(found.sealed, found.start) <= offset < found.end:
+        return HotRead(found, [])
+    rows = connection.execute(
+        f"SELECT {_FRAME} FROM frames WHERE id >= (SELECT max(id) FROM frames WHERE id <= ?) AND id < ? ORDER BY id",
+        (row_id(shard, offset), row_id(shard, found.end)),
+    )
+    return HotRead(found, _take(shard, rows, offset=offset, events_max=events_max, bytes_max=bytes_max))
+
+
+def read_stream(
+    connection: sqlite3.Connection, guid: bytes, topic: str, first: int, last: int, *, bytes_max: int
+) -> list[StoredFrame]:
+    found = connection.execute("SELECT id, shard FROM streams WHERE guid = ? AND topic = ?", (guid, topic)).fetchone()
+    if found is None:
+        return []
+    stream, shard = found
+    rows = connection.execute(
+        f"SELECT {_FRAME} FROM frames WHERE stream = ?1 AND first <= ?3 AND first >= "
+        "coalesce((SELECT max(first) FROM frames WHERE stream = ?1 AND first <= ?2), 0) AND first + count > ?2 "
+        "ORDER BY first",
+        (stream, first, last),
+    )
+    return _take(shard, rows, offset=0, events_max=sys.maxsize, bytes_max=bytes_max)
+
+
+def find(connection: sqlite3.Connection, shard: int, appended_ns: int) -> int:
+    """By bisection: times never fall within a shard."""
+    found = state(connection, shard)
+    low, high = max(found.sealed, found.start), found.end
+    while low < high:
+        middle = (low + high) // 2
+        row, count, when = connection.execute(
+            "SELECT id, count, appended_ns FROM frames WHERE id <= ? ORDER BY id DESC LIMIT 1",
+            (row_id(shard, middle),),
+        ).fetchone()
+        if when >= appended_ns:
+            high = offset_of(row)
+        else:
+            low = offset_of(row) + count
+    return low
+
+
+def _take(
+    shard: int, rows: Iterable[tuple[int, int, int, int, bytes]], *, offset: int, events_max: int, bytes_max: int
+) -> list[StoredFrame]:
+    """Frames within the limits, and one at least.  Events before ``offset`` do not count towards them."""
+    taken: list[StoredFrame] = []
+    events = size = 0
+    for row, count, skipped, appended_ns, frame in rows:
+        stored = StoredFrame(shard, offset_of(row), count, skipped, appended_ns, frame)
+        size += len(frame)
+        if taken and (events >= events_max or size > bytes_max):
+            break
+        taken.append(stored)
+        events += stored.end - max(offset, stored.offset)
+    return taken

@@ -1,0 +1,62 @@
+"""The manifest of sealed segments, changed together with the hot frames in the transaction that is open."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Sequence
+
+from drivers.log.sqlite.schema import row_id
+
+
+def manifest(connection: sqlite3.Connection, shard: int | None) -> list[str]:
+    rows = connection.execute(
+        "SELECT entry FROM segments WHERE ?1 IS NULL OR shard = ?1 ORDER BY shard, first", (shard,)
+    )
+    return [entry for (entry,) in rows]
+
+
+def add(connection: sqlite3.Connection, shard: int, first: int, end: int, entry: str) -> bool:
+    if first != _sealed(connection, shard):
+        return False
+    connection.execute("INSERT INTO segments VALUES (?, ?, ?)", (shard, first, entry))
+    size = _remove_frames(connection, shard, first, end)
+    connection.execute("UPDATE shards SET sealed = ?, bytes = bytes - ? WHERE shard = ?", (end, size, shard))
+    return True
+
+
+def replace(connection: sqlite3.Connection, shard: int, span: tuple[int, int], old: Sequence[str], entry: str) -> bool:
+    found = connection.execute(
+        "SELECT entry FROM segments WHERE shard = ? AND first >= ? AND first < ? ORDER BY first", (shard, *span)
+    ).fetchall()
+    if [one for (one,) in found] != list(old):
+        return False
+    connection.execute("DELETE FROM segments WHERE shard = ? AND first >= ? AND first < ?", (shard, *span))
+    connection.execute("INSERT INTO segments VALUES (?, ?, ?)", (shard, span[0], entry))
+    return True
+
+
+def drop(connection: sqlite3.Connection, shard: int, start: int, sealed: int) -> bool:
+    if sealed != _sealed(connection, shard):
+        return False
+    connection.execute("DELETE FROM segments WHERE shard = ? AND first < ?", (shard, start))
+    size = _remove_frames(connection, shard, 0, start)
+    connection.execute(
+        "UPDATE shards SET start = max(start, ?1), sealed = max(sealed, ?1), bytes = bytes - ?2 WHERE shard = ?3",
+        (start, size, shard),
+    )
+    return True
+
+
+def _sealed(connection: sqlite3.Connection, shard: int) -> int:
+    (sealed,) = connection.execute("SELECT sealed FROM shards WHERE shard = ?", (shard,)).fetchone()
+    return int(sealed)
+
+
+def _remove_frames(connection: sqlite3.Connection, shard: int, first: int, end: int) -> int:
+    """Returns how many bytes of frames went."""
+    span = (row_id(shard, first), row_id(shard, end))
+    (size,) = connection.execute(
+        "SELECT coalesce(sum(length(frame)), 0) FROM frames WHERE id >= ? AND id < ?", span
+    ).fetchone()
+    connection.execute("DELETE FROM frames WHERE id >= ? AND id < ?", span)
+    return int(size)
