@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from nb_api.errors import DbError, InvalidObject
+from nb_api.errors import DbError, InvalidObject, RevisionTooOld, RevisionUnknown
 from pubsub_api.core.topics import FilterSet, check_topic
 from pubsub_api.errors import LimitReached, UsageError
 
@@ -55,6 +55,23 @@ def check_expected(expected_version: int | None) -> None:
     """Raises UsageError unless it is None or can be a version."""
     if expected_version is not None:
         check_revision(expected_version, "expected version")
+
+
+def check_in_feed(after_revision: int, *, compacted: int, newest: int) -> None:
+    """Raises RevisionTooOld and RevisionUnknown unless a feed without the changes up to ``compacted`` can go on there.
+
+    Both numbers must have been read after the changes, or at the same moment.
+    """
+    if after_revision < compacted:
+        raise RevisionTooOld(
+            f"the changes after revision {after_revision} are compacted away, only those after {compacted} are left",
+            oldest_revision=compacted,
+        )
+    if after_revision > newest:
+        raise RevisionUnknown(
+            f"there is no revision {after_revision} yet, {newest} is the newest: the database went back",
+            newest_revision=newest,
+        )
 
 
 def check_limit(limit: int) -> None:

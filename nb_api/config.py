@@ -27,6 +27,10 @@ OPTIONS: Sequence[cfg.Opt] = (
     cfg.IntOpt("value_bytes_max", default=512 * 1024, min=1024, max=64 * _MIB,
                help="Largest value of an object, as msgpack. An event carries it, so frame_bytes_max must have room "
                     "for it. Bytes."),
+    cfg.IntOpt("transaction_writes_max", default=500, min=1, max=10_000,
+               help="Most writes that one transaction takes; etcd takes fewer."),
+    cfg.IntOpt("transaction_bytes_max", default=4 * _MIB, min=1024, max=256 * _MIB,
+               help="Most bytes that the values of one transaction of several writes have together, as msgpack."),
     cfg.IntOpt("snapshot_portion", default=2000, min=1, max=1_000_000,
                help="Objects that a snapshot reads at a time."),
 )  # fmt: skip

@@ -22,6 +22,9 @@ from urllib.parse import SplitResult
 import msgspec
 from oslo_config import cfg
 
+from nb_api import config
+from nb_api.writes import CheckedWrite, WriteLimits, check_writes
+
 Action = Literal["create", "set", "delete"]
 
 
@@ -46,6 +49,18 @@ class Change(msgspec.Struct, frozen=True):
     value: Any = None
     left_topic: str | None = None
     """The topic that a ``set`` moved the object away from: who follows only that one must drop the object."""
+
+
+class Write(msgspec.Struct, frozen=True):
+    """A change that is asked for.  A ``create`` needs a topic and expects no version; a ``delete`` has no value."""
+
+    action: Action
+    table: str
+    key: str
+    value: Any = None
+    topic: str | None = None
+    """None in a ``set`` keeps the topic."""
+    expected_version: int | None = None
 
 
 class Snapshot(abc.ABC):
@@ -74,8 +89,8 @@ class Snapshot(abc.ABC):
 class DbApi(abc.ABC):
     """A database.  Every method may be called from any thread and from several processes at once.
 
-    Arguments obey the rules of `nb_api.checks`, which drivers call first: InvalidObject, InvalidTopic, LimitReached (a
-    value that is too large) and UsageError are raised before the database is asked.  All methods raise DbUnavailable
+    Arguments obey the rules of `nb_api.checks`, which come first: InvalidObject, InvalidTopic, LimitReached (a value
+    that is too large) and UsageError are raised before the database is asked.  All methods raise DbUnavailable
     after a bounded time when the database cannot be reached, and Closed after `close`.
 
     Revisions and versions rise; they may skip numbers.
@@ -89,9 +104,15 @@ class DbApi(abc.ABC):
     with_outbox: bool = True
     """False: changes made through this object count as published.  For who has no bus, where nobody would confirm."""
 
+    transaction_limit: ClassVar[int] = 10_000
+    """How many writes one transaction of this kind of database can take, whatever is configured."""
+
     def __init__(self, conf: cfg.ConfigOpts, url: SplitResult) -> None:
         self.conf = conf
         self.url = url
+        common = conf[config.GROUP]
+        count_max = min(self.transaction_limit, common.transaction_writes_max)
+        self._write_limits = WriteLimits(count_max, common.transaction_bytes_max, common.value_bytes_max)
 
     @abc.abstractmethod
     def initialize(self) -> None:
@@ -104,11 +125,10 @@ class DbApi(abc.ABC):
 
     # -- objects
 
-    @abc.abstractmethod
     def create(self, table: str, key: str, value: Any, *, topic: str) -> int:
         """Add an object; returns its version.  Raises ObjectExists.  A key that was deleted may be created again."""
+        return self.apply((Write("create", table, key, value, topic),))[0]
 
-    @abc.abstractmethod
     def set(
         self, table: str, key: str, value: Any, *, topic: str | None = None, expected_version: int | None = None
     ) -> int:
@@ -117,10 +137,31 @@ class DbApi(abc.ABC):
         Raises ObjectNotFound, whatever is expected, and VersionConflict when ``expected_version`` is given and is not
         the version.  Then nothing has changed, and the feed shows nothing.
         """
+        return self.apply((Write("set", table, key, value, topic, expected_version),))[0]
 
-    @abc.abstractmethod
     def delete(self, table: str, key: str, *, expected_version: int | None = None) -> int:
         """Remove an object and leave a tombstone; returns the tombstone's version.  Raises as `set`."""
+        return self.apply((Write("delete", table, key, expected_version=expected_version),))[0]
+
+    def apply(self, writes: Sequence[Write]) -> list[int]:
+        """Several writes in one transaction, all or nothing; returns their versions, in order and rising.
+
+        Each is a change with a revision of its own, and no change of anybody else comes between them in the feed.  An
+        object may be written once.  Raises what the single calls raise, naming the write that is refused by its
+        position, and LimitReached for more than `writes_max` writes or ``[db] transaction_bytes_max`` bytes of values.
+        """
+        if not writes:
+            return []
+        return self.commit(check_writes(writes, self._write_limits))
+
+    @property
+    def writes_max(self) -> int:
+        """How many writes `apply` takes at once."""
+        return self._write_limits.count_max
+
+    @abc.abstractmethod
+    def commit(self, writes: Sequence[CheckedWrite]) -> list[int]:
+        """What `apply` does, for writes that are checked and at least one.  `apply` calls it; others should not."""
 
     @abc.abstractmethod
     def get(self, table: str, key: str) -> DbObject:
@@ -142,12 +183,17 @@ class DbApi(abc.ABC):
 
     @abc.abstractmethod
     def changes(self, after_revision: int, *, limit: int = 1000) -> list[Change]:
-        """Changes after a revision, in order, at most ``limit``.  Raises RevisionTooOld."""
+        """Changes after a revision, in order, at most ``limit``.
+
+        Raises RevisionTooOld, and RevisionUnknown for a revision above the newest one: the caller has seen it, so the
+        database went back.  It can only be told while the database has not reached that revision again, unless the
+        driver says more.
+        """
 
     @abc.abstractmethod
     def wait(self, after_revision: int, *, timeout_s: float) -> bool:
         """Block until the feed shows something newer, or the time is over.  True when it does.  Uses the store's own
-        notification where there is one."""
+        notification where there is one.  Raises RevisionUnknown as `changes` does."""
 
     @abc.abstractmethod
     def compact(self, *, keep_changes: int, keep_tombstones_s: float) -> int:

@@ -16,6 +16,8 @@ class DbError(HeliographError):
     """A database could not do what was asked."""
 
     fault: ClassVar[Fault] = "environment"
+    position: int | None = None
+    """Which of the writes given to `DbApi.apply` was refused, from 0; None when the error is about no single one."""
 
 
 class DbUnavailable(DbError):
@@ -48,10 +50,27 @@ class VersionConflict(DbError):
     retriable = True
 
 
-class RevisionTooOld(DbError):
-    """The changes after that revision are compacted away.  Take a snapshot and go on from its revision."""
+class RevisionGone(DbError):
+    """The feed cannot go on from that revision.  Take a snapshot and go on from its revision."""
+
+
+class RevisionTooOld(RevisionGone):
+    """The changes after that revision are compacted away."""
 
     def __init__(self, message: str, *, oldest_revision: int) -> None:
         super().__init__(message)
         self.oldest_revision = oldest_revision
         """`DbApi.changes` answers for this revision and later ones."""
+
+
+class RevisionUnknown(RevisionGone):
+    """The database has not come as far as that revision: it went back, as one does that is restored from a backup.
+
+    What was seen of it may never have happened.  Objects of a snapshot count as newer than whatever is known, also when
+    their versions are lower.
+    """
+
+    def __init__(self, message: str, *, newest_revision: int) -> None:
+        super().__init__(message)
+        self.newest_revision = newest_revision
+        """The newest revision that the database knows."""

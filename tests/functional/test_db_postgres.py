@@ -185,9 +185,9 @@ class TestServerInTrouble:
                             versions.append(db.create("t", f"{attempt}-{worker}-{len(versions)}", 1, topic="t"))
                     return versions
 
-                enough = db.revision() + 50
+                before = db.revision()
                 writing = [pool.submit(write, worker) for worker in range(4)]
-                db.wait(enough, timeout_s=WAIT_S)
+                follow(db, lambda seen: len(seen) >= 50, after=before)
                 server.kill()
                 acknowledged += [version for one in writing for version in one.result(WAIT_S)]
                 server.restart()

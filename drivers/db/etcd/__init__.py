@@ -1,22 +1,24 @@
 """Objects and their feed in etcd, 3.4 or later.
 
-etcd counts its transactions, and that number is the revision here: it is given at commit, in the order of commits, and
-every key keeps the number of the transaction that put it last.  A change is one transaction that compares the number of
-the object's key and puts
+etcd counts its transactions: the number is given at commit, in the order of commits, and every key keeps the number of
+the transaction that put it last.  A revision here is that number, times the most writes that a transaction may have,
+plus the place of the write in its transaction.  A transaction compares the numbers of the objects' keys and puts
 
-- the object, with what happened to it; a deleted object stays as a tombstone,
-- the *head*, one key that every change puts and whose value names the object,
-- an entry of the outbox, whole, so that no compaction can take it away.
+- the objects, each with what happened to it; a deleted object stays as a tombstone,
+- the *head*, one key that every transaction puts and whose value names its objects,
+- an entry of the outbox for each, whole, so that no compaction can take it away.
 
-The head makes the history of etcd the feed.  Its number is the newest revision, its history lists the changes, its
-count of puts numbers them, and whoever watches it hears of each.  A short stretch of the feed is read by asking for the
-head and then the objects as of each revision, many in one transaction; a long one by a watch that begins in the past,
-which etcd serves only every 100 ms but then in bulk.
+The head makes the history of etcd the feed.  Its number tells the newest revision, its history lists the transactions,
+and whoever watches it hears of each.  A short stretch of the feed is read by asking for the head and then the objects
+as of each transaction, many in one request; a long one by a watch that begins in the past, which etcd serves only every
+100 ms but then in bulk.  Transactions of several writes put a key for their size too: how often each key was put tells
+how many changes there were, which compaction needs to know.
 
 Compaction is etcd's own and concerns everything in it: one by an operator, or for another prefix, shortens this feed
-too.  Other transactions count too (an entry leaves the outbox, another application writes), so revisions skip numbers.
-etcd has no clock that can be asked: ages are measured by the Date of its answers, to the second.  It has no index by
-topic either: a snapshot reads all objects of its tables.  TLS and etcd's users are not supported.
+too.  Other transactions count too (an entry leaves the outbox, another application writes), and most have fewer writes
+than they may have, so revisions skip numbers.  etcd has no clock that can be asked: ages are measured by the Date of
+its answers, to the second.  It has no index by topic either: a snapshot reads all objects of its tables.  TLS and
+etcd's users are not supported.
 """
 
 from __future__ import annotations
@@ -33,18 +35,30 @@ from oslo_config import cfg
 
 from drivers.db.etcd import config
 from drivers.db.etcd.feed import EtcdFeed
-from drivers.db.etcd.http import CompactAnswer, Compacted, EtcdClient, KeyValue, PutAnswer, RangeAnswer, TxnAnswer
-from drivers.db.etcd.keys import Keys, Record, Waiting, end_of
+from drivers.db.etcd.http import (
+    CompactAnswer,
+    Compacted,
+    EtcdClient,
+    KeyValue,
+    PutAnswer,
+    RangeAnswer,
+    TxnAnswer,
+    found_in,
+)  # fmt: skip
+from drivers.db.etcd.keys import SLOTS, Head, Keys, Record, Waiting, end_of, slot_of
 from drivers.db.etcd.snapshot import EtcdSnapshot
 from nb_api import checks
-from nb_api.db_api import Action, Change, DbApi, DbObject, Snapshot
-from nb_api.errors import DbUnavailable, ObjectExists, ObjectNotFound, VersionConflict
+from nb_api.db_api import Change, DbApi, DbObject, Snapshot
+from nb_api.errors import DbUnavailable
+from nb_api.writes import CheckedWrite, find_refusal, not_found, refusal_error
 from pubsub_api.errors import Closed
 
 list_opts = config.list_opts
 
 _OPERATIONS_MAX = 100
 """In one transaction; a server refuses more than 128 unless it is told otherwise."""
+_WRITES_MAX = 40
+"""In one transaction: each is up to three operations, and two are for all of them."""
 
 _decode_record = msgspec.msgpack.Decoder(Record).decode
 _decode_waiting = msgspec.msgpack.Decoder(Waiting).decode
@@ -55,6 +69,7 @@ class EtcdDb(DbApi):
     """The driver.  See the module's description."""
 
     options: ClassVar[Mapping[str, Sequence[cfg.Opt]]] = {config.GROUP: config.OPTIONS}
+    transaction_limit: ClassVar[int] = _WRITES_MAX
 
     def __init__(self, conf: cfg.ConfigOpts, url: SplitResult) -> None:
         super().__init__(conf, url)
@@ -71,31 +86,30 @@ class EtcdDb(DbApi):
 
     # -- objects
 
-    def create(self, table: str, key: str, value: Any, *, topic: str) -> int:
-        checks.check_object(table, key, topic)
-        return self._change("create", table, key, topic, self._encode_value(value), None)
-
-    def set(
-        self, table: str, key: str, value: Any, *, topic: str | None = None, expected_version: int | None = None
-    ) -> int:
-        checks.check_object(table, key, topic)
-        checks.check_expected(expected_version)
-        return self._change("set", table, key, topic, self._encode_value(value), expected_version)
-
-    def delete(self, table: str, key: str, *, expected_version: int | None = None) -> int:
-        checks.check_object(table, key)
-        checks.check_expected(expected_version)
-        return self._change("delete", table, key, None, None, expected_version)
+    def commit(self, writes: Sequence[CheckedWrite]) -> list[int]:
+        """Try on what is known of the objects until nobody else was faster.  A single `create` begins with the hope
+        that there is none, which saves it a read."""
+        deadline = time.monotonic() + self._settings.operation_timeout_s
+        names = [self._keys.object(write.table, write.key) for write in writes]
+        is_hopeful = len(writes) == 1 and writes[0].action == "create"
+        found = [None] if is_hopeful else self._read_all(names)
+        while True:
+            records = self._examine(writes, found)
+            answer = self._put(writes, names, found, records)
+            if answer.succeeded:
+                return [record.revision(answer.header.revision) for record in records]
+            found = found_in(answer)
+            if time.monotonic() > deadline:
+                raise DbUnavailable(f"{writes[0].table} {writes[0].key!r} was changed by others all the time")
 
     def get(self, table: str, key: str) -> DbObject:
         checks.check_object(table, key)
         found = self._read(self._keys.object(table, key))
         record = _decode_record(found.value) if found else None
-        if found is None or record is None or record.value is None:
-            raise ObjectNotFound(
-                f"there is no {table} {key!r}", deleted_version=None if found is None else found.mod_revision
-            )
-        return DbObject(table, key, record.topic, checks.decode_value(record.value), found.mod_revision)
+        version = record.revision(found.mod_revision) if found and record else None
+        if record is None or record.value is None or version is None:
+            raise not_found(table, key, version)
+        return DbObject(table, key, record.topic, checks.decode_value(record.value), version)
 
     def snapshot(self, tables: Sequence[str] | None = None, topics: Sequence[str] | None = None) -> Snapshot:
         selection = checks.Selection(tables, topics)
@@ -111,8 +125,7 @@ class EtcdDb(DbApi):
     # -- changes
 
     def revision(self) -> int:
-        head = self._feed.head()
-        return head.mod_revision if head else 0
+        return self._feed.revision()
 
     def changes(self, after_revision: int, *, limit: int = 1000) -> list[Change]:
         checks.check_revision(after_revision)
@@ -149,13 +162,14 @@ class EtcdDb(DbApi):
         checks.check_limit(limit)
         request = {
             "key": self._keys.outbox, "range_end": end_of(self._keys.outbox),
-            "sort_target": "MOD", "sort_order": "ASCEND", "limit": limit,
+            "sort_target": "MOD", "sort_order": "ASCEND", "limit": limit + SLOTS,
         }  # fmt: skip
         found = self._client.call("kv/range", request, RangeAnswer).kvs
-        waiting = [(entry.mod_revision, _decode_waiting(entry.value)) for entry in found]
+        found = sorted(found, key=self._keys.outbox_revision)  # etcd does not sort what has the same number
+        waiting = [(entry.mod_revision, _decode_waiting(entry.value)) for entry in found[:limit]]
         return [
-            one.record.as_change(revision, one.table, one.key)
-            for revision, one in waiting
+            one.record.as_change(store_revision, one.table, one.key)
+            for store_revision, one in waiting
             if self._is_older(one.record, older_than_s)
         ]
 
@@ -166,74 +180,67 @@ class EtcdDb(DbApi):
             return
         request = {
             "key": self._keys.outbox, "range_end": end_of(self._keys.outbox), "keys_only": True,
-            "min_mod_revision": min(revisions), "max_mod_revision": max(revisions),
+            "min_mod_revision": min(revisions) // SLOTS, "max_mod_revision": max(revisions) // SLOTS,
         }  # fmt: skip
         wanted = frozenset(revisions)
         found = self._client.call("kv/range", request, RangeAnswer).kvs
-        self._remove(entry.key for entry in found if entry.mod_revision in wanted)
+        self._remove(entry.key for entry in found if self._keys.outbox_revision(entry) in wanted)
 
     # -- inside
-
-    def _encode_value(self, value: Any) -> bytes:
-        return checks.encode_value(value, bytes_max=self._settings.value_bytes_max)
 
     def _read(self, key: bytes) -> KeyValue | None:
         kvs = self._client.call("kv/range", {"key": key}, RangeAnswer).kvs
         return kvs[0] if kvs else None
 
-    def _change(
-        self, action: Action, table: str, key: str, topic: str | None, value: bytes | None, expected: int | None
-    ) -> int:
-        """Try on what is known of the object until nobody else was faster.  `create` begins with the hope that there is
-        none, which saves it a read."""
-        deadline = time.monotonic() + self._settings.operation_timeout_s
-        found = None if action == "create" else self._read(self._keys.object(table, key))
-        while True:
-            before = _decode_record(found.value) if found else None
-            self._check(action, f"{table} {key!r}", found, before, expected)
-            record = self._follow_up(action, before, topic, value)
-            answer = self._commit(table, key, found, record)
-            if answer.succeeded:
-                return answer.header.revision
-            failed = answer.responses[0].response_range
-            found = failed.kvs[0] if failed and failed.kvs else None
-            if time.monotonic() > deadline:
-                raise DbUnavailable(f"{table} {key!r} was changed by others all the time")
+    def _read_all(self, names: Sequence[bytes]) -> list[KeyValue | None]:
+        if len(names) == 1:
+            return [self._read(names[0])]
+        return found_in(self._client.call("kv/txn", {"success": _ranges(names)}, TxnAnswer))
 
-    @staticmethod
-    def _check(action: Action, name: str, found: KeyValue | None, before: Record | None, expected: int | None) -> None:
-        version = found.mod_revision if found else None
-        is_alive = before is not None and before.value is not None
-        if action == "create":
-            if is_alive:
-                raise ObjectExists(f"{name} exists, with version {version}")
-            return
-        if not is_alive:
-            raise ObjectNotFound(f"there is no {name}", deleted_version=version)
-        if expected is not None and expected != version:
-            raise VersionConflict(f"{name} has version {version}, not {expected}")
+    def _examine(self, writes: Sequence[CheckedWrite], found: Sequence[KeyValue | None]) -> list[Record]:
+        """What is to be put, on what was found.  Raises what refuses a write."""
+        records, now = [], self._client.clock.now
+        for position, (write, kv) in enumerate(zip(writes, found, strict=True)):
+            before = _decode_record(kv.value) if kv else None
+            version = before.revision(kv.mod_revision) if kv and before else None
+            refusal = find_refusal(write, version, is_alive=before is not None and before.value is not None)
+            if refusal is not None:
+                raise refusal_error(writes, position, refusal, version)
+            old_topic = before.topic if before else ""
+            topic = old_topic if write.topic is None else write.topic
+            left = old_topic if write.action == "set" and old_topic != topic else None
+            records.append(Record(write.action, topic, left, write.value, now(), slot_of(position, len(writes))))
+        return records
 
-    def _follow_up(self, action: Action, before: Record | None, topic: str | None, value: bytes | None) -> Record:
-        old_topic = before.topic if before else ""
-        new_topic = old_topic if topic is None else topic
-        left = old_topic if action == "set" and old_topic != new_topic else None
-        return Record(action, new_topic, left, value, self._client.clock.now())
-
-    def _commit(self, table: str, key: str, found: KeyValue | None, record: Record) -> TxnAnswer:
-        keys, name = self._keys, self._keys.object(table, key)
-        puts = [(name, _encode(record)), (keys.head, name)]
-        if self.with_outbox:
-            puts.append((keys.outbox + os.urandom(16), _encode(Waiting(table, key, record))))
-        if record.action == "delete":
-            puts.append((keys.tombstone(name), b""))
-        operations: list[dict[str, Any]] = [{"request_put": {"key": key, "value": value}} for key, value in puts]
-        if record.action == "create" and found is not None:
-            operations.append({"request_delete_range": {"key": keys.tombstone(name)}})
-        version = found.mod_revision if found else 0
+    def _put(
+        self,
+        writes: Sequence[CheckedWrite],
+        names: Sequence[bytes],
+        found: Sequence[KeyValue | None],
+        records: Sequence[Record],
+    ) -> TxnAnswer:
+        keys = self._keys
+        puts = [(keys.head, _encode(Head(list(names))))]
+        if len(writes) > 1:
+            puts.append((keys.size(len(writes)), b""))
+        operations: list[dict[str, Any]] = []
+        for write, name, kv, record in zip(writes, names, found, records, strict=True):
+            puts.append((name, _encode(record)))
+            if self.with_outbox:
+                puts.append(
+                    (keys.outbox_entry(os.urandom(16), record.slot), _encode(Waiting(write.table, write.key, record)))
+                )
+            if write.action == "delete":
+                puts.append((keys.tombstone(name), b""))
+            elif write.action == "create" and kv is not None:
+                operations.append({"request_delete_range": {"key": keys.tombstone(name)}})
         request = {
-            "compare": [{"key": name, "target": "MOD", "result": "EQUAL", "mod_revision": version}],
-            "success": operations,
-            "failure": [{"request_range": {"key": name}}],
+            "compare": [
+                {"key": name, "target": "MOD", "result": "EQUAL", "mod_revision": kv.mod_revision if kv else 0}
+                for name, kv in zip(names, found, strict=True)
+            ],
+            "success": [{"request_put": {"key": key, "value": value}} for key, value in puts] + operations,
+            "failure": _ranges(names),
         }
         return self._client.call("kv/txn", request, TxnAnswer)
 
@@ -261,3 +268,7 @@ class EtcdDb(DbApi):
         removals = [{"request_delete_range": {"key": key}} for key in keys]
         for start in range(0, len(removals), _OPERATIONS_MAX):
             self._client.call("kv/txn", {"success": removals[start : start + _OPERATIONS_MAX]}, TxnAnswer)
+
+
+def _ranges(names: Sequence[bytes]) -> list[dict[str, Any]]:
+    return [{"request_range": {"key": name}} for name in names]

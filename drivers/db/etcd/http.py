@@ -66,6 +66,12 @@ class TxnAnswer(msgspec.Struct, frozen=True):
     responses: list[TxnPart] = []
 
 
+def found_in(answer: TxnAnswer) -> list[KeyValue | None]:
+    """What the ranges of a transaction have found, each of one key."""
+    ranges = [part.response_range for part in answer.responses]
+    return [one.kvs[0] if one and one.kvs else None for one in ranges]
+
+
 class CompactAnswer(msgspec.Struct, frozen=True):
     header: Header
 

@@ -4,8 +4,29 @@ from __future__ import annotations
 
 import msgspec
 
+from drivers.db.etcd.http import KeyValue
 from nb_api import checks
 from nb_api.db_api import Action, Change
+
+SLOTS = 64
+"""Revisions that one transaction of etcd has room for.  Its last write has the last of them, so that where a
+transaction ends is known without looking at it."""
+
+
+def slot_of(position: int, count: int) -> int:
+    """The revision that a write has among those of its transaction, which has ``count`` writes."""
+    return SLOTS - count + position
+
+
+def last_revision(store_revision: int) -> int:
+    """Of the last write in the transaction of that number."""
+    return store_revision * SLOTS + SLOTS - 1
+
+
+class Head(msgspec.Struct, frozen=True, array_like=True):
+    """The value of the head: the keys of the objects that a transaction wrote, in order."""
+
+    names: list[bytes]
 
 
 class Record(msgspec.Struct, frozen=True, array_like=True):
@@ -17,9 +38,15 @@ class Record(msgspec.Struct, frozen=True, array_like=True):
     value: bytes | None
     time: float
     """Seconds since 1970 by etcd's clock."""
+    slot: int
 
-    def as_change(self, revision: int, table: str, key: str) -> Change:
+    def revision(self, store_revision: int) -> int:
+        """``store_revision`` is the number of the transaction that put it."""
+        return store_revision * SLOTS + self.slot
+
+    def as_change(self, store_revision: int, table: str, key: str) -> Change:
         value = None if self.value is None else checks.decode_value(self.value)
+        revision = self.revision(store_revision)
         return Change(revision, self.action, table, key, self.topic, value, self.left_topic)
 
 
@@ -38,10 +65,25 @@ class Keys:
         base = prefix + b"\0"
         self.head = base + b"head"
         self.marker = base + b"marker"
+        self._sizes = self.head + b"\0"
         self.objects = base + b"object\0"
         self.outbox = base + b"outbox\0"
         self.tombstones = base + b"tombstone\0"
         self._counters = base + b"counter\0"
+
+    def size(self, count: int) -> bytes:
+        """The key that every transaction of so many writes puts.  It follows the head, so that one range has them all:
+        how often each was put says how many changes there were."""
+        return self._sizes + bytes([count])
+
+    @property
+    def heads(self) -> tuple[bytes, bytes]:
+        """The range of the head and the sizes."""
+        return self.head, self.head + b"\1"
+
+    def size_of(self, key: bytes) -> int:
+        """How many writes a transaction has that puts that key of `heads`, beyond what the others of them say."""
+        return 1 if key == self.head else key[-1] - 1
 
     def table(self, table: str) -> bytes:
         """What the keys of the objects of the table begin with."""
@@ -53,6 +95,13 @@ class Keys:
     def tombstone(self, name: bytes) -> bytes:
         """The key that marks the object of that key as deleted."""
         return self.tombstones + name
+
+    def outbox_entry(self, identity: bytes, slot: int) -> bytes:
+        return self.outbox + identity + bytes([slot])
+
+    def outbox_revision(self, entry: KeyValue) -> int:
+        """Of the change that the entry is about."""
+        return entry.mod_revision * SLOTS + entry.key[-1]
 
     def counter(self, name: str) -> bytes:
         return self._counters + name.encode()

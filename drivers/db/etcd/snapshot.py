@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import msgspec
 
 from drivers.db.etcd.http import Compacted, EtcdClient, RangeAnswer
-from drivers.db.etcd.keys import Keys, Record, end_of
+from drivers.db.etcd.keys import Keys, Record, end_of, last_revision
 from nb_api import checks
 from nb_api.db_api import DbObject, Snapshot
 from nb_api.errors import DbUnavailable
@@ -25,7 +25,7 @@ class EtcdSnapshot(Snapshot):
         self._is_closed = False
         head = client.call("kv/range", {"key": keys.head}, RangeAnswer)
         self._store_revision = head.header.revision
-        self._revision = head.kvs[0].mod_revision if head.kvs else 0
+        self._revision = last_revision(head.kvs[0].mod_revision) if head.kvs else 0
 
     @property
     def revision(self) -> int:
@@ -50,7 +50,8 @@ class EtcdSnapshot(Snapshot):
                 table, key = self._keys.split(entry.key)
                 record = _decode_record(entry.value)
                 if record.value is not None and self._selection.selects(table, record.topic):
-                    yield DbObject(table, key, record.topic, checks.decode_value(record.value), entry.mod_revision)
+                    value, version = checks.decode_value(record.value), record.revision(entry.mod_revision)
+                    yield DbObject(table, key, record.topic, value, version)
             if more:
                 start = answer.kvs[-1].key + b"\0"
 

@@ -28,6 +28,7 @@ overruled: a crash would take back changes that somebody has seen.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar
@@ -38,10 +39,10 @@ from oslo_config import cfg
 from drivers.db.postgres import config, schema
 from drivers.db.postgres.pool import Connection, Pool, Row
 from drivers.db.postgres.snapshot import PostgresSnapshot
-from drivers.db.postgres.writer import Outcome, SharedWriter, Write
+from drivers.db.postgres.writer import Outcome, SharedWriter, Transfer
 from nb_api import checks
 from nb_api.db_api import Change, DbApi, DbObject, Snapshot
-from nb_api.errors import DbError, ObjectExists, ObjectNotFound, RevisionTooOld, VersionConflict
+from nb_api.writes import CheckedWrite, not_found, refusal_error
 from pubsub_api.errors import Closed
 
 list_opts = config.list_opts
@@ -73,30 +74,24 @@ class PostgresDb(DbApi):
 
     # -- objects
 
-    def create(self, table: str, key: str, value: Any, *, topic: str) -> int:
-        checks.check_object(table, key, topic)
-        return self._change("create", table, key, topic, self._encode(value), None)
-
-    def set(
-        self, table: str, key: str, value: Any, *, topic: str | None = None, expected_version: int | None = None
-    ) -> int:
-        checks.check_object(table, key, topic)
-        checks.check_expected(expected_version)
-        return self._change("set", table, key, topic, self._encode(value), expected_version)
-
-    def delete(self, table: str, key: str, *, expected_version: int | None = None) -> int:
-        checks.check_object(table, key)
-        checks.check_expected(expected_version)
-        return self._change("delete", table, key, None, None, expected_version)
+    def commit(self, writes: Sequence[CheckedWrite]) -> list[int]:
+        versions = []
+        for position, outcome in enumerate(self._writer.write(Transfer(writes, self.with_outbox))):
+            if outcome.name == schema.UNTOUCHED:  # another one of them was refused
+                continue
+            if outcome.name != schema.DONE or outcome.version is None:
+                raise refusal_error(writes, position, outcome.name, outcome.version)
+            versions.append(outcome.version)
+        return versions
 
     def get(self, table: str, key: str) -> DbObject:
         checks.check_object(table, key)
         rows = self._query(self._statements.get, table, key)
         if not rows:
-            raise ObjectNotFound(f"there is no {table} {key!r}")
+            raise not_found(table, key, None)
         topic, value, version, is_deleted = rows[0]
         if is_deleted:
-            raise ObjectNotFound(f"{table} {key!r} was deleted at revision {version}", deleted_version=version)
+            raise not_found(table, key, version)
         return DbObject(table, key, topic, checks.decode_value(value), version)
 
     def snapshot(self, tables: Sequence[str] | None = None, topics: Sequence[str] | None = None) -> Snapshot:
@@ -115,13 +110,9 @@ class PostgresDb(DbApi):
         checks.check_revision(after_revision)
         checks.check_limit(limit)
         rows = self._query(self._statements.changes, after_revision, limit)
-        compacted = int(rows[0][0])
-        if after_revision < compacted:
-            raise RevisionTooOld(
-                f"changes up to revision {compacted} are compacted away; {after_revision} is too old",
-                oldest_revision=compacted,
-            )
-        return [_change_from(row[1:]) for row in rows if row[1] is not None]
+        compacted, newest = rows[0][:2]
+        checks.check_in_feed(after_revision, compacted=compacted, newest=newest)
+        return [_change_from(row[2:]) for row in rows if row[2] is not None]
 
     def wait(self, after_revision: int, *, timeout_s: float) -> bool:
         checks.check_revision(after_revision)
@@ -129,7 +120,7 @@ class PostgresDb(DbApi):
         deadline = time.monotonic() + timeout_s
         self._pool.check_open()
         try:
-            return self.revision() > after_revision or self._listen(after_revision, deadline)
+            return self._is_newer(self.revision(), after_revision) or self._listen(after_revision, deadline)
         except Closed:
             return False
 
@@ -156,31 +147,22 @@ class PostgresDb(DbApi):
 
     # -- inside
 
-    def _encode(self, value: Any) -> bytes:
-        return checks.encode_value(value, bytes_max=self._settings.value_bytes_max)
-
-    def _change(
-        self, action: str, table: str, key: str, topic: str | None, value: bytes | None, expected: int | None
-    ) -> int:
-        write = Write(action, table, key, topic, value, expected, self.with_outbox)
-        outcome, version = self._writer.write(write)
-        if outcome == "done" and version is not None:
-            return version
-        if outcome == "exists":
-            raise ObjectExists(f"{table} {key!r} exists, with version {version}")
-        if outcome == "missing":
-            raise ObjectNotFound(f"there is no {table} {key!r}", deleted_version=version)
-        if outcome == "conflict":
-            raise VersionConflict(f"{table} {key!r} has version {version}, not {expected}")
-        raise DbError(f"the function of the database answered {outcome!r}")
-
-    def _execute(self, writes: Sequence[Write]) -> list[Outcome]:
+    def _execute(self, transfers: Sequence[Transfer]) -> list[list[Outcome]]:
         """One statement, so one transaction and one round trip."""
-        if len(writes) == 1:
-            rows = self._query(self._statements.change, *writes[0])
+        rows = [(number, *write, transfer.with_outbox) for number, transfer in enumerate(transfers)
+                for write in transfer.writes]  # fmt: skip
+        if len(rows) == 1:
+            answers = self._query(self._statements.change, *rows[0][1:])
         else:
-            rows = self._query(self._statements.change_all, *map(list, zip(*writes, strict=True)))
-        return [Outcome(*row) for row in rows]
+            answers = self._query(self._statements.change_all, *map(list, zip(*rows, strict=True)))
+        outcomes = iter([Outcome(*row) for row in answers])
+        return [list(itertools.islice(outcomes, len(transfer.writes))) for transfer in transfers]
+
+    @staticmethod
+    def _is_newer(newest: int, after_revision: int) -> bool:
+        if newest < after_revision:
+            checks.check_in_feed(after_revision, compacted=0, newest=newest)
+        return newest > after_revision
 
     def _query(self, statement: str, *parameters: Any) -> list[Row]:
         with self._pool.connection() as connection:
@@ -200,7 +182,7 @@ class PostgresDb(DbApi):
         with self._listening() as connection:
             while True:
                 connection.was_notified = False
-                if _rows(connection, self._statements.revision)[0][0] > after_revision:
+                if self._is_newer(_rows(connection, self._statements.revision)[0][0], after_revision):
                     return True
                 remaining_s = deadline - time.monotonic()
                 if remaining_s <= 0:
@@ -221,18 +203,16 @@ class _Statements:
     def __init__(self, schema: str) -> None:
         columns = "revision, action, tbl, key, topic, left_topic, value"
         self.change = f"SELECT * FROM {schema}.change(%s, %s, %s, %s, %s, %s, %s)"
-        self.change_all = f"""SELECT c.outcome, c.found_version
-            FROM unnest(%s::text[], %s::text[], %s::text[], %s::text[], %s::bytea[], %s::bigint[], %s::boolean[])
-                WITH ORDINALITY AS w (action, tbl, key, topic, value, expected, with_outbox, position)
-            CROSS JOIN LATERAL {schema}.change(action, tbl, key, topic, value, expected, with_outbox) c
-            ORDER BY position"""
+        self.change_all = f"""SELECT * FROM {schema}.change_all(%s::integer[], %s::text[], %s::text[], %s::text[],
+            %s::text[], %s::bytea[], %s::bigint[], %s::boolean[])"""
         self.get = f"""SELECT topic, value, version, deleted_at IS NOT NULL FROM {schema}.objects
             WHERE tbl = %s AND key = %s"""
         self.allocate = f"""INSERT INTO {schema}.counters AS c VALUES (%s, 1)
             ON CONFLICT (name) DO UPDATE SET value = c.value + 1 RETURNING value"""
-        self.revision = f"SELECT greatest(compacted, (SELECT max(revision) FROM {schema}.changes)) FROM {schema}.state"
+        newest = f"greatest(compacted, (SELECT max(revision) FROM {schema}.changes))"
+        self.revision = f"SELECT {newest} FROM {schema}.state"
         # One row even when there is no change: what is compacted and what is left must be seen at the same moment.
-        self.changes = f"""SELECT s.compacted, c.* FROM {schema}.state s LEFT JOIN (
+        self.changes = f"""SELECT s.compacted, {newest}, c.* FROM {schema}.state s LEFT JOIN (
                 SELECT {columns} FROM {schema}.changes WHERE revision > %s ORDER BY revision LIMIT %s
             ) c ON true ORDER BY c.revision"""
         self.unpublished = f"""SELECT {columns} FROM {schema}.outbox JOIN {schema}.changes USING (revision)

@@ -13,7 +13,7 @@ from drivers.db.postgres.config import Settings
 from drivers.db.postgres.pool import Connection
 from pubsub_api.errors import InvalidConfig
 
-FORMAT = 1
+FORMAT = 2
 """Raised when tables or functions change in a way that an older driver cannot live with."""
 
 # Names are compared byte by byte: faster, the same on every server, and a range of them is a prefix.
@@ -53,6 +53,26 @@ INSERT INTO {schema}.state (format) VALUES ({format});
 
 # VOLATILE, so that every statement in it sees what was committed before the lock was granted.  A refusal is a result,
 # not an exception: PostgreSQL logs exceptions, and a lost race is nothing to log.
+_EXAMINE = """
+CREATE FUNCTION {schema}.examine(
+    p_action text, p_tbl text, p_key text, p_expected bigint,
+    OUT outcome text, OUT found_version bigint, OUT found_topic text
+) LANGUAGE plpgsql VOLATILE AS $$
+DECLARE
+    is_alive boolean;
+BEGIN
+    PERFORM pg_advisory_xact_lock({lock});
+    SELECT o.topic, o.version, o.deleted_at IS NULL INTO found_topic, found_version, is_alive
+        FROM {schema}.objects o WHERE o.tbl = p_tbl AND o.key = p_key;
+    is_alive := coalesce(is_alive, false);
+    outcome := CASE
+        WHEN p_action = 'create' AND is_alive THEN 'exists'
+        WHEN p_action <> 'create' AND NOT is_alive THEN 'missing'
+        WHEN p_action <> 'create' AND p_expected <> found_version THEN 'conflict'
+        ELSE 'done' END;
+END $$;
+"""
+
 _CHANGE = """
 CREATE FUNCTION {schema}.change(
     p_action text, p_tbl text, p_key text, p_topic text, p_value bytea, p_expected bigint, p_with_outbox boolean,
@@ -60,18 +80,11 @@ CREATE FUNCTION {schema}.change(
 ) LANGUAGE plpgsql VOLATILE AS $$
 DECLARE
     found_topic text;
-    is_alive boolean;
     committed timestamptz;
 BEGIN
-    PERFORM pg_advisory_xact_lock({lock});
-    SELECT o.topic, o.version, o.deleted_at IS NULL INTO found_topic, found_version, is_alive
-        FROM {schema}.objects o WHERE o.tbl = p_tbl AND o.key = p_key;
-    is_alive := coalesce(is_alive, false);
-    IF p_action = 'create' AND is_alive THEN outcome := 'exists'; RETURN; END IF;
-    IF p_action <> 'create' AND NOT is_alive THEN outcome := 'missing'; RETURN; END IF;
-    IF p_action <> 'create' AND p_expected <> found_version THEN outcome := 'conflict'; RETURN; END IF;
+    SELECT * INTO outcome, found_version, found_topic FROM {schema}.examine(p_action, p_tbl, p_key, p_expected);
+    IF outcome <> 'done' THEN RETURN; END IF;
 
-    outcome := 'done';
     found_version := nextval('{schema}.revisions');
     committed := clock_timestamp();
     p_topic := coalesce(p_topic, found_topic);
@@ -88,6 +101,46 @@ BEGIN
     NOTIFY {channel};
 END $$;
 """
+
+# Writes of the same transfer stand together and are done all or not at all, each transfer for itself.
+_CHANGE_ALL = """
+CREATE FUNCTION {schema}.change_all(
+    p_transfer integer[], p_action text[], p_tbl text[], p_key text[], p_topic text[], p_value bytea[],
+    p_expected bigint[], p_with_outbox boolean[]
+) RETURNS TABLE (outcome text, found_version bigint) LANGUAGE plpgsql VOLATILE AS $$
+DECLARE
+    total integer := cardinality(p_action);
+    first integer := 1;
+    last integer;
+    refused integer;
+    refusal record;
+BEGIN
+    WHILE first <= total LOOP
+        last := first;
+        WHILE last < total AND p_transfer[last + 1] = p_transfer[first] LOOP last := last + 1; END LOOP;
+        refused := 0;
+        FOR i IN first .. last LOOP
+            EXIT WHEN first = last;  -- change() examines it
+            SELECT * INTO refusal FROM {schema}.examine(p_action[i], p_tbl[i], p_key[i], p_expected[i]);
+            IF refusal.outcome <> 'done' THEN refused := i; EXIT; END IF;
+        END LOOP;
+        FOR i IN first .. last LOOP
+            IF refused = 0 THEN
+                SELECT * INTO outcome, found_version FROM {schema}.change(
+                    p_action[i], p_tbl[i], p_key[i], p_topic[i], p_value[i], p_expected[i], p_with_outbox[i]);
+            ELSIF refused = i THEN
+                outcome := refusal.outcome; found_version := refusal.found_version;
+            ELSE
+                outcome := 'untouched'; found_version := NULL;
+            END IF;
+            RETURN NEXT;
+        END LOOP;
+        first := last + 1;
+    END LOOP;
+END $$;
+"""
+DONE = "done"
+UNTOUCHED = "untouched"
 
 
 def install(connection: Connection, settings: Settings) -> None:
@@ -106,7 +159,7 @@ def install(connection: Connection, settings: Settings) -> None:
                 "lock": _lock("change", settings.schema),
                 "format": FORMAT,
             }
-            connection.execute((_TABLES + _CHANGE).format(**names).encode())
+            connection.execute((_TABLES + _EXAMINE + _CHANGE + _CHANGE_ALL).format(**names).encode())
 
 
 def _is_installed(connection: Connection, settings: Settings) -> bool:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from nb_api.errors import DbUnavailable
+from nb_api.writes import CheckedWrite
 from pubsub_api import forking
 from pubsub_api.errors import HeliographError
 
@@ -19,51 +20,46 @@ _TOGETHER_MAX = 64
 _TOGETHER_BYTES_MAX = 4 * 1024 * 1024
 
 
-class Write(NamedTuple):
-    """The arguments of the function ``change``, in its order."""
-
-    action: str
-    table: str
-    key: str
-    topic: str | None
-    value: bytes | None
-    expected: int | None
-    with_outbox: bool
-
-
 class Outcome(NamedTuple):
-    """What it returns."""
+    """What the functions of the database return for each write."""
 
     name: str
     version: int | None
 
 
+class Transfer(NamedTuple):
+    """Writes of one caller, all or nothing."""
+
+    writes: Sequence[CheckedWrite]
+    with_outbox: bool
+
+
 class _Passenger:
-    """A thread's change on its way."""
+    """A thread's changes on their way."""
 
-    __slots__ = ("error", "is_driver", "outcome", "woken", "write")
+    __slots__ = ("error", "is_driver", "outcomes", "transfer", "woken")
 
-    def __init__(self, write: Write) -> None:
-        self.write = write
-        self.outcome: Outcome | None = None
+    def __init__(self, transfer: Transfer) -> None:
+        self.transfer = transfer
+        self.outcomes: list[Outcome] | None = None
         self.error: HeliographError | None = None
         self.is_driver = False
         self.woken = threading.Event()
 
 
 class SharedWriter:
-    """``execute`` carries out writes, in order, in one transaction; it returns in bounded time or raises."""
+    """``execute`` carries out transfers, in order, in one transaction; it returns in bounded time or raises."""
 
-    def __init__(self, execute: Callable[[Sequence[Write]], list[Outcome]]) -> None:
+    def __init__(self, execute: Callable[[Sequence[Transfer]], list[list[Outcome]]]) -> None:
         self._execute = execute
         self._lock = threading.Lock()
         self._queue: list[_Passenger] = []
         self._is_busy = False
         forking.register(self)
 
-    def write(self, write: Write) -> Outcome:
+    def write(self, transfer: Transfer) -> list[Outcome]:
         """Raises what ``execute`` raises."""
-        passenger = _Passenger(write)
+        passenger = _Passenger(transfer)
         with self._lock:
             self._queue.append(passenger)
             passenger.is_driver = not self._is_busy
@@ -74,8 +70,8 @@ class SharedWriter:
             self._drive()
         if passenger.error is not None:
             raise passenger.error
-        assert passenger.outcome is not None
-        return passenger.outcome
+        assert passenger.outcomes is not None
+        return passenger.outcomes
 
     def after_fork_in_child(self) -> None:
         self._lock = threading.Lock()
@@ -91,7 +87,7 @@ class SharedWriter:
                 successor = self._queue[0] if self._queue else None
                 self._is_busy = successor is not None
             for passenger in aboard:
-                if passenger.outcome is None and passenger.error is None:  # an interrupt went through here
+                if passenger.outcomes is None and passenger.error is None:  # an interrupt went through here
                     passenger.error = DbUnavailable("the thread that carried the change was interrupted")
                 passenger.woken.set()
             if successor is not None:
@@ -102,7 +98,7 @@ class SharedWriter:
         with self._lock:
             count, size = 0, 0
             for passenger in self._queue[:_TOGETHER_MAX]:
-                size += len(passenger.write.value or b"")
+                size += sum(len(write.value or b"") for write in passenger.transfer.writes)
                 if count and size > _TOGETHER_BYTES_MAX:
                     break
                 count += 1
@@ -111,7 +107,7 @@ class SharedWriter:
 
     def _carry(self, aboard: Sequence[_Passenger]) -> None:
         try:
-            outcomes = self._execute([passenger.write for passenger in aboard])
+            outcomes = self._execute([passenger.transfer for passenger in aboard])
         except DbUnavailable as error:
             for passenger in aboard:
                 passenger.error = DbUnavailable(str(error))
@@ -120,7 +116,7 @@ class SharedWriter:
             self._carry_alone(aboard, error)
         else:
             for passenger, outcome in zip(aboard, outcomes, strict=True):
-                passenger.outcome = outcome
+                passenger.outcomes = outcome
 
     def _carry_alone(self, aboard: Sequence[_Passenger], error: HeliographError) -> None:
         """The server refused them all and did nothing: find out whose fault it was."""

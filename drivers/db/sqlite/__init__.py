@@ -25,9 +25,9 @@ from drivers.db.sqlite.snapshot import SqliteSnapshot
 from drivers.db.sqlite.writer import Operation, Writer
 from nb_api import checks
 from nb_api.db_api import Action, Change, DbApi, DbObject
-from nb_api.errors import DbError, DbUnavailable, ObjectExists, ObjectNotFound, RevisionTooOld, VersionConflict
+from nb_api.errors import DbError, DbUnavailable
+from nb_api.writes import CheckedWrite, find_refusal, not_found, refusal_error
 from pubsub_api import forking
-from pubsub_api.core.topics import check_topic
 from pubsub_api.errors import Closed, InvalidConfig
 
 GROUP = "db_sqlite"
@@ -70,7 +70,6 @@ class SqliteDb(DbApi):
         self._path = schema.path_of(url)
         self._options = conf[GROUP]
         self._timeout_s: float = conf.db.operation_timeout
-        self._value_bytes_max: int = conf.db.value_bytes_max
         self._pool = Pool(
             self._path,
             f"PRAGMA synchronous = {self._options.synchronous}; "
@@ -102,41 +101,12 @@ class SqliteDb(DbApi):
 
     # -- objects
 
-    def create(self, table: str, key: str, value: Any, *, topic: str) -> int:
-        checks.check_object(table, key)
-        check_topic(topic)
-        encoded = checks.encode_value(value, bytes_max=self._value_bytes_max)
-
-        def operation(connection: sqlite3.Connection) -> int:
-            found = _find(connection, table, key)
-            if found is not None and found[2] is None:
-                raise ObjectExists(f"{table}/{key} exists already, with version {found[0]}")
-            return self._record(connection, "create", table, key, topic, encoded)
-
-        return self._write(operation)
-
-    def set(
-        self, table: str, key: str, value: Any, *, topic: str | None = None, expected_version: int | None = None
-    ) -> int:
-        checks.check_object(table, key, topic)
-        checks.check_expected(expected_version)
-        encoded = checks.encode_value(value, bytes_max=self._value_bytes_max)
-
-        def operation(connection: sqlite3.Connection) -> int:
-            old_topic = _expect(connection, table, key, expected_version)
-            new_topic = old_topic if topic is None else topic
-            left_topic = None if new_topic == old_topic else old_topic
-            return self._record(connection, "set", table, key, new_topic, encoded, left_topic)
-
-        return self._write(operation)
-
-    def delete(self, table: str, key: str, *, expected_version: int | None = None) -> int:
-        checks.check_object(table, key)
-        checks.check_expected(expected_version)
-
-        def operation(connection: sqlite3.Connection) -> int:
-            topic = _expect(connection, table, key, expected_version)
-            return self._record(connection, "delete", table, key, topic, None)
+    def commit(self, writes: Sequence[CheckedWrite]) -> list[int]:
+        def operation(connection: sqlite3.Connection) -> list[int]:
+            # All are looked at before the first is written: what is refused has changed nothing.
+            topics = [_topic_found(connection, writes, position) for position in range(len(writes))]
+            now = time.time()
+            return [self._record(connection, write, topic, now) for write, topic in zip(writes, topics, strict=True)]
 
         return self._write(operation)
 
@@ -145,7 +115,7 @@ class SqliteDb(DbApi):
         sql = "SELECT topic, value, version, deleted_at FROM objects WHERE table_name = ? AND key = ?"
         row = self._run(lambda connection: connection.execute(sql, (table, key)).fetchone())
         if row is None or row[3] is not None:
-            raise _not_found(table, key, None if row is None else row[2])
+            raise not_found(table, key, None if row is None else row[2])
         return DbObject(table, key, row[0], checks.decode_value(row[1]), row[2])
 
     def snapshot(self, tables: Sequence[str] | None = None, topics: Sequence[str] | None = None) -> SqliteSnapshot:
@@ -184,17 +154,13 @@ class SqliteDb(DbApi):
         checks.check_limit(limit)
         sql = f"SELECT {_CHANGE_COLUMNS} FROM changes WHERE revision > ? ORDER BY revision LIMIT ?"
 
-        def read(connection: sqlite3.Connection) -> tuple[list[Any], int]:
-            # In this order: a compaction between the two makes us say "too old", never return a list with holes.
+        def read(connection: sqlite3.Connection) -> tuple[list[Any], int, int]:
+            # In this order: a compaction in between makes us say "too old", never return a list with holes.
             rows = connection.execute(sql, (after_revision, limit)).fetchall()
-            return rows, _one(connection, "SELECT compacted FROM feed")
+            return rows, _one(connection, "SELECT compacted FROM feed"), _newest(connection)
 
-        rows, compacted = self._run(read)
-        if after_revision < compacted:
-            raise RevisionTooOld(
-                f"the changes after revision {after_revision} are gone, only those after {compacted} are left",
-                oldest_revision=compacted,
-            )
+        rows, compacted, newest = self._run(read)
+        checks.check_in_feed(after_revision, compacted=compacted, newest=newest)
         return [_change(row) for row in rows]
 
     def wait(self, after_revision: int, *, timeout_s: float) -> bool:
@@ -206,10 +172,12 @@ class SqliteDb(DbApi):
         while True:
             commits = self._commits
             try:
-                if self.revision() > after_revision:
-                    return True
+                newest = self.revision()
             except Closed:
                 return False
+            if newest != after_revision:
+                checks.check_in_feed(after_revision, compacted=0, newest=newest)
+                return True
             rest = deadline - time.monotonic()
             if rest <= 0:
                 return False
@@ -258,21 +226,19 @@ class SqliteDb(DbApi):
 
     # -- inside
 
-    def _record(
-        self, connection: sqlite3.Connection, action: Action, table: str, key: str, topic: str, value: bytes | None,
-        left_topic: str | None = None,
-    ) -> int:  # fmt: skip
+    def _record(self, connection: sqlite3.Connection, write: CheckedWrite, old_topic: str | None, now: float) -> int:
         """Write one change everywhere it belongs, in the transaction that is open; returns its revision."""
-        now = time.time()
+        topic = old_topic if write.topic is None else write.topic
+        left_topic = old_topic if write.action == "set" and old_topic != topic else None
         revision = connection.execute(
             "INSERT INTO changes (action, table_name, key, topic, left_topic, value) VALUES (?, ?, ?, ?, ?, ?)",
-            (action, table, key, topic, left_topic, value),
+            (write.action, write.table, write.key, topic, left_topic, write.value),
         ).lastrowid
         assert revision is not None
         connection.execute(
             "INSERT INTO objects (table_name, key, topic, version, deleted_at, value) VALUES (?1, ?2, ?3, ?4, ?5, ?6) "
             "ON CONFLICT (table_name, key) DO UPDATE SET topic = ?3, version = ?4, deleted_at = ?5, value = ?6",
-            (table, key, topic, revision, now if action == "delete" else None, value),
+            (write.table, write.key, topic, revision, now if write.action == "delete" else None, write.value),
         )
         if self.with_outbox:
             connection.execute("INSERT INTO outbox VALUES (?, ?)", (revision, now))
@@ -325,27 +291,16 @@ def _change(row: tuple[int, Action, str, str, str, bytes | None, str | None]) ->
     )
 
 
-def _find(connection: sqlite3.Connection, table: str, key: str) -> tuple[int, str, float | None] | None:
-    """Version, topic and time of deletion."""
+def _topic_found(connection: sqlite3.Connection, writes: Sequence[CheckedWrite], position: int) -> str | None:
+    """The topic of the object that is about to be written, None when there is none.  Raises what refuses the write."""
+    write = writes[position]
     sql = "SELECT version, topic, deleted_at FROM objects WHERE table_name = ? AND key = ?"
-    found: tuple[int, str, float | None] | None = connection.execute(sql, (table, key)).fetchone()
-    return found
-
-
-def _expect(connection: sqlite3.Connection, table: str, key: str, expected_version: int | None) -> str:
-    """The topic of an object that must exist, with that version."""
-    found = _find(connection, table, key)
-    if found is None or found[2] is not None:
-        raise _not_found(table, key, None if found is None else found[0])
-    version, topic, _ = found
-    if expected_version not in (None, version):
-        raise VersionConflict(f"{table}/{key} has version {version}, not {expected_version} as expected")
-    return topic
-
-
-def _not_found(table: str, key: str, deleted_version: int | None) -> ObjectNotFound:
-    gone = "does not exist" if deleted_version is None else f"was deleted, with version {deleted_version}"
-    return ObjectNotFound(f"{table}/{key} {gone}", deleted_version=deleted_version)
+    found = connection.execute(sql, (write.table, write.key)).fetchone()
+    version, topic, deleted_at = (None, None, None) if found is None else found
+    refusal = find_refusal(write, version, is_alive=found is not None and deleted_at is None)
+    if refusal is not None:
+        raise refusal_error(writes, position, refusal, version)
+    return None if topic is None else str(topic)
 
 
 def _move_compacted(connection: sqlite3.Connection, keep_changes: int) -> tuple[int, int]:

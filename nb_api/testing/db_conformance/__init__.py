@@ -15,7 +15,9 @@ from __future__ import annotations
 
 import pytest
 
-_PARTS = ("base", "concurrency", "feed", "lifecycle", "objects", "outbox", "processes", "snapshots", "values")
+_PARTS = (
+    "base", "concurrency", "feed", "lifecycle", "objects", "outbox", "processes", "snapshots", "transactions", "values",
+)  # fmt: skip
 pytest.register_assert_rewrite(*(f"{__name__}.{part}" for part in _PARTS))
 
 from nb_api.testing.db_conformance.base import DbConformanceBase  # noqa: E402
@@ -26,6 +28,7 @@ from nb_api.testing.db_conformance.objects import ObjectConformance  # noqa: E40
 from nb_api.testing.db_conformance.outbox import OutboxConformance  # noqa: E402
 from nb_api.testing.db_conformance.processes import ProcessConformance  # noqa: E402
 from nb_api.testing.db_conformance.snapshots import SnapshotConformance  # noqa: E402
+from nb_api.testing.db_conformance.transactions import TransactionConformance  # noqa: E402
 from nb_api.testing.db_conformance.values import ValueConformance  # noqa: E402
 
 __all__ = [
@@ -38,6 +41,7 @@ __all__ = [
     "OutboxConformance",
     "ProcessConformance",
     "SnapshotConformance",
+    "TransactionConformance",
     "ValueConformance",
 ]
 
@@ -45,6 +49,7 @@ __all__ = [
 class DbConformance(
     ObjectConformance,
     ValueConformance,
+    TransactionConformance,
     SnapshotConformance,
     FeedConformance,
     OutboxConformance,

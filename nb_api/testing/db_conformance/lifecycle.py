@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from nb_api.db_api import DbApi
+from nb_api.db_api import DbApi, Write
 from nb_api.testing.db_conformance.base import DbConformanceBase, NewUrl, in_threads
 from nb_api.testing.replay import stored
 from pubsub_api.errors import Closed
@@ -18,6 +18,7 @@ CALLS: dict[str, Callable[[DbApi], object]] = {
     "create": lambda db: db.create("t", "k", 1, topic="t"),
     "set": lambda db: db.set("t", "k", 1),
     "delete": lambda db: db.delete("t", "k"),
+    "apply": lambda db: db.apply([Write("delete", "t", "k"), Write("create", "t", "l", 1, "t")]),
     "get": lambda db: db.get("t", "k"),
     "snapshot": lambda db: db.snapshot(),
     "allocate": lambda db: db.allocate("n"),
