@@ -32,8 +32,8 @@ class Sender(abc.ABC):
         """Return when that many receivers are subscribed, as far as the sender has to see to that."""
 
     @abc.abstractmethod
-    def flood(self, topics: Sequence[str], count: int) -> None:
-        """Publish ``count`` events, numbered from 1, the topics in turn, as fast as possible, one call per event."""
+    def flood(self, topics: Sequence[str], numbers: range) -> None:
+        """Publish events of these numbers, the topics in turn, as fast as possible, one call per event."""
 
     @abc.abstractmethod
     def send(self, topic: str, number: int) -> None:

@@ -35,9 +35,9 @@ class OurSender(Sender):
         self._publisher = self._session.publisher(name="bench")
         self.address = self._publisher.address
 
-    def flood(self, topics: Sequence[str], count: int) -> None:
+    def flood(self, topics: Sequence[str], numbers: range) -> None:
         send = self._publisher.send_event
-        for number in range(1, count + 1):
+        for number in numbers:
             send(events.event(number, topics[number % len(topics)]))
 
     def send(self, topic: str, number: int) -> None:

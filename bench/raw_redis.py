@@ -55,9 +55,9 @@ class PlainSender(RedisSender):
         super().__init__(server)
         self._pack = msgpack.Packer().pack
 
-    def flood(self, topics: Sequence[str], count: int) -> None:
+    def flood(self, topics: Sequence[str], numbers: range) -> None:
         publish, pack = self.client.publish, self._pack
-        for number in range(1, count + 1):
+        for number in numbers:
             publish(topics[number % len(topics)], pack(events.mapping(number)))
 
     def send(self, topic: str, number: int) -> None:
@@ -82,9 +82,9 @@ class PlainReceiver(RedisReceiver):
 class PipelinedSender(PlainSender):
     """64 PUBLISH commands per round trip, still one message per event."""
 
-    def flood(self, topics: Sequence[str], count: int) -> None:
+    def flood(self, topics: Sequence[str], numbers: range) -> None:
         pack, pipeline = self._pack, self.client.pipeline(transaction=False)
-        for number in range(1, count + 1):
+        for number in numbers:
             pipeline.publish(topics[number % len(topics)], pack(events.mapping(number)))
             if number % BATCH == 0:
                 pipeline.execute()
@@ -98,10 +98,10 @@ class BatchSender(RedisSender):
         super().__init__(server)
         self._encode = msgspec.msgpack.Encoder().encode
 
-    def flood(self, topics: Sequence[str], count: int) -> None:
+    def flood(self, topics: Sequence[str], numbers: range) -> None:
         publish, encode, topic = self.client.publish, self._encode, topics[0]
         batch: list[TunedEvent] = []
-        for number in range(1, count + 1):
+        for number in numbers:
             batch.append(events.tuned(number))
             if len(batch) == BATCH:
                 publish(topic, encode(batch))

@@ -74,9 +74,9 @@ class MultipartSender(ZmqSender):
         super().__init__(server, **options)
         self._pack = msgpack.Packer().pack
 
-    def flood(self, topics: Sequence[str], count: int) -> None:
+    def flood(self, topics: Sequence[str], numbers: range) -> None:
         send, pack, names = self.socket.send_multipart, self._pack, [topic.encode() for topic in topics]
-        for number in range(1, count + 1):
+        for number in numbers:
             send([names[number % len(names)], pack(events.mapping(number))])
 
     def send(self, topic: str, number: int) -> None:
@@ -102,9 +102,9 @@ class TunedSender(ZmqSender):
         super().__init__(server, **options)
         self._encode = msgspec.msgpack.Encoder().encode
 
-    def flood(self, topics: Sequence[str], count: int) -> None:
+    def flood(self, topics: Sequence[str], numbers: range) -> None:
         send, encode, names = self.socket.send, self._encode, [topic.encode() for topic in topics]
-        for number in range(1, count + 1):
+        for number in numbers:
             send(names[number % len(names)] + encode(events.tuned(number)))
 
     def send(self, topic: str, number: int) -> None:
@@ -125,10 +125,10 @@ class BatchSender(ZmqSender):
         super().__init__(server, **options)
         self._encode = msgspec.msgpack.Encoder().encode
 
-    def flood(self, topics: Sequence[str], count: int) -> None:
+    def flood(self, topics: Sequence[str], numbers: range) -> None:
         send, encode, name = self.socket.send, self._encode, topics[0].encode()
         batch: list[TunedEvent] = []
-        for number in range(1, count + 1):
+        for number in numbers:
             batch.append(events.tuned(number))
             if len(batch) == BATCH:
                 send(name + encode(batch))

@@ -85,7 +85,7 @@ QUEUE_OPTIONS: Sequence[cfg.Opt] = (
     ),
     _bytes("receive_queue_bytes_max", 64 * MIB, "Frames waiting for the callback. When it is full, a resync follows."),
     _bytes(
-        "pending_bytes_max", 64 * MIB, "Frames that wait behind holes, all streams together. Then a resync follows."
+        "pending_bytes_max", 64 * MIB, "Frames that wait behind holes, all streams together; the rest is asked for."
     ),
     _count("publishers_max", 100_000, "Publishers that a subscriber keeps track of.", low=1),
     _count("streams_max", 1_000_000, "Streams that a publisher or a subscriber keeps track of.", low=1),
@@ -99,8 +99,10 @@ RESYNC_OPTIONS: Sequence[cfg.Opt] = (
 
 REPAIR_OPTIONS: Sequence[cfg.Opt] = (
     _flag("repair", True, "Ask caches for missing ranges before a resync."),
-    _seconds("repair_timeout", 0.5, "First wait for the answer to a query; later waits double."),
-    _count("repair_attempts_max", 5, "Queries for the same hole before a resync.", low=1, high=100),
+    _seconds("repair_timeout", 0.5, "Wait for the answer to a query; later waits double, first ones adapt."),
+    _count(
+        "repair_attempts_max", 5, "Queries for the same hole before a resync, quick ones not counted.", low=1, high=100
+    ),
     _seconds("query_interval", 0.0, "Ask publishers for their heads this often, for sporadic ones. 0: never.", low=0.0),
     _flag("with_cache", True, "A publisher keeps its recent frames and answers queries for them."),
     _count("history", 1_000_000, "Events that a cache keeps per stream.", low=1),

@@ -68,6 +68,7 @@ class SubscriberStatistics:
     lost: int
     skipped: int
     discarded: int
+    unparked: int
     queries: int
     replies: int
     late_replies: int

@@ -86,6 +86,7 @@ class InStream:
         """A heap of the numbers in ``parked``."""
         self.deadline = 0.0
         self.attempts = 0
+        """Questions asked for the hole.  Below 0 it is asked in a hurry, since answers used to come soon."""
         self.asked = 0
         """The last number that caches were asked for; what is missing beyond it is another hole."""
 
@@ -146,6 +147,23 @@ class InStream:
             self.next = max(self.next, header.after + 1)
             yield self.advance(frame, header), len(frame)
         self.next = self.head + 1
+
+    def drop_tail(self, size: int) -> tuple[int, int]:
+        """Forget the parked frames that are needed last, ``size`` bytes or all; returns the bytes and events freed.
+
+        They are a hole again, at the end, which no question that is out asks for.
+        """
+        freed = events = 0
+        for first in sorted(self.parked, reverse=True):
+            if freed >= size:
+                break
+            frame, header = self.parked.pop(first)
+            freed += len(frame)
+            events += header.count
+            self.asked = min(self.asked, header.after)
+        self.order = list(self.parked)
+        heapq.heapify(self.order)
+        return freed, events
 
     def drop_parked(self) -> int:
         """Forget what is parked; returns how many bytes that freed."""

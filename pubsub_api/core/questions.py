@@ -21,6 +21,10 @@ _JOIN_REASONS = (Reason.INITIAL, Reason.SUBSCRIBED, Reason.NEW_LINK, Reason.RECO
 WANTS_PER_QUERY_MAX = 200
 OPEN_QUESTIONS_MAX = 1000
 JOIN_TIMEOUTS_MAX = 3
+HURRY_MAX = 4
+"""The first wait for an answer is the timeout, halved so many times at most."""
+_ANSWER_TIMES = 4
+"""An answer that takes so many times longer than answers do is lost, most likely."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,6 +69,8 @@ class Questions:
         self._join_deadline: float | None = None
         self._join_limit = 0.0
         self._next_periodic: float | None = None
+        self._answer_s: float | None = None
+        """How long answers take: rises at once, falls slowly."""
 
     def take(self) -> list[Query]:
         to_ask, self._to_ask = self._to_ask, []
@@ -76,7 +82,18 @@ class Questions:
 
     def patience(self, attempts: int) -> float:
         """How long to wait for an answer to the attempt of that number: doubling, with up to half of it as jitter."""
-        return float(self._settings.repair_timeout_s * 2**attempts * (1 + self._jitter() / 2))
+        return float(self._settings.repair_timeout_s * 2.0**attempts * (1 + self._jitter() / 2))
+
+    @property
+    def hurry(self) -> int:
+        """How many attempts to make before that of number 0, because answers come sooner than ``repair_timeout``."""
+        hurry = 0
+        if self._answer_s is not None:
+            first_wait_s = self._settings.repair_timeout_s
+            while hurry < HURRY_MAX and first_wait_s / 2 >= _ANSWER_TIMES * self._answer_s:
+                first_wait_s /= 2
+                hurry += 1
+        return hurry
 
     # -- asking
 
@@ -117,7 +134,7 @@ class Questions:
         """Ask one publisher for its heads: it is new, or it was silent."""
         self._ask(Purpose(is_baseline=True, asked=now), Query(id=0, topics=list(filters), guid=guid))
 
-    def repair(self, streams: Sequence[InStream]) -> int:
+    def repair(self, streams: Sequence[InStream], now: float) -> int:
         """Ask for what the streams miss, many streams in a question; returns how many questions that took."""
         asked = 0
         wants: list[Want] = []
@@ -129,10 +146,10 @@ class Questions:
             askers.append((stream, stream.asked))
             wants += [Want(stream.guid, stream.topic, first, last) for first, last in ranges]
             if len(wants) >= WANTS_PER_QUERY_MAX:
-                self._ask(Purpose(streams=askers), Query(id=0, wants=wants))
+                self._ask(Purpose(streams=askers, asked=now), Query(id=0, wants=wants))
                 wants, askers, asked = [], [], asked + 1
         if wants:
-            self._ask(Purpose(streams=askers), Query(id=0, wants=wants))
+            self._ask(Purpose(streams=askers, asked=now), Query(id=0, wants=wants))
             asked += 1
         return asked
 
@@ -159,7 +176,7 @@ class Questions:
         purpose.expected = responders
         return len(purpose.finished) >= responders
 
-    def answered(self, query_id: int, responder: bytes, part: int, parts: int) -> bool:
+    def answered(self, query_id: int, responder: bytes, part: int, parts: int, now: float) -> bool:
         """A part of an answer came; the last part states how many there are.  True when that concludes the question.
 
         An answer of which a part was lost never concludes: the asker's deadline does, and it asks again.
@@ -167,7 +184,12 @@ class Questions:
         purpose = self._open[query_id]
         if purpose.answers.setdefault(responder, Parts()).add(part, parts):
             purpose.finished.add(responder)
+            self._note_time(now - purpose.asked)
         return purpose.expected is not None and len(purpose.finished) >= purpose.expected
+
+    def _note_time(self, answer_s: float) -> None:
+        before = answer_s if self._answer_s is None else self._answer_s
+        self._answer_s = max(answer_s, (3 * before + answer_s) / 4)
 
     def close(self, query_id: int) -> Purpose | None:
         """The question is concluded; its join knows how many answered."""
@@ -189,7 +211,7 @@ class Questions:
             if purpose is not None and purpose.join is not None:
                 yield purpose.join
         if self._next_periodic is not None and now >= self._next_periodic:
-            self._ask(Purpose(), Query(id=0, topics=list(filters)))
+            self._ask(Purpose(asked=now), Query(id=0, topics=list(filters)))
             self._next_periodic = now + self._settings.query_interval_s
 
     def history_start(self, head: int) -> int | None:

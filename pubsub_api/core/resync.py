@@ -24,7 +24,7 @@ class Reason(enum.Enum):
     SLOW_CONSUMER = "slow consumer"
     """The callback did not keep up, and its queue was full."""
     PENDING_FULL = "pending full"
-    """More frames waited behind holes than ``pending_bytes_max`` allows."""
+    """More frames waited behind holes than ``pending_bytes_max`` allows, and nobody is asked for the rest."""
     UNDECODABLE = "undecodable"
     """A frame in sequence could not be decoded."""
     PUBLISHER_RESTARTED = "publisher restarted"

@@ -30,6 +30,8 @@ class SubscriberCounters:
     """Numbers that a publisher or mailbox left out on purpose."""
     discarded: int = 0
     """Events dropped because the consumer's queue was full; a resync covers them."""
+    unparked: int = 0
+    """Events that found no room behind a hole, to be asked for when it is closed."""
     queries: int = 0
     replies: int = 0
     late_replies: int = 0

@@ -233,9 +233,22 @@ class SubscriberCore:
         if stream.state is State.LIVE:
             self._open_hole(stream, now)
         if self._roster.parked_bytes > self.settings.pending_bytes_max:
-            self._roster.parked_bytes -= stream.drop_parked()
-            if stream.state is not State.RESYNCING:
-                self._give_up(stream, Reason.PENDING_FULL, now)
+            self._make_room(stream, now)
+
+    def _make_room(self, stream: InStream, now: float) -> None:
+        """Too much waits behind holes.  Where caches can be asked, what is needed last goes, to be asked for later.
+
+        Somewhat more goes than must, so that this is not done for every frame.
+        """
+        if stream.state is not State.RESYNCING and self.settings.repair:
+            excess = self._roster.parked_bytes - self.settings.pending_bytes_max * 7 // 8
+            freed, events = stream.drop_tail(excess)
+            self._roster.parked_bytes -= freed
+            self.counters.unparked += events
+            return
+        self._roster.parked_bytes -= stream.drop_parked()
+        if stream.state is not State.RESYNCING:
+            self._give_up(stream, Reason.PENDING_FULL, now)
 
     def _progress(self, stream: InStream, now: float) -> None:
         """Something arrived in order on a stream that has parked frames or a hole."""
@@ -322,7 +335,10 @@ class SubscriberCore:
             self._on_baseline(self._publisher(guid, now), topic, head, now)
         for stored in reply.frames:
             self._on_stored(stored, now)
-        is_concluded = self._questions.answered(reply.id, header.guid, reply.part, reply.parts)
+        if not reply.parts:
+            # The answer is under way, however long it is.
+            self._wait_on(purpose.streams, now)
+        is_concluded = self._questions.answered(reply.id, header.guid, reply.part, reply.parts, now)
         if reply.publisher and purpose.is_baseline and header.guid in purpose.finished:
             publisher = self._publisher(header.guid, now)
             publisher.baseline_at = max(publisher.baseline_at, purpose.asked)
@@ -476,10 +492,17 @@ class SubscriberCore:
             return
         streams, self._to_repair = self._to_repair, []
         for stream in streams:
+            if stream.state is State.WAITING:
+                stream.attempts = -self._questions.hurry
             stream.move(Cause.QUERY)
             self._set_timer(stream, now + self._questions.patience(stream.attempts))
             stream.attempts += 1
-        self.counters.queries += self._questions.repair(streams)
+        self.counters.queries += self._questions.repair(streams, now)
+
+    def _wait_on(self, asked: Iterable[tuple[InStream, int]], now: float) -> None:
+        for stream, _ in asked:
+            if stream.state is State.REPAIRING:
+                self._set_timer(stream, now + self._questions.patience(stream.attempts - 1))
 
     def _conclude(self, query_id: int, now: float) -> None:
         """Everybody who was asked has answered."""
@@ -489,7 +512,8 @@ class SubscriberCore:
         if purpose.join is not None:
             self._finish_join(purpose.join, now)
         for stream, asked in purpose.streams:
-            if stream.state is State.REPAIRING and stream.next <= asked and self._roster.knows(stream):
+            is_lacking = stream.next <= min(asked, stream.asked)
+            if stream.state is State.REPAIRING and is_lacking and self._roster.knows(stream):
                 self._give_up(stream, Reason.LOSS, now)
 
     def _give_up(self, stream: InStream, reason: Reason, now: float) -> None:

@@ -35,7 +35,7 @@ DRIVERS = [pytest.param(driver, marks=measurable(driver)) for driver in catalog.
 
 
 def a_run(**changes: object) -> Run:
-    blank = Run("case", 100, 100, 1.0, 1.0, 1.0, 0, 0, [], array("q"), 0, {}, {})
+    blank = Run("case", 100, 100, 1.0, 1.0, 1.0, 0, 0, [], array("q"), 1, {}, {})
     return dataclasses.replace(blank, **changes)  # type: ignore[arg-type]
 
 

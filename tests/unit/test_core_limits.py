@@ -44,9 +44,7 @@ def test_a_full_queue_blocks_from_the_frame_that_fills_it() -> None:
 
 
 def test_what_waits_behind_holes_is_bounded() -> None:
-    settings = dataclasses.replace(SUBSCRIBER, pending_bytes_max=500)
-    rig = Rig(settings=settings)
-    rig.responders.clear()
+    rig = Rig(settings=dataclasses.replace(NO_REPAIR, pending_bytes_max=500))
     publisher = rig.publisher(is_asked=False)
     rig.join()
     rig.publish(publisher, "a")
@@ -57,6 +55,33 @@ def test_what_waits_behind_holes_is_bounded() -> None:
     assert rig.reasons == ["initial", "pending full"]
     rig.deliver(*rig.publish(publisher, "a"))
     assert rig.numbers("a")[-1] == 22
+
+
+def test_what_finds_no_room_behind_a_hole_is_asked_for_in_its_turn() -> None:
+    rig = Rig(settings=dataclasses.replace(SUBSCRIBER, pending_bytes_max=500))
+    publisher = rig.publisher()
+    rig.join()
+    for frame in rig.publish(publisher, "a", 40)[1:]:
+        rig.deliver(frame)
+        assert rig.subscriber.parked_bytes <= 500 + len(frame)
+    rig.run(1)
+    assert rig.numbers("a") == list(range(1, 41))
+    assert rig.reasons == ["initial"]
+    assert rig.subscriber.counters.unparked > 30
+
+
+def test_an_answer_that_found_no_room_is_no_proof_of_absence() -> None:
+    """One cache has what comes first, another has more than there is room for, and that one answers first."""
+    rig = Rig(settings=dataclasses.replace(SUBSCRIBER, pending_bytes_max=500))
+    publisher = rig.publisher(is_asked=False)
+    rig.join()
+    made = rig.publish(publisher, "a", 30)
+    rig.cache(*made[1:])
+    rig.cache(made[0])
+    rig.deliver(made[29])
+    rig.run(1)
+    assert rig.numbers("a") == list(range(1, 31))
+    assert rig.reasons == ["initial"]
 
 
 def test_streams_are_bounded_and_what_returns_after_eviction_is_resynced_first() -> None:

@@ -10,7 +10,7 @@ import pytest
 from pubsub_api.core import frame as frames
 from pubsub_api.core import messages
 from pubsub_api.core.frame import Kind
-from pubsub_api.core.questions import WANTS_PER_QUERY_MAX
+from pubsub_api.core.questions import HURRY_MAX, WANTS_PER_QUERY_MAX, Questions
 from pubsub_api.core.settings import CacheSettings, History
 from pubsub_api.core.topics import CONTROL_TOPIC
 from tests.unit.core_rig import PUBLISHER, SUBSCRIBER, Rig, guid_of, header_of
@@ -145,8 +145,48 @@ def test_a_question_that_is_not_answered_is_repeated_with_growing_patience() -> 
         rig.run(0.01)
         if len(rig.queries) > before:
             asked_at.append(round(rig.now - start, 1))
-    assert asked_at == [0.2, 0.7, 1.7]
+    # The publisher had answered the join at once: so the first waits are short, and then as long as anybody's.
+    assert asked_at == [0.2, 0.2, 0.3, 0.4, 0.7, 1.2, 2.2]
     assert rig.reasons == ["loss"]
+
+
+def test_the_first_wait_for_an_answer_follows_how_long_answers_take() -> None:
+    questions = Questions(SUBSCRIBER, guid=guid_of(1), jitter=lambda: 0.0, history=None)
+    assert questions.hurry == 0
+
+    def answer_after(seconds: float) -> None:
+        questions.heads_of(guid_of(2), ["#"], 100.0)
+        questions.answered(questions.take()[0].id, guid_of(2), 0, 1, 100.0 + seconds)
+
+    answer_after(0.001)
+    assert questions.hurry == HURRY_MAX
+    answer_after(0.03)
+    assert questions.hurry == 2
+    assert questions.patience(-questions.hurry) == SUBSCRIBER.repair_timeout_s / 4
+    answer_after(2.0)
+    assert questions.hurry == 0
+    for _ in range(40):
+        answer_after(0.001)
+    assert questions.hurry == HURRY_MAX
+
+
+def test_a_long_answer_that_is_under_way_is_not_asked_for_again() -> None:
+    rig = Rig()
+    rig.knows_responders = False
+    publisher = rig.publisher(settings=dataclasses.replace(PUBLISHER, cache=CacheSettings(reply_bytes_max=200)))
+    rig.join()
+    answer = rig.responders.pop()
+    made = rig.publish(publisher, "a", 40)
+    rig.deliver(made[0], made[39])
+    rig.run(WINDOW_S + 0.001)
+    parts = list(answer(rig.queries[-1]))
+    first_wait_s = SUBSCRIBER.repair_timeout_s / 2**HURRY_MAX
+    for part in parts:
+        rig.run(first_wait_s - 0.002)
+        rig.deliver(part)
+    assert len(parts) > 10
+    assert len(wanted(rig)) == 1
+    assert rig.numbers("a") == list(range(1, 41))
 
 
 def test_a_lost_part_of_a_reply_is_asked_for_again() -> None:

@@ -13,7 +13,7 @@ from pubsub_api.testing.simulator.world import Violation
 
 def settling_s(publisher: PublisherSettings, subscriber: SubscriberSettings) -> float:
     """Within this time of a quiet network every loss has been noticed and repaired or told."""
-    repair_s = 1.5 * subscriber.repair_timeout_s * float(2**subscriber.repair_attempts_max - 1)
+    repair_s = 1.5 * subscriber.repair_timeout_s * float(2**subscriber.repair_attempts_max)
     resync_s = subscriber.resync_jitter_s + subscriber.resync_interval_min_s
     join_s = subscriber.ready_timeout_s + 0.5
     living_s = publisher.idle_time_limit_s + subscriber.message_delay_window_s + repair_s
