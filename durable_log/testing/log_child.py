@@ -1,0 +1,87 @@
+"""A process of its own that works on a log, for tests that need more than one.
+
+``python -m durable_log.testing.log_child work URL`` says ``{"ready": true}``, then answers commands, JSON per line:
+
+==================================================  ===================================================================
+``{"append": topic, "count": n, "guid": hex}``      appends n frames of 3 events: ``{"events": n, "duplicates": n}``
+``{"append_without_end": topics, "guid": hex}``     ``{"topic": t, "last": n}`` after each append, until it is killed
+``{"increment": name, "count": n}``                 adds 1 to the record, n times: ``{"done": n}``
+==================================================  ===================================================================
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from itertools import count
+from typing import Any
+
+from durable_log.errors import RecordConflict
+from durable_log.loading import open_log
+from durable_log.log_api import LogApi
+from durable_log.testing.sources import Source
+from pubsub_api.testing.child import ChildProcess
+
+Message = dict[str, Any]
+
+FRAME_EVENTS = 3
+
+
+def log_process(url: str) -> ChildProcess:
+    """A process that is about to open the log.  Call ``receive()`` once to wait until it has."""
+    return ChildProcess("work", url, module=__name__)
+
+
+def increment(log: LogApi, name: str) -> None:
+    """Add 1 to a record without losing what others add meanwhile."""
+    while True:
+        found = log.get_record(name)
+        value, version = (0, 0) if found is None else (int(found.value), found.version)
+        with contextlib.suppress(RecordConflict):
+            log.put_records([(name, str(value + 1).encode(), version)])
+            return
+
+
+def _answers(log: LogApi, command: Message) -> Iterator[Message]:
+    if "append" in command:
+        source = Source(bytes.fromhex(command["guid"]))
+        appended = log.append([source.frame(command["append"], FRAME_EVENTS) for _ in range(command["count"])])
+        yield {"events": appended.events, "duplicates": appended.duplicates}
+    elif "increment" in command:
+        for _ in range(command["count"]):
+            increment(log, command["increment"])
+        yield {"done": command["count"]}
+    else:
+        yield from _append_without_end(log, command["append_without_end"], Source(bytes.fromhex(command["guid"])))
+
+
+def _append_without_end(log: LogApi, topics: Sequence[str], source: Source) -> Iterator[Message]:
+    for number in count():
+        topic = topics[number % len(topics)]
+        frames = [source.frame(topic, FRAME_EVENTS) for _ in range(5)]
+        log.append(frames)
+        yield {"topic": topic, "last": FRAME_EVENTS * 5 * (number // len(topics) + 1)}
+
+
+def _say(message: Message) -> None:
+    sys.stdout.write(json.dumps(message) + "\n")
+    sys.stdout.flush()
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Open the log that the arguments name and obey, until the input ends."""
+    _role, url = arguments
+    log = open_log(url)
+    try:
+        _say({"ready": True})
+        for line in sys.stdin:
+            for answer in _answers(log, json.loads(line)):
+                _say(answer)
+    finally:
+        log.close()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
