@@ -1,1 +1,33 @@
-"""Database change notifications: objects with versions in a database, and everyone who follows them."""
+"""Database change notifications: objects with versions in a database, and everyone who follows them.
+
+    from nb_api import LocalCache, NbApi
+
+    nb = NbApi.open(config_files=["etc/heliograph.conf"])
+    nb.create("port", "p1", {"up": False}, topic="tenant-7")
+    with LocalCache(nb, tables=["port"], topics=["tenant-7/#"]) as cache:
+        cache.wait_synced(timeout_s=10)
+        for change in cache.changes():
+            ...
+
+The contract of a database driver is in `nb_api.db_api`, errors are in `nb_api.errors`.
+"""
+
+from nb_api.api import NbApi, NbStatistics
+from nb_api.cache_changes import CacheChange, Created, Deleted, Resynced, Updated
+from nb_api.db_api import Change, DbApi, DbObject, Write
+from nb_api.transaction import Transaction
+
+__all__ = [
+    "CacheChange",
+    "Change",
+    "Created",
+    "DbApi",
+    "DbObject",
+    "Deleted",
+    "NbApi",
+    "NbStatistics",
+    "Resynced",
+    "Transaction",
+    "Updated",
+    "Write",
+]

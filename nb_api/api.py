@@ -1,0 +1,311 @@
+"""NbApi: what a program writes and reads objects with, so that everybody who follows them is told.
+
+A write is one transaction of the database: the object with its new version and a row in the outbox.  Then it is
+published, by a thread of its own, and taken out of the outbox.  Without a bus (``[pubsub] enable_df_pub_sub`` false,
+the default) there is no outbox either: controllers follow the database's own feed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import random
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from types import TracebackType
+from typing import Any
+
+import msgspec
+from oslo_config import cfg
+
+from nb_api import checks, config, notify_config
+from nb_api.db_api import Action, Change, DbApi, DbObject, Write
+from nb_api.errors import ObjectExists, ObjectNotFound, VersionConflict
+from nb_api.handover import Committed, Handover, HandoverCounters
+from nb_api.loading import build_db
+from nb_api.outbox import OutboxSweeper, SweepCounters
+from nb_api.publishing import ChangePublisher, change_publisher, uses_service
+from nb_api.transaction import Transaction
+from pubsub_api import Session, forking
+from pubsub_api import open as open_session
+from pubsub_api.config import GROUP, check_group, new_conf
+from pubsub_api.core.frame import FRAME_OVERHEAD_BYTES_MAX
+from pubsub_api.errors import InvalidConfig, UsageError
+
+_CONFLICT_PAUSE_S = 0.002
+_ENVELOPE_BYTES = 4096
+"""What an event takes beyond its value, in the worst case: names of 255 characters and the frame around it."""
+
+
+@dataclasses.dataclass(frozen=True)
+class NbStatistics:
+    """Counters of this process since its `NbApi` was opened, or since the fork."""
+
+    writes: int
+    """Transactions committed."""
+    unchanged: int
+    """Updates that changed nothing, and so wrote and told nothing."""
+    conflicts: int
+    """Updates tried again because somebody else was faster."""
+    handover: HandoverCounters
+    sweeper: SweepCounters
+
+
+class NbApi:
+    """Objects in a database, with notifications.  Every method may be called from any thread; made by `NbApi.open`.
+
+    Fork-safe: a child opens connections and a publisher of its own when it first needs them.  All methods raise
+    DbUnavailable after a bounded time when the database cannot be reached; whether a write happened is then not known,
+    but if it did, it will be published.
+    """
+
+    def __init__(self, conf: cfg.ConfigOpts, db: DbApi, session: Session | None) -> None:
+        """``session`` None: there is no bus.  Takes both over and closes them."""
+        self._conf = conf
+        self._db = db
+        self._session = session
+        self._attempts_max: int = conf[config.GROUP].update_attempts_max
+        self._publisher: ChangePublisher | None = None
+        self._handover: Handover | None = None
+        self._sweeper: OutboxSweeper | None = None
+        if session is not None:
+            self._publisher = change_publisher(session)
+            self._handover = Handover(db, self._publisher, conf)
+            self._sweeper = OutboxSweeper(db, self._publisher, conf, in_hand=self._handover.in_hand)
+        self._sweeps = session is not None and conf[config.GROUP].sweep_outbox and not uses_service(session)
+        self._reset()
+        forking.register(self)
+
+    def _reset(self) -> None:
+        self._lock = threading.Lock()
+        self._stop = threading.Event()
+        self._sweep_thread: threading.Thread | None = None
+        self._writes = self._unchanged = self._conflicts = 0
+
+    def after_fork_in_child(self) -> None:
+        forking.set_aside((self._sweep_thread, self._stop))
+        self._reset()
+
+    @classmethod
+    def open(
+        cls,
+        *,
+        config_files: Iterable[str | os.PathLike[str]] | None = None,
+        conf: cfg.ConfigOpts | None = None,
+        url: str | None = None,
+    ) -> NbApi:
+        """Connect to the database that the configuration names, or to ``url``.  Close it when done.
+
+        ``conf`` may be any parsed oslo.config object: what it lacks is registered on it.  Opens no link to a bus; that
+        happens with the first write.  Raises InvalidConfig, DbUnavailable, and what loading a driver raises.
+        """
+        if conf is not None and config_files is not None:
+            raise UsageError("give config_files or conf, not both")
+        conf = new_conf(config_files or ()) if conf is None else conf
+        notify_config.register(conf)
+        session = open_session(conf=conf) if conf[GROUP].enable_df_pub_sub else None
+        db = build_db(url, conf, with_outbox=session is not None)
+        try:
+            _check(conf, has_bus=session is not None)
+            db.initialize()
+            return cls(conf, db, session)
+        except BaseException:
+            db.close()
+            if session is not None:
+                session.close()
+            raise
+
+    # -- writing
+
+    def create(self, table: str, key: str, value: Any, *, topic: str) -> int:
+        """Add an object; returns its version.  Raises ObjectExists, InvalidObject, InvalidTopic, LimitReached."""
+        version = self._db.create(table, key, value, topic=topic)
+        self._committed_one(version, "create", table, key, topic, value)
+        return version
+
+    def update(
+        self,
+        table: str,
+        key: str,
+        value: Any | Callable[[Any], Any],
+        *,
+        topic: str | None = None,
+        expected_version: int | None = None,
+    ) -> int:
+        """Give an object a new value; returns its version.  ``topic`` None keeps the topic.
+
+        ``value`` may be a function from the present value to the new one.  It is called again when somebody else
+        changed the object meanwhile, so that no update is lost; at most ``[db] update_attempts_max`` times.  With
+        ``expected_version`` there is one attempt.  An update that changes neither value nor topic writes nothing and
+        tells nobody; the present version is returned.
+
+        Raises ObjectNotFound, VersionConflict, InvalidObject, InvalidTopic, LimitReached, and what the function raises.
+        """
+        for attempt in range(self._attempts_max):
+            try:
+                return self._update_once(table, key, value, topic, expected_version)
+            except VersionConflict:
+                if expected_version is not None or attempt == self._attempts_max - 1:
+                    raise
+                self._conflicts += 1
+                time.sleep(random.uniform(0, _CONFLICT_PAUSE_S) * min(attempt, 10))
+        raise AssertionError("update_attempts_max is at least 1")
+
+    def _update_once(self, table: str, key: str, value: Any, topic: str | None, expected_version: int | None) -> int:
+        found = self._db.get(table, key)
+        if expected_version not in (None, found.version):
+            raise VersionConflict(f"{table} {key!r} has version {found.version}, not {expected_version} as expected")
+        bytes_max = self._conf[config.GROUP].value_bytes_max
+        # Before the function is called, which may change what it is given.  And as bytes, because 1 == True.
+        before = checks.encode_value(found.value, bytes_max=bytes_max)
+        wanted = value(found.value) if callable(value) else value
+        goal = found.topic if topic is None else topic
+        if checks.encode_value(wanted, bytes_max=bytes_max) == before and goal == found.topic:
+            self._unchanged += 1
+            return found.version
+        version = self._db.set(table, key, wanted, topic=goal, expected_version=found.version)
+        self._committed_one(version, "set", table, key, goal, wanted, None if goal == found.topic else found.topic)
+        return version
+
+    def delete(self, table: str, key: str, *, expected_version: int | None = None) -> int:
+        """Remove an object; returns the version of its tombstone.  Raises ObjectNotFound, VersionConflict.  A delete
+        that is refused tells nobody."""
+        version = self._db.delete(table, key, expected_version=expected_version)
+        self._committed([version], None)
+        return version
+
+    def put(self, table: str, key: str, value: Any, *, topic: str) -> int:
+        """Create the object, or update it when it exists; returns its version.  Raises as both."""
+        while True:
+            try:
+                return self.create(table, key, value, topic=topic)
+            except ObjectExists:
+                with contextlib.suppress(ObjectNotFound):  # deleted in between: once more
+                    return self.update(table, key, value, topic=topic)
+
+    def transaction(self) -> Transaction:
+        """``with nb.transaction() as txn:`` collects writes that happen all or not at all, and are told together."""
+        return Transaction(self._apply)
+
+    def _apply(self, writes: Sequence[Write]) -> list[int]:
+        versions = self._db.apply(writes)
+        if versions:
+            self._committed(versions, None)
+        return versions
+
+    def allocate(self, name: str) -> int:
+        """The next number, from 1, of the named counter: never the same twice, not even after a crash."""
+        return self._db.allocate(name)
+
+    def _committed_one(
+        self, version: int, action: Action, table: str, key: str, topic: str, value: Any, left_topic: str | None = None
+    ) -> None:
+        if self._handover is None:
+            self._writes += 1
+            return
+        # As bytes: the caller may change the value before it is sent.
+        encoded = msgspec.Raw(checks.encode_value(value, bytes_max=self._conf[config.GROUP].value_bytes_max))
+        self._committed([version], [Change(version, action, table, key, topic, encoded, left_topic)])
+
+    def _committed(self, versions: Sequence[int], changes: Sequence[Change] | None) -> None:
+        self._writes += 1
+        if self._handover is not None:
+            self._handover.put(Committed(versions, changes))
+            if self._sweeps and self._sweep_thread is None:
+                self._start_sweeping()
+
+    def _start_sweeping(self) -> None:
+        assert self._sweeper is not None
+        with self._lock:
+            if self._sweep_thread is None:
+                self._sweep_thread = threading.Thread(
+                    target=self._sweeper.run, args=(self._stop,), name="heliograph-sweeper", daemon=True
+                )
+                self._sweep_thread.start()
+
+    # -- reading
+
+    def get(self, table: str, key: str) -> DbObject:
+        """Raises ObjectNotFound."""
+        return self._db.get(table, key)
+
+    def get_all(self, table: str, *, topics: Sequence[str] | None = None) -> list[DbObject]:
+        """The objects of a table whose topic any of the filters selects, by key; as of one moment."""
+        with self._db.snapshot([table], topics) as snapshot:
+            return sorted(snapshot, key=lambda found: found.key)
+
+    # -- the rest
+
+    @property
+    def conf(self) -> cfg.ConfigOpts:
+        return self._conf
+
+    @property
+    def db(self) -> DbApi:
+        """The database itself.  What is written to it directly is told to nobody before it is swept."""
+        return self._db
+
+    @property
+    def session(self) -> Session | None:
+        """The session on the bus, None when there is none."""
+        return self._session
+
+    @property
+    def publisher(self) -> ChangePublisher | None:
+        """Where changes are published; None when there is no bus."""
+        return self._publisher
+
+    def flush(self, *, timeout_s: float) -> None:
+        """Return when everything this process has written is published and out of the outbox.  Raises WaitTimeout."""
+        if self._handover is not None:
+            self._handover.flush(timeout_s=timeout_s)
+
+    def statistics(self) -> NbStatistics:
+        return NbStatistics(
+            self._writes,
+            self._unchanged,
+            self._conflicts,
+            dataclasses.replace(self._handover.counters) if self._handover else HandoverCounters(),
+            dataclasses.replace(self._sweeper.counters) if self._sweeper else SweepCounters(),
+        )
+
+    def close(self) -> None:
+        """Publish what waits, for at most ``[db] publish_timeout``, and release everything.  Idempotent."""
+        self._stop.set()
+        if self._handover is not None:
+            self._handover.close()
+        if self._sweep_thread is not None:
+            self._sweep_thread.join()
+        if self._publisher is not None:
+            self._publisher.close()
+        if self._session is not None:
+            self._session.close()
+        self._db.close()
+
+    def __enter__(self) -> NbApi:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _check(conf: cfg.ConfigOpts, *, has_bus: bool) -> None:
+    """Refuse what would fail later, one write at a time.  Raises InvalidConfig."""
+    check_group(conf, config.GROUP, notify_config.NOTIFY_OPTIONS)
+    check_group(conf, notify_config.CACHE_GROUP, notify_config.CACHE_OPTIONS)
+    options = conf[config.GROUP]
+    room = conf[GROUP].frame_bytes_max - 2 * FRAME_OVERHEAD_BYTES_MAX - _ENVELOPE_BYTES
+    if has_bus and options.value_bytes_max > room:
+        raise InvalidConfig(
+            f"[db] value_bytes_max = {options.value_bytes_max} is more than an event can carry with [pubsub] "
+            f"frame_bytes_max = {conf[GROUP].frame_bytes_max}: at most {room}"
+        )
+    if options.outbox_age < 2 * options.confirm_interval:
+        raise InvalidConfig(
+            f"[db] outbox_age = {options.outbox_age} s is less than twice confirm_interval = "
+            f"{options.confirm_interval} s: what is on its way would be published twice"
+        )

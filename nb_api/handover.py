@@ -1,0 +1,241 @@
+"""From the commit to the bus, off the writers' path: one thread publishes what the process commits and confirms it.
+
+A writer only puts what it committed into a bounded queue.  The thread publishes all that waits, together.  Now and then
+it waits until everything has left this process's responsibility, and takes it out of the outbox in one transaction.
+Whatever goes wrong, the change is still in the outbox, and the sweeper publishes it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Sequence
+
+from oslo_config import cfg
+
+from nb_api.config import GROUP
+from nb_api.db_api import Change, DbApi
+from nb_api.publishing import ChangePublisher
+from pubsub_api import forking
+from pubsub_api.errors import HeliographError, WaitTimeout
+
+LOG = logging.getLogger(__name__)
+
+
+@dataclasses.dataclass(frozen=True)
+class Committed:
+    """What one transaction committed.  ``changes`` None: only the revisions are known, and the feed tells the rest."""
+
+    revisions: Sequence[int]
+    changes: Sequence[Change] | None = None
+
+
+@dataclasses.dataclass
+class HandoverCounters:
+    committed: int = 0
+    """Changes that this process committed."""
+    published: int = 0
+    """Of these, handed to the publisher."""
+    confirmed: int = 0
+    """Of these, taken out of the outbox."""
+    left: int = 0
+    """Changes left to the sweeper, because the bus or the queue did not take them."""
+    failures: int = 0
+    """How often publishing or confirming failed."""
+    waits: int = 0
+    """How often a writer waited because the queue was full."""
+
+
+class Handover:
+    """Every method may be called from any thread.  A forked child begins with an empty queue; the parent's is the
+    parent's."""
+
+    def __init__(self, db: DbApi, publisher: ChangePublisher, conf: cfg.ConfigOpts) -> None:
+        options = conf[GROUP]
+        self._db = db
+        self._publisher = publisher
+        self._queue_max: int = options.publish_queue_max
+        self._batch_max: int = options.sweep_batch
+        self._timeout_s: float = options.publish_timeout
+        self._interval_s: float = options.confirm_interval
+        self.counters = HandoverCounters()
+        self._is_closed = False
+        self._start_afresh()
+        forking.register(self)
+
+    def _start_afresh(self) -> None:
+        self._changed = threading.Condition()
+        self._queue: deque[Committed] = deque()
+        self._queued = 0
+        self._in_work: list[int] = []
+        self._unconfirmed: deque[int] = deque()
+        self._last_confirmed = 0.0
+        self._is_hurried = False
+        self._is_asleep = False
+        self._failure: HeliographError | None = None
+        self._thread: threading.Thread | None = None
+
+    def after_fork_in_child(self) -> None:
+        forking.set_aside((self._changed, self._thread))
+        self.counters = HandoverCounters()
+        self._start_afresh()
+
+    # -- what writers call
+
+    def put(self, committed: Committed) -> None:
+        """Have it published.  Blocks while the queue is full, at most ``[db] publish_timeout``; never raises."""
+        with self._changed:
+            self.counters.committed += len(committed.revisions)
+            if self._queued >= self._queue_max and not self._wait_for_room():
+                self._leave(len(committed.revisions))
+                return
+            self._queue.append(committed)
+            self._queued += len(committed.revisions)
+            if self._thread is None and not self._is_closed:
+                self._thread = threading.Thread(target=self._run, name="heliograph-handover", daemon=True)
+                self._thread.start()
+            elif self._is_asleep:
+                self._changed.notify_all()
+
+    def _wait_for_room(self) -> bool:
+        self.counters.waits += 1
+        return self._changed.wait_for(lambda: self._queued < self._queue_max, self._timeout_s)
+
+    def flush(self, *, timeout_s: float) -> None:
+        """Return when everything committed before is published and out of the outbox, or left to the sweeper.
+
+        Raises WaitTimeout, with the last failure when there was one.
+        """
+        with self._changed:
+            goal = self.counters.committed
+            self._is_hurried = True
+            self._changed.notify_all()
+            if not self._changed.wait_for(lambda: self._settled() >= goal, timeout_s):
+                why = f": {self._failure}" if self._failure else ""
+                raise WaitTimeout(
+                    f"{goal - self._settled()} changes are stored and not confirmed as published after {timeout_s} s"
+                    f"{why}. They stay in the outbox"
+                ) from self._failure
+
+    def _settled(self) -> int:
+        return self.counters.confirmed + self.counters.left
+
+    def in_hand(self) -> set[int]:
+        """Revisions that are on their way: nobody needs to sweep them."""
+        with self._changed:
+            waiting = [revision for committed in self._queue for revision in committed.revisions]
+            return {*waiting, *self._in_work, *self._unconfirmed}
+
+    def close(self) -> None:
+        """Publish and confirm what waits, for at most ``[db] publish_timeout``, and end the thread.  Idempotent."""
+        with self._changed:
+            self._is_closed = True
+            self._changed.notify_all()
+            thread = self._thread
+        if thread is not None and thread is not threading.current_thread():
+            thread.join(2 * self._timeout_s)
+            rest = len(self.in_hand())
+            if rest:
+                LOG.warning("Handover: %d changes could not be published before the end; the outbox has them.", rest)
+
+    # -- the thread
+
+    def _run(self) -> None:
+        deadline: float | None = None
+        while True:
+            batch = self._take()
+            if batch:
+                self._publish(batch)
+            if self._is_confirmation_due():
+                self._confirm()
+            if self._is_closed and not self._queue:
+                deadline = deadline or time.monotonic() + self._timeout_s
+                if not self._unconfirmed or time.monotonic() > deadline:
+                    return
+
+    def _take(self) -> list[Committed]:
+        """All that waits, up to a batch.  Blocks while there is nothing to do."""
+        with self._changed:
+            if not self._queue and not self._is_confirmation_due():
+                self._is_asleep = True
+                rest = self._last_confirmed + self._interval_s - time.monotonic() if self._unconfirmed else None
+                if not self._is_closed and (rest is None or rest > 0):
+                    self._changed.wait(rest)
+                self._is_asleep = False
+            batch: list[Committed] = []
+            self._in_work = []
+            while self._queue and len(self._in_work) < self._batch_max:
+                batch.append(self._queue.popleft())
+                self._in_work += batch[-1].revisions
+            self._queued -= len(self._in_work)
+            if batch:
+                self._changed.notify_all()
+            return batch
+
+    def _publish(self, batch: Sequence[Committed]) -> None:
+        try:
+            changes = [change for committed in batch for change in self._resolve(committed)]
+            self._publisher.publish(changes)
+        except HeliographError as error:
+            self._failed("published", error)
+            with self._changed:
+                self._leave(len(self._in_work))
+                self._in_work = []
+            return
+        with self._changed:
+            published = [change.revision for change in changes]
+            self.counters.published += len(published)
+            self._unconfirmed.extend(published)
+            self._leave(len(self._in_work) - len(published))
+            self._in_work = []
+            for _ in range(len(self._unconfirmed) - self._queue_max):
+                self._unconfirmed.popleft()
+                self._leave(1)
+
+    def _resolve(self, committed: Committed) -> Sequence[Change]:
+        """The changes of a transaction; the feed shows nothing of anybody else between them."""
+        if committed.changes is not None:
+            return committed.changes
+        revisions = set(committed.revisions)
+        found = self._db.changes(min(revisions) - 1, limit=len(revisions))
+        return [change for change in found if change.revision in revisions]
+
+    def _is_confirmation_due(self) -> bool:
+        if not self._unconfirmed:
+            self._is_hurried = self._is_hurried and bool(self._queue)
+            return False
+        is_time = time.monotonic() >= self._last_confirmed + self._interval_s
+        return is_time or ((self._is_hurried or self._is_closed) and not self._queue)
+
+    def _confirm(self) -> None:
+        """Wait until the changes are out of our hands, then take them out of the outbox."""
+        revisions = list(self._unconfirmed)
+        try:
+            self._publisher.flush(timeout_s=self._timeout_s)
+            for start in range(0, len(revisions), self._batch_max):
+                self._db.mark_published(revisions[start : start + self._batch_max])
+        except HeliographError as error:
+            self._failed("confirmed", error)
+        else:
+            with self._changed:
+                for _ in revisions:
+                    self._unconfirmed.popleft()
+                self.counters.confirmed += len(revisions)
+                if self._failure is not None:
+                    LOG.info("Handover: changes are published again.")
+                self._failure = None
+                self._changed.notify_all()
+        self._last_confirmed = time.monotonic()
+
+    def _leave(self, count: int) -> None:
+        self.counters.left += count
+        self._changed.notify_all()
+
+    def _failed(self, what: str, error: HeliographError) -> None:
+        self.counters.failures += 1
+        if self._failure is None:
+            LOG.warning("Handover: changes could not be %s: %s. The outbox has them.", what, error)
+        self._failure = error

@@ -1,0 +1,99 @@
+"""Telling the bus what was committed: through a publisher of this process, or through the publisher service.
+
+Connect-based drivers let every process publish.  With a bind-based driver one process per host owns the address, so
+with ``[pubsub] pub_sub_use_multiproc`` the changes go through the publisher service of the host, found by the entry
+point that ``[pubsub] pub_sub_multiproc_driver`` names.
+"""
+
+from __future__ import annotations
+
+import abc
+import itertools
+import threading
+from collections.abc import Callable, Sequence
+
+from nb_api.db_api import Change
+from nb_api.events import events_of
+from pubsub_api import Publisher, Session, forking, multiproc
+from pubsub_api.config import GROUP
+from pubsub_api.multiproc import WorkerPublisherApi
+
+
+class ChangePublisher(abc.ABC):
+    """Takes changes and sees to it that they are told.  Every method may be called from any thread.
+
+    Fork-safe: a child's copy has handles of its own, made at its first change.
+    """
+
+    @abc.abstractmethod
+    def publish(self, changes: Sequence[Change]) -> None:
+        """Send the changes, in order, without waiting for anybody.  May block for a bounded time while too much is
+        waiting.  Raises HeliographError: which of them were sent is then not known."""
+
+    @abc.abstractmethod
+    def flush(self, *, timeout_s: float) -> None:
+        """Return when everything published before has left this process's responsibility, so that its death does not
+        lose it.  Raises WaitTimeout, TransportUnavailable."""
+
+    @abc.abstractmethod
+    def close(self) -> None:
+        """Send what is pending, for a bounded time, and release everything.  Idempotent."""
+
+
+class DirectPublisher(ChangePublisher):
+    """A publisher of this process, made by ``make`` when it is first needed and closed with this object."""
+
+    def __init__(self, make: Callable[[], Publisher]) -> None:
+        self._make = make
+        self._lock = threading.Lock()
+        self._publisher: Publisher | None = None
+        forking.register(self)
+
+    def after_fork_in_child(self) -> None:
+        self._lock = threading.Lock()
+
+    @property
+    def publisher(self) -> Publisher:
+        """Raises AddressInUse on a bind-based driver whose address is taken."""
+        with self._lock:
+            if self._publisher is None:
+                self._publisher = self._make()
+            return self._publisher
+
+    def publish(self, changes: Sequence[Change]) -> None:
+        self.publisher.send_events(itertools.chain.from_iterable(map(events_of, changes)))
+
+    def flush(self, *, timeout_s: float) -> None:
+        self.publisher.flush(timeout_s=timeout_s)
+
+    def close(self) -> None:
+        if self._publisher is not None:
+            self._publisher.close()
+
+
+class ServicePublisher(ChangePublisher):
+    """The hop to the publisher service of this host: numbered, acknowledged, bounded."""
+
+    def __init__(self, worker: WorkerPublisherApi) -> None:
+        self._worker = worker
+
+    def publish(self, changes: Sequence[Change]) -> None:
+        self._worker.send_events(itertools.chain.from_iterable(map(events_of, changes)))
+
+    def flush(self, *, timeout_s: float) -> None:
+        self._worker.flush(timeout_s=timeout_s)
+
+    def close(self) -> None:
+        self._worker.close()
+
+
+def uses_service(session: Session) -> bool:
+    """Whether the processes of this host publish through the publisher service."""
+    return bool(session.conf[GROUP].pub_sub_use_multiproc) and session.capabilities.bind_based
+
+
+def change_publisher(session: Session) -> ChangePublisher:
+    """The publisher that the configuration asks for.  Opens nothing yet.  Raises DriverNotFound, InvalidConfig."""
+    if uses_service(session):
+        return ServicePublisher(multiproc.worker_publisher(session.conf))
+    return DirectPublisher(session.publisher)

@@ -1,0 +1,59 @@
+"""Several writes, one commit, one batch of notifications."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from types import TracebackType
+from typing import Any
+
+from nb_api.db_api import Write
+from pubsub_api.errors import UsageError
+
+
+class Transaction:
+    """Collects writes and commits them when its ``with`` block ends without an exception; made by `NbApi.transaction`.
+
+    Nothing is read and nothing is written before that, so a conflict shows at the end of the block: the error names the
+    write by its ``position``, and nothing was changed.  A write is done as it is given, also when it changes nothing.
+    An object may be written once.  Not for several threads.
+    """
+
+    def __init__(self, commit: Callable[[Sequence[Write]], list[int]]) -> None:
+        self._commit = commit
+        self._writes: list[Write] = []
+        self._versions: list[int] | None = None
+
+    def create(self, table: str, key: str, value: Any, *, topic: str) -> None:
+        """Add an object.  At the end: ObjectExists."""
+        self._add(Write("create", table, key, value, topic))
+
+    def update(
+        self, table: str, key: str, value: Any, *, topic: str | None = None, expected_version: int | None = None
+    ) -> None:
+        """Replace a value; ``topic`` None keeps the topic.  At the end: ObjectNotFound, VersionConflict."""
+        self._add(Write("set", table, key, value, topic, expected_version))
+
+    def delete(self, table: str, key: str, *, expected_version: int | None = None) -> None:
+        """Remove an object.  At the end: ObjectNotFound, VersionConflict."""
+        self._add(Write("delete", table, key, expected_version=expected_version))
+
+    @property
+    def versions(self) -> list[int]:
+        """The versions of the writes, in their order, once they are committed.  Raises UsageError before."""
+        if self._versions is None:
+            raise UsageError("the versions are known when the transaction is committed: after its with block")
+        return list(self._versions)
+
+    def _add(self, write: Write) -> None:
+        if self._versions is not None:
+            raise UsageError("the transaction is over: begin another one")
+        self._writes.append(write)
+
+    def __enter__(self) -> Transaction:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is None:
+            self._versions = self._commit(self._writes)

@@ -1,0 +1,367 @@
+"""The state of a local cache: any interleaving of events, repeats, snapshots and deltas ends equal to the database."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import hypothesis.strategies as st
+import pytest
+from hypothesis import settings
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from nb_api.cache_changes import Created, Deleted, Difference, Updated
+from nb_api.cache_core import CacheCore, Merge
+from nb_api.db_api import Change, DbObject
+from nb_api.events import events_of
+from pubsub_api import Event
+from pubsub_api.core.topics import FilterSet
+
+
+@dataclasses.dataclass
+class Database:
+    """A database in the plainest way: all that ever happened, in order."""
+
+    changes: list[Change] = dataclasses.field(default_factory=list)
+    objects: dict[tuple[str, str], DbObject] = dataclasses.field(default_factory=dict)
+
+    @property
+    def revision(self) -> int:
+        return self.changes[-1].revision if self.changes else 0
+
+    def write(self, table: str, key: str, topic: str, value: Any, *, is_delete: bool) -> Change | None:
+        before = self.objects.get((table, key))
+        revision = self.revision + 1
+        if is_delete and before is None:
+            return None
+        if is_delete:
+            del self.objects[table, key]
+            change = Change(revision, "delete", table, key, before.topic)  # type: ignore[union-attr]
+        else:
+            self.objects[table, key] = DbObject(table, key, topic, value, revision)
+            left = before.topic if before is not None and before.topic != topic else None
+            change = Change(revision, "create" if before is None else "set", table, key, topic, value, left)
+        self.changes.append(change)
+        return change
+
+    def rows(self, filters: FilterSet, tables: frozenset[str]) -> list[DbObject]:
+        return [row for row in self.objects.values() if filters.match(row.topic) and row.table in tables]
+
+
+def held(core: CacheCore) -> list[DbObject]:
+    return [found for table in sorted(core.tables) for found in core.find_all(table)]
+
+
+def expected(db: Database, core: CacheCore, tables: frozenset[str]) -> list[DbObject]:
+    return sorted(db.rows(core.filters, tables), key=lambda row: (row.table, row.key))
+
+
+class Copy:
+    """What somebody who hears only the differences believes."""
+
+    def __init__(self) -> None:
+        self.objects: dict[tuple[str, str], DbObject] = {}
+
+    def hear(self, differences: list[Difference]) -> None:
+        for difference in differences:
+            found = difference.object
+            name = (found.table, found.key)
+            if isinstance(difference, Created):
+                assert name not in self.objects
+                self.objects[name] = found
+            elif isinstance(difference, Updated):
+                assert self.objects[name] == difference.before
+                self.objects[name] = found
+            else:
+                assert self.objects.pop(name) == found
+
+
+TABLES = frozenset({"port", "net"})
+ALL_TABLES = ("port", "net", "other")
+TOPICS = ("a/x", "a/y", "b")
+FILTERS = ("a/#", "a/x", "b", "+")
+
+
+class CacheMachine(RuleBasedStateMachine):
+    """Writers, several publishers that lose, repeat and reorder, and a cache that syncs at the worst moments."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.db = Database()
+        self.copy = Copy()
+        self.in_flight: list[Event] = []
+        self.merge: tuple[Merge, list[DbObject]] | None = None
+        self.unloaded: set[str] = set()
+        self.is_loaded = False
+
+    @initialize(tombstones_max=st.sampled_from([1, 2, 100]))
+    def start(self, tombstones_max: int) -> None:
+        self.core = CacheCore(TABLES, ["a/#"], tombstones_max=tombstones_max)
+
+    @rule(
+        table=st.sampled_from(ALL_TABLES), key=st.sampled_from("kl"), topic=st.sampled_from(TOPICS),
+        is_delete=st.booleans(), is_lost=st.booleans(),
+    )  # fmt: skip
+    def write(self, table: str, key: str, topic: str, is_delete: bool, is_lost: bool) -> None:
+        change = self.db.write(table, key, topic, {"n": self.db.revision}, is_delete=is_delete)
+        if change is not None and not is_lost:
+            self.in_flight += events_of(change)
+
+    @rule(data=st.data(), is_kept=st.booleans())
+    def deliver(self, data: st.DataObject, is_kept: bool) -> None:
+        """Any event that was ever published, in any order, as often as chance wills."""
+        wanted = [event for event in self.in_flight if self.core.filters.match(event.topic)]
+        if not wanted:
+            return
+        event = data.draw(st.sampled_from(wanted))
+        if not is_kept:
+            self.in_flight.remove(event)
+        self.copy.hear(self.core.apply([event]))
+
+    @precondition(lambda self: self.merge is None)
+    @rule()
+    def begin_snapshot(self) -> None:
+        self.merge = (self.core.merge(self.db.revision), self.db.rows(self.core.filters, TABLES))
+        self.unloaded_then = set(self.unloaded)
+
+    @precondition(lambda self: self.merge is None and self.is_loaded and self.unloaded)
+    @rule(data=st.data())
+    def begin_scoped_snapshot(self, data: st.DataObject) -> None:
+        scope = data.draw(st.sampled_from(sorted(self.unloaded)))
+        rows = self.db.rows(FilterSet([scope]), TABLES)
+        self.merge = (self.core.merge(self.db.revision, scope=[scope]), rows)
+        self.unloaded_then = {scope}
+
+    @precondition(lambda self: self.merge is not None)
+    @rule(count=st.integers(1, 3))
+    def read_portion(self, count: int) -> None:
+        assert self.merge is not None
+        merge, rows = self.merge
+        self.copy.hear(merge.rows(rows[:count]))
+        self.merge = (merge, rows[count:])
+
+    @precondition(lambda self: self.merge is not None)
+    @rule()
+    def finish_snapshot(self) -> None:
+        assert self.merge is not None
+        merge, rows = self.merge
+        self.copy.hear(merge.rows(rows))
+        self.copy.hear(merge.finish())
+        self.merge = None
+        self.unloaded -= self.unloaded_then
+        self.is_loaded |= merge.scope is None
+
+    @precondition(lambda self: self.merge is not None)
+    @rule()
+    def lose_the_database(self) -> None:
+        assert self.merge is not None
+        self.merge[0].abandon()
+        self.merge = None
+
+    @precondition(lambda self: self.merge is None and self.is_loaded)
+    @rule()
+    def delta(self) -> None:
+        self.copy.hear(self.core.apply_changes(self.db.changes[self.core.position :]))
+        self.core.advance(self.db.revision)
+
+    @rule(topic_filter=st.sampled_from(FILTERS))
+    def add_topic(self, topic_filter: str) -> None:
+        if self.core.add_topic(topic_filter):
+            self.unloaded.add(topic_filter)
+
+    @rule(topic_filter=st.sampled_from(FILTERS))
+    def remove_topic(self, topic_filter: str) -> None:
+        self.copy.hear(self.core.remove_topic(topic_filter))
+        self.unloaded.discard(topic_filter)
+
+    @invariant()
+    def what_was_told_is_what_is_held(self) -> None:
+        assert sorted(self.copy.objects) == [(row.table, row.key) for row in held(self.core)]
+        assert [self.copy.objects[row.table, row.key] for row in held(self.core)] == held(self.core)
+
+    @invariant()
+    def nothing_unfollowed_is_held(self) -> None:
+        assert all(self.core.filters.match(row.topic) and row.table in TABLES for row in held(self.core))
+
+    @invariant()
+    def nothing_is_newer_than_the_database(self) -> None:
+        assert all(row.version <= self.db.revision for row in held(self.core))
+
+    def teardown(self) -> None:
+        """Whatever happened: one delta resync, or a snapshot where there was none, and the cache is right.
+
+        Then everything that was ever published comes once more, and it stays right.
+        """
+        if self.merge is not None:
+            self.finish_snapshot()
+        for scope in sorted(self.unloaded) if self.is_loaded else ():
+            merge = self.core.merge(self.db.revision, scope=[scope])
+            self.copy.hear(merge.rows(self.db.rows(FilterSet([scope]), TABLES)))
+            self.copy.hear(merge.finish())
+        if self.is_loaded:
+            self.delta()
+        else:
+            self.begin_snapshot()
+            self.finish_snapshot()
+        assert held(self.core) == expected(self.db, self.core, TABLES)
+        published = [event for change in self.db.changes for event in events_of(change)]
+        for event in [*published, *reversed(published)]:
+            self.copy.hear(self.core.apply([event]))
+        assert held(self.core) == expected(self.db, self.core, TABLES)
+        self.what_was_told_is_what_is_held()
+
+
+TestAnyInterleaving = CacheMachine.TestCase
+TestAnyInterleaving.settings = settings(max_examples=150, stateful_step_count=40)
+
+
+# -- one behaviour, one test
+
+
+def event(version: int, action: str = "set", *, topic: str = "t", key: str = "k", value: Any = None) -> Event:
+    return Event(topic=topic, table="port", key=key, action=action, value=value, version=version)  # type: ignore[arg-type]
+
+
+def row(version: int, *, topic: str = "t", key: str = "k", value: Any = None) -> DbObject:
+    return DbObject("port", key, topic, value, version)
+
+
+@pytest.fixture
+def core() -> CacheCore:
+    return CacheCore(None, ["t", "u"], tombstones_max=100)
+
+
+def load(core: CacheCore, revision: int, *rows: DbObject, replaces: bool = False) -> list[Difference]:
+    merge = core.merge(revision, replaces=replaces)
+    return merge.rows(rows) + merge.finish()
+
+
+def kinds(differences: list[Difference]) -> list[str]:
+    return [type(difference).__name__ for difference in differences]
+
+
+def test_created_then_updated_then_deleted(core: CacheCore) -> None:
+    assert core.apply([event(1, "create", value=1)]) == [Created(row(1, value=1))]
+    assert core.apply([event(2, value=2)]) == [Updated(row(2, value=2), row(1, value=1))]
+    assert core.apply([event(3, "delete")]) == [Deleted(row(2, value=2), 3)]
+
+
+def test_older_and_equal_versions_are_ignored(core: CacheCore) -> None:
+    core.apply([event(5)])
+    assert core.apply([event(5), event(4), event(4, "delete"), event(5, "delete")]) == []
+    assert core.counters.stale == 4
+
+
+def test_a_delete_of_something_unknown_tells_nothing_and_keeps_the_old_out(core: CacheCore) -> None:
+    assert core.apply([event(9, "delete")]) == []
+    assert core.apply([event(8)]) == []
+    assert kinds(core.apply([event(10)])) == ["Created"]
+
+
+def test_what_is_older_than_the_position_is_old_news(core: CacheCore) -> None:
+    load(core, 20)
+    assert core.apply([event(19)]) == []
+    assert kinds(core.apply([event(21)])) == ["Created"]
+
+
+def test_events_without_a_version_and_of_strangers_are_counted(core: CacheCore) -> None:
+    assert core.apply([event(0), event(3, topic="elsewhere")]) == []
+    assert (core.counters.unversioned, core.counters.unwanted) == (1, 1)
+
+
+def test_a_resync_tells_exactly_the_differences(core: CacheCore) -> None:
+    load(core, 3, row(1, key="same"), row(2, key="changed"), row(3, key="gone"))
+    told = load(core, 9, row(1, key="same"), row(8, key="changed"), row(9, key="new"))
+    assert told == [
+        Updated(row(8, key="changed"), row(2, key="changed")),
+        Created(row(9, key="new")),
+        Deleted(row(3, key="gone"), 9),
+    ]
+
+
+def test_live_events_during_a_snapshot_win_over_it(core: CacheCore) -> None:
+    core.apply([event(1, key="a"), event(2, key="b")])
+    merge = core.merge(5)
+    core.apply([event(6, key="a"), event(7, "delete", key="b"), event(8, key="c"), event(9, "delete", key="d")])
+    merge.rows([row(1, key="a"), row(2, key="b"), row(3, key="d")])
+    merge.finish()
+    assert [(found.key, found.version) for found in held(core)] == [("a", 6), ("c", 8)]
+
+
+@pytest.mark.parametrize("is_delete_first", [True, False])
+def test_a_move_between_followed_topics_is_one_update(core: CacheCore, is_delete_first: bool) -> None:
+    core.apply([event(1)])
+    moved = events_of(Change(2, "set", "port", "k", "u", None, "t"))
+    told = core.apply(moved[::-1] if is_delete_first else moved)
+    assert told == [Updated(row(2, topic="u"), row(1))]
+
+
+def test_a_move_away_is_a_delete_and_a_move_in_is_a_create(core: CacheCore) -> None:
+    core.apply([event(1)])
+    away = events_of(Change(2, "set", "port", "k", "elsewhere", None, "t"))
+    assert kinds(core.apply(away)) == ["Deleted"]
+    assert kinds(core.apply(events_of(Change(3, "set", "port", "k", "t", None, "elsewhere")))) == ["Created"]
+
+
+def test_a_move_into_a_topic_that_is_then_given_up_wants_a_resync(core: CacheCore) -> None:
+    core.apply([event(1)])
+    core.apply(events_of(Change(2, "set", "port", "k", "u", None, "t"))[1:])
+    core.remove_topic("u")
+    assert core.wants_resync
+
+
+def test_forgotten_tombstones_make_old_news_doubtful_until_a_delta() -> None:
+    core = CacheCore(None, ["t"], tombstones_max=4)
+    core.apply([event(number, "delete", key=f"k{number}") for number in range(1, 7)])
+    assert core.wants_resync
+    assert core.tombstones <= 4
+    assert core.apply([event(1, key="x")]) == []
+    assert core.counters.doubtful == 1
+    core.advance(6)
+    assert not core.wants_resync
+    assert core.tombstones == 0
+
+
+def test_a_database_that_went_back_replaces_what_is_held(core: CacheCore) -> None:
+    load(core, 50, row(40, key="kept"), row(45, key="undone", value="new"), row(50, key="never"))
+    told = load(core, 30, row(20, key="kept"), row(30, key="undone", value="old"), replaces=True)
+    assert kinds(told) == ["Updated", "Updated", "Deleted"]
+    assert [(found.key, found.version) for found in held(core)] == [("kept", 20), ("undone", 30)]
+    assert core.newest == core.position == 30
+
+
+def test_an_event_after_the_database_went_back_is_not_undone(core: CacheCore) -> None:
+    load(core, 50, row(50, key="k"))
+    merge = core.merge(10, replaces=True)
+    core.apply([event(51), event(11, key="l")])
+    merge.rows([row(9)])
+    merge.finish()
+    assert [(found.key, found.version) for found in held(core)] == [("k", 51), ("l", 11)]
+
+
+def test_an_absurd_version_shows_as_a_database_that_went_back(core: CacheCore) -> None:
+    load(core, 10, row(10))
+    core.apply([event(2**63 - 1, value="poison")])
+    assert core.newest > 10
+    load(core, 10, row(10), replaces=True)
+    assert held(core) == [row(10)]
+
+
+def test_removing_a_topic_drops_what_no_other_filter_selects() -> None:
+    core = CacheCore(None, ["a/#", "a/x"], tombstones_max=10)
+    core.apply([event(1, topic="a/x", key="k"), event(2, topic="a/y", key="l")])
+    assert core.remove_topic("a/#") == [Deleted(row(2, topic="a/y", key="l"), 2)]
+    assert core.remove_topic("a/#") == []
+
+
+def test_differences_are_only_counted_when_nobody_listens(core: CacheCore) -> None:
+    core.is_telling = False
+    assert load(core, 2, row(1), row(2, key="l")) == []
+    assert core.counters.created == 2
+    assert core.objects == 2
+
+
+def test_names_of_topics_are_kept_once(core: CacheCore) -> None:
+    load(core, 2, row(1, topic="".join("t")), row(2, key="l", topic="".join(["", "t"])))
+    topics = {id(entry.topic) for entry in core.tables["port"].values()}
+    assert len(topics) == 1
