@@ -12,7 +12,6 @@ import email.utils
 import http.client
 import select
 import socket
-import threading
 import time
 from collections.abc import Generator, Iterator
 from typing import Any, TypeVar
@@ -20,9 +19,9 @@ from typing import Any, TypeVar
 import msgspec
 
 from drivers.db.etcd.config import Settings
+from drivers.db.handles import Handles
 from nb_api.errors import DbError, DbUnavailable
-from pubsub_api import forking
-from pubsub_api.errors import Closed, InvalidConfig, LimitReached
+from pubsub_api.errors import InvalidConfig, LimitReached
 
 T = TypeVar("T")
 
@@ -125,6 +124,22 @@ class StoreClock:
         return time.monotonic() + self._offset_s
 
 
+class _Connection(http.client.HTTPConnection):
+    """A connection, made when the first request is sent."""
+
+    def is_usable(self) -> bool:
+        if self.sock is None:
+            return False
+        poller = select.poll()
+        poller.register(self.sock, select.POLLIN)
+        return not poller.poll(0)  # a server that hung up has made it readable
+
+    def cut(self) -> None:
+        if self.sock is not None:
+            with contextlib.suppress(OSError):
+                self.sock.shutdown(socket.SHUT_RDWR)
+
+
 class EtcdClient:
     """The connections of one process.  Every method may be called from any thread.
 
@@ -133,12 +148,15 @@ class EtcdClient:
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
-        self._is_closed = False
-        self._freed = threading.Condition()
-        self._idle: list[http.client.HTTPConnection] = []
-        self._busy: set[http.client.HTTPConnection] = set()
+        self._handles = Handles(
+            lambda: _Connection(settings.host, settings.port),
+            limit=settings.connections_max,
+            idle_max=settings.connections_idle_max,
+            timeout_s=settings.operation_timeout_s,
+        )
+        self.check_open = self._handles.check_open
+        self.close = self._handles.close
         self.clock = StoreClock()
-        forking.register(self)
 
     def call(self, path: str, request: dict[str, Any], answer: type[T]) -> T:
         """One request, one answer."""
@@ -164,32 +182,9 @@ class EtcdClient:
             finally:
                 connection.close()  # the stream has no end of its own
 
-    def check_open(self) -> None:
-        """Raises Closed after `close`."""
-        if self._is_closed:
-            raise Closed("the database is closed")
-
-    def close(self) -> None:
-        """Close what is idle and cut what is busy.  Idempotent."""
-        with self._freed:
-            self._is_closed = True
-            idle, self._idle = self._idle, []
-            for connection in self._busy:
-                if connection.sock is not None:
-                    with contextlib.suppress(OSError):
-                        connection.sock.shutdown(socket.SHUT_RDWR)
-            self._freed.notify_all()
-        for connection in idle:
-            connection.close()
-
-    def after_fork_in_child(self) -> None:
-        forking.set_aside([*self._idle, *self._busy])
-        self._freed = threading.Condition()
-        self._idle, self._busy = [], set()
-
     @contextlib.contextmanager
-    def _connection(self) -> Iterator[http.client.HTTPConnection]:
-        connection = self._take()
+    def _connection(self) -> Iterator[_Connection]:
+        connection = self._handles.acquire()
         is_whole = False
         try:
             yield connection
@@ -202,40 +197,9 @@ class EtcdClient:
             reason = str(error) or type(error).__name__
             raise DbUnavailable(f"{self._settings.address}: {reason}") from error
         finally:
-            self._give_back(connection, is_whole)
+            self._handles.release(connection, is_whole=is_whole and connection.sock is not None)
 
-    def _take(self) -> http.client.HTTPConnection:
-        limit, timeout_s = self._settings.connections_max, self._settings.operation_timeout_s
-        with self._freed:
-            if not self._freed.wait_for(lambda: self._is_closed or len(self._busy) < limit, timeout_s):
-                raise DbUnavailable(f"all {limit} connections of connections_max were busy for {timeout_s:g} s")
-            self.check_open()
-            while self._idle:
-                connection = self._idle.pop()
-                if not _has_input(connection):  # a server that hung up has made it readable
-                    break
-                connection.close()
-            else:
-                connection = http.client.HTTPConnection(self._settings.host, self._settings.port)
-            self._busy.add(connection)
-            return connection
-
-    def _give_back(self, connection: http.client.HTTPConnection, is_whole: bool) -> None:
-        with self._freed:
-            if connection not in self._busy:
-                forking.set_aside(connection)
-                return
-            self._busy.remove(connection)
-            self._freed.notify()
-            has_room = not self._is_closed and len(self._idle) < self._settings.connections_idle_max
-            if is_whole and has_room and connection.sock is not None:
-                self._idle.append(connection)
-                return
-        connection.close()
-
-    def _send(
-        self, connection: http.client.HTTPConnection, path: str, request: dict[str, Any]
-    ) -> http.client.HTTPResponse:
+    def _send(self, connection: _Connection, path: str, request: dict[str, Any]) -> http.client.HTTPResponse:
         if connection.sock is None:
             connection.timeout = self._settings.connect_timeout_s
             connection.connect()
@@ -260,12 +224,6 @@ class EtcdClient:
         return DbUnavailable(message) if refusal.code in _CODES_PASSING else DbError(message)
 
 
-def _has_input(connection: http.client.HTTPConnection) -> bool:
-    poller = select.poll()
-    poller.register(connection.sock, select.POLLIN)
-    return bool(poller.poll(0))
-
-
 def _read_refusal(body: bytes) -> _Refusal:
     """A stream wraps its refusals, a plain call does not, and a proxy in between says what it likes."""
     try:
@@ -275,9 +233,7 @@ def _read_refusal(body: bytes) -> _Refusal:
         return _Refusal(message=body[:200].decode(errors="replace"))
 
 
-def _read_line(
-    connection: http.client.HTTPConnection, response: http.client.HTTPResponse, deadline: float
-) -> bytes | None:
+def _read_line(connection: _Connection, response: http.client.HTTPResponse, deadline: float) -> bytes | None:
     """The next line of a stream, None when the time is over.  Raises OSError when the server ends it."""
     remaining_s = deadline - time.monotonic()
     if remaining_s <= 0:

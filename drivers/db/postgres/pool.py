@@ -1,4 +1,4 @@
-"""Connections to PostgreSQL: kept, lent to one thread at a time, given up when they break, and forgotten after a fork.
+"""Connections to PostgreSQL, and its errors in our words.
 
 psycopg's own pool works with threads, which a fork would lose, and psycopg waits for an answer as long as the server
 lets it.  A server that is stopped or cut off lets it wait for ever, so here every wait for the socket has a deadline.
@@ -11,7 +11,6 @@ import math
 import os
 import select
 import socket
-import threading
 import time
 from collections.abc import Iterator
 from typing import Any, TypeVar
@@ -20,9 +19,9 @@ import psycopg
 from psycopg.abc import PQGen
 from psycopg.pq import TransactionStatus
 
+from drivers.db.handles import Handles
 from drivers.db.postgres.config import Settings
 from nb_api.errors import DbError, DbUnavailable
-from pubsub_api import forking
 from pubsub_api.errors import Closed, HeliographError, InvalidConfig
 
 T = TypeVar("T")
@@ -124,17 +123,15 @@ class Pool:
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
-        self._is_closed = False
-        self._freed = threading.Condition()
-        self._idle: list[Connection] = []
-        self._busy: set[Connection] = set()
-        self._opening = 0
-        forking.register(self)
-
-    def check_open(self) -> None:
-        """Raises Closed after `close`."""
-        if self._is_closed:
-            raise Closed("the database is closed")
+        self._handles = Handles(
+            self._open,
+            limit=settings.connections_max,
+            idle_max=settings.connections_idle_max,
+            timeout_s=settings.operation_timeout_s,
+        )
+        self.check_open = self._handles.check_open
+        self.acquire = self._handles.acquire
+        self.close = self._handles.close
 
     @contextlib.contextmanager
     def connection(self) -> Iterator[Connection]:
@@ -154,80 +151,10 @@ class Pool:
         except psycopg.Error as error:
             raise self._translate(error) from error
 
-    def acquire(self) -> Connection:
-        """A connection that is alive as far as one can tell.  Raises Closed, DbUnavailable, psycopg.Error."""
-        while True:
-            connection = self._take()
-            if connection is None:
-                return self._connect()
-            if connection.is_usable():
-                return connection
-            self.release(connection)
-
     def release(self, connection: Connection) -> None:
-        """Give one back, whatever state it is in.  Does nothing with one that was borrowed before a fork."""
-        with self._freed:
-            if connection not in self._busy:
-                forking.set_aside(connection)
-                return
-            is_whole = not connection.closed and connection.pgconn.transaction_status == TransactionStatus.IDLE
-            is_kept = is_whole and not self._is_closed and len(self._idle) < self._settings.connections_idle_max
-            if is_kept:
-                self._idle.append(connection)
-            self._busy.remove(connection)
-            self._freed.notify()
-        if not is_kept:
-            connection.close()
-
-    def close(self) -> None:
-        """Close what is idle and cut what is busy.  Idempotent."""
-        with self._freed:
-            self._is_closed = True
-            idle, self._idle = self._idle, []
-            for connection in self._busy:
-                connection.cut()
-            self._freed.notify_all()
-        for connection in idle:
-            connection.close()
-
-    def after_fork_in_child(self) -> None:
-        forking.set_aside([*self._idle, *self._busy])
-        self._freed = threading.Condition()
-        self._idle, self._busy, self._opening = [], set(), 0
-
-    def _take(self) -> Connection | None:
-        """An idle connection, now busy, or None and the right to open one."""
-        limit, timeout_s = self._settings.connections_max, self._settings.operation_timeout_s
-
-        def is_free() -> bool:
-            return self._is_closed or bool(self._idle) or len(self._busy) + self._opening < limit
-
-        with self._freed:
-            if not self._freed.wait_for(is_free, timeout_s):
-                raise DbUnavailable(f"all {limit} connections of connections_max were busy for {timeout_s:g} s")
-            self.check_open()
-            if not self._idle:
-                self._opening += 1
-                return None
-            connection = self._idle.pop()
-            self._busy.add(connection)
-            return connection
-
-    def _connect(self) -> Connection:
-        connection = None
-        try:
-            connection = self._open()
-        finally:
-            with self._freed:
-                self._opening -= 1
-                if connection is not None:
-                    self._busy.add(connection)
-                if connection is None or self._is_closed:
-                    self._freed.notify()
-        if self._is_closed:
-            self.release(connection)
-            raise Closed("the database is closed")
-        return connection
+        """Give one back, whatever state it is in."""
+        is_whole = not connection.closed and connection.pgconn.transaction_status == TransactionStatus.IDLE
+        self._handles.release(connection, is_whole=is_whole)
 
     def _open(self) -> Connection:
         settings = self._settings
@@ -251,7 +178,7 @@ class Pool:
         return connection
 
     def _translate(self, error: psycopg.Error) -> HeliographError:
-        if self._is_closed:
+        if self._handles.is_closed:
             return Closed("the database was closed meanwhile")
         state = error.sqlstate or ""
         message = f"{self._settings.address}: {str(error).strip() or type(error).__name__}"
