@@ -1,0 +1,225 @@
+"""Objects and their feed in one Redis server, 6.2 or later, through scripts that run inside of it.
+
+Redis carries out one script at a time, alone and whole, so a transaction is one script (`scripts`): it looks at the
+objects, counts the revision, writes objects, feed and outbox.  The feed is a stream whose entries are identified by
+their revisions, and `wait` is a blocking read of it.  `keys` lists what is stored, `snapshot` tells how a snapshot is
+taken of a store that has none.
+
+What a Redis forgets.  With ``appendfsync always`` what was answered is on disk.  With ``everysec``, the usual choice, a
+server that is killed keeps everything and a machine that fails loses the last second or two; a replica that takes over
+lacks what had not reached it; without an append-only file everything since the last dump is gone.  Then the feed *goes
+back*, and revisions that somebody has seen never happened.  That is always told:
+
+- Every write names the process of the server that it was sent to (``run_id``, asked for when a connection is opened).
+  The first write to another process than wrote last begins a new *run*, whose revisions start above all that the
+  former process can have given: at the server's clock in microseconds, and at least 2**32 further.  So no revision is
+  ever given twice, unless the clock was set back and an old copy was restored as well.
+- First and last revision of every run are kept.  A revision between two runs was given and lost: `changes` and `wait`
+  raise RevisionUnknown for it, not only until the database has come so far again.
+
+Not supported: Redis Cluster, and an eviction policy that may drop keys without an expiry (``allkeys-*``), which is
+refused.  There is no index by topic: a snapshot reads all objects of its tables.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+from urllib.parse import SplitResult
+
+from oslo_config import cfg
+
+from drivers.db.redis import config, scripts
+from drivers.db.redis.keys import Entry, Keys, name_of, read_entry, read_record
+from drivers.db.redis.link import Command, Links, Script
+from drivers.db.redis.snapshot import RedisSnapshot
+from nb_api import checks
+from nb_api.db_api import Change, DbApi, DbObject, Snapshot
+from nb_api.errors import RevisionUnknown
+from nb_api.writes import CheckedWrite, not_found, refusal_error
+from pubsub_api.errors import Closed, InvalidConfig
+
+LOG = logging.getLogger(__name__)
+
+list_opts = config.list_opts
+
+_VERSION_MIN = (6, 2)
+_PORTION = 500
+"""What one command or script removes or reads, so that others are not kept waiting."""
+_AGE_S_MAX = 3e9
+"""More than any clock has seen."""
+
+
+class RedisDb(DbApi):
+    """The driver.  See the module's description."""
+
+    options: ClassVar[Mapping[str, Sequence[cfg.Opt]]] = {config.GROUP: config.OPTIONS}
+
+    def __init__(self, conf: cfg.ConfigOpts, url: SplitResult) -> None:
+        super().__init__(conf, url)
+        self._settings = config.read_settings(conf, url)
+        self._keys = Keys(self._settings.prefix)
+        self._links = Links(self._settings)
+
+    def initialize(self) -> None:
+        with self._links.link() as link:
+            server, memory, persistence = link.server, link.info("memory"), link.info("persistence")
+        address = self._settings.address
+        version = server["redis_version"]
+        if tuple(map(int, version.split(".")[:2])) < _VERSION_MIN:
+            raise InvalidConfig(f"{address} is Redis {version}; Heliograph needs 6.2 or later")
+        if server.get("redis_mode") == "cluster":
+            raise InvalidConfig(f"{address} is part of a Redis Cluster; a database needs a server of its own")
+        policy = memory.get("maxmemory_policy", "")
+        if policy.startswith("allkeys"):
+            raise InvalidConfig(f"{address} drops keys when memory is short (maxmemory-policy {policy}): noeviction")
+        if persistence.get("aof_enabled") != "1":
+            LOG.warning("%s keeps no append-only file: what it holds is lost with the process", address)
+
+    def close(self) -> None:
+        self._links.close()
+
+    # -- objects
+
+    def commit(self, writes: Sequence[CheckedWrite]) -> list[int]:
+        keys = self._keys
+        arguments: list[bytes | str | int] = []
+        for write in writes:
+            expected = "" if write.expected_version is None else write.expected_version
+            name = name_of(write.table, write.key)
+            arguments += (write.action, name, write.topic or "", write.value or b"", expected)
+        with self._links.link() as link:
+            outcome, *found = link.run_script(
+                scripts.COMMIT,
+                (keys.state, keys.runs, keys.objects, keys.names, keys.deleted, keys.deletions, keys.feed, keys.outbox,
+                 keys.snapshots, keys.undo),
+                (link.run, int(self.with_outbox), *arguments),
+            )  # fmt: skip
+        if outcome == b"done":
+            return [int(revision) for revision in found]
+        position, version = found[0] - 1, found[1] if len(found) > 1 else None
+        raise refusal_error(writes, position, outcome.decode(), None if version is None else int(version))
+
+    def get(self, table: str, key: str) -> DbObject:
+        checks.check_object(table, key)
+        name = name_of(table, key)
+        record, deleted = self._links.transaction(
+            ("HGET", self._keys.objects, name), ("HGET", self._keys.deleted, name)
+        )
+        if record is None:
+            raise not_found(table, key, None if deleted is None else int(deleted))
+        version, topic, value = read_record(record)
+        return DbObject(table, key, topic, checks.decode_value(value), version)
+
+    def snapshot(self, tables: Sequence[str] | None = None, topics: Sequence[str] | None = None) -> Snapshot:
+        return RedisSnapshot(self._links, self._keys, self._settings, checks.Selection(tables, topics))
+
+    def allocate(self, name: str) -> int:
+        checks.check_name(name, "counter")
+        return int(self._links.call("HINCRBY", self._keys.counters, name, 1))
+
+    # -- changes
+
+    def revision(self) -> int:
+        return int(self._links.call("HGET", self._keys.state, "revision") or 0)
+
+    def changes(self, after_revision: int, *, limit: int = 1000) -> list[Change]:
+        checks.check_revision(after_revision)
+        checks.check_limit(limit)
+        entries = self._look(after_revision, ("XRANGE", self._keys.feed, after_revision + 1, "+", "COUNT", limit))
+        return [entry.change for entry in entries]
+
+    def wait(self, after_revision: int, *, timeout_s: float) -> bool:
+        checks.check_revision(after_revision)
+        checks.check_not_negative(timeout_s, "timeout_s")
+        deadline = time.monotonic() + timeout_s
+        self._links.check_open()
+        try:
+            while True:
+                if self._look(after_revision, ("XRANGE", self._keys.feed, after_revision + 1, "+", "COUNT", 1)):
+                    return True
+                remaining_s = deadline - time.monotonic()
+                if remaining_s <= 0:
+                    return False
+                self._block(after_revision, remaining_s)
+        except Closed:
+            return False
+
+    def compact(self, *, keep_changes: int, keep_tombstones_s: float) -> int:
+        checks.check_revision(keep_changes, "number of changes to keep")
+        checks.check_not_negative(keep_tombstones_s, "keep_tombstones_s")
+        keys = self._keys
+        self._repeat(scripts.BURY, (keys.deleted, keys.deletions), min(float(keep_tombstones_s), _AGE_S_MAX))
+        return self._repeat(scripts.TRIM, (keys.state, keys.runs, keys.feed, keys.outbox, keys.kept), keep_changes)
+
+    # -- outbox
+
+    def unpublished(self, *, older_than_s: float = 0.0, limit: int = 1000) -> list[Change]:
+        checks.check_not_negative(older_than_s, "older_than_s")
+        checks.check_limit(limit)
+        waiting = self._links.call("ZRANGE", self._keys.outbox, 0, limit - 1)
+        changes: list[Change] = []
+        for start in range(0, len(waiting), _PORTION):
+            now, entries = self._entries(waiting[start : start + _PORTION])
+            # Without an age the clock is not asked, so that one that was set back hides nothing.
+            changes += [entry.change for entry in entries if not older_than_s or entry.time <= now - older_than_s]
+        return changes
+
+    def mark_published(self, revisions: Sequence[int]) -> None:
+        for revision in revisions:
+            checks.check_revision(revision)
+        self._links.check_open()
+        for start in range(0, len(revisions), _PORTION):
+            portion = revisions[start : start + _PORTION]
+            self._links.transaction(
+                ("ZREM", self._keys.outbox, *portion),
+                ("XDEL", self._keys.kept, *(f"{revision}-0" for revision in portion)),
+            )
+
+    # -- inside
+
+    def _look(self, after_revision: int, query: Command) -> list[Entry]:
+        """What the query of the feed finds.  Raises RevisionTooOld, RevisionUnknown."""
+        state, run, found = self._links.transaction(
+            ("HMGET", self._keys.state, "revision", "compacted", "first"),
+            ("ZRANGEBYSCORE", self._keys.runs, after_revision, "+inf", "LIMIT", 0, 1),
+            query,
+        )
+        newest, compacted, first = (int(number or 0) for number in state)
+        checks.check_in_feed(after_revision, compacted=compacted, newest=newest)
+        begin = min([first, *map(int, run)])  # of the run that the revision is in, if it is in one
+        if after_revision != compacted and after_revision < begin - 1:
+            raise RevisionUnknown(
+                f"revision {after_revision} was lost when the server ended; it has begun again at {begin}",
+                newest_revision=newest,
+            )
+        return [read_entry(*entry) for entry in found]
+
+    def _block(self, after_revision: int, timeout_s: float) -> None:
+        """Return when the feed has grown, and at the latest when the server should be asked how it is."""
+        seconds = min(timeout_s, self._settings.operation_timeout_s)
+        with self._links.link() as link:
+            link.call(
+                "XREAD", "COUNT", 1, "BLOCK", math.ceil(seconds * 1000), "STREAMS", self._keys.feed, after_revision,
+                patience_s=seconds,
+            )  # fmt: skip
+
+    def _repeat(self, script: Script, keys: tuple[bytes, ...], bound: float) -> int:
+        total, removed = 0, _PORTION
+        while removed == _PORTION:
+            removed = int(self._links.run_script(script, keys, bound, _PORTION))
+            total += removed
+        return total
+
+    def _entries(self, revisions: Sequence[bytes]) -> tuple[float, list[Entry]]:
+        """The server's clock, and the changes of these revisions that are there, wherever they are."""
+        places = (self._keys.feed, self._keys.kept)
+        queries: list[tuple[Any, ...]] = [
+            ("XRANGE", place, revision, revision) for revision in revisions for place in places
+        ]
+        (seconds, micros), *found = self._links.transaction(("TIME",), *queries)
+        entries = [read_entry(*entry) for part in found for entry in part]
+        return int(seconds) + int(micros) / 1e6, entries

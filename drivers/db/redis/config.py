@@ -1,0 +1,102 @@
+"""The ``[db_redis]`` option group and what a URL adds to it, checked once."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import urllib.parse
+from collections.abc import Sequence
+from typing import Any
+from urllib.parse import SplitResult
+
+from oslo_config import cfg, types
+
+from drivers.pubsub.redis.config import parse_server
+from nb_api import config
+from pubsub_api.errors import InvalidConfig
+
+GROUP = "db_redis"
+
+_PREFIX = re.compile(r"[A-Za-z0-9._-]{1,100}")
+_FORMS = "redis://[user:password@]host:port/db?prefix=name, rediss:// for TLS, or unix:///path/socket?db=0&prefix=name"
+
+OPTIONS: Sequence[cfg.Opt] = (
+    cfg.StrOpt("prefix", default="heliograph",
+               help="Begins every key, and so keeps databases in one Redis apart. ?prefix=name in the URL wins."),
+    cfg.IntOpt("connections_max", default=64, min=2, max=10_000,
+               help="Connections of one process. Every running call and every wait holds one."),
+    cfg.IntOpt("connections_idle_max", default=8, min=0, max=10_000,
+               help="Connections of one process that stay open while nobody uses them."),
+    cfg.Opt("snapshot_idle_timeout", type=types.Float(min=0.05, max=86_400.0), default=60.0,
+            help="How long a snapshot may stand still between two portions. While one is open, the server keeps what "
+                 "is overwritten. Seconds."),
+    cfg.StrOpt("ssl_ca_file", help="PEM file of the authorities that may sign the server's certificate, for rediss://. "
+                                   "Unset: the system's."),
+    cfg.StrOpt("ssl_cert_file", help="PEM file of our own certificate, for a server that asks for one."),
+    cfg.StrOpt("ssl_key_file", help="PEM file of the private key of ssl_cert_file."),
+)  # fmt: skip
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """Everything the driver needs to know."""
+
+    arguments: dict[str, Any] = dataclasses.field(repr=False)
+    """Of redis-py's connection: where and as whom.  May hold a password."""
+    has_tls: bool
+    address: str
+    """The URL without credentials: what errors show."""
+    prefix: bytes
+    connect_timeout_s: float
+    operation_timeout_s: float
+    snapshot_idle_timeout_s: float
+    snapshot_portion: int
+    connections_max: int
+    connections_idle_max: int
+
+
+def read_settings(conf: cfg.ConfigOpts, url: SplitResult) -> Settings:
+    """Translate the groups and the URL.  Raises InvalidConfig, which never shows a password."""
+    own, common = conf[GROUP], conf[config.GROUP]
+    query = dict(urllib.parse.parse_qsl(url.query, keep_blank_values=True))
+    prefix = query.pop("prefix", own.prefix)
+    if not _PREFIX.fullmatch(prefix):
+        raise InvalidConfig(f"{prefix!r} cannot begin keys: it is 1 to 100 letters, digits, dots, dashes, underscores")
+    arguments, address = _unix(url, query) if url.scheme == "unix" else _tcp(url, query)
+    has_tls = url.scheme == "rediss"
+    if has_tls:
+        files = {"ssl_ca_certs": own.ssl_ca_file, "ssl_certfile": own.ssl_cert_file, "ssl_keyfile": own.ssl_key_file}
+        arguments |= files
+    return Settings(
+        arguments=arguments,
+        has_tls=has_tls,
+        address=f"{address} (prefix {prefix})",
+        prefix=prefix.encode(),
+        connect_timeout_s=common.connect_timeout,
+        operation_timeout_s=common.operation_timeout,
+        snapshot_idle_timeout_s=own.snapshot_idle_timeout,
+        snapshot_portion=common.snapshot_portion,
+        connections_max=own.connections_max,
+        connections_idle_max=own.connections_idle_max,
+    )
+
+
+def _tcp(url: SplitResult, query: dict[str, str]) -> tuple[dict[str, Any], str]:
+    if query:
+        raise InvalidConfig(f"{sorted(query)[0]!r} is no option of the URL of a Redis: write {_FORMS}")
+    server = parse_server(url._replace(query="").geturl())
+    names = ("host", "port", "db", "username", "password")
+    return {name: getattr(server, name) for name in names}, server.address
+
+
+def _unix(url: SplitResult, query: dict[str, str]) -> tuple[dict[str, Any], str]:
+    db = query.pop("db", "0")
+    path = urllib.parse.unquote(url.path)
+    if query or url.netloc or url.fragment or not path.strip("/") or not (db.isascii() and db.isdigit()):
+        raise InvalidConfig(f"the URL of a Redis behind a socket cannot be understood: write {_FORMS}")
+    return {"path": path, "db": int(db)}, f"unix://{path}?db={db}"
+
+
+def list_opts() -> list[tuple[str, Sequence[cfg.Opt]]]:
+    """Entry point for oslo-config-generator."""
+    return [(GROUP, OPTIONS)]

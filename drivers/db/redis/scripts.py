@@ -1,0 +1,181 @@
+"""What runs inside of Redis, where one script at a time is carried out, alone and whole.
+
+Lua's numbers are exact up to 2**53, and revisions stay below that until the year 2255.
+"""
+
+from __future__ import annotations
+
+from drivers.db.redis.link import make_script
+
+RUN_STEP = 2**32
+"""More revisions than a server can have lost when it comes back."""
+
+_PRELUDE = """
+local function digits(number) return string.format('%.0f', number) end
+local time = redis.call('TIME')
+local micros = time[1] * 1000000 + time[2]
+local function seconds(after) return string.format('%.6f', micros / 1000000 + after) end
+local now = seconds(0)
+"""
+
+# Snapshots whose readers have not come back in time are forgotten, and with the last one what was kept for them.
+_HAS_SNAPSHOTS = """
+local function has_snapshots(snapshots, undo)
+    if redis.call('EXISTS', snapshots) == 0 then return false end
+    if redis.call('ZREMRANGEBYSCORE', snapshots, '-inf', now) > 0 and redis.call('EXISTS', snapshots) == 0 then
+        redis.call('DEL', undo)
+        return false
+    end
+    return true
+end
+"""
+
+COMMIT = make_script(
+    _PRELUDE
+    + _HAS_SNAPSHOTS
+    + """
+local state, runs, objects, names, deleted, deletions, feed, outbox, snapshots, undo = unpack(KEYS)
+local run, with_outbox = ARGV[1], ARGV[2] == '1'
+local count = (#ARGV - 2) / 5
+local records, topics = {}, {}
+
+for i = 1, count do
+    local at = 5 * i - 2
+    local action, name, expected = ARGV[at], ARGV[at + 1], ARGV[at + 4]
+    local record = redis.call('HGET', objects, name)
+    if record then
+        local version, length = string.match(record, '^(%d+) (%d+) ')
+        local start = #version + #length + 3
+        if action == 'create' then return {'exists', i, version} end
+        if expected ~= '' and expected ~= version then return {'conflict', i, version} end
+        records[i], topics[i] = record, string.sub(record, start, start + length - 1)
+    elseif action ~= 'create' then
+        return {'missing', i, redis.call('HGET', deleted, name)}
+    end
+end
+
+-- Another process of the server than wrote last may have lost the end of the feed.  Its revisions are not given again:
+-- who has seen them must be able to tell.
+if redis.call('HGET', state, 'run') ~= run then
+    local last = tonumber(redis.call('HGET', state, 'revision') or 0)
+    local first = redis.call('HGET', state, 'first')
+    if first then redis.call('ZADD', runs, digits(last), first) end
+    local start = math.max(last + RUN_STEP, micros)
+    redis.call('HSET', state, 'run', run, 'first', digits(start), 'revision', digits(start - 1))
+end
+
+local is_watched = has_snapshots(snapshots, undo)
+local answer = {'done'}
+for i = 1, count do
+    local at = 5 * i - 2
+    local action, name, topic, value = ARGV[at], ARGV[at + 1], ARGV[at + 2], ARGV[at + 3]
+    local old_topic = topics[i]
+    local left = ''
+    if topic == '' then topic = old_topic
+    elseif action == 'set' and topic ~= old_topic then left = old_topic end
+    local revision = digits(redis.call('HINCRBY', state, 'revision', 1))
+    if is_watched and records[i] then
+        redis.call('XADD', undo, revision .. '-0', 'name', name, 'record', records[i])
+    end
+    if action == 'delete' then
+        redis.call('HDEL', objects, name)
+        redis.call('ZREM', names, name)
+        redis.call('HSET', deleted, name, revision)
+        redis.call('ZADD', deletions, now, name)
+    else
+        redis.call('HSET', objects, name, revision .. ' ' .. #topic .. ' ' .. topic .. value)
+        if action == 'create' then
+            redis.call('ZADD', names, 0, name)
+            if redis.call('HDEL', deleted, name) == 1 then redis.call('ZREM', deletions, name) end
+        end
+    end
+    redis.call('XADD', feed, revision .. '-0', 'action', action, 'name', name, 'topic', topic, 'left', left,
+               'time', now, 'value', value)
+    if with_outbox then redis.call('ZADD', outbox, revision, revision) end
+    answer[i + 1] = revision
+end
+return answer
+""".replace("RUN_STEP", str(RUN_STEP))
+)
+
+# ARGV: how many changes to keep, how many to remove at most.  Answers with how many were removed.
+TRIM = make_script(
+    """
+local state, runs, feed, outbox, kept = unpack(KEYS)
+local count = math.min(redis.call('XLEN', feed) - ARGV[1], tonumber(ARGV[2]))
+if count <= 0 then return 0 end
+local last
+for _, entry in ipairs(redis.call('XRANGE', feed, '-', '+', 'COUNT', count)) do
+    last = string.match(entry[1], '^%d+')
+    if redis.call('ZSCORE', outbox, last) then redis.call('XADD', kept, entry[1], unpack(entry[2])) end
+end
+redis.call('XTRIM', feed, 'MINID', '=', last .. '-1')
+redis.call('HSET', state, 'compacted', last)
+redis.call('ZREMRANGEBYSCORE', runs, '-inf', last)
+return count
+"""
+)
+
+# ARGV: the age in seconds, how many to remove at most.  Answers with how many were removed.
+BURY = make_script(
+    _PRELUDE
+    + """
+local deleted, deletions = unpack(KEYS)
+local expired = redis.call('ZRANGEBYSCORE', deletions, '-inf', seconds(-ARGV[1]), 'LIMIT', 0, ARGV[2])
+for _, name in ipairs(expired) do
+    redis.call('HDEL', deleted, name)
+    redis.call('ZREM', deletions, name)
+end
+return #expired
+"""
+)
+
+# ARGV: a name nobody else has, how long it is good for.  Answers with the revision and the name it is known under.
+BEGIN_SNAPSHOT = make_script(
+    _PRELUDE
+    + _HAS_SNAPSHOTS
+    + """
+local state, snapshots, undo = unpack(KEYS)
+has_snapshots(snapshots, undo)
+local revision = redis.call('HGET', state, 'revision') or '0'
+local member = revision .. ' ' .. ARGV[1]
+redis.call('ZADD', snapshots, seconds(ARGV[2]), member)
+return {revision, member}
+"""
+)
+
+# ARGV: the snapshot, how long it is good for now, a range of names, how many.  Answers with the revision, names and
+# records in turn; nothing when the snapshot is forgotten.
+READ_SNAPSHOT = make_script(
+    _PRELUDE
+    + """
+local state, snapshots, objects, names = unpack(KEYS)
+if not redis.call('ZSCORE', snapshots, ARGV[1]) then return false end
+redis.call('ZADD', snapshots, seconds(ARGV[2]), ARGV[1])
+local answer = {redis.call('HGET', state, 'revision') or '0'}
+for _, name in ipairs(redis.call('ZRANGEBYLEX', names, ARGV[3], ARGV[4], 'LIMIT', 0, ARGV[5])) do
+    answer[#answer + 1] = name
+    answer[#answer + 1] = redis.call('HGET', objects, name)
+end
+return answer
+"""
+)
+
+# ARGV: the snapshot.  What was kept for it alone is forgotten.
+END_SNAPSHOT = make_script(
+    """
+local snapshots, undo = unpack(KEYS)
+redis.call('ZREM', snapshots, ARGV[1])
+local oldest
+for _, member in ipairs(redis.call('ZRANGE', snapshots, 0, -1)) do
+    local revision = tonumber(string.match(member, '^%d+'))
+    if not oldest or revision < oldest then oldest = revision end
+end
+if oldest then
+    redis.call('XTRIM', undo, 'MINID', '=', string.format('%.0f', oldest + 1))
+else
+    redis.call('DEL', undo)
+end
+return 1
+"""
+)
