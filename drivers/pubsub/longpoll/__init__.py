@@ -1,0 +1,71 @@
+"""Driver ``longpoll``: every publisher is its own broker and knows its subscribers.  Over gRPC, without a broker.
+
+================ ===================================================================================================
+configuration    ``[longpoll]``, see `drivers.pubsub.longpoll.config`; as a URL ``longpoll://host:port?option=value``
+address          ``longpoll://host:port``: the publisher listens there, subscribers connect
+connection       one per subscriber and publisher, whatever the number of filters; polls, commands and queries share it
+filters          exact, at the publisher: what nobody asked for does not leave it
+queue            a mailbox per subscriber at the publisher, with a policy per topic (`drivers.pubsub.longpoll.mailbox`)
+failure          both sides notice within configured times; who is wrongly taken for dead is told and begins anew
+security         TLS, and certificates of subscribers (``tls``, ``tls_client_auth``)
+================ ===================================================================================================
+
+It is for many exact filters over few connections, and where the publisher must learn that a subscriber died.  It is not
+for thousands of subscribers of the same topics, for which every frame is put into every mailbox.  It does not survive a
+``fork()``: see `drivers.pubsub.longpoll.process`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import ClassVar
+from urllib.parse import SplitResult
+
+from oslo_config import cfg
+
+# gRPC's own handlers for fork() give up when a call is under way, as a poll always is, and then crash the child.  A
+# child that leaves gRPC alone, as `process` sees to, needs none.  gRPC reads this when it is imported.
+os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
+
+from drivers.pubsub.longpoll import config
+from drivers.pubsub.longpoll.config import GROUP, OPTIONS
+from drivers.pubsub.longpoll.publisher import FRAME_BYTES_MAX, LongpollPublisher
+from drivers.pubsub.longpoll.subscriber import LongpollSubscriber
+from pubsub_api.driver import Capabilities, PubSubApi
+
+
+class LongpollPubSub(PubSubApi):
+    """The driver.  See the module's description."""
+
+    options: ClassVar[dict[str, Sequence[cfg.Opt]]] = {GROUP: OPTIONS}
+
+    def __init__(self, conf: cfg.ConfigOpts) -> None:
+        """Read and check the options.  Raises InvalidConfig."""
+        super().__init__(conf)
+        self._settings = config.read_settings(conf)
+
+    @classmethod
+    def configure_from_url(cls, conf: cfg.ConfigOpts, url: SplitResult) -> None:
+        config.configure_from_url(conf, url)
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return Capabilities(
+            bind_based=True,
+            queries=True,
+            native_wildcards=True,
+            frame_bytes_max=FRAME_BYTES_MAX,
+            fork_safe=False,
+            reports=frozenset({"connect", "disconnect", "subscribed"}),
+            security=frozenset({"tls", "mtls"}),
+        )
+
+    def listen_addresses(self) -> list[str]:
+        return list(self._settings.listen_addresses)
+
+    def get_publisher(self) -> LongpollPublisher:
+        return LongpollPublisher(self._settings)
+
+    def get_subscriber(self) -> LongpollSubscriber:
+        return LongpollSubscriber(self._settings)

@@ -1,0 +1,94 @@
+"""gRPC channels and servers as this driver uses them: one connection each, bounded messages, TLS when asked for."""
+
+from __future__ import annotations
+
+import errno
+import socket
+
+import grpc
+from grpc import aio
+
+from drivers.pubsub.longpoll.config import Settings, Tls, check_address, make_address
+from pubsub_api.errors import AddressInUse, InvalidConfig
+
+MESSAGE_BYTES_MAX = 2**31 - 1
+REQUEST_BYTES_MAX = 64 * 1024 * 1024
+"""The largest request to a publisher: a full batch of the longest filters.  A query may be larger, if frames may."""
+KEEPALIVE_TIMEOUT_S = 5.0
+
+
+def open_channel(settings: Settings, address: str) -> aio.Channel:
+    """A connection of its own to a publisher.  Connects when it is first used.  Call it in the event loop."""
+    options = settings.options
+    arguments: list[tuple[str, object]] = [
+        # Channels of a process to the same place would share a connection otherwise.
+        ("grpc.use_local_subchannel_pool", 1),
+        ("grpc.enable_http_proxy", 0),
+        ("grpc.max_receive_message_length", MESSAGE_BYTES_MAX),
+        ("grpc.max_send_message_length", MESSAGE_BYTES_MAX),
+        ("grpc.initial_reconnect_backoff_ms", round(options.retry_min * 1000)),
+        ("grpc.max_reconnect_backoff_ms", round(options.retry_max * 1000)),
+        ("grpc.min_reconnect_backoff_ms", round(options.connect_timeout * 1000)),
+        # Repeating is the core's business: it alone knows what has no second effect.
+        ("grpc.enable_retries", 0),
+    ]
+    target = check_address(address)
+    if settings.tls is None:
+        return aio.insecure_channel(target, options=arguments)
+    if settings.tls.server_name is not None:
+        arguments.append(("grpc.ssl_target_name_override", settings.tls.server_name))
+    credentials = grpc.ssl_channel_credentials(
+        settings.tls.root_ca, settings.tls.connect_private_key, settings.tls.connect_certificate
+    )
+    return aio.secure_channel(target, credentials, options=arguments)
+
+
+def open_server(settings: Settings, handler: grpc.GenericRpcHandler) -> tuple[aio.Server, str]:
+    """A server that owns the configured address, not started, and the address that subscribers should use.
+
+    Call it in the event loop.  Raises AddressInUse and InvalidConfig.
+    """
+    server = aio.server(
+        options=[
+            ("grpc.so_reuseport", 0),  # or two publishers could own one address, each with half of the subscribers
+            ("grpc.max_receive_message_length", max(REQUEST_BYTES_MAX, settings.frame_bytes_max + 1024)),
+            ("grpc.max_send_message_length", MESSAGE_BYTES_MAX),
+            ("grpc.keepalive_time_ms", round(settings.options.poll_interval * 1000)),
+            ("grpc.keepalive_timeout_ms", round(KEEPALIVE_TIMEOUT_S * 1000)),
+        ]
+    )
+    server.add_generic_rpc_handlers((handler,))
+    host = f"[{settings.bind_host}]" if ":" in settings.bind_host else settings.bind_host
+    target = f"{host}:{settings.port}"
+    try:
+        if settings.tls is None:
+            port = server.add_insecure_port(target)
+        else:
+            port = server.add_secure_port(target, _server_credentials(settings.tls))
+    except RuntimeError as error:
+        raise _bind_error(settings, target, error) from error
+    public = settings.public_host if settings.bind_host in ("0.0.0.0", "::") else settings.bind_host
+    return server, make_address(public, port)
+
+
+def _server_credentials(tls: Tls) -> grpc.ServerCredentials:
+    if tls.listen_certificate is None or tls.listen_private_key is None:
+        raise InvalidConfig(
+            "[longpoll] tls needs tls_listen_certificate and tls_listen_private_key where publishers run"
+        )
+    pair = (tls.listen_private_key, tls.listen_certificate)
+    return grpc.ssl_server_credentials([pair], tls.root_ca if tls.client_auth else None, tls.client_auth)
+
+
+def _bind_error(settings: Settings, target: str, error: RuntimeError) -> AddressInUse | InvalidConfig:
+    """gRPC has one error for everything that can go wrong; binding once more tells which it was."""
+    family = socket.AF_INET6 if ":" in settings.bind_host else socket.AF_INET
+    try:
+        with socket.socket(family, socket.SOCK_STREAM) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind((settings.bind_host, settings.port))
+    except OSError as reason:
+        if reason.errno == errno.EADDRINUSE:
+            return AddressInUse(f"{target} is bound by another process; stop it, or choose another publisher_port")
+        return InvalidConfig(f"longpoll cannot listen on {target}: {reason}")
+    return InvalidConfig(f"longpoll cannot listen on {target}: {error}")

@@ -1,0 +1,200 @@
+"""One link of a subscriber to one publisher: does in the event loop what `subscriber_core.LinkCore` decides."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import secrets
+import time
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import grpc
+from grpc import aio
+
+from drivers.pubsub.longpoll import subscriber_core as core
+from drivers.pubsub.longpoll import wire
+from drivers.pubsub.longpoll.channels import open_channel
+from drivers.pubsub.longpoll.config import Settings
+from drivers.pubsub.longpoll.dispatcher import Dispatcher
+from drivers.pubsub.longpoll.wire import SESSION_BYTES, Applied, Batch, Mail
+from pubsub_api.driver import Connected, Disconnected, Subscribed
+from pubsub_api.errors import MalformedFrame
+
+LOG = logging.getLogger(__name__)
+
+_LEAVE_TIMEOUT_S = 1.0
+
+
+class Link:
+    """Every method is called in the loop, but for `is_up` and `counters`, which may be read anywhere."""
+
+    def __init__(self, settings: Settings, address: str, filters: list[str], dispatcher: Dispatcher) -> None:
+        self.address = address
+        self._settings = settings
+        self._dispatcher = dispatcher
+        self._core = core.LinkCore(
+            settings.link,
+            filters,
+            new_session=lambda: secrets.token_bytes(SESSION_BYTES),
+            jitter=random.random,
+            now=time.monotonic(),
+        )
+        self._loop = asyncio.get_running_loop()
+        self._channel = open_channel(settings, address)
+        self._command: Any = self._channel.unary_unary(wire.COMMAND)
+        self._poll: Any = self._channel.unary_unary(wire.POLL)
+        self._leave: Any = self._channel.unary_unary(wire.LEAVE)
+        self._ask: Any = self._channel.unary_stream(wire.ASK)
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._queries = 0
+        self._timer: asyncio.TimerHandle | None = None
+        self._held: core.SendPoll | None = None
+        """A poll that is sent when the receiver has caught up."""
+        self._has_complained = False
+
+    @property
+    def is_up(self) -> bool:
+        return self._core.is_up
+
+    @property
+    def counters(self) -> core.LinkCounters:
+        return self._core.counters
+
+    def start(self) -> None:
+        self._tick()
+
+    def subscribe(self, topic_filter: str) -> None:
+        self._core.subscribe(topic_filter)
+        self._act()
+
+    def unsubscribe(self, topic_filter: str) -> None:
+        self._core.unsubscribe(topic_filter)
+        self._act()
+
+    def on_room(self) -> None:
+        """The receiver has caught up."""
+        held, self._held = self._held, None
+        if held is not None:
+            self._do(held)
+
+    def query(self, frame: bytes, tell: Callable[[int], None]) -> bool:
+        """Ask the publisher; ``tell`` learns whether it serves queries, 1 or 0.  False when it cannot be asked now."""
+        if not self.is_up or self._queries >= self._settings.options.queries_max:
+            return False
+        self._queries += 1
+        self._spawn(self._send_query(frame, tell))
+        return True
+
+    async def close(self) -> None:
+        """Leave the publisher, as well as that can be done in short time, and release the connection."""
+        was_up = self.is_up
+        self._core.close()
+        self._held = None
+        if self._timer is not None:
+            self._timer.cancel()
+        for task in list(self._tasks):
+            task.cancel()
+        for action in self._core.take():
+            if isinstance(action, core.SendLeave) and was_up:
+                await self._send_leave(action)
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._channel.close()
+
+    # -- the core's will
+
+    def _tick(self) -> None:
+        self._timer = None
+        self._core.tick(time.monotonic())
+        self._act()
+
+    def _act(self) -> None:
+        for action in self._core.take():
+            self._do(action)
+        due = self._core.next_deadline()
+        if due is None:
+            return
+        when = self._loop.time() + due - time.monotonic()
+        if self._timer is None or when < self._timer.when():
+            if self._timer is not None:
+                self._timer.cancel()
+            self._timer = self._loop.call_at(when, self._tick)
+
+    def _do(self, action: core.Action) -> None:
+        if isinstance(action, core.Deliver):
+            self._dispatcher.put_frames(action.frames)
+        elif isinstance(action, core.SendPoll):
+            if self._dispatcher.has_room:
+                self._spawn(self._send_poll(action))
+            else:
+                self._held = action
+        elif isinstance(action, core.SendBatch):
+            self._spawn(self._send_batch(action))
+        elif isinstance(action, core.SendLeave):
+            self._spawn(self._send_leave(action))
+        elif isinstance(action, core.Up):
+            self._has_complained = False
+            self._dispatcher.put_report(Connected(self.address))
+        elif isinstance(action, core.Down):
+            self._dispatcher.put_report(Disconnected(self.address, action.reason))
+        else:
+            self._dispatcher.put_report(Subscribed(self.address, action.topic_filter))
+
+    def _spawn(self, coroutine: Coroutine[Any, Any, None]) -> None:
+        task = self._loop.create_task(coroutine)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    # -- calls
+
+    async def _send_poll(self, action: core.SendPoll) -> None:
+        poll = action.poll
+        try:
+            mail = wire.decode(Mail, await self._poll(wire.encode(poll), timeout=action.timeout_s))
+        except (aio.AioRpcError, MalformedFrame) as error:
+            self._core.poll_failed(poll, self._complain(error), time.monotonic())
+        else:
+            self._core.poll_answered(poll, mail, time.monotonic())
+        self._act()
+
+    async def _send_batch(self, action: core.SendBatch) -> None:
+        batch: Batch = action.batch
+        try:
+            applied = wire.decode(Applied, await self._command(wire.encode(batch), timeout=action.timeout_s))
+        except (aio.AioRpcError, MalformedFrame) as error:
+            self._core.batch_failed(batch, self._complain(error), time.monotonic())
+        else:
+            self._core.batch_answered(batch, applied, time.monotonic())
+        self._act()
+
+    async def _send_leave(self, action: core.SendLeave) -> None:
+        try:
+            await self._leave(wire.encode(action.leave), timeout=_LEAVE_TIMEOUT_S)
+        except aio.AioRpcError as error:
+            LOG.debug("%s: the publisher was not told that we leave: %s", self.address, error.details())
+
+    async def _send_query(self, frame: bytes, tell: Callable[[int], None]) -> None:
+        try:
+            call = self._ask(frame, timeout=self._settings.options.query_timeout)
+            is_first = True
+            async for part in call:
+                if is_first:
+                    is_first = False
+                    tell(int(part == wire.SERVED))
+                else:
+                    self._dispatcher.put_frames([part])
+        except aio.AioRpcError as error:
+            LOG.debug("%s: a query was not answered: %s", self.address, error.details())
+        finally:
+            self._queries -= 1
+
+    def _complain(self, error: aio.AioRpcError | MalformedFrame) -> str:
+        """The reason of a failure, in words; what an operator must know is logged once."""
+        if isinstance(error, MalformedFrame):
+            return str(error)
+        reason = f"{error.code().name}: {error.details()}"
+        if error.code() is not grpc.StatusCode.CANCELLED and not self._has_complained:
+            self._has_complained = True
+            LOG.warning("%s: no link to the publisher: %s", self.address, reason)
+        return reason

@@ -1,0 +1,125 @@
+"""The one event loop of a process that all gRPC calls run on, and what gRPC cannot do: live through ``fork()``.
+
+Every end of the driver, publisher or subscriber, uses the loop from when it opens to when it closes; the thread ends
+with the last of them.  One loop, because gRPC's asyncio face has one queue per process that several loops would fight
+for.
+
+After a fork gRPC's threads are missing in the child, and calls hang.  So a child of a process that ever opened an end
+refuses to work, and never closes what it inherited.  Ends that are still open when the program ends are closed then.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import concurrent.futures
+import gc
+import os
+import threading
+from collections.abc import Callable, Coroutine
+from typing import Any, Protocol, TypeVar
+
+from pubsub_api import forking
+from pubsub_api.errors import Forked
+
+_Result = TypeVar("_Result")
+
+
+class _Closable(Protocol):
+    def close(self) -> None: ...
+
+
+class Process:
+    """What this process has opened, and whether it may go on doing so.  Thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._ends: dict[_Closable, None] = {}
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: threading.Thread | None = None
+        self._has_opened = False
+        self._is_forked = False
+        os.register_at_fork(after_in_child=self._on_fork)
+        atexit.register(self._on_exit)
+
+    @property
+    def is_forked(self) -> bool:
+        return self._is_forked
+
+    def check(self) -> None:
+        """Raise Forked in a child of a process that had opened an end."""
+        if self._is_forked:
+            raise Forked(
+                "longpoll cannot be used in this process: it was forked from one that had used gRPC. Start workers "
+                "with multiprocessing's 'spawn' method, or let forked workers publish through the publisher service "
+                "of their host (pub_sub_use_multiproc)"
+            )
+
+    def enter(self, end: _Closable) -> asyncio.AbstractEventLoop:
+        """The loop, for an end that opens; it runs until `leave`.  Raises Forked."""
+        self.check()
+        with self._lock:
+            self._has_opened = True
+            self._ends[end] = None
+            if self._loop is None:
+                self._loop = asyncio.new_event_loop()
+                self._thread = threading.Thread(target=_run, args=(self._loop,), name="longpoll", daemon=True)
+                self._thread.start()
+            return self._loop
+
+    def leave(self, end: _Closable) -> None:
+        """An end is closed.  With the last one the loop ends, and its thread has ended when this returns."""
+        with self._lock:
+            if end not in self._ends:
+                return
+            del self._ends[end]
+            if self._ends or self._loop is None or self._thread is None:
+                return
+            loop, thread = self._loop, self._thread
+            self._loop = self._thread = None
+        loop.call_soon_threadsafe(loop.stop)
+        if thread is not threading.current_thread():
+            thread.join()
+
+    def _on_fork(self) -> None:
+        self._is_forked = self._is_forked or self._has_opened
+        forking.set_aside((self._loop, dict(self._ends)))
+        if self._has_opened:
+            gc.freeze()  # what is garbage of gRPC's already must not be freed here either
+        self._lock = threading.Lock()
+
+    def _on_exit(self) -> None:
+        if not self._is_forked:
+            for end in list(self._ends):
+                end.close()
+
+
+def _run(loop: asyncio.AbstractEventLoop) -> None:
+    asyncio.set_event_loop(loop)
+    try:
+        loop.run_forever()
+    finally:
+        loop.run_until_complete(loop.shutdown_asyncgens())
+        loop.close()
+
+
+PROCESS = Process()
+
+
+def in_loop(loop: asyncio.AbstractEventLoop, coroutine: Coroutine[Any, Any, _Result], timeout_s: float) -> _Result:
+    """Run a coroutine in the loop and wait for its result, from any other thread.  Raises TimeoutError."""
+    future = asyncio.run_coroutine_threadsafe(coroutine, loop)
+    try:
+        return future.result(timeout_s)
+    except concurrent.futures.TimeoutError as error:
+        future.cancel()
+        raise TimeoutError(f"the event loop did not answer within {timeout_s} s") from error
+
+
+def post(loop: asyncio.AbstractEventLoop, call: Callable[..., object], *arguments: object) -> bool:
+    """Have something called in the loop, soon; False when it has ended."""
+    try:
+        loop.call_soon_threadsafe(call, *arguments)
+    except RuntimeError:
+        return False
+    return True

@@ -1,0 +1,148 @@
+"""The sending end: a gRPC server on the event loop of the process, around `publisher_core.PublisherCore`.
+
+``send`` puts frames into mailboxes in the caller's thread, under a lock, and has the loop answer the polls that wait.
+While the loop is busy with that, further frames gather: batching needs no timer.
+
+A subscriber whose mailbox is full is waited for, since repairing what would be given up costs far more than a pause;
+``send_wait`` at most, though, and then nobody is waited for during `_NO_WAIT_S`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import secrets
+import threading
+import time
+from collections.abc import Sequence
+
+from drivers.pubsub.longpoll.channels import MESSAGE_BYTES_MAX
+from drivers.pubsub.longpoll.config import Settings, make_address
+from drivers.pubsub.longpoll.process import PROCESS, in_loop
+from drivers.pubsub.longpoll.publisher_core import PublisherCore, PublisherCounters
+from drivers.pubsub.longpoll.service import Service
+from pubsub_api.driver import PublisherApi, PublisherReport, QueryHandler
+from pubsub_api.errors import Closed, LimitReached, UsageError
+
+LOG = logging.getLogger(__name__)
+
+FRAME_BYTES_MAX = MESSAGE_BYTES_MAX - 2**16
+_PUBLISHER_BYTES = 16
+_LOOP_TIMEOUT_S = 30.0
+_NO_WAIT_S = 1.0
+"""A subscriber that stands still costs the others ``send_wait`` once in this time."""
+
+
+@dataclasses.dataclass(frozen=True)
+class PublisherStatistics:
+    """What a publisher holds now, and what happened since its start."""
+
+    sessions: int
+    subscriptions: int
+    mailbox_frames: int
+    mailbox_bytes: int
+    queries_refused: int
+    counters: PublisherCounters
+
+
+class LongpollPublisher(PublisherApi):
+    """See `PublisherApi`."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._address = make_address(settings.bind_host, settings.port)
+        self._core = PublisherCore(settings.publisher, secrets.token_bytes(_PUBLISHER_BYTES))
+        self._lock = threading.Condition()
+        """Guards the core.  Notified when a mailbox has room again, or is empty."""
+        self._is_closed = False
+        self._no_wait_until = 0.0
+        self._service: Service | None = None
+
+    @property
+    def address(self) -> str:
+        return self._address
+
+    def initialize(self, report: PublisherReport) -> None:  # noqa: ARG002 - the address is owned or not
+        self._check_usable()
+        if self._service is not None:
+            raise UsageError("the publisher is initialized already")
+        service = Service(self._settings, self._core, self._lock, PROCESS.enter(self))
+        try:
+            self._address = in_loop(service.loop, service.start(), _LOOP_TIMEOUT_S)
+        except BaseException:
+            service.release()
+            PROCESS.leave(self)
+            raise
+        self._service = service
+
+    def send(self, topic: str, frame: bytes) -> None:
+        self.send_many(((topic, frame),))
+
+    def send_many(self, frames: Sequence[tuple[str, bytes]]) -> None:
+        self._check_usable()
+        service = self._service
+        if service is None:
+            raise UsageError("initialize() comes before send()")
+        core = self._core
+        with self._lock:
+            for topic, frame in frames:
+                if len(frame) > FRAME_BYTES_MAX:
+                    raise LimitReached(f"a frame of {len(frame)} bytes is larger than gRPC carries: {FRAME_BYTES_MAX}")
+                core.publish(topic, frame)
+                if core.overfull:
+                    self._wait_for_room(service)
+            if core.has_ready:
+                service.post_flush()
+
+    def _wait_for_room(self, service: Service) -> None:
+        """Give a subscriber that is behind a moment; whoever has no room then is reset.  The caller holds the lock."""
+        service.post_flush()
+        now = time.monotonic()
+        if now >= self._no_wait_until:
+            if self._lock.wait_for(lambda: not self._core.overfull, self._settings.options.send_wait):
+                return
+            self._no_wait_until = now + _NO_WAIT_S
+        for session in self._core.reset_overfull():
+            LOG.warning(
+                "%s: subscriber %s reads too slowly, what waited for it is given up and it is told",
+                self._address,
+                session.id.hex(),
+            )
+
+    def serve(self, handler: QueryHandler) -> None:
+        self._check_usable()
+        if self._service is None or self._service.handler is not None:
+            raise UsageError("serve() is called once, after initialize()")
+        self._service.handler = handler
+
+    def statistics(self) -> PublisherStatistics:
+        """A snapshot.  Costs a look at every session."""
+        with self._lock:
+            mailboxes = [session.mailbox for session in self._core.sessions.values()]
+            return PublisherStatistics(
+                sessions=len(mailboxes),
+                subscriptions=len(self._core.index),
+                mailbox_frames=sum(map(len, mailboxes)),
+                mailbox_bytes=sum(mailbox.bytes for mailbox in mailboxes),
+                queries_refused=self._service.queries_refused if self._service is not None else 0,
+                counters=self._core.counters(),
+            )
+
+    def close(self) -> None:
+        if PROCESS.is_forked:
+            return
+        with self._lock:
+            self._is_closed = True
+            service, self._service = self._service, None
+            if service is not None:
+                service.post_flush()
+                self._lock.wait_for(lambda: not self._core.has_mail, self._settings.options.linger)
+        if service is not None:
+            in_loop(service.loop, service.stop(), _LOOP_TIMEOUT_S)
+            service.release()
+            PROCESS.leave(self)
+
+    def _check_usable(self) -> None:
+        PROCESS.check()
+        if self._is_closed:
+            raise Closed(f"the publisher of {self._address} is closed")

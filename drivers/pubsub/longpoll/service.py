@@ -1,0 +1,201 @@
+"""The gRPC server of a publisher: takes calls in the event loop and has `publisher_core.PublisherCore` decide.
+
+The core is shared with the threads that send, and is used under a lock that nobody holds for long.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import time
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, TypeVar
+
+import grpc
+
+from drivers.pubsub.longpoll import wire
+from drivers.pubsub.longpoll.channels import open_server
+from drivers.pubsub.longpoll.config import Settings
+from drivers.pubsub.longpoll.process import post
+from drivers.pubsub.longpoll.publisher_core import Answer, PublisherCore
+from drivers.pubsub.longpoll.wire import Applied, Batch, Leave, Mail, Message, Poll, Status
+from pubsub_api.core.frame import is_frame
+from pubsub_api.driver import QueryHandler
+from pubsub_api.errors import MalformedFrame
+
+if TYPE_CHECKING:
+    from grpc import aio
+
+    Context = aio.ServicerContext[bytes, bytes]
+
+LOG = logging.getLogger(__name__)
+
+_STOP_GRACE_S = 0.2
+_Result = TypeVar("_Result")
+
+
+class Service(grpc.GenericRpcHandler):
+    """The server.  Its coroutines run in the loop; the core is used under the lock."""
+
+    def __init__(
+        self, settings: Settings, core: PublisherCore, lock: threading.Condition, loop: asyncio.AbstractEventLoop
+    ) -> None:
+        self.loop = loop
+        self.handler: QueryHandler | None = None
+        self.queries_refused = 0
+        self._settings = settings
+        self._core = core
+        self._lock = lock
+        self._server: aio.Server | None = None
+        self._parked: dict[tuple[bytes, int], asyncio.Future[Mail]] = {}
+        self._is_flush_posted = False
+        self._timer: asyncio.TimerHandle | None = None
+        self._queries = 0
+        # Answers are made by the handler, which may take its time: the loop must not wait for it.
+        self._answerer = ThreadPoolExecutor(1, "longpoll answers")
+        unary, stream = grpc.unary_unary_rpc_method_handler, grpc.unary_stream_rpc_method_handler
+        self._methods: dict[str, grpc.RpcMethodHandler[bytes, bytes]] = {
+            wire.COMMAND: unary(self._on_command),
+            wire.POLL: unary(self._on_poll),
+            wire.LEAVE: unary(self._on_leave),
+            wire.ASK: stream(self._on_ask),
+        }
+
+    def service(self, handler_call_details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler[bytes, bytes] | None:
+        return self._methods.get(handler_call_details.method)
+
+    async def start(self) -> str:
+        """Own the address and return it."""
+        self._server, address = open_server(self._settings, self)
+        await self._server.start()
+        return address
+
+    async def stop(self) -> None:
+        """Tell who waits that the publisher ends, and end."""
+        if self._timer is not None:
+            self._timer.cancel()
+        with self._lock:
+            answers = self._core.close(time.monotonic())
+        self._resolve(answers)
+        if self._server is not None:
+            await self._server.stop(_STOP_GRACE_S)
+            self._server = None
+
+    def release(self) -> None:
+        self._answerer.shutdown()
+        self._methods.clear()
+
+    def post_flush(self) -> None:
+        """Have the polls answered for which there is mail.  From any thread, with the lock held."""
+        if not self._is_flush_posted:
+            self._is_flush_posted = post(self.loop, self._flush)
+
+    def _flush(self) -> None:
+        with self._lock:
+            self._is_flush_posted = False
+            answers = self._core.flush(time.monotonic())
+        self._resolve(answers)
+
+    def _resolve(self, answers: Iterable[Answer]) -> None:
+        for session, poll, mail in answers:
+            waiting = self._parked.pop((session, poll), None)
+            if waiting is not None and not waiting.done():
+                waiting.set_result(mail)
+
+    def _schedule(self) -> None:
+        """Look at the core again when it is due.  The caller holds the lock."""
+        due = self._core.next_deadline()
+        if due is None or self._server is None:
+            return
+        when = self.loop.time() + due - time.monotonic()
+        if self._timer is None or self._timer.cancelled() or when < self._timer.when():
+            if self._timer is not None:
+                self._timer.cancel()
+            self._timer = self.loop.call_at(when, self._tick)
+
+    def _tick(self) -> None:
+        self._timer = None
+        with self._lock:
+            answers = self._core.tick(time.monotonic())
+            self._lock.notify_all()
+            self._schedule()
+        self._resolve(answers)
+
+    # -- calls
+
+    async def _on_command(self, request: bytes, context: Context) -> bytes:
+        batch = await self._decode(Batch, request, context)
+        with self._lock:
+            applied = self._core.command(batch, time.monotonic())
+            self._lock.notify_all()
+            self._schedule()
+        return wire.encode(applied)
+
+    async def _on_poll(self, request: bytes, context: Context) -> bytes:
+        poll = await self._decode(Poll, request, context)
+        name = (poll.session, poll.number)
+        if name in self._parked:
+            return wire.encode(Mail(Status.SUPERSEDED, self._core.publisher))
+        waiting = self._parked[name] = self.loop.create_future()
+        with self._lock:
+            answers = self._core.poll(poll, time.monotonic())
+            self._lock.notify_all()
+            self._schedule()
+        self._resolve(answers)
+        try:
+            return wire.encode(await waiting)
+        except asyncio.CancelledError:
+            with self._lock:
+                self._core.hang_up(poll.session, poll.number, time.monotonic())
+                self._schedule()
+            raise
+        finally:
+            if self._parked.get(name) is waiting:
+                del self._parked[name]
+
+    async def _on_leave(self, request: bytes, context: Context) -> bytes:
+        leave = await self._decode(Leave, request, context)
+        with self._lock:
+            answers = self._core.leave(leave, time.monotonic())
+            self._lock.notify_all()
+        self._resolve(answers)
+        return wire.encode(Applied(Status.OK, self._core.publisher))
+
+    async def _on_ask(self, query: bytes, context: Context) -> AsyncIterator[bytes]:
+        handler = self.handler
+        if handler is None or not is_frame(query):
+            yield wire.NOT_SERVED
+            return
+        if self._queries >= self._settings.options.queries_max:
+            self.queries_refused += 1
+            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "queries_max of the publisher is reached")
+        yield wire.SERVED
+        self._queries += 1
+        try:
+            parts: Iterator[bytes] = await self._make(lambda: iter(handler(query)))
+            while (part := await self._make(lambda: next(parts, None))) is not None:
+                yield part
+        except _HandlerFailed:
+            return
+        finally:
+            self._queries -= 1
+
+    async def _make(self, work: Callable[[], _Result]) -> _Result:
+        try:
+            return await self.loop.run_in_executor(self._answerer, work)
+        except Exception as error:
+            LOG.exception("the query handler raised, which its contract forbids; the query stays unanswered")
+            raise _HandlerFailed from error
+
+    async def _decode(self, kind: type[Message], request: bytes, context: Context) -> Message:
+        try:
+            return wire.decode(kind, request)
+        except MalformedFrame as error:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+            raise
+
+
+class _HandlerFailed(Exception):
+    """A query handler broke its contract."""
