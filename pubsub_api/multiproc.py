@@ -1,8 +1,8 @@
 """How a forked worker publishes when one process per host owns the address: through the publisher service.
 
-On a bind-based driver the workers of a host cannot each bind.  They hand their events, encoded, to the publisher service
-over a hop that is numbered, acknowledged and bounded.  This module holds the worker's side of the contract and finds the
-implementation that ``[pubsub] pub_sub_multiproc_driver`` names; it knows nothing of sockets.
+On a bind-based driver the workers of a host cannot each bind.  They hand their events, encoded, to the publisher
+service over a hop that is numbered, acknowledged and bounded.  This module holds the worker's side of the contract and
+finds the implementation that ``[pubsub] pub_sub_multiproc_driver`` names; it knows nothing of sockets.
 """
 
 from __future__ import annotations
@@ -32,6 +32,8 @@ class WorkerStatistics:
     events: int
     batches: int
     acknowledged_events: int
+    refused_events: int
+    """Acknowledged, yet not published: the service could not, and has logged why."""
     waiting_events: int
     """Sent by the program and not yet acknowledged by the service."""
     waiting_bytes: int
@@ -51,8 +53,8 @@ class WorkerPublisherApi(abc.ABC):
     """Sends events to the publisher service of this host.  Every method may be called from any thread.
 
     Opens nothing until the first event, and needs no service to be there yet: events wait in a bounded window and
-    are sent when it comes, in order, each once, across restarts of the service.  What is in the window when this process
-    dies is lost with it; who cannot afford that has an outbox.
+    are sent when it comes, in order, each once, across restarts of the service.  What is in the window when this
+    process dies is lost with it; who cannot afford that has an outbox.
 
     After ``fork()`` the child's copy is a new worker with a GUID and a connection of its own, made at its first event.
     What the parent has not sent yet stays with the parent.
@@ -112,7 +114,7 @@ class WorkerPublisherApi(abc.ABC):
 
 
 class MultiprocDriver(abc.ABC):
-    """What an entry point of ``heliograph.multiproc_driver`` names: makes the workers' publishers under one ``conf``."""
+    """What an entry point of ``heliograph.multiproc_driver`` names: makes workers' publishers under one ``conf``."""
 
     def __init__(self, conf: cfg.ConfigOpts) -> None:
         self.conf = conf
@@ -128,8 +130,8 @@ _PLUGINS = Plugins(NAMESPACE, MultiprocDriver, "multiproc driver")  # type: igno
 def worker_publisher(conf: cfg.ConfigOpts, *, name: str = "") -> WorkerPublisherApi:
     """A publisher that sends through the publisher service that ``conf`` names.  Opens nothing yet.
 
-    ``conf`` may be any parsed oslo.config object: what it lacks is registered on it.  ``name`` stands in logs, by default
-    host and program.  Raises DriverNotFound with the names that exist, and InvalidConfig.
+    ``conf`` may be any parsed oslo.config object: what it lacks is registered on it.  ``name`` stands in logs, by
+    default host and program.  Raises DriverNotFound with the names that exist, and InvalidConfig.
     """
     conf.register_opts(config.PUBSUB_OPTIONS, group=config.GROUP)
     driver_class = _PLUGINS.load(conf[config.GROUP].pub_sub_multiproc_driver)

@@ -130,11 +130,15 @@ class Reply(msgspec.Struct, omit_defaults=True):
     frames: list[bytes] = []
     held: list[int] = []
     """Positions among the query's wants, when it asked for confirmation."""
+    former: list[bytes] = []
+    """GUIDs of the answering publisher's former lives, the newest first: ``heads`` has their final heads as well."""
     part: int = 0
     parts: int = 0
 
     def __post_init__(self) -> None:
         for guid, _, _ in self.heads:
+            _check_guid(guid)
+        for guid in self.former:
             _check_guid(guid)
         _check_heads((topic, head) for _, topic, head in self.heads)
 

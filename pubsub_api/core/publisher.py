@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import dataclasses
 import heapq
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from pubsub_api.core import frame as frames
 from pubsub_api.core import messages
@@ -41,12 +41,27 @@ _ONE_HELLO = 1 - 1e-9
 """Of the budget, allowing for what rounding takes from a sum of parts."""
 
 
+FORMER_TOLD_NS = 300 * 10**9
+"""How long a publisher tells of its former lives: as long as subscribers remember one that vanished, by default."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Predecessor:
     """A publisher's former life, when its end is known for certain: lets subscribers see that they lost nothing."""
 
     guid: bytes
     heads: Mapping[str, int]
+    frames: Sequence[bytes] = ()
+    """DATA frames of it, or of lives before it, that can still be had: they go into the cache."""
+    former: Predecessor | None = None
+    """The life before it."""
+
+    def lives(self) -> Iterator[Predecessor]:
+        """This one and those before it, the newest first."""
+        life: Predecessor | None = self
+        while life is not None:
+            yield life
+            life = life.former
 
 
 class OutStream:
@@ -94,6 +109,13 @@ class PublisherCore:
             reply_bytes_max=settings.cache.reply_bytes_max if settings.cache else settings.batch_bytes_max,
         )
         self._predecessor = predecessor
+        self._former_until = 0
+        """The timestamp from which on nobody is told of former lives any more."""
+        if predecessor is not None and self.cache is not None:
+            for frame in predecessor.frames:
+                self.cache.store(
+                    frames.unpack(frame, bytes_max=settings.frame.bytes_max, key=settings.frame.key), frame, now
+                )
         self._first_hellos: list[tuple[float, str]] = []
         self._repeat_hellos: list[tuple[float, str]] = []
         self._heartbeat_due = now
@@ -113,6 +135,7 @@ class PublisherCore:
     def start(self, now: float, stamp: int) -> list[Outgoing]:
         """The first hello: a new GUID, the name and, when they are known, the predecessor's final heads."""
         self._heartbeat_due = now + self.settings.max_idle_time_s
+        self._former_until = stamp + FORMER_TOLD_NS
         former = self._predecessor
         chunks = list(_chunks(former.heads)) if former else [{}]
         out = []
@@ -171,8 +194,10 @@ class PublisherCore:
         out: list[Outgoing] = []
         if now >= self._heartbeat_due:
             self._heartbeat_due = now + self.settings.max_idle_time_s
-            hello = messages.encode(messages.Hello(name=self.name))
-            out.append(self._control(Kind.HELLO, hello, stamp, Flag.LAST))
+            former = self._former(stamp)
+            # Its heads are for those who ask; the GUID alone says who this is, so that nobody takes it for a stranger.
+            hello = messages.Hello(name=self.name, predecessor=former[0].guid if former else b"")
+            out.append(self._control(Kind.HELLO, messages.encode(hello), stamp, Flag.LAST))
         self._first(out, now, stamp)
         self._repeats(out, now, stamp)
         if self.cache is not None:
@@ -250,16 +275,28 @@ class PublisherCore:
 
     def answer(self, query: messages.Query, stamp: int) -> Iterator[bytes]:
         """Reply frames to a query.  What it needs of the publisher's state is read before this returns."""
-        return self._responder.pack(query.id, self._find(query), stamp)
+        return self._responder.pack(query.id, self._find(query, stamp), stamp)
 
-    def _find(self, query: messages.Query) -> Found:
+    def _former(self, stamp: int) -> list[Predecessor]:
+        """The former lives, the newest first, while they are told of."""
+        is_told = self._predecessor is not None and stamp < self._former_until
+        return list(self._predecessor.lives()) if is_told and self._predecessor else []
+
+    def _find(self, query: messages.Query, stamp: int) -> Found:
         if query.guid not in (b"", self.guid) or query.confirm:
             return Found()
         if query.wants:
             return Found(frames=self.cache.want(query.wants) if self.cache else ())
         selected = FilterSet(query.topics)
-        heads = [(self.guid, topic, head) for topic, head in self.heads().items() if selected.match(topic)]
-        return Found(frames=self.cache.history(query) if query.history and self.cache else (), heads=heads)
+        former = self._former(stamp)
+        told = [(self.guid, self.heads()), *((life.guid, life.heads) for life in former)]
+        return Found(
+            frames=self.cache.history(query) if query.history and self.cache else (),
+            heads=[
+                (guid, topic, head) for guid, heads in told for topic, head in heads.items() if selected.match(topic)
+            ],
+            former=[life.guid for life in former],
+        )
 
     def _stream_hello(self, stream: OutStream, stamp: int) -> Outgoing:
         self.hellos += 1

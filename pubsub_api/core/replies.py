@@ -27,6 +27,8 @@ class Found:
     heads: Sequence[Head] = ()
     held: Sequence[int] = ()
     """Positions, among the query's wants, of the ranges that are held whole."""
+    former: Sequence[bytes] = ()
+    """GUIDs of the answering publisher's former lives, whose final heads are among the heads."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,6 +54,7 @@ class Responder:
                 heads=some_heads,
                 frames=some_frames,
                 held=list(found.held) if is_last else [],
+                former=list(found.former),
                 part=position,
                 parts=len(parts) if is_last else 0,
             )

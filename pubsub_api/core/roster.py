@@ -6,10 +6,16 @@ the subscriber core.
 
 from __future__ import annotations
 
+import heapq
+from collections.abc import Collection, Iterator
+
 from pubsub_api.core import messages
+from pubsub_api.core.frame import Header
 from pubsub_api.core.instream import InStream
+from pubsub_api.core.resync import LostRange
 from pubsub_api.core.settings import SubscriberSettings
 from pubsub_api.core.statistics import SubscriberCounters
+from pubsub_api.core.topics import FilterSet
 
 
 class InPublisher:
@@ -53,6 +59,8 @@ class Roster:
         """Names that several living publishers bear; such a name cannot tell a restart."""
         self.parked_bytes = 0
         """Frames that wait behind holes, all streams together."""
+        self._timers: list[tuple[float, int, InStream]] = []
+        self._timer_count = 0
 
     @property
     def is_full(self) -> bool:
@@ -101,7 +109,66 @@ class Roster:
         publisher.is_replaced = publisher.is_suspect = False
         self._shared_names.add(publisher.name)
 
+    def end(self, former: InPublisher) -> None:
+        """All the final heads of a publisher are known."""
+        self._counters.restarts += not former.has_ended
+        former.has_ended = True
+
+    def note_familiar(self) -> None:
+        """A join has ended: whoever was heard until now is no newcomer any more."""
+        for publisher in self.publishers.values():
+            publisher.is_familiar = publisher.is_heard
+
+    def is_familiar(self, guid: bytes) -> bool:
+        return guid in self.publishers and self.publishers[guid].is_familiar
+
+    def is_verified(self, responders: Collection[bytes]) -> bool:
+        """Whether every publisher that should be alive has told its heads, so that nothing can be missing unseen.
+
+        A publisher that is new may be the second to start behind that link: nobody would tell of the first.
+        """
+        heard = [publisher for publisher in self.publishers.values() if publisher.is_heard]
+        return bool(responders) and all(
+            publisher.is_familiar and (publisher.has_ended or publisher.guid in responders) for publisher in heard
+        )
+
+    def look_for_silence(self, now: float) -> bool:
+        """Suspect who is silent and forget who stays away.  True when nobody else would tell what they published."""
+        is_unsure = False
+        for publisher in list(self.publishers.values()):
+            silent_for = now - publisher.last_heard
+            if silent_for > self._settings.forget_time_s:
+                self.forget_publisher(publisher)
+                # What it published since it fell silent, and before it died, nobody else would tell.
+                is_unsure |= publisher.is_suspect and not publisher.has_ended
+            elif silent_for > self._settings.silence_timeout_s and publisher.is_heard and not publisher.is_suspect:
+                publisher.is_suspect = True
+                self._counters.silences += not publisher.has_ended
+                is_unsure |= not publisher.has_ended
+        return is_unsure
+
+    def excuse_silence(self, now: float) -> None:
+        """We ourselves stood still: nobody was silent."""
+        self._counters.freezes += 1
+        for publisher in self.publishers.values():
+            publisher.last_heard = now
+
     # -- streams
+
+    def set_timer(self, stream: InStream, deadline: float) -> None:
+        """`due` returns the stream then, unless its deadline has changed meanwhile."""
+        stream.deadline = deadline
+        self._timer_count += 1
+        heapq.heappush(self._timers, (deadline, self._timer_count, stream))
+
+    def next_timer(self) -> float | None:
+        return self._timers[0][0] if self._timers else None
+
+    def due(self, now: float) -> Iterator[InStream]:
+        while self._timers and self._timers[0][0] <= now:
+            deadline, _, stream = heapq.heappop(self._timers)
+            if deadline == stream.deadline:
+                yield stream
 
     def add_stream(self, publisher: InPublisher, topic: str, number: int, *, is_anchored: bool) -> InStream:
         """A stream whose next event is expected to have that number; the oldest leaves when there is no room."""
@@ -123,6 +190,15 @@ class Roster:
         stream.deadline = -1.0
         self.parked_bytes -= stream.drop_parked()
         self._counters.streams -= 1
+
+    def forget_unselected(self, filters: FilterSet) -> None:
+        for publisher in self.publishers.values():
+            for topic in [topic for topic in publisher.streams if not filters.match(topic)]:
+                self.forget_stream(publisher, topic)
+
+    def lost_range(self, where: Header | InStream, first: int, last: int) -> LostRange:
+        publisher = self.publishers.get(where.guid)
+        return LostRange(publisher.name if publisher else "", where.guid.hex(), where.topic, first, last)
 
     def knows(self, stream: InStream) -> bool:
         """Whether the stream was not forgotten meanwhile."""

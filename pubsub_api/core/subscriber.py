@@ -23,7 +23,6 @@ than the idle time therefore counts as heard.
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Callable, Iterable, Sequence
 
 from pubsub_api.core import frame as frames
@@ -32,7 +31,7 @@ from pubsub_api.core.errors import FrameError, MalformedFrame
 from pubsub_api.core.frame import Flag, Header, Kind
 from pubsub_api.core.instream import Cause, Delivery, InStream, State
 from pubsub_api.core.questions import Join, Questions
-from pubsub_api.core.resync import LostRange, Reason, Resync, ResyncScheduler
+from pubsub_api.core.resync import Reason, Resync, ResyncScheduler
 from pubsub_api.core.roster import InPublisher, Roster
 from pubsub_api.core.settings import History, SubscriberSettings
 from pubsub_api.core.statistics import SubscriberCounters
@@ -66,8 +65,6 @@ class SubscriberCore:
         self._publishers = self._roster.publishers
         self._links: dict[str, bool] = {}
         """Every address that ever was up -> whether it is now."""
-        self._timers: list[tuple[float, int, InStream]] = []
-        self._timer_count = 0
         self._to_repair: list[InStream] = []
         self.room_bytes = float("inf")
         """How much more the consumer's queue takes.  The owner sets it before it hands over frames."""
@@ -89,9 +86,7 @@ class SubscriberCore:
     def next_deadline(self) -> float:
         """When `poll` has something to do, at the latest."""
         due = [self._next_silence_check]
-        if self._timers:
-            due.append(self._timers[0][0])
-        for deadline in (self._resync.next_deadline(), self._questions.next_deadline()):
+        for deadline in (self._roster.next_timer(), self._resync.next_deadline(), self._questions.next_deadline()):
             if deadline is not None:
                 due.append(deadline)
         return min(due)
@@ -118,10 +113,8 @@ class SubscriberCore:
     def poll(self, now: float) -> None:
         """Time passed."""
         self._wake(now)
-        while self._timers and self._timers[0][0] <= now:
-            deadline, _, stream = heapq.heappop(self._timers)
-            if deadline == stream.deadline:
-                self._on_deadline(stream, now)
+        for stream in self._roster.due(now):
+            self._on_deadline(stream, now)
         self._send_repairs(now)
         if now >= self._next_silence_check:
             self._next_silence_check = now + self.settings.max_idle_time_s
@@ -159,9 +152,7 @@ class SubscriberCore:
         """A filter was dropped: streams that no other filter selects are forgotten.  True when it was there."""
         was_there = self.filters.discard(topic_filter)
         self._joined.discard(topic_filter)
-        for publisher in self._publishers.values():
-            for topic in [topic for topic in publisher.streams if not self.filters.match(topic)]:
-                self._roster.forget_stream(publisher, topic)
+        self._roster.forget_unselected(self.filters)
         return was_there
 
     def queue_full(self, is_full: bool) -> None:
@@ -174,11 +165,9 @@ class SubscriberCore:
 
     def undecodable(self, header: Header, now: float) -> None:
         """The consumer could not decode a frame that was delivered to it."""
-        publisher = self._publishers.get(header.guid)
         self.counters.count_bad_frame("UndecodableBody")
-        self._resync.request(
-            Reason.UNDECODABLE, [header.topic], now, [self._lost_range(publisher, header, header.first, header.last)]
-        )
+        lost = self._roster.lost_range(header, header.first, header.last)
+        self._resync.request(Reason.UNDECODABLE, [header.topic], now, [lost])
 
     def resync_failed(self, resync: Resync, now: float) -> None:
         """The user could not act on a resync: it is told again, later.  A resync is never dropped."""
@@ -252,10 +241,7 @@ class SubscriberCore:
 
     def _progress(self, stream: InStream, now: float) -> None:
         """Something arrived in order on a stream that has parked frames or a hole."""
-        for delivery, size in stream.ready():
-            self._roster.parked_bytes -= size
-            if delivery is not None:
-                self._deliver(stream, delivery, now, is_repair=False)
+        self._deliver_ready(stream, now)
         if stream.state is State.WAITING and not stream.has_hole:
             self.counters.closed_by_waiting += 1
         elif stream.state is State.REPAIRING and stream.next > stream.asked:
@@ -269,6 +255,12 @@ class SubscriberCore:
             # It opened while an older one was repaired, and has all its time and attempts before it.
             self._open_hole(stream, now)
 
+    def _deliver_ready(self, stream: InStream, now: float) -> None:
+        for delivery, size in stream.ready():
+            self._roster.parked_bytes -= size
+            if delivery is not None:
+                self._deliver(stream, delivery, now, is_repair=False)
+
     def _deliver(self, stream: InStream, delivery: Delivery, now: float, *, is_repair: bool) -> None:
         _, header, already = delivery
         fresh = header.count - already
@@ -277,8 +269,7 @@ class SubscriberCore:
             self.counters.repaired += fresh
         if self._resync.is_blocked:
             self.counters.discarded += fresh
-            publisher = self._publishers.get(stream.guid)
-            lost = self._lost_range(publisher, header, header.first + already, header.last)
+            lost = self._roster.lost_range(header, header.first + already, header.last)
             self._resync.request(Reason.SLOW_CONSUMER, [stream.topic], now, [lost])
             return
         self.counters.delivered += fresh
@@ -303,7 +294,7 @@ class SubscriberCore:
         publisher.name = hello.name
         if header.flags & Flag.START:
             publisher.baseline_at = now
-        if hello.predecessor:
+        if hello.predecessor and header.flags & Flag.START:
             self._on_succession(publisher, hello, now)
         former = self._roster.namesake(publisher, hello.predecessor)
         if former is not None:
@@ -331,6 +322,7 @@ class SubscriberCore:
         if reply.publisher:
             publisher = self._heard(header.guid, now)
             publisher.name = publisher.name or reply.responder
+            self._on_ancestry(publisher, reply.former, now)
         for guid, topic, head in reply.heads:
             self._on_baseline(self._publisher(guid, now), topic, head, now)
         for stored in reply.frames:
@@ -342,6 +334,8 @@ class SubscriberCore:
         if reply.publisher and purpose.is_baseline and header.guid in purpose.finished:
             publisher = self._publisher(header.guid, now)
             publisher.baseline_at = max(publisher.baseline_at, purpose.asked)
+            for guid in reply.former:
+                self._roster.end(self._publisher(guid, now))
         if is_concluded:
             self._conclude(reply.id, now)
 
@@ -398,9 +392,30 @@ class SubscriberCore:
         former = self._publisher(hello.predecessor, now)
         for topic, head in hello.heads.items():
             self._note_head(former, topic, head, now)
-        if publisher.start.add(hello.part, hello.parts) and not former.has_ended:
-            former.has_ended = True
-            self.counters.restarts += 1
+        if publisher.start.add(hello.part, hello.parts):
+            self._roster.end(former)
+
+    def _on_ancestry(self, publisher: InPublisher, former: Sequence[bytes], now: float) -> None:
+        """A publisher names its former lives, the newest first.  When one of them is known, all that came after it is
+        known by now, and whatever they published is new to us, from number 1 on."""
+        known = next((at for at, guid in enumerate(former) if self._roster.is_familiar(guid)), None)
+        if publisher.is_familiar or known is None:
+            return
+        publisher.is_familiar = True
+        for life in (publisher, *(self._publisher(guid, now) for guid in former[:known])):
+            life.baseline_at = now
+            for stream in [stream for stream in life.streams.values() if not stream.is_anchored]:
+                self._begin_at_first(stream, now)
+
+    def _begin_at_first(self, stream: InStream, now: float) -> None:
+        """A stream that was seen in mid-flow is wanted from its first event on."""
+        stream.is_anchored = True
+        stream.next = 1
+        stream.deadline = 0.0
+        stream.move(Cause.RESYNCED)
+        self._deliver_ready(stream, now)
+        if stream.has_hole:
+            self._open_hole(stream, now)
 
     def _open_stream(self, publisher: InPublisher, topic: str, after: int, now: float) -> InStream | None:
         """A stream appeared of which number ``after`` exists; None when nobody asked for it."""
@@ -414,8 +429,12 @@ class SubscriberCore:
             return self._roster.add_stream(publisher, topic, 1, is_anchored=True)
         stream = self._roster.add_stream(publisher, topic, after + 1, is_anchored=False)
         stream.move(Cause.GIVE_UP)
-        self._resync_unknown(topic, now)
         self._ask_heads(publisher, now)
+        if self.settings.verify_after_reconnect and not publisher.is_familiar:
+            # It may be the next life of one that is known, and will say so: then nothing is missing unseen.
+            self._roster.set_timer(stream, now + self.settings.ready_timeout_s)
+        else:
+            self._resync_unknown(topic, now)
         return stream
 
     def _resync_unknown(self, topic: str, now: float) -> None:
@@ -435,6 +454,7 @@ class SubscriberCore:
             self._note_head(publisher, topic, head, now)
         elif stream is not None:
             self._anchor(stream, head)
+            self._stay_unknown(stream, now)
         elif self._joined.match(topic) and (self._knows_starts(publisher) or not head):
             self._note_head(publisher, topic, head, now)
         elif self._roster.is_full:
@@ -464,20 +484,12 @@ class SubscriberCore:
         if stream.state is State.LIVE:
             self._open_hole(stream, now)
 
-    def _lost_range(self, publisher: InPublisher | None, where: Header | InStream, first: int, last: int) -> LostRange:
-        return LostRange(publisher.name if publisher else "", where.guid.hex(), where.topic, first, last)
-
     # -- holes
 
     def _open_hole(self, stream: InStream, now: float) -> None:
         self.counters.gaps += 1
         stream.move(Cause.HOLE)
-        self._set_timer(stream, now + self.settings.message_delay_window_s)
-
-    def _set_timer(self, stream: InStream, deadline: float) -> None:
-        stream.deadline = deadline
-        self._timer_count += 1
-        heapq.heappush(self._timers, (deadline, self._timer_count, stream))
+        self._roster.set_timer(stream, now + self.settings.message_delay_window_s)
 
     def _on_deadline(self, stream: InStream, now: float) -> None:
         if stream.state in (State.WAITING, State.REPAIRING):
@@ -485,6 +497,14 @@ class SubscriberCore:
                 self._to_repair.append(stream)
             else:
                 self._give_up(stream, Reason.LOSS, now)
+        else:
+            self._stay_unknown(stream, now)
+
+    def _stay_unknown(self, stream: InStream, now: float) -> None:
+        """Its publisher did not say, or not in time, that it continues one that is known."""
+        if stream.deadline and stream.state is State.RESYNCING:
+            stream.deadline = 0.0
+            self._resync_unknown(stream.topic, now)
 
     def _send_repairs(self, now: float) -> None:
         """One query for all streams that need one now."""
@@ -495,14 +515,14 @@ class SubscriberCore:
             if stream.state is State.WAITING:
                 stream.attempts = -self._questions.hurry
             stream.move(Cause.QUERY)
-            self._set_timer(stream, now + self._questions.patience(stream.attempts))
+            self._roster.set_timer(stream, now + self._questions.patience(stream.attempts))
             stream.attempts += 1
         self.counters.queries += self._questions.repair(streams, now)
 
     def _wait_on(self, asked: Iterable[tuple[InStream, int]], now: float) -> None:
         for stream, _ in asked:
             if stream.state is State.REPAIRING:
-                self._set_timer(stream, now + self._questions.patience(stream.attempts - 1))
+                self._roster.set_timer(stream, now + self._questions.patience(stream.attempts - 1))
 
     def _conclude(self, query_id: int, now: float) -> None:
         """Everybody who was asked has answered."""
@@ -517,8 +537,7 @@ class SubscriberCore:
                 self._give_up(stream, Reason.LOSS, now)
 
     def _give_up(self, stream: InStream, reason: Reason, now: float) -> None:
-        publisher = self._publishers.get(stream.guid)
-        lost = [self._lost_range(publisher, stream, first, last) for first, last in stream.missing()]
+        lost = [self._roster.lost_range(stream, first, last) for first, last in stream.missing()]
         self.counters.lost += sum(item.last - item.first + 1 for item in lost)
         stream.move(Cause.GIVE_UP)
         stream.attempts = 0
@@ -532,24 +551,14 @@ class SubscriberCore:
         if new:
             self._joined_at = join.asked
         is_verified = join.reason is Reason.RECONNECTED and not new and self._is_verified(join)
-        for publisher in self._publishers.values():
-            publisher.is_familiar = publisher.is_heard
+        self._roster.note_familiar()
         if is_verified:
             self.counters.verified_reconnects += 1
         else:
             self._resync.request(join.reason, join.filters, now)
 
     def _is_verified(self, join: Join) -> bool:
-        """Whether every publisher that should be alive has told its heads, so that nothing can be missing unseen.
-
-        A publisher that is new may be the second to start behind that link: nobody would tell of the first.
-        """
-        if not self.settings.verify_after_reconnect or not join.responders:
-            return False
-        heard = [publisher for publisher in self._publishers.values() if publisher.is_heard]
-        return all(
-            publisher.is_familiar and (publisher.has_ended or publisher.guid in join.responders) for publisher in heard
-        )
+        return self.settings.verify_after_reconnect and self._roster.is_verified(join.responders)
 
     def _resync_all(self, reason: Reason, now: float) -> None:
         """Ask for everything again; before the first join nothing was promised, and its own resync covers all."""
@@ -582,24 +591,10 @@ class SubscriberCore:
     # -- silence
 
     def _wake(self, now: float) -> None:
-        frozen = now - self._last_call > 2 * self.settings.max_idle_time_s
+        if now - self._last_call > 2 * self.settings.max_idle_time_s:
+            self._roster.excuse_silence(now)
         self._last_call = now
-        if frozen:
-            self.counters.freezes += 1
-            for publisher in self._publishers.values():
-                publisher.last_heard = now
 
     def _check_silence(self, now: float) -> None:
-        for publisher in list(self._publishers.values()):
-            silent_for = now - publisher.last_heard
-            if silent_for > self.settings.forget_time_s:
-                self._roster.forget_publisher(publisher)
-                if publisher.is_suspect and not publisher.has_ended:
-                    # What it published since it fell silent, and before it died, nobody else would tell.
-                    self._resync_all(Reason.SILENCE, now)
-            elif silent_for > self.settings.silence_timeout_s and publisher.is_heard and not publisher.is_suspect:
-                publisher.is_suspect = True
-                if publisher.has_ended:
-                    continue
-                self.counters.silences += 1
-                self._resync_all(Reason.SILENCE, now)
+        if self._roster.look_for_silence(now):
+            self._resync_all(Reason.SILENCE, now)

@@ -111,7 +111,7 @@ def test_a_restart_whose_first_hello_was_lost_is_found_by_name() -> None:
     rig.join()
     rig.deliver(*rig.publish(former, "a"))
     rig.publishers.clear()
-    rig.publisher("host", predecessor=Predecessor(former.guid, former.heads()), is_heard=False)
+    rig.publisher("host", is_heard=False)
     rig.run(6)
     assert "publisher restarted" in rig.reasons
 
