@@ -14,7 +14,7 @@ from pubsub_api.driver import PubSubApi
 from pubsub_api.testing.conf_fixture import fast_conf
 from tests.servers import RedisServer
 
-DRIVERS = ("memory", "zmq", "zenoh", "redis")
+DRIVERS = ("memory", "zmq", "zenoh", "redis", "longpoll")
 
 
 @pytest.fixture(scope="session")
@@ -41,7 +41,7 @@ class Bus:
 
     @property
     def is_bind_based(self) -> bool:
-        return self.driver in ("zmq", "zenoh")
+        return self.driver in ("zmq", "zenoh", "longpoll")
 
     def addresses(self, *ends: pubsub_api.Publisher | Any) -> Sequence[str] | None:
         """Where a subscriber has to listen to hear these publishers and caches."""
