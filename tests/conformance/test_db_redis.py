@@ -7,15 +7,17 @@ from collections.abc import Iterator
 import pytest
 
 from nb_api.testing.db_conformance import DbConformance
+from nb_api.testing.db_conformance.base import NewUrl
 from tests.servers import RedisServer
 
 
-@pytest.fixture(scope="module", autouse=True)
+@pytest.fixture(scope="module")
 def redis_server() -> Iterator[RedisServer]:
     with RedisServer() as server:
-        TestRedis.url = f"{server.address}?prefix={{name}}"
         yield server
 
 
 class TestRedis(DbConformance):
-    pass
+    @pytest.fixture
+    def new_url(self, redis_server: RedisServer) -> NewUrl:
+        return redis_server.new_prefix

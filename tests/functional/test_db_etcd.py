@@ -11,13 +11,12 @@ from typing import Any
 
 import pytest
 
-from nb_api import config
 from nb_api.db_api import DbApi
 from nb_api.errors import DbUnavailable, RevisionTooOld
 from nb_api.loading import open_db
-from nb_api.testing.replay import WAIT_S, follow, stored
-from pubsub_api.config import new_conf
+from nb_api.testing.replay import WAIT_S, stored
 from pubsub_api.errors import Closed, InvalidConfig, LimitReached
+from tests.db_faults import ServerInTrouble, opened
 from tests.servers_db import EtcdServer
 from tests.waiting import wait_until
 
@@ -39,17 +38,6 @@ def db(url: str) -> Iterator[DbApi]:
         yield db
 
 
-@contextlib.contextmanager
-def opened(url: str, **options: Any) -> Iterator[DbApi]:
-    """The database with these options of [db]."""
-    conf = new_conf()
-    conf.register_opts(config.OPTIONS, group=config.GROUP)
-    for name, value in options.items():
-        conf.set_override(name, value, group=config.GROUP)
-    with contextlib.closing(open_db(url, conf)) as db:
-        yield db
-
-
 def ask(server: EtcdServer, path: str, **request: Any) -> Any:
     """A request of somebody else."""
     url = f"http://127.0.0.1:{server.port}/v3/{path}"
@@ -57,73 +45,15 @@ def ask(server: EtcdServer, path: str, **request: Any) -> Any:
         return json.load(answer)
 
 
-class TestServerInTrouble:
-    def test_no_acknowledged_write_is_lost_when_the_server_is_killed(self, server: EtcdServer, db: DbApi) -> None:
-        acknowledged: list[int] = []
-        with ThreadPoolExecutor(4) as pool:
-            for attempt in range(2):
-
-                def write(worker: int, attempt: int = attempt) -> list[int]:
-                    versions: list[int] = []
-                    with contextlib.suppress(DbUnavailable):
-                        while True:
-                            versions.append(db.create("t", f"{attempt}-{worker}-{len(versions)}", 1, topic="t"))
-                    return versions
-
-                before = db.revision()
-                writing = [pool.submit(write, worker) for worker in range(4)]
-                follow(db, lambda seen: len(seen) >= 50, after=before)
-                server.kill()
-                acknowledged += [version for one in writing for version in one.result(WAIT_S)]
-                server.restart()
-                changes = [change.revision for change in db.changes(0, limit=1_000_000)]
-                assert set(acknowledged) <= set(changes)
-                assert changes == sorted(set(changes))
-                assert [change.revision for change in db.unpublished(limit=1_000_000)] == changes
-                assert {held.version for held in stored(db).values()} == set(changes)
-
-    def test_a_restart_between_two_calls_is_not_noticed(self, server: EtcdServer, db: DbApi) -> None:
-        with ThreadPoolExecutor(4) as pool:
-            list(pool.map(lambda i: db.create("t", f"k{i}", i, topic="t"), range(8)))
-        server.restart()
-        for turn in range(8):
-            db.set("t", f"k{turn}", 2)
-
-    def test_a_wait_notices_that_the_server_is_gone(self, server: EtcdServer, db: DbApi) -> None:
-        with ThreadPoolExecutor(1) as pool:
-            waiting = pool.submit(db.wait, 0, timeout_s=WAIT_S)
-            watchers = f"http://127.0.0.1:{server.port}/metrics"
-            wait_until(lambda: b"etcd_debugging_mvcc_watcher_total 1\n" in read(watchers), WAIT_S, "the watch")
-            server.kill()
-            with pytest.raises(DbUnavailable):
-                waiting.result(WAIT_S)
-            with pytest.raises(DbUnavailable):
-                db.revision()
-            server.restart()
-            waiting = pool.submit(db.wait, 0, timeout_s=WAIT_S)
-            db.create("t", "k", 1, topic="t")
-            assert waiting.result(WAIT_S) is True
-
-    def test_a_frozen_server_is_given_up_and_used_again(self, server: EtcdServer, url: str) -> None:
-        with opened(url, operation_timeout=0.5, connect_timeout=0.5) as db:
-            server.freeze()
-            try:
-                with pytest.raises(DbUnavailable):
-                    db.revision()
-            finally:
-                server.thaw()
-            wait_until(lambda: ends_well(db), WAIT_S, "the server to answer")
+class TestServerInTrouble(ServerInTrouble):
+    def wait_for_waiter(self, server: EtcdServer, url: str) -> None:
+        watchers = f"http://127.0.0.1:{server.port}/metrics"
+        wait_until(lambda: b"etcd_debugging_mvcc_watcher_total 1\n" in read(watchers), WAIT_S, "the watch")
 
 
 def read(url: str) -> bytes:
     with urllib.request.urlopen(url, timeout=WAIT_S) as answer:
         return bytes(answer.read())
-
-
-def ends_well(db: DbApi) -> bool:
-    with contextlib.suppress(DbUnavailable):
-        return db.revision() == 0
-    return False
 
 
 class TestCompactionByOthers:

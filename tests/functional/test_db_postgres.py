@@ -6,19 +6,17 @@ import contextlib
 import random
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any
 
 import psycopg
 import pytest
 
-from nb_api import config
 from nb_api.db_api import DbApi
 from nb_api.errors import DbUnavailable, ObjectExists, RevisionTooOld
-from nb_api.loading import load_db_driver, open_db
+from nb_api.loading import open_db
 from nb_api.testing.replay import WAIT_S, follow, stored
-from pubsub_api.config import new_conf
 from pubsub_api.errors import Closed, Forked, InvalidConfig
 from pubsub_api.testing.conformance.forks import in_forked_child, outcome
+from tests.db_faults import ServerInTrouble, opened
 from tests.servers_db import PostgresServer
 from tests.waiting import wait_until
 
@@ -48,19 +46,6 @@ def client(server: PostgresServer, url: str, db: DbApi) -> Iterator[Client]:
     """Somebody else, with SQL, in the same database."""
     with server.client(url) as client:
         yield client
-
-
-@contextlib.contextmanager
-def opened(url: str, **options: Any) -> Iterator[DbApi]:
-    """The database with these options of [db] and [db_postgres]."""
-    conf = new_conf()
-    groups = {config.GROUP: config.OPTIONS, **load_db_driver("postgres").options}
-    for group, known in groups.items():
-        conf.register_opts(known, group=group)
-        for name in options.keys() & {option.name for option in known}:
-            conf.set_override(name, options[name], group=group)
-    with contextlib.closing(open_db(url, conf)) as db:
-        yield db
 
 
 def number(client: Client, statement: str) -> int:
@@ -172,62 +157,12 @@ class TestSharedTransactions:
         assert {change.key for change in db.changes(0)} == {"slow", "first", "a", "b"}
 
 
-class TestServerInTrouble:
-    def test_no_acknowledged_write_is_lost_when_the_server_is_killed(self, server: PostgresServer, url: str) -> None:
-        acknowledged: list[int] = []
-        with opened(url) as db, ThreadPoolExecutor(4) as pool:
-            for attempt in range(3):
+class TestServerInTrouble(ServerInTrouble):
+    kills = 3
 
-                def write(worker: int, attempt: int = attempt) -> list[int]:
-                    versions: list[int] = []
-                    with contextlib.suppress(DbUnavailable):
-                        while True:
-                            versions.append(db.create("t", f"{attempt}-{worker}-{len(versions)}", 1, topic="t"))
-                    return versions
-
-                before = db.revision()
-                writing = [pool.submit(write, worker) for worker in range(4)]
-                follow(db, lambda seen: len(seen) >= 50, after=before)
-                server.kill()
-                acknowledged += [version for one in writing for version in one.result(WAIT_S)]
-                server.restart()
-                changes = [change.revision for change in db.changes(0, limit=1_000_000)]
-                assert set(acknowledged) <= set(changes)
-                assert changes == sorted(set(changes))
-                assert [change.revision for change in db.unpublished(limit=1_000_000)] == changes
-                assert {held.version for held in stored(db).values()} == set(changes)
-
-    def test_a_wait_notices_that_the_server_is_gone(self, server: PostgresServer, db: DbApi, client: Client) -> None:
-        with ThreadPoolExecutor(1) as pool:
-            waiting = pool.submit(db.wait, 0, timeout_s=WAIT_S)
+    def wait_for_waiter(self, server: PostgresServer, url: str) -> None:
+        with server.client(url) as client:
             wait_listening(client, 1)
-            server.kill()
-            with pytest.raises(DbUnavailable):
-                waiting.result(WAIT_S)
-            with pytest.raises(DbUnavailable):
-                db.revision()
-            server.restart()
-            waiting = pool.submit(db.wait, 0, timeout_s=WAIT_S)
-            db.create("t", "k", 1, topic="t")
-            assert waiting.result(WAIT_S) is True
-
-    def test_a_restart_between_two_calls_is_not_noticed(self, server: PostgresServer, db: DbApi) -> None:
-        with ThreadPoolExecutor(4) as pool:
-            list(pool.map(lambda i: db.create("t", f"k{i}", i, topic="t"), range(8)))
-        server.restart()
-        for turn in range(8):
-            db.set("t", f"k{turn}", 2)
-
-    def test_a_frozen_server_is_given_up_and_used_again(self, server: PostgresServer, url: str) -> None:
-        with opened(url, operation_timeout=0.1) as db:
-            version = db.create("t", "k", 1, topic="t")
-            server.freeze()
-            try:
-                with pytest.raises(DbUnavailable):
-                    db.get("t", "k")
-            finally:
-                server.thaw()
-            wait_until(lambda: ends_well(lambda: db.get("t", "k").version == version), WAIT_S, "the server to answer")
 
     def test_an_open_snapshot_ends_with_the_server(self, server: PostgresServer, url: str) -> None:
         with opened(url, snapshot_portion=1) as db:
@@ -239,13 +174,6 @@ class TestServerInTrouble:
             with pytest.raises(DbUnavailable):
                 list(objects)
             assert len(stored(db)) == 3
-
-
-def ends_well(condition: Any) -> bool:
-    try:
-        return bool(condition())
-    except DbUnavailable:
-        return False
 
 
 def wait_listening(client: Client, count: int) -> None:

@@ -6,14 +6,15 @@ their revisions, and `wait` is a blocking read of it.  `keys` lists what is stor
 taken of a store that has none.
 
 What a Redis forgets.  With ``appendfsync always`` what was answered is on disk.  With ``everysec``, the usual choice, a
-server that is killed keeps everything and a machine that fails loses the last second or two; a replica that takes over
-lacks what had not reached it; without an append-only file everything since the last dump is gone.  Then the feed *goes
-back*, and revisions that somebody has seen never happened.  That is always told:
+server that is killed, or whose machine fails, loses up to two seconds; a replica that takes over lacks what had not
+reached it; without an append-only file everything since the last dump is gone.  Then the feed *goes back*, and
+revisions that somebody has seen never happened.  That is always told:
 
 - Every write names the process of the server that it was sent to (``run_id``, asked for when a connection is opened).
-  The first write to another process than wrote last begins a new *run*, whose revisions start above all that the
-  former process can have given: at the server's clock in microseconds, and at least 2**32 further.  So no revision is
-  ever given twice, unless the clock was set back and an old copy was restored as well.
+  The first write to another process than wrote last begins a new *run*, whose revisions start at the server's clock in
+  microseconds.  That is above all that any process has given, because there are fewer writes than microseconds; where
+  the clock was set back, they start 2**32 above what is known.  So no revision is ever given twice, unless the clock
+  was set back and an old copy was restored as well.
 - First and last revision of every run are kept.  A revision between two runs was given and lost: `changes` and `wait`
   raise RevisionUnknown for it, not only until the database has come so far again.
 

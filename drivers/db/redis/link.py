@@ -42,6 +42,18 @@ def make_script(source: str) -> Script:
     return Script(encoded, hashlib.sha1(encoded, usedforsecurity=False).hexdigest())
 
 
+# Not MULTI: a server that is short of memory refuses whatever is in it, also what only reads.
+_TOGETHER = make_script("""
+local answers, at = {}, 1
+while at <= #ARGV do
+    local last = at + ARGV[at]
+    answers[#answers + 1] = redis.call(unpack(ARGV, at + 1, last))
+    at = last + 1
+end
+return answers
+""")
+
+
 class Link:
     """A connection.  One thread at a time may use it.  Raises redis.RedisError and OSError."""
 
@@ -91,21 +103,8 @@ class Link:
 
     def transaction(self, commands: Sequence[Command]) -> list[Any]:
         """The answers to commands that are carried out at one moment."""
-        every = [("MULTI",), *commands, ("EXEC",)]
-        self._connection.send_packed_command(self._connection.pack_commands(every))
-        refusal: redis.ResponseError | None = None
-        for _ in every[:-1]:
-            try:
-                self._connection.read_response()
-            except redis.ResponseError as error:
-                refusal = refusal or error
-        try:
-            answers: list[Any] = self._connection.read_response()
-        except redis.ResponseError as error:  # "discarded because of previous errors"
-            raise refusal or error from error
-        for answer in answers:
-            if isinstance(answer, Exception):
-                raise answer
+        words = [word for command in commands for word in (len(command), *command)]
+        answers: list[Any] = self.run_script(_TOGETHER, (), words)
         return answers
 
     def is_usable(self) -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from drivers.db.redis.link import make_script
 
 RUN_STEP = 2**32
-"""More revisions than a server can have lost when it comes back."""
+"""More revisions than a server can have lost when it comes back.  Needed only where its clock was set back."""
 
 _PRELUDE = """
 local function digits(number) return string.format('%.0f', number) end
@@ -55,12 +55,13 @@ for i = 1, count do
 end
 
 -- Another process of the server than wrote last may have lost the end of the feed.  Its revisions are not given again:
--- who has seen them must be able to tell.
+-- who has seen them must be able to tell.  There are fewer writes than microseconds, so the clock is above them all.
 if redis.call('HGET', state, 'run') ~= run then
     local last = tonumber(redis.call('HGET', state, 'revision') or 0)
     local first = redis.call('HGET', state, 'first')
     if first then redis.call('ZADD', runs, digits(last), first) end
-    local start = math.max(last + RUN_STEP, micros)
+    local start = micros
+    if start <= last then start = last + RUN_STEP end
     redis.call('HSET', state, 'run', run, 'first', digits(start), 'revision', digits(start - 1))
 end
 

@@ -1,0 +1,112 @@
+"""A database whose server is in trouble: what every driver with a server must live through, as tests to inherit."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Protocol
+from urllib.parse import urlsplit
+
+import pytest
+
+from nb_api import config
+from nb_api.db_api import DbApi
+from nb_api.errors import DbUnavailable
+from nb_api.loading import load_db_driver, open_db
+from nb_api.testing.replay import WAIT_S, follow, stored
+from pubsub_api.config import new_conf
+from tests.waiting import wait_until
+
+
+class Server(Protocol):
+    def kill(self) -> None: ...
+    def restart(self) -> None: ...
+    def freeze(self) -> None: ...
+    def thaw(self) -> None: ...
+
+
+@contextlib.contextmanager
+def opened(url: str, **options: Any) -> Iterator[DbApi]:
+    """The database with these options of [db] and of the driver's own groups."""
+    conf = new_conf()
+    groups = {config.GROUP: config.OPTIONS, **load_db_driver(urlsplit(url).scheme).options}
+    for group, known in groups.items():
+        conf.register_opts(known, group=group)
+        for name in options.keys() & {option.name for option in known}:
+            conf.set_override(name, options[name], group=group)
+    with contextlib.closing(open_db(url, conf)) as db:
+        yield db
+
+
+def ends_well(condition: Callable[[], object]) -> bool:
+    try:
+        return bool(condition())
+    except DbUnavailable:
+        return False
+
+
+class ServerInTrouble:
+    """Needs the fixtures ``server``, ``url`` and ``db``."""
+
+    kills = 2
+
+    def wait_for_waiter(self, server: Any, url: str) -> None:
+        """Until a `wait` of a thread has reached the server."""
+        raise NotImplementedError
+
+    def test_no_acknowledged_write_is_lost_when_the_server_is_killed(self, server: Server, db: DbApi) -> None:
+        acknowledged: list[int] = []
+        with ThreadPoolExecutor(4) as pool:
+            for attempt in range(self.kills):
+
+                def write(worker: int, attempt: int = attempt) -> list[int]:
+                    versions: list[int] = []
+                    with contextlib.suppress(DbUnavailable):
+                        while True:
+                            versions.append(db.create("t", f"{attempt}-{worker}-{len(versions)}", 1, topic="t"))
+                    return versions
+
+                before = db.revision()
+                writing = [pool.submit(write, worker) for worker in range(4)]
+                follow(db, lambda seen: len(seen) >= 50, after=before)
+                server.kill()
+                acknowledged += [version for one in writing for version in one.result(WAIT_S)]
+                server.restart()
+                changes = [change.revision for change in db.changes(0, limit=1_000_000)]
+                assert set(acknowledged) <= set(changes)
+                assert changes == sorted(set(changes))
+                assert [change.revision for change in db.unpublished(limit=1_000_000)] == changes
+                assert {held.version for held in stored(db).values()} == set(changes)
+
+    def test_a_restart_between_two_calls_is_not_noticed(self, server: Server, db: DbApi) -> None:
+        with ThreadPoolExecutor(4) as pool:
+            list(pool.map(lambda i: db.create("t", f"k{i}", i, topic="t"), range(8)))
+        server.restart()
+        for turn in range(8):
+            db.set("t", f"k{turn}", 2)
+
+    def test_a_wait_notices_that_the_server_is_gone(self, server: Server, url: str, db: DbApi) -> None:
+        with ThreadPoolExecutor(1) as pool:
+            waiting = pool.submit(db.wait, 0, timeout_s=WAIT_S)
+            self.wait_for_waiter(server, url)
+            server.kill()
+            with pytest.raises(DbUnavailable):
+                waiting.result(WAIT_S)
+            with pytest.raises(DbUnavailable):
+                db.revision()
+            server.restart()
+            waiting = pool.submit(db.wait, 0, timeout_s=WAIT_S)
+            db.create("t", "k", 1, topic="t")
+            assert waiting.result(WAIT_S) is True
+
+    def test_a_frozen_server_is_given_up_and_used_again(self, server: Server, url: str) -> None:
+        with opened(url, operation_timeout=0.5, connect_timeout=0.5) as db:
+            version = db.create("t", "k", 1, topic="t")
+            server.freeze()
+            try:
+                with pytest.raises(DbUnavailable):
+                    db.get("t", "k")
+            finally:
+                server.thaw()
+            wait_until(lambda: ends_well(lambda: db.get("t", "k").version == version), WAIT_S, "the server to answer")
