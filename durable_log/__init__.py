@@ -6,6 +6,7 @@
         log.append(frames)
 """
 
+from durable_log.arrow import arrow_batches
 from durable_log.errors import LogCorrupt, LogError, LogUnavailable, OffsetTooOld, RecordConflict
 from durable_log.loading import open_log as open
 from durable_log.log_api import Appended, LogApi, Record, Segment, ShardState, StoredFrame, StreamState, shard_of
@@ -23,6 +24,7 @@ __all__ = [
     "ShardState",
     "StoredFrame",
     "StreamState",
+    "arrow_batches",
     "open",
     "shard_of",
 ]

@@ -39,6 +39,30 @@ OPTIONS: Sequence[cfg.Opt] = (
     cfg.StrOpt("segment_directory", default="",
                help="Directory of the sealed segments. Empty: beside the file of an embedded log; a log that several "
                     "hosts share needs a directory that all of them have mounted."),
+    cfg.IntOpt("segment_cache_bytes", default=64 * _MIB, min=0, max=64 * 1024 * _MIB,
+               help="Frames rebuilt from segments that a reader keeps for the next read. Bytes."),
+    cfg.IntOpt("segment_events", default=1_000_000, min=1, max=100_000_000,
+               help="Events of a segment at most."),
+    cfg.IntOpt("seal_events", default=200_000, min=1, max=100_000_000,
+               help="A shard is sealed when it has this many events that are not, or when one of them is older than "
+                    "seal_age."),
+    _seconds("seal_age", 600.0, 0.0, 365 * _DAY_S, "See seal_events."),
+    _seconds("maintenance_interval", 10.0, 0.05, _DAY_S, "How often it is looked whether there is something to seal "
+             "or to drop."),
+    _seconds("retention_age", 0.0, 0.0, 100 * 365 * _DAY_S,
+             "What was appended longer ago is dropped, whole frames and segments at a time. 0: never."),
+    _seconds("stream_forget_age", 30 * _DAY_S, 60.0, 100 * 365 * _DAY_S,
+             "A stream that was idle this long is forgotten. Should its frames be appended again, they are stored "
+             "again."),
+    cfg.ListOpt("compact_topics", default=[],
+                help="Topic filters. Of the sealed events of these topics only the newest of each object stays."),
+    _seconds("compact_tombstone_age", 7 * _DAY_S, 0.0, 100 * 365 * _DAY_S,
+             "A delete in a compacted topic stays this long, for those who were away."),
+    cfg.IntOpt("compact_objects_max", default=5_000_000, min=1, max=1_000_000_000,
+               help="Objects of a shard that compaction keeps in memory. A shard with more is not compacted."),
+    cfg.IntOpt("retention_bytes", default=0, min=0, max=2**60,
+               help="The oldest is dropped while the log is larger than this, segments and what is not sealed "
+                    "together. 0: never. Bytes."),
 )  # fmt: skip
 
 

@@ -7,16 +7,25 @@ class decides where an offset is read and hides the difference.  It knows nothin
 from __future__ import annotations
 
 import abc
+import bisect
+import logging
+import operator
 import pathlib
-from collections.abc import Sequence
+import sys
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
+from urllib.parse import SplitResult
 
 import msgspec
+from oslo_config import cfg
 
 from durable_log import checks, config
 from durable_log.errors import LogCorrupt, OffsetTooOld
 from durable_log.log_api import LogApi, Segment, ShardState, StoredFrame, shard_of
+from durable_log.segments import SegmentReader
 from pubsub_api.errors import InvalidConfig
+
+LOG = logging.getLogger(__name__)
 
 
 class HotRead(NamedTuple):
@@ -68,7 +77,19 @@ class SegmentedLog(LogApi):
         """Drop all before ``start``, which is the beginning of a segment or of a hot frame: entries and hot frames, in
         one transaction.  False, and nothing happens, when the shard's sealed part does not end at ``sealed``."""
 
+    @abc.abstractmethod
+    def forget_streams(self, before_ns: int) -> int:
+        """Forget streams to which nothing was appended since a time by the store's clock; returns how many.
+
+        Should their events ever be appended again, they are stored again.
+        """
+
     # -- what follows from it
+
+    def __init__(self, conf: cfg.ConfigOpts, url: SplitResult) -> None:
+        super().__init__(conf, url)
+        self.segment_reader = SegmentReader(cache_bytes_max=conf[config.GROUP].segment_cache_bytes)
+        self._known_segments: dict[int, list[Segment]] = {}
 
     def read(self, shard: int, offset: int, *, events_max: int = 10_000, bytes_max: int = 4 << 20) -> list[StoredFrame]:
         checks.check_shard(shard, self.shards)
@@ -83,26 +104,48 @@ class SegmentedLog(LogApi):
                 )
             if offset >= state.sealed:
                 return frames
-            raise LogCorrupt(f"shard {shard}: offsets from {offset} to {state.sealed} cannot be read")
+            segment = self._segment_at(shard, offset, state)
+            if segment is None:
+                continue
+            try:
+                found = self.segment_reader.frames(segment, offset)
+                frames = take(found, offset=offset, events_max=events_max, bytes_max=bytes_max)
+            except LogCorrupt:
+                if self._is_listed(segment):
+                    raise
+                continue
+            if frames:
+                return frames
+            offset = segment.end  # compaction has left nothing there
 
     def read_stream(self, guid: bytes, topic: str, first: int, last: int, *, bytes_max: int = 4 << 20) -> list[bytes]:
         checks.check_limit(bytes_max, "bytes_max")
-        shard_of(topic, self.shards)
-        return [one.frame for one in self.hot_read_stream(guid, topic, first, last, bytes_max=bytes_max)]
+        hot = [(one.header().first + one.skipped, one)
+               for one in self.hot_read_stream(guid, topic, first, last, bytes_max=bytes_max)]  # fmt: skip
+        found = hot + self._sealed_stream(guid, topic, first, last, bytes_max=bytes_max)
+        found.sort(key=operator.itemgetter(0))
+        stored = (one for _, one in found)
+        return [one.frame for one in take(stored, offset=0, events_max=sys.maxsize, bytes_max=bytes_max)]
 
     def find(self, shard: int, appended_ns: int) -> int:
         checks.check_shard(shard, self.shards)
-        return self.hot_find(shard, appended_ns)
+        hot = self.hot_find(shard, appended_ns)  # first: what is sealed meanwhile is then found twice, and not missed
+        for segment in self.segments(shard):
+            if segment.appended_ns_max >= appended_ns:
+                return min(hot, self.segment_reader.find(segment, appended_ns))
+        return hot
 
     def trim(self, shard: int, before: int) -> int:
         checks.check_shard(shard, self.shards)
         checks.check_offset(before)
         while True:
             state, frames = self.hot_read(shard, before, events_max=1, bytes_max=1)
-            start = self._cut(state, before, frames)
+            segments = self.segments(shard)
+            start = _cut(state, segments, before, frames)
             if start <= state.start:
                 return 0
             if self.drop(shard, start, state.sealed):
+                self.remove_files([segment for segment in segments if segment.first < start])
                 return start - state.start
 
     def segments(self, shard: int | None = None) -> list[Segment]:
@@ -110,11 +153,59 @@ class SegmentedLog(LogApi):
             checks.check_shard(shard, self.shards)
         return [self.decode_entry(entry) for entry in self.manifest(shard)]
 
-    def _cut(self, state: ShardState, before: int, frames: Sequence[StoredFrame]) -> int:
-        """The last offset up to ``before`` at which a whole frame or segment begins, or the shard's end."""
-        if before >= state.sealed:
-            return frames[0].offset if frames else state.end
-        return max((one.first for one in self.segments(state.shard) if one.first <= before), default=state.start)
+    def remove_files(self, segments: Sequence[Segment]) -> None:
+        """Remove files that are not in the manifest any more.  One that cannot be removed is an orphan, and the next
+        sealing tries again."""
+        for segment in segments:
+            self.segment_reader.forget(segment)
+            try:
+                pathlib.Path(segment.path).unlink(missing_ok=True)
+            except OSError as error:
+                LOG.warning("The segment %s is dropped but cannot be removed: %s", segment.path, error)
+
+    def _segment_at(self, shard: int, offset: int, state: ShardState) -> Segment | None:
+        """From what is known, else from the manifest: segments do not change, they only come and go.
+
+        None when it was trimmed meanwhile.  Raises LogCorrupt when the manifest has a hole.
+        """
+        for is_fresh in (False, True):
+            if is_fresh:
+                self._known_segments[shard] = self.segments(shard)
+            known = self._known_segments.get(shard, [])
+            position = bisect.bisect_right(known, offset, key=operator.attrgetter("first")) - 1
+            if position >= 0 and known[position].end > offset:
+                return known[position]
+        if self.state()[shard].start == state.start:
+            raise LogCorrupt(f"shard {shard}: no segment has offset {offset}, and it is before {state.sealed}")
+        return None
+
+    def _is_listed(self, segment: Segment) -> bool:
+        """Whether a segment that could not be read ought to be there: it may have been replaced or dropped."""
+        self.segment_reader.forget(segment)
+        self._known_segments.pop(segment.shard, None)
+        return segment in self.segments(segment.shard)
+
+    def _sealed_stream(
+        self, guid: bytes, topic: str, first: int, last: int, *, bytes_max: int
+    ) -> list[tuple[int, StoredFrame]]:
+        """The frames of a stream that segments have, the oldest numbers first, with the numbers where they begin."""
+        reader = self.segment_reader
+        places = [
+            (low, segment, group)
+            for segment in self.segments(shard_of(topic, self.shards))
+            for low, high, group in reader.stream_ranges(segment, guid, topic)
+            if low <= last and high >= first
+        ]
+        found: list[tuple[int, StoredFrame]] = []
+        size = 0
+        for _, segment, group in sorted(places, key=operator.itemgetter(0)):
+            if size > bytes_max:
+                break
+            frames = reader.stream_frames(segment, group, guid, topic)
+            some = [(number, one) for number, one in frames if number <= last and number + one.count > first]
+            size += sum(len(one.frame) for _, one in some)
+            found += some
+        return found
 
     # -- manifest entries
 
@@ -139,3 +230,23 @@ class SegmentedLog(LogApi):
     def decode_entry(self, entry: str) -> Segment:
         segment = Segment(**msgspec.json.decode(entry))
         return segment._replace(path=str(self.directory / segment.path))
+
+
+def take(found: Iterable[StoredFrame], *, offset: int, events_max: int, bytes_max: int) -> list[StoredFrame]:
+    """Frames within the limits, and one at least.  Events before ``offset`` do not count towards them."""
+    taken: list[StoredFrame] = []
+    events = size = 0
+    for stored in found:
+        size += len(stored.frame)
+        if taken and (events >= events_max or size > bytes_max):
+            break
+        taken.append(stored)
+        events += stored.end - max(offset, stored.offset)
+    return taken
+
+
+def _cut(state: ShardState, segments: Sequence[Segment], before: int, frames: Sequence[StoredFrame]) -> int:
+    """The last offset up to ``before`` at which a whole frame or segment begins, or the shard's end."""
+    if before >= state.sealed:
+        return frames[0].offset if frames else state.end
+    return max((segment.first for segment in segments if segment.first <= before), default=state.start)

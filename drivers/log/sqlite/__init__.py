@@ -163,5 +163,8 @@ class SqliteLog(SegmentedLog):
     def replace_segments(self, shard: int, span: tuple[int, int], old: Sequence[str], entry: str) -> bool:
         return self._store.write(lambda connection: sealed.replace(connection, shard, span, old, entry))
 
+    def forget_streams(self, before_ns: int) -> int:
+        return self._store.write(lambda connection: sealed.forget_streams(connection, before_ns))
+
     def drop(self, shard: int, start: int, sealed_end: int) -> bool:
         return self._store.write(lambda connection: sealed.drop(connection, shard, start, sealed_end))

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import sqlite3
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 from drivers.log.sqlite.appending import decode_ranges
 from drivers.log.sqlite.schema import offset_of, row_id
 from durable_log.log_api import ShardState, StoredFrame, StreamState
-from durable_log.segmented import HotRead
+from durable_log.segmented import HotRead, take
 
 _FRAME = "id, count, skipped, appended_ns, frame"
 _STATE = 'SELECT shard, start, sealed, "end", bytes FROM shards'
@@ -42,7 +42,7 @@ def read(connection: sqlite3.Connection, shard: int, offset: int, *, events_max:
         f"SELECT {_FRAME} FROM frames WHERE id >= (SELECT max(id) FROM frames WHERE id <= ?) AND id < ? ORDER BY id",
         (row_id(shard, offset), row_id(shard, found.end)),
     )
-    return HotRead(found, _take(shard, rows, offset=offset, events_max=events_max, bytes_max=bytes_max))
+    return HotRead(found, take(_stored(shard, rows), offset=offset, events_max=events_max, bytes_max=bytes_max))
 
 
 def read_stream(
@@ -58,7 +58,7 @@ def read_stream(
         "ORDER BY first",
         (stream, first, last),
     )
-    return _take(shard, rows, offset=0, events_max=sys.maxsize, bytes_max=bytes_max)
+    return take(_stored(shard, rows), offset=0, events_max=sys.maxsize, bytes_max=bytes_max)
 
 
 def find(connection: sqlite3.Connection, shard: int, appended_ns: int) -> int:
@@ -78,17 +78,8 @@ def find(connection: sqlite3.Connection, shard: int, appended_ns: int) -> int:
     return low
 
 
-def _take(
-    shard: int, rows: Iterable[tuple[int, int, int, int, bytes]], *, offset: int, events_max: int, bytes_max: int
-) -> list[StoredFrame]:
-    """Frames within the limits, and one at least.  Events before ``offset`` do not count towards them."""
-    taken: list[StoredFrame] = []
-    events = size = 0
-    for row, count, skipped, appended_ns, frame in rows:
-        stored = StoredFrame(shard, offset_of(row), count, skipped, appended_ns, frame)
-        size += len(frame)
-        if taken and (events >= events_max or size > bytes_max):
-            break
-        taken.append(stored)
-        events += stored.end - max(offset, stored.offset)
-    return taken
+def _stored(shard: int, rows: Iterable[tuple[int, int, int, int, bytes]]) -> Iterator[StoredFrame]:
+    return (
+        StoredFrame(shard, offset_of(row), count, skipped, appended_ns, frame)
+        for row, count, skipped, appended_ns, frame in rows
+    )

@@ -1,4 +1,5 @@
-"""The manifest of sealed segments, changed together with the hot frames in the transaction that is open."""
+"""The manifest of sealed segments, changed together with the hot frames in the transaction that is open; and what is
+forgotten."""
 
 from __future__ import annotations
 
@@ -45,6 +46,14 @@ def drop(connection: sqlite3.Connection, shard: int, start: int, sealed: int) ->
         (start, size, shard),
     )
     return True
+
+
+def forget_streams(connection: sqlite3.Connection, before_ns: int) -> int:
+    # A stream whose frames are hot is kept: they are found by its row.
+    return connection.execute(
+        "DELETE FROM streams WHERE appended_ns < ? AND NOT EXISTS (SELECT 1 FROM frames WHERE stream = streams.id)",
+        (before_ns,),
+    ).rowcount
 
 
 def _sealed(connection: sqlite3.Connection, shard: int) -> int:

@@ -1,0 +1,156 @@
+"""What a log needs now and then: sealing, retention, cleaning.  One process per log does it; several do no harm.
+
+Retention drops the oldest: what was appended longer ago than ``retention_age``, and what makes the log larger than
+``retention_bytes``.  Whatever is dropped is counted.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import threading
+import time
+from types import TracebackType
+
+from durable_log import config
+from durable_log.compaction import Compactor
+from durable_log.errors import LogError, LogUnavailable
+from durable_log.log_api import ShardState
+from durable_log.sealing import Sealer
+from durable_log.segmented import SegmentedLog
+from pubsub_api.errors import Closed
+
+LOG = logging.getLogger(__name__)
+
+_SECOND_NS = 1_000_000_000
+
+
+@dataclasses.dataclass
+class MaintenanceStatistics:
+    """Everything that maintenance has done since it was made."""
+
+    rounds: int = 0
+    sealed_segments: int = 0
+    sealed_events: int = 0
+    dropped_by_age: int = 0
+    """Offsets, as in all that count what was dropped."""
+    dropped_by_bytes: int = 0
+    compacted_segments: int = 0
+    compacted_events: int = 0
+    """Events that compaction has removed."""
+    forgotten_streams: int = 0
+    orphans_removed: int = 0
+    busy: int = 0
+    """Rounds given up because another process was at it."""
+    errors: int = 0
+
+
+class Maintainer:
+    """Maintains a log; `start` does it in a thread, `run_once` here and now.  Close it when done, the log after it."""
+
+    def __init__(self, log: SegmentedLog) -> None:
+        self._log = log
+        self._options = log.conf[config.GROUP]
+        self._sealer = Sealer(log)
+        self._compactor = Compactor(log, self._sealer) if self._options.compact_topics else None
+        self.statistics = MaintenanceStatistics()
+        self._closing = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def start(self) -> Maintainer:
+        self._thread = threading.Thread(target=self._run, name="heliograph-log-maintenance", daemon=True)
+        self._thread.start()
+        return self
+
+    def close(self) -> None:
+        """End the thread after the step it is at.  Idempotent."""
+        self._closing.set()
+        if self._thread is not None:
+            self._thread.join()
+
+    def __enter__(self) -> Maintainer:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def run_once(self, now_ns: int | None = None) -> None:
+        """Seal what is due, drop what is too much, clean up.  Raises LogError; what was done before it stays done."""
+        now_ns = time.time_ns() if now_ns is None else now_ns
+        self.statistics.rounds += 1
+        try:
+            self.statistics.orphans_removed += len(self._sealer.clean())
+            for state in self._log.state():
+                self._seal_if_due(state, now_ns)
+            if self._compactor is not None:
+                self._compact(now_ns)
+        except LogUnavailable as error:
+            self.statistics.busy += 1
+            LOG.info("Maintenance leaves sealing to others: %s", error)
+        self._drop_by_age(now_ns)
+        self._drop_by_bytes()
+        forget_before = now_ns - int(self._options.stream_forget_age * _SECOND_NS)
+        self.statistics.forgotten_streams += self._log.forget_streams(forget_before)
+
+    def _run(self) -> None:
+        while not self._closing.wait(self._options.maintenance_interval):
+            try:
+                self.run_once()
+            except Closed:
+                return
+            except (LogError, OSError) as error:
+                self.statistics.errors += 1
+                LOG.warning("Maintenance of the log failed and is tried again: %s", error)
+
+    def _seal_if_due(self, state: ShardState, now_ns: int) -> None:
+        hot = state.end - state.sealed
+        if not hot:
+            return
+        if hot < self._options.seal_events:
+            oldest = self._log.hot_read(state.shard, state.sealed, events_max=1, bytes_max=1).frames
+            if not oldest or oldest[0].appended_ns > now_ns - int(self._options.seal_age * _SECOND_NS):
+                return
+        made = self._sealer.seal(state.shard, state.end)
+        self.statistics.sealed_segments += len(made)
+        self.statistics.sealed_events += sum(segment.rows for segment in made)
+
+    def _compact(self, now_ns: int) -> None:
+        assert self._compactor is not None
+        for shard in range(self._log.shards):
+            report = self._compactor.compact(shard, now_ns)
+            self.statistics.compacted_segments += report.segments
+            self.statistics.compacted_events += report.removed
+
+    def _drop_by_age(self, now_ns: int) -> None:
+        if not self._options.retention_age:
+            return
+        before_ns = now_ns - int(self._options.retention_age * _SECOND_NS)
+        for state in self._log.state():
+            kept_from = self._log.find(state.shard, before_ns)
+            if kept_from > state.start:
+                self.statistics.dropped_by_age += self._log.trim(state.shard, kept_from)
+
+    def _drop_by_bytes(self) -> None:
+        """The oldest segments first; then, of the shard that has most, as large a part as is too much."""
+        limit = self._options.retention_bytes
+        while limit:
+            segments = self._log.segments()
+            states = self._log.state()
+            hot = sum(state.bytes for state in states)
+            surplus = hot + sum(segment.bytes for segment in segments) - limit
+            if surplus <= 0:
+                return
+            if segments:
+                oldest = min(segments, key=lambda segment: segment.appended_ns_max)
+                firsts = [one for one in segments if one.shard == oldest.shard and one.first <= oldest.first]
+                shard, before = oldest.shard, max(one.end for one in firsts)
+            else:
+                largest = max(states, key=lambda state: state.bytes)
+                part = min(1.0, surplus / largest.bytes)
+                shard, before = largest.shard, largest.start + int((largest.end - largest.start) * part) + 1
+            dropped = self._log.trim(shard, min(before, states[shard].end))
+            self.statistics.dropped_by_bytes += dropped
+            if not dropped:
+                return
