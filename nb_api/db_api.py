@@ -102,7 +102,8 @@ class DbApi(abc.ABC):
     """Option group -> options that this driver adds.  Registered on ``conf`` before the constructor is called."""
 
     with_outbox: bool = True
-    """False: changes made through this object count as published.  For who has no bus, where nobody would confirm."""
+    """False: changes made through this object count as published.  For who has no bus, where nobody would confirm.
+    Changes of Heliograph's own tables (`nb_api.bookkeeping`) count as published in any case."""
 
     transaction_limit: ClassVar[int] = 10_000
     """How many writes one transaction of this kind of database can take, whatever is configured."""
@@ -152,7 +153,7 @@ class DbApi(abc.ABC):
         """
         if not writes:
             return []
-        return self.commit(check_writes(writes, self._write_limits))
+        return self.commit(check_writes(writes, self._write_limits, self.with_outbox))
 
     @property
     def writes_max(self) -> int:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from nb_api import checks
+from nb_api.bookkeeping import is_own
 from nb_api.errors import DbError, ObjectExists, ObjectNotFound, VersionConflict
 from pubsub_api.core.topics import check_topic
 from pubsub_api.errors import HeliographError, LimitReached, UsageError
@@ -26,6 +27,8 @@ class CheckedWrite(NamedTuple):
     topic: str | None
     value: bytes | None
     expected_version: int | None
+    with_outbox: bool
+    """Whether the change waits in the outbox until somebody has published it."""
 
 
 class WriteLimits(NamedTuple):
@@ -37,16 +40,16 @@ class WriteLimits(NamedTuple):
     value_bytes_max: int
 
 
-def check_writes(writes: Sequence[Write], limits: WriteLimits) -> list[CheckedWrite]:
+def check_writes(writes: Sequence[Write], limits: WriteLimits, with_outbox: bool) -> list[CheckedWrite]:
     """Raises what `DbApi.apply` says, before the database is asked."""
     if len(writes) > limits.count_max:
         raise LimitReached(f"{len(writes)} writes are more than one transaction takes, which is {limits.count_max}")
     if len(writes) == 1:
-        return [_check(writes[0], limits.value_bytes_max)]
+        return [_check(writes[0], limits.value_bytes_max, with_outbox)]
     checked = []
     for position, write in enumerate(writes):
         try:
-            checked.append(_check(write, limits.value_bytes_max))
+            checked.append(_check(write, limits.value_bytes_max, with_outbox))
         except (UsageError, LimitReached) as error:
             raise type(error)(f"writes[{position}]: {error}") from error
     _check_together(checked, limits.bytes_max)
@@ -65,7 +68,7 @@ def _check_together(writes: Sequence[CheckedWrite], bytes_max: int) -> None:
         names.add(name)
 
 
-def _check(write: Write, value_bytes_max: int) -> CheckedWrite:
+def _check(write: Write, value_bytes_max: int, with_outbox: bool) -> CheckedWrite:
     action, topic, value = write.action, write.topic, None
     checks.check_object(write.table, write.key)
     if action == "create" or topic is not None:
@@ -79,7 +82,8 @@ def _check(write: Write, value_bytes_max: int) -> CheckedWrite:
         raise UsageError("a delete has neither a value nor a topic")
     if action != "delete":
         value = checks.encode_value(write.value, bytes_max=value_bytes_max)
-    return CheckedWrite(action, write.table, write.key, topic, value, write.expected_version)
+    is_published = with_outbox and not is_own(write.table)
+    return CheckedWrite(action, write.table, write.key, topic, value, write.expected_version, is_published)
 
 
 def find_refusal(write: CheckedWrite, version: int | None, is_alive: bool) -> Refusal | None:

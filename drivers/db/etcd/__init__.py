@@ -226,7 +226,7 @@ class EtcdDb(DbApi):
         operations: list[dict[str, Any]] = []
         for write, name, kv, record in zip(writes, names, found, records, strict=True):
             puts.append((name, _encode(record)))
-            if self.with_outbox:
+            if write.with_outbox:
                 puts.append(
                     (keys.outbox_entry(os.urandom(16), record.slot), _encode(Waiting(write.table, write.key, record)))
                 )

@@ -76,7 +76,7 @@ class PostgresDb(DbApi):
 
     def commit(self, writes: Sequence[CheckedWrite]) -> list[int]:
         versions = []
-        for position, outcome in enumerate(self._writer.write(Transfer(writes, self.with_outbox))):
+        for position, outcome in enumerate(self._writer.write(writes)):
             if outcome.name == schema.UNTOUCHED:  # another one of them was refused
                 continue
             if outcome.name != schema.DONE or outcome.version is None:
@@ -149,14 +149,13 @@ class PostgresDb(DbApi):
 
     def _execute(self, transfers: Sequence[Transfer]) -> list[list[Outcome]]:
         """One statement, so one transaction and one round trip."""
-        rows = [(number, *write, transfer.with_outbox) for number, transfer in enumerate(transfers)
-                for write in transfer.writes]  # fmt: skip
+        rows = [(number, *write) for number, transfer in enumerate(transfers) for write in transfer]
         if len(rows) == 1:
             answers = self._query(self._statements.change, *rows[0][1:])
         else:
             answers = self._query(self._statements.change_all, *map(list, zip(*rows, strict=True)))
         outcomes = iter([Outcome(*row) for row in answers])
-        return [list(itertools.islice(outcomes, len(transfer.writes))) for transfer in transfers]
+        return [list(itertools.islice(outcomes, len(transfer))) for transfer in transfers]
 
     @staticmethod
     def _is_newer(newest: int, after_revision: int) -> bool:

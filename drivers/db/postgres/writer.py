@@ -27,11 +27,8 @@ class Outcome(NamedTuple):
     version: int | None
 
 
-class Transfer(NamedTuple):
-    """Writes of one caller, all or nothing."""
-
-    writes: Sequence[CheckedWrite]
-    with_outbox: bool
+Transfer = Sequence[CheckedWrite]
+"""Writes of one caller, all or nothing."""
 
 
 class _Passenger:
@@ -98,7 +95,7 @@ class SharedWriter:
         with self._lock:
             count, size = 0, 0
             for passenger in self._queue[:_TOGETHER_MAX]:
-                size += sum(len(write.value or b"") for write in passenger.transfer.writes)
+                size += sum(len(write.value or b"") for write in passenger.transfer)
                 if count and size > _TOGETHER_BYTES_MAX:
                     break
                 count += 1

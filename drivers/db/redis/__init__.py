@@ -91,13 +91,13 @@ class RedisDb(DbApi):
         for write in writes:
             expected = "" if write.expected_version is None else write.expected_version
             name = name_of(write.table, write.key)
-            arguments += (write.action, name, write.topic or "", write.value or b"", expected)
+            arguments += (write.action, name, write.topic or "", write.value or b"", expected, int(write.with_outbox))
         with self._links.link() as link:
             outcome, *found = link.run_script(
                 scripts.COMMIT,
                 (keys.state, keys.runs, keys.objects, keys.names, keys.deleted, keys.deletions, keys.feed, keys.outbox,
                  keys.snapshots, keys.undo),
-                (link.run, int(self.with_outbox), *arguments),
+                (link.run, *arguments),
             )  # fmt: skip
         if outcome == b"done":
             return [int(revision) for revision in found]

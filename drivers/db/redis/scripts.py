@@ -35,12 +35,11 @@ COMMIT = make_script(
     + _HAS_SNAPSHOTS
     + """
 local state, runs, objects, names, deleted, deletions, feed, outbox, snapshots, undo = unpack(KEYS)
-local run, with_outbox = ARGV[1], ARGV[2] == '1'
-local count = (#ARGV - 2) / 5
+local run, count = ARGV[1], (#ARGV - 1) / 6
 local records, topics = {}, {}
 
 for i = 1, count do
-    local at = 5 * i - 2
+    local at = 6 * i - 4
     local action, name, expected = ARGV[at], ARGV[at + 1], ARGV[at + 4]
     local record = redis.call('HGET', objects, name)
     if record then
@@ -68,8 +67,8 @@ end
 local is_watched = has_snapshots(snapshots, undo)
 local answer = {'done'}
 for i = 1, count do
-    local at = 5 * i - 2
-    local action, name, topic, value = ARGV[at], ARGV[at + 1], ARGV[at + 2], ARGV[at + 3]
+    local at = 6 * i - 4
+    local action, name, topic, value, with_outbox = ARGV[at], ARGV[at + 1], ARGV[at + 2], ARGV[at + 3], ARGV[at + 5]
     local old_topic = topics[i]
     local left = ''
     if topic == '' then topic = old_topic
@@ -92,7 +91,7 @@ for i = 1, count do
     end
     redis.call('XADD', feed, revision .. '-0', 'action', action, 'name', name, 'topic', topic, 'left', left,
                'time', now, 'value', value)
-    if with_outbox then redis.call('ZADD', outbox, revision, revision) end
+    if with_outbox == '1' then redis.call('ZADD', outbox, revision, revision) end
     answer[i + 1] = revision
 end
 return answer

@@ -240,7 +240,7 @@ class SqliteDb(DbApi):
             "ON CONFLICT (table_name, key) DO UPDATE SET topic = ?3, version = ?4, deleted_at = ?5, value = ?6",
             (write.table, write.key, topic, revision, now if write.action == "delete" else None, write.value),
         )
-        if self.with_outbox:
+        if write.with_outbox:
             connection.execute("INSERT INTO outbox VALUES (?, ?)", (revision, now))
         return revision
 

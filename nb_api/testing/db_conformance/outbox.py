@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from nb_api.db_api import Change, DbApi
+from nb_api.db_api import Change, DbApi, Write
 from nb_api.testing.db_conformance.base import DbConformanceBase
 from nb_api.testing.db_conformance.feed import fill
 from pubsub_api.testing.receivers import eventually
@@ -61,6 +61,14 @@ class OutboxConformance(DbConformanceBase):
         ]
         db.mark_published([versions[2], versions[4]])
         assert db.unpublished() == []
+
+    def test_what_is_no_news_for_others_does_not_wait(self, db: DbApi) -> None:
+        """Leases are renewed all the time; whoever publishes must not see them."""
+        db.apply([Write("create", "heliograph.leases", "k", 1, "t"), Write("create", "t", "k", 1, "t")])
+        db.set("heliograph.leases", "k", 2)
+        db.delete("heliograph.leases", "k")
+        assert [change.table for change in db.unpublished()] == ["t"]
+        assert len(db.changes(0)) == 4
 
     def test_without_an_outbox_nothing_waits(self, db: DbApi) -> None:
         db.with_outbox = False
