@@ -30,6 +30,7 @@ from typing import Any
 
 import msgspec
 
+from nb_api.bookkeeping import is_own
 from nb_api.cache_changes import Created, Deleted, Difference, Updated
 from nb_api.db_api import Change, DbObject
 from nb_api.events import events_of, moved_to
@@ -69,7 +70,8 @@ class CacheCounters:
 
 
 class CacheCore:
-    """Not thread-safe: the owner serialises the calls that change it.  ``tables`` None follows all.
+    """Not thread-safe: the owner serialises the calls that change it.  ``tables`` None follows all but Heliograph's
+    own.
 
     ``position`` is the revision up to which everything is reflected, 0 before the first snapshot.  ``newest`` is the
     highest version that was ever seen; a database whose revision is lower went back.
@@ -220,8 +222,8 @@ class CacheCore:
 
     # -- snapshots
 
-    def merge(self, revision: int, *, scope: Iterable[str] | None = None, replaces: bool = False) -> Merge:
-        """Begin to merge a snapshot taken at ``revision``: of everything that is followed, or of the filters ``scope``.
+    def merge(self, revision: int, scope: Iterable[str], *, replaces: bool = False) -> Merge:
+        """Begin to merge a snapshot that was taken at ``revision`` with the filters ``scope``.
 
         ``replaces``: the database went back, and what the snapshot says is true whatever the versions are.
         """
@@ -230,17 +232,17 @@ class CacheCore:
             self._bases.clear()
             self.position = self._doubtful_up_to = self._newest_base = 0
             self.newest = revision
-        self._merge = Merge(self, revision, None if scope is None else tuple(scope), replaces)
+        self._merge = Merge(self, revision, tuple(scope), replaces)
         return self._merge
+
+    def covers_all(self, scope: Iterable[str]) -> bool:
+        """Whether these are all filters that are followed."""
+        return set(self.filters) <= set(scope)
 
     def _merged(self, merge: Merge) -> None:
         self._merge = None
-        if merge.scope is None:
-            self._bases.clear()
-            self._newest_base = 0
-            self.position = max(self.position, merge.revision)
-            self.newest = max(self.newest, merge.revision)
-            self._forget_up_to(self.position)
+        if self.covers_all(merge.scope):
+            self.advance(merge.revision)
         else:
             self._bases.update(dict.fromkeys(merge.scope, merge.revision))
             self._newest_base = max(self._bases.values())
@@ -278,9 +280,8 @@ class CacheCore:
             return found
 
     def _open_table(self, table: str) -> dict[str, Entry] | None:
-        if self._wanted_tables is not None and table not in self._wanted_tables:
-            return None
-        return self._tables.setdefault(table, {})
+        is_wanted = not is_own(table) if self._wanted_tables is None else table in self._wanted_tables
+        return self._tables.setdefault(table, {}) if is_wanted else None
 
     def _base_of(self, topic: str) -> int:
         """Up to where everything of this topic is reflected, beyond the position."""
@@ -312,18 +313,17 @@ class CacheCore:
 class Merge:
     """A snapshot on its way into the cache.  Events may be applied between any two calls."""
 
-    def __init__(self, core: CacheCore, revision: int, scope: tuple[str, ...] | None, replaces: bool) -> None:
+    def __init__(self, core: CacheCore, revision: int, scope: tuple[str, ...], replaces: bool) -> None:
         self.revision = revision
         self.scope = scope
         self._core = core
         self._replaces = replaces
-        self._unseen = {table: self._in_scope(entries) for table, entries in core._tables.items() if entries}
-
-    def _in_scope(self, entries: Mapping[str, Entry]) -> set[str]:
-        if self.scope is None:
-            return set(entries)
-        filters = FilterSet(self.scope)
-        return {key for key, entry in entries.items() if filters.match(entry.topic)}
+        filters = None if core.covers_all(scope) else FilterSet(scope)
+        self._unseen = {
+            table: {key for key, entry in entries.items() if filters is None or filters.match(entry.topic)}
+            for table, entries in core._tables.items()
+            if entries
+        }
 
     def touch(self, table: str, key: str) -> None:
         """An event of after the database went back is true as well."""

@@ -121,7 +121,7 @@ class CacheMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.merge is None)
     @rule()
     def begin_snapshot(self) -> None:
-        self.merge = (self.core.merge(self.db.revision), self.db.rows(self.core.filters, TABLES))
+        self.merge = (self.core.merge(self.db.revision, self.core.filters), self.db.rows(self.core.filters, TABLES))
         self.unloaded_then = set(self.unloaded)
 
     @precondition(lambda self: self.merge is None and self.is_loaded and self.unloaded)
@@ -129,7 +129,7 @@ class CacheMachine(RuleBasedStateMachine):
     def begin_scoped_snapshot(self, data: st.DataObject) -> None:
         scope = data.draw(st.sampled_from(sorted(self.unloaded)))
         rows = self.db.rows(FilterSet([scope]), TABLES)
-        self.merge = (self.core.merge(self.db.revision, scope=[scope]), rows)
+        self.merge = (self.core.merge(self.db.revision, [scope]), rows)
         self.unloaded_then = {scope}
 
     @precondition(lambda self: self.merge is not None)
@@ -149,7 +149,7 @@ class CacheMachine(RuleBasedStateMachine):
         self.copy.hear(merge.finish())
         self.merge = None
         self.unloaded -= self.unloaded_then
-        self.is_loaded |= merge.scope is None
+        self.is_loaded |= self.core.covers_all(merge.scope)
 
     @precondition(lambda self: self.merge is not None)
     @rule()
@@ -195,7 +195,7 @@ class CacheMachine(RuleBasedStateMachine):
         if self.merge is not None:
             self.finish_snapshot()
         for scope in sorted(self.unloaded) if self.is_loaded else ():
-            merge = self.core.merge(self.db.revision, scope=[scope])
+            merge = self.core.merge(self.db.revision, [scope])
             self.copy.hear(merge.rows(self.db.rows(FilterSet([scope]), TABLES)))
             self.copy.hear(merge.finish())
         if self.is_loaded:
@@ -232,7 +232,7 @@ def core() -> CacheCore:
 
 
 def load(core: CacheCore, revision: int, *rows: DbObject, replaces: bool = False) -> list[Difference]:
-    merge = core.merge(revision, replaces=replaces)
+    merge = core.merge(revision, core.filters, replaces=replaces)
     return merge.rows(rows) + merge.finish()
 
 
@@ -281,7 +281,7 @@ def test_a_resync_tells_exactly_the_differences(core: CacheCore) -> None:
 
 def test_live_events_during_a_snapshot_win_over_it(core: CacheCore) -> None:
     core.apply([event(1, key="a"), event(2, key="b")])
-    merge = core.merge(5)
+    merge = core.merge(5, core.filters)
     core.apply([event(6, key="a"), event(7, "delete", key="b"), event(8, key="c"), event(9, "delete", key="d")])
     merge.rows([row(1, key="a"), row(2, key="b"), row(3, key="d")])
     merge.finish()
@@ -332,7 +332,7 @@ def test_a_database_that_went_back_replaces_what_is_held(core: CacheCore) -> Non
 
 def test_an_event_after_the_database_went_back_is_not_undone(core: CacheCore) -> None:
     load(core, 50, row(50, key="k"))
-    merge = core.merge(10, replaces=True)
+    merge = core.merge(10, core.filters, replaces=True)
     core.apply([event(51), event(11, key="l")])
     merge.rows([row(9)])
     merge.finish()

@@ -1,0 +1,183 @@
+"""Where a local cache hears of changes: from the bus, or from the database's own feed.
+
+Both tell a `Listener` the same two things: here is news, and here news may be missing.  The listener reads the database
+itself.  Which source is used is the configuration's business; what the cache holds in the end is the same.
+"""
+
+from __future__ import annotations
+
+import abc
+import threading
+import time
+from collections.abc import Iterable, Sequence
+from typing import Protocol
+
+from nb_api.db_api import Change, DbApi
+from nb_api.errors import RevisionGone, RevisionUnknown
+from pubsub_api import Event, Reason, Resync, Session, Subscriber, SubscriberStatistics
+
+FEED_WAIT_S = 0.2
+"""How long the feed is waited for in one go: a topic that is added meanwhile waits as long."""
+
+
+class Listener(Protocol):
+    """What a source tells, from a thread of its own or from within `ChangeSource.wait`."""
+
+    @property
+    def is_loaded(self) -> bool:
+        """There was a snapshot."""
+
+    @property
+    def position(self) -> int:
+        """Up to which revision everything is reflected."""
+
+    def on_events(self, events: Sequence[Event]) -> None: ...
+
+    def on_feed(self, changes: Sequence[Change]) -> None:
+        """The next changes of the feed, complete up to the last of them."""
+
+    def need_snapshot(self, reason: str, *, is_awaited: bool = False, is_replacing: bool = False) -> None: ...
+
+    def need_delta(self, reason: str) -> None: ...
+
+    def need_topics(self, topics: Iterable[str]) -> None:
+        """These filters are in effect: what they select has to be read."""
+
+
+class ChangeSource(abc.ABC):
+    """One thread waits, any thread may call the other methods."""
+
+    def __init__(self) -> None:
+        self._awake = threading.Event()
+
+    @abc.abstractmethod
+    def start(self, topics: Sequence[str]) -> None:
+        """Begin to listen.  Raises what a subscriber raises."""
+
+    @abc.abstractmethod
+    def add_topic(self, topic_filter: str) -> None:
+        """Listen to a further filter; `Listener.need_topics`, or a snapshot, follows when it is in effect."""
+
+    @abc.abstractmethod
+    def remove_topic(self, topic_filter: str) -> None: ...
+
+    @abc.abstractmethod
+    def wait(self, timeout_s: float) -> None:
+        """Block until `wake`, or the time is over, or there was news.  Raises DbUnavailable."""
+
+    @property
+    def is_joining(self) -> bool:
+        """A filter was added and is not in effect yet."""
+        return False
+
+    def wake(self) -> None:
+        self._awake.set()
+
+    def statistics(self) -> SubscriberStatistics | None:
+        return None
+
+    @abc.abstractmethod
+    def close(self) -> None: ...
+
+    def sleep(self, timeout_s: float) -> None:
+        """Until `wake`, or the time is over."""
+        self._awake.wait(min(timeout_s, threading.TIMEOUT_MAX))
+        self._awake.clear()
+
+
+class FeedSource(ChangeSource):
+    """The database's feed.  It is in order and complete, so all that can go wrong is that it does not reach back."""
+
+    def __init__(self, db: DbApi, listener: Listener, *, portion: int) -> None:
+        super().__init__()
+        self._db = db
+        self._listener = listener
+        self._portion = portion
+
+    def start(self, topics: Sequence[str]) -> None:  # noqa: ARG002  the feed has all of them
+        self._listener.need_snapshot("initial", is_awaited=True)
+
+    def add_topic(self, topic_filter: str) -> None:
+        self._listener.need_topics([topic_filter])
+
+    def remove_topic(self, topic_filter: str) -> None:
+        """The feed has everything anyway."""
+
+    def wait(self, timeout_s: float) -> None:
+        if not self._listener.is_loaded:
+            self.sleep(timeout_s)
+            return
+        deadline = time.monotonic() + timeout_s
+        position = self._listener.position
+        while not self._awake.is_set() and (rest_s := deadline - time.monotonic()) > 0:
+            try:
+                if self._db.wait(position, timeout_s=min(rest_s, FEED_WAIT_S)):
+                    self._listener.on_feed(self._db.changes(position, limit=self._portion))
+                    return
+            except RevisionGone as error:
+                self._listener.need_snapshot(str(error), is_replacing=isinstance(error, RevisionUnknown))
+                return
+        self._awake.clear()
+
+    def close(self) -> None:
+        self.wake()
+
+
+class BusSource(ChangeSource):
+    """A subscriber on the bus.  It is made with the first topic, because without one there is nothing to hear."""
+
+    def __init__(self, session: Session, listener: Listener, addresses: Sequence[str] | None) -> None:
+        super().__init__()
+        self._session = session
+        self._listener = listener
+        self._addresses = addresses
+        self._subscriber: Subscriber | None = None
+        self._waiting: set[str] = set()
+        """Filters that are registered and not yet in effect."""
+
+    @property
+    def is_joining(self) -> bool:
+        return bool(self._waiting)
+
+    def start(self, topics: Sequence[str]) -> None:
+        if topics:
+            self._subscribe(topics)
+
+    def _subscribe(self, topics: Sequence[str]) -> None:
+        self._waiting.update(topics)
+        self._subscriber = self._session.subscriber(
+            topics, on_events=self._listener.on_events, on_resync=self._on_resync, addresses=self._addresses
+        )
+
+    def add_topic(self, topic_filter: str) -> None:
+        if self._subscriber is None:
+            self._subscribe([topic_filter])
+            return
+        self._waiting.add(topic_filter)
+        self._subscriber.subscribe(topic_filter)
+
+    def remove_topic(self, topic_filter: str) -> None:
+        self._waiting.discard(topic_filter)
+        if self._subscriber is not None:
+            self._subscriber.unsubscribe(topic_filter)
+
+    def _on_resync(self, resync: Resync) -> None:
+        """The subscriber's dispatcher says that events may be missing.  Jitter and distance are behind it already."""
+        if not self._listener.is_loaded:
+            self._listener.need_snapshot(resync.reason.value, is_awaited=True)
+        if Reason.SUBSCRIBED in resync.reasons:
+            self._listener.need_topics(resync.topics)
+        self._waiting.difference_update(resync.topics)
+        if resync.reasons != {Reason.SUBSCRIBED}:
+            self._listener.need_delta(resync.reason.value)
+
+    def wait(self, timeout_s: float) -> None:
+        self.sleep(timeout_s)
+
+    def statistics(self) -> SubscriberStatistics | None:
+        return None if self._subscriber is None else self._subscriber.statistics()
+
+    def close(self) -> None:
+        if self._subscriber is not None:
+            self._subscriber.close()
+        self.wake()

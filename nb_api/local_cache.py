@@ -1,0 +1,377 @@
+"""A controller's copy of the objects it is concerned with, kept equal to the database.
+
+Live changes come from the bus or from the database's feed (`nb_api.change_source`) and are applied by version
+(`nb_api.cache_core`).  One thread reads the database when that is needed: at the start, for a topic that is new, after
+loss (`nb_api.resync`).  Reading never holds up live changes, since their order does not matter.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import logging
+import random
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from types import TracebackType
+
+from oslo_config import cfg
+
+from nb_api.api import NbApi
+from nb_api.cache_changes import CacheChange, Difference
+from nb_api.cache_core import CacheCore, CacheCounters
+from nb_api.cache_sync import CacheSync, SyncCounters
+from nb_api.change_queue import ChangeQueue
+from nb_api.change_source import BusSource, ChangeSource, FeedSource
+from nb_api.checks import Selection
+from nb_api.db_api import Change, DbObject
+from nb_api.errors import DbError, ObjectNotFound
+from nb_api.notify_config import CACHE_GROUP
+from nb_api.resync import SyncScheduler, SyncSettings, SyncTask
+from pubsub_api import Event, SubscriberStatistics, forking
+from pubsub_api.core.topics import FilterSet
+from pubsub_api.errors import Closed, Forked, HeliographError, UsageError, WaitTimeout
+
+LOG = logging.getLogger(__name__)
+
+OnChanges = Callable[[Sequence[CacheChange]], None]
+ALL_TOPICS = ("#",)
+_TURN_S = 0.1
+_FEED = SyncTask("feed")
+
+
+@dataclasses.dataclass(frozen=True)
+class LocalCacheStatistics:
+    """Counters since the cache was made."""
+
+    objects: int
+    tombstones: int
+    position: int
+    """Up to this revision of the database everything is reflected, and much after it."""
+    is_synced: bool
+    news: CacheCounters
+    syncs: SyncCounters
+    overruns: int
+    """How often changes were not told one by one because nobody took them."""
+    callback_errors: int
+    bus: SubscriberStatistics | None
+    """Of the subscriber; None when the database's feed is followed."""
+
+
+class LocalCache:
+    """A copy of the objects of ``tables`` (None: all) whose topic any of the filters ``topics`` selects (None: all).
+
+    ``on_changes`` is called with what changed, in order, one call at a time; it may read the cache and must not wait
+    for it.  Without it, iterate over `changes`.  Every method may be called from any thread.  Does not live on in a
+    forked child: make a new one there.  Close it before its `NbApi`.
+    """
+
+    def __init__(
+        self,
+        nb: NbApi,
+        *,
+        tables: Sequence[str] | None = None,
+        topics: Sequence[str] | None = None,
+        on_changes: OnChanges | None = None,
+        addresses: Sequence[str] | None = None,
+    ) -> None:
+        """Begins at once and returns at once.  ``addresses`` replaces the publishers' addresses of the configuration.
+
+        Raises InvalidObject, InvalidTopic, InvalidConfig.
+        """
+        Selection(tables, topics)  # refuses what can never work
+        options = nb.conf[CACHE_GROUP]
+        self._filters = list(ALL_TOPICS if topics is None else topics)
+        self._on_changes = on_changes
+        self._core = CacheCore(tables, self._filters, tombstones_max=options.tombstones_max)
+        self._turn = threading.RLock()
+        """Held while the copy changes and is told of; never while the database is read.  A callback may add and remove
+        topics."""
+        self._untold: list[CacheChange] = []
+        self._is_telling = False
+        self._queue = ChangeQueue(options.changes_queue_max, self._set_telling, self._turn)
+        self._changed = threading.Condition()
+        """Guards the scheduler and what follows."""
+        self._scheduler = SyncScheduler(_settings(options), now=time.monotonic(), jitter=random.Random().random)
+        self._is_loaded = False
+        self._is_syncing = False
+        self._callback_errors = 0
+        self._is_closed = False
+        self._is_inherited = False
+        self._sync = CacheSync(nb, self._core, self, tables=tables)
+        self._source: ChangeSource
+        if nb.session is not None:
+            self._source = BusSource(nb.session, self, addresses)
+        else:
+            self._source = FeedSource(nb.db, self, portion=options.delta_portion)
+        forking.register(self)
+        self._thread = threading.Thread(target=self._run, name="heliograph-local-cache", daemon=True)
+        self._source.start(self._filters)
+        self._thread.start()
+
+    # -- reading
+
+    def get(self, table: str, key: str) -> DbObject:
+        """The object as this copy has it.  Raises ObjectNotFound."""
+        self._check_usable()
+        found = self._core.find(table, key)
+        if found is None:
+            raise ObjectNotFound(f"{table} {key!r} is not in the local cache")
+        return found
+
+    def get_all(self, table: str, *, topics: Sequence[str] | None = None) -> list[DbObject]:
+        """The objects of a table, by key, as `NbApi.get_all` gives them."""
+        self._check_usable()
+        return self._core.find_all(table, None if topics is None else FilterSet(topics))
+
+    def changes(self, *, timeout_s: float | None = None) -> Iterator[CacheChange]:
+        """What changed since the cache was made, in order; ends when it is closed, or when nothing came for that long.
+
+        One iterating thread at a time.  After `Resynced` of kind ``overrun`` read the whole cache: single changes were
+        left out.  Raises UsageError when the cache calls back.
+        """
+        if self._on_changes is not None:
+            raise UsageError("this cache calls back; make one without on_changes to iterate")
+        self._check_usable()
+        while (change := self._queue.get(timeout_s)) is not None:
+            yield change
+
+    def wait_synced(self, *, timeout_s: float) -> None:
+        """Return when the copy is complete: everything was read that had to be.  Raises WaitTimeout."""
+        self._check_usable()
+        with self._changed:
+            if not self._changed.wait_for(lambda: self._is_synced() or self._is_closed, timeout_s):
+                state = "objects were read" if self._is_loaded else "the first snapshot was not read"
+                raise WaitTimeout(f"the local cache was not complete within {timeout_s} s ({state})")
+        self._check_usable()
+
+    def _is_synced(self) -> bool:
+        if not len(self._core.filters):
+            return True
+        return self._is_loaded and self._scheduler.is_idle and not self._is_syncing and not self._source.is_joining
+
+    # -- topics
+
+    @property
+    def topics(self) -> list[str]:
+        """The filters in use."""
+        return sorted(self._core.filters)
+
+    def add_topic(self, topic_filter: str) -> bool:
+        """Follow a further filter; True when it is new.  `wait_synced` waits until its objects are there.
+
+        Raises InvalidTopic.
+        """
+        self._check_usable()
+        with self._in_turn():
+            is_new = self._core.add_topic(topic_filter)
+        if is_new:
+            self._source.add_topic(topic_filter)
+        return is_new
+
+    def remove_topic(self, topic_filter: str) -> bool:
+        """Stop following a filter and drop what no other one selects; True when it was there."""
+        self._check_usable()
+        with self._in_turn():
+            was_there = topic_filter in self._core.filters
+            self._tell(self._core.remove_topic(topic_filter))
+        if was_there:
+            self._source.remove_topic(topic_filter)
+            with self._changed:
+                self._scheduler.forget_topic(topic_filter)
+            self._after_news()
+        return was_there
+
+    # -- what the source calls
+
+    @property
+    def is_loaded(self) -> bool:
+        return self._is_loaded
+
+    @property
+    def position(self) -> int:
+        return self._core.position
+
+    def on_events(self, events: Sequence[Event]) -> None:
+        with contextlib.suppress(Closed):
+            self.change(lambda: self._core.apply(events))
+            self._after_news()
+
+    def on_feed(self, changes: Sequence[Change]) -> None:
+        def apply() -> list[Difference]:
+            differences = self._core.apply_changes(changes)
+            self._core.advance(changes[-1].revision)
+            return differences
+
+        if changes:
+            self.change(apply)
+            with self._changed:
+                self._scheduler.done()
+
+    def _after_news(self) -> None:
+        if self._core.wants_resync:
+            self.need_delta("forgotten tombstones")
+
+    def need_snapshot(self, reason: str, *, is_awaited: bool = False, is_replacing: bool = False) -> None:
+        with self._changed:
+            self._scheduler.request_snapshot(reason, time.monotonic(), is_awaited=is_awaited, is_replacing=is_replacing)
+        self._source.wake()
+
+    def need_delta(self, reason: str) -> None:
+        with self._changed:
+            self._scheduler.request_delta(reason, time.monotonic())
+        self._source.wake()
+
+    def need_topics(self, topics: Iterable[str]) -> None:
+        followed = [topic for topic in topics if topic in self._core.filters]
+        with self._changed:
+            if followed:
+                self._scheduler.request_topics(followed, time.monotonic())
+        self._source.wake()
+
+    def pause(self, seconds: float) -> None:
+        """What waits in the thread waits here.  Raises Closed."""
+        self._source.sleep(seconds)
+        self._check_usable()
+
+    # -- changing and telling
+
+    def change(self, work: Callable[[], list[Difference]]) -> None:
+        """Change the copy and tell of it, while nobody else does.  Raises Closed."""
+        with self._in_turn():
+            self._check_usable()
+            self._tell(work())
+
+    @contextlib.contextmanager
+    def _in_turn(self) -> Iterator[None]:
+        """Raises Closed."""
+        while not self._turn.acquire(timeout=_TURN_S):
+            self._check_usable()
+        try:
+            yield
+        finally:
+            self._turn.release()
+
+    def _tell(self, changes: Sequence[CacheChange]) -> None:
+        """In turn.  What a callback itself brings about is told after it."""
+        if not changes:
+            return
+        if self._on_changes is None:
+            self._queue.put(changes, self._core.position)
+            return
+        self._untold += changes
+        if self._is_telling:
+            return
+        self._is_telling = True
+        try:
+            while self._untold:
+                batch, self._untold = self._untold, []
+                self._on_changes(batch)
+        except Exception:
+            self._callback_errors += 1
+            LOG.exception("LocalCache: the callback raised; going on with the next changes.")
+        finally:
+            self._is_telling = False
+
+    def _set_telling(self, is_telling: bool) -> None:
+        self._core.is_telling = is_telling
+
+    # -- the thread
+
+    def _run(self) -> None:
+        while not self._is_closed:
+            with self._changed:
+                task = self._scheduler.take(time.monotonic())
+                self._is_syncing = task is not None
+                wait_s = self._scheduler.next_deadline() - time.monotonic()
+            try:
+                if task is not None:
+                    self._perform(task)
+                else:
+                    self._source.wait(max(wait_s, 0.0))
+            except Closed:
+                return
+            except DbError as error:
+                self._pause(task, error)
+            finally:
+                with self._changed:
+                    self._is_syncing = False
+                    self._changed.notify_all()
+
+    def _perform(self, task: SyncTask) -> None:
+        """Raises DbError, Closed."""
+        told = self._sync.perform(task)
+        with self._changed:
+            self._scheduler.done()
+            self._is_loaded |= any(resynced.kind == "snapshot" for resynced in told)
+        for resynced in told:
+            LOG.info("LocalCache: %s.", resynced)
+        with self._in_turn():
+            self._tell(told)
+
+    def _pause(self, task: SyncTask | None, error: HeliographError) -> None:
+        self._sync.counters.failures += 1
+        with self._changed:
+            pause_s = self._scheduler.failed(task or _FEED, time.monotonic())
+        LOG.warning("LocalCache: the database cannot be read: %s. Next attempt in %.1f s.", error, pause_s)
+        if task is None:
+            self._source.sleep(pause_s)
+
+    # -- the rest
+
+    def statistics(self) -> LocalCacheStatistics:
+        with self._changed:
+            is_synced = self._is_synced()
+        return LocalCacheStatistics(
+            objects=self._core.objects,
+            tombstones=self._core.tombstones,
+            position=self._core.position,
+            is_synced=is_synced,
+            news=dataclasses.replace(self._core.counters),
+            syncs=dataclasses.replace(self._sync.counters),
+            overruns=self._queue.overruns,
+            callback_errors=self._callback_errors,
+            bus=self._source.statistics(),
+        )
+
+    def close(self) -> None:
+        """Stop following; no callback runs after it returns (unless it is called from one).  Idempotent."""
+        if self._is_closed or self._is_inherited:
+            return
+        self._is_closed = True
+        self._source.close()
+        self._queue.close()
+        with self._changed:
+            self._changed.notify_all()
+        if threading.current_thread() is not self._thread:
+            self._thread.join()
+
+    def __enter__(self) -> LocalCache:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _check_usable(self) -> None:
+        if self._is_closed:
+            raise Closed("the local cache is closed")
+        if self._is_inherited:
+            raise Forked("a local cache does not live on in a forked child: make a new one there")
+
+    def after_fork_in_child(self) -> None:
+        forking.set_aside((self._thread, self._source, self._turn, self._changed, self._queue))
+        self._is_inherited = True
+
+
+def _settings(options: cfg.ConfigOpts.GroupAttr) -> SyncSettings:
+    return SyncSettings(
+        snapshot_jitter_s=options.snapshot_jitter,
+        snapshot_interval_min_s=options.snapshot_interval_min,
+        retry_interval_s=options.retry_interval,
+        retry_interval_max_s=options.retry_interval_max,
+        verify_interval_s=options.verify_interval,
+        resync_interval_s=options.resync_interval,
+    )

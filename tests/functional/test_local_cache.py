@@ -1,0 +1,496 @@
+"""A controller's copy: equal to the database in the end, with the same changes told, from the bus and from the feed."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import pathlib
+import queue
+import sqlite3
+import threading
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pytest
+
+from nb_api import CacheChange, Created, Deleted, LocalCache, NbApi, Resynced, Updated
+from nb_api.errors import InvalidObject, ObjectNotFound
+from pubsub_api import Event
+from pubsub_api.errors import Closed, Forked, InvalidTopic, UsageError, WaitTimeout
+from pubsub_api.loading import load_driver
+from tests.nb_tools import memory_bus, open_nb, sqlite_url
+from tests.servers import RedisServer
+from tests.waiting import wait_until
+
+WAIT_S = 60.0
+
+
+@dataclasses.dataclass
+class World:
+    """A writer and its database; makes caches and closes them."""
+
+    bus: str | None
+    url: str
+    nb: NbApi
+    db: dict[str, Any] = dataclasses.field(default_factory=dict)
+    caches: list[LocalCache] = dataclasses.field(default_factory=list)
+    others: list[NbApi] = dataclasses.field(default_factory=list)
+
+    def open(self, **settings: Any) -> NbApi:
+        self.others.append(open_nb(self.url, self.bus, db=self.db, **settings))
+        return self.others[-1]
+
+    def cache(self, *, is_awaited: bool = True, options: dict[str, Any] | None = None, **arguments: Any) -> LocalCache:
+        """A cache of a controller of its own."""
+        cache = LocalCache(self.open(cache=options), **arguments)
+        self.caches.append(cache)
+        if is_awaited:
+            cache.wait_synced(timeout_s=WAIT_S)
+        return cache
+
+    def close(self) -> None:
+        for closable in (*self.caches, *self.others, self.nb):
+            closable.close()
+
+    def wait_equal(self, cache: LocalCache, *tables: str, topics: Sequence[str] | None = None) -> None:
+        for table in tables or ("port",):
+            wait_until(
+                lambda table=table: cache.get_all(table) == self.nb.get_all(table, topics=topics),  # type: ignore[misc]
+                WAIT_S, f"the cache to equal the database in {table}",
+            )  # fmt: skip
+
+
+@pytest.fixture(params=["feed", "bus"])
+def world(request: pytest.FixtureRequest, tmp_path: pathlib.Path) -> Iterator[World]:
+    bus = memory_bus() if request.param == "bus" else None
+    world = World(bus, sqlite_url(tmp_path), open_nb(sqlite_url(tmp_path), bus))
+    yield world
+    world.close()
+
+
+class Told:
+    """What a cache told, through its callback."""
+
+    def __init__(self) -> None:
+        self.changes: list[CacheChange] = []
+
+    def __call__(self, changes: Sequence[CacheChange]) -> None:
+        self.changes += changes
+
+    def kinds(self, kind: type | tuple[type, ...] = (Created, Updated, Deleted)) -> list[str]:
+        return [f"{type(c).__name__} {c.object.key}" for c in list(self.changes) if isinstance(c, kind)]  # type: ignore[union-attr]
+
+    def resyncs(self) -> list[Resynced]:
+        return [change for change in list(self.changes) if isinstance(change, Resynced)]
+
+
+# -- following
+
+
+def test_a_cache_holds_what_was_there_and_follows_what_comes(world: World) -> None:
+    world.nb.create("port", "p1", {"up": False}, topic="tenant-7")
+    told = Told()
+    cache = world.cache(tables=["port"], topics=["tenant-7/#"], on_changes=told)
+    assert cache.get("port", "p1") == world.nb.get("port", "p1")
+    world.nb.create("port", "p2", 2, topic="tenant-7/x")
+    world.nb.update("port", "p1", {"up": True})
+    world.nb.delete("port", "p2")
+    world.nb.create("port", "other", 3, topic="tenant-8")
+    world.nb.create("net", "n", 3, topic="tenant-7")
+    world.nb.create("port", "p3", 4, topic="tenant-7")
+    world.wait_equal(cache, topics=["tenant-7/#"])
+    wait_until(lambda: "Deleted p2" in told.kinds(), WAIT_S, "all changes")
+    assert sorted(told.kinds()) == ["Created p1", "Created p2", "Created p3", "Deleted p2", "Updated p1"]
+    with pytest.raises(ObjectNotFound):
+        cache.get("port", "p2")
+    assert told.resyncs()[0].kind == "snapshot"
+    assert cache.get_all("net") == []
+
+
+def test_changes_can_be_iterated(world: World) -> None:
+    world.nb.create("port", "p1", 1, topic="t")
+    cache = world.cache()
+    world.nb.update("port", "p1", 2)
+    seen: list[CacheChange] = []
+    for change in cache.changes(timeout_s=WAIT_S):
+        seen.append(change)
+        if isinstance(change, Updated):
+            break
+    assert [type(change).__name__ for change in seen if not isinstance(change, Resynced)] == ["Created", "Updated"]
+    found = seen[0].object  # type: ignore[union-attr]
+    assert (found.table, found.key, found.value, found.topic) == ("port", "p1", 1, "t")
+    assert list(cache.changes(timeout_s=0.0)) == []
+
+
+def test_iterating_ends_when_the_cache_is_closed(world: World) -> None:
+    cache = world.cache()
+    ended: queue.SimpleQueue[int] = queue.SimpleQueue()
+    thread = threading.Thread(target=lambda: ended.put(len(list(cache.changes()))))
+    thread.start()
+    cache.close()
+    thread.join(WAIT_S)
+    assert ended.get(timeout=WAIT_S) >= 1
+    with pytest.raises(Closed):
+        cache.get("port", "p1")
+    cache.close()
+
+
+def test_an_iterator_that_does_not_keep_up_is_told_to_read_everything(world: World) -> None:
+    cache = world.cache(options={"changes_queue_max": 10})
+    for number in range(50):
+        world.nb.create("port", f"p{number}", number, topic="t")
+    world.wait_equal(cache)
+    wait_until(lambda: cache.statistics().overruns == 1, WAIT_S, "an overrun")
+    overrun = next(cache.changes(timeout_s=WAIT_S))
+    assert isinstance(overrun, Resynced)
+    assert not overrun.is_told
+    assert len(cache.get_all("port")) == 50
+    world.nb.create("port", "late", 1, topic="t")
+    late = next(cache.changes(timeout_s=WAIT_S))
+    assert isinstance(late, Created)
+    assert late.object.key == "late"
+
+
+def test_many_objects_and_writers_at_once(world: World) -> None:
+    cache = world.cache()
+
+    def write(number: int) -> None:
+        with open_nb(world.url, world.bus) as mine:
+            for step in range(60):
+                key = f"p{step % 7}"
+                if step % 5 == 4:
+                    with contextlib.suppress(ObjectNotFound):
+                        mine.delete("port", key)
+                else:
+                    mine.put("port", key, [number, step], topic=f"t/{step % 3}")
+
+    threads = [threading.Thread(target=write, args=(number,)) for number in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(WAIT_S)
+    world.wait_equal(cache)
+
+
+def test_a_cache_that_starts_in_the_middle_of_writing_misses_nothing(world: World) -> None:
+    stop = threading.Event()
+
+    def write() -> None:
+        for number in range(100_000):
+            if stop.is_set():
+                return
+            world.nb.put("port", f"p{number % 50}", number, topic="t")
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    try:
+        caches = [world.cache() for _ in range(3)]
+    finally:
+        stop.set()
+        writer.join()
+    for cache in caches:
+        world.wait_equal(cache)
+
+
+def test_a_callback_that_raises_is_counted_and_the_copy_stays_right(world: World) -> None:
+    def broken(changes: Sequence[CacheChange]) -> None:
+        raise ValueError("on purpose")
+
+    cache = world.cache(on_changes=broken)
+    world.nb.create("port", "p1", 1, topic="t")
+    world.wait_equal(cache)
+    assert cache.statistics().callback_errors > 0
+    with pytest.raises(UsageError):
+        next(cache.changes())
+
+
+def test_a_callback_may_close_the_cache(world: World) -> None:
+    caches: list[LocalCache] = []
+    closed = threading.Event()
+
+    def on_changes(changes: Sequence[CacheChange]) -> None:
+        if caches:
+            caches[0].close()
+            closed.set()
+
+    caches.append(world.cache(on_changes=on_changes))
+    world.nb.create("port", "p1", 1, topic="t")
+    assert closed.wait(WAIT_S)
+
+
+def test_arguments_are_checked(world: World) -> None:
+    with pytest.raises(InvalidTopic):
+        LocalCache(world.nb, topics=["a/#/b"])
+    with pytest.raises(InvalidObject):
+        LocalCache(world.nb, tables="port")
+
+
+def test_a_cache_does_not_live_on_in_a_forked_child(world: World) -> None:
+    cache = world.cache()
+    pid = os.fork()
+    if pid == 0:
+        status = 1
+        try:
+            cache.get("port", "p1")
+        except Forked:
+            cache.close()
+            status = 0
+        finally:
+            os._exit(status)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+
+
+# -- topics
+
+
+def test_topics_can_be_added_and_removed(world: World) -> None:
+    for tenant in ("7", "8"):
+        world.nb.create("port", f"p{tenant}", tenant, topic=f"tenant-{tenant}")
+    told = Told()
+    cache = world.cache(topics=["tenant-7"], on_changes=told)
+    rows = cache.statistics().syncs.rows
+    assert cache.add_topic("tenant-8")
+    assert not cache.add_topic("tenant-8")
+    cache.wait_synced(timeout_s=WAIT_S)
+    world.wait_equal(cache)
+    assert cache.statistics().syncs.rows == rows + 1  # only what is relevant was pulled
+    world.nb.update("port", "p8", "more")
+    world.wait_equal(cache)
+    assert cache.remove_topic("tenant-8")
+    assert not cache.remove_topic("tenant-8")
+    assert [found.key for found in cache.get_all("port")] == ["p7"]
+    assert told.kinds()[-1] == "Deleted p8"
+    world.nb.update("port", "p8", "unseen")
+    world.nb.update("port", "p7", "seen")
+    wait_until(lambda: cache.get("port", "p7").value == "seen", WAIT_S, "the update of what is still followed")
+    assert [found.key for found in cache.get_all("port")] == ["p7"]
+    assert cache.topics == ["tenant-7"]
+
+
+def test_a_cache_may_begin_without_topics(world: World) -> None:
+    world.nb.create("port", "p1", 1, topic="t")
+    cache = world.cache(topics=[])
+    assert cache.get_all("port") == []
+    cache.add_topic("t")
+    wait_until(lambda: len(cache.get_all("port")) == 1, WAIT_S, "the topic's objects")
+    cache.wait_synced(timeout_s=WAIT_S)
+
+
+def test_a_port_online_subscribes_its_tenant_and_a_second_one_does_not_pull_again(world: World) -> None:
+    """Selective topology: a binding of this host makes its tenant relevant, the last one gone makes it irrelevant."""
+    world.nb.create("net", "n7", "net of 7", topic="tenant-7")
+    world.nb.create("net", "n8", "net of 8", topic="tenant-8")
+    caches: list[LocalCache] = []
+    bound: dict[str, str] = {}
+
+    def on_changes(changes: Sequence[CacheChange]) -> None:
+        for change in changes:
+            if isinstance(change, Resynced) or change.object.table != "binding":
+                continue
+            if isinstance(change, Deleted):
+                tenant = bound.pop(change.object.key)
+                if tenant not in bound.values():
+                    caches[0].remove_topic(tenant)
+            else:
+                bound[change.object.key] = change.object.value
+                caches[0].add_topic(change.object.value)
+
+    caches.append(world.cache(topics=["host-1"], on_changes=on_changes))
+    cache = caches[0]
+    world.nb.create("binding", "port-1", "tenant-7", topic="host-1")
+    wait_until(lambda: [found.key for found in cache.get_all("net")] == ["n7"], WAIT_S, "the tenant's network")
+    world.nb.create("binding", "port-2", "tenant-7", topic="host-1")
+    world.wait_equal(cache, "binding")
+    pulled = cache.statistics().syncs.topics
+    world.nb.delete("binding", "port-1")
+    world.wait_equal(cache, "binding")
+    assert [found.key for found in cache.get_all("net")] == ["n7"]
+    world.nb.delete("binding", "port-2")
+    wait_until(lambda: cache.get_all("net") == [], WAIT_S, "the network to be dropped")
+    assert cache.statistics().syncs.topics == pulled
+
+
+def test_an_object_that_moves_between_topics_comes_and_goes(world: World) -> None:
+    world.nb.create("port", "p1", 1, topic="a")
+    seven, eight, both = (world.cache(topics=topics) for topics in (["a"], ["b"], ["a", "b"]))
+    told = Told()
+    watching = world.cache(topics=["a", "b"], on_changes=told)
+    world.nb.update("port", "p1", 2, topic="b")
+    wait_until(lambda: seven.get_all("port") == [], WAIT_S, "the old topic's follower to drop it")
+    for cache in (eight, both, watching):
+        world.wait_equal(cache)
+    assert told.kinds() == ["Created p1", "Updated p1"]
+
+
+# -- loss, resync, the database
+
+
+def test_rows_written_past_the_bus_appear_with_a_periodic_resync(world: World) -> None:
+    cache = world.cache(options={"resync_interval": 0.2})
+    world.nb.db.create("port", "p1", 1, topic="t")
+    world.nb.db.mark_published([world.nb.db.revision()])
+    world.wait_equal(cache)
+    world.nb.db.delete("port", "p1")
+    world.nb.db.mark_published([world.nb.db.revision()])
+    world.wait_equal(cache)
+
+
+def test_a_database_that_went_back_is_noticed_and_followed(world: World, tmp_path: pathlib.Path) -> None:
+    world.nb.create("port", "kept", 1, topic="t")
+    world.nb.flush(timeout_s=WAIT_S)
+    backup = tmp_path / "backup.db"
+    _copy(tmp_path / "objects.db", backup)
+    world.nb.create("port", "undone", 1, topic="t")
+    world.nb.update("port", "kept", 2)
+    told = Told()
+    cache = world.cache(on_changes=told)
+    world.wait_equal(cache)
+    world.nb.flush(timeout_s=WAIT_S)
+    _copy(backup, tmp_path / "objects.db")
+    world.wait_equal(cache)
+    assert [found.value for found in cache.get_all("port")] == [1]
+    wait_until(lambda: cache.statistics().syncs.replaced > 0, WAIT_S, "the replacing snapshot")
+    world.nb.create("port", "new", 3, topic="t")
+    world.wait_equal(cache)
+
+
+def _copy(source: pathlib.Path, goal: pathlib.Path) -> None:
+    with sqlite3.connect(source) as read, sqlite3.connect(goal, timeout=WAIT_S) as write:
+        read.backup(write)
+    read.close()
+    write.close()
+
+
+def test_changes_that_are_compacted_away_lead_to_a_snapshot(world: World) -> None:
+    cache = world.cache(tables=["port"])
+    nb = world.nb
+    nb.create("port", "p0", 0, topic="t")
+    world.wait_equal(cache)
+    if world.bus is None:
+        with world.open() as other:  # past the feed of the cache, which is fast: so the compaction has to win a race
+            for number in range(20):
+                other.create("port", f"p{number + 1}", number, topic="t")
+                other.db.compact(keep_changes=0, keep_tombstones_s=0)
+        world.wait_equal(cache)
+        return
+    nb.db.delete("port", "p0")
+    nb.db.create("port", "p1", 1, topic="t")
+    nb.db.mark_published([found.revision for found in nb.db.unpublished()])
+    nb.db.compact(keep_changes=0, keep_tombstones_s=0)
+    cache.need_delta("test")
+    world.wait_equal(cache)
+    cache.wait_synced(timeout_s=WAIT_S)
+    assert cache.statistics().syncs.escalated >= 1
+    assert cache.statistics().syncs.snapshots >= 2
+
+
+def test_a_cache_that_is_far_behind_reads_the_objects_instead(tmp_path: pathlib.Path) -> None:
+    world = World(memory_bus(), sqlite_url(tmp_path), open_nb(sqlite_url(tmp_path), db={"outbox_age": 60.0}))
+    try:
+        cache = world.cache(options={"delta_changes_max": 5})
+        for number in range(20):
+            world.nb.create("port", f"p{number}", number, topic="t")
+        cache.need_delta("test")
+        world.wait_equal(cache)
+        cache.wait_synced(timeout_s=WAIT_S)
+        assert cache.statistics().syncs.deltas == 0
+        assert cache.statistics().syncs.snapshots >= 2
+    finally:
+        world.close()
+
+
+@pytest.mark.parametrize("source", ["feed", "bus"])
+def test_a_database_that_is_away_is_waited_for(source: str) -> None:
+    """The resync is deferred, again and again, and not dropped."""
+    with RedisServer() as server:
+        bus = memory_bus() if source == "bus" else None
+        times = {"operation_timeout": 0.5, "connect_timeout": 0.5}
+        world = World(bus, server.address, open_nb(server.address, bus, db=times), times)
+        try:
+            cache = world.cache()
+            server.freeze()
+            cache.need_delta("test")
+            with pytest.raises(WaitTimeout):
+                cache.wait_synced(timeout_s=0.05)
+            wait_until(lambda: cache.statistics().syncs.failures > 1, WAIT_S, "attempts that failed")
+            server.thaw()
+            cache.wait_synced(timeout_s=WAIT_S)
+            wait_until(lambda: world.nb.put("port", "p1", 1, topic="t"), WAIT_S)
+            world.wait_equal(cache)
+        finally:
+            server.thaw()
+            world.close()
+
+
+# -- the bus's own troubles
+
+
+@pytest.fixture
+def bus_world(tmp_path: pathlib.Path) -> Iterator[World]:
+    bus = memory_bus()
+    world = World(bus, sqlite_url(tmp_path), open_nb(sqlite_url(tmp_path), bus))
+    yield world
+    world.close()
+
+
+def _faults(world: World) -> Any:
+    assert world.bus is not None
+    return load_driver("memory").bus(world.bus.removeprefix("memory://")).faults  # type: ignore[attr-defined]
+
+
+def test_lost_events_are_repaired_by_a_delta_and_told_as_differences(bus_world: World) -> None:
+    told = Told()
+    cache = bus_world.cache(on_changes=told)
+    bus_world.nb.create("port", "first", 0, topic="t")
+    bus_world.wait_equal(cache)
+    _faults(bus_world).set(drop=1.0)
+    for number in range(10):
+        bus_world.nb.create("port", f"p{number}", number, topic="t")
+    bus_world.nb.delete("port", "p0")
+    bus_world.nb.flush(timeout_s=WAIT_S)
+    _faults(bus_world).set(drop=0.0)
+    bus_world.nb.create("port", "last", 0, topic="t")
+    bus_world.wait_equal(cache)
+    cache.wait_synced(timeout_s=WAIT_S)
+    created = {kind for kind in told.kinds() if kind.startswith("Created")}
+    assert created >= {f"Created p{number}" for number in range(1, 10)}
+
+
+def test_a_bus_that_drops_repeats_and_reorders_ends_right(bus_world: World) -> None:
+    cache = bus_world.cache()
+    _faults(bus_world).set(drop=0.2, duplicate=0.2, reorder=0.2)
+    for number in range(300):
+        bus_world.nb.put("port", f"p{number % 20}", number, topic=f"t/{number % 3}")
+    bus_world.nb.flush(timeout_s=WAIT_S)
+    _faults(bus_world).set(drop=0.0, duplicate=0.0, reorder=0.0)
+    bus_world.wait_equal(cache)
+
+
+def test_events_of_other_programs_do_no_harm(bus_world: World) -> None:
+    """Poison: events without a version, with one from the far future, with a wrong form; then the truth again."""
+    bus_world.nb.create("port", "p1", "truth", topic="t")
+    cache = bus_world.cache()
+    assert bus_world.nb.session is not None
+    stranger = bus_world.nb.session.publisher(name="stranger")
+    stranger.send_event(Event(topic="t", table="port", key="p1", action="set", value="lie"))
+    stranger.send_event(Event(topic="t", table="port", key="p1", action="set", value="lie", version=10**15))
+    stranger.send_event(Event(topic="t", table="port", key="p2", action="delete", value={"moved_to": 7}, version=1))
+    stranger.flush(timeout_s=WAIT_S)
+    wait_until(lambda: cache.statistics().news.unversioned == 1, WAIT_S, "the events")
+    wait_until(lambda: cache.statistics().syncs.replaced > 0, WAIT_S, "the lie to be found out")
+    bus_world.wait_equal(cache)
+    bus_world.nb.update("port", "p1", "new truth")
+    bus_world.wait_equal(cache)
+
+
+def test_tombstones_are_bounded(bus_world: World) -> None:
+    cache = bus_world.cache(options={"tombstones_max": 16})
+    for number in range(60):
+        bus_world.nb.create("port", f"p{number}", number, topic="t")
+        bus_world.nb.delete("port", f"p{number}")
+    bus_world.nb.create("port", "last", 1, topic="t")
+    bus_world.wait_equal(cache)
+    cache.wait_synced(timeout_s=WAIT_S)
+    assert cache.statistics().tombstones <= 16
+    assert cache.statistics().syncs.deltas > 0
