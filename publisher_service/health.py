@@ -1,0 +1,142 @@
+"""Where the service tells how it is: one JSON object per connection, on a socket file or over HTTP on loopback.
+
+Who asks gets an answer even when it says nothing: on the socket file the object is written at once.  Over HTTP any
+``GET`` is answered, with status 200 when all is well and 503 when not, as load balancers and probes expect.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import pathlib
+import socket
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from publisher_service import socketfile
+from pubsub_api.errors import AddressInUse, HeliographError, TransportUnavailable
+
+LOG = logging.getLogger(__name__)
+
+Report = dict[str, Any]
+_ANSWER_S = 2.0
+_REQUEST_BYTES_MAX = 16 * 1024
+
+
+class HealthServer:
+    """Answers on a thread of its own.  ``report`` is called there; ``report["ok"]`` decides the HTTP status."""
+
+    def __init__(self, listener: socket.socket, report: Callable[[], Report], *, is_http: bool) -> None:
+        self._listener = listener
+        self._report = report
+        self._is_http = is_http
+        self._is_closed = False
+        self._thread = threading.Thread(target=self._run, name="heliograph-health", daemon=True)
+        listener.setblocking(True)
+        self._thread.start()
+
+    @property
+    def address(self) -> str:
+        name = self._listener.getsockname()
+        return f"http://{name[0]}:{name[1]}/" if self._is_http else f"unix:{name}"
+
+    def close(self) -> None:
+        """Idempotent."""
+        if not self._is_closed:
+            self._is_closed = True
+            with contextlib.suppress(OSError):
+                self._listener.shutdown(socket.SHUT_RDWR)
+            self._thread.join()
+            self._listener.close()
+
+    def _run(self) -> None:
+        while True:
+            try:
+                sock, _ = self._listener.accept()
+            except OSError:
+                if self._is_closed:
+                    return
+                LOG.warning("The health endpoint cannot accept a connection.", exc_info=True)
+                return
+            with sock:
+                sock.settimeout(_ANSWER_S)
+                # Whoever asked and went away, or does not take the answer, is not our problem.
+                with contextlib.suppress(OSError):
+                    self._answer(sock)
+
+    def _answer(self, sock: socket.socket) -> None:
+        if self._is_http:
+            request = b""
+            while b"\r\n\r\n" not in request and len(request) < _REQUEST_BYTES_MAX:
+                received = sock.recv(4096)
+                if not received:
+                    return
+                request += received
+        elif not socketfile.is_trusted(socketfile.credentials(sock)):
+            return
+        report = self._report()
+        body = json.dumps(report).encode() + b"\n"
+        if self._is_http:
+            status = "200 OK" if report.get("ok") else "503 Service Unavailable"
+            head = f"HTTP/1.1 {status}\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n"
+            body = f"{head}Connection: close\r\n\r\n".encode() + body
+        sock.sendall(body)
+        sock.shutdown(socket.SHUT_WR)
+
+
+def serve_unix(path: pathlib.Path, report: Callable[[], Report]) -> HealthServer:
+    """Raises AddressInUse, InvalidConfig."""
+    return HealthServer(socketfile.listen(path), report, is_http=False)
+
+
+def serve_http(port: int, report: Callable[[], Report]) -> HealthServer:
+    """On 127.0.0.1.  Raises AddressInUse."""
+    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind(("127.0.0.1", port))
+        listener.listen(16)
+    except OSError as error:
+        listener.close()
+        raise AddressInUse(f"the health endpoint cannot use port {port} of 127.0.0.1: {error}") from error
+    return HealthServer(listener, report, is_http=True)
+
+
+def ask(path: pathlib.Path, *, timeout_s: float) -> Report:
+    """What the service behind a health socket tells.  Raises TransportUnavailable when it does not answer."""
+    try:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
+            sock.settimeout(timeout_s)
+            sock.connect(str(path))
+            return _parse(_read_all(sock))
+    except OSError as error:
+        raise TransportUnavailable(f"no publisher service answers at {path}: {error}") from error
+
+
+def ask_http(port: int, *, timeout_s: float) -> Report:
+    """The same over HTTP on loopback."""
+    try:
+        with socket.create_connection(("127.0.0.1", port), timeout=timeout_s) as sock:
+            sock.sendall(b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n\r\n")
+            return _parse(_read_all(sock).partition(b"\r\n\r\n")[2])
+    except OSError as error:
+        raise TransportUnavailable(f"no publisher service answers at port {port}: {error}") from error
+
+
+def _read_all(sock: socket.socket) -> bytes:
+    received = b""
+    while chunk := sock.recv(65_536):
+        received += chunk
+    return received
+
+
+def _parse(body: bytes) -> Report:
+    try:
+        report = json.loads(body)
+    except ValueError as error:
+        raise HeliographError(f"what answers is no publisher service: {error}") from error
+    if not isinstance(report, dict):
+        raise HeliographError("what answers is no publisher service")
+    return report

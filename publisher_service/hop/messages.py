@@ -1,0 +1,134 @@
+"""What workers and publisher service say to each other.
+
+A message is four bytes of length, big-endian, and that many bytes of one msgpack array whose first element tells the
+kind.  The length is checked before anything is decoded.
+
+======= ========= ====================================================================================================
+kind    from      fields
+======= ========= ====================================================================================================
+HELLO   worker    protocol version, GUID of the worker, number of its first unacknowledged batch, name, process id
+WELCOME service   number of the last batch taken from that GUID, GUID of the service's publisher, largest event in bytes
+BATCH   worker    number, then groups of topic and encoded events, in order
+ACK     service   every batch up to this number is taken over; how many events in them could not be published, and why
+BYE     worker    it ends, and everything of it is acknowledged or given up
+REFUSED service   why it will not talk to this worker
+======= ========= ====================================================================================================
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from typing import Union
+
+import msgspec
+
+from publisher_service.errors import MalformedMessage
+
+VERSION = 1
+GUID_BYTES = 16
+NUMBER_MAX = 2**63 - 1
+
+Group = tuple[str, list[bytes]]
+"""A topic and encoded events of it."""
+
+
+class Hello(msgspec.Struct, array_like=True, tag=1):
+    version: int
+    guid: bytes
+    first: int
+    """The number of the first batch that was not acknowledged: that of the next one when all were."""
+    name: str = ""
+    pid: int = 0
+
+    def __post_init__(self) -> None:
+        if len(self.guid) != GUID_BYTES or not 1 <= self.first <= NUMBER_MAX:
+            raise ValueError("a HELLO with an impossible GUID or number")
+
+
+class Welcome(msgspec.Struct, array_like=True, tag=2):
+    taken: int
+    """The last batch taken from this worker, 0 when there was none or nobody remembers."""
+    guid: bytes
+    event_bytes_max: int
+
+
+class Batch(msgspec.Struct, array_like=True, tag=3):
+    number: int
+    groups: list[Group]
+
+
+class Ack(msgspec.Struct, array_like=True, tag=4):
+    number: int
+    refused: int = 0
+    """Events since the last ACK that were taken and cannot be published, because of ``reason``."""
+    reason: str = ""
+
+
+class Bye(msgspec.Struct, array_like=True, tag=5):
+    pass
+
+
+class Refusal(msgspec.Struct, array_like=True, tag=6):
+    reason: str
+
+
+FromWorker = Union[Hello, Batch, Bye]  # noqa: UP007  msgspec wants a real Union on Python 3.10 and later alike
+FromService = Union[Welcome, Ack, Refusal]  # noqa: UP007
+
+_LENGTH = struct.Struct(">I")
+_encode = msgspec.msgpack.Encoder().encode
+_from_worker: msgspec.msgpack.Decoder[Hello | Batch | Bye] = msgspec.msgpack.Decoder(FromWorker)
+_from_service: msgspec.msgpack.Decoder[Welcome | Ack | Refusal] = msgspec.msgpack.Decoder(FromService)
+
+
+def pack(message: Hello | Welcome | Batch | Ack | Bye | Refusal) -> bytes:
+    """The bytes for the socket, length included."""
+    payload = _encode(message)
+    return _LENGTH.pack(len(payload)) + payload
+
+
+def read_from_worker(payload: bytes | memoryview) -> Hello | Batch | Bye:
+    """Raises MalformedMessage."""
+    try:
+        return _from_worker.decode(payload)
+    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
+        raise MalformedMessage(f"{len(payload)} bytes are no message of a worker: {error}") from error
+
+
+def read_from_service(payload: bytes | memoryview) -> Welcome | Ack | Refusal:
+    """Raises MalformedMessage."""
+    try:
+        return _from_service.decode(payload)
+    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
+        raise MalformedMessage(f"{len(payload)} bytes are no message of the publisher service: {error}") from error
+
+
+class Inbox:
+    """Cuts a stream of bytes into the payloads of messages.  Holds at most one incomplete message."""
+
+    def __init__(self, message_bytes_max: int) -> None:
+        self._message_bytes_max = message_bytes_max
+        self._rest = b""
+
+    def feed(self, data: bytes) -> Iterator[bytes]:
+        """The payloads that are complete now.  Raises MalformedMessage at a length that is out of bounds."""
+        if self._rest:
+            data = self._rest + data
+        at = 0
+        while len(data) - at >= _LENGTH.size:
+            (size,) = _LENGTH.unpack_from(data, at)
+            if not 0 < size <= self._message_bytes_max:
+                self._rest = b""
+                raise MalformedMessage(f"a message of {size} bytes; message_bytes_max is {self._message_bytes_max}")
+            end = at + _LENGTH.size + size
+            if end > len(data):
+                break
+            yield data[at + _LENGTH.size : end]
+            at = end
+        self._rest = data[at:]
+
+    @property
+    def waiting_bytes(self) -> int:
+        """Of a message that is not complete yet."""
+        return len(self._rest)

@@ -1,0 +1,196 @@
+"""The worker's half of the hop: numbers batches, keeps them until they are acknowledged, sends them again when needed.
+
+Sans-IO.  The owner reports what happens to the connection, asks `next_message` for what to write, and gives back what
+it reads.
+
+Theory of operation
+-------------------
+Events collect in an *open* batch.  It is *sealed*, numbered and encoded, when it is full, when nothing is under way, or
+when an acknowledgement comes; so batches grow under load and a lone event leaves at once.  Sealed batches wait, in
+order, until the service acknowledges them.  Open and sealed events together are the *window*, which is bounded in
+events and bytes.
+
+======== ============== ======== ======================================================================================
+state    what happens   state    what follows
+======== ============== ======== ======================================================================================
+AWAY     connected      GREETING HELLO is written: GUID, and the first number that is not acknowledged
+GREETING WELCOME        OPEN     what the service has taken is acknowledged, the rest is written again, in order
+GREETING REFUSED        AWAY     the connection is given up; the owner tries again later
+OPEN     ACK            OPEN     batches up to that number leave the window
+any      lost           AWAY     nothing leaves the window
+any      anything else  AWAY     one typed error; the connection is given up
+======== ============== ======== ======================================================================================
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+from collections import deque
+
+from publisher_service.errors import Refused, UnexpectedMessage
+from publisher_service.hop import messages
+from publisher_service.hop.messages import Ack, Batch, Bye, Hello, Refusal, Welcome
+
+
+class State(enum.Enum):
+    AWAY = "away"
+    GREETING = "greeting"
+    OPEN = "open"
+
+
+@dataclasses.dataclass(frozen=True)
+class WorkerSettings:
+    window_events_max: int = 65_536
+    window_bytes_max: int = 16 * 1024 * 1024
+    batch_events_max: int = 512
+    batch_bytes_max: int = 128 * 1024
+
+
+class _Sealed:
+    """A numbered batch.  ``last`` is the position of its last event."""
+
+    __slots__ = ("is_sent", "last", "message", "number", "size")
+
+    def __init__(self, number: int, last: int, size: int, message: bytes) -> None:
+        self.number = number
+        self.last = last
+        self.size = size
+        self.message = message
+        self.is_sent = False
+
+
+class WorkerCore:
+    """Not thread-safe: the owner serialises calls."""
+
+    def __init__(self, settings: WorkerSettings, *, guid: bytes, name: str, pid: int) -> None:
+        self.settings = settings
+        self.guid = guid
+        self.name = name
+        self.pid = pid
+        self.state = State.AWAY
+        self.position = 0
+        """Of the last event that was added."""
+        self.acknowledged = 0
+        """Of the last event that the service has taken over."""
+        self.service_guid = b""
+        self.event_bytes_max: int | None = None
+        """What the service told; None while it is not known."""
+        self.window_bytes = 0
+        self.batches = 0
+        self.resent = 0
+        self.refused_events = 0
+        self._open: dict[str, list[bytes]] = {}
+        self._open_events = 0
+        self._open_bytes = 0
+        self._sealed: deque[_Sealed] = deque()
+        self._next = 0
+        """Which of the sealed batches is written next."""
+
+    # -- events
+
+    @property
+    def waiting(self) -> int:
+        """Events in the window."""
+        return self.position - self.acknowledged
+
+    @property
+    def is_full(self) -> bool:
+        return self.waiting >= self.settings.window_events_max or self.window_bytes >= self.settings.window_bytes_max
+
+    @property
+    def wants_writing(self) -> bool:
+        """A batch is full, or nothing is under way whose acknowledgement would give the occasion to write."""
+        return self._open_events >= self.settings.batch_events_max or not self._sealed
+
+    def add(self, topic: str, encoded: bytes) -> int:
+        """Put an event into the window; returns its position.  Who must not overfill it asks `is_full` before."""
+        size = len(encoded)
+        is_full = self._open_events >= self.settings.batch_events_max
+        if is_full or self._open_bytes + size > self.settings.batch_bytes_max:
+            self.seal()
+        group = self._open.get(topic)
+        if group is None:
+            group = self._open[topic] = []
+        group.append(encoded)
+        self._open_events += 1
+        self._open_bytes += size
+        self.window_bytes += size
+        self.position += 1
+        return self.position
+
+    def seal(self) -> None:
+        """Number and encode the open batch, if there is anything in it."""
+        if not self._open_events:
+            return
+        self.batches += 1
+        message = messages.pack(Batch(self.batches, list(self._open.items())))
+        self._sealed.append(_Sealed(self.batches, self.position, self._open_bytes, message))
+        self._open = {}
+        self._open_events = self._open_bytes = 0
+
+    # -- the connection
+
+    def connected(self) -> bytes:
+        """A connection is there; returns what to write first."""
+        first = self._sealed[0].number if self._sealed else self.batches + 1
+        self.state = State.GREETING
+        return messages.pack(Hello(messages.VERSION, self.guid, first, self.name, self.pid))
+
+    def lost(self) -> None:
+        """The connection is gone, or is given up."""
+        self.state = State.AWAY
+        self._next = 0
+
+    def next_message(self) -> bytes | None:
+        """The next batch to write, sealing the open one when there is no other; None when there is nothing to do."""
+        if self.state is not State.OPEN:
+            return None
+        if self._next >= len(self._sealed):
+            self.seal()
+            if self._next >= len(self._sealed):
+                return None
+        batch = self._sealed[self._next]
+        self._next += 1
+        self.resent += batch.is_sent
+        batch.is_sent = True
+        return batch.message
+
+    def bye(self) -> bytes:
+        return messages.pack(Bye())
+
+    def receive(self, payload: bytes) -> None:
+        """A message came.  Raises HopError: then the owner closes the connection and calls `lost`."""
+        message = messages.read_from_service(payload)
+        if isinstance(message, Refusal):
+            raise Refused(f"the publisher service refuses worker {self.name}: {message.reason}")
+        if isinstance(message, Welcome) and self.state is State.GREETING:
+            self._welcomed(message)
+        elif isinstance(message, Ack) and self.state is State.OPEN:
+            self._acknowledge(message.number, among=self._next)
+            self.refused_events += message.refused
+        else:
+            raise UnexpectedMessage(f"{type(message).__name__} from the publisher service while {self.state.value}")
+
+    def _welcomed(self, welcome: Welcome) -> None:
+        # A batch that was sealed and never written cannot have been taken; one that was written may have been.
+        written = sum(batch.is_sent for batch in self._sealed)
+        first = self._sealed[0].number if self._sealed else self.batches + 1
+        if welcome.taken >= first:
+            self._acknowledge(welcome.taken, among=written)
+        self.state = State.OPEN
+        self._next = 0
+        self.service_guid = welcome.guid
+        self.event_bytes_max = welcome.event_bytes_max
+
+    def _acknowledge(self, number: int, *, among: int) -> None:
+        """Batches up to that number leave the window; only the first ``among`` of them can have been taken."""
+        first = self._sealed[0].number if self._sealed else self.batches + 1
+        count = number - first + 1
+        if count > among:
+            raise UnexpectedMessage(f"the publisher service acknowledges batch {number}, which it was not sent")
+        for _ in range(count):
+            batch = self._sealed.popleft()
+            self.acknowledged = batch.last
+            self.window_bytes -= batch.size
+        self._next = max(0, self._next - max(0, count))

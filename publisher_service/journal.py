@@ -1,0 +1,273 @@
+"""What must outlive the sudden death of the publisher service: batches taken, and where its streams stood.
+
+Every batch is written here before anything of it is published.  The numbers of its events follow from the order of the
+batches, so after ``kill -9`` the next service knows exactly which batches were taken from whom, how far each stream of
+its predecessor went, and the events themselves as far back as the journal goes.
+
+It lives in the page cache: ``write`` without ``fsync``.  That survives the death of the process, which is what it is
+for; it does not survive the machine, and neither do the workers whose batches it remembers.
+
+Two files take turns.  Each begins with a *checkpoint*, which says everything that the files before it said of numbers,
+and goes on with batches.  When one is full the other is emptied and begun.  A record is ``length, CRC-32, number`` and
+its payload; records are numbered through, so that a torn or stale tail ends the reading and never misleads it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import os
+import pathlib
+import struct
+import time
+import zlib
+from collections.abc import Iterable, Iterator, Mapping
+from types import TracebackType
+
+import msgspec
+
+from publisher_service.errors import HopError, JournalError, MalformedMessage
+from publisher_service.hop import messages
+from publisher_service.hop.messages import GUID_BYTES, Batch, Group
+
+LOG = logging.getLogger(__name__)
+
+MAGIC = b"HGJ1"
+LIVES_MAX = 4
+"""Former lives that are remembered: enough for a service that dies again and again within a minute."""
+
+_RECORD = struct.Struct(">4sIIQ")
+"""Magic, length of the payload, CRC-32 of number and payload, number of the record."""
+_NUMBER = struct.Struct(">Q")
+_BATCH = struct.Struct(f">B{GUID_BYTES}sQQ")
+"""Kind, worker, number of the batch, when it was taken."""
+_CHECKPOINT_KIND = b"C"
+_BATCH_KIND = ord("B")
+
+
+class Life(msgspec.Struct, array_like=True):
+    """One life of the service: the GUID of its publisher and the heads of its streams."""
+
+    guid: bytes
+    heads: dict[str, int]
+
+
+class Checkpoint(msgspec.Struct, array_like=True):
+    """Everything the records before it said, but for the events."""
+
+    lives: list[Life]
+    """The last one is the one that writes."""
+    taken: dict[bytes, int]
+
+
+@dataclasses.dataclass(frozen=True)
+class Stretch:
+    """Events of one stream that follow each other, the first with number ``first``."""
+
+    guid: bytes
+    topic: str
+    first: int
+    encoded: list[bytes]
+    stamp: int
+
+
+@dataclasses.dataclass
+class Recovered:
+    """What a journal told.  Empty when there was none, or none that could be believed."""
+
+    lives: list[Life] = dataclasses.field(default_factory=list)
+    taken: dict[bytes, int] = dataclasses.field(default_factory=dict)
+    stretches: list[Stretch] = dataclasses.field(default_factory=list)
+    number: int = 0
+    """Of the last record."""
+    age_s: float = 0.0
+    """How long ago it was written last, by the clock of this host."""
+    is_damaged: bool = False
+    """Files were there and nothing in them could be believed."""
+
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode_checkpoint = msgspec.msgpack.Decoder(Checkpoint).decode
+
+
+class Journal:
+    """The writing side.  One owner at a time, who holds the lock of the service; calls are serialised by the owner."""
+
+    def __init__(self, path: pathlib.Path, *, bytes_max: int, workers_max: int = 10_000) -> None:
+        self._paths = (path.with_name(path.name + ".0"), path.with_name(path.name + ".1"))
+        self._segment_bytes = bytes_max // 2
+        self._workers_max = workers_max
+        self._file = -1
+        self._at = 0
+        self._turn = 0
+        self._number = 0
+        self._lives: list[Life] = []
+        self._heads: dict[str, int] = {}
+        self._taken: dict[bytes, int] = {}
+        """The number of the last batch of every worker, the one heard longest ago first."""
+        self.records = 0
+        self.rotations = 0
+
+    def recover(self) -> Recovered:
+        """Read what the last owner left.  Never raises for what is in the files, only OSError."""
+        found = [list(_records(path)) for path in self._paths]
+        segments = sorted((records for records in found if records), key=lambda records: records[0][0])
+        recovered = Recovered()
+        for records in segments:
+            _replay(records, recovered)
+        written = [path.stat().st_mtime for path in self._paths if path.exists()]
+        recovered.age_s = max(0.0, time.time() - max(written)) if written else 0.0
+        recovered.is_damaged = not recovered.lives and any(_has_content(path) for path in self._paths)
+        return recovered
+
+    def start(self, guid: bytes, recovered: Recovered) -> None:
+        """Begin a new life in the file that is not needed for the old ones.  Raises JournalError."""
+        # The file that holds the newest record stays until it is its turn: should this process die at once, it is all
+        # there is.  Only whole checkpoints count, so a torn new one hides nothing.
+        newest = [records[-1][0] if (records := list(_records(path))) else -1 for path in self._paths]
+        self._turn = int(newest[1] > newest[0])
+        self._number = recovered.number
+        self._lives = [*recovered.lives[-(LIVES_MAX - 1) :], Life(guid, {})]
+        self._heads = self._lives[-1].heads
+        self._taken = dict(recovered.taken)
+        self._begin_segment()
+
+    def append(self, worker: bytes, number: int, stamp: int, groups: Iterable[Group], payload: bytes) -> None:
+        """A batch is about to be published: ``payload`` is its message, ``groups`` what that says.  Number 0 is for
+        batches that nobody would send again.  Raises JournalError."""
+        if self._at + _RECORD.size + _BATCH.size + len(payload) > self._segment_bytes:
+            self._begin_segment()
+        self._write(_BATCH.pack(_BATCH_KIND, worker, number, stamp), payload)
+        heads = self._heads
+        for topic, encoded in groups:
+            heads[topic] = heads.get(topic, 0) + len(encoded)
+        if number:
+            self._taken.pop(worker, None)
+            self._taken[worker] = number
+            if len(self._taken) > self._workers_max:
+                del self._taken[next(iter(self._taken))]
+
+    def forget(self, worker: bytes) -> None:
+        """A worker has ended in good order."""
+        self._taken.pop(worker, None)
+
+    def heads(self) -> Mapping[str, int]:
+        """The head that every stream of this life will have when all that is written here is published."""
+        return self._heads
+
+    @property
+    def written_bytes(self) -> int:
+        """In the file that is written to now."""
+        return self._at
+
+    def close(self) -> None:
+        if self._file >= 0:
+            os.close(self._file)
+            self._file = -1
+
+    def discard(self) -> None:
+        """What is written here is not true any more.  Raises JournalError when it cannot be removed."""
+        self.close()
+        try:
+            for path in self._paths:
+                path.unlink(missing_ok=True)
+        except OSError as error:
+            raise JournalError(f"the journal {path} cannot be removed, and it is not true any more: {error}") from error
+
+    def __enter__(self) -> Journal:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _begin_segment(self) -> None:
+        self.close()
+        self._turn = 1 - self._turn
+        path = self._paths[self._turn]
+        try:
+            self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+            # Reserved now, so that a full file system is refused here and not in the middle of a batch.
+            os.posix_fallocate(self._file, 0, self._segment_bytes)
+        except OSError as error:
+            raise JournalError(f"the journal {path} cannot be begun: {error}") from error
+        self._at = 0
+        self.rotations += 1
+        checkpoint = _CHECKPOINT_KIND + _encode(Checkpoint(self._lives, self._taken))
+        if _RECORD.size + len(checkpoint) > self._segment_bytes // 2:
+            raise JournalError(
+                f"the heads of {len(self._heads)} streams do not fit a journal of {2 * self._segment_bytes} bytes: "
+                "raise journal_bytes_max"
+            )
+        self._write(checkpoint, b"")
+
+    def _write(self, start: bytes, rest: bytes) -> None:
+        self._number += 1
+        size = len(start) + len(rest)
+        checksum = zlib.crc32(rest, zlib.crc32(start, zlib.crc32(_NUMBER.pack(self._number))))
+        record = _RECORD.pack(MAGIC, size, checksum, self._number)
+        try:
+            written = os.pwritev(self._file, (record, start, rest), self._at)
+        except OSError as error:
+            raise JournalError(f"the journal {self._paths[self._turn]} cannot be written: {error}") from error
+        if written != len(record) + size:
+            raise JournalError(f"the journal {self._paths[self._turn]} took {written} of {len(record) + size} bytes")
+        self._at += written
+        self.records += 1
+
+
+def _records(path: pathlib.Path) -> Iterator[tuple[int, bytes]]:
+    """The sound records at the front of a file: number and payload."""
+    try:
+        content = path.read_bytes()
+    except FileNotFoundError:
+        return
+    at, expected = 0, None
+    while at + _RECORD.size <= len(content):
+        magic, size, checksum, number = _RECORD.unpack_from(content, at)
+        payload = content[at + _RECORD.size : at + _RECORD.size + size]
+        is_next = expected is None or number == expected
+        if magic != MAGIC or not is_next or zlib.crc32(payload, zlib.crc32(_NUMBER.pack(number))) != checksum:
+            return
+        yield number, payload
+        at += _RECORD.size + size
+        expected = number + 1
+
+
+def _has_content(path: pathlib.Path) -> bool:
+    return path.exists() and path.stat().st_size > 0
+
+
+def _replay(records: list[tuple[int, bytes]], into: Recovered) -> None:
+    """Add what one file says.  It counts only from a checkpoint on."""
+    _, start = records[0]
+    try:
+        checkpoint = _decode_checkpoint(start[1:]) if start[:1] == _CHECKPOINT_KIND else None
+    except msgspec.MsgspecError:
+        checkpoint = None
+    if checkpoint is None or not checkpoint.lives:
+        LOG.warning("A file of the journal does not begin with a checkpoint; it is ignored.")
+        return
+    into.lives, into.taken, into.number = checkpoint.lives, checkpoint.taken, records[0][0]
+    for number, payload in records[1:]:
+        try:
+            _replay_batch(payload, into)
+        except (HopError, struct.error) as error:
+            LOG.warning("Record %d of the journal cannot be used, nor what follows it: %s", number, error)
+            return
+        into.number = number
+
+
+def _replay_batch(payload: bytes, into: Recovered) -> None:
+    _, worker, number, stamp = _BATCH.unpack_from(payload)
+    message = messages.read_from_worker(payload[_BATCH.size :])
+    if not isinstance(message, Batch):
+        raise MalformedMessage(f"{type(message).__name__} instead of a batch")
+    life = into.lives[-1]
+    for topic, encoded in message.groups:
+        head = life.heads.get(topic, 0)
+        into.stretches.append(Stretch(life.guid, topic, head + 1, encoded, stamp))
+        life.heads[topic] = head + len(encoded)
+    if number:
+        into.taken[worker] = number

@@ -1,0 +1,131 @@
+"""Where everything that the service publishes passes, in one order: first into the journal, then into the streams.
+
+The numbers of events follow from this order, which is why nobody else may use the service's publisher.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import threading
+import time
+from collections.abc import Iterable, Sequence
+
+from publisher_service.errors import JournalError
+from publisher_service.hop import messages
+from publisher_service.hop.messages import Batch, Group
+from publisher_service.journal import Journal
+from pubsub_api.core.topics import check_topic
+from pubsub_api.errors import InvalidTopic, TransportUnavailable
+from pubsub_api.publisher import Publisher
+
+LOG = logging.getLogger(__name__)
+
+
+@dataclasses.dataclass
+class SequencerCounters:
+    refused_events: int = 0
+    """Taken over and impossible to publish: a bad topic, an event that no frame takes, too many streams."""
+    transport_failures: int = 0
+    """Times when the transport refused frames; subscribers get them by repair."""
+    journal_failures: int = 0
+    """The journal could not be written, and is off since then."""
+
+
+class Sequencer:
+    """Thread-safe: workers' batches and the service's own events may come from different threads."""
+
+    def __init__(
+        self, publisher: Publisher, journal: Journal | None, *, event_bytes_max: int, streams_max: int
+    ) -> None:
+        self._publisher = publisher
+        self._journal = journal
+        self._event_bytes_max = event_bytes_max
+        self._streams_max = streams_max
+        self._topics: set[str] = set()
+        self._lock = threading.Lock()
+        self.counters = SequencerCounters()
+        self.published_at: float | None = None
+        """When something was published last, by the monotonic clock."""
+
+    @property
+    def has_journal(self) -> bool:
+        return self._journal is not None
+
+    def publish(self, groups: Iterable[Group]) -> None:
+        """Publish events of the service's own, which it would find again by itself after a restart."""
+        own = list(groups)
+        payload = messages.pack(Batch(0, own))[4:]
+        with self._lock:
+            self._publish(b"\0" * messages.GUID_BYTES, 0, own, payload)
+        self.flush()
+
+    def take(self, worker: bytes, number: int, groups: Sequence[Group], payload: bytes) -> tuple[int, str]:
+        """Publish a worker's batch.  Returns how many of its events cannot be, and why.  `flush` must follow."""
+        with self._lock:
+            return self._publish(worker, number, groups, payload)
+
+    def forget(self, worker: bytes) -> None:
+        """A worker ended in good order."""
+        with self._lock:
+            if self._journal is not None:
+                self._journal.forget(worker)
+
+    def flush(self) -> None:
+        """Return when everything taken so far is handed to the transport, or refused by it and kept for repair."""
+        try:
+            self._publisher.flush()
+        except TransportUnavailable:
+            self.counters.transport_failures += 1
+        self.published_at = time.monotonic()
+
+    def _publish(self, worker: bytes, number: int, groups: Sequence[Group], payload: bytes) -> tuple[int, str]:
+        good, refused, reason = groups, 0, ""
+        if len(payload) > self._event_bytes_max or any(topic not in self._topics for topic, _ in groups):
+            good, refused, reason = self._sort_out(groups)
+        if refused:
+            self.counters.refused_events += refused
+            LOG.error("%d events of a worker cannot be published: %s", refused, reason)
+            payload = messages.pack(Batch(number, list(good)))[4:]
+        self._write_ahead(worker, number, good, payload)
+        for topic, encoded in good:
+            self._publisher.send_encoded(topic, encoded)
+        return refused, reason
+
+    def _sort_out(self, groups: Sequence[Group]) -> tuple[list[Group], int, str]:
+        """The groups that can be published, how many events cannot, and why."""
+        good, refused, reason = [], 0, ""
+        for topic, encoded in groups:
+            problem = self._problem(topic, encoded)
+            if problem:
+                refused, reason = refused + len(encoded), problem
+            else:
+                good.append((topic, encoded))
+        return good, refused, reason
+
+    def _problem(self, topic: str, encoded: Sequence[bytes]) -> str:
+        """Why a group cannot be published; empty when it can."""
+        largest = max(map(len, encoded), default=0)
+        if largest > self._event_bytes_max:
+            return f"an event of topic {topic!r} takes {largest} bytes, more than frame_bytes_max allows"
+        if topic not in self._topics:
+            try:
+                check_topic(topic)
+            except InvalidTopic as error:
+                return str(error)
+            if len(self._topics) >= self._streams_max:
+                return f"topic {topic!r} would be one stream too many: streams_max is reached"
+            self._topics.add(topic)
+        return ""
+
+    def _write_ahead(self, worker: bytes, number: int, groups: Sequence[Group], payload: bytes) -> None:
+        if self._journal is None:
+            return
+        try:
+            self._journal.append(worker, number, time.time_ns(), groups, payload)
+        except JournalError as error:
+            LOG.warning("%s. Going on without a journal: subscribers resync should this service die.", error)
+            self.counters.journal_failures += 1
+            # What it says is true no longer from here on, so the next service must not find it.
+            self._journal.discard()
+            self._journal = None

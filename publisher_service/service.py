@@ -1,0 +1,210 @@
+"""The publisher service: one publisher for all workers of a host.
+
+Owns the socket file, the journal, one publisher and the intake between them.  It decides nothing itself: each part has
+its module, and this one puts them together in the right order and takes them apart again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import logging
+import os
+import time
+from types import TracebackType
+from typing import Any
+
+from oslo_config import cfg
+
+import pubsub_api
+from publisher_service import config, health, lives, socketfile
+from publisher_service.client import event_bytes_max
+from publisher_service.errors import JournalError
+from publisher_service.hop.service import ServiceCore, ServiceSettings
+from publisher_service.intake import Intake, IntakeLimits
+from publisher_service.journal import Journal, Recovered
+from publisher_service.sequencer import Sequencer
+from pubsub_api import settings
+from pubsub_api.config import GROUP as PUBSUB
+from pubsub_api.publisher import Publisher, default_name
+
+LOG = logging.getLogger(__name__)
+
+_STUCK_S = 30.0
+"""An intake that has not turned for this long does not live any more, whatever its thread says."""
+
+
+class PublisherService:
+    """Use it in a ``with``, or `start` and `stop` it.  `start` raises AddressInUse and InvalidConfig."""
+
+    def __init__(self, conf: cfg.ConfigOpts) -> None:
+        config.register(conf)
+        self.conf = conf
+        self._path = socketfile.socket_path(conf)
+        self._parts = contextlib.ExitStack()
+        """What was started, to be ended in reverse."""
+        self._is_started = False
+        self._is_stopping = False
+        self._started_at = time.monotonic()
+        self.recovered = Recovered()
+        self.journal_damaged = 0
+
+    def start(self) -> None:
+        """Own the socket, read the journal, bind the publisher, take workers.  Undoes everything when it fails."""
+        with contextlib.ExitStack() as parts:
+            parts.enter_context(socketfile.Ownership(self._path))
+            self.session = parts.enter_context(pubsub_api.open(conf=self.conf))
+            journal = self._open_journal(parts)
+            self.publisher = self._open_publisher(parts)
+            self.sequencer = Sequencer(
+                self.publisher,
+                self._start_journal(journal),
+                event_bytes_max=event_bytes_max(self.conf),
+                streams_max=self.conf[PUBSUB].streams_max,
+            )
+            self.core = self._make_core()
+            listener = parts.enter_context(socketfile.listen(self._path))
+            parts.callback(self._path.unlink, missing_ok=True)
+            self.intake = Intake(listener, self.core, self.sequencer, self._limits())
+            self.intake.start()
+            parts.callback(self._stop_intake)
+            self._open_health(parts)
+            self._parts = parts.pop_all()
+        self._is_started = True
+        LOG.info("Publisher service %s publishes at %s and takes workers at %s.",
+                 self.publisher.name, self.publisher.address, self._path)  # fmt: skip
+
+    def stop(self) -> None:
+        """Accept nobody new, drain, flush, say goodbye, release everything.  Idempotent."""
+        self._is_stopping = True
+        self._parts.close()
+
+    def reload(self) -> None:
+        """Read the options again that may change while the service runs."""
+        limits = self._limits()
+        self.intake.limits.read_bytes_max = limits.read_bytes_max
+        self.intake.limits.hello_timeout_s = limits.hello_timeout_s
+        self.core.settings = dataclasses.replace(self.core.settings, workers_max=self.conf[config.GROUP].workers_max)
+
+    @property
+    def is_well(self) -> bool:
+        """Whether the parts that do the work still turn."""
+        return (
+            self._is_started
+            and not self._is_stopping
+            and self.intake.is_alive
+            and time.monotonic() - self.intake.turned_at < _STUCK_S
+        )
+
+    # -- parts
+
+    def _open_journal(self, parts: contextlib.ExitStack) -> Journal | None:
+        """The journal with what it told in ``recovered``; None when there shall be none."""
+        options = self.conf[config.GROUP]
+        path = socketfile.beside(self._path, ".journal")
+        journal = Journal(path, bytes_max=options.journal_bytes_max, workers_max=options.workers_remembered_max)
+        if not options.journal_bytes_max:
+            journal.discard()  # one that is not written on would tell the next service what is not true any more
+            return None
+        parts.callback(journal.close)
+        self.recovered = journal.recover()
+        if self.recovered.is_damaged:
+            self.journal_damaged += 1
+            LOG.warning("The journal %s cannot be believed and is begun anew: subscribers resync.", path)
+        return journal
+
+    def _open_publisher(self, parts: contextlib.ExitStack) -> Publisher:
+        told = self.recovered
+        if told.age_s > self.conf[PUBSUB].publisher_forget_time:
+            told = Recovered()  # nobody remembers that life, so telling of it would only look like news
+        predecessor = lives.predecessor_of(told, settings.frame_settings(self.conf))
+        name = self.conf[PUBSUB].publisher_name or f"{default_name().partition('/')[0]}/publisher-service"
+        publisher = parts.enter_context(self.session.publisher(name=name, predecessor=predecessor))
+        if predecessor is not None:
+            LOG.info("Goes on where publisher %s ended: %d streams, %d frames kept for repair.",
+                     predecessor.guid.hex(), len(predecessor.heads), len(predecessor.frames))  # fmt: skip
+        return publisher
+
+    def _start_journal(self, journal: Journal | None) -> Journal | None:
+        if journal is None:
+            return None
+        try:
+            journal.start(self.publisher.guid, self.recovered)
+        except JournalError as error:
+            LOG.warning("%s. Going on without a journal: subscribers resync should this service die.", error)
+            journal.discard()
+            self.journal_damaged += 1
+            return None
+        return journal
+
+    def _make_core(self) -> ServiceCore:
+        options = self.conf[config.GROUP]
+        return ServiceCore(
+            ServiceSettings(
+                workers_max=options.workers_max,
+                remembered_max=options.workers_remembered_max,
+                message_bytes_max=options.message_bytes_max,
+                event_bytes_max=event_bytes_max(self.conf),
+            ),
+            guid=self.publisher.guid,
+            taken=self.recovered.taken,
+        )
+
+    def _limits(self) -> IntakeLimits:
+        options = self.conf[config.GROUP]
+        return IntakeLimits(read_bytes_max=options.read_bytes_max, hello_timeout_s=options.hello_timeout)
+
+    def _stop_intake(self) -> None:
+        self.intake.stop(drain_timeout_s=self.conf[config.GROUP].drain_timeout)
+
+    def _open_health(self, parts: contextlib.ExitStack) -> None:
+        options = self.conf[config.GROUP]
+        if options.health == "unix":
+            path = socketfile.beside(self._path, socketfile.HEALTH_SUFFIX)
+            parts.callback(health.serve_unix(path, self.report).close)
+            parts.callback(path.unlink, missing_ok=True)
+        elif options.health == "http":
+            server = health.serve_http(options.health_port, self.report)
+            self.health_address = server.address
+            parts.callback(server.close)
+
+    # -- looking at it
+
+    def report(self) -> dict[str, Any]:
+        """How the service is, as plain data."""
+        published = self.publisher.statistics()
+        last = self.sequencer.published_at
+        return {
+            "ok": self.is_well,
+            "pid": os.getpid(),
+            "uptime_s": round(time.monotonic() - self._started_at, 3),
+            "name": published.name,
+            "guid": published.guid,
+            "address": published.address,
+            "socket": str(self._path),
+            "workers": self.core.connected,
+            "workers_remembered": len(self.core.workers),
+            "backlog_bytes": published.backlog_bytes,
+            "last_publish_s": None if last is None else round(time.monotonic() - last, 3),
+            "events": published.events,
+            "streams": published.streams,
+            "frames": published.frames,
+            "send_failures": published.send_failures,
+            "hop": dataclasses.asdict(self.core.counters) | dataclasses.asdict(self.intake.counters),
+            "sequencer": dataclasses.asdict(self.sequencer.counters),
+            "journal": {
+                "on": self.sequencer.has_journal,
+                "damaged": self.journal_damaged,
+                "recovered_events": sum(len(stretch.encoded) for stretch in self.recovered.stretches),
+                "recovered_lives": len(self.recovered.lives),
+            },
+        }
+
+    def __enter__(self) -> PublisherService:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
