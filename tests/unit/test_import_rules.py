@@ -53,6 +53,8 @@ LAYERS = {
     "bench": Layer((*_CONTRACTS, *_SERVICES, *_PROGRAMS)),
     "examples": Layer((*_CONTRACTS, *_SERVICES, *_PROGRAMS)),
     "tests": Layer((*_CONTRACTS, *_SERVICES, *_PROGRAMS, "tests")),
+    # The cores of the long-poll protocol do no I/O, and are tested without the driver around them.
+    "tests.unit.longpoll": Layer((*_CONTRACTS, "tests", "drivers.pubsub.longpoll"), denied=()),
     "drivers.pubsub.memory": _MEMORY_DRIVER,
     "drivers.pubsub.memory.bus": _MEMORY_DRIVER,
     "drivers": Layer(_DRIVER_CONTRACTS, denied=()),

@@ -296,8 +296,8 @@ class PublisherCore:
         for session in reset:
             self._counters.resets += 1
             self._counters.frames_reset += session.mailbox.clear()
-            if not session.reset:
-                session.reset = session.mailbox.number_a_mark()
+            # A new number also when a reset is on its way already: it would not tell of what is given up now.
+            session.reset = session.mailbox.number_a_mark()
             self._note_ready(session)
         return reset
 
