@@ -1,15 +1,15 @@
 """From a URL, or a configuration, to a log.
 
 Drivers are entry points of the namespace ``heliograph.log_driver``, found by stevedore and by nothing else.  The scheme
-of the URL names the driver, unless ``[log] driver`` does.  Options of ``[log]`` may stand in the URL:
-``sqlite:///dir/log.db?shards=4``.
+of the URL names the driver, unless ``[log] driver`` does.  Options of ``[log]``, and of the driver, may stand in
+the URL: ``sqlite:///dir/log.db?shards=4``.
 """
 
 from __future__ import annotations
 
 import os
 import urllib.parse
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from urllib.parse import SplitResult
 
 from oslo_config import cfg
@@ -23,7 +23,7 @@ from pubsub_api.plugins import Plugins, register_options, split_url
 NAMESPACE = "heliograph.log_driver"
 
 _PLUGINS = Plugins(NAMESPACE, LogApi, "log driver")  # type: ignore[type-abstract]  # only its subclasses are made
-_URL_OPTIONS = {option.name for option in config.OPTIONS} - {"url", "driver"}
+_NOT_IN_URL = {"url", "driver"}
 
 
 def open_log(
@@ -59,8 +59,9 @@ def build_log(url: str | None = None, *, conf: cfg.ConfigOpts | None = None) -> 
     # A URL given by the caller speaks for itself; the option belongs to the option ``url``.
     configured = conf[config.GROUP].driver if url is None else ""
     driver_class = load_log_driver(configured or parts.scheme)
-    parts = _take_options(conf, parts)
     register_options(conf, driver_class, driver_class.options)
+    groups = {config.GROUP: config.OPTIONS, **driver_class.options}
+    parts = _take_options(conf, parts, {option.name: group for group, options in groups.items() for option in options})
     for group, options in driver_class.options.items():
         check_group(conf, group, options)
     return driver_class(conf, parts)
@@ -75,17 +76,18 @@ def load_log_driver(name: str) -> type[LogApi]:
     return _PLUGINS.load(name)
 
 
-def _take_options(conf: cfg.ConfigOpts, url: SplitResult) -> SplitResult:
-    """Set overrides from the URL's query; returns the URL without it."""
+def _take_options(conf: cfg.ConfigOpts, url: SplitResult, groups: Mapping[str, str]) -> SplitResult:
+    """Set overrides from the URL's query; ``groups`` is option -> its group.  Returns the URL without the query."""
     try:
         given = urllib.parse.parse_qsl(url.query, keep_blank_values=True, strict_parsing=bool(url.query))
     except ValueError as error:
         raise InvalidConfig(f"the query of a log's URL must be option=value pairs, not {url.query!r}") from error
     for name, value in given:
-        if name not in _URL_OPTIONS:
-            raise InvalidConfig(f"log URL: {name!r} is no option; options are {', '.join(sorted(_URL_OPTIONS))}")
+        if name not in groups or name in _NOT_IN_URL:
+            known = ", ".join(sorted(groups.keys() - _NOT_IN_URL))
+            raise InvalidConfig(f"log URL: {name!r} is no option; options are {known}")
         try:
-            conf.set_override(name, value, group=config.GROUP)
+            conf.set_override(name, value, group=groups[name])
         except ValueError as error:
             raise InvalidConfig(f"log URL: {name}={value}: {error}") from error
     return url._replace(query="")

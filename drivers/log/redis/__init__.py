@@ -1,0 +1,273 @@
+"""A log in Redis, for several hosts.
+
+Hot frames are entries of Redis streams, whose ids are the offsets.  Every change is one Lua script, so it happens as a
+whole; a script sees the positions of streams that it was computed from, or refuses.  A blocked `wait` is a blocked
+``XREAD``: the server tells it.
+
+Redis is as durable as it is configured: ``appendonly yes`` with ``appendfsync always`` keeps what `append` promises;
+less than that is told with a warning when the log is opened.  Segments need a directory that every host has mounted.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+from urllib.parse import SplitResult
+
+from oslo_config import cfg
+
+from drivers.log.redis import scripts
+from drivers.log.redis.appending import Appender, decode_position, stream_key
+from drivers.log.redis.config import GROUP, OPTIONS
+from drivers.log.redis.server import Server
+from durable_log import checks, config
+from durable_log.errors import LogError, LogUnavailable, RecordConflict
+from durable_log.log_api import Appended, Record, ShardState, StoredFrame, StreamState, shard_of
+from durable_log.segmented import HotRead, SegmentedLog, take
+from pubsub_api.core.frame import GUID_BYTES
+from pubsub_api.errors import Closed, InvalidConfig
+
+LOG = logging.getLogger(__name__)
+
+_STATE = ("start", "sealed", "end", "bytes")
+_PORTION = 128
+"""Frames asked for at a time."""
+_PURGE_PORTION = 500
+_FORGET_PORTION = 1000
+_SECOND_NS = 1_000_000_000
+
+
+class RedisLog(SegmentedLog):
+    """``redis://[user:password@]host:port/db``, or ``rediss://`` for TLS."""
+
+    options: ClassVar[Mapping[str, Sequence[cfg.Opt]]] = {GROUP: OPTIONS}
+
+    def __init__(self, conf: cfg.ConfigOpts, url: SplitResult) -> None:
+        super().__init__(conf, url)
+        self._limits = conf[config.GROUP]
+        self._options = conf[GROUP]
+        self._prefix: str = self._options.key_prefix
+        self._server = Server(url, self._options, self._limits)
+        self._appender = Appender(
+            self._server, self._prefix, timeout_s=self._limits.operation_timeout,
+            ranges_max=self._limits.missing_ranges_max, streams_cached_max=self._options.streams_cached_max,
+        )  # fmt: skip
+
+    def initialize(self) -> None:
+        wanted = self._limits.shards
+        try:
+            found = int(self._script(scripts.INITIALIZE, wanted or config.SHARDS_DEFAULT))
+        except LogUnavailable:
+            raise
+        except LogError as error:
+            raise InvalidConfig(f"{self._server.address} cannot be used for a log: {error}") from error
+        if wanted not in (None, found):
+            raise InvalidConfig(
+                f"the log {self._prefix!r} at {self._server.address} has {found} shards, not {wanted} as [log] shards "
+                "says: that is fixed"
+            )
+        self._appender.shards = found
+        self._warn_of_forgetfulness()
+
+    @property
+    def shards(self) -> int:
+        return self._appender.shards
+
+    def close(self) -> None:
+        self._server.close()
+
+    # -- frames
+
+    def append(self, frames: Sequence[bytes]) -> Appended:
+        headers = checks.read_headers(frames, bytes_max=self._limits.frame_bytes_max)
+        self._server.check_open()
+        if not headers:
+            return Appended(0, 0, {})
+        before = self._appender.forgotten
+        appended = self._appender.append(list(zip(headers, frames, strict=True)))
+        if self._appender.forgotten > before:
+            LOG.warning("[log] missing_ranges_max: %d numbers that never came are forgotten", self._appender.forgotten)
+        return appended
+
+    def state(self) -> list[ShardState]:
+        answers = self._server.transaction([self._state_command(shard) for shard in range(self.shards)])
+        return [_state(shard, answer) for shard, answer in enumerate(answers)]
+
+    def streams(self, shard: int) -> list[StreamState]:
+        checks.check_shard(shard, self.shards)
+        answer = self._server.command("HGETALL", self._key("streams", shard))
+        found = []
+        for key, value in sorted(zip(answer[::2], answer[1::2], strict=True)):
+            last, missing = decode_position(value)
+            found.append(StreamState(key[:GUID_BYTES], key[GUID_BYTES:].decode(), last, missing))
+        return found
+
+    def wait(self, ends: Mapping[int, int], *, timeout_s: float) -> bool:
+        checks.check_ends(ends, self.shards, timeout_s)
+        self._server.check_open()
+        deadline = time.monotonic() + timeout_s
+        try:
+            while True:
+                states = self.state()
+                if any(states[shard].end > end for shard, end in ends.items()):
+                    return True
+                rest = deadline - time.monotonic()
+                if rest <= 0:
+                    return False
+                self._block(states, list(ends), min(rest, self._options.wait_slice))
+        except Closed:
+            return False
+
+    def _block(self, states: Sequence[ShardState], shards: Sequence[int], timeout_s: float) -> None:
+        """Until one of the shards grows, or the time is over."""
+        if not shards:
+            time.sleep(timeout_s)
+            return
+        # Ids behind everything that is there now.
+        ids = [f"{states[shard].end - 1}-{2**64 - 1}" if states[shard].end else "0-0" for shard in shards]
+        milliseconds = max(1, math.ceil(timeout_s * 1000))
+        keys = [self._key("frames", shard) for shard in shards]
+        self._server.command("XREAD", "COUNT", 1, "BLOCK", milliseconds, "STREAMS", *keys, *ids)
+
+    # -- records
+
+    def get_record(self, name: str) -> Record | None:
+        checks.check_name(name)
+        value, version = self._server.transaction([
+            ("HGET", f"{self._prefix}values", name), ("HGET", f"{self._prefix}versions", name),
+        ])  # fmt: skip
+        return None if version is None else Record(name, value, int(version))
+
+    def put_records(self, writes: Sequence[tuple[str, bytes | None, int | None]]) -> list[int]:
+        checks.check_writes(writes, bytes_max=self._limits.record_bytes_max)
+        if not writes:
+            self._server.check_open()
+            return []
+        arguments: list[bytes | str | int] = []
+        for name, value, expected in writes:
+            arguments += (name, "" if expected is None else expected, int(value is None), value or b"")
+        has_won, *answer = self._script(scripts.PUT_RECORDS, *arguments)
+        if not has_won:
+            name, version, expected_version = (part.decode() for part in answer)
+            raise RecordConflict(f"record {name!r} has version {version}, not {expected_version} as expected")
+        return [int(version) for version in answer]
+
+    def list_records(self, prefix: str) -> list[Record]:
+        raw = prefix.encode()
+        limits = (b"[" + raw, b"[" + raw + b"\xff") if raw else (b"-", b"+")
+        answer = self._script(scripts.LIST_RECORDS, *limits)
+        triples = zip(answer[::3], answer[1::3], answer[2::3], strict=True)
+        return [Record(name.decode(), value, int(version)) for name, value, version in triples]
+
+    # -- what the sealed part builds on
+
+    def hot_read(self, shard: int, offset: int, *, events_max: int, bytes_max: int) -> HotRead:
+        key, place = self._key("frames", shard), f"{offset}-1"
+        answers = self._server.transaction([
+            self._state_command(shard),
+            ("XREVRANGE", key, place, "-", "COUNT", 1),
+            ("XRANGE", key, f"({place}", "+", "COUNT", min(events_max, _PORTION)),
+        ])  # fmt: skip
+        state = _state(shard, answers[0])
+        if not max(state.sealed, state.start) <= offset < state.end:
+            return HotRead(state, [])
+        found = [_stored(shard, entry) for entry in (*answers[1], *answers[2])]
+        taken = take(found, offset=offset, events_max=events_max, bytes_max=bytes_max)
+        while len(taken) == len(found):
+            more = self._server.command("XRANGE", key, f"({found[-1].offset}-1", "+", "COUNT", _PORTION)
+            added = [_stored(shard, entry) for entry in more]
+            if not added or added[0].offset != found[-1].end:  # what follows was sealed meanwhile
+                break
+            found += added
+            taken = take(found, offset=offset, events_max=events_max, bytes_max=bytes_max)
+        return HotRead(state, taken)
+
+    def hot_read_stream(self, guid: bytes, topic: str, first: int, last: int, *, bytes_max: int) -> list[StoredFrame]:
+        shard = shard_of(topic, self.shards)
+        index = f"{self._prefix}numbers:{shard}:".encode() + stream_key(guid, topic)
+        before, within = self._server.transaction([
+            ("ZREVRANGEBYSCORE", index, first, "-inf", "LIMIT", 0, 1),
+            ("ZRANGEBYSCORE", index, f"({first}", last),
+        ])  # fmt: skip
+        key, ids = self._key("frames", shard), [offset + b"-1" for offset in (*before, *within)]
+        found: list[StoredFrame] = []
+        while ids and sum(len(one.frame) for one in found) <= bytes_max:
+            portion, ids = ids[:_PORTION], ids[_PORTION:]
+            answers = self._server.transaction([("XRANGE", key, place, place) for place in portion])
+            stored = [_stored(shard, entry) for entries in answers for entry in entries]
+            found += [one for one in stored if one.header().first + one.skipped + one.count > first]
+        return found
+
+    def hot_find(self, shard: int, appended_ns: int) -> int:
+        return int(self._script(scripts.FIND, shard, f"{max(0, appended_ns):019d}"))
+
+    def manifest(self, shard: int | None) -> list[str]:
+        shards = range(self.shards) if shard is None else [shard]
+        answers = self._server.transaction([("HGETALL", self._key("segments", one)) for one in shards])
+        found: list[str] = []
+        for answer in answers:
+            entries = zip(map(int, answer[::2]), answer[1::2], strict=True)
+            found += [entry.decode() for _, entry in sorted(entries)]
+        return found
+
+    def add_segment(self, shard: int, first: int, end: int, entry: str) -> bool:
+        return self._change(shard, scripts.ADD_SEGMENT, shard, first, end, entry)
+
+    def replace_segments(self, shard: int, span: tuple[int, int], old: Sequence[str], entry: str) -> bool:
+        return self._change(shard, scripts.REPLACE_SEGMENTS, shard, *span, entry, *old)
+
+    def drop(self, shard: int, start: int, sealed_end: int) -> bool:
+        return self._change(shard, scripts.DROP, shard, start, sealed_end)
+
+    def forget_streams(self, before_ns: int) -> int:
+        gone = 0
+        while count := int(self._script(scripts.FORGET, max(0, before_ns) // _SECOND_NS, _FORGET_PORTION)):
+            gone += count
+        return gone
+
+    # -- inside
+
+    def _change(self, shard: int, script: str, *arguments: bytes | str | int) -> bool:
+        """Run a script that moves where the hot part begins, then let go of what is not hot any more."""
+        is_done = bool(self._script(script, *arguments))
+        while is_done and self._script(scripts.PURGE, shard, _PURGE_PORTION) == _PURGE_PORTION:
+            pass
+        return is_done
+
+    def _script(self, source: str, *arguments: bytes | str | int) -> Any:
+        return self._server.script(source, self._prefix, *arguments)
+
+    def _key(self, kind: str, shard: int) -> str:
+        return f"{self._prefix}{kind}:{shard}"
+
+    def _state_command(self, shard: int) -> tuple[str, ...]:
+        return ("HMGET", self._key("shard", shard), *_STATE)
+
+    def _warn_of_forgetfulness(self) -> None:
+        try:
+            information = self._server.command("INFO").decode(errors="replace")
+        except LogUnavailable:
+            raise
+        except LogError as error:
+            LOG.warning("Whether %s keeps what it is told cannot be asked: %s", self._server.address, error)
+            return
+        if "aof_enabled:1" not in information:
+            LOG.warning("%s keeps the log in memory only: set appendonly yes, appendfsync always", self._server.address)
+        if "maxmemory_policy:noeviction" not in information:
+            LOG.warning("%s may evict keys of the log: set maxmemory-policy noeviction", self._server.address)
+
+
+def _state(shard: int, answer: Sequence[bytes | None]) -> ShardState:
+    start, sealed, end, size = (int(value or 0) for value in answer)
+    return ShardState(shard, start, sealed, end, size)
+
+
+def _stored(shard: int, entry: Sequence[Any]) -> StoredFrame:
+    """From an entry of a stream: its id, and names and values in the order of `scripts.APPEND`."""
+    place, fields = entry
+    return StoredFrame(
+        shard, int(place.partition(b"-")[0]), int(fields[1]), int(fields[3]), int(fields[5]), bytes(fields[9])
+    )

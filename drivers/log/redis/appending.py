@@ -1,0 +1,168 @@
+"""Appending to Redis: threads share one script call, and positions of streams are compared before they are set.
+
+What is new in a frame is decided here, from the positions that this process remembers.  The script takes the frames
+only if those positions are still true, and else tells the true ones: then it is decided again.  Somebody always gets
+through, so this ends.
+"""
+
+from __future__ import annotations
+
+import collections
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from drivers.log.redis import scripts
+from drivers.log.redis.server import Argument, Server
+from durable_log.errors import LogUnavailable
+from durable_log.log_api import Appended, shard_of
+from durable_log.placing import NOWHERE, Position, place
+from pubsub_api import forking
+from pubsub_api.core.frame import Header
+from pubsub_api.errors import HeliographError
+
+BATCH_MAX = 500
+"""Calls that share one script call."""
+
+_encode = msgspec.msgpack.Encoder().encode
+decode_position = msgspec.msgpack.Decoder(Position).decode
+
+_Key = tuple[int, bytes]
+"""Shard, and GUID and topic in one."""
+
+
+def stream_key(guid: bytes, topic: str) -> bytes:
+    return guid + topic.encode()
+
+
+class _Job:
+    __slots__ = ("error", "frames", "is_done", "result")
+
+    def __init__(self, frames: Sequence[tuple[Header, bytes]]) -> None:
+        self.frames = frames
+        self.result: Appended | None = None
+        self.error: HeliographError | None = None
+        self.is_done = False
+
+
+class Appender:
+    """``forgotten`` counts missing numbers that were forgotten because a stream had too many holes."""
+
+    def __init__(
+        self, server: Server, prefix: str, *, timeout_s: float, ranges_max: int, streams_cached_max: int
+    ) -> None:
+        self._server = server
+        self._prefix = prefix
+        self._timeout_s = timeout_s
+        self._ranges_max = ranges_max
+        self._streams_cached_max = streams_cached_max
+        self.shards = 0
+        self.forgotten = 0
+        self.after_fork_in_child()
+        forking.register(self)
+
+    def after_fork_in_child(self) -> None:
+        self._turn = threading.Lock()
+        self._waiting: collections.deque[_Job] = collections.deque()
+        self._known: collections.OrderedDict[_Key, bytes] = collections.OrderedDict()
+
+    def append(self, frames: Sequence[tuple[Header, bytes]]) -> Appended:
+        """Raises LogUnavailable, LogError, Closed."""
+        job = _Job(frames)
+        self._waiting.append(job)
+        if not self._turn.acquire(timeout=self._timeout_s):
+            job.is_done = True  # for who has the turn: nobody waits for it
+            raise LogUnavailable(f"the log was busy with other appends for {self._timeout_s} s")
+        try:
+            while not job.is_done:
+                self._append_waiting()
+        finally:
+            self._turn.release()
+        if job.error is not None:
+            raise job.error
+        assert job.result is not None
+        return job.result
+
+    def _append_waiting(self) -> None:
+        jobs: list[_Job] = []
+        while self._waiting and len(jobs) < BATCH_MAX:
+            job = self._waiting.popleft()
+            if not job.is_done:
+                jobs.append(job)
+        try:
+            while not self._try(jobs):
+                pass
+        except HeliographError as error:
+            self._known.clear()  # whether it happened is not known
+            for job in jobs:
+                job.error = error
+        finally:
+            for job in jobs:
+                job.is_done = True
+
+    def _try(self, jobs: Sequence[_Job]) -> bool:
+        """Place all frames and store them; False when a position was not what we thought."""
+        attempt = _Attempt(self._known, self.shards, self._ranges_max)
+        kept = [attempt.place(job.frames) for job in jobs]
+        has_won, answer = self._server.script(scripts.APPEND, self._prefix, *attempt.arguments())
+        if not has_won:
+            for index, found in zip(answer[::2], answer[1::2], strict=True):
+                self._known[attempt.keys[index - 1]] = found
+            return False
+        for key, position in attempt.positions.items():
+            self._known[key] = _encode(position)
+            self._known.move_to_end(key)
+        while len(self._known) > self._streams_cached_max:
+            self._known.popitem(last=False)
+        self.forgotten += attempt.forgotten
+        ends = {int(shard): int(end) for shard, end in zip(answer[::2], answer[1::2], strict=True)}
+        for job, (events, touched) in zip(jobs, kept, strict=True):
+            total = sum(header.count for header, _ in job.frames)
+            grown = {shard: ends[shard] for shard in touched}
+            job.result = Appended(events, total - events, grown)
+        return True
+
+
+class _Attempt:
+    """One try: where streams would stand, and the frames to store."""
+
+    def __init__(self, known: collections.OrderedDict[_Key, bytes], shards: int, ranges_max: int) -> None:
+        self._known = known
+        self._shards = shards
+        self._ranges_max = ranges_max
+        self.keys: list[_Key] = []
+        self._indices: dict[_Key, int] = {}
+        self.positions: dict[_Key, Position] = {}
+        self.forgotten = 0
+        self._frames: list[Argument] = []
+
+    def place(self, frames: Sequence[tuple[Header, bytes]]) -> tuple[int, set[int]]:
+        """Returns how many events of one call are new, and the shards that grow by them."""
+        events, touched = 0, set[int]()
+        for header, frame in frames:
+            shard = shard_of(header.topic, self._shards)
+            key = (shard, stream_key(header.guid, header.topic))
+            if key not in self.positions:
+                self.keys.append(key)
+                self._indices[key] = len(self.keys)
+                known = self._known.get(key)
+                self.positions[key] = decode_position(known) if known else NOWHERE
+            placement = place(header, self.positions[key], ranges_max=self._ranges_max)
+            self.positions[key] = placement.position
+            self.forgotten += placement.forgotten
+            for first, last in placement.kept:
+                self._frames += (
+                    shard, self._indices[key], first, last - first + 1, first - header.first, frame,
+                )  # fmt: skip
+                events += last - first + 1
+                touched.add(shard)
+        return events, touched
+
+    def arguments(self) -> list[Any]:
+        streams: list[Argument] = []
+        for shard, name in self.keys:
+            known = self._known.get((shard, name), b"")
+            streams += (shard, name, known, _encode(self.positions[shard, name]))
+        return [len(self.keys), *streams, *self._frames]
