@@ -1,0 +1,35 @@
+"""``heliograph pipeline``: jobs over everything that was ever published, on Spark."""
+
+from __future__ import annotations
+
+import argparse
+
+from heliograph import options
+from heliograph.pipeline import audit, compact, ingest, merge, replay
+
+DESCRIPTION = """\
+Take in, check, compact, merge and replay what was recorded, at any size: on this machine, or on a cluster by --master.
+
+Spark comes with `pip install 'heliograph[spark]'`, and a Java for it when the machine has none.
+"""
+EXAMPLES = """\
+  heliograph pipeline ingest --log sqlite:///var/log.db --lake /data/events
+  heliograph pipeline audit --lake /data/events
+  heliograph pipeline compact --lake /data/events --out /data/snapshot --master 'local[4]'
+"""
+_JOBS = (ingest, compact, audit, merge, replay)
+
+
+def register(subparsers: options.Subparsers[argparse.ArgumentParser]) -> None:
+    parser = options.add_command(
+        subparsers, "pipeline", summary="run a job on Spark over what was recorded",
+        description=DESCRIPTION, examples=EXAMPLES,
+    )  # fmt: skip
+    jobs = parser.add_subparsers(title="jobs", metavar="JOB", dest="job", required=True)
+    for job in _JOBS:
+        name = job.__name__.rpartition(".")[2]
+        one = options.add_command(
+            jobs, name, summary=job.SUMMARY, description=job.DESCRIPTION, examples=job.EXAMPLES, log_level="error"
+        )
+        job.add_arguments(one)
+        one.set_defaults(run=job.run)

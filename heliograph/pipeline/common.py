@@ -1,0 +1,94 @@
+"""What the jobs of the pipeline share on the command line: where Spark runs, and where events come from."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import datetime
+import os
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from pubsub_api.errors import UsageError
+
+if TYPE_CHECKING:
+    from oslo_config import cfg
+    from pyspark.sql import DataFrame, SparkSession
+
+
+def add_spark(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("Spark")
+    group.add_argument("--master", metavar="URL", help="where the job runs: local[*], local[N], spark://host:port, ...")
+    group.add_argument(
+        "--config-file", metavar="FILE", action="append", default=[],
+        help="read [spark] and [log] from FILE; may be repeated, later files win",
+    )  # fmt: skip
+
+
+def add_source(parser: argparse.ArgumentParser) -> None:
+    """``--log`` or ``--lake``, and a choice of topics."""
+    group = parser.add_argument_group("the events").add_mutually_exclusive_group()
+    group.add_argument("--log", metavar="URL", help="a durable log, as in sqlite:///dir/log.db (default: [log] url)")
+    group.add_argument("--lake", metavar="DIR", help="a table that `heliograph pipeline ingest` wrote")
+    parser.add_argument(
+        "--topics", metavar="FILTER", nargs="+", default=["#"], help="topics to take, as in 'tenant-7/#' (default: all)"
+    )
+
+
+def read_conf(args: argparse.Namespace) -> cfg.ConfigOpts:
+    """Raises InvalidConfig."""
+    from durable_log import config as log_config
+    from pubsub_api.config import new_conf
+
+    conf = new_conf(args.config_file)
+    conf.register_opts(log_config.OPTIONS, group=log_config.GROUP)
+    return conf
+
+
+def log_url(args: argparse.Namespace, conf: cfg.ConfigOpts) -> str:
+    return args.log or str(conf["log"].url)
+
+
+@contextlib.contextmanager
+def spark_session(args: argparse.Namespace, conf: cfg.ConfigOpts, job: str) -> Iterator[SparkSession]:
+    """A session that is stopped at the end.  Raises SparkMissing, JavaMissing, InvalidConfig, and PipelineError for
+    whatever Spark itself raises."""
+    from spark_pipeline.errors import PipelineError
+    from spark_pipeline.session import open_session, spark_errors
+
+    session = open_session(conf, app_name=f"heliograph-{job}", master=args.master)
+    try:
+        yield session
+    except spark_errors() as error:
+        raise PipelineError(f"Spark could not finish {job}: {str(error).partition(os.linesep)[0]}") from error
+    finally:
+        session.stop()
+
+
+def read_events(spark: SparkSession, args: argparse.Namespace, conf: cfg.ConfigOpts) -> DataFrame:
+    """The events that ``--log`` or ``--lake``, and ``--topics``, name."""
+    from spark_pipeline.lake import LakeTable
+    from spark_pipeline.reading import read_log, select_topics
+
+    if args.lake:
+        return select_topics(LakeTable(args.lake).read(spark), args.topics)
+    return read_log(spark, log_url(args, conf), topics=args.topics)
+
+
+def moment(text: str) -> int:
+    """An argparse type: a point in time, as nanoseconds.  ISO 8601; without a zone it is UTC."""
+    try:
+        parsed = datetime.datetime.fromisoformat(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a time such as 2026-05-01T12:00:00") from error
+    if parsed.tzinfo is None:
+        parsed = parsed.replace(tzinfo=datetime.timezone.utc)
+    return int(parsed.timestamp() * 1_000_000) * 1000
+
+
+def require_new_directory(path: str) -> None:
+    """Raises UsageError when something is there already: a job never overwrites."""
+    import pathlib
+
+    if pathlib.Path(path).exists():
+        raise UsageError(f"{path} exists already: name a directory that does not")

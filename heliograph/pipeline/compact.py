@@ -1,0 +1,52 @@
+"""``heliograph pipeline compact``: the newest version of every object, as a snapshot."""
+
+from __future__ import annotations
+
+import argparse
+import time
+
+import msgspec
+
+from heliograph import exits, options
+from heliograph.output import Output
+from heliograph.pipeline import common
+
+SUMMARY = "write the newest version of every object as a snapshot"
+DESCRIPTION = """\
+Of all changes of an object keep the newest, by version, then time, publisher and number; drop objects that were
+deleted. The result is a directory of Parquet files with a manifest that says up to which offsets of the log it is
+complete: load it and go on from there.
+"""
+EXAMPLES = """\
+  heliograph pipeline compact --log sqlite:///var/log.db --out /data/snapshot-1
+  heliograph pipeline compact --lake /data/events --out /data/snapshot-2 --keep-tombstones 86400
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    common.add_source(parser)
+    parser.add_argument("--out", metavar="DIR", required=True, help="where the snapshot goes; must not exist")
+    parser.add_argument(
+        "--keep-tombstones", metavar="S", type=options.seconds, default=0.0,
+        help="keep deletes of the last S seconds as rows of their own (default: 0, none)",
+    )  # fmt: skip
+    common.add_spark(parser)
+    options.add_json(parser, "the manifest as one JSON object")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Raises UsageError when the directory exists."""
+    common.require_new_directory(args.out)
+    conf = common.read_conf(args)
+    output = Output(is_json=args.json)
+    with common.spark_session(args, conf, "compact") as spark:
+        from spark_pipeline.snapshot import write_snapshot
+
+        events = common.read_events(spark, args, conf)
+        tombstones_from_ns = time.time_ns() - int(args.keep_tombstones * 1e9) if args.keep_tombstones else None
+        manifest = write_snapshot(events, args.out, tombstones_from_ns=tombstones_from_ns)
+    if output.is_json:
+        output.record(msgspec.to_builtins(manifest))
+    else:
+        output.line(f"{manifest.objects:,} objects in {args.out}, newest version {manifest.version:,}")
+    return exits.OK

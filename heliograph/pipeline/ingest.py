@@ -1,0 +1,69 @@
+"""``heliograph pipeline ingest``: from the log into the lake."""
+
+from __future__ import annotations
+
+import argparse
+import time
+
+from heliograph import exits, options
+from heliograph.output import Output, note
+from heliograph.pipeline import common
+from heliograph.progress import Progress
+
+SUMMARY = "take what the log has gained into a table of the lake"
+DESCRIPTION = """\
+Append the events of a durable log to a Delta table, in commits of bounded size.  How far each shard was taken in is
+part of every commit, so the job may be killed at any moment and started again: nothing is taken in twice, nothing is
+left out. Each commit is a version that can be read later.
+
+It ends when everything that was in the log at its start is in the table; with --every it goes on.
+"""
+EXAMPLES = """\
+  heliograph pipeline ingest --log sqlite:///var/log.db --lake /data/events
+  heliograph pipeline ingest --lake /data/events --every 60
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--log", metavar="URL", help="the durable log (default: [log] url)")
+    parser.add_argument("--lake", metavar="DIR", required=True, help="the table; made when there is none")
+    parser.add_argument("--every", metavar="S", type=options.seconds, help="begin again every S seconds, until Ctrl-C")
+    parser.add_argument(
+        "--commit-events", metavar="N", type=options.positive_int, default=5_000_000,
+        help="most events of one commit (default: 5,000,000)",
+    )  # fmt: skip
+    common.add_spark(parser)
+    options.add_json(parser, "JSON lines: one per commit")
+
+
+def run(args: argparse.Namespace) -> int:
+    conf = common.read_conf(args)
+    output = Output(is_json=args.json)
+    with common.spark_session(args, conf, "ingest") as spark:
+        from spark_pipeline.lake import LakeTable
+
+        table = LakeTable(args.lake)
+        while True:
+            began = time.monotonic()
+            _take_in(output, spark, common.log_url(args, conf), table, args.commit_events)
+            if args.every is None:
+                return exits.OK
+            time.sleep(max(0.0, args.every - (time.monotonic() - began)))
+
+
+def _take_in(output: Output, spark: object, url: str, table: object, commit_events: int) -> None:
+    from spark_pipeline.jobs.ingest import ingest
+
+    done = 0
+    progress: Progress | None = None
+    for taken in ingest(spark, url, table, events_max=commit_events):  # type: ignore[arg-type]  # imported when it runs
+        done += taken.events
+        progress = progress or Progress("ingest", done + taken.left)
+        progress.update(done)
+        if taken.lost:
+            note(f"{taken.lost:,} events had left the log before they were taken in")
+        if output.is_json:
+            output.record(taken)
+    if not output.is_json:
+        output.line(f"{done:,} events taken in")
+    output.flush()

@@ -1,0 +1,65 @@
+"""``heliograph pipeline merge``: two data sets that diverged become one."""
+
+from __future__ import annotations
+
+import argparse
+import time
+
+from heliograph import exits, options
+from heliograph.output import Output
+from heliograph.pipeline import common
+
+POLICIES = ("IGNORE", "DELETE", "MERGE", "REPLACE", "CATCHUP")
+SUMMARY = "join two data sets that diverged, by a merge policy"
+DESCRIPTION = """\
+Apply a policy of the durability service to two sets of events, each a directory of Parquet files with the columns of
+an event (a snapshot, a table of the lake, sealed segments).  Equal sets are recognised by their digests, and then
+nothing is written: the local set is the result.
+"""
+EXAMPLES = """\
+  heliograph pipeline merge MERGE --local /data/east --remote /data/west --out /data/both
+  heliograph pipeline merge REPLACE --local /data/old --remote /data/new --out /data/result --before 2026-05-01T00:00:00
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("policy", metavar="POLICY", type=str.upper, choices=POLICIES, help=", ".join(POLICIES))
+    parser.add_argument("--local", metavar="DIR", required=True, help="the set that is here")
+    parser.add_argument("--remote", metavar="DIR", required=True, help="the set of the other side")
+    parser.add_argument("--out", metavar="DIR", required=True, help="where the result goes; must not exist")
+    parser.add_argument(
+        "--before", metavar="TIME", type=common.moment, default=None,
+        help="what is here and newer than this is never touched (default: now)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--depth", metavar="N", type=options.positive_int, default=1, help="samples kept per object (default: 1)"
+    )
+    common.add_spark(parser)
+    options.add_json(parser, "the outcome as one JSON object")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Raises UsageError when the directory exists, SchemaMismatch."""
+    common.require_new_directory(args.out)
+    conf = common.read_conf(args)
+    output = Output(is_json=args.json)
+    with common.spark_session(args, conf, "merge") as spark:
+        from spark_pipeline.jobs.merge import Policy, merge_if_different
+        from spark_pipeline.snapshot import read_rows
+
+        merged, has_moved = merge_if_different(
+            Policy[args.policy],
+            read_rows(spark, args.local),
+            read_rows(spark, args.remote),
+            t=time.time_ns() if args.before is None else args.before,
+            depth=args.depth,
+        )
+        if has_moved:
+            merged.write.option("compression", "zstd").parquet(args.out)
+    if output.is_json:
+        output.record({"policy": args.policy, "written": has_moved, "result": args.out if has_moved else args.local})
+    elif has_moved:
+        output.line(f"{args.policy}: written to {args.out}")
+    else:
+        output.line(f"{args.policy}: nothing to move, the result is {args.local}")
+    return exits.OK

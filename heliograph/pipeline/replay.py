@@ -1,0 +1,119 @@
+"""``heliograph pipeline replay``: what was published once goes onto the bus again."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import pathlib
+from typing import TYPE_CHECKING
+
+from heliograph import exits, options
+from heliograph.output import Output
+from heliograph.pipeline import common
+from heliograph.progress import Progress
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+    from pubsub_api import Publisher
+    from spark_pipeline.jobs.replay import Position
+
+SUMMARY = "publish recorded events again, at a chosen speed"
+DESCRIPTION = """\
+Publish the events of a time or version range again, in the order of their time.  Versions stay as they were, so a
+cache takes only what is newer than what it has; --prefix keeps a replay apart from what is live.
+
+With --progress-file the replay can be stopped and started again: it goes on behind the last event that was handed to
+the transport, and repeats at most what was sent since the file was written.
+"""
+EXAMPLES = """\
+  heliograph pipeline replay --log sqlite:///var/log.db --url zmq://127.0.0.1:8866 --speed 10 --prefix replayed
+  heliograph pipeline replay --lake /data/events --from 2026-05-01T00:00:00 --to 2026-05-02T00:00:00 --speed 0 \\
+      --config-file etc/heliograph.conf --progress-file /var/tmp/replay.json
+"""
+_SAVE_EVENTS = 5000
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    common.add_source(parser)
+    parser.add_argument("--url", metavar="URL", help="the bus to publish on (default: that of --config-file)")
+    parser.add_argument("--from", dest="time_from", metavar="TIME", type=common.moment, help="the first time")
+    parser.add_argument("--to", dest="time_to", metavar="TIME", type=common.moment, help="the time to stop before")
+    parser.add_argument("--version-from", metavar="N", type=options.natural_int, help="the first version")
+    parser.add_argument("--version-to", metavar="N", type=options.natural_int, help="the version to stop before")
+    parser.add_argument(
+        "--speed", metavar="X", type=float, default=1.0, help="1 as recorded, 10 ten times as fast, 0 without waiting"
+    )
+    parser.add_argument("--prefix", metavar="TOPIC", default="", help="levels to put in front of every topic")
+    parser.add_argument("--progress-file", metavar="FILE", help="where the place is kept, to go on after a stop")
+    common.add_spark(parser)
+    options.add_json(parser, "the outcome as one JSON object")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Raises UsageError, and what opening the bus may raise."""
+    import pubsub_api
+    from pubsub_api.errors import UsageError
+
+    if args.url is None and not args.config_file:
+        raise UsageError("name the bus: --url, or --config-file")
+    conf = common.read_conf(args)
+    output = Output(is_json=args.json)
+    bus = pubsub_api.open(args.url) if args.url else pubsub_api.open(conf=conf)
+    with bus, common.spark_session(args, conf, "replay") as spark:
+        events = common.read_events(spark, args, conf)
+        with bus.publisher() as publisher:
+            sent, skipped = _replay(events, publisher, args)
+    if output.is_json:
+        output.record({"events": sent, "undecodable": skipped})
+    else:
+        output.line(f"{sent:,} events published again" + (f", {skipped:,} could not be read" if skipped else ""))
+    return exits.OK
+
+
+def _replay(events: DataFrame, publisher: Publisher, args: argparse.Namespace) -> tuple[int, int]:
+    from spark_pipeline.jobs.replay import Selection, count_undecodable, paced, select
+
+    file = pathlib.Path(args.progress_file) if args.progress_file else None
+    chosen = select(
+        events,
+        Selection(args.time_from, args.time_to, args.version_from, args.version_to, _load(file)),
+    ).cache()
+    sent = 0
+    position: Position | None = None
+    with Progress("replay", chosen.count()) as progress:
+        rows = chosen.toLocalIterator(prefetchPartitions=True)
+        for position, event in paced(rows, speed=args.speed, topic_prefix=args.prefix):
+            publisher.send_event(event)
+            sent += 1
+            if sent % _SAVE_EVENTS == 0:
+                _save(file, publisher, position)
+                progress.update(sent)
+    _save(file, publisher, position)
+    return sent, count_undecodable(events)
+
+
+def _load(file: pathlib.Path | None) -> Position | None:
+    import msgspec
+
+    from pubsub_api.errors import UsageError
+    from spark_pipeline.jobs.replay import Position
+
+    if file is None or not file.exists():
+        return None
+    try:
+        return msgspec.json.decode(file.read_bytes(), type=Position)
+    except msgspec.MsgspecError as error:
+        raise UsageError(f"{file} is not the progress of a replay: {error}") from error
+
+
+def _save(file: pathlib.Path | None, publisher: Publisher, position: Position | None) -> None:
+    """Remember the place, once everything up to it is with the transport."""
+    import msgspec
+
+    publisher.flush()
+    if file is None or position is None:
+        return
+    new = file.with_name(f"{file.name}.new")
+    new.write_bytes(msgspec.json.encode(position))
+    os.replace(new, file)

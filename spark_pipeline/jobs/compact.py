@@ -1,0 +1,50 @@
+"""Compaction: of all changes of an object only the newest is kept, and deletes win like any other change.
+
+The plan is chosen for speed at size.  The largest version per object is found by a hash aggregate over one number,
+which neither sorts nor moves values; a semi-join keeps the rows that have it; and only among those, about one per
+object, a window settles ties.  Sorting all changes by object, the obvious plan, moves every value once more.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from spark_pipeline.schema import AGE_ORDER, OBJECT, require_columns
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+DELETE = "delete"
+
+
+def compact(events: DataFrame, *, tombstones_from_ns: int | None = None, keys_fit_in_memory: bool = False) -> DataFrame:
+    """The newest change of every object, the columns as they came.
+
+    Objects whose newest change is a delete are left out, unless it happened at or after ``tombstones_from_ns`` (event
+    time): then the tombstone stays.  ``keys_fit_in_memory`` sends the objects' names to every task instead of moving
+    the events, several times faster while names and versions fit into a task's memory.  Ties on version are settled by
+    timestamp, publisher and number, so the result does not depend on the order of the rows.  Raises SchemaMismatch.
+    """
+    from pyspark.sql import Window  # noqa: PLC0415
+    from pyspark.sql import functions as F  # noqa: PLC0415
+
+    require_columns(events, (*OBJECT, *AGE_ORDER, "action"))
+    events = events.where(F.col("table").isNotNull())  # what could not be decoded names no object
+    newest = events.groupBy(*OBJECT).agg(F.max("version").alias("version"))
+    how = "broadcast" if keys_fit_in_memory else "shuffle_hash"
+    candidates = events.join(newest.hint(how), [*OBJECT, "version"], "left_semi")
+    newest_first = Window.partitionBy(*OBJECT).orderBy(*(F.col(name).desc() for name in AGE_ORDER[1:]))
+    winners = candidates.withColumn("_rank", F.row_number().over(newest_first)).where("_rank = 1").drop("_rank")
+    is_kept = F.col("action") != DELETE
+    if tombstones_from_ns is not None:
+        is_kept |= F.col("timestamp") >= tombstones_from_ns
+    return winners.where(is_kept).select(*events.columns)
+
+
+def count_objects(events: DataFrame) -> int:
+    """About how many objects there are, from one quick pass over their names."""
+    from pyspark.sql import functions as F  # noqa: PLC0415
+
+    require_columns(events, OBJECT)
+    counted = events.agg(F.approx_count_distinct(F.struct(*OBJECT)).alias("objects")).collect()
+    return int(counted[0]["objects"])

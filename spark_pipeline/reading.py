@@ -1,0 +1,124 @@
+"""Reading a log whole: sealed segments by Spark's own Parquet reader, only the hot tail through Python."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+import durable_log
+from pubsub_api.core.topics import is_wildcard
+from spark_pipeline.ranges import LogRange, Offsets, to_json
+from spark_pipeline.schema import EVENT_COLUMNS, EVENT_SCHEMA
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame, SparkSession
+
+
+class Plan(NamedTuple):
+    """Where the events of a read come from."""
+
+    files: list[str]
+    """Sealed segments that hold any of them."""
+    trimmed: list[LogRange]
+    """For shards whose segments hold more than was asked for: what of them counts."""
+    hot: list[LogRange]
+    """What is in no segment."""
+
+
+def read_log(
+    spark: SparkSession,
+    url: str,
+    *,
+    start: Offsets | None = None,
+    end: Offsets | None = None,
+    topics: Sequence[str] = ("#",),
+) -> DataFrame:
+    """The events of a log from ``start`` on, up to but without ``end``, as offsets per shard; by default all that are
+    there now.  Filters apply as they do for subscribers.  Raises LogUnavailable, OffsetTooOld, InvalidTopic.
+    """
+    with contextlib.closing(durable_log.open(url)) as log:
+        states = log.state()
+        starts = {state.shard: state.start for state in states} | dict(start or {})
+        ends = {state.shard: state.end for state in states} | dict(end or {})
+        for state in states:
+            if starts[state.shard] < min(state.start, ends[state.shard]):
+                raise durable_log.OffsetTooOld(
+                    f"shard {state.shard}: offset {starts[state.shard]} is gone, the oldest is {state.start}",
+                    start=state.start,
+                )
+        plan = make_plan(states, log.segments(), starts, ends)
+    hot_start, hot_end = dict(starts), dict(starts)
+    for shard, begin, until in plan.hot:
+        hot_start[shard], hot_end[shard] = begin, until
+    events = (
+        spark.read.format("heliograph")
+        .options(log=url, topics=",".join(topics), start=_text(hot_start), end=_text(hot_end))
+        .load()
+    )
+    if not plan.files:
+        return events
+    sealed = spark.read.schema(EVENT_SCHEMA).parquet(*plan.files).where(_within(plan.trimmed))
+    return select_topics(sealed, topics).select(*EVENT_COLUMNS).unionByName(events)
+
+
+def make_plan(
+    states: Sequence[durable_log.ShardState],
+    segments: Sequence[durable_log.Segment],
+    starts: Offsets,
+    ends: Offsets,
+) -> Plan:
+    """Divide what was asked for between the sealed and the hot part of each shard."""
+    plan = Plan([], [], [])
+    for state in states:
+        start, end = starts[state.shard], ends[state.shard]
+        sealed_end = min(end, state.sealed)
+        wanted = [one for one in segments if one.shard == state.shard and one.first < sealed_end and one.end > start]
+        plan.files.extend(one.path for one in wanted)
+        if wanted and (wanted[0].first < start or wanted[-1].end > end):
+            plan.trimmed.append(LogRange(state.shard, start, end))
+        if end > max(start, state.sealed):
+            plan.hot.append(LogRange(state.shard, max(start, state.sealed), end))
+    return plan
+
+
+def _within(trimmed: Sequence[LogRange]) -> Column:
+    from pyspark.sql import functions as F  # noqa: PLC0415
+
+    condition = F.lit(True)
+    for shard, start, end in trimmed:
+        offset = F.col("offset")
+        condition &= (F.col("shard") != shard) | ((offset >= start) & (offset < end))
+    return condition
+
+
+def select_topics(events: DataFrame, topics: Sequence[str]) -> DataFrame:
+    """The events whose topic any of the filters selects, by a condition that Spark evaluates itself: the same rule as
+    `pubsub_api.core.topics.matches`."""
+    from pyspark.sql import functions as F  # noqa: PLC0415
+
+    condition = F.lit(False)
+    for topic_filter in topics:
+        condition |= F.col("topic").rlike(rf"\A{filter_pattern(topic_filter)}\z")
+    return events.where(condition)
+
+
+def filter_pattern(topic_filter: str) -> str:
+    """A regular expression that matches, whole, exactly the topics that a filter selects.  In the syntax that Java and
+    Python share."""
+    if not is_wildcard(topic_filter):
+        return re.escape(topic_filter)
+    *levels, last = ["[^/]*" if level == "+" else re.escape(level) for level in topic_filter.split("/")]
+    if last != re.escape("#"):
+        pattern = "/".join((*levels, last))
+    elif levels:
+        pattern = "/".join(levels) + r"(?:/[\s\S]*)?"  # a rest selects its parent too
+    else:
+        pattern = r"[\s\S]*"
+    return r"(?!\$)" + pattern  # wildcards leave alone what Heliograph itself sends
+
+
+def _text(offsets: Offsets) -> str:
+    return json.dumps(to_json(offsets))

@@ -1,0 +1,106 @@
+"""A Spark session that works where Heliograph works: Java found, workers on this Python, everything on loopback.
+
+Starting one takes seconds and hundreds of megabytes, so nothing here happens on import, and nothing but the jobs of
+this package asks for it.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import TYPE_CHECKING
+
+from oslo_config import cfg
+
+from pubsub_api.config import check_group, new_conf
+from spark_pipeline.config import GROUP, OPTIONS
+from spark_pipeline.errors import SparkMissing
+from spark_pipeline.java import find_java
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+PYSPARK_VERSION_MIN = (4, 2)
+
+
+def open_session(conf: cfg.ConfigOpts | None = None, *, app_name: str, master: str | None = None) -> SparkSession:
+    """A session for jobs.  Stop it when done.  Under ``spark-submit`` its settings win over those of ``conf``.
+
+    Sets JAVA_HOME and PYSPARK_PYTHON of this process, which Spark's launcher reads.  Raises SparkMissing, JavaMissing,
+    InvalidConfig.
+    """
+    check_pyspark()
+    conf = new_conf() if conf is None else conf
+    conf.register_opts(OPTIONS, group=GROUP)
+    check_group(conf, GROUP, OPTIONS)
+    _prepare_environment()
+    from pyspark.sql import SparkSession  # noqa: PLC0415  # a heavy import that only jobs pay for
+
+    from spark_pipeline.source import HeliographDataSource  # noqa: PLC0415
+
+    builder = SparkSession.builder.appName(app_name)
+    if "SPARK_ENV_LOADED" not in os.environ:
+        builder = builder.master(master or conf[GROUP].master)
+    for key, value in spark_options(conf, master or conf[GROUP].master).items():
+        builder = builder.config(key, value)
+    session = builder.getOrCreate()
+    session.dataSource.register(HeliographDataSource)
+    return session
+
+
+def check_pyspark() -> str:
+    """The version of PySpark.  Raises SparkMissing."""
+    try:
+        import pyspark  # noqa: PLC0415
+    except ImportError as error:
+        raise SparkMissing(f"the pipeline needs PySpark ({error}): pip install 'heliograph[spark]'") from error
+    version: str = pyspark.__version__
+    if tuple(int(part) for part in version.split(".")[:2]) < PYSPARK_VERSION_MIN:
+        wanted = ".".join(map(str, PYSPARK_VERSION_MIN))
+        raise SparkMissing(f"PySpark {version} is too old, {wanted} is needed: pip install -U 'heliograph[spark]'")
+    return version
+
+
+def spark_errors() -> type[Exception]:
+    """What Spark raises when a job fails."""
+    from pyspark.errors import PySparkException  # noqa: PLC0415
+
+    return PySparkException
+
+
+def spark_options(conf: cfg.ConfigOpts, master: str) -> dict[str, str]:
+    """What a session is configured with, before the user's own options of ``[spark] options``."""
+    spark = conf[GROUP]
+    options = {
+        "spark.driver.memory": spark.driver_memory,
+        "spark.executor.memory": spark.executor_memory,
+        "spark.driver.host": spark.bind_address,
+        "spark.driver.bindAddress": spark.bind_address,
+        "spark.sql.shuffle.partitions": str(spark.shuffle_partitions or max(4, 2 * local_cores(master))),
+        "spark.sql.session.timeZone": "UTC",
+        "spark.sql.python.filterPushdown.enabled": "true",  # or a source that takes filters is refused
+        "spark.sql.streaming.noDataMicroBatches.enabled": "false",
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
+        "spark.log.level": "ERROR",
+    }
+    if spark.local_dir:
+        options["spark.local.dir"] = spark.local_dir
+    options.update(spark.options)
+    return options
+
+
+def local_cores(master: str) -> int:
+    """How many cores ``local[...]`` means here; 2 for a cluster, whose size only the cluster knows."""
+    if not master.startswith("local"):
+        return 2
+    _, _, asked = master.rstrip("]").partition("[")
+    asked = asked.partition(",")[0]
+    return (os.cpu_count() or 1) if asked == "*" else int(asked or 1)
+
+
+def _prepare_environment() -> None:
+    # Without this the workers run whatever python3 is first on the PATH, which may lack every library.
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
+    os.environ["JAVA_HOME"] = str(find_java().home)

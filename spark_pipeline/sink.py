@@ -1,0 +1,94 @@
+"""``df.write.format("heliograph")`` and ``df.writeStream.format("heliograph")``: rows become events or objects.
+
+Options: ``log`` (URL: events are appended to a durable log) or ``db`` (URL: objects are written, and their outbox tells
+the bus), ``staging`` (a directory every worker reaches), and for a stream ``query``, its name across restarts.
+
+A micro-batch takes effect exactly once.  Tasks stage their rows in files; one commit, on the driver, delivers the files
+and remembers query and batch together with what it delivered (`spark_pipeline.delivery`).  A batch that Spark runs
+again after a crash is recognised, whatever order its rows come in.  ``abort`` only removes files that no commit has
+named.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import tempfile
+import time
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
+
+from pubsub_api.errors import UsageError
+from spark_pipeline import staging
+from spark_pipeline.delivery import Target, open_target
+from spark_pipeline.errors import SchemaMismatch
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql.types import StructType
+
+
+@dataclasses.dataclass
+class Staged(WriterCommitMessage):
+    """What one task wrote."""
+
+    name: str
+    rows: int
+
+
+class _Writer:
+    """What batch and streaming writes share.  Travels to the workers."""
+
+    def __init__(self, options: Mapping[str, str], schema: StructType, *, overwrite: bool) -> None:
+        if overwrite:
+            raise UsageError('events cannot be overwritten: use mode("append")')
+        missing = [name for name in staging.REQUIRED_COLUMNS if name not in schema.names]
+        if missing:
+            raise SchemaMismatch(f"rows need the columns {', '.join(missing)} to become events")
+        self.options = dict(options)
+        self.target: Target = open_target(options)
+        self.staging = options.get("staging") or os.path.join(
+            tempfile.gettempdir(), f"heliograph-staging-{os.getuid()}"
+        )
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        name, rows = staging.stage(self.staging, iterator, stamp=time.time_ns())
+        return Staged(name, rows)
+
+    def deliver(self, query: str, batch: int, messages: Sequence[WriterCommitMessage | None]) -> None:
+        names = [message.name for message in messages if isinstance(message, Staged)]
+        self.target.deliver(query, batch, self.staging, names)
+
+    def forget(self, messages: Sequence[WriterCommitMessage | None]) -> None:
+        """Remove what a failed write staged, unless a commit has named it: then the retry needs it."""
+        names = {message.name for message in messages if isinstance(message, Staged)}
+        staging.discard(self.staging, names - self.target.named())
+
+
+class LogWriter(_Writer, DataSourceArrowWriter):
+    """A batch write: one batch of a query that never comes again."""
+
+    def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
+        self.deliver(f"write-{uuid.uuid4().hex}", 0, messages)
+
+    def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
+        self.forget(messages)
+
+
+class LogStreamWriter(_Writer, DataSourceStreamArrowWriter):
+    """A streaming write."""
+
+    def __init__(self, options: Mapping[str, str], schema: StructType, *, overwrite: bool) -> None:
+        super().__init__(options, schema, overwrite=overwrite)
+        self.query = options.get("query", "")
+        if not self.query:
+            raise UsageError('option "query" is missing: the name of this query, the same after every restart')
+
+    def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:
+        self.deliver(self.query, batchId, messages)
+
+    def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: ARG002
+        self.forget(messages)

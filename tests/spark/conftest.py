@@ -1,0 +1,74 @@
+"""One Spark session for all tests here: starting it costs more than all of them together."""
+
+from __future__ import annotations
+
+import pathlib
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pytest
+
+pytest.importorskip("pyspark")
+
+from pyspark.sql import DataFrame, SparkSession
+
+from pubsub_api.config import new_conf
+from pubsub_api.core import frame as frames
+from pubsub_api.core.events import Event, encode_event, pack_body
+from pubsub_api.core.frame import Kind
+from spark_pipeline.config import GROUP, OPTIONS
+from spark_pipeline.schema import EVENT_COLUMNS, EVENT_SCHEMA
+from spark_pipeline.session import open_session
+
+# A small, quickly compiled JVM: these tests move kilobytes.
+TEST_OPTIONS = {"spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"}
+
+
+@pytest.fixture(scope="session")
+def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
+    directory = tmp_path_factory.mktemp("spark")
+    conf = new_conf()
+    conf.register_opts(OPTIONS, group=GROUP)
+    conf.set_override("driver_memory", "1g", group=GROUP)
+    conf.set_override("shuffle_partitions", 2, group=GROUP)
+    conf.set_override("local_dir", str(directory), group=GROUP)
+    conf.set_override("options", TEST_OPTIONS | {"spark.sql.warehouse.dir": str(directory / "warehouse")}, group=GROUP)
+    session = open_session(conf, app_name="heliograph-tests", master="local[2]")
+    yield session
+    session.stop()
+
+
+def event_row(**fields: Any) -> tuple[Any, ...]:
+    """A row with every column of an event."""
+    defaults = {
+        "shard": 0, "offset": 0, "guid": b"g" * 16, "topic": "t", "seq": 1, "table": "port", "key": "p1",
+        "action": "set", "value": b"\xc0", "version": 1, "timestamp": 1_000, "appended_ns": 2_000,
+    }  # fmt: skip
+    assert fields.keys() <= defaults.keys()
+    row = defaults | fields
+    return tuple(row[name] for name in EVENT_COLUMNS)
+
+
+def frame_of(spark: SparkSession, rows: Sequence[tuple[Any, ...]]) -> DataFrame:
+    return spark.createDataFrame(rows, EVENT_SCHEMA)
+
+
+def plain_rows(frame: DataFrame) -> list[tuple[Any, ...]]:
+    """What a DataFrame holds, comparable: Spark returns bytearrays, which cannot be hashed."""
+    return [tuple(bytes(item) if isinstance(item, bytearray) else item for item in row) for row in frame.collect()]
+
+
+def log_frame(topic: str, *, first: int, count: int, guid: bytes = b"g" * 16) -> bytes:
+    """A frame of events as a publisher sends it: event ``n`` sets ``p<n>`` and has version ``n``."""
+    encoded = [
+        encode_event(Event(table="port", key=f"p{number}", action="set", value={"n": number}, version=number), number)
+        for number in range(first, first + count)
+    ]
+    return frames.pack(
+        Kind.DATA, guid, topic, pack_body(encoded), first=first, after=first - 1, count=count, timestamp=first
+    )
+
+
+@pytest.fixture
+def log_url(tmp_path: pathlib.Path) -> str:
+    return f"sqlite://{tmp_path}/log.db?shards=4"

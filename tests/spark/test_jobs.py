@@ -1,0 +1,186 @@
+"""The jobs end to end, as a user starts them: log, lake, snapshot, audit, merge and replay."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import pathlib
+import shutil
+
+import pytest
+from pyspark.sql import SparkSession
+
+import durable_log
+import pubsub_api
+from heliograph.main import main
+from spark_pipeline.errors import PipelineError
+from spark_pipeline.jobs.ingest import ingest
+from spark_pipeline.lake import LakeTable
+from spark_pipeline.snapshot import read_manifest, read_objects
+from tests.spark.conftest import log_frame, plain_rows
+from tests.waiting import wait_until
+
+TOPICS = ["a/port", "b/port", "c/port"]
+
+
+@pytest.fixture
+def filled(log_url: str) -> str:
+    """A log of three topics with events 1 to 30 each."""
+    with contextlib.closing(durable_log.open(log_url)) as log:
+        log.append([log_frame(topic, first=start, count=10) for topic in TOPICS for start in (1, 11, 21)])
+    return log_url
+
+
+@pytest.fixture(autouse=True)
+def one_session(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The commands use the session of the tests, and leave it running."""
+    monkeypatch.setattr("spark_pipeline.session.open_session", lambda *_, **__: spark)
+    monkeypatch.setattr(SparkSession, "stop", lambda _: None)
+
+
+def numbers(rows: list[tuple[object, ...]]) -> list[tuple[object, ...]]:
+    return sorted(rows)
+
+
+def test_ingest_takes_in_everything_once_in_commits_of_bounded_size(
+    spark: SparkSession, filled: str, tmp_path: pathlib.Path
+) -> None:
+    table = LakeTable(tmp_path / "lake")
+    commits = list(ingest(spark, filled, table, events_max=40))
+    assert sum(one.events for one in commits) == 90
+    assert len(commits) > 1
+    assert commits[-1].left == 0
+    assert list(ingest(spark, filled, table, events_max=40)) == [], "nothing is taken in twice"
+    with contextlib.closing(durable_log.open(filled)) as log:
+        log.append([log_frame("a/port", first=31, count=5)])
+    assert [one.events for one in ingest(spark, filled, table, events_max=40)] == [5]
+    rows = plain_rows(table.read(spark).select("topic", "seq", "day"))
+    wanted = [(topic, seq, "1970-01-01") for topic in TOPICS for seq in range(1, 31)]
+    assert sorted(rows) == sorted(wanted + [("a/port", seq, "1970-01-01") for seq in range(31, 36)])
+    assert table.read(spark, version=table.version() - 1).count() == 90, "what was there before can still be read"
+
+
+def test_of_two_jobs_that_commit_at_once_one_is_refused_and_adds_nothing(
+    spark: SparkSession, filled: str, tmp_path: pathlib.Path
+) -> None:
+    from spark_pipeline.reading import read_log
+
+    table = LakeTable(tmp_path / "lake")
+    ends = {0: 30, 1: 30, 2: 30, 3: 30}
+    events = read_log(spark, filled)
+    table.append(events.limit(0), {})
+    slow = LakeTable(tmp_path / "lake")
+    stale = slow._table()
+    table.append(events, ends)
+    slow._table = lambda: stale  # type: ignore[method-assign]  # it looked before the other one committed
+    with pytest.raises(PipelineError, match="at the same time"):
+        slow.append(events, ends)
+    assert table.read(spark).count() == 90
+
+
+def test_files_that_no_commit_names_are_not_read_and_are_removed(
+    spark: SparkSession, filled: str, tmp_path: pathlib.Path
+) -> None:
+    table = LakeTable(tmp_path / "lake")
+    list(ingest(spark, filled, table, events_max=1000))
+    committed = next((tmp_path / "lake").glob("day=*/*.parquet"))
+    shutil.copy(committed, committed.with_name("of-a-killed-job.parquet"))
+    assert table.read(spark).count() == 90
+    assert any("killed-job" in name for name in table.vacuum(retention_hours=0))
+    assert table.read(spark).count() == 90
+
+
+def run_json(capsys: pytest.CaptureFixture[str], *command: str, code: int = 0) -> list[dict[str, object]]:
+    capsys.readouterr()
+    assert main(["pipeline", *command, "--json"]) == code
+    return [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+
+
+def test_a_snapshot_has_the_newest_objects_and_says_where_to_go_on(
+    filled: str, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = str(tmp_path / "snapshot")
+    (manifest,) = run_json(capsys, "compact", "--log", filled, "--out", out)
+    assert manifest["objects"] == 30
+    assert manifest["version"] == 30
+    assert sum(read_manifest(out).offsets.values()) == 90
+    found = {one.key: one.value for one in read_objects(out)}
+    assert found == {f"p{number}": {"n": number} for number in range(1, 31)}
+    assert main(["pipeline", "compact", "--log", filled, "--out", out]) == 2, "never overwritten"
+    (tmp_path / "snapshot" / "manifest.json").unlink()
+    with pytest.raises(PipelineError, match="not a finished snapshot"):
+        read_manifest(out)
+
+
+def test_an_audit_finds_what_is_missing_and_writes_a_page(
+    filled: str, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (clean,) = run_json(capsys, "audit", "--log", filled)
+    assert clean["ranges"] == []
+    with contextlib.closing(durable_log.open(filled)) as log:
+        log.append([log_frame("a/port", first=35, count=2)])
+    heads = tmp_path / "heads.json"
+    heads.write_text(
+        json.dumps({"publisher": (b"g" * 16).hex(), "topic": "b/port", "last": 33})
+        + "\n"
+        + json.dumps({"publisher": (b"g" * 16).hex(), "topic": "a/port", "last": 36})
+    )
+    page = tmp_path / "audit.html"
+    found = run_json(capsys, "audit", "--log", filled, "--heads", str(heads), "--html", str(page), code=1)[0]
+    ranges = {(one["kind"], one["topic"], one["first"], one["last"]) for one in found["ranges"]}  # type: ignore[union-attr, attr-defined]
+    assert ranges == {("lost", "a/port", 31, 34), ("lost", "b/port", 31, 33)}
+    assert "7 lost" in page.read_text()
+    assert "<svg" in page.read_text()
+    heads.write_text("{}")
+    assert main(["pipeline", "audit", "--log", filled, "--heads", str(heads)]) == 2
+    assert "line 1" in capsys.readouterr().err
+
+
+def test_merging_two_equal_snapshots_moves_nothing(
+    filled: str, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    local, remote, out = (str(tmp_path / name) for name in ("local", "remote", "out"))
+    for directory in (local, remote):
+        run_json(capsys, "compact", "--log", filled, "--out", directory)
+    (outcome,) = run_json(capsys, "merge", "merge", "--local", local, "--remote", remote, "--out", out)
+    assert outcome == {"policy": "MERGE", "written": False, "result": local}
+    (outcome,) = run_json(capsys, "merge", "DELETE", "--local", local, "--remote", remote, "--out", out)
+    assert outcome["written"] is True
+
+
+def test_a_replay_goes_onto_the_bus_in_order_and_on_where_it_stopped(
+    filled: str, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    received: list[pubsub_api.Event] = []
+    place = str(tmp_path / "place.json")
+    with pubsub_api.open("memory://replay") as session:
+        subscriber = session.subscriber(["again/#"], received.append)
+        subscriber.wait_ready(timeout_s=20)
+        common = ("replay", "--log", filled, "--url", "memory://replay", "--speed", "0", "--prefix", "again")
+        (first,) = run_json(capsys, *common, "--version-to", "11", "--progress-file", place)
+        assert first == {"events": 30, "undecodable": 0}
+        (rest,) = run_json(capsys, *common, "--progress-file", place)
+        assert rest == {"events": 60, "undecodable": 0}
+        wait_until(lambda: len(received) == 90, 20, "90 events")
+    for topic in TOPICS:
+        assert [one.version for one in received if one.topic == f"again/{topic}"] == list(range(1, 31))
+
+
+def test_a_replay_keeps_the_distances_in_time_at_the_speed_asked_for() -> None:
+    from spark_pipeline.jobs.replay import paced
+
+    now = [100.0]
+    waits: list[float] = []
+
+    def wait(seconds: float) -> None:
+        waits.append(seconds)
+        now[0] += seconds
+
+    rows = [
+        {"timestamp": second * 10**9, "guid": b"g", "topic": "t", "seq": second, "table": "x", "key": "k",
+         "action": "set", "value": None, "version": second}
+        for second in (5, 5, 7, 8)
+    ]  # fmt: skip
+    places = [place for place, _ in paced(iter(rows), speed=2.0, wait=wait, clock=lambda: now[0])]
+    assert waits == [1.0, 0.5]
+    assert places == sorted(places)

@@ -1,0 +1,202 @@
+"""The log as a table: everything once, in batches and as a stream, and rows back into a log exactly once."""
+
+from __future__ import annotations
+
+import contextlib
+import pathlib
+
+import msgspec
+import pytest
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+
+import durable_log
+from spark_pipeline import delivery, staging
+from spark_pipeline.errors import PipelineError
+from spark_pipeline.reading import read_log
+from spark_pipeline.schema import EVENT_COLUMNS
+from tests.spark.conftest import event_row, frame_of, log_frame
+
+TOPICS = [f"tenant-{number}/port" for number in range(6)]
+
+
+def fill(url: str, *, first: int = 1, count: int = 40) -> None:
+    """Append events ``first`` .. to every topic, a few per frame."""
+    with contextlib.closing(durable_log.open(url)) as log:
+        log.append(
+            [
+                log_frame(topic, first=start, count=min(7, first + count - start))
+                for topic in TOPICS
+                for start in range(first, first + count, 7)
+            ]
+        )
+
+
+def numbers(events: DataFrame) -> list[tuple[str, int]]:
+    return sorted((row["topic"], row["seq"]) for row in events.select("topic", "seq").collect())
+
+
+def expected(first: int, last: int, topics: list[str] = TOPICS) -> list[tuple[str, int]]:
+    return sorted((topic, seq) for topic in topics for seq in range(first, last + 1))
+
+
+def test_a_batch_read_has_every_event_once_with_every_column(spark: SparkSession, log_url: str) -> None:
+    fill(log_url)
+    events = spark.read.format("heliograph").options(log=log_url, events_per_task="11").load()
+    assert events.columns == list(EVENT_COLUMNS)
+    assert numbers(events) == expected(1, 40)
+    assert events.rdd.getNumPartitions() > 4, "a shard is split"
+    row = events.where("topic = 'tenant-3/port' and seq = 17").collect()
+    assert len(row) == 1
+    assert msgspec.msgpack.decode(row[0]["value"]) is not None
+    assert events.where("topic in ('tenant-1/port', 'tenant-2/port')").count() == 80
+    assert events.where("topic = 'tenant-1/port' and shard = 0 and seq > 0").count() in (0, 40)
+
+
+def test_filters_and_offsets_select(spark: SparkSession, log_url: str) -> None:
+    fill(log_url)
+    some = spark.read.format("heliograph").options(log=log_url, topics="tenant-1/#,tenant-2/+").load()
+    assert numbers(some) == expected(1, 40, TOPICS[1:3])
+    with contextlib.closing(durable_log.open(log_url)) as log:
+        ends = {state.shard: state.end for state in log.state()}
+    fill(log_url, first=41, count=5)
+    assert numbers(read_log(spark, log_url, start=ends)) == expected(41, 45)
+    assert numbers(read_log(spark, log_url, end=ends)) == expected(1, 40)
+    assert numbers(read_log(spark, log_url, topics=["tenant-5/#"])) == expected(1, 45, TOPICS[5:])
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({}, '"log" is missing'),
+        ({"log": "sqlite:///nowhere/at/all/log.db"}, "nowhere"),
+        ({"events_per_task": "none"}, "is a number of events"),
+        ({"start": "yesterday"}, "offsets are written as"),
+        ({"topics": "a//b"}, "empty level"),
+    ],
+)
+def test_a_wrong_option_is_refused_with_the_reason(
+    spark: SparkSession, log_url: str, options: dict[str, str], reason: str
+) -> None:
+    fill(log_url)
+    given = {"log": log_url, **options} if options else {}
+    with pytest.raises(PySparkException, match=reason):
+        spark.read.format("heliograph").options(**given).load().count()
+
+
+def take_in(spark: SparkSession, log_url: str, checkpoint: pathlib.Path, table: str) -> None:
+    """Run a streaming query over what is there now, into files."""
+    stream = spark.readStream.format("heliograph").options(log=log_url, events_per_batch="50").load()
+    query = (
+        stream.writeStream.format("parquet").option("checkpointLocation", str(checkpoint))
+        .trigger(availableNow=True).start(table)
+    )  # fmt: skip
+    query.awaitTermination()
+
+
+def test_a_stream_goes_on_exactly_where_its_checkpoint_says(
+    spark: SparkSession, log_url: str, tmp_path: pathlib.Path
+) -> None:
+    fill(log_url)
+    table = str(tmp_path / "table")
+    take_in(spark, log_url, tmp_path / "checkpoint", table)
+    assert numbers(spark.read.parquet(table)) == expected(1, 40)
+    fill(log_url, first=41, count=9)
+    take_in(spark, log_url, tmp_path / "checkpoint", table)
+    assert numbers(spark.read.parquet(table)) == expected(1, 49)
+
+
+def test_rows_become_events_of_a_log(spark: SparkSession, log_url: str, tmp_path: pathlib.Path) -> None:
+    rows = [
+        event_row(
+            topic=f"t/{number % 3}", key=f"k{number}", version=number, value=msgspec.msgpack.encode({"n": number})
+        )
+        for number in range(500)
+    ]
+    frame_of(spark, rows).write.format("heliograph").options(log=log_url, staging=str(tmp_path / "staged")).mode(
+        "append"
+    ).save()
+    written = spark.read.format("heliograph").option("log", log_url).load()
+    found = {row["key"]: msgspec.msgpack.decode(row["value"])["n"] for row in written.collect()}
+    assert found == {f"k{number}": number for number in range(500)}
+    assert list((tmp_path / "staged").iterdir()) == [], "nothing is left behind"
+
+
+def test_rows_that_are_no_events_are_refused(spark: SparkSession, log_url: str, tmp_path: pathlib.Path) -> None:
+    target = {"log": log_url, "staging": str(tmp_path)}
+    rows = frame_of(spark, [event_row(value=b"\xc1")])
+    for bad, reason in (
+        (rows.drop("topic"), "need the columns topic"),
+        (rows, "must hold msgpack"),
+        (rows.withColumn("action", rows["key"]), "action"),
+    ):
+        with pytest.raises(PySparkException, match=reason):
+            bad.write.format("heliograph").options(**target).mode("append").save()
+    with contextlib.closing(durable_log.open(log_url)) as log:
+        assert sum(state.end for state in log.state()) == 0
+
+
+def stage(directory: pathlib.Path, *keys: str) -> str:
+    import pyarrow
+
+    many = len(keys)
+    batch = pyarrow.RecordBatch.from_pydict(
+        {"topic": ["t"] * many, "table": ["port"] * many, "key": list(keys), "action": ["set"] * many}
+    )
+    return staging.stage(str(directory), [batch], stamp=1)[0]
+
+
+def keys_in(url: str) -> list[str]:
+    with contextlib.closing(durable_log.open(url)) as log:
+        shard = durable_log.shard_of("t", log.shards)
+        from durable_log.columns import events_batch
+
+        stored = log.read(shard, 0)
+        return events_batch(stored).column("key").to_pylist() if stored else []
+
+
+def test_a_batch_that_runs_again_has_no_second_effect(log_url: str, tmp_path: pathlib.Path) -> None:
+    target = delivery.LogTarget(log_url)
+    target.deliver("q", 0, str(tmp_path), [stage(tmp_path, "a", "b"), stage(tmp_path, "c")])
+    target.deliver("q", 0, str(tmp_path), [stage(tmp_path, "c", "a", "b")])
+    target.deliver("q", 1, str(tmp_path), [stage(tmp_path, "d")])
+    target.deliver("another", 0, str(tmp_path), [stage(tmp_path, "e")])
+    assert keys_in(log_url) == ["a", "b", "c", "d", "e"]
+    assert list(tmp_path.glob(f"*{staging.SUFFIX}")) == []
+
+
+def test_a_commit_that_died_half_way_delivers_the_files_it_had_named(
+    log_url: str, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Killed between the events and the note that they are in: the retry has its rows in another order."""
+    target = delivery.LogTarget(log_url)
+    with monkeypatch.context() as patch:
+        patch.setattr(staging, "discard", lambda *_: None)
+        writes = []
+        write = delivery._write
+
+        def die_at_the_second(*given: object) -> int:
+            writes.append(given)
+            if len(writes) == 2:
+                raise KeyboardInterrupt
+            return write(*given)  # type: ignore[arg-type]
+
+        patch.setattr(delivery, "_write", die_at_the_second)
+        named = stage(tmp_path, "a", "b", "c")
+        with pytest.raises(KeyboardInterrupt):
+            target.deliver("q", 5, str(tmp_path), [named])
+    assert keys_in(log_url) == ["a", "b", "c"]
+    assert target.named() == {named}, "abort must leave these alone"
+    target.deliver("q", 5, str(tmp_path), [stage(tmp_path, "c", "b"), stage(tmp_path, "a")])
+    assert keys_in(log_url) == ["a", "b", "c"]
+    assert target.named() == set()
+
+
+def test_a_staged_file_that_is_gone_or_torn_is_named(tmp_path: pathlib.Path) -> None:
+    with pytest.raises(PipelineError, match="cannot be read"):
+        list(staging.read_staged(str(tmp_path), "nothing.staged"))
+    name = stage(tmp_path, "a", "b")
+    whole = (tmp_path / name).read_bytes()
+    (tmp_path / name).write_bytes(whole[:-3])
+    with pytest.raises(PipelineError, match="ends too early"):
+        list(staging.read_staged(str(tmp_path), name))
