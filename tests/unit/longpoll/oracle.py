@@ -188,10 +188,10 @@ class Oracle:
 
     def check(self) -> None:
         publisher = self.world.publisher
-        noticed_by = publisher.died_at + world_module.POLL_INTERVAL_S + world_module.POLL_GRACE_S + SLACK_S
+        patience_s = world_module.POLL_INTERVAL_S + world_module.POLL_GRACE_S + SLACK_S
         for subscriber in self.world.subscribers:
             if subscriber.is_alive and not subscriber.is_frozen:
-                is_late = self.world.now > max(noticed_by, subscriber.thawed_at + SLACK_S)
+                is_late = self.world.now > max(publisher.died_at, subscriber.thawed_at) + patience_s
                 assert not (subscriber.core.is_up and is_late), "P10: a dead publisher"
                 assert subscriber.core.is_up == self.of(subscriber).is_up
 
