@@ -52,12 +52,14 @@ class IntakeCounters:
 class _Peer:
     """A connection and its socket."""
 
-    __slots__ = ("connection", "mask", "since", "sock")
+    __slots__ = ("connection", "has_more", "mask", "since", "sock")
 
     def __init__(self, sock: socket.socket, connection: Connection, now: float) -> None:
         self.sock = sock
         self.connection = connection
         self.since = now
+        self.has_more = False
+        """The last read did not empty the socket."""
         self.mask = selectors.EVENT_READ
 
 
@@ -127,7 +129,7 @@ class Intake:
             return False
         self._stop_accepting()
         assert self._stop_by is not None
-        return not read or now >= self._stop_by
+        return not any(peer.has_more for peer in read) or now >= self._stop_by
 
     def _handle(self, target: _Peer | Callable[[], None], mask: int) -> _Peer | None:
         """Returns a peer that was read from."""
@@ -179,6 +181,7 @@ class Intake:
         if not data:
             self._close(peer)
             return False
+        peer.has_more = len(data) == self.limits.read_bytes_max
         worker = peer.connection.worker
         try:
             for taken in peer.connection.feed(data):

@@ -26,6 +26,7 @@ from publisher_service.journal import Journal, Recovered
 from publisher_service.sequencer import Sequencer
 from pubsub_api import settings
 from pubsub_api.config import GROUP as PUBSUB
+from pubsub_api.errors import InvalidConfig
 from pubsub_api.publisher import Publisher, default_name
 
 LOG = logging.getLogger(__name__)
@@ -63,6 +64,8 @@ class PublisherService:
                 streams_max=self.conf[PUBSUB].streams_max,
             )
             self.core = self._make_core()
+            if self.publisher.address == f"ipc://{self._path}":
+                raise InvalidConfig(f"{self._path} is the publisher's own socket: set [zmq] ipc_path to another one")
             listener = parts.enter_context(socketfile.listen(self._path))
             parts.callback(self._path.unlink, missing_ok=True)
             self.intake = Intake(listener, self.core, self.sequencer, self._limits())

@@ -1,0 +1,259 @@
+"""A publisher service and its workers in processes of their own, for tests that kill, freeze and fork them.
+
+A host is a directory: the socket files, the journal and the configuration file are in there.  The bus is ZeroMQ over a
+socket file, so that a service that comes back has the same address and no port can be taken by somebody else.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from types import TracebackType
+from typing import Any
+
+from oslo_config import cfg
+
+import pubsub_api
+from publisher_service import health, socketfile
+from publisher_service.client import WorkerPublisher
+from pubsub_api.config import new_conf
+from pubsub_api.testing.child import ChildProcess
+from tests.nodes import SubscriberNode
+from tests.waiting import wait_until
+
+START_S = 90.0
+"""How long a process may take to start on a machine that has other things to do."""
+CALM = {"max_idle_time": 5.0, "idle_time_limit": 20.0}
+"""Times that a service that restarts does not exceed, so that its silence is nothing to talk about."""
+
+
+class Host:
+    """A place for one service and its workers.  Leaving the ``with`` kills whatever of it still runs."""
+
+    def __init__(self, *, journal_bytes_max: int = 8 * 1024 * 1024, **options: Any) -> None:
+        self._directory = tempfile.TemporaryDirectory(prefix="hg-", ignore_cleanup_errors=True)
+        self.path = pathlib.Path(self._directory.name)
+        self.socket = self.path / "workers"
+        self.config_file = self.path / "heliograph.conf"
+        self.services: list[ServiceProcess] = []
+        self.nodes: list[ChildProcess] = []
+        self.configure(journal_bytes_max=journal_bytes_max, **options)
+
+    def configure(self, **options: Any) -> None:
+        """Write the configuration file.  ``options`` are of [publisher_service]."""
+        pubsub = {
+            "pub_sub_driver": "zmq", "publisher_transport": "ipc", "publisher_multiproc_socket": self.socket,
+            "resync_jitter": 0.05, "resync_interval_min": 0.05, **CALM,
+        }  # fmt: skip
+        sections = {"pubsub": pubsub, "zmq": {"ipc_path": self.path / "bus"}, "publisher_service": options}
+        lines = [
+            line
+            for section, values in sections.items()
+            for line in (f"[{section}]", *(f"{name} = {value}" for name, value in values.items()))
+        ]
+        self.config_file.write_text("\n".join(lines) + "\n")
+
+    @property
+    def url(self) -> str:
+        return f"zmq://{self.path}/bus"
+
+    def conf(self) -> cfg.ConfigOpts:
+        return new_conf([self.config_file])
+
+    def service(self, **environment: str) -> ServiceProcess:
+        """Start the service; returns when it is ready."""
+        service = ServiceProcess(self, environment)
+        self.services.append(service)
+        service.wait_ready()
+        return service
+
+    def worker(self, **publisher: Any) -> WorkerNode:
+        node = WorkerNode(self)
+        self.nodes.append(node)
+        return node
+
+    def subscriber(self, **options: Any) -> SubscriberNode:
+        """Needs the service to be there, to become ready."""
+        node = SubscriberNode(self.url, None, ready_timeout=1.0, **{**CALM, **options})
+        self.nodes.append(node)
+        return node
+
+    def __enter__(self) -> Host:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for node in self.nodes:
+            node.kill()
+        for service in self.services:
+            service.kill()
+        self._directory.cleanup()
+
+
+class ServiceProcess:
+    """``heliograph publisher-service`` as an operator runs it."""
+
+    def __init__(self, host: Host, environment: dict[str, str]) -> None:
+        self._host = host
+        self._log = host.path / f"service-{len(host.services)}.log"
+        with self._log.open("wb") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "heliograph", "publisher-service", "--json", "--config-file", host.config_file],
+                stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=log,
+                env=os.environ | {"PYTHONPATH": os.pathsep.join(entry for entry in sys.path if entry)} | environment,
+            )  # fmt: skip
+        self.ready: dict[str, Any] = {}
+
+    def wait_ready(self) -> None:
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        assert line, self.log()
+        self.ready = json.loads(line)
+
+    def log(self) -> str:
+        return self._log.read_text()
+
+    def report(self) -> dict[str, Any]:
+        return health.ask(socketfile.beside(self._host.socket, socketfile.HEALTH_SUFFIX), timeout_s=START_S)
+
+    def signal(self, number: int) -> None:
+        self.process.send_signal(number)
+
+    def kill(self) -> None:
+        """At once, whatever it is doing."""
+        self.process.kill()
+        self._reap()
+
+    def stop(self) -> int:
+        """In good order; returns the exit code."""
+        self.signal(signal.SIGTERM)
+        self.process.wait(START_S)
+        return self._reap()
+
+    def _reap(self) -> int:
+        code = self.process.wait(START_S)
+        if self.process.stdout is not None:
+            self.process.stdout.close()
+        return code
+
+
+class WorkerNode(ChildProcess):
+    """A worker process.  Its events are numbered by version, from 1, on the topic of its choice."""
+
+    def __init__(self, host: Host) -> None:
+        super().__init__("worker", str(host.config_file), module="tests.service_nodes")
+        self.pid: int = self.receive()["pid"]
+
+    def send(self, topic: str, first: int, last: int) -> dict[str, Any]:
+        """Send events with these numbers; ``{"last": ..., "error": ...}`` says how far it came."""
+        return self.ask(do="send", topic=topic, first=first, last=last)
+
+    def start_flood(self, topic: str, rate: float) -> None:
+        """Send on and on, from 1, until `stop_flood`."""
+        self.ask(do="flood", topic=topic, rate=rate)
+
+    def stop_flood(self) -> int:
+        """Number of the last event."""
+        return int(self.ask(do="stop")["last"])
+
+    def flush(self, timeout_s: float = START_S) -> str:
+        """Empty when all is acknowledged, else the error."""
+        return str(self.ask(do="flush", timeout_s=timeout_s)["error"])
+
+    def statistics(self) -> dict[str, Any]:
+        return self.ask(do="statistics")
+
+    def close(self) -> None:
+        self.ask(do="close")
+
+
+def wait_connected(worker: WorkerNode) -> None:
+    wait_until(lambda: worker.statistics()["is_connected"], START_S, "the worker to connect")
+
+
+def event(topic: str, number: int) -> pubsub_api.Event:
+    return pubsub_api.Event(topic=topic, table="t", key=f"k{number % 100}", action="set", value=number, version=number)
+
+
+class Flood:
+    """Sends at a steady rate from a thread; a window that is full is waited for."""
+
+    def __init__(self, publisher: WorkerPublisher, topic: str, rate: float) -> None:
+        self.last = 0
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, args=(publisher, topic, rate), daemon=True)
+        self._thread.start()
+
+    def _run(self, publisher: WorkerPublisher, topic: str, rate: float) -> None:
+        started = time.monotonic()
+        while not self._stop.wait(0.01):
+            target = int((time.monotonic() - started) * rate)
+            for number in range(self.last + 1, target + 1):
+                if self._stop.is_set():
+                    break
+                publisher.send_event(event(topic, number))
+                self.last = number
+
+    def stop(self) -> int:
+        self._stop.set()
+        self._thread.join()
+        return self.last
+
+
+def _say(**message: Any) -> None:
+    sys.stdout.write(json.dumps(message) + "\n")
+    sys.stdout.flush()
+
+
+def _send(publisher: WorkerPublisher, command: dict[str, Any]) -> dict[str, Any]:
+    last, error = 0, ""
+    try:
+        for number in range(command["first"], command["last"] + 1):
+            publisher.send_event(event(command["topic"], number))
+            last = number
+    except pubsub_api.errors.HeliographError as problem:
+        error = type(problem).__name__
+    return {"last": last, "error": error}
+
+
+def _flush(publisher: WorkerPublisher, timeout_s: float) -> str:
+    try:
+        publisher.flush(timeout_s=timeout_s)
+    except pubsub_api.errors.WaitTimeout as problem:
+        return str(problem)
+    return ""
+
+
+def _worker(config_file: str) -> None:
+    publisher = WorkerPublisher(new_conf([config_file]))
+    _say(pid=os.getpid())
+    flood: Flood | None = None
+    for line in sys.stdin:
+        command = json.loads(line)
+        if command["do"] == "send":
+            _say(**_send(publisher, command))
+        elif command["do"] == "flood":
+            flood = Flood(publisher, command["topic"], command["rate"])
+            _say(ok=True)
+        elif command["do"] == "stop":
+            assert flood is not None
+            _say(last=flood.stop())
+        elif command["do"] == "flush":
+            _say(error=_flush(publisher, command["timeout_s"]))
+        elif command["do"] == "statistics":
+            _say(**vars(publisher.statistics()))
+        elif command["do"] == "close":
+            publisher.close()
+            _say(ok=True)
+
+
+if __name__ == "__main__":
+    _worker(sys.argv[2])
