@@ -1,0 +1,243 @@
+"""``heliograph db``: look at objects, change them, and watch them change."""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import json
+import math
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from heliograph import exits, options
+from heliograph.databases import add_database, object_line, object_record, open_nb
+from heliograph.output import Output, compact, note
+from pubsub_api.errors import UsageError, WaitTimeout
+
+if TYPE_CHECKING:
+    from nb_api import Change, NbApi
+
+DESCRIPTION = """\
+Look at the objects in a database, change them, and watch them change.
+
+It writes as every other program does: the object gets a new version, and where there is a bus ([pubsub]
+enable_df_pub_sub, or --bus), the change is published.  A change that is stored and cannot be published now stays in the
+outbox, and the sweeper publishes it; the command then says so and ends with exit code 3.
+"""
+EXAMPLES = """\
+  heliograph db create port p1 '{"up": false}' --topic tenant-7 --db sqlite:///tmp/objects.db
+  heliograph db set port p1 '{"up": true}' --expected-version 1 --config-file /etc/heliograph/heliograph.conf
+  heliograph db list port --topics 'tenant-7/#' --json
+  heliograph db watch --tables port --count 10
+"""
+_WAIT_S = 0.5
+_PORTION = 1000
+
+_VERBS: dict[str, tuple[str, str]] = {
+    "get": ("print one object", "Print an object.  Exit code 2 when there is none."),
+    "list": (
+        "print the objects of a table, or the tables",
+        "Print the objects of a table, as of one moment; without a table, the tables and how many objects they have.",
+    ),
+    "create": ("add an object", "Add an object.  Exit code 2 when it exists.  Prints its version."),
+    "set": (
+        "change an object",
+        "Give an object a new value.  Exit code 2 when there is none, unless --create is given.  A value that is the "
+        "same already changes nothing and is told to nobody.",
+    ),
+    "delete": ("remove an object", "Remove an object.  Its tombstone has a version too, which is printed."),
+    "watch": (
+        "print changes as they are committed",
+        "Print the database's own feed of changes, in commit order, from now on or from a revision.",
+    ),
+    "compact": (
+        "forget old changes and tombstones",
+        "Forget old changes.  Who has not seen them yet reads all objects instead.",
+    ),
+}
+
+
+def register(subparsers: options.Subparsers[argparse.ArgumentParser]) -> None:
+    parser = options.add_command(
+        subparsers, "db", summary="look at objects, change and watch them", description=DESCRIPTION, examples=EXAMPLES
+    )
+    verbs = parser.add_subparsers(title="verbs", metavar="VERB", dest="verb", required=True)
+    made = {name: _add_verb(verbs, name) for name in _VERBS}
+    for name in ("get", "create", "set", "delete"):
+        made[name].add_argument("table", metavar="TABLE")
+        made[name].add_argument("key", metavar="KEY")
+    for name in ("create", "set"):
+        made[name].add_argument("value", metavar="JSON", help="the value")
+    made["create"].add_argument("--topic", required=True, help="which followers it concerns, as in tenant-7/port")
+    made["set"].add_argument("--topic", help="move it to another topic")
+    made["set"].add_argument("--create", action="store_true", help="create it when there is none; needs --topic")
+    for name in ("set", "delete"):
+        made[name].add_argument(
+            "--expected-version", metavar="N", type=options.natural_int, help="only when that is its version"
+        )
+    for name in ("create", "set", "delete"):
+        made[name].add_argument(
+            "--flush-timeout", metavar="S", type=options.seconds, default=10.0,
+            help="seconds that publishing may take (default: %(default)s)",
+        )  # fmt: skip
+    made["list"].add_argument("table", metavar="TABLE", nargs="?")
+    _add_watch(made["watch"])
+    for name in ("list", "watch"):
+        made[name].add_argument("--topics", metavar="FILTER", nargs="+", help="only these, as in 'tenant-7/#'")
+    made["compact"].add_argument(
+        "--keep-changes", metavar="N", type=options.natural_int, default=100_000,
+        help="how many of the newest changes to keep (default: %(default)s)",
+    )  # fmt: skip
+    made["compact"].add_argument(
+        "--keep-tombstones", metavar="S", type=options.seconds, default=86_400.0,
+        help="seconds for which tombstones are kept (default: a day)",
+    )  # fmt: skip
+
+
+def _add_verb(verbs: options.Subparsers[argparse.ArgumentParser], name: str) -> argparse.ArgumentParser:
+    summary, description = _VERBS[name]
+    parser = options.add_command(verbs, name, summary=summary, description=description, examples=EXAMPLES)
+    add_database(parser)
+    options.add_json(parser, "JSON objects, one per line")
+    parser.set_defaults(run=run)
+    return parser
+
+
+def _add_watch(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--tables", metavar="TABLE", nargs="+", help="only these tables")
+    parser.add_argument("--after", metavar="REVISION", type=options.natural_int, help="begin after this revision")
+    parser.add_argument("--count", metavar="N", type=options.positive_int, help="end after N changes")
+    parser.add_argument("--timeout", metavar="S", type=options.seconds, help="end after S seconds")
+
+
+def run(args: argparse.Namespace) -> int:
+    output = Output(is_json=args.json)
+    with open_nb(args) as nb:
+        return _RUN[args.verb](nb, args, output)
+
+
+def _get(nb: NbApi, args: argparse.Namespace, output: Output) -> int:
+    _print(output, object_record(found := nb.get(args.table, args.key)), object_line(found))
+    return exits.OK
+
+
+def _list(nb: NbApi, args: argparse.Namespace, output: Output) -> int:
+    if args.table is None:
+        with nb.db.snapshot(topics=args.topics) as snapshot:
+            counts = collections.Counter(found.table for found in snapshot)
+        for table, count in sorted(counts.items()):
+            _print(output, {"table": table, "objects": count}, f"{table} {count:,}")
+        return exits.OK
+    for found in nb.get_all(args.table, topics=args.topics):
+        _print(output, object_record(found), object_line(found))
+    return exits.OK
+
+
+def _create(nb: NbApi, args: argparse.Namespace, output: Output) -> int:
+    return _written(nb, output, args, nb.create(args.table, args.key, _value(args), topic=args.topic))
+
+
+def _set(nb: NbApi, args: argparse.Namespace, output: Output) -> int:
+    if not args.create:
+        version = nb.update(
+            args.table, args.key, _value(args), topic=args.topic, expected_version=args.expected_version
+        )
+    elif args.topic is None or args.expected_version is not None:
+        raise UsageError("--create needs --topic, and does not go with --expected-version")
+    else:
+        version = nb.put(args.table, args.key, _value(args), topic=args.topic)
+    return _written(nb, output, args, version)
+
+
+def _delete(nb: NbApi, args: argparse.Namespace, output: Output) -> int:
+    return _written(nb, output, args, nb.delete(args.table, args.key, expected_version=args.expected_version))
+
+
+def _written(nb: NbApi, output: Output, args: argparse.Namespace, version: int) -> int:
+    """Say what was stored, then see to it that it is told.  Raises WaitTimeout when it is not told yet."""
+    _print(
+        output,
+        {"table": args.table, "key": args.key, "version": version},
+        f"{args.table}/{args.key} has version {version} now",
+    )
+    output.flush()
+    nb.flush(timeout_s=args.flush_timeout)
+    left = nb.statistics().handover.left
+    if left:
+        raise WaitTimeout(f"version {version} is stored and could not be published now; the outbox keeps it")
+    return exits.OK
+
+
+def _watch(nb: NbApi, args: argparse.Namespace, output: Output) -> int:
+    from nb_api.checks import Selection
+
+    selection = Selection(args.tables, args.topics)
+    after = nb.db.revision() if args.after is None else args.after
+    deadline = math.inf if args.timeout is None else time.monotonic() + args.timeout
+    printed = 0
+    while (left_s := deadline - time.monotonic()) > 0:
+        if not nb.db.wait(after, timeout_s=min(left_s, _WAIT_S)):
+            continue
+        for change in nb.db.changes(after, limit=_PORTION):
+            after = change.revision
+            topics = (change.topic, change.left_topic or change.topic)
+            if any(selection.selects(change.table, topic) for topic in topics):
+                _print(output, _change_record(change), _change_line(change))
+                printed += 1
+            if printed == args.count:
+                return exits.OK
+        output.flush()
+    if args.count is not None:
+        note(f"heliograph db: {printed} of {args.count} changes came within {args.timeout} s")
+        return exits.FAILED
+    return exits.OK
+
+
+def _compact(nb: NbApi, args: argparse.Namespace, output: Output) -> int:
+    gone = nb.db.compact(keep_changes=args.keep_changes, keep_tombstones_s=args.keep_tombstones)
+    _print(output, {"forgotten": gone}, f"{gone:,} changes forgotten")
+    return exits.OK
+
+
+_RUN: dict[str, Callable[[NbApi, argparse.Namespace, Output], int]] = {
+    "get": _get,
+    "list": _list,
+    "create": _create,
+    "set": _set,
+    "delete": _delete,
+    "watch": _watch,
+    "compact": _compact,
+}
+
+
+def _print(output: Output, record: dict[str, Any], line: str) -> None:
+    if output.is_json:
+        output.record(record)
+    else:
+        output.line(line)
+
+
+def _value(args: argparse.Namespace) -> Any:
+    try:
+        return json.loads(args.value)
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"the value {args.value[:80]!r} is not JSON: {error}") from error
+
+
+def _change_record(change: Change) -> dict[str, Any]:
+    record = {
+        "revision": change.revision,
+        "action": change.action,
+        "table": change.table,
+        "key": change.key,
+        "topic": change.topic,
+        "value": change.value,
+    }
+    return record if change.left_topic is None else {**record, "left_topic": change.left_topic}
+
+
+def _change_line(change: Change) -> str:
+    moved = "" if change.left_topic is None else f" (from {change.left_topic})"
+    value = "" if change.action == "delete" else f" {compact(change.value)}"
+    return f"{change.revision} {change.action} {change.table}/{change.key} {change.topic}{moved}{value}"

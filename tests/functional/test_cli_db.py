@@ -1,0 +1,148 @@
+"""``heliograph db`` and ``heliograph controller``: what they print, what they write, how they end."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from heliograph import exits
+from heliograph.main import main
+from nb_api import LocalCache, NbApi
+from tests.nb_tools import open_nb, sqlite_url
+from tests.servers import RedisServer, free_port
+from tests.waiting import wait_until
+
+Run = Callable[..., list[dict[str, Any]]]
+WAIT_S = 60.0
+
+
+@pytest.fixture
+def url(tmp_path: pathlib.Path) -> str:
+    return sqlite_url(tmp_path)
+
+
+@pytest.fixture
+def run(url: str, capsys: pytest.CaptureFixture[str]) -> Run:
+    """Run a command on the database; the JSON it prints, when it ends as expected."""
+
+    def run(*words: str, code: int = exits.OK) -> list[dict[str, Any]]:
+        assert main([*words, "--db", url, "--json"]) == code
+        return [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+
+    return run
+
+
+def test_an_object_is_created_changed_listed_and_deleted(run: Run) -> None:
+    assert run("db", "create", "port", "p1", '{"up": false}', "--topic", "tenant-7") == [
+        {"table": "port", "key": "p1", "version": 1}
+    ]
+    assert run("db", "set", "port", "p1", '{"up": true}', "--expected-version", "1")[0]["version"] == 2
+    found = {"table": "port", "key": "p1", "topic": "tenant-7", "version": 2, "value": {"up": True}}
+    assert run("db", "get", "port", "p1") == [found]
+    assert run("db", "list", "port", "--topics", "tenant-7/#") == [found]
+    assert run("db", "list", "port", "--topics", "tenant-8") == []
+    assert run("db", "list") == [{"table": "port", "objects": 1}]
+    assert run("db", "delete", "port", "p1", "--expected-version", "2")[0]["version"] == 3
+    assert [change["action"] for change in run("db", "watch", "--after", "0", "--count", "3")] == [
+        "create", "set", "delete",
+    ]  # fmt: skip
+    assert run("db", "compact", "--keep-changes", "0") == [{"forgotten": 3}]
+
+
+def test_what_cannot_be_done_ends_with_its_exit_code(run: Run) -> None:
+    run("db", "get", "port", "p1", code=exits.USAGE)
+    run("db", "set", "port", "p1", "1", code=exits.USAGE)
+    run("db", "set", "port", "p1", "{broken", code=exits.USAGE)
+    run("db", "set", "port", "p1", "1", "--create", code=exits.USAGE)
+    assert run("db", "set", "port", "p1", "1", "--create", "--topic", "t")[0]["version"] == 1
+    run("db", "create", "port", "p1", "1", "--topic", "t", code=exits.USAGE)
+    run("db", "set", "port", "p1", "2", "--expected-version", "9", code=exits.USAGE)
+    run("db", "watch", "--count", "1", "--timeout", "0.1", code=exits.FAILED)
+    run("db", "get", "port", "p1", "--bus", "memory://x", "--config-file", "x", code=exits.USAGE)
+
+
+def test_lines_for_people(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    main(["db", "create", "port", "p1", '{"up": true}', "--topic", "a", "--db", url])
+    main(["db", "set", "port", "p1", '{"up": true}', "--topic", "b", "--db", url])
+    main(["db", "list", "port", "--db", url])
+    main(["db", "watch", "--after", "1", "--count", "1", "--db", url])
+    main(["controller", "--db", url, "--count", "1", "--timeout", "60", "--statistics"])
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[:5] == [
+        "port/p1 has version 1 now",
+        "port/p1 has version 2 now",
+        'port/p1 v2 b {"up":true}',
+        '2 set port/p1 b (from a) {"up":true}',
+        'created port/p1 v2 b {"up":true}',
+    ]
+    assert any("callback_errors" in line for line in lines)
+
+
+def test_a_controller_prints_what_is_there_and_what_changes(run: Run, url: str) -> None:
+    with open_nb(url) as nb:
+        nb.create("port", "p1", 1, topic="tenant-7")
+        nb.create("port", "other", 1, topic="tenant-8")
+        writer = threading.Thread(target=_follow_up, args=(nb,))
+        writer.start()
+        printed = run(
+            "controller",
+            "--tables",
+            "port",
+            "--topics",
+            "tenant-7/#",
+            "--count",
+            "3",
+            "--timeout",
+            "60",
+            "--statistics",
+        )
+        writer.join()
+    kinds = [next(iter(record)) for record in printed]
+    assert kinds[0] == "created"
+    assert [kind for kind in kinds if kind in ("created", "updated", "deleted")] == ["created", "updated", "deleted"]
+    assert printed[-1]["statistics"]["news"]["updated"] == 1
+
+
+def _follow_up(nb: NbApi) -> None:
+    """Change the object once somebody has taken a slot to read the database, and given it back."""
+    wait_until(lambda: nb.db.revision() >= 4, WAIT_S, "the controller to have read the database")
+    nb.update("port", "p1", 2)
+    nb.delete("port", "p1")
+
+
+def test_a_controller_that_reaches_nothing_says_so(run: Run, tmp_path: pathlib.Path) -> None:
+    bus = f"redis://127.0.0.1:{free_port()}/0"
+    run("controller", "--bus", bus, "--timeout", "0.3", code=exits.ENVIRONMENT)
+    run("controller", "--count", "1", "--timeout", "0.3", code=exits.FAILED)
+
+
+def test_db_publishes_like_any_writer(run: Run, url: str, redis_server: RedisServer) -> None:
+    bus = redis_server.new_prefix().replace("prefix=", "channel_prefix=") + ":"
+    with open_nb(url, bus) as nb, LocalCache(nb) as cache:
+        cache.wait_synced(timeout_s=WAIT_S)
+        run("db", "create", "port", "p1", "1", "--topic", "t", "--bus", bus)
+        wait_until(lambda: cache.get_all("port") == nb.get_all("port"), WAIT_S, "the cache to be told")
+        assert cache.statistics().news.created == 1
+        assert nb.db.unpublished() == []
+
+
+def test_db_says_when_a_change_is_stored_and_not_published(
+    url: str, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Nobody is at the bus: exit code 3, and the outbox has it."""
+    bus = f"redis://127.0.0.1:{free_port()}/0"
+    conf = tmp_path / "heliograph.conf"
+    conf.write_text(
+        f"[pubsub]\nenable_df_pub_sub = true\npub_sub_driver = redis\n"
+        f"[redis]\nurl = {bus}\n[db]\nurl = {url}\npublish_timeout = 0.2\n"
+    )
+    words = ["db", "create", "port", "p1", "1", "--topic", "t", "--config-file", str(conf)]
+    assert main([*words, "--flush-timeout", "0.3"]) == exits.ENVIRONMENT
+    assert "version 1" in capsys.readouterr().out
+    with open_nb(url) as nb:
+        assert [change.key for change in nb.db.unpublished()] == ["p1"]
