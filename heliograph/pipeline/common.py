@@ -13,7 +13,8 @@ from pubsub_api.errors import UsageError
 
 if TYPE_CHECKING:
     from oslo_config import cfg
-    from pyspark.sql import DataFrame, SparkSession
+
+    from spark_pipeline.types import DataFrame, SparkSession
 
 
 def add_spark(parser: argparse.ArgumentParser) -> None:

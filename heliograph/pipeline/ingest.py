@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import argparse
 import time
+from typing import TYPE_CHECKING
 
 from heliograph import exits, options
 from heliograph.output import Output, note
 from heliograph.pipeline import common
 from heliograph.progress import Progress
+
+if TYPE_CHECKING:
+    from spark_pipeline.lake import LakeTable
+    from spark_pipeline.types import SparkSession
 
 SUMMARY = "take what the log has gained into a table of the lake"
 DESCRIPTION = """\
@@ -51,12 +56,12 @@ def run(args: argparse.Namespace) -> int:
             time.sleep(max(0.0, args.every - (time.monotonic() - began)))
 
 
-def _take_in(output: Output, spark: object, url: str, table: object, commit_events: int) -> None:
+def _take_in(output: Output, spark: SparkSession, url: str, table: LakeTable, commit_events: int) -> None:
     from spark_pipeline.jobs.ingest import ingest
 
     done = 0
     progress: Progress | None = None
-    for taken in ingest(spark, url, table, events_max=commit_events):  # type: ignore[arg-type]  # imported when it runs
+    for taken in ingest(spark, url, table, events_max=commit_events):
         done += taken.events
         progress = progress or Progress("ingest", done + taken.left)
         progress.update(done)

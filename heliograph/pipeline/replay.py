@@ -13,10 +13,9 @@ from heliograph.pipeline import common
 from heliograph.progress import Progress
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
-
     from pubsub_api import Publisher
     from spark_pipeline.jobs.replay import Position
+    from spark_pipeline.types import DataFrame
 
 SUMMARY = "publish recorded events again, at a chosen speed"
 DESCRIPTION = """\
