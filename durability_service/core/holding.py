@@ -1,0 +1,257 @@
+"""One name-space in one service: its set, where it stands, and what is promised about it.
+
+Live samples are acknowledged when they are durable *and* the set they belong to is complete.  Before that they are held
+in memory: written into an old set that may yet be set aside, they would make that set look newer than it is.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+
+from durability_service.core.alignee import Alignment
+from durability_service.core.aligner import Aligner, Standing
+from durability_service.core.effects import Apply, BeginFill, CompleteFill, Fill, Marks, Restored, StoreOperation
+from durability_service.core.election import Choice, Member
+from durability_service.core.lifecycle import ALIGNED, Cause, Phase, after
+from durability_service.core.messages import NO_EPOCH, Epoch, NameSpaceAdvert
+from durability_service.core.namespaces import Alignee, Kind, NameSpace, Policy
+from durability_service.core.samples import Sample
+from durability_service.core.sets import Deletion, SampleSet
+from durability_service.core.settings import ServiceSettings
+
+FILL_SAMPLES = 20_000
+"""Samples per operation while a generation is filled."""
+_NO_CHOICE = Choice(b"", "", frozenset())
+
+
+@dataclasses.dataclass
+class Counters:
+    """What happened in a name-space since the start."""
+
+    live: int = 0
+    duplicates: int = 0
+    held_dropped: int = 0
+    from_the_future: int = 0
+    aligned: int = 0
+    alignments: int = 0
+    alignments_abandoned: int = 0
+    merges: int = 0
+    elections: int = 0
+    injections: int = 0
+    deletions: int = 0
+    swept: int = 0
+
+
+class Holding:
+    def __init__(
+        self, settings: ServiceSettings, space: NameSpace, policy: Policy, restored: Restored | None, now: float
+    ) -> None:
+        self._settings = settings
+        self.space = space
+        self.policy = policy
+        self.matcher = space.matcher()
+        self.counters = Counters()
+        self.phase = Phase.DISCOVER
+        self.since = now
+        """When this phase began."""
+        self.set = SampleSet(settings.buckets, settings.rules.depth_of)
+        self.has_base = restored is not None and restored.is_complete
+        """A complete set was on disk; until the name-space is complete, it is what the set holds."""
+        marks = restored.marks if restored and self.has_base else Marks()
+        self.epoch: Epoch = marks.epoch
+        self.lineage: tuple[Epoch, ...] = marks.lineage
+        self.marked = (marks.epoch, marks.lineage)
+        """Epoch and lineage as the store was last told: ours, or the next ones."""
+        for deletion in marks.deletions:
+            self.set.delete(deletion)
+        for sample in restored.samples if restored and self.has_base else ():
+            self.set.add(sample)
+        self.quality = self.set.newest
+        self.base_alive = max(marks.alive, self.set.newest)
+        self.was_written = self.set.count > 0
+        self.epoch_max = self.epoch.counter
+        """The highest counter seen anywhere."""
+        self.held: list[Sample] = []
+        self.held_tokens: list[int] = []
+        self.is_wanted = policy.alignee is Alignee.INITIAL
+        self.choice = _NO_CHOICE
+        self.is_agreed = False
+        self.master = ""
+        self.agreed_members: frozenset[str] = frozenset()
+        self.merged: dict[str, Epoch] = {}
+        """Role -> the epoch of its master that we joined with."""
+        self.differs_since: dict[str, float] = {}
+        """Fellow of the same epoch -> since when its set has been another than ours."""
+        self.alignment: Alignment | None = None
+        self.applying: Applying | None = None
+        self.is_marking = False
+        """A new epoch is being made durable."""
+        self.aligner = Aligner(settings, space.name, self.set)
+        self.conflicts: list[str] = []
+        self.sweep_next = 0
+
+    # -- asking
+
+    @property
+    def name(self) -> str:
+        return self.space.name
+
+    @property
+    def is_persistent(self) -> bool:
+        return self.policy.durability >= Kind.PERSISTENT
+
+    @property
+    def is_aligned(self) -> bool:
+        """The set was complete once and is maintained."""
+        return self.phase in ALIGNED
+
+    @property
+    def is_complete(self) -> bool:
+        """The set is complete now: readers may rely on it."""
+        return self.phase is Phase.COMPLETE and self.applying is None
+
+    @property
+    def can_lead(self) -> bool:
+        policy = self.policy
+        is_keeper = policy.alignee is Alignee.INITIAL or (policy.alignee is Alignee.LAZY and self.is_wanted)
+        return policy.aligner and policy.master_priority > 0 and is_keeper
+
+    def keeps(self, topic: str) -> bool:
+        return min(self._settings.rules.kind_of(topic), self.policy.durability) >= Kind.TRANSIENT
+
+    def persists(self, sample: Sample) -> bool:
+        return self.is_persistent and self._settings.rules.kind_of(sample.topic) is Kind.PERSISTENT
+
+    def knows(self, epoch: Epoch) -> bool:
+        """Whether the data of that epoch is in this set."""
+        return epoch in (self.epoch, NO_EPOCH) or epoch in self.lineage
+
+    def standing(self) -> Standing:
+        is_serving = self.is_aligned and self.applying is None and self.policy.aligner
+        return Standing(is_serving, self.epoch, list(self.lineage))
+
+    def member(self) -> Member:
+        """What the election is told of us."""
+        return Member(
+            node=self._settings.node,
+            incarnation=self._settings.incarnation,
+            can_lead=self.can_lead,
+            is_complete=self.is_aligned,
+            priority=self.policy.master_priority,
+            leads=self.epoch.counter if self.leads else 0,
+            quality=0 if self.is_aligned else self.quality,
+        )
+
+    @property
+    def leads(self) -> bool:
+        return self.is_aligned and self.master == self._settings.node
+
+    def advert(self) -> NameSpaceAdvert:
+        member = self.member()
+        return NameSpaceAdvert(
+            name=self.name,
+            filters=sorted(self.space.filters),
+            is_ready=self.phase not in (Phase.DISCOVER, Phase.DORMANT),
+            can_lead=member.can_lead,
+            is_aligner=self.policy.aligner,
+            priority=member.priority,
+            is_complete=member.is_complete,
+            is_pristine=not self.was_written,
+            quality=member.quality,
+            count=self.set.count,
+            digest=self.set.digest,
+            epoch=self.epoch,
+            lineage=list(self.lineage),
+            is_master=self.leads,
+            master=self.master,
+            view=self.choice.view,
+            candidate=self.choice.candidate,
+            is_delayed=self.policy.delayed_alignment,
+        )
+
+    # -- changing
+
+    def moves(self, cause: Cause, now: float) -> None:
+        self.phase = after(self.phase, cause)
+        self.since = now
+
+    def hold(self, samples: Sequence[Sample], token: int) -> None:
+        """Keep live samples back until the set is complete."""
+        room = self._settings.held_max - len(self.held)
+        if room < len(samples):
+            self.counters.held_dropped += len(samples)  # not acknowledged, so whoever needs to be sure sends again
+            return
+        self.held += samples
+        if token:
+            self.held_tokens.append(token)
+
+    def take_held(self) -> tuple[list[Sample], list[int]]:
+        """The samples held back, to be put into the set, and the tokens to acknowledge when they are durable."""
+        samples, self.held = self.held, []
+        tokens, self.held_tokens = self.held_tokens, []
+        return samples, tokens
+
+    def add(self, samples: Sequence[Sample]) -> tuple[list[Sample], list[Sample]]:
+        """Put samples into the set.  Returns what the store must add and remove."""
+        added: list[Sample] = []
+        removed: list[Sample] = []
+        for sample in samples:
+            gone = self.set.add(sample)
+            if gone is None:
+                self.counters.duplicates += 1
+                continue
+            added.append(sample)
+            removed += gone
+        if added:
+            self.was_written = True
+        return self.for_store(added), self.for_store(removed)
+
+    def for_store(self, samples: Sequence[Sample]) -> list[Sample]:
+        return [sample for sample in samples if self.persists(sample)]
+
+    def delete(self, deletions: Sequence[Deletion]) -> list[Sample] | None:
+        """Apply deletions of history.  Returns what went; None when all of them were known."""
+        gone: list[Sample] | None = None
+        for deletion in deletions:
+            removed = self.set.delete(deletion)
+            if removed is not None:
+                self.counters.deletions += 1
+                gone = (gone or []) + removed
+                self.held = [sample for sample in self.held if not deletion.covers(sample)]
+        return gone
+
+    def marks(self, epoch: Epoch, lineage: tuple[Epoch, ...], alive: int) -> Marks:
+        """What the store is to remember from now on."""
+        self.marked = (epoch, lineage)
+        return Marks(epoch, lineage, self.set.deletions, alive)
+
+    def lineage_with(self, *epochs: Epoch) -> tuple[Epoch, ...]:
+        """Our lineage and these, the newest if they are too many."""
+        known = {epoch for epoch in (*self.lineage, *epochs) if epoch != NO_EPOCH}
+        return tuple(sorted(known)[-self._settings.lineage_max :])
+
+    def whole(self, marks: Marks) -> list[StoreOperation]:
+        """A new generation with all there is."""
+        samples = self.for_store(list(self.set))
+        return [
+            BeginFill(self.name, tuple(sorted(self.space.filters))),
+            *(Fill(self.name, samples[start : start + FILL_SAMPLES]) for start in range(0, len(samples), FILL_SAMPLES)),
+            CompleteFill(self.name, marks),
+        ]
+
+    def change(self, added: list[Sample], removed: list[Sample], marks: Marks | None = None) -> list[StoreOperation]:
+        """A change of the present generation; none when there is nothing to change."""
+        return [Apply(self.name, added, removed, marks)] if added or removed or marks else []
+
+
+@dataclasses.dataclass
+class Applying:
+    """An alignment that has come whole and is being put into the set, some buckets at a time."""
+
+    buckets: list[int]
+    finish: Callable[[Applying], None]
+    added: list[Sample] = dataclasses.field(default_factory=list)
+    removed: list[Sample] = dataclasses.field(default_factory=list)
+    is_old_news: bool = False
+    """It brought something that is too old to be on its way to us as live data."""

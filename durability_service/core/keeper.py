@@ -1,0 +1,506 @@
+"""Drives one name-space through its life: takes part in elections, leads or follows, aligns, joins splits.
+
+Theory of operation
+-------------------
+Each complete set carries an *epoch*, ``(counter, master)``, and a *lineage*: the earlier epochs whose data is in it.
+A master starts a new epoch when it takes over, when a member of its view is lost (from then on there may be another
+side), and when it has joined with another side.  So after a split both sides have epochs that the other does not know,
+and that is how a split is recognised: an epoch that is in nobody's lineage.
+
+* A follower whose epoch is in its master's lineage has the same data, give or take what is on its way: union.
+* Otherwise the two are sides of a split, and the merge policy for the role decides.
+* Sets of the same epoch that stay different lost something live: union, bucket by bucket.
+
+A new epoch is made durable before it is advertised.  A service that starts with a set on disk adds it to the master's
+when it is of the master's own past, or when sides of a split are merged anyway; otherwise it is set aside.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+from durability_service.core import conflicts
+from durability_service.core.alignee import Alignment, Purpose
+from durability_service.core.conflicts import Conflict, Peer
+from durability_service.core.effects import Level, StoreOperation
+from durability_service.core.election import Member, choose, is_agreed
+from durability_service.core.holding import Applying, Holding
+from durability_service.core.lifecycle import Cause, Phase
+from durability_service.core.merging import Merge, diff
+from durability_service.core.messages import (
+    NO_EPOCH,
+    AlignData,
+    AlignEnd,
+    AlignProgress,
+    AlignRequest,
+    DeletionNotice,
+    Epoch,
+    Message,
+)
+from durability_service.core.samples import Sample
+from durability_service.core.sets import Deletion
+from durability_service.core.settings import ServiceSettings
+
+_FOREVER = 1 << 63
+_STARTERS_DISCOVERIES = 3
+"""Fellows that still discover are waited for, for this many discovery periods, before data is injected."""
+
+
+class Context(Protocol):
+    """What a keeper needs of the service."""
+
+    settings: ServiceSettings
+    now: float
+
+    def send(self, message: Message) -> None: ...
+
+    def store(self, holding: Holding, operations: Sequence[StoreOperation], then: Callable[[], None]) -> None:
+        """Have the operations done, in order; call ``then`` when they are durable."""
+
+    def trace(self, level: Level, what: str, **fields: Any) -> None: ...
+
+    def stamp(self) -> int:
+        """The time as a hybrid logical clock value."""
+
+    def request_number(self) -> int: ...
+
+    def acknowledge(self, token: int) -> None: ...
+
+    def has_strangers(self) -> bool:
+        """Whether a fellow was heard that has not had the time to hear us."""
+
+
+class Keeper:
+    def __init__(self, context: Context, holding: Holding) -> None:
+        self._context = context
+        self._settings = context.settings
+        self.holding = holding
+
+    @property
+    def signature(self) -> tuple[object, ...]:
+        """What fellows must hear of at once when it changes."""
+        held = self.holding
+        return held.phase, held.epoch, held.choice, held.master, held.is_agreed, held.can_lead
+
+    # -- live data
+
+    def live(self, samples: Sequence[Sample], token: int) -> None:
+        held = self.holding
+        held.counters.live += len(samples)
+        if not held.is_aligned:
+            held.hold(samples, token)
+            return
+        added, removed = held.add(samples)
+        self._context.store(
+            held, held.change(added, removed), lambda: self._context.acknowledge(token) if token else None
+        )
+
+    def delete(self, deletions: Sequence[Deletion]) -> bool:
+        """Delete history.  False when all of it was known."""
+        held = self.holding
+        gone = held.delete(deletions)
+        if gone is None:
+            return False
+        self._context.trace(Level.INFO, "history deleted", name_space=held.name, samples=len(gone))
+        if held.has_base or held.is_marking:  # there is, or there is about to be, a complete set on disk
+            marks = held.marks(*held.marked, self._context.stamp())
+            self._context.store(held, held.change([], held.for_store(gone), marks), _nothing)
+        return True
+
+    # -- deciding
+
+    def evaluate(self, now: float, peers: Sequence[Peer]) -> None:
+        """Look at what everybody says and do what follows."""
+        held = self.holding
+        if held.phase is Phase.DORMANT and held.is_wanted:
+            held.moves(Cause.INTEREST, now)
+        if held.phase in (Phase.DISCOVER, Phase.DORMANT, Phase.TERMINATING):
+            return
+        members = [peer for peer in peers if peer.role == self._settings.role and peer.advert.is_ready]
+        self._elect(members)
+        held.epoch_max = max([held.epoch_max, *(peer.advert.epoch.counter for peer in peers)])
+        if held.applying or held.is_marking:
+            return
+        if held.alignment:
+            self._watch_source(now, peers)
+        elif held.phase is Phase.ELECT:
+            self._begin(now, peers, members)
+        elif held.is_aligned:
+            self._lead_or_follow(now, peers, members)
+
+    def _elect(self, members: Sequence[Peer]) -> None:
+        held = self.holding
+        held.choice = choose(tuple(sorted([held.member(), *map(_as_member, members)])))
+        held.is_agreed = is_agreed(held.choice, [(peer.advert.view, peer.advert.candidate) for peer in members])
+        if held.is_agreed and held.master != held.choice.candidate:
+            held.master = held.choice.candidate
+            held.counters.elections += 1
+            self._context.trace(
+                Level.INFO, "master agreed", name_space=held.name, master=held.master,
+                members=sorted(held.choice.members),
+            )  # fmt: skip
+        elif held.master and held.master not in held.choice.members:
+            held.master = ""
+            self._context.trace(Level.WARNING, "master lost", name_space=held.name)
+
+    def _begin(self, now: float, peers: Sequence[Peer], members: Sequence[Peer]) -> None:
+        """Nothing is complete here yet: fetch from whoever is, or inject when we are chosen and nobody is."""
+        held = self.holding
+        if not held.is_agreed:
+            return
+        sources = [peer for peer in members if peer.advert.is_complete and peer.advert.is_aligner]
+        if held.master == self._settings.node:
+            source = max(sources, key=lambda peer: (peer.advert.epoch, peer.advert.count, peer.node), default=None)
+            if source is None and not self._waits_for_starters(now, peers):
+                self._inject(now)
+        else:
+            source = next((peer for peer in sources if peer.node == held.master), None)
+        if source is not None and source.advert.epoch >= held.epoch:
+            self._fetch(now, source, members)
+
+    def _waits_for_starters(self, now: float, peers: Sequence[Peer]) -> bool:
+        if now - self.holding.since > _STARTERS_DISCOVERIES * self._settings.discovery_s:
+            return False
+        same_role = (peer.advert for peer in peers if peer.role == self._settings.role)
+        is_any_starting = any(not advert.is_ready and advert.can_lead for advert in same_role)
+        return is_any_starting or self._context.has_strangers()
+
+    def _inject(self, now: float) -> None:
+        """What was on disk, if anything complete was, becomes the set of the domain."""
+        held = self.holding
+        held.moves(Cause.CHOSEN, now)
+        held.counters.injections += 1
+        held.is_marking = True
+        epoch, lineage = self._next_epoch()
+        marks = held.marks(epoch, lineage, self._context.stamp())
+        self._context.trace(Level.INFO, "injecting", name_space=held.name, samples=held.set.count, epoch=epoch)
+        self._context.store(
+            held, held.change([], [], marks) if held.has_base else held.whole(marks),
+            lambda: self._completed(epoch, lineage),
+        )  # fmt: skip
+
+    def _fetch(self, now: float, source: Peer, members: Sequence[Peer]) -> None:
+        held = self.holding
+        held.moves(Cause.MASTER_COMPLETE, now)
+        is_ours = self._is_our_past(source) or self._is_delayed(source, members)
+        self._align(now, source, Purpose.FETCH, Merge.MERGE if is_ours else Merge.CATCHUP, _FOREVER)
+
+    def _is_our_past(self, source: Peer) -> bool:
+        """Our set on disk belongs to the source's, and is young enough that deletions since are remembered."""
+        held = self.holding
+        is_known = held.epoch == source.advert.epoch or held.epoch in source.advert.lineage
+        is_known |= held.policy.merge_for(self._settings.role, self._settings.role) is Merge.MERGE
+        age_s = (self._context.stamp() - held.base_alive) / 1e9
+        return held.has_base and held.epoch != NO_EPOCH and is_known and age_s < self._settings.cleanup_s
+
+    def _is_delayed(self, source: Peer, members: Sequence[Peer]) -> bool:
+        """The domain is empty and was never written to: the best late set may still be used, when all want that."""
+        held = self.holding
+        if not (held.policy.delayed_alignment and source.advert.is_pristine and held.set.count):
+            return False
+        others = [peer for peer in members if not peer.advert.is_complete]
+        best = max([(peer.advert.quality, peer.node) for peer in others], default=(0, ""))
+        return (held.quality, self._settings.node) > best
+
+    def _lead_or_follow(self, now: float, peers: Sequence[Peer], members: Sequence[Peer]) -> None:
+        held = self.holding
+        if held.is_agreed and held.master == self._settings.node and self._takes_lead(members):
+            return
+        found = conflicts.find(
+            held, peers, node=self._settings.node, role=self._settings.role, now=now,
+            reconcile_s=self._settings.reconcile_s,
+        )  # fmt: skip
+        held.conflicts = [str(conflict) for conflict in found]
+        if found:
+            self._resolve(now, found[0])
+
+    def _takes_lead(self, members: Sequence[Peer]) -> bool:
+        """As master: start a new epoch where one is due.  True when it did."""
+        held = self.holding
+        complete = frozenset(peer.node for peer in members if peer.advert.is_complete)
+        is_lost = bool(held.agreed_members - held.choice.members)
+        is_behind = any(peer.advert.epoch.counter > held.epoch.counter for peer in members) or any(
+            peer.advert.epoch.counter == held.epoch.counter and peer.advert.epoch != held.epoch for peer in members
+        )
+        held.agreed_members = complete
+        if held.epoch.master == self._settings.node and not is_lost and not is_behind:
+            return False
+        self._start_epoch()
+        return True
+
+    # -- resolving
+
+    def _resolve(self, now: float, conflict: Conflict) -> None:
+        held = self.holding
+        purpose, peer, policy = conflict
+        self._context.trace(Level.FINE, "resolving", name_space=held.name, peer=peer.node, conflict=str(conflict))
+        if policy is Merge.IGNORE:
+            self._take_note(conflict)
+        elif policy is Merge.DELETE:
+            t = self._context.stamp()
+            held.counters.merges += 1
+            self.delete([Deletion(topic_filter, t) for topic_filter in sorted(held.space.filters)])
+            self._take_note(conflict)
+        elif peer.advert.digest == held.set.digest:
+            self._take_note(conflict)
+        else:
+            is_split = purpose in (Purpose.COLLECT, Purpose.FOREIGN) or (
+                purpose is Purpose.FOLLOW and held.epoch not in peer.advert.lineage
+            )
+            if is_split:
+                held.moves(Cause.SPLIT, now)
+                held.counters.merges += 1
+            self._align(now, peer, purpose, policy, self._context.stamp())
+
+    def _take_note(self, conflict: Conflict) -> None:
+        """The conflict needs no data, or no more data: remember that it was dealt with."""
+        held = self.holding
+        advert = conflict.peer.advert
+        if conflict.purpose is Purpose.FOLLOW:
+            self._adopt(advert.epoch, self._joint_lineage(conflict.policy, advert.lineage))
+        elif conflict.purpose is Purpose.COLLECT:
+            self._start_epoch(advert.epoch, *advert.lineage)
+        elif conflict.purpose is Purpose.FOREIGN:
+            held.merged[conflict.peer.role] = advert.epoch
+            if conflict.policy is Merge.DELETE:
+                self._start_epoch()
+
+    def _joint_lineage(self, policy: Merge, theirs: Sequence[Epoch]) -> tuple[Epoch, ...]:
+        held = self.holding
+        if policy is Merge.MERGE:
+            return held.lineage_with(held.epoch, *theirs)
+        return tuple(theirs)
+
+    def _next_epoch(self, *joined: Epoch) -> tuple[Epoch, tuple[Epoch, ...]]:
+        held = self.holding
+        held.epoch_max += 1
+        return Epoch(held.epoch_max, self._settings.node), held.lineage_with(held.epoch, *joined)
+
+    def _start_epoch(self, *joined: Epoch) -> None:
+        self._adopt(*self._next_epoch(*joined))
+
+    def _adopt(self, epoch: Epoch, lineage: tuple[Epoch, ...]) -> None:
+        """Make an epoch ours; it is durable before anybody hears of it."""
+        held = self.holding
+        held.is_marking = True
+
+        def adopted() -> None:
+            held.is_marking = False
+            held.epoch, held.lineage = epoch, lineage
+            self._context.trace(Level.FINE, "epoch", name_space=held.name, epoch=epoch)
+
+        marks = held.marks(epoch, lineage, self._context.stamp())
+        self._context.store(held, held.change([], [], marks), adopted)
+
+    # -- aligning
+
+    def _align(self, now: float, peer: Peer, purpose: Purpose, policy: Merge, asked_at: int) -> None:
+        held = self.holding
+        held.counters.alignments += 1
+        held.alignment = Alignment(
+            self._settings,
+            held.name,
+            held.set,
+            source=peer.node,
+            source_incarnation=peer.fellow.advert.incarnation,
+            purpose=purpose,
+            policy=policy,
+            asked_at=asked_at,
+            compares=held.policy.equality_check,
+            role=peer.role,
+        )
+        self._context.trace(
+            Level.FINE, "aligning", name_space=held.name, peer=peer.node, purpose=purpose.value, policy=policy.value
+        )
+        self._context.send(held.alignment.request(self._context.request_number(), now))
+
+    def _watch_source(self, now: float, peers: Sequence[Peer]) -> None:
+        held = self.holding
+        alignment = held.alignment
+        assert alignment is not None
+        source = next((peer for peer in peers if peer.node == alignment.source), None)
+        is_there = (
+            source is not None
+            and source.fellow.advert.incarnation == alignment.source_incarnation
+            and source.advert.is_complete
+        )
+        if not is_there or (alignment.is_overdue(now) and alignment.is_hopeless):
+            self._abandon(now)
+        elif alignment.is_overdue(now):
+            self._context.send(alignment.request(self._context.request_number(), now))
+
+    def _abandon(self, now: float) -> None:
+        held = self.holding
+        assert held.alignment is not None
+        self._context.trace(
+            Level.WARNING, "alignment abandoned", name_space=held.name, peer=held.alignment.source,
+            purpose=held.alignment.purpose.value,
+        )  # fmt: skip
+        held.counters.alignments_abandoned += 1
+        held.alignment = None
+        if held.phase in (Phase.FETCH, Phase.MERGING):
+            held.moves(Cause.SOURCE_LOST, now)
+
+    def received(self, message: AlignRequest | AlignData | AlignEnd | AlignProgress, now: float) -> None:
+        """A message about alignment, from a fellow that is connected and compatible."""
+        held = self.holding
+        alignment = held.alignment
+        if isinstance(message, AlignRequest):
+            if message.to == self._settings.node and held.policy.aligner:
+                held.aligner.requested(message, now)
+        elif isinstance(message, AlignProgress):
+            if message.to == self._settings.node:
+                held.aligner.progressed(message, now)
+        elif alignment is None or held.applying or not alignment.is_for_us(message):
+            return
+        elif isinstance(message, AlignData):
+            progress = alignment.data(message, now)
+            if progress is not None:
+                self._context.send(progress)
+        elif alignment.ended(message, now):
+            self._begin_applying(alignment, message)
+        elif message.is_complete and not alignment.is_hopeless:
+            self._context.send(alignment.request(self._context.request_number(), now))
+
+    def _begin_applying(self, alignment: Alignment, end: AlignEnd) -> None:
+        held = self.holding
+        gone = held.delete(end.deletions) or []
+        held.applying = Applying(
+            buckets=alignment.covered()[::-1],
+            finish=lambda applying: self._applied(alignment, applying, end),
+            removed=held.for_store(gone),
+        )
+
+    def pump(self, now: float) -> None:
+        """Do a bounded amount of what is under way."""
+        held = self.holding
+        for message in held.aligner.pump(now, held.standing()):
+            self._context.send(message)
+        if held.applying is not None:
+            self._apply_some(held.applying)
+
+    def _apply_some(self, applying: Applying) -> None:
+        held = self.holding
+        alignment = held.alignment
+        assert alignment is not None
+        recent = self._context.stamp() - int(self._settings.live_s * 1e9)
+        for _ in range(min(self._settings.buckets_per_step, len(applying.buckets))):
+            number = applying.buckets.pop()
+            change = diff(
+                alignment.policy, held.set.bucket(number), alignment.staged[number], alignment.asked_at, held.set.kept
+            )
+            for instance, samples in change.changed.items():
+                added, removed = held.set.put(instance, samples)
+                held.counters.aligned += len(added)
+                applying.is_old_news |= any(sample.timestamp < recent for sample in added)
+                applying.added += held.for_store(added)
+                applying.removed += held.for_store(removed)
+                held.was_written = held.was_written or bool(added)
+        if not applying.buckets:
+            held.applying = None
+            held.alignment = None
+            applying.finish(applying)
+            self._context.trace(
+                Level.INFO, "aligned", name_space=held.name, peer=alignment.source, purpose=alignment.purpose.value,
+                received=alignment.received, samples=held.set.count,
+            )  # fmt: skip
+
+    def _applied(self, alignment: Alignment, applying: Applying, end: AlignEnd) -> None:
+        """An alignment is in the set: make it durable, then say so."""
+        held = self.holding
+        if alignment.purpose is Purpose.FETCH:
+            self._fetched(alignment, applying, end)
+            return
+        epoch, lineage = held.epoch, held.lineage
+        if alignment.purpose is Purpose.FOLLOW and end.epoch > held.epoch:
+            epoch, lineage = end.epoch, self._joint_lineage(alignment.policy, end.lineage)
+        elif alignment.purpose is Purpose.COLLECT:
+            epoch, lineage = self._next_epoch(end.epoch, *end.lineage)
+        elif alignment.purpose is Purpose.FOREIGN:
+            held.merged[alignment.role] = end.epoch
+            if applying.is_old_news or applying.removed:
+                epoch, lineage = self._next_epoch()
+        else:
+            held.differs_since.pop(alignment.source, None)
+            if applying.is_old_news and held.leads:
+                epoch, lineage = self._next_epoch()  # other roles must hear of it
+        marks = held.marks(epoch, lineage, self._context.stamp())
+        held.is_marking = True
+        self._context.store(
+            held, held.change(applying.added, applying.removed, marks), lambda: self._joined(epoch, lineage)
+        )
+
+    def _fetched(self, alignment: Alignment, applying: Applying, end: AlignEnd) -> None:
+        held = self.holding
+        lineage = self._joint_lineage(alignment.policy, end.lineage)
+        marks = held.marks(end.epoch, lineage, self._context.stamp())
+        is_kept = alignment.policy is Merge.MERGE and held.has_base
+        held.is_marking = True
+        self._context.store(
+            held,
+            held.change(applying.added, applying.removed, marks) if is_kept else held.whole(marks),
+            lambda: self._completed(end.epoch, lineage),
+        )
+
+    def _joined(self, epoch: Epoch, lineage: tuple[Epoch, ...]) -> None:
+        held = self.holding
+        held.is_marking = False
+        held.epoch, held.lineage = epoch, lineage
+        if held.phase is Phase.MERGING:
+            held.moves(Cause.STORED, self._context.now)
+
+    def _completed(self, epoch: Epoch, lineage: tuple[Epoch, ...]) -> None:
+        """The first complete set of this run is durable: from now on it is maintained, and live data acknowledged."""
+        held = self.holding
+        held.is_marking = False
+        held.epoch, held.lineage, held.has_base = epoch, lineage, True
+        if held.phase is Phase.TERMINATING:
+            return
+        held.moves(Cause.STORED, self._context.now)
+        self._context.trace(Level.INFO, "complete", name_space=held.name, samples=held.set.count, epoch=epoch)
+        samples, tokens = held.take_held()
+        added, removed = held.add(samples)
+        self._context.store(held, held.change(added, removed), lambda: self._acknowledge(tokens))
+
+    def _acknowledge(self, tokens: Sequence[int]) -> None:
+        for token in tokens:
+            self._context.acknowledge(token)
+
+    def notice(self, deletions: Sequence[Deletion]) -> DeletionNotice:
+        return DeletionNotice(node=self._settings.node, name_space=self.holding.name, deletions=list(deletions))
+
+    def sweep(self) -> None:
+        """Forget old deletions, one bucket at a time."""
+        held = self.holding
+        if not held.is_aligned:
+            return
+        before = self._context.stamp() - int(self._settings.cleanup_s * 1e9)
+        gone = held.set.sweep(held.sweep_next, before)
+        held.sweep_next = (held.sweep_next + 1) % held.set.bucket_count
+        held.counters.swept += len(gone)
+        self._context.store(held, held.change([], held.for_store(gone)), _nothing)
+
+    def next_deadline(self) -> float:
+        held = self.holding
+        if held.applying is not None or held.aligner.is_ready_to_send(self._context.now):
+            return self._context.now
+        alignment = held.alignment.next_deadline() if held.alignment else float("inf")
+        return min(alignment, held.aligner.next_deadline())
+
+
+def _nothing() -> None:
+    """What to do after something that nobody waits for."""
+
+
+def _as_member(peer: Peer) -> Member:
+    advert = peer.advert
+    return Member(
+        node=peer.node,
+        incarnation=peer.fellow.advert.incarnation,
+        can_lead=advert.can_lead,
+        is_complete=advert.is_complete,
+        priority=advert.priority,
+        leads=advert.epoch.counter if advert.is_master else 0,
+        quality=advert.quality,
+    )

@@ -1,0 +1,72 @@
+"""The life of one name-space in one service, as a table.
+
+=============  ==========================================================================================
+phase          meaning
+=============  ==========================================================================================
+DISCOVER       listening for fellows; what is on disk is loaded, nothing is concluded
+ELECT          taking part in the choice of a master, waiting for it to be agreed and to have a complete set
+DORMANT        as ELECT, but nobody here wants the data yet (LAZY), or it is never kept (ON_REQUEST)
+INJECT         chosen, and nobody is complete: what is on disk becomes the set, once it is marked durably
+FETCH          aligning with a master that is complete
+COMPLETE       holding the set, serving it, following the master
+MERGING        joining with another side of a split; incomplete until that is done
+TERMINATING    saying good-bye
+=============  ==========================================================================================
+
+Only `TRANSITIONS` changes a phase.  What is not in it cannot happen.
+"""
+
+from __future__ import annotations
+
+import enum
+
+
+class Phase(enum.Enum):
+    DISCOVER = "DISCOVER"
+    ELECT = "ELECT"
+    DORMANT = "DORMANT"
+    INJECT = "INJECT"
+    FETCH = "FETCH"
+    COMPLETE = "COMPLETE"
+    MERGING = "MERGING"
+    TERMINATING = "TERMINATING"
+
+
+class Cause(enum.Enum):
+    DISCOVERED = "discovery is over"
+    DISCOVERED_LAZY = "discovery is over and nobody wants the data"
+    INTEREST = "somebody wants the data"
+    CHOSEN = "agreed as master, and nobody is complete"
+    MASTER_COMPLETE = "the agreed master has a complete set"
+    SOURCE_LOST = "the source of an alignment left or changed"
+    STORED = "the set is whole and durable"
+    SPLIT = "another side of a split must be joined"
+    STOPPED = "the service ends"
+
+
+TRANSITIONS: dict[tuple[Phase, Cause], Phase] = {
+    (Phase.DISCOVER, Cause.DISCOVERED): Phase.ELECT,
+    (Phase.DISCOVER, Cause.DISCOVERED_LAZY): Phase.DORMANT,
+    (Phase.DORMANT, Cause.INTEREST): Phase.ELECT,
+    (Phase.ELECT, Cause.CHOSEN): Phase.INJECT,
+    (Phase.ELECT, Cause.MASTER_COMPLETE): Phase.FETCH,
+    (Phase.INJECT, Cause.STORED): Phase.COMPLETE,
+    (Phase.FETCH, Cause.STORED): Phase.COMPLETE,
+    (Phase.FETCH, Cause.SOURCE_LOST): Phase.ELECT,
+    (Phase.COMPLETE, Cause.SPLIT): Phase.MERGING,
+    (Phase.MERGING, Cause.STORED): Phase.COMPLETE,
+    (Phase.MERGING, Cause.SOURCE_LOST): Phase.COMPLETE,
+    **{(phase, Cause.STOPPED): Phase.TERMINATING for phase in Phase if phase is not Phase.TERMINATING},
+}
+
+STARTING = frozenset({Phase.DISCOVER})
+ALIGNED = frozenset({Phase.COMPLETE, Phase.MERGING})
+"""The set was complete once and has been maintained since."""
+
+
+def after(phase: Phase, cause: Cause) -> Phase:
+    """The next phase.  A transition that is not in the table is a bug, and says so."""
+    try:
+        return TRANSITIONS[phase, cause]
+    except KeyError:
+        raise AssertionError(f"no transition from {phase.name} when {cause.value}") from None

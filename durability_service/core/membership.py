@@ -1,0 +1,108 @@
+"""Who is there: heartbeats, expiry, restarts, and links that carry only one way.
+
+Every advert lists whom its sender hears.  A fellow counts as *connected* when we hear it and it says that it hears us,
+in our present incarnation.  A link that carries only one way is therefore no link, on either side, and is reported.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+from collections.abc import Iterator
+
+from durability_service.core.messages import Advert
+
+
+class Change(enum.Enum):
+    """What a fellow did."""
+
+    HEARD = "heard"
+    """It is new, or is back; nothing may be concluded before it hears us too."""
+    CONNECTED = "connected"
+    ONE_WAY = "one-way"
+    """It no longer hears us, or never did for as long as a heartbeat may take."""
+    RESTARTED = "restarted"
+    EXPIRED = "expired"
+    TERMINATED = "terminated"
+
+
+@dataclasses.dataclass
+class Fellow:
+    advert: Advert
+    heard_at: float
+    first_heard: float
+    is_connected: bool = False
+    is_one_way: bool = False
+    incompatibility: str = ""
+    judged: object = None
+    """What its compatibility was last judged by."""
+
+    @property
+    def node(self) -> str:
+        return self.advert.node
+
+
+class Membership:
+    def __init__(self, node: str, incarnation: int, expiry_s: float, fellows_max: int) -> None:
+        self._node = node
+        self._incarnation = incarnation
+        self._expiry_s = expiry_s
+        self._fellows_max = fellows_max
+        self.fellows: dict[str, Fellow] = {}
+        self.refused = 0
+        """Adverts of fellows beyond ``fellows_max``."""
+
+    def connected(self) -> Iterator[Fellow]:
+        """Fellows that hear us as we hear them and can work with us."""
+        return (one for one in self.fellows.values() if one.is_connected and not one.incompatibility)
+
+    def get(self, node: str) -> Fellow | None:
+        """The fellow, when it is connected and compatible."""
+        fellow = self.fellows.get(node)
+        return fellow if fellow and fellow.is_connected and not fellow.incompatibility else None
+
+    def heard(self) -> dict[str, int]:
+        return {node: fellow.advert.incarnation for node, fellow in self.fellows.items()}
+
+    def received(self, advert: Advert, now: float) -> list[tuple[Change, str]]:
+        """An advert came.  One that is older than what we have of its sender is nothing."""
+        node = advert.node
+        known = self.fellows.get(node)
+        if known and (advert.incarnation, advert.number) <= (known.advert.incarnation, known.advert.number):
+            return []
+        changes: list[tuple[Change, str]] = []
+        if known and advert.incarnation > known.advert.incarnation:
+            del self.fellows[node]
+            known = None
+            changes.append((Change.RESTARTED, node))
+        if advert.is_terminating:
+            if known:
+                del self.fellows[node]
+                changes.append((Change.TERMINATED, node))
+            return changes
+        if known is None:
+            if len(self.fellows) >= self._fellows_max:
+                self.refused += 1
+                return changes
+            known = self.fellows[node] = Fellow(advert, heard_at=now, first_heard=now)
+            changes.append((Change.HEARD, node))
+        known.advert, known.heard_at = advert, now
+        return changes + self._judge(known, now)
+
+    def _judge(self, fellow: Fellow, now: float) -> list[tuple[Change, str]]:
+        hears_us = fellow.advert.heard.get(self._node) == self._incarnation
+        if hears_us and not fellow.is_connected:
+            fellow.is_connected, fellow.is_one_way = True, False
+            return [(Change.CONNECTED, fellow.node)]
+        is_overdue = fellow.is_connected or now - fellow.first_heard > self._expiry_s
+        if not hears_us and is_overdue and not fellow.is_one_way:
+            fellow.is_connected, fellow.is_one_way = False, True
+            return [(Change.ONE_WAY, fellow.node)]
+        return []
+
+    def expire(self, now: float) -> list[tuple[Change, str]]:
+        """Forget who was silent for too long."""
+        gone = [node for node, fellow in self.fellows.items() if now - fellow.heard_at > self._expiry_s]
+        for node in gone:
+            del self.fellows[node]
+        return [(Change.EXPIRED, node) for node in gone]

@@ -1,0 +1,385 @@
+"""The durability service without its shell: fellows, name-spaces, adverts, and the order of what becomes durable.
+
+``step(now, wall_ns, event) -> effects`` is all there is to it.  ``now`` is a monotonic time in seconds, ``wall_ns`` the
+wall clock.  The shell sends what is to be sent, stores what is to be stored, in order, and calls again with the next
+event, or with `Tick` at `next_deadline`.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from durability_service.core.conflicts import Peer
+from durability_service.core.effects import (
+    Acknowledged,
+    DeleteHistory,
+    Effect,
+    Event,
+    Interest,
+    Level,
+    Live,
+    LiveLost,
+    Received,
+    Restored,
+    Send,
+    Store,
+    Stored,
+    StoreOperation,
+    Terminate,
+    Tick,
+    Trace,
+)
+from durability_service.core.holding import Holding
+from durability_service.core.keeper import Keeper
+from durability_service.core.lifecycle import Cause, Phase
+from durability_service.core.membership import Change, Fellow, Membership
+from durability_service.core.messages import PROTOCOL, Advert, DeletionNotice, Message, NameSpaceAdvert
+from durability_service.core.namespaces import Alignee, NameSpace, incompatibility, intersect, policy_for
+from durability_service.core.samples import Sample
+from durability_service.core.sets import Deletion
+from durability_service.core.settings import ServiceSettings
+from pubsub_api.core.clock import HybridClock
+from pubsub_api.core.errors import InvalidTopic
+
+_ADVERT_INTERVAL_MIN = 0.1
+"""Of a heartbeat: adverts are not sent closer together than this."""
+_EVALUATE_DELAY = 0.03
+"""Of a heartbeat: what fellows say is looked at together."""
+
+
+class DurabilityCore:
+    """Not thread-safe: the owner serialises calls."""
+
+    def __init__(self, settings: ServiceSettings, restored: Mapping[str, Restored], now: float) -> None:
+        """``restored`` is what the store found, by name-space."""
+        self.settings = settings
+        self.now = now
+        self._clock = HybridClock(int(settings.clock_skew_max_s * 1e9))
+        self._wall_ns = 0
+        self.membership = Membership(settings.node, settings.incarnation, settings.expiry_s, settings.fellows_max)
+        self._rules = settings.rules.fingerprint()
+        self.keepers: dict[str, Keeper] = {}
+        self._restored = dict(restored)
+        self._spaces_of_topics: dict[str, Keeper | None] = {}
+        self._effects: list[Effect] = []
+        self._requests = 0
+        self._adverts = 0
+        self._operations = 0
+        self._waiting: deque[tuple[int, Callable[[], None]]] = deque()
+        self._open_tokens: dict[int, int] = {}
+        self._heartbeat_due = now
+        self._advert_sent = float("-inf")
+        self._evaluate_due = now
+        self._told: object = None
+        self._warned: set[str] = set()
+        self.is_terminating = False
+        self.unwanted = 0
+        """Live samples of topics that no name-space here keeps."""
+        for space in settings.name_spaces:
+            self._add(space)
+
+    # -- the one entrance
+
+    def step(self, now: float, wall_ns: int, event: Event) -> list[Effect]:
+        """Something happened.  Returns what is to be done about it, in order."""
+        self.now, self._wall_ns = max(now, self.now), wall_ns
+        if isinstance(event, Live):
+            self._live(event)
+        else:
+            self._handle(event)
+            if self.now >= self._evaluate_due:
+                self._advance()
+            else:
+                self._pump()
+        effects, self._effects = self._effects, []
+        return effects
+
+    def _handle(self, event: Event) -> None:
+        if isinstance(event, Received):
+            self._received(event.message)
+        elif isinstance(event, Stored):
+            self._stored(event.operation)
+        elif isinstance(event, DeleteHistory):
+            self._delete_history(event.filters)
+        elif isinstance(event, Terminate):
+            self._terminate()
+        else:
+            self._tell_keepers(event)
+        if isinstance(event, Received | Stored):
+            # Many of these come together: one look at the whole a moment later is enough.
+            self._evaluate_due = min(self._evaluate_due, self.now + _EVALUATE_DELAY * self.settings.heartbeat_s)
+        else:
+            self._evaluate_due = self.now
+
+    def _tell_keepers(self, event: Event) -> None:
+        for keeper in self.keepers.values():
+            if isinstance(event, Tick):
+                keeper.sweep()
+            elif isinstance(event, LiveLost):
+                keeper.holding.merged.clear()  # within a role sets are compared anyway
+            elif isinstance(event, Interest) and keeper.holding.name in event.name_spaces:
+                keeper.holding.is_wanted |= keeper.holding.policy.alignee is not Alignee.ON_REQUEST
+
+    def next_deadline(self) -> float:
+        """When `Tick` is due, at the latest."""
+        due = [self._heartbeat_due, self._evaluate_due]
+        due += (keeper.next_deadline() for keeper in self.keepers.values())
+        if self._signature() != self._told:
+            due.append(self._advert_due())
+        return max(self.now, min(due))
+
+    # -- what keepers use
+
+    def send(self, message: Message) -> None:
+        self._effects.append(Send(message))
+
+    def store(self, holding: Holding, operations: Sequence[StoreOperation], then: Callable[[], None]) -> None:
+        if not operations or not holding.is_persistent:
+            # Nothing to write; but what was to be written before must be durable before anybody relies on this.
+            if self._waiting and holding.is_persistent:
+                self._waiting.append((self._operations, then))
+            else:
+                then()
+            return
+        for operation in operations:
+            self._operations += 1
+            self._effects.append(Store(self._operations, operation))
+        self._waiting.append((self._operations, then))
+
+    def trace(self, level: Level, what: str, **fields: Any) -> None:
+        self._effects.append(Trace(level, what, fields))
+
+    def stamp(self) -> int:
+        return self._clock.tick(self._wall_ns)
+
+    def request_number(self) -> int:
+        self._requests += 1
+        return self._requests
+
+    def acknowledge(self, token: int) -> None:
+        self._open_tokens[token] -= 1
+        if not self._open_tokens[token]:
+            del self._open_tokens[token]
+            self._effects.append(Acknowledged(token))
+
+    def has_strangers(self) -> bool:
+        return any(not one.is_connected and not one.is_one_way for one in self.membership.fellows.values())
+
+    # -- live data
+
+    def _live(self, event: Live) -> None:
+        parts: dict[str, list[Sample]] = {}
+        newest = 0
+        limit = self._wall_ns + int(self.settings.clock_skew_max_s * 1e9)
+        for sample in event.samples:
+            keeper = self._keeper_of(sample.topic)
+            if keeper is None:
+                self.unwanted += 1
+            elif sample.timestamp > limit:
+                keeper.holding.counters.from_the_future += 1
+            else:
+                newest = max(newest, sample.timestamp)
+                parts.setdefault(keeper.holding.name, []).append(sample)
+        self._clock.observe(newest, self._wall_ns)
+        if event.token and parts:
+            self._open_tokens[event.token] = len(parts)
+        for name, samples in parts.items():
+            self.keepers[name].live(samples, event.token)
+
+    def _keeper_of(self, topic: str) -> Keeper | None:
+        try:
+            return self._spaces_of_topics[topic]
+        except KeyError:
+            found = next((one for one in self.keepers.values() if one.holding.matcher.match(topic)), None)
+            keeper = found if found and found.holding.keeps(topic) else None
+            self._spaces_of_topics[topic] = keeper
+            return keeper
+
+    def _stored(self, operation: int) -> None:
+        while self._waiting and self._waiting[0][0] <= operation:
+            self._waiting.popleft()[1]()
+
+    # -- deletion
+
+    def _delete_history(self, filters: Sequence[str]) -> None:
+        t = self.stamp()
+        for keeper in self.keepers.values():
+            own = keeper.holding.space.filters
+            deletions = [Deletion(one, t) for one in filters if any(intersect(one, mine) for mine in own)]
+            if deletions and keeper.delete(deletions):
+                self.send(keeper.notice(deletions))
+
+    def _noticed(self, notice: DeletionNotice) -> None:
+        keeper = self.keepers.get(notice.name_space)
+        if keeper and len(keeper.holding.set.deletions) + len(notice.deletions) <= self.settings.deletions_max:
+            keeper.delete(notice.deletions)
+
+    # -- fellows
+
+    def _received(self, message: Message) -> None:
+        if message.node == self.settings.node:
+            return
+        if isinstance(message, Advert):
+            self._advert_came(message)
+            return
+        if self.membership.get(message.node) is None:
+            return  # unknown, one-way or incompatible: nothing it says may have an effect
+        if isinstance(message, DeletionNotice):
+            self._noticed(message)
+        elif message.name_space in self.keepers:
+            self.keepers[message.name_space].received(message, self.now)
+
+    def _advert_came(self, advert: Advert) -> None:
+        if advert.domain != self.settings.domain:
+            return
+        changes = self.membership.received(advert, self.now)
+        self._on_changes(changes)
+        fellow = self.membership.fellows.get(advert.node)
+        if fellow is None:
+            return
+        if any(change is Change.HEARD for change, _ in changes):
+            self._heartbeat_due = min(self._heartbeat_due, self._advert_due())  # let it hear us soon
+        self._judge(fellow)
+        if fellow.is_connected and not fellow.incompatibility:
+            for space in advert.name_spaces:
+                self._learn(fellow, space)
+
+    def _on_changes(self, changes: Sequence[tuple[Change, str]]) -> None:
+        for change, node in changes:
+            level = Level.INFO if change in (Change.HEARD, Change.CONNECTED) else Level.WARNING
+            self.trace(level, f"fellow {change.value}", peer=node)
+            if change in (Change.EXPIRED, Change.TERMINATED, Change.RESTARTED, Change.ONE_WAY):
+                self._fellow_left(node)
+
+    def _fellow_left(self, node: str) -> None:
+        for keeper in self.keepers.values():
+            held = keeper.holding
+            held.aligner.left(node)
+            held.differs_since.pop(node, None)
+            # What we joined with may change unseen while it is away: join again when it is back.
+            for role in [role for role, epoch in held.merged.items() if epoch.master == node]:
+                del held.merged[role]
+
+    def _judge(self, fellow: Fellow) -> None:
+        advert = fellow.advert
+        basis = [(one.name, one.filters) for one in advert.name_spaces], advert.rules, len(self.keepers)
+        if fellow.judged == basis:
+            return
+        fellow.judged = basis
+        if advert.protocol != PROTOCOL:
+            reason = f"it speaks version {advert.protocol} of the protocol, we speak {PROTOCOL}"
+        elif advert.buckets != self.settings.buckets or advert.rules != self._rules:
+            reason = "it is configured to keep other topics, another history or another number of buckets"
+        else:
+            reason = self._clash(advert.name_spaces)
+        if reason != fellow.incompatibility:
+            fellow.incompatibility = reason
+            if reason:
+                self.trace(Level.SEVERE, "incompatible fellow", peer=fellow.node, reason=reason)
+                self._fellow_left(fellow.node)
+            else:
+                self.trace(Level.INFO, "fellow has become compatible", peer=fellow.node)
+
+    def _clash(self, adverts: Sequence[NameSpaceAdvert]) -> str:
+        try:
+            theirs = [NameSpace(advert.name, frozenset(advert.filters)) for advert in adverts]
+        except InvalidTopic as error:
+            return f"a name-space of it is not valid: {error}"
+        return incompatibility([keeper.holding.space for keeper in self.keepers.values()], theirs)
+
+    def _learn(self, fellow: Fellow, advert: NameSpaceAdvert) -> None:
+        """A name-space that is not configured here is taken over when a policy matches it."""
+        if advert.name in self.keepers or len(self.keepers) >= self.settings.name_spaces_max:
+            return
+        if self._add(NameSpace(advert.name, frozenset(advert.filters))):
+            self.trace(Level.CONFIG, "name-space learned", name_space=advert.name, peer=fellow.node)
+        elif advert.name not in self._warned:
+            self._warned.add(advert.name)
+            self.trace(Level.WARNING, "no policy for a name-space", name_space=advert.name, peer=fellow.node)
+
+    def _add(self, space: NameSpace) -> bool:
+        policy = policy_for(space.name, self.settings.policies)
+        if policy is None:
+            return False
+        restored = self._restored.pop(space.name, None)
+        if restored and restored.filters and frozenset(restored.filters) != space.filters:
+            self.trace(Level.WARNING, "the name-space was another one on disk: not used", name_space=space.name)
+            restored = None
+        self.keepers[space.name] = Keeper(self, Holding(self.settings, space, policy, restored, self.now))
+        self._spaces_of_topics.clear()
+        return True
+
+    # -- time
+
+    def _advance(self) -> None:
+        self._evaluate_due = self._heartbeat_due
+        self._on_changes(self.membership.expire(self.now))
+        for keeper in self.keepers.values():
+            self._discover(keeper.holding)
+            keeper.evaluate(self.now, list(self._peers(keeper.holding.name)))
+        self._pump()
+        self._advertise()
+
+    def _pump(self) -> None:
+        for keeper in self.keepers.values():
+            keeper.pump(self.now)
+
+    def _peers(self, name: str) -> Iterator[Peer]:
+        for fellow in self.membership.connected():
+            for advert in fellow.advert.name_spaces:
+                if advert.name == name:
+                    yield Peer(fellow, advert)
+
+    def _discover(self, holding: Holding) -> None:
+        if holding.phase is not Phase.DISCOVER:
+            return
+        expected = self.settings.expected_peers
+        has_all = expected > 0 and sum(1 for _ in self.membership.connected()) >= expected
+        if has_all or self.now - holding.since >= self.settings.discovery_s:
+            holding.moves(Cause.DISCOVERED if holding.is_wanted else Cause.DISCOVERED_LAZY, self.now)
+
+    def _terminate(self) -> None:
+        self.is_terminating = True
+        for keeper in self.keepers.values():
+            if keeper.holding.phase is not Phase.TERMINATING:
+                keeper.holding.moves(Cause.STOPPED, self.now)
+        self.send(self._advert())
+
+    # -- adverts
+
+    def _signature(self) -> object:
+        return tuple(keeper.signature for keeper in self.keepers.values()), tuple(self.membership.heard().items())
+
+    def _advert_due(self) -> float:
+        return self._advert_sent + _ADVERT_INTERVAL_MIN * self.settings.heartbeat_s
+
+    def _advertise(self) -> None:
+        if self.is_terminating:
+            self._heartbeat_due = float("inf")
+            return
+        signature = self._signature()
+        is_news = signature != self._told and self.now >= self._advert_due()
+        if self.now >= self._heartbeat_due or is_news:
+            self._told = signature
+            self._advert_sent = self.now
+            self._heartbeat_due = self.now + self.settings.heartbeat_s
+            self.send(self._advert())
+
+    def _advert(self) -> Advert:
+        settings = self.settings
+        self._adverts += 1
+        return Advert(
+            protocol=PROTOCOL,
+            domain=settings.domain,
+            node=settings.node,
+            incarnation=settings.incarnation,
+            number=self._adverts,
+            role=settings.role,
+            rules=self._rules,
+            buckets=settings.buckets,
+            is_terminating=self.is_terminating,
+            heard=self.membership.heard(),
+            name_spaces=[keeper.holding.advert() for keeper in self.keepers.values()],
+        )

@@ -1,0 +1,75 @@
+"""What the core needs to know, as plain values.  The shell fills them from oslo.config; the simulator by hand."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+
+from durability_service.core.namespaces import Kind, NameSpace, Policy
+from pubsub_api.core.topics import matches
+
+
+@dataclasses.dataclass(frozen=True)
+class TopicRules:
+    """What is kept of which topic: lists of filter and value, the first match wins."""
+
+    kinds: tuple[tuple[str, Kind], ...] = ()
+    default_kind: Kind = Kind.PERSISTENT
+    depths: tuple[tuple[str, int], ...] = ()
+    default_depth: int = 1
+
+    def kind_of(self, topic: str) -> Kind:
+        return next((kind for wanted, kind in self.kinds if matches(wanted, topic)), self.default_kind)
+
+    def depth_of(self, topic: str) -> int:
+        return next((depth for wanted, depth in self.depths if matches(wanted, topic)), self.default_depth)
+
+    def fingerprint(self) -> bytes:
+        """Equal for services that keep the same; others could never agree on a set."""
+        rules = (self.kinds, int(self.default_kind), self.depths, self.default_depth)
+        return hashlib.blake2b(repr(rules).encode(), digest_size=8).digest()
+
+
+@dataclasses.dataclass(frozen=True)
+class ServiceSettings:
+    node: str
+    """Identifies this service among its fellows.  The highest wins a tie."""
+    incarnation: int = 1
+    """Higher at every start."""
+    domain: str = "default"
+    role: str = "default"
+    name_spaces: tuple[NameSpace, ...] = ()
+    policies: tuple[Policy, ...] = (Policy(),)
+    rules: TopicRules = TopicRules()
+    expiry_s: float = 4.0
+    heartbeat_factor: float = 0.25
+    discovery_s: float = 3.0
+    expected_peers: int = 0
+    """Discovery ends early when this many fellows have answered."""
+    combine_initial_s: float = 0.5
+    combine_operational_s: float = 0.01
+    align_timeout_s: float = 2.0
+    """Without progress for this long an alignment is asked for again."""
+    reconcile_s: float = 5.0
+    """Sets that should be equal and are not for this long are compared bucket by bucket."""
+    cleanup_s: float = 86_400.0
+    """Deletions are remembered this long."""
+    live_s: float = 10.0
+    """What was written less long ago may still be on its way to us on the bus."""
+    buckets: int = 1024
+    chunk_bytes: int = 128 * 1024
+    window_chunks: int = 32
+    """Chunks on their way to the slowest alignee."""
+    chunks_per_step: int = 8
+    buckets_per_step: int = 64
+    lineage_max: int = 64
+    clock_skew_max_s: float = 60.0
+    fellows_max: int = 1000
+    name_spaces_max: int = 1000
+    deletions_max: int = 1000
+    held_max: int = 1_000_000
+    """Live samples held back, and not acknowledged, until the set is complete."""
+
+    @property
+    def heartbeat_s(self) -> float:
+        return self.expiry_s * self.heartbeat_factor

@@ -1,0 +1,1 @@
+"""Shipped for tests of the durability service, ours and others': the seeded simulator."""

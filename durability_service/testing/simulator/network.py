@@ -1,0 +1,79 @@
+"""The bus between simulated services: messages are lost, repeated, late; links are cut, in one direction or both."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from durability_service.core import messages
+from durability_service.core.effects import Live, LiveLost, Received
+from durability_service.core.messages import AlignData, Message
+from durability_service.core.samples import Sample
+from durability_service.testing.simulator.profiles import Profile
+from pubsub_api.testing.simulator.world import World
+
+if TYPE_CHECKING:
+    from durability_service.testing.simulator.nodes import SimNode
+
+_CODEC_CHECKS = 0.02
+
+
+class Network:
+    def __init__(self, world: World, profile: Profile) -> None:
+        self.world = world
+        self.nodes: list[SimNode] = []
+        self._cuts: set[tuple[str, str]] = set()
+        self._drop = profile.drop * world.random.random()
+        self._duplicate = profile.duplicate * world.random.random()
+        self._late_s = profile.late_s * world.random.random()
+        self._live_drop = profile.live_drop * world.random.random()
+        self._latency_s = world.between(0.001, 0.01)
+        self.messages = 0
+        self.samples_moved = 0
+        """Samples in alignment messages as sent, however many hear them."""
+
+    def cut(self, source: str, target: str) -> None:
+        self._cuts.add((source, target))
+
+    def mend(self, source: str, target: str) -> None:
+        self._cuts.discard((source, target))
+        self._tell_lost()
+
+    def heal(self) -> None:
+        """From now on nothing is lost, repeated or late, and nothing is cut."""
+        self._cuts.clear()
+        self._drop = self._duplicate = self._late_s = self._live_drop = 0.0
+        self._tell_lost()
+
+    def _tell_lost(self) -> None:
+        """The bus notices what it could not deliver when it can deliver again."""
+        for node in self.nodes:
+            if node.lost_live:
+                node.lost_live = False
+                self.world.after(self._latency_s, node.feed, LiveLost())
+
+    def is_cut(self, source: str, target: str) -> bool:
+        return (source, target) in self._cuts
+
+    def broadcast(self, source: SimNode, message: Message) -> None:
+        self.messages += 1
+        if isinstance(message, AlignData):
+            self.samples_moved += sum(len(part.samples) for part in message.parts)
+        if self.world.chance(_CODEC_CHECKS):
+            message = messages.decode(messages.encode(message))
+        for node in self.nodes:
+            if node is source or self.is_cut(source.name, node.name) or self.world.chance(self._drop):
+                continue
+            self._carry(node, message)
+            if self.world.chance(self._duplicate):
+                self._carry(node, message)
+
+    def _carry(self, node: SimNode, message: Message) -> None:
+        self.world.after(self._latency_s + self.world.random.random() * self._late_s, node.feed, Received(message))
+
+    def publish(self, host: str, sample: Sample) -> None:
+        """A live event: the bus keeps its order and hardly ever loses it, but a cut is a cut."""
+        for node in self.nodes:
+            if node.name != host and (self.is_cut(host, node.name) or self.world.chance(self._live_drop)):
+                node.lost_live = True
+            else:
+                self.world.after(self._latency_s, node.feed, Live([sample], node.new_token(sample)))

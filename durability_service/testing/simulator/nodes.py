@@ -1,0 +1,169 @@
+"""A service in the simulation: the core, a disk, a clock of its own, and what may befall it."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from durability_service.core.effects import Acknowledged, Event, Level, Send, Store, Stored, Terminate, Tick, Trace
+from durability_service.core.messages import Advert
+from durability_service.core.samples import Sample
+from durability_service.core.service import DurabilityCore
+from durability_service.core.settings import ServiceSettings
+from durability_service.testing.simulator.network import Network
+from durability_service.testing.simulator.oracle import Oracle
+from durability_service.testing.simulator.store import StoreModel
+from pubsub_api.testing.simulator.world import World
+
+_TICK_MIN_S = 0.001
+EPOCH_NS = 1_700_000_000_000_000_000
+"""When the simulation begins, by a wall clock that is right."""
+
+
+class SimNode:
+    def __init__(
+        self,
+        world: World,
+        network: Network,
+        oracle: Oracle,
+        settings: ServiceSettings,
+        *,
+        core_class: type[DurabilityCore],
+        skew_s: float,
+        disk_s: float,
+    ) -> None:
+        self.name = settings.node
+        self.settings = settings
+        self.disk = StoreModel()
+        self.core: DurabilityCore | None = None
+        self.lost_live = False
+        self._world = world
+        self._network = network
+        self._oracle = oracle
+        self._core_class = core_class
+        self._skew_ns = int(skew_s * 1e9)
+        self._disk_s = disk_s
+        self._life = 0
+        self._is_paused = False
+        self._missed: list[Event] = []
+        self._pending: list[Store] = []
+        self._is_disk_busy = False
+        self._tick_at = 0.0
+        self._tokens: dict[int, Sample] = {}
+        self._token = 0
+        network.nodes.append(self)
+
+    @property
+    def is_alive(self) -> bool:
+        return self.core is not None
+
+    def wall_ns(self) -> int:
+        return EPOCH_NS + int(self._world.now * 1e9) + self._skew_ns
+
+    def new_token(self, sample: Sample) -> int:
+        self._token += 1
+        self._tokens[self._token] = sample
+        return self._token
+
+    # -- life
+
+    def start(self) -> None:
+        if self.core is not None:
+            return
+        self._life += 1
+        self.settings = dataclasses.replace(self.settings, incarnation=self._life)
+        restored = self.disk.open()
+        self._world.note(self.name, "start", self._life, {name: len(one.samples) for name, one in restored.items()})
+        self.core = self._core_class(self.settings, restored, self._world.now)
+        self._oracle.started(self)
+        self._tick(self._life)
+
+    def crash(self) -> None:
+        """Die between two operations of the disk: some of those that were under way may have been done."""
+        if self.core is None:
+            return
+        done = self._world.random.randint(0, len(self._pending))
+        self._world.note(self.name, "crash", f"{done} of {len(self._pending)} operations done")
+        for store in self._pending[:done]:
+            self.disk.do(store.operation)
+        self._die()
+
+    def stop(self) -> None:
+        """End as a service should: say good-bye, write everything."""
+        if self.core is None or self._is_paused:
+            return
+        self.feed(Terminate())
+        self._world.note(self.name, "stop")
+        for store in self._pending:
+            self.disk.do(store.operation)
+        self._die()
+
+    def _die(self) -> None:
+        self.core = None
+        self._pending.clear()
+        self._missed.clear()
+        self._is_paused = self._is_disk_busy = False
+
+    def pause(self) -> None:
+        if self.core is not None:
+            self._world.note(self.name, "pause")
+            self._is_paused = True
+
+    def resume(self) -> None:
+        if self._is_paused:
+            self._world.note(self.name, "resume")
+            self._is_paused = False
+            missed, self._missed = self._missed, []
+            for event in missed:
+                self.feed(event)
+            self._tick(self._life)
+
+    # -- events and effects
+
+    def feed(self, event: Event) -> None:
+        core = self.core
+        if core is None:
+            return
+        if self._is_paused:
+            self._missed.append(event)
+            return
+        for effect in core.step(self._world.now, self.wall_ns(), event):
+            if isinstance(effect, Send):
+                if isinstance(effect.message, Advert):
+                    self._oracle.advertised(self, effect.message)
+                self._network.broadcast(self, effect.message)
+            elif isinstance(effect, Store):
+                self._oracle.storing(self, effect.operation)
+                self._pending.append(effect)
+                self._work()
+            elif isinstance(effect, Acknowledged):
+                self._oracle.acknowledged(self, self._tokens[effect.token])
+            elif isinstance(effect, Trace) and effect.level <= Level.FINE:
+                self._oracle.traced(self, effect.what, effect.fields)
+                self._world.note(self.name, effect.what, *effect.fields.values())
+        self._oracle.stepped(self)
+        self._schedule()
+
+    def _work(self) -> None:
+        if self._pending and not self._is_disk_busy:
+            self._is_disk_busy = True
+            self._world.after(self._world.random.random() * self._disk_s, self._done, self._life, self._pending[0])
+
+    def _done(self, life: int, store: Store) -> None:
+        if life != self._life or not self._is_disk_busy:
+            return
+        self._is_disk_busy = False
+        self._pending.pop(0)
+        self.disk.do(store.operation)
+        self.feed(Stored(store.number))
+        self._work()
+
+    def _schedule(self) -> None:
+        assert self.core is not None
+        due = max(self.core.next_deadline(), self._world.now + _TICK_MIN_S)
+        if not self._world.now < self._tick_at <= due:
+            self._tick_at = due
+            self._world.at(due, self._tick, self._life)
+
+    def _tick(self, life: int) -> None:
+        if life == self._life and self.core is not None and not self._is_paused and self._tick_at <= self._world.now:
+            self.feed(Tick())

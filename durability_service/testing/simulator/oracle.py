@@ -1,0 +1,177 @@
+"""What must hold.  The names are those of the invariants in ``docs/durability.md``.
+
+While a scenario runs, `Oracle` looks at every advert, every operation of a disk and every step; at its end, when all
+faults are over and time has passed, `check_settled` looks at everything.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from durability_service.core.effects import Apply, Fill, StoreOperation
+from durability_service.core.holding import Holding
+from durability_service.core.lifecycle import Phase
+from durability_service.core.merging import Merge
+from durability_service.core.messages import NO_EPOCH, Advert, Epoch
+from durability_service.core.namespaces import Kind
+from durability_service.core.samples import Sample
+from durability_service.core.sets import Deletion, SampleSet
+from durability_service.testing.simulator.profiles import Profile
+from pubsub_api.testing.simulator.world import Violation
+
+if TYPE_CHECKING:
+    from durability_service.testing.simulator.nodes import SimNode
+
+
+def reflects(samples: SampleSet, sample: Sample) -> bool:
+    """Whether the set holds the sample, or something that replaced it, or a deletion of it."""
+    present = samples.get(sample.instance)
+    return samples.is_deleted(sample) or samples.kept((*present, sample)) == present
+
+
+class Oracle:
+    def __init__(self, profile: Profile) -> None:
+        self._profile = profile
+        self.written: dict[bytes, Sample] = {}
+        self._acknowledged: dict[str, dict[bytes, Sample]] = defaultdict(dict)
+        self._epochs: dict[tuple[str, str], Epoch] = {}
+        self._choices: dict[tuple[str, bytes], str] = {}
+        self.acknowledgements = 0
+        self._fetches: dict[tuple[str, str], list[Sample]] = {}
+        """Node and name-space -> what its source had acknowledged when it asked."""
+
+    # -- what happens
+
+    def wrote(self, sample: Sample) -> None:
+        self.written[sample.digest] = sample
+
+    def started(self, node: SimNode) -> None:
+        for key in [key for key in self._epochs if key[0] == node.name]:
+            del self._epochs[key]
+        if self._profile.kind is not Kind.PERSISTENT:
+            self._acknowledged.pop(node.name, None)
+
+    def acknowledged(self, node: SimNode, sample: Sample) -> None:
+        self.acknowledgements += 1
+        self._acknowledged[node.name][sample.digest] = sample
+
+    def storing(self, node: SimNode, operation: StoreOperation) -> None:
+        """S19: nothing that is to be kept in memory only goes to disk."""
+        if isinstance(operation, Apply | Fill):
+            for sample in operation.added:
+                if self._profile.kind is not Kind.PERSISTENT or sample.topic.endswith("/memory"):
+                    raise Violation(f"S19: {node.name} writes {sample.topic} to disk")
+
+    def advertised(self, node: SimNode, advert: Advert) -> None:
+        for space in advert.name_spaces:
+            if space.candidate:  # S1: one view, one choice
+                known = self._choices.setdefault((space.name, space.view), space.candidate)
+                if known != space.candidate:
+                    raise Violation(f"S1: {node.name} chooses {space.candidate}, others {known} in the same view")
+            if space.is_master and not (space.can_lead and space.priority and space.is_aligner):
+                raise Violation(f"S2: {node.name} leads {space.name} and must not")
+            on_disk = node.disk.current.get(space.name)
+            if space.is_complete and self._profile.kind is Kind.PERSISTENT:
+                # S3, S4: what is said is on disk, and what is on disk is whole
+                if on_disk is None or not on_disk.is_complete:
+                    raise Violation(f"S4: {node.name} says that {space.name} is complete and has no such set on disk")
+                if on_disk.marks.epoch < space.epoch:
+                    raise Violation(f"S3: {node.name} advertises {space.epoch} and has {on_disk.marks.epoch} on disk")
+
+    def stepped(self, node: SimNode) -> None:
+        """S3: epochs never decrease within a life."""
+        assert node.core is not None
+        for name, keeper in node.core.keepers.items():
+            epoch = keeper.holding.epoch
+            if epoch < self._epochs.get((node.name, name), NO_EPOCH):
+                raise Violation(f"S3: {node.name} went back to {epoch}")
+            self._epochs[node.name, name] = epoch
+
+    def traced(self, node: SimNode, what: str, fields: Mapping[str, Any]) -> None:
+        """S8: whoever has fetched has what its source had acknowledged when it was asked."""
+        if self._profile.merge is not Merge.MERGE or "name_space" not in fields:
+            return
+        key = (node.name, fields["name_space"])
+        if what == "aligning" and fields["purpose"] == "fetch":
+            self._fetches[key] = list(self._acknowledged[fields["peer"]].values())
+        elif what == "complete":
+            assert node.core is not None
+            held = node.core.keepers[key[1]].holding
+            for sample in self._fetches.pop(key, []):
+                if held.matcher.match(sample.topic) and not reflects(held.set, sample):
+                    raise Violation(f"S8: {node.name} is complete without {sample[:6]}")
+
+    def check_kept(self, node: SimNode) -> None:
+        """S7, at any time: what a service acknowledged is in its set."""
+        if node.core is None or self._profile.merge is not Merge.MERGE:
+            return  # other policies drop data on purpose
+        for sample in self._acknowledged[node.name].values():
+            for keeper in node.core.keepers.values():
+                held = keeper.holding
+                if held.matcher.match(sample.topic) and not reflects(held.set, sample) and held.applying is None:
+                    raise Violation(f"S7: {node.name} acknowledged {sample[:6]} and does not have it")
+
+    # -- the end
+
+    def check_settled(self, nodes: list[SimNode]) -> None:
+        names = {name for node in nodes if node.core for name in node.core.keepers}
+        for name in sorted(names):
+            holdings = {
+                node.name: node.core.keepers[name].holding for node in nodes if node.core and name in node.core.keepers
+            }
+            self._check_masters(nodes, name, holdings)
+            self._check_sets(holdings)
+        for node in nodes:
+            self.check_kept(node)
+
+    def _check_masters(self, nodes: list[SimNode], name: str, holdings: dict[str, Holding]) -> None:
+        """L1, L2, L4: one master per role, known to all; everybody complete; nothing left to resolve."""
+        for role in sorted({node.settings.role for node in nodes}):
+            members = {node.name: holdings[node.name] for node in nodes if node.settings.role == role}
+            awake = {member: held for member, held in members.items() if held.phase is not Phase.DORMANT}
+            may_lead = any(held.can_lead for held in awake.values())
+            leaders = [member for member, held in awake.items() if held.leads]
+            if len(leaders) != (1 if may_lead else 0):
+                raise Violation(f"L1: {name} of role {role} is led by {leaders or 'nobody'}")
+            for member, held in awake.items():
+                if may_lead and (held.master != leaders[0] or not held.is_agreed):
+                    raise Violation(f"L1: {member} follows {held.master or 'nobody'} and not {leaders[0]}")
+                if may_lead and not held.is_complete:
+                    raise Violation(f"L2: {member} is {held.phase.name} and not complete")
+                if held.conflicts and self._profile.merge is not Merge.IGNORE:
+                    raise Violation(f"L4: {member} still has {held.conflicts}")
+
+    def _check_sets(self, holdings: dict[str, Holding]) -> None:
+        complete = {name: held for name, held in holdings.items() if held.is_complete}
+        for name, held in holdings.items():
+            for sample in held.set:
+                if sample.digest not in self.written:
+                    raise Violation(f"S7: {name} holds {sample[:6]}, which nobody wrote")
+                if held.set.is_deleted(sample):
+                    raise Violation(f"S16: {name} holds {sample[:6]}, which was deleted")
+        if self._profile.merge is Merge.IGNORE:
+            return
+        sources = {name: held for name, held in complete.items() if held.policy.aligner}
+        if len({held.set.digest for held in sources.values()}) > 1:
+            counts = {name: held.set.count for name, held in sources.items()}
+            raise Violation(f"L3: the sets differ: {counts}")
+        self._check_deletions(complete)
+        if self._profile.merge is Merge.MERGE:
+            self._check_acknowledged(sources, complete)
+
+    def _check_deletions(self, complete: dict[str, Holding]) -> None:
+        """S16: a deletion that anybody knows is known to all."""
+        known: set[Deletion] = set().union(*(held.set.deletions for held in complete.values()))
+        for name, held in complete.items():
+            if held.policy.aligner and held.set.deletions != known:
+                raise Violation(f"S16: {name} does not know {known - held.set.deletions}")
+
+    def _check_acknowledged(self, sources: dict[str, Holding], complete: dict[str, Holding]) -> None:
+        """S7: what any service that shares its data acknowledged is in every complete set."""
+        for acknowledger in sources:
+            for sample in self._acknowledged[acknowledger].values():
+                for name, held in complete.items():
+                    if held.matcher.match(sample.topic) and not reflects(held.set, sample):
+                        raise Violation(f"S7: {acknowledger} acknowledged {sample[:6]} and {name} does not have it")

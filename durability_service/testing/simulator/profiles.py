@@ -1,0 +1,105 @@
+"""Families of scenarios.  A seed selects one, and draws everything else."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from durability_service.core.merging import Merge
+from durability_service.core.namespaces import SAME_ROLE, Alignee, Kind, Policy
+
+
+@dataclasses.dataclass(frozen=True)
+class Profile:
+    name: str
+    services: tuple[int, int] = (2, 3)
+    roles: int = 1
+    duration_s: tuple[float, float] = (3.0, 5.0)
+    writes: tuple[int, int] = (10, 40)
+    keys: int = 6
+    depth: int = 1
+    kind: Kind = Kind.PERSISTENT
+    merge: Merge = Merge.MERGE
+    policies: tuple[Policy, ...] = ()
+    """Drawn from for each service; none: one made from ``merge``."""
+    crashes: int = 0
+    pauses: int = 0
+    partitions: int = 0
+    one_way_cuts: int = 0
+    restarts: int = 0
+    deletions: int = 0
+    drop: float = 0.0
+    live_drop: float = 0.0
+    duplicate: float = 0.0
+    late_s: float = 0.0
+    skew_s: float = 0.0
+    disk_s: float = 0.005
+    equality_check: bool = True
+    late_start: bool = True
+    preload: bool = False
+    """Some services start with a set on disk."""
+
+    def policy(self) -> Policy:
+        return Policy(
+            merges=((SAME_ROLE, self.merge), ("*", self.merge)),
+            equality_check=self.equality_check,
+            durability=self.kind,
+        )
+
+
+CALM = Profile("calm")
+LATE = Profile("late", drop=0.1, duplicate=0.1, late_s=0.2)
+LOSSY = Profile("lossy", drop=0.3, duplicate=0.2, late_s=0.3, live_drop=0.1)
+CRASHES = Profile("crashes", crashes=4, disk_s=0.05)
+DISK = Profile("disk", crashes=6, disk_s=0.4, preload=True)
+SPLIT = Profile("split", partitions=3, services=(2, 5))
+SPLIT_DEEP = Profile("split_deep", partitions=3, depth=3, crashes=1)
+ONE_WAY = Profile("one_way", one_way_cuts=3)
+PAUSES = Profile("pauses", pauses=3, skew_s=0.5)
+SKEW = Profile("skew", skew_s=5.0, partitions=2)
+DELETES = Profile("deletes", partitions=2, deletions=3, crashes=1)
+CATCHUP = Profile("catchup", merge=Merge.CATCHUP, partitions=2)
+REPLACE = Profile("replace", merge=Merge.REPLACE, partitions=2)
+DELETE = Profile("delete", merge=Merge.DELETE, partitions=2)
+IGNORE = Profile("ignore", merge=Merge.IGNORE, partitions=2)
+ROLES = Profile("roles", roles=2, partitions=2, services=(2, 5))
+WHOLE = Profile("whole", equality_check=False, partitions=2, crashes=1)
+TRANSIENT = Profile("transient", kind=Kind.TRANSIENT, partitions=1)
+MIXED = Profile(
+    "mixed",
+    partitions=1,
+    crashes=2,
+    policies=(
+        Policy(master_priority=0),
+        Policy(aligner=False),
+        Policy(master_priority=200),
+        Policy(),
+        Policy(alignee=Alignee.LAZY),
+        Policy(alignee=Alignee.ON_REQUEST),
+    ),
+)
+CHAOS = Profile(
+    "chaos", services=(3, 6), crashes=4, pauses=1, partitions=2, one_way_cuts=1, deletions=1, drop=0.1, duplicate=0.1,
+    late_s=0.2, live_drop=0.05, skew_s=1.0, disk_s=0.1, depth=2, preload=True, restarts=1,
+)  # fmt: skip
+CROWD = Profile("crowd", services=(20, 30), writes=(20, 40), duration_s=(2.0, 3.0), partitions=1, late_start=False)
+MULTITUDE = Profile("multitude", services=(50, 50), writes=(20, 40), duration_s=(2.0, 3.0), late_start=False)
+
+PROFILES = {
+    profile.name: profile
+    for profile in (
+        CALM, LATE, LOSSY, CRASHES, DISK, SPLIT, SPLIT_DEEP, ONE_WAY, PAUSES, SKEW, DELETES, CATCHUP, REPLACE, DELETE,
+        IGNORE, ROLES, WHOLE, TRANSIENT, MIXED, CHAOS, CROWD, MULTITUDE,
+    )
+}  # fmt: skip
+
+_LARGE = {CROWD.name: 500, MULTITUDE.name: 10_000}
+"""Profiles that take long come once in so many seeds."""
+_USUAL = tuple(profile for profile in PROFILES.values() if profile.name not in _LARGE)
+
+
+def profile_of(seed: int) -> Profile:
+    """The profile of a seed for which none is named."""
+    for name, every in _LARGE.items():
+        if seed % every == every - 1:
+            return PROFILES[name]
+    return _USUAL[seed % len(_USUAL)]

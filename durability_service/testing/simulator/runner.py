@@ -1,0 +1,65 @@
+"""Running seeds: one, or many."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable
+
+from durability_service.core.service import DurabilityCore
+from durability_service.testing.simulator.profiles import Profile, profile_of
+from durability_service.testing.simulator.scenario import Scenario
+from pubsub_api.testing.simulator.world import SimulationFailure, Violation, World
+
+TRACE_LINES = 80
+
+
+@dataclasses.dataclass(frozen=True)
+class Report:
+    """What happened in a run that broke no guarantee."""
+
+    seed: int
+    profile: str
+    digest: str
+    """Hash of the trace: equal for equal runs."""
+    services: int
+    steps: int
+    writes: int
+    acknowledgements: int
+    messages: int
+    samples_moved: int
+
+
+def simulate(seed: int, profile: Profile | None = None, *, core_class: type[DurabilityCore] = DurabilityCore) -> Report:
+    """Run one seed under ``profile``, or under the one the seed selects.  Raises SimulationFailure."""
+    profile = profile or profile_of(seed)
+    world = World(seed)
+    try:
+        scenario = Scenario(world, profile, core_class)
+        scenario.run()
+    except Violation as violation:
+        raise SimulationFailure(seed, str(violation), world.lines(TRACE_LINES), profile.name) from None
+    except Exception as error:
+        what = f"{type(error).__name__}: {error}"
+        raise SimulationFailure(seed, what, world.lines(TRACE_LINES), profile.name) from error
+    return Report(
+        seed=seed,
+        profile=profile.name,
+        digest=world.digest(),
+        services=len(scenario.nodes),
+        steps=world.steps,
+        writes=len(scenario.oracle.written),
+        acknowledgements=scenario.oracle.acknowledgements,
+        messages=scenario.network.messages,
+        samples_moved=scenario.network.samples_moved,
+    )
+
+
+def run_seeds(seeds: Iterable[int], profile: Profile | None = None) -> list[SimulationFailure]:
+    """Run these seeds; returns the failures."""
+    failures: list[SimulationFailure] = []
+    for seed in seeds:
+        try:
+            simulate(seed, profile)
+        except SimulationFailure as failure:
+            failures.append(failure)
+    return failures

@@ -1,0 +1,70 @@
+"""A disk that is slow, and that forgets what it was not yet asked to keep when its service dies.
+
+It is the reference of what `durability_service.store` must do: operations are done in order, each whole or not at all;
+after a crash some first part of them was done, perhaps more than was reported, never less.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+
+from durability_service.core.effects import (
+    Apply,
+    BeginFill,
+    CompleteFill,
+    Fill,
+    Marks,
+    Restored,
+    StoreOperation,
+)
+from durability_service.core.samples import Sample
+
+
+@dataclasses.dataclass
+class Generation:
+    filters: tuple[str, ...] = ()
+    is_complete: bool = False
+    marks: Marks = Marks()
+    samples: dict[bytes, Sample] = dataclasses.field(default_factory=dict)
+    """By digest."""
+
+
+class StoreModel:
+    """What is on disk, by name-space: the current generation, and one that was set aside while it is filled."""
+
+    def __init__(self) -> None:
+        self.current: dict[str, Generation] = {}
+        self.backup: dict[str, Generation] = {}
+
+    def do(self, operation: StoreOperation) -> None:
+        name = operation.name_space
+        current = self.current.get(name)
+        if isinstance(operation, BeginFill):
+            if current is not None and current.is_complete:
+                self.backup[name] = current
+            self.current[name] = Generation(operation.filters)
+            return
+        assert current is not None, f"{operation} before anything was begun"
+        if isinstance(operation, Fill):
+            assert not current.is_complete
+            current.samples |= {sample.digest: sample for sample in operation.added}
+        elif isinstance(operation, CompleteFill):
+            current.is_complete, current.marks = True, operation.marks
+            self.backup.pop(name, None)
+        elif isinstance(operation, Apply):
+            assert current.is_complete, "a change of a set that is not complete"
+            current.samples |= {sample.digest: sample for sample in operation.added}
+            for sample in operation.removed:
+                current.samples.pop(sample.digest, None)
+            current.marks = operation.marks or current.marks
+
+    def open(self) -> Mapping[str, Restored]:
+        """As after a start: an interrupted fill gives way to what was set aside for it."""
+        for name, generation in list(self.current.items()):
+            if not generation.is_complete and name in self.backup:
+                self.current[name] = self.backup.pop(name)
+        return {
+            name: Restored(one.is_complete, tuple(one.samples.values()), one.marks, one.filters)
+            for name, one in self.current.items()
+        }

@@ -1,0 +1,135 @@
+"""The seeded simulator of the durability service, and proof that it would notice."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import pytest
+
+from durability_service.core.alignee import Alignment
+from durability_service.core.effects import StoreOperation
+from durability_service.core.holding import Holding
+from durability_service.core.keeper import Keeper
+from durability_service.core.messages import AlignEnd, Epoch
+from durability_service.core.samples import Sample
+from durability_service.core.service import DurabilityCore
+from durability_service.core.sets import Deletion
+from durability_service.testing.simulator import PROFILES, SimulationFailure, run_seeds, simulate
+
+SEEDS_PER_TEST = 50
+SEEDS = 1000
+
+
+@pytest.mark.parametrize("first", range(0, SEEDS, SEEDS_PER_TEST))
+def test_no_seed_breaks_an_invariant(first: int) -> None:
+    failures = run_seeds(range(first, first + SEEDS_PER_TEST))
+    assert not failures, "\n".join(map(str, failures))
+
+
+def test_every_profile_is_among_the_seeds() -> None:
+    assert {simulate(seed).profile for seed in range(len(PROFILES) - 2)} == set(PROFILES) - {"crowd", "multitude"}
+
+
+def test_a_seed_replays_to_the_last_line() -> None:
+    assert simulate(7) == simulate(7)
+    assert simulate(7).digest != simulate(27).digest
+
+
+def test_twenty_services_move_the_data_once() -> None:
+    """Requests are combined, so the set goes out to all of them, not to each."""
+    report = simulate(12, PROFILES["crowd"])
+    assert report.services >= 20
+    assert report.samples_moved < report.services * report.writes / 4
+
+
+# -- broken services: each is caught by some seed
+
+
+class AcknowledgesTooEarly(DurabilityCore):
+    """Says that data is durable before the disk does."""
+
+    def store(self, holding: Holding, operations: Sequence[StoreOperation], then: Callable[[], None]) -> None:
+        super().store(holding, operations, lambda: None)
+        then()
+
+
+class BelievesIncompleteAnswers(DurabilityCore):
+    """Takes an answer for whole although buckets are missing."""
+
+
+class NeverStartsAnEpoch(DurabilityCore):
+    """Does not notice that a member was lost, so sides of a split look like one."""
+
+
+class ForgetsDeletions(DurabilityCore):
+    """Deletes history and does not remember that it did."""
+
+
+class DropsWhatItHeld(DurabilityCore):
+    """Loses what came while the set was not complete, and acknowledges it all the same."""
+
+
+def caught(broken: type[DurabilityCore], *profiles: str) -> str:
+    for seed in range(60):
+        for profile in profiles:
+            try:
+                simulate(seed, PROFILES[profile], core_class=broken)
+            except SimulationFailure as failure:
+                return failure.what
+    return ""
+
+
+def test_acknowledging_too_early_is_caught() -> None:
+    assert caught(AcknowledgesTooEarly, "disk", "crashes")
+
+
+def test_believing_incomplete_answers_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    def ended(self: Alignment, message: AlignEnd, now: float) -> bool:
+        self.end = message
+        return True
+
+    monkeypatch.setattr(Alignment, "ended", ended)
+    assert "S8" in caught(BelievesIncompleteAnswers, "lossy", "late")
+
+
+def test_merging_without_epochs_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    def start_epoch(self: Keeper, *joined: Epoch) -> None:
+        """Nothing."""
+
+    monkeypatch.setattr(Keeper, "_start_epoch", start_epoch)
+    assert caught(NeverStartsAnEpoch, "split", "delete", "catchup")
+
+
+def test_forgetting_deletions_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    def delete(self: Holding, deletions: Sequence[Deletion]) -> list[Sample] | None:
+        return [
+            gone
+            for number in range(self.set.bucket_count)
+            for key, kept in list(self.set.bucket(number).items())
+            if any(one.covers(kept[0]) for one in deletions)
+            for gone in self.set.put(key, ())[1]
+        ]
+
+    monkeypatch.setattr(Holding, "delete", delete)
+    assert caught(ForgetsDeletions, "deletes")
+
+
+def test_dropping_what_was_held_back_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    def take_held(self: Holding) -> tuple[list[Sample], list[int]]:
+        tokens, self.held_tokens = self.held_tokens, []
+        self.held = []
+        return [], tokens
+
+    monkeypatch.setattr(Holding, "take_held", take_held)
+    assert caught(DropsWhatItHeld, "calm", "crashes")
+
+
+def test_advertising_before_the_disk_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    original = Keeper._adopt
+
+    def adopt(self: Keeper, epoch: Epoch, lineage: tuple[Epoch, ...]) -> None:
+        original(self, epoch, lineage)
+        self.holding.epoch = epoch
+
+    monkeypatch.setattr(Keeper, "_adopt", adopt)
+    assert "S3" in caught(DurabilityCore, "disk", "split")
