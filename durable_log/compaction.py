@@ -6,7 +6,7 @@ delete is kept for ``compact_tombstone_age``, so that whoever was away learns of
 
 Offsets stay what they were; they are no longer dense, and a reader passes over what is gone.  What is left of a frame
 becomes a frame of its own that says, in ``after``, that numbers before it were skipped on purpose.  Frames that are
-signed, or kept as originals, stay whole: they cannot be cut without becoming another publisher's word.
+signed stay whole, because nobody but their publisher could sign a part; so do frames that cannot be decoded.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class Compactor:
             choice = _Choice(self._filters, kept, now_ns - self._tombstone_age_ns)
             removed = [self._rewrite(segment, choice) for segment in segments]
             self._done[shard] = self._log.segments(shard)[-1].path
-            return CompactionReport(sum(map(bool, removed)), sum(removed), len(newest))
+            return CompactionReport(sum(one is not None for one in removed), sum(filter(None, removed)), len(newest))
 
     def _newest(self, segments: list[Segment]) -> dict[_Object, _Rank] | None:
         """Object -> version, timestamp and offset of its newest event.  None when there are too many."""
@@ -95,12 +95,13 @@ class Compactor:
                 return None
         return newest
 
-    def _rewrite(self, segment: Segment, choice: _Choice) -> int:
-        """Write a segment without what is not kept; returns how many events went."""
+    def _rewrite(self, segment: Segment, choice: _Choice) -> int | None:
+        """Write a segment without what is not kept; returns how many events went, None when it stays as it is."""
+        choice.is_changed = False
         tables = [choice.keep(table) for table in self._groups(segment)]
+        if not choice.is_changed:
+            return None
         left: int = sum(table.num_rows for table in tables)
-        if left == segment.rows:
-            return 0
         batches = (batch for table in tables for batch in table.combine_chunks().to_batches() if batch.num_rows)
         written = write_segment(self._log.directory, segment.shard, segment.first, batches)
         compacted = publish(written._replace(end=segment.end, appended_ns_max=segment.appended_ns_max))
@@ -108,7 +109,7 @@ class Compactor:
         span = (segment.first, segment.end)
         if not self._log.replace_segments(segment.shard, span, old, self._log.encode_entry(compacted)):
             self._log.remove_files([compacted])  # it was trimmed meanwhile
-            return 0
+            return None
         self._log.remove_files([segment])
         return segment.rows - left
 
@@ -128,6 +129,8 @@ class _Choice:
         self._expired_ns = expired_ns
         self._streams: dict[tuple[bytes, str], tuple[int, int]] = {}
         """Stream -> the last number seen of it, and the last that was kept up to there."""
+        self.is_changed = False
+        """Whether a table that was seen is not what is left of it."""
 
     def keep(self, table: pyarrow.Table) -> pyarrow.Table:
         arrow = import_pyarrow()
@@ -150,11 +153,12 @@ class _Choice:
             field = table.schema.field(name)
             values = arrow.array([boundary[name] for boundary in boundaries], field.type)
             left = left.set_column(table.schema.get_field_index(name), field, values)
+        self.is_changed |= not left.column("frame_after").equals(table.column("frame_after"))
         return left
 
     def _is_compacted(self, columns: dict[str, list[Any]], row: int) -> bool:
-        is_original = columns["frame"][row] is not None or columns["frame_flags"][row] & Flag.SIGNED
-        return not is_original and self._filters.match(columns["topic"][row])
+        is_untouchable = columns["table"][row] is None or columns["frame_flags"][row] & Flag.SIGNED
+        return not is_untouchable and self._filters.match(columns["topic"][row])
 
     def _stays(self, columns: dict[str, list[Any]], row: int) -> bool:
         if columns["offset"][row] not in self._kept:

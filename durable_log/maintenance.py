@@ -149,8 +149,10 @@ class Maintainer:
             else:
                 largest = max(states, key=lambda state: state.bytes)
                 part = min(1.0, surplus / largest.bytes)
-                shard, before = largest.shard, largest.start + int((largest.end - largest.start) * part) + 1
-            dropped = self._log.trim(shard, min(before, states[shard].end))
+                shard, before = largest.shard, largest.start + int((largest.end - largest.start) * part)
+                _, frames = self._log.hot_read(shard, before, events_max=1, bytes_max=1)
+                before = frames[0].end if frames else largest.end
+            dropped = self._log.trim(shard, before)
             self.statistics.dropped_by_bytes += dropped
             if not dropped:
                 return

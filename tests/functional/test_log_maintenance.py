@@ -1,0 +1,228 @@
+"""Sealing when it is due, dropping by age and by size, compacting: and all of it counted."""
+
+from __future__ import annotations
+
+import contextlib
+import pathlib
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import msgspec
+import pytest
+
+import durable_log
+from durable_log.log_api import LogApi
+from durable_log.maintenance import Maintainer
+from durable_log.sealing import Sealer
+from durable_log.segmented import SegmentedLog
+from durable_log.testing.sources import Source, check_consistent, events_of, read_events, read_frames
+from pubsub_api.core import frame as frames
+from pubsub_api.core.frame import Kind
+from pubsub_api.errors import DriverDependencyMissing, InvalidConfig
+from tests.waiting import wait_until
+
+TOPIC = "t"
+HOUR_NS = 3600 * 10**9
+
+Open = Callable[..., SegmentedLog]
+
+
+@pytest.fixture
+def open_log(tmp_path: pathlib.Path) -> Iterator[Open]:
+    with contextlib.ExitStack() as stack:
+
+        def open_it(**options: object) -> SegmentedLog:
+            query = "&".join(f"{name}={value}" for name, value in {"shards": 1, **options}.items())
+            log = stack.enter_context(contextlib.closing(durable_log.open(f"sqlite://{tmp_path}/log.db?{query}")))
+            assert isinstance(log, SegmentedLog)
+            return log
+
+        yield open_it
+
+
+def version_frame(source: Source, number: int, *rows: tuple[str, str, int]) -> bytes:
+    """A frame of events ``(key, action, version)``."""
+    events = [["table", key, action, {"v": version}, version, version] for key, action, version in rows]
+    body = msgspec.msgpack.encode(events)
+    return frames.pack(Kind.DATA, source.guid, TOPIC, body, first=number, after=number - 1, count=len(rows))
+
+
+def objects(log: LogApi) -> list[tuple[int, str, str, int]]:
+    """Offset, key, action and version of every event."""
+    return [(one.offset, one.event.key, one.event.action, one.event.version) for one in read_events(log, 0)]
+
+
+def test_a_shard_is_sealed_when_it_has_enough(open_log: Open) -> None:
+    log, source = open_log(seal_events=100), Source()
+    with Maintainer(log) as maintainer:
+        log.append([source.frame(TOPIC, 33) for _ in range(3)])
+        maintainer.run_once()
+        assert log.state()[0].sealed == 0
+        log.append([source.frame(TOPIC, 33)])
+        maintainer.run_once()
+    assert log.state()[0].sealed == 132
+    assert (maintainer.statistics.sealed_segments, maintainer.statistics.sealed_events) == (1, 132)
+    check_consistent(log)
+
+
+def test_a_shard_is_sealed_when_it_is_old_enough(open_log: Open) -> None:
+    log = open_log(seal_age=1800)
+    log.append([Source().frame(TOPIC, 3)])
+    with Maintainer(log) as maintainer:
+        maintainer.run_once()
+        assert log.segments() == []
+        maintainer.run_once(time.time_ns() + HOUR_NS)
+    assert log.state()[0].sealed == 3
+
+
+def test_what_is_too_old_is_dropped(open_log: Open) -> None:
+    log, source = open_log(retention_age=1800, seal_age=0), Source()
+    log.append([source.frame(TOPIC, 3)])
+    with Maintainer(log) as maintainer:
+        maintainer.run_once()
+        assert log.state()[0].start == 0
+        maintainer.run_once(time.time_ns() + HOUR_NS)
+    assert log.state()[0].start == 3
+    assert maintainer.statistics.dropped_by_age == 3
+    assert list(log.directory.glob("*/*")) == []
+    assert log.append([source.frame(TOPIC)]).ends == {0: 4}
+
+
+def test_the_oldest_is_dropped_when_there_is_too_much(open_log: Open) -> None:
+    log, source = open_log(seal_events=50, retention_bytes=20_000), Source()
+    with Maintainer(log) as maintainer:
+        for number in range(1, 60):
+            log.append([source.frame(TOPIC, 50)])
+            maintainer.run_once()
+            state = log.state()[0]
+            assert sum(segment.bytes for segment in log.segments()) + state.bytes <= 20_000
+            assert state.end == 50 * number
+    assert 0 < maintainer.statistics.dropped_by_bytes == log.state()[0].start
+    assert read_frames(log, 0)[-1].end == 2950
+
+
+def test_hot_frames_are_dropped_too_when_there_is_too_much(open_log: Open) -> None:
+    log, source = open_log(shards=2, retention_bytes=10_000), Source()
+    log.append([source.frame(f"t/{number % 7}", 10) for number in range(100)])
+    with Maintainer(log) as maintainer:
+        maintainer.run_once()
+    assert 0 < sum(state.bytes for state in log.state()) <= 10_000
+    assert maintainer.statistics.dropped_by_bytes == sum(state.start for state in log.state())
+
+
+def test_streams_that_ended_long_ago_are_forgotten(open_log: Open) -> None:
+    log, gone, hot = open_log(stream_forget_age=1800, seal_age=7200), Source(), Source()
+    log.append([gone.frame(TOPIC, 3)])
+    Sealer(log).seal(0)
+    log.append([hot.frame(TOPIC, 3)])
+    with Maintainer(log) as maintainer:
+        maintainer.run_once()
+        assert len(log.streams(0)) == 2
+        maintainer.run_once(time.time_ns() + HOUR_NS // 2 + 10**9)
+    assert [stream.guid for stream in log.streams(0)] == [hot.guid]
+    assert maintainer.statistics.forgotten_streams == 1
+    assert len(log.read_stream(gone.guid, TOPIC, 1, 3)) == 1
+
+
+def test_compaction_keeps_the_newest_of_each_object(open_log: Open) -> None:
+    log, source = open_log(compact_topics="t/%23", seal_events=1), Source()
+    sent = [
+        version_frame(source, 1, ("a", "create", 1), ("b", "create", 2), ("a", "set", 3), ("c", "set", 4)),
+        version_frame(source, 5, ("b", "delete", 5)),
+        version_frame(source, 6, ("a", "set", 9), ("d", "set", 7), ("a", "set", 8)),
+    ]
+    with Maintainer(log) as maintainer:
+        for frame in sent:
+            log.append([frame])
+            maintainer.run_once()
+        assert objects(log) == [(3, "c", "set", 4), (4, "b", "delete", 5), (5, "a", "set", 9), (6, "d", "set", 7)]
+        assert maintainer.statistics.compacted_events == 4
+        log.append([version_frame(source, 9, ("b", "create", 10))])
+        maintainer.run_once()
+    assert objects(log) == [
+        (3, "c", "set", 4), (5, "a", "set", 9), (6, "d", "set", 7), (8, "b", "create", 10),
+    ]  # fmt: skip
+    assert log.read(0, 0, events_max=1)[0].offset == 3
+    # Whoever follows the stream sees that numbers were skipped on purpose, and no loss.
+    headers = [stored.header() for stored in read_frames(log, 0)]
+    assert [(header.after, header.first, header.last) for header in headers] == [(0, 4, 4), (4, 6, 7), (7, 9, 9)]
+    assert [event.number for stored in read_frames(log, 0) for event in events_of(stored)] == [4, 6, 7, 9]
+    assert log.state()[0].end == 9
+
+
+def test_compaction_removes_deletes_that_are_old(open_log: Open) -> None:
+    log, source = open_log(compact_topics=TOPIC, compact_tombstone_age=1800), Source()
+    log.append([version_frame(source, 1, ("a", "set", 1), ("a", "delete", 2), ("b", "set", 3))])
+    with Maintainer(log) as maintainer:
+        maintainer.run_once(time.time_ns() + HOUR_NS)
+    assert objects(log) == [(2, "b", "set", 3)]
+
+
+def test_compaction_can_leave_a_segment_empty(open_log: Open) -> None:
+    log, source = open_log(compact_topics=TOPIC, seal_events=1), Source()
+    with Maintainer(log) as maintainer:
+        for number in range(1, 6):
+            log.append([version_frame(source, number, ("a", "set", number))])
+            maintainer.run_once()
+    assert objects(log) == [(4, "a", "set", 5)]
+    assert [segment.rows for segment in log.segments()] == [0, 0, 0, 0, 1]
+    assert [one.offset for one in log.read(0, 0)] == [4]
+    assert log.read_stream(source.guid, TOPIC, 1, 5) == [log.read(0, 4)[0].frame]
+    assert log.trim(0, 4) == 4
+
+
+def test_compaction_leaves_other_topics_and_signed_frames_alone(open_log: Open) -> None:
+    log, signed = open_log(compact_topics="u"), Source(key=b"secret")
+    sent = [signed.frame("u", 20), Source().frame("v", 20)]
+    log.append(sent)
+    with Maintainer(log) as maintainer:
+        maintainer.run_once(time.time_ns() + HOUR_NS)
+        assert log.state()[0].sealed == 40
+    assert [one.frame for one in read_frames(log, 0)] == sent
+    assert maintainer.statistics.compacted_segments == 0
+
+
+def test_more_objects_than_allowed_are_not_compacted(open_log: Open, caplog: pytest.LogCaptureFixture) -> None:
+    log, source = open_log(compact_topics=TOPIC, compact_objects_max=2), Source()
+    log.append([version_frame(source, 1, ("a", "set", 1), ("b", "set", 2), ("c", "set", 3), ("a", "set", 4))])
+    with Maintainer(log) as maintainer:
+        maintainer.run_once(time.time_ns() + HOUR_NS)
+    assert len(objects(log)) == 4
+    assert "compact_objects_max" in caplog.text
+
+
+def test_a_thread_maintains_the_log_until_it_is_closed(open_log: Open) -> None:
+    log = open_log(seal_events=1, maintenance_interval=0.05)
+    log.append([Source().frame(TOPIC, 3)])
+    before = set(threading.enumerate())
+    with Maintainer(log).start():
+        wait_until(lambda: log.state()[0].sealed == 3, 30, "the shard to be sealed")
+    assert set(threading.enumerate()) <= before
+
+
+def test_while_another_process_seals_the_rest_is_done(open_log: Open) -> None:
+    log = open_log(seal_events=1, retention_age=1800)
+    log.append([Source().frame(TOPIC, 3)])
+    with Sealer(log).lock(), Maintainer(log) as maintainer:
+        maintainer.run_once(time.time_ns() + HOUR_NS)
+    assert maintainer.statistics.busy == 1
+    assert maintainer.statistics.dropped_by_age == 3
+
+
+def test_without_pyarrow_the_log_works_and_sealing_names_the_extra(
+    open_log: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "pyarrow", None)
+    log = open_log()
+    assert log.append([Source().frame(TOPIC, 3)]).events == 3
+    assert len(read_frames(log, 0)) == 1
+    with pytest.raises(DriverDependencyMissing, match=r"pip install 'heliograph\[log\]'"):
+        Sealer(log)
+
+
+def test_a_log_without_a_place_for_segments_says_so(open_log: Open) -> None:
+    log = open_log()
+    log.default_directory = None
+    with pytest.raises(InvalidConfig, match="segment_directory"), Sealer(log).lock():
+        pass
