@@ -1,0 +1,121 @@
+"""Writers that publish through the publisher service of their host: nothing lost, nothing left, nothing twice."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from nb_api import LocalCache
+from nb_api.outbox import OutboxSweeper
+from nb_api.publishing import DirectPublisher, uses_service
+from publisher_service.service import PublisherService
+from tests.nb_nodes import WriterNode, rows_of
+from tests.nb_tools import nb_conf, open_nb, sqlite_url
+from tests.servers import free_port
+from tests.waiting import wait_until
+
+WAIT_S = 60.0
+
+
+@pytest.fixture
+def bus() -> str:
+    return f"zmq://127.0.0.1:{free_port()}"
+
+
+@pytest.fixture
+def service(bus: str, tmp_path: pathlib.Path) -> Iterator[PublisherService]:
+    service = PublisherService(nb_conf(bus, **_socket(tmp_path)))
+    service.start()
+    yield service
+    service.stop()
+
+
+def _socket(tmp_path: pathlib.Path) -> dict[str, str]:
+    return {"publisher_multiproc_socket": str(tmp_path / "workers")}
+
+
+def test_a_worker_publishes_through_the_service_and_controllers_follow(
+    service: PublisherService, bus: str, tmp_path: pathlib.Path
+) -> None:
+    with open_nb(sqlite_url(tmp_path), bus, **_socket(tmp_path)) as nb, LocalCache(nb) as cache:
+        assert nb.session is not None
+        assert uses_service(nb.session)
+        cache.wait_synced(timeout_s=WAIT_S)
+        for number in range(100):
+            nb.put("port", f"p{number % 10}", number, topic=f"t/{number % 3}")
+        nb.flush(timeout_s=WAIT_S)
+        assert nb.db.unpublished() == []
+        wait_until(lambda: rows_of(cache) == rows_of(nb), WAIT_S, "the cache to equal the database")
+        assert nb.statistics().handover.confirmed == 100
+        assert nb.statistics().handover.left == 0
+
+
+def test_forked_workers_each_have_their_own_hop(service: PublisherService, bus: str, tmp_path: pathlib.Path) -> None:
+    """As a pre-fork server does: the NbApi is opened, and used, before the workers are forked."""
+    with open_nb(sqlite_url(tmp_path), bus, **_socket(tmp_path)) as nb:
+        nb.create("port", "before", 0, topic="t")
+        nb.flush(timeout_s=WAIT_S)
+        children = [_forked_writer(nb, number) for number in range(3)]
+        assert [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in children] == [0, 0, 0]
+        with LocalCache(nb) as cache:
+            cache.wait_synced(timeout_s=WAIT_S)
+            assert len(cache.get_all("port")) == 61
+        assert nb.db.unpublished() == []
+        assert service.report()["events"] == 61
+
+
+def _forked_writer(nb: object, number: int) -> int:
+    pid = os.fork()
+    if pid:
+        return pid
+    status = 1
+    try:
+        for step in range(20):
+            nb.create("port", f"p{number}-{step}", step, topic=f"t/{number}")  # type: ignore[attr-defined]
+        nb.flush(timeout_s=WAIT_S)  # type: ignore[attr-defined]
+        status = 0
+    finally:
+        os._exit(status)
+
+
+def test_what_a_killed_worker_left_is_swept_by_the_service(
+    service: PublisherService, bus: str, tmp_path: pathlib.Path
+) -> None:
+    socket = _socket(tmp_path)
+    with open_nb(sqlite_url(tmp_path), bus, **socket) as nb, LocalCache(nb) as cache:
+        cache.wait_synced(timeout_s=WAIT_S)
+        publisher = DirectPublisher(lambda: service.publisher)
+        sweeper, stop = OutboxSweeper(nb.db, publisher, nb.conf), threading.Event()
+        thread = threading.Thread(target=sweeper.run, args=(stop,))
+        thread.start()
+        try:
+            with WriterNode(sqlite_url(tmp_path), bus, seed=2, **socket) as writer:
+                goal = nb.db.revision() + 30
+                writer.start_flood()
+                wait_until(lambda: nb.db.revision() >= goal, WAIT_S, "some writes")
+                writer.kill()
+            wait_until(lambda: nb.db.unpublished() == [], WAIT_S, "the outbox to be swept")
+            wait_until(lambda: rows_of(cache) == rows_of(nb), WAIT_S, "the cache to equal the database")
+        finally:
+            stop.set()
+            thread.join()
+
+
+def test_a_service_that_is_away_costs_no_write(bus: str, tmp_path: pathlib.Path) -> None:
+    """Writers go on; when the service comes, what waited is published, and the outbox is empty."""
+    with open_nb(sqlite_url(tmp_path), bus, db={"publish_timeout": 0.2}, **_socket(tmp_path)) as nb:
+        for number in range(20):
+            nb.create("port", f"p{number}", number, topic="t")
+        wait_until(lambda: nb.statistics().handover.failures > 0, WAIT_S, "an attempt in vain")
+        assert len(nb.db.unpublished()) == 20
+        service = PublisherService(nb_conf(bus, **_socket(tmp_path)))
+        service.start()
+        try:
+            wait_until(lambda: nb.db.unpublished() == [], WAIT_S, "the outbox to be confirmed")
+            assert service.report()["events"] == 20
+        finally:
+            service.stop()
