@@ -4,8 +4,9 @@ It is for topics that say what is, not what happened: ``[log] compact_topics`` n
 version, then timestamp, then offset, so that an event which was repaired late does not win over what came after it.  A
 delete is kept for ``compact_tombstone_age``, so that whoever was away learns of it.
 
-Offsets stay what they were; they are no longer dense, and a reader passes over what is gone.  What is left of a frame
-becomes a frame of its own that says, in ``after``, that numbers before it were skipped on purpose.  Frames that are
+Offsets stay what they were; they are no longer dense, and a reader passes over what is gone.  Each part that is left of
+a frame becomes a frame of its own, which follows the part before it as if the numbers between had been skipped on
+purpose.  Where whole frames went, their numbers are missing to whoever asks for them: they are gone.  Frames that are
 signed stay whole, because nobody but their publisher could sign a part; so do frames that cannot be decoded.
 """
 
@@ -76,7 +77,7 @@ class Compactor:
             choice = _Choice(self._filters, kept, now_ns - self._tombstone_age_ns)
             removed = [self._rewrite(segment, choice) for segment in segments]
             self._done[shard] = self._log.segments(shard)[-1].path
-            return CompactionReport(sum(one is not None for one in removed), sum(filter(None, removed)), len(newest))
+            return CompactionReport(sum(map(bool, removed)), sum(removed), len(newest))
 
     def _newest(self, segments: list[Segment]) -> dict[_Object, _Rank] | None:
         """Object -> version, timestamp and offset of its newest event.  None when there are too many."""
@@ -95,13 +96,12 @@ class Compactor:
                 return None
         return newest
 
-    def _rewrite(self, segment: Segment, choice: _Choice) -> int | None:
-        """Write a segment without what is not kept; returns how many events went, None when it stays as it is."""
-        choice.is_changed = False
+    def _rewrite(self, segment: Segment, choice: _Choice) -> int:
+        """Write a segment without what is not kept; returns how many events went."""
         tables = [choice.keep(table) for table in self._groups(segment)]
-        if not choice.is_changed:
-            return None
         left: int = sum(table.num_rows for table in tables)
+        if left == segment.rows:
+            return 0
         batches = (batch for table in tables for batch in table.combine_chunks().to_batches() if batch.num_rows)
         written = write_segment(self._log.directory, segment.shard, segment.first, batches)
         compacted = publish(written._replace(end=segment.end, appended_ns_max=segment.appended_ns_max))
@@ -109,7 +109,7 @@ class Compactor:
         span = (segment.first, segment.end)
         if not self._log.replace_segments(segment.shard, span, old, self._log.encode_entry(compacted)):
             self._log.remove_files([compacted])  # it was trimmed meanwhile
-            return None
+            return 0
         self._log.remove_files([segment])
         return segment.rows - left
 
@@ -121,16 +121,12 @@ class Compactor:
 
 
 class _Choice:
-    """Which rows stay, and how they stand in frames made anew.  Sees the row groups of a shard in order."""
+    """Which rows stay, and how they stand in frames made anew."""
 
     def __init__(self, filters: FilterSet, kept: set[int], expired_ns: int) -> None:
         self._filters = filters
         self._kept = kept
         self._expired_ns = expired_ns
-        self._streams: dict[tuple[bytes, str], tuple[int, int]] = {}
-        """Stream -> the last number seen of it, and the last that was kept up to there."""
-        self.is_changed = False
-        """Whether a table that was seen is not what is left of it."""
 
     def keep(self, table: pyarrow.Table) -> pyarrow.Table:
         arrow = import_pyarrow()
@@ -142,7 +138,7 @@ class _Choice:
             end = start + columns["frame_count"][start]
             if self._is_compacted(columns, start):
                 wanted = [row for row in range(start, end) if self._stays(columns, row)]
-                boundaries += self._reframe(columns, start, end, wanted)
+                boundaries += _reframe(columns, start, wanted)
             else:
                 wanted = list(range(start, end))
                 boundaries += [{name: columns[name][row] for name in FRAME_COLUMNS} for row in wanted]
@@ -153,7 +149,6 @@ class _Choice:
             field = table.schema.field(name)
             values = arrow.array([boundary[name] for boundary in boundaries], field.type)
             left = left.set_column(table.schema.get_field_index(name), field, values)
-        self.is_changed |= not left.column("frame_after").equals(table.column("frame_after"))
         return left
 
     def _is_compacted(self, columns: dict[str, list[Any]], row: int) -> bool:
@@ -165,25 +160,18 @@ class _Choice:
             return False
         return columns["action"][row] != "delete" or bool(columns["appended_ns"][row] >= self._expired_ns)
 
-    def _reframe(self, columns: dict[str, list[Any]], start: int, end: int, rows: list[int]) -> list[dict[str, Any]]:
-        """The frame columns of the rows that stay of a frame: each run of neighbours becomes a frame.
 
-        Each follows the number that was kept before it; what lies between was skipped on purpose, unless it was missing
-        before, as the frame's own ``after`` tells.
-        """
-        stream = (columns["guid"][start], columns["topic"][start])
-        after = columns["frame_after"][start]
-        seen, kept = self._streams.get(stream, (after, after))
-        after = kept if after == seen else after
-        empty: dict[str, Any] = dict.fromkeys(FRAME_COLUMNS)
-        opening = {name: columns[name][start] for name in ("frame_timestamp", "frame_flags")}
-        boundaries: list[dict[str, Any]] = []
-        for run in _runs(rows):
-            boundaries.append(empty | opening | {"frame_count": len(run), "frame_after": after})
-            boundaries += [empty] * (len(run) - 1)
-            after = columns["seq"][run[-1]]
-        self._streams[stream] = (columns["seq"][end - 1], after)
-        return boundaries
+def _reframe(columns: dict[str, list[Any]], start: int, rows: list[int]) -> list[dict[str, Any]]:
+    """The frame columns of the rows that stay of a frame: each run of neighbours becomes a frame."""
+    empty: dict[str, Any] = dict.fromkeys(FRAME_COLUMNS)
+    opening = {name: columns[name][start] for name in ("frame_timestamp", "frame_flags")}
+    boundaries: list[dict[str, Any]] = []
+    after = columns["frame_after"][start]
+    for run in _runs(rows):
+        boundaries.append(empty | opening | {"frame_count": len(run), "frame_after": after})
+        boundaries += [empty] * (len(run) - 1)
+        after = columns["seq"][run[-1]]
+    return boundaries
 
 
 def _runs(rows: list[int]) -> Iterator[list[int]]:
