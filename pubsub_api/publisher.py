@@ -90,6 +90,7 @@ class Publisher:
         backlog_bytes_max: int,
         clock: HybridClock,
         predecessor: Predecessor | None = None,
+        guid: bytes | None = None,
     ) -> None:
         self._driver = driver
         self._settings = settings
@@ -101,10 +102,10 @@ class Publisher:
         self._clock = clock
         self._is_closed = False
         self._must_reopen = False
-        self._open(self._name, predecessor)
+        self._open(self._name, predecessor, guid)
         forking.register(self)
 
-    def _open(self, name: str, predecessor: Predecessor | None) -> None:
+    def _open(self, name: str, predecessor: Predecessor | None, guid: bytes | None = None) -> None:
         """Fresh handles, a fresh GUID.  Raises what the driver's ``initialize`` raises."""
         self._lock = threading.Lock()
         self._wakeup = threading.Lock()
@@ -126,7 +127,7 @@ class Publisher:
         self._is_link_news = False
         now = time.monotonic()
         self._core = PublisherCore(
-            self._settings, guid=os.urandom(frames.GUID_BYTES), name=name, now=now, predecessor=predecessor
+            self._settings, guid=guid or os.urandom(frames.GUID_BYTES), name=name, now=now, predecessor=predecessor
         )
         self._streams = self._core.streams
         self._end: PublisherApi = self._driver.get_publisher()

@@ -13,6 +13,7 @@ from pubsub_api.cache_node import CacheNode, CacheStatistics
 from pubsub_api.config import GROUP, new_conf
 from pubsub_api.core.clock import HybridClock
 from pubsub_api.core.errors import Closed, UsageError
+from pubsub_api.core.frame import GUID_BYTES
 from pubsub_api.core.publisher import Predecessor
 from pubsub_api.core.settings import History
 from pubsub_api.driver import Capabilities, PubSubApi
@@ -40,12 +41,19 @@ class Session:
         """What the selected driver can do."""
         return self._driver.capabilities
 
-    def publisher(self, *, name: str = "", predecessor: Predecessor | None = None) -> Publisher:
+    def publisher(
+        self, *, name: str = "", predecessor: Predecessor | None = None, guid: bytes | None = None
+    ) -> Publisher:
         """A new publisher.  ``name`` is the same after a restart; by default ``publisher_name``, or host and program.
 
-        Raises AddressInUse on a bind-based driver whose address is taken.
+        ``guid`` is for who sends the same events, in the same order, again after a crash: under the same GUID they have
+        the same numbers, and whoever received them before drops them.  Everybody else leaves it out: a new one each
+        time. Raises AddressInUse on a bind-based driver whose address is taken, UsageError for a GUID of another
+        length.
         """
         self._check_open()
+        if guid is not None and len(guid) != GUID_BYTES:
+            raise UsageError(f"a GUID has {GUID_BYTES} bytes, not {len(guid)}")
         pubsub = self._conf[GROUP]
         publisher = Publisher(
             self._driver,
@@ -54,6 +62,7 @@ class Session:
             backlog_bytes_max=pubsub.send_queue_bytes_max,
             clock=self._clock,
             predecessor=predecessor,
+            guid=guid,
         )
         self._children.append(publisher)
         return publisher

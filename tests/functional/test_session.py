@@ -126,6 +126,26 @@ def test_frames_are_handed_over_whole_and_undecoded_to_who_asks_for_them(bus: Bu
     assert [resync.reason for resync in consumer.resyncs] == [pubsub_api.Reason.INITIAL]
 
 
+def test_what_is_sent_again_under_the_same_guid_arrives_once(bus: Bus, consumer: Consumer) -> None:
+    """A program that died after sending some of its events sends them all again."""
+    guid = bytes(range(16))
+    first = bus.session().publisher(guid=guid)
+    subscriber = bus.session().subscriber(["a/#"], consumer.on_event, addresses=bus.addresses(first))
+    subscriber.wait_ready(timeout_s=20)
+    first.send_events(event(number, f"a/{number % 3}") for number in range(1, 61))
+    wait_until(lambda: len(consumer.events) == 60, 20, "60 events")
+    first.close()
+    second = bus.session().publisher(guid=guid)
+    for address in bus.addresses(second) or ():  # a bind-based driver: it has another port
+        subscriber.listen_to(address)
+        subscriber.wait_ready(timeout_s=20)
+    second.send_events(event(number, f"a/{number % 3}") for number in range(1, 91))
+    wait_until(lambda: len(consumer.events) >= 90, 20, "30 more events")
+    assert sorted(consumer.versions) == list(range(1, 91))
+    with pytest.raises(errors.UsageError, match="16 bytes"):
+        bus.session().publisher(guid=b"short")
+
+
 def test_several_publishers_and_subscribers(bus: Bus) -> None:
     publishers = [bus.session().publisher(name=f"p{number}") for number in range(2)]
     consumers = [Consumer() for _ in range(3)]
