@@ -7,6 +7,7 @@ a function.
 
 from __future__ import annotations
 
+import collections
 import json
 import sys
 import threading
@@ -86,6 +87,10 @@ class SubscriberNode(ChildProcess):
     def last(self, topic: str) -> int:
         """Number of the last event seen on a topic."""
         return int(self.ask(do="last", topic=topic)["last"])
+
+    def count(self, topic: str) -> int:
+        """How many events were seen on a topic."""
+        return int(self.ask(do="count", topic=topic)["count"])
 
     def statistics(self) -> dict[str, Any]:
         return self.ask(do="statistics")
@@ -180,10 +185,12 @@ def _subscriber(url: str, settings: dict[str, Any]) -> None:
     faults = Faults(seed=7)
     log: Log = []
     last: dict[str, int] = {}
+    count: collections.Counter[str] = collections.Counter()
 
     def on_event(event: pubsub_api.Event) -> None:
         log.append((event.topic, event.version, event.timestamp))
         last[event.topic] = event.version
+        count[event.topic] += 1
 
     def on_resync(resync: pubsub_api.Resync) -> None:
         log.append((resync.reason.value, time.time_ns()))
@@ -199,6 +206,8 @@ def _subscriber(url: str, settings: dict[str, Any]) -> None:
                 _say(log=list(log))
             elif command["do"] == "last":
                 _say(last=last.get(command["topic"], 0))
+            elif command["do"] == "count":
+                _say(count=count[command["topic"]])
             elif command["do"] == "statistics":
                 _say(**vars(subscriber.statistics()))
 

@@ -18,7 +18,6 @@ REFUSED service   why it will not talk to this worker
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
 from typing import Union
 
 import msgspec
@@ -111,10 +110,11 @@ class Inbox:
         self._message_bytes_max = message_bytes_max
         self._rest = b""
 
-    def feed(self, data: bytes) -> Iterator[bytes]:
+    def feed(self, data: bytes) -> list[bytes]:
         """The payloads that are complete now.  Raises MalformedMessage at a length that is out of bounds."""
         if self._rest:
             data = self._rest + data
+        payloads = []
         at = 0
         while len(data) - at >= _LENGTH.size:
             (size,) = _LENGTH.unpack_from(data, at)
@@ -124,9 +124,10 @@ class Inbox:
             end = at + _LENGTH.size + size
             if end > len(data):
                 break
-            yield data[at + _LENGTH.size : end]
+            payloads.append(data[at + _LENGTH.size : end])
             at = end
         self._rest = data[at:]
+        return payloads
 
     @property
     def waiting_bytes(self) -> int:

@@ -6,9 +6,8 @@ import random
 
 import pytest
 
-from tests.functional.test_service_faults import topics, wait_all
+from tests.functional.test_service_faults import check_complete, topics
 from tests.functional.test_service_forking import check_forks
-from tests.nodes import unexplained
 from tests.service_nodes import START_S, Host
 from tests.waiting import wait_until
 
@@ -34,9 +33,5 @@ def test_a_service_killed_at_twenty_random_moments_loses_nothing_and_needs_no_re
             service = host.service()
         last = {topic: worker.stop_flood() for topic, worker in workers.items()}
         assert [worker.flush() for worker in workers.values()] == [""] * 4
-        wait_all(subscriber, last)
-        log = subscriber.log()
-        for topic, number in last.items():
-            assert unexplained(log, topic, range(1, number + 1)) == []
-            assert subscriber.numbers(topic) == list(range(1, number + 1)), "each once, in order"
+        check_complete(subscriber, last)
         assert subscriber.resyncs() == ["initial"]
