@@ -1,0 +1,31 @@
+"""Errors of the durability service, in the same tree as all others (`pubsub_api.errors`)."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from pubsub_api.core.errors import Fault
+from pubsub_api.errors import HeliographError
+
+
+class DurabilityError(HeliographError):
+    """The durability service could not do what was asked."""
+
+    fault: ClassVar[Fault] = "environment"
+
+
+class StoreFailed(DurabilityError):
+    """The store on disk cannot be opened, read or written.  The service stops: what it cannot write it must not
+    acknowledge."""
+
+
+class StoreInUse(StoreFailed):
+    """Another service uses the store.  Give each service a store of its own."""
+
+    fault = "caller"
+
+
+class NoService(DurabilityError):
+    """No durability service answered in time.  It may be down, out of reach, or busy."""
+
+    retriable = True

@@ -1,0 +1,360 @@
+"""What a service keeps on disk: one SQLite file, in generations.
+
+A *generation* is the whole set of a name-space.  It is ``filling`` until everything is in it, then ``complete``; the
+one it replaces is kept as its backup meanwhile and ``retired`` afterwards.  A start that finds a generation which is
+still filling goes back to the backup: an interrupted alignment is never used.
+
+Operations are done in order, in transactions that are durable (``synchronous=FULL``) before they are reported.  The
+newest retired generation stays for inspection; older ones are purged in small steps.
+
+Used by one thread at a time.  `sqlite3` errors leave it as `StoreFailed`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import pathlib
+import sqlite3
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from types import TracebackType
+
+import msgspec
+
+from durability_service.core.effects import Apply, BeginFill, CompleteFill, Marks, Restored, StoreOperation
+from durability_service.core.messages import Epoch
+from durability_service.core.samples import Sample
+from durability_service.core.sets import Deletion
+from durability_service.errors import StoreFailed, StoreInUse
+from pubsub_api.core.topics import FilterSet
+
+LOG = logging.getLogger(__name__)
+
+APPLICATION_ID = 0x48_47_44_53
+"""Marks the file as ours."""
+SCHEMA_VERSION = 1
+PURGE_SAMPLES = 5_000
+"""Samples of a retired generation that are purged at a time."""
+
+_SCHEMA = """
+CREATE TABLE meta (name TEXT PRIMARY KEY, value) WITHOUT ROWID;
+CREATE TABLE generation (
+    id INTEGER PRIMARY KEY,
+    name_space TEXT NOT NULL,
+    filters TEXT NOT NULL,
+    state TEXT NOT NULL CHECK (state IN ('filling', 'complete', 'retired')),
+    marks BLOB NOT NULL,
+    created_ns INTEGER NOT NULL
+);
+CREATE TABLE current (
+    name_space TEXT PRIMARY KEY,
+    generation INTEGER NOT NULL REFERENCES generation (id),
+    backup INTEGER REFERENCES generation (id)
+) WITHOUT ROWID;
+CREATE TABLE sample (
+    generation INTEGER NOT NULL,
+    digest BLOB NOT NULL,
+    topic TEXT NOT NULL,
+    object_table TEXT NOT NULL,
+    object_key TEXT NOT NULL,
+    timestamp INTEGER NOT NULL,
+    writer BLOB NOT NULL,
+    number INTEGER NOT NULL,
+    is_delete INTEGER NOT NULL,
+    event BLOB NOT NULL,
+    PRIMARY KEY (generation, digest)
+) WITHOUT ROWID;
+"""
+_ADD = "INSERT OR IGNORE INTO sample VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
+_COLUMNS = "topic, object_table, object_key, timestamp, writer, number, is_delete, event, digest"
+_NEWLINE = "\n"
+
+
+class _StoredMarks(msgspec.Struct, array_like=True):
+    epoch: Epoch
+    lineage: list[Epoch]
+    deletions: list[Deletion]
+    alive: int
+
+
+_encode_marks = msgspec.msgpack.Encoder().encode
+_decode_marks = msgspec.msgpack.Decoder(_StoredMarks).decode
+
+
+class Store:
+    """The file of one service.  Raises StoreFailed, StoreInUse."""
+
+    def __init__(self, path: str | os.PathLike[str], *, busy_timeout_s: float = 5.0) -> None:
+        self.path = pathlib.Path(path)
+        with _translated(self.path):
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            self._db = sqlite3.connect(self.path, timeout=busy_timeout_s, isolation_level=None, check_same_thread=False)
+            try:
+                self._prepare()
+            except BaseException:
+                self._db.close()
+                raise
+
+    def _prepare(self) -> None:
+        db = self._db
+        # One service per file: a second one would serve sets that the first one changes.
+        db.execute("PRAGMA locking_mode=EXCLUSIVE")
+        db.execute("PRAGMA journal_mode=WAL")
+        db.execute("PRAGMA synchronous=FULL")
+        db.execute("PRAGMA temp_store=MEMORY")
+        with self._transaction():
+            (application,) = db.execute("PRAGMA application_id").fetchone()
+            (version,) = db.execute("PRAGMA user_version").fetchone()
+            (tables,) = db.execute("SELECT count(*) FROM sqlite_master").fetchone()
+            if tables and (application != APPLICATION_ID or version != SCHEMA_VERSION):
+                raise StoreFailed(
+                    f"{self.path} is not a store of this version (id {application:#x}, version {version})"
+                )
+            if not tables:
+                for statement in filter(str.strip, _SCHEMA.split(";")):
+                    db.execute(statement)
+                db.execute(f"PRAGMA application_id={APPLICATION_ID}")
+                db.execute(f"PRAGMA user_version={SCHEMA_VERSION}")
+            self._restore_backups()
+        (problem,) = db.execute("PRAGMA quick_check(1)").fetchone()
+        if problem != "ok":
+            raise StoreFailed(f"{self.path} is damaged: {problem}")
+
+    def _restore_backups(self) -> None:
+        """What was being filled when the last run ended is given up for what was there before."""
+        interrupted = self._db.execute(
+            "SELECT current.name_space, generation, backup FROM current JOIN generation ON generation = id "
+            "WHERE state = 'filling'"
+        ).fetchall()
+        for name, filling, backup in interrupted:
+            LOG.warning(
+                "Store %s: the last run ended while %s was aligned; %s.", self.path, name,
+                "going back to the set before" if backup else "there is no set before it",
+            )  # fmt: skip
+            self._db.execute("UPDATE generation SET state = 'retired' WHERE id = ?", (filling,))
+            if backup:
+                self._db.execute(
+                    "UPDATE current SET generation = ?, backup = NULL WHERE name_space = ?", (backup, name)
+                )
+            else:
+                self._db.execute("DELETE FROM current WHERE name_space = ?", (name,))
+
+    # -- identity
+
+    def start_life(self, node: str) -> tuple[str, int]:
+        """The name and the incarnation of the service: the name given, or the one kept; a number higher than ever."""
+        with _translated(self.path), self._transaction():
+            kept = dict(self._db.execute("SELECT name, value FROM meta").fetchall())
+            node = node or str(kept.get("node", ""))
+            incarnation = max(int(kept.get("incarnation", 0)) + 1, time.time_ns() // 1_000_000)
+            self._db.executemany(
+                "INSERT OR REPLACE INTO meta VALUES (?, ?)", [("node", node), ("incarnation", incarnation)]
+            )
+        return node, incarnation
+
+    # -- reading
+
+    def restored(self) -> Mapping[str, Restored]:
+        """Every name-space with its current, complete generation."""
+        with _translated(self.path):
+            rows = self._db.execute(
+                "SELECT current.name_space, id, filters, marks FROM current JOIN generation ON generation = id "
+                "WHERE state = 'complete'"
+            ).fetchall()
+            return {
+                name: Restored(
+                    is_complete=True,
+                    samples=list(self._samples(generation)),
+                    marks=_unpacked(marks),
+                    filters=tuple(filters.split(_NEWLINE)),
+                )
+                for name, generation, filters, marks in rows
+            }
+
+    def _samples(self, generation: int) -> Iterator[Sample]:
+        for row in self._db.execute(f"SELECT {_COLUMNS} FROM sample WHERE generation = ?", (generation,)):
+            topic, table, key, timestamp, writer, number, is_delete, event, digest = row
+            yield Sample(topic, table, key, timestamp, writer, number, bool(is_delete), event, digest)
+
+    def generations(self) -> list[dict[str, object]]:
+        """Every generation, for inspection: name-space, state, when it was begun, how many samples."""
+        with _translated(self.path):
+            rows = self._db.execute(
+                "SELECT name_space, id, state, created_ns, (SELECT count(*) FROM sample WHERE generation = id) "
+                "FROM generation ORDER BY id"
+            ).fetchall()
+        keys = ("name_space", "generation", "state", "created_ns", "samples")
+        return [dict(zip(keys, row, strict=True)) for row in rows]
+
+    # -- writing
+
+    def do(self, operations: Sequence[StoreOperation]) -> None:
+        """Do these, all or none, and return when they are durable."""
+        with _translated(self.path), self._transaction():
+            for operation in operations:
+                self._do(operation)
+
+    def _do(self, operation: StoreOperation) -> None:
+        if isinstance(operation, BeginFill):
+            self._begin(operation)
+            return
+        generation = self._generation(operation.name_space, "complete" if isinstance(operation, Apply) else "filling")
+        if isinstance(operation, CompleteFill):
+            self._complete(operation, generation)
+            return
+        self._db.executemany(_ADD, ((generation, one[8], *one[:8]) for one in operation.added))
+        if isinstance(operation, Apply):
+            self._db.executemany(
+                "DELETE FROM sample WHERE generation = ? AND digest = ?",
+                ((generation, one.digest) for one in operation.removed),
+            )
+            if operation.marks is not None:
+                self._db.execute("UPDATE generation SET marks = ? WHERE id = ?", (_packed(operation.marks), generation))
+
+    def _generation(self, name: str, state: str) -> int:
+        row = self._db.execute(
+            "SELECT id FROM current JOIN generation ON generation = id WHERE current.name_space = ? AND state = ?",
+            (name, state),
+        ).fetchone()
+        if row is None:
+            raise StoreFailed(f"{self.path}: the name-space {name!r} has no generation that is {state}")
+        return int(row[0])
+
+    def _begin(self, operation: BeginFill) -> None:
+        name = operation.name_space
+        row = self._db.execute(
+            "SELECT generation, state, backup FROM current JOIN generation ON generation = id "
+            "WHERE current.name_space = ?",
+            (name,),
+        ).fetchone()
+        backup = None
+        if row is not None:
+            # Only a complete set is worth going back to; one that was never completed keeps the backup it has.
+            backup = row[0] if row[1] == "complete" else row[2]
+            if row[1] != "complete":
+                self._db.execute("UPDATE generation SET state = 'retired' WHERE id = ?", (row[0],))
+        cursor = self._db.execute(
+            "INSERT INTO generation (name_space, filters, state, marks, created_ns) VALUES (?, ?, 'filling', ?, ?)",
+            (name, _NEWLINE.join(operation.filters), _packed(Marks()), time.time_ns()),
+        )
+        self._db.execute("INSERT OR REPLACE INTO current VALUES (?, ?, ?)", (name, cursor.lastrowid, backup))
+
+    def _complete(self, operation: CompleteFill, generation: int) -> None:
+        self._db.execute(
+            "UPDATE generation SET state = 'complete', marks = ? WHERE id = ?", (_packed(operation.marks), generation)
+        )
+        self._db.execute(
+            "UPDATE generation SET state = 'retired' "
+            "WHERE id = (SELECT backup FROM current WHERE name_space = ?)", (operation.name_space,),
+        )  # fmt: skip
+        self._db.execute("UPDATE current SET backup = NULL WHERE name_space = ?", (operation.name_space,))
+
+    def purge(self) -> int:
+        """Remove a bounded number of samples of generations that nobody needs: all retired ones but the newest of each
+        name-space.  Returns how many went."""
+        with _translated(self.path), self._transaction():
+            old = self._db.execute(
+                "SELECT id FROM generation WHERE state = 'retired' AND id NOT IN "
+                "(SELECT max(id) FROM generation WHERE state = 'retired' GROUP BY name_space) LIMIT 1"
+            ).fetchone()
+            if old is None:
+                return 0
+            gone = self._db.execute(
+                "DELETE FROM sample WHERE generation = ?1 AND digest IN "
+                "(SELECT digest FROM sample WHERE generation = ?1 LIMIT ?2)", (old[0], PURGE_SAMPLES),
+            ).rowcount  # fmt: skip
+            if gone < PURGE_SAMPLES:
+                self._db.execute("DELETE FROM generation WHERE id = ?", (old[0],))
+            return gone
+
+    # -- snapshots
+
+    def snapshot(self, directory: str | os.PathLike[str], filters: Sequence[str] = ("#",)) -> pathlib.Path:
+        """Write a store of its own into the directory, with the complete sets of the topics selected.
+
+        It appears there whole or not at all.  Returns its path.
+        """
+        folder = pathlib.Path(directory)
+        stamp = time.strftime("%Y%m%dT%H%M%S", time.gmtime())
+        target = folder / f"durability-{stamp}-{time.time_ns() % 10**9:09}.db"
+        unfinished = target.with_suffix(".partial")
+        with _translated(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+            self._db.execute("VACUUM INTO ?", (str(unfinished),))
+            _reduce(unfinished, FilterSet(filters))
+            with open(unfinished, "rb") as written:
+                os.fsync(written.fileno())
+            os.rename(unfinished, target)
+            handle = os.open(folder, os.O_RDONLY)
+            try:
+                os.fsync(handle)
+            finally:
+                os.close(handle)
+        return target
+
+    @contextlib.contextmanager
+    def _transaction(self) -> Iterator[None]:
+        self._db.execute("BEGIN IMMEDIATE")
+        try:
+            yield
+        except BaseException:
+            self._db.execute("ROLLBACK")
+            raise
+        self._db.execute("COMMIT")
+
+    def close(self) -> None:
+        """Idempotent."""
+        self._db.close()
+
+    def __enter__(self) -> Store:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _reduce(path: pathlib.Path, selected: FilterSet) -> None:
+    """Leave in a copy only complete generations and selected topics."""
+    copy = sqlite3.connect(path, isolation_level=None)
+    try:
+        copy.execute("PRAGMA journal_mode=DELETE")
+        copy.execute("BEGIN")
+        topics = [row[0] for row in copy.execute("SELECT DISTINCT topic FROM sample")]
+        copy.executemany("DELETE FROM sample WHERE topic = ?", ((one,) for one in topics if not selected.match(one)))
+        copy.execute(
+            "DELETE FROM sample WHERE generation NOT IN "
+            "(SELECT id FROM current JOIN generation ON generation = id WHERE state = 'complete')"
+        )
+        copy.execute("DELETE FROM generation WHERE state != 'complete'")
+        copy.execute("DELETE FROM current WHERE generation NOT IN (SELECT id FROM generation)")
+        copy.execute("COMMIT")
+        copy.execute("VACUUM")
+    finally:
+        copy.close()
+
+
+def _packed(marks: Marks) -> bytes:
+    return _encode_marks(_StoredMarks(marks.epoch, list(marks.lineage), sorted(marks.deletions), marks.alive))
+
+
+def _unpacked(data: bytes) -> Marks:
+    stored = _decode_marks(data)
+    return Marks(stored.epoch, tuple(stored.lineage), frozenset(stored.deletions), stored.alive)
+
+
+@contextlib.contextmanager
+def _translated(path: pathlib.Path) -> Iterator[None]:
+    try:
+        yield
+    except sqlite3.OperationalError as error:
+        if "locked" in str(error):
+            raise StoreInUse(
+                f"the store {path} is used by another service: give each its own [durability] store"
+            ) from error
+        raise StoreFailed(f"the store {path} failed: {error}") from error
+    except (sqlite3.Error, OSError, msgspec.MsgspecError) as error:
+        raise StoreFailed(f"the store {path} failed: {error}") from error

@@ -1,0 +1,155 @@
+"""The store on disk against its model: the same operations, a crash after any of them, and the same thing found."""
+
+from __future__ import annotations
+
+import pathlib
+import random
+import shutil
+import sqlite3
+
+import pytest
+
+from durability_service.core.effects import Apply, BeginFill, CompleteFill, Fill, Marks, Restored, StoreOperation
+from durability_service.core.messages import Epoch
+from durability_service.core.samples import Sample, make_sample
+from durability_service.core.sets import Deletion
+from durability_service.errors import StoreFailed, StoreInUse
+from durability_service.store import Store
+from durability_service.testing.simulator.store import StoreModel
+
+NAMES = ("orders", "ports")
+
+
+def sample(number: int, topic: str = "a/x") -> Sample:
+    return make_sample(
+        topic, "t", f"k{number}", timestamp=number, writer=b"w" * 16, number=number, is_delete=number % 7 == 0,
+        event=b"e" * (number % 50),
+    )  # fmt: skip
+
+
+def marks(number: int) -> Marks:
+    return Marks(Epoch(number, "n1"), (Epoch(1, "n0"),), frozenset({Deletion("a/#", number)}), number)
+
+
+def operations(seed: int, count: int) -> list[StoreOperation]:
+    """Operations as a service makes them: fills that end or are begun again, changes of complete sets."""
+    chance = random.Random(seed)
+    made: list[StoreOperation] = []
+    model = StoreModel()
+    while len(made) < count:
+        name = chance.choice(NAMES)
+        current = model.current.get(name)
+        some = [sample(chance.randrange(200)) for _ in range(chance.randrange(6))]
+        choices: list[StoreOperation] = [BeginFill(name, ("a/#", "b"))]
+        if current is not None and current.is_complete:
+            gone = list(current.samples.values())[: chance.randrange(3)]
+            choices += [Apply(name, some, gone, chance.choice((None, marks(len(made) + 1))))] * 8
+        elif current is not None:
+            choices += [Fill(name, some), CompleteFill(name, marks(len(made) + 1))] * 3
+        operation = chance.choice(choices)
+        model.do(operation)
+        made.append(operation)
+    return made
+
+
+def seen(restored: dict[str, Restored] | object) -> dict[str, tuple[object, ...]]:
+    assert isinstance(restored, dict)
+    return {
+        name: (sorted(one.samples), one.marks, tuple(one.filters)) for name, one in restored.items() if one.is_complete
+    }
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_after_a_crash_at_any_operation_the_last_complete_set_is_found(tmp_path: pathlib.Path, seed: int) -> None:
+    done: list[StoreOperation] = []
+    with Store(tmp_path / "live" / "store.db") as store:
+        for position, operation in enumerate(operations(seed, 30)):
+            store.do([operation])
+            done.append(operation)
+            image = shutil.copytree(store.path.parent, tmp_path / f"crash{position}")
+            model = StoreModel()
+            for one in done:
+                model.do(one)
+            with Store(image / "store.db") as found:
+                assert seen(found.restored()) == seen(dict(model.open()))
+
+
+def test_a_torn_write_leaves_a_prefix_of_the_operations(tmp_path: pathlib.Path) -> None:
+    planned = operations(99, 25)
+    model, states = StoreModel(), [seen({})]
+    with Store(tmp_path / "live" / "store.db") as store:
+        for operation in planned:
+            store.do([operation])
+            model.do(operation)
+            copy = StoreModel()
+            for one in planned[: planned.index(operation) + 1]:
+                copy.do(one)
+            states.append(seen(dict(copy.open())))
+        image = shutil.copytree(store.path.parent, tmp_path / "image")
+    log = image / "store.db-wal"
+    whole = log.read_bytes()
+    chance = random.Random(1)
+    for number in range(40):
+        torn = shutil.copytree(image, tmp_path / f"torn{number}")
+        (torn / "store.db-wal").write_bytes(whole[: chance.randrange(len(whole))])
+        with Store(torn / "store.db") as found:
+            assert seen(found.restored()) in states
+
+
+def test_several_operations_are_one_transaction(tmp_path: pathlib.Path) -> None:
+    with Store(tmp_path / "store.db") as store:
+        with pytest.raises(StoreFailed, match="no generation that is complete"):
+            store.do([BeginFill("orders", ("a",)), Apply("orders", [sample(1)], [])])
+        assert store.generations() == []
+
+
+def test_a_set_that_was_set_aside_stays_for_inspection_and_older_ones_go(tmp_path: pathlib.Path) -> None:
+    with Store(tmp_path / "store.db") as store:
+        for number in range(1, 5):
+            store.do([BeginFill("orders", ("a",)), Fill("orders", [sample(number)]), CompleteFill("orders", marks(1))])
+        while store.purge():
+            pass
+        store.purge()
+        states = [(one["generation"], one["state"], one["samples"]) for one in store.generations()]
+        assert states == [(3, "retired", 1), (4, "complete", 1)]
+
+
+def test_every_start_is_a_new_life_under_the_same_name(tmp_path: pathlib.Path) -> None:
+    lives = []
+    for name in ("first", "", ""):
+        with Store(tmp_path / "store.db") as store:
+            lives.append(store.start_life(name))
+    assert {name for name, _ in lives} == {"first"}
+    assert [number for _, number in lives] == sorted({number for _, number in lives})
+
+
+def test_a_snapshot_is_a_store_with_what_was_selected(tmp_path: pathlib.Path) -> None:
+    kept, left = sample(1, "a/x"), sample(2, "b")
+    with Store(tmp_path / "store.db") as store:
+        store.do([BeginFill("orders", ("#",)), Fill("orders", [kept, left]), CompleteFill("orders", marks(3))])
+        store.do([BeginFill("ports", ("c",)), Fill("ports", [sample(3)])])
+        path = store.snapshot(tmp_path / "snapshots", ["a/#"])
+    assert [one.suffix for one in path.parent.iterdir()] == [".db"]
+    with Store(path) as copy:
+        assert seen(copy.restored()) == {"orders": ([kept], marks(3), ("#",))}
+
+
+def test_a_store_belongs_to_one_service(tmp_path: pathlib.Path) -> None:
+    with Store(tmp_path / "store.db") as store:
+        store.do([BeginFill("orders", ("a",))])
+        with pytest.raises(StoreInUse, match="another service"):
+            Store(tmp_path / "store.db", busy_timeout_s=0.05)
+
+
+def test_other_files_are_refused_and_left_alone(tmp_path: pathlib.Path) -> None:
+    other = tmp_path / "other.db"
+    with sqlite3.connect(other) as database:
+        database.execute("CREATE TABLE precious (thing)")
+    database.close()
+    with pytest.raises(StoreFailed, match="not a store of this version"):
+        Store(other)
+    garbage = tmp_path / "garbage.db"
+    garbage.write_bytes(b"this is no database" * 100)
+    with pytest.raises(StoreFailed, match="failed"):
+        Store(garbage)
+    assert garbage.read_bytes().startswith(b"this is no database")
