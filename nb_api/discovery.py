@@ -1,0 +1,312 @@
+"""Publishers say in the database where they are, and subscribers listen to whoever is there.
+
+A `Registration` is a publisher's entry in the directory, renewed by a thread; a `Directory` keeps a subscriber
+listening to what is registered.  What is decided, `nb_api.directory` decides.  Addresses that are configured work
+without either, and together with it: an address is listened to once, and a publisher that is reached at two addresses
+is recognised by its GUID and its numbers.
+
+Both use the caller's database object from a thread of their own, and read and write nothing but their own small table,
+which is neither in the outbox nor in a cache that was not asked for it.
+"""
+
+from __future__ import annotations
+
+import abc
+import dataclasses
+import logging
+import random
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from types import TracebackType
+from typing import Protocol, TypeVar
+
+import msgspec
+
+from nb_api.db_api import DbApi, DbObject
+from nb_api.directory import TABLE, CollectorCore, DirectoryCore, Entry, normalise, read_entry
+from nb_api.errors import ObjectExists, ObjectNotFound
+from nb_api.lease_config import read_discovery
+from nb_api.leases import REFUSED, TOPIC, lease_clock
+from pubsub_api import forking
+from pubsub_api.errors import Closed, Forked, HeliographError, InvalidConfig
+
+LOG = logging.getLogger(__name__)
+
+_GRACE_RENEWALS = 2
+"""So many intervals of renewal an entry must be gone before nobody listens any more."""
+
+S = TypeVar("S", bound="_Service")
+
+
+class Announced(Protocol):
+    """What a registration needs of a publisher; `pubsub_api.Publisher` is one."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def guid(self) -> bytes: ...
+    @property
+    def address(self) -> str: ...
+
+
+class Listener(Protocol):
+    """What a directory needs of a subscriber; `pubsub_api.Subscriber` is one."""
+
+    def listen_to(self, address: str) -> bool: ...
+    def stop_listening_to(self, address: str) -> bool: ...
+
+
+class _Service(abc.ABC):
+    """A thread that does something now and then, and at once when it is woken."""
+
+    def __init__(self, name: str, interval_s: Callable[[], float]) -> None:
+        self._interval_s = interval_s
+        self._wakeup = threading.Event()
+        self._done = threading.Event()
+        self._is_closing = False
+        self._is_inherited = False
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        forking.register(self)
+
+    @abc.abstractmethod
+    def _work(self) -> None:
+        """Do it.  Raises HeliographError when it could not be done."""
+
+    @abc.abstractmethod
+    def _failed(self, error: HeliographError) -> None:
+        """Count and log that."""
+
+    def start(self: S) -> S:
+        """Begin.  Does not wait for the database."""
+        if self._is_inherited:
+            raise Forked("it belongs to the process that made it; make one in this process")
+        self._thread.start()
+        return self
+
+    def wake(self) -> None:
+        """Do it now instead of later."""
+        self._wakeup.set()
+
+    def wait_done(self, *, timeout_s: float) -> bool:
+        """Block until it was done once; False when the time is over."""
+        return self._done.wait(timeout_s)
+
+    def close(self) -> None:
+        """End the thread.  Blocks while a call to the database is under way.  Idempotent."""
+        self._is_closing = True
+        self._wakeup.set()
+        if self._thread.ident is not None and not self._is_inherited and self._thread is not threading.current_thread():
+            self._thread.join()
+
+    def __enter__(self: S) -> S:
+        return self.start()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def after_fork_in_child(self) -> None:
+        self._is_inherited = self._is_closing = True
+        self._wakeup, self._done = threading.Event(), threading.Event()
+
+    def _run(self) -> None:
+        while not self._is_closing:
+            self._wakeup.clear()
+            try:
+                self._work()
+                self._done.set()
+            except Closed:
+                return
+            except HeliographError as error:
+                self._failed(error)
+            if not self._is_closing:
+                self._wakeup.wait(self._interval_s())
+
+
+@dataclasses.dataclass
+class RegistrationStatistics:
+    renewals: int = 0
+    registrations: int = 0
+    """1, and one more for every time the entry was gone and put back."""
+    collected: int = 0
+    """Entries of others that were deleted because they showed no progress."""
+    failures: int = 0
+    """Renewals that the database did not take.  The next is tried a little later."""
+
+
+class Registration(_Service):
+    """The entry of a publisher in the directory, from ``start`` to ``close``, which takes it out.
+
+    While it lives it also deletes the entries of publishers that are dead.  ``owns_address``: nobody else can be at the
+    publisher's address, as for drivers that bind to it, so that another entry of the same name for it is a former life.
+    """
+
+    def __init__(
+        self, db: DbApi, publisher: Announced, *, owns_address: bool, clock: Callable[[], float] = lease_clock
+    ) -> None:
+        self._settings = settings = read_discovery(db.conf)
+        super().__init__(f"registration-{publisher.name}", self._pause_s)
+        self._db = db
+        self._entry = Entry(publisher.name, publisher.guid.hex(), publisher.address)
+        self._owns_address = owns_address
+        self._clock = clock
+        # Twice the interval: a look that is a little late still counts in full.
+        self._collector = CollectorCore(lease_s=settings.lease_s, gap_max_s=2 * settings.renew_interval_s)
+        self._statistics = RegistrationStatistics()
+        self._is_failing = False
+
+    def statistics(self) -> RegistrationStatistics:
+        return dataclasses.replace(self._statistics)
+
+    def close(self) -> None:
+        """End the thread and take the entry out, if the database answers."""
+        was_closing = self._is_closing
+        super().close()
+        if was_closing or self._thread.ident is None:
+            return
+        try:
+            self._db.delete(TABLE, self._entry.guid)
+        except HeliographError as error:
+            LOG.info("The entry of %s stays in the directory until its lease ends: %s", self._entry.name, error)
+
+    def _work(self) -> None:
+        self._renew()
+        self._is_failing = False
+        with self._db.snapshot([TABLE]) as snapshot:
+            found = list(snapshot)
+        for dead in {one.key: one for one in [*self._former_lives(found), *self._others(found)]}.values():
+            self._delete(dead)
+
+    def _pause_s(self) -> float:
+        """A renewal that failed is tried again soon: there is room for several before the lease ends."""
+        interval_s = self._settings.renew_interval_s
+        return interval_s / 4 if self._is_failing else interval_s
+
+    def _renew(self) -> None:
+        """Nobody else writes this entry, except to delete it, so whatever is there is replaced."""
+        self._statistics.renewals += 1
+        value = msgspec.to_builtins(msgspec.structs.replace(self._entry, renewals=self._statistics.renewals))
+        try:
+            self._db.set(TABLE, self._entry.guid, value)
+        except ObjectNotFound as missing:
+            if missing.deleted_version is not None and self._statistics.registrations:
+                LOG.warning("The entry of %s in the directory was deleted and is put back", self._entry.name)
+            try:
+                self._db.create(TABLE, self._entry.guid, value, topic=TOPIC)
+            except ObjectExists:
+                return  # an earlier attempt that was not answered
+            self._statistics.registrations += 1
+
+    def _former_lives(self, found: Iterable[DbObject]) -> list[DbObject]:
+        if not self._owns_address:
+            return []
+        own = (self._entry.name, normalise(self._entry.address))
+        others = [(one, read_entry(one)) for one in found if one.key != self._entry.guid]
+        return [one for one, entry in others if entry and (entry.name, normalise(entry.address)) == own]
+
+    def _others(self, found: Iterable[DbObject]) -> list[DbObject]:
+        return self._collector.dead((one for one in found if one.key != self._entry.guid), self._clock())
+
+    def _delete(self, dead: DbObject) -> None:
+        try:
+            self._db.delete(TABLE, dead.key, expected_version=dead.version)
+        except REFUSED:  # it lives, or somebody else has deleted it
+            return
+        self._statistics.collected += 1
+        LOG.info("The publisher %s showed no progress and is out of the directory", dead.key)
+
+    def _failed(self, error: HeliographError) -> None:
+        self._statistics.failures += 1
+        self._is_failing = True
+        LOG.warning("The entry of %s in the directory could not be renewed: %s", self._entry.name, error)
+
+
+@dataclasses.dataclass(frozen=True)
+class DirectoryStatistics:
+    publishers: int
+    """Valid entries at the last look."""
+    listening: int
+    """Addresses that are listened to because of them."""
+    added: int
+    removed: int
+    refused: int
+    """Addresses that the subscriber cannot listen to."""
+    invalid: int
+    """Objects of the table that are no entries, at the last look."""
+    ignored: int
+    """Entries beyond ``publishers_max``, at the last look."""
+    failures: int
+    """Looks that the database did not answer.  Nothing changes then."""
+
+
+class Directory(_Service):
+    """Keeps a subscriber listening to the publishers in the directory, from ``start`` to ``close``.
+
+    ``static`` are the addresses that the subscriber listens to anyway: it never stops listening to them.
+    """
+
+    def __init__(
+        self,
+        db: DbApi,
+        subscriber: Listener,
+        *,
+        static: Sequence[str] = (),
+        clock: Callable[[], float] = lease_clock,
+    ) -> None:
+        settings = read_discovery(db.conf)
+        # Not in step: many subscribers start together when the power comes back.
+        super().__init__("directory", lambda: settings.refresh_interval_s * random.uniform(0.75, 1.25))
+        self._db = db
+        self._subscriber = subscriber
+        self._clock = clock
+        self._core = DirectoryCore(
+            static, grace_s=_GRACE_RENEWALS * settings.renew_interval_s, publishers_max=settings.publishers_max
+        )
+        self._listening: set[str] = set()
+        self._added = self._removed = self._refused = self._failures = 0
+
+    def entries(self) -> list[Entry]:
+        """What the directory said at the last look."""
+        return list(self._core.entries.values())
+
+    def statistics(self) -> DirectoryStatistics:
+        core = self._core
+        return DirectoryStatistics(
+            publishers=len(core.entries),
+            listening=len(self._listening),
+            added=self._added,
+            removed=self._removed,
+            refused=self._refused,
+            invalid=core.invalid,
+            ignored=core.ignored,
+            failures=self._failures,
+        )
+
+    def _work(self) -> None:
+        with self._db.snapshot([TABLE]) as snapshot:
+            found = list(snapshot)
+        update = self._core.update(found, self._clock())
+        for address in update.added:
+            self._listen(address)
+        for address in update.removed:
+            if address in self._listening:
+                self._listening.discard(address)
+                self._removed += self._subscriber.stop_listening_to(address)
+        if self._core.ignored:
+            LOG.warning("%d publishers of the directory are ignored: [discovery] publishers_max", self._core.ignored)
+
+    def _listen(self, address: str) -> None:
+        try:
+            is_new = self._subscriber.listen_to(address)
+        except InvalidConfig as error:
+            self._refused += 1
+            LOG.warning("A publisher of the directory cannot be listened to: %s", error)
+            return
+        if is_new:  # else somebody else has registered it, and only he may take it away
+            self._listening.add(address)
+            self._added += 1
+
+    def _failed(self, error: HeliographError) -> None:
+        self._failures += 1
+        LOG.warning("The directory of publishers cannot be read, nothing changes meanwhile: %s", error)

@@ -1,0 +1,69 @@
+"""The option groups ``[election]`` and ``[discovery]``: how long leases are, and how often they are renewed."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+from oslo_config import cfg, types
+
+from pubsub_api.errors import InvalidConfig
+
+ELECTION_GROUP = "election"
+DISCOVERY_GROUP = "discovery"
+
+RENEWALS_PER_LEASE_MIN = 3
+"""One renewal may fail and the next be late before a lease ends."""
+
+
+def _seconds(name: str, default: float, low: float, high: float, help_text: str) -> cfg.Opt:
+    return cfg.Opt(name, type=types.Float(min=low, max=high), default=default, help=f"{help_text} Seconds.")
+
+
+ELECTION_OPTIONS: Sequence[cfg.Opt] = (
+    _seconds("lease", 10.0, 0.1, 3600.0,
+             "A leader that shows no progress for this long is replaced. It stops to lead a tenth earlier, and renews "
+             "its lease four times as often. The same for everybody who takes part."),
+)  # fmt: skip
+
+DISCOVERY_OPTIONS: Sequence[cfg.Opt] = (
+    _seconds("lease", 60.0, 0.3, 86_400.0,
+             "A publisher that shows no progress for this long is taken out of the directory. The same for everybody."),
+    _seconds("renew_interval", 15.0, 0.1, 28_800.0,
+             "How often a publisher renews its entry in the directory. At most a third of lease."),
+    _seconds("refresh_interval", 5.0, 0.05, 3600.0,
+             "How often a subscriber looks into the directory; the time between two looks varies by half."),
+    cfg.IntOpt("publishers_max", default=10_000, min=1, max=1_000_000,
+               help="Entries of the directory that a subscriber listens to. More are ignored, counted and logged."),
+)  # fmt: skip
+
+
+@dataclasses.dataclass(frozen=True)
+class DiscoverySettings:
+    lease_s: float
+    renew_interval_s: float
+    refresh_interval_s: float
+    publishers_max: int
+
+
+def read_election_lease(conf: cfg.ConfigOpts) -> float:
+    """Seconds.  ``conf`` may lack the group."""
+    conf.register_opts(ELECTION_OPTIONS, group=ELECTION_GROUP)
+    return float(conf[ELECTION_GROUP].lease)
+
+
+def read_discovery(conf: cfg.ConfigOpts) -> DiscoverySettings:
+    """``conf`` may lack the group.  Raises InvalidConfig when a live publisher could be taken for a dead one."""
+    conf.register_opts(DISCOVERY_OPTIONS, group=DISCOVERY_GROUP)
+    group = conf[DISCOVERY_GROUP]
+    if group.renew_interval * RENEWALS_PER_LEASE_MIN > group.lease:
+        raise InvalidConfig(
+            f"[discovery] renew_interval = {group.renew_interval:g} s is more than a third of lease = {group.lease:g} "
+            "s: a publisher whose renewal is late would be taken for dead"
+        )
+    return DiscoverySettings(group.lease, group.renew_interval, group.refresh_interval, group.publishers_max)
+
+
+def list_opts() -> list[tuple[str, Sequence[cfg.Opt]]]:
+    """Entry point for oslo-config-generator."""
+    return [(ELECTION_GROUP, ELECTION_OPTIONS), (DISCOVERY_GROUP, DISCOVERY_OPTIONS)]
