@@ -1,10 +1,11 @@
 """``df.write.format("heliograph")`` and ``df.writeStream.format("heliograph")``: rows become events or objects.
 
-Options: ``log`` (URL: events are appended to a durable log) or ``db`` (URL: objects are written, and their outbox tells
-the bus), ``staging`` (a directory every worker reaches), and for a stream ``query``, its name across restarts.
+Options: ``log`` (URL: events are appended to a durable log), ``db`` (URL or configuration file: objects are written,
+and told to whoever follows them) or ``bus`` (URL: events are published); ``staging`` (a directory every worker
+reaches); and for a stream ``query``, its name across restarts.
 
 A micro-batch takes effect exactly once.  Tasks stage their rows in files; one commit, on the driver, delivers the files
-and remembers query and batch together with what it delivered (`spark_pipeline.delivery`).  A batch that Spark runs
+and remembers query and batch (`spark_pipeline.targets`).  A batch that Spark runs
 again after a crash is recognised, whatever order its rows come in.  ``abort`` only removes files that no commit has
 named.
 """
@@ -23,8 +24,8 @@ from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowW
 
 from pubsub_api.errors import UsageError
 from spark_pipeline import staging
-from spark_pipeline.delivery import Target, open_target
 from spark_pipeline.errors import SchemaMismatch
+from spark_pipeline.targets import Target, open_target
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -49,30 +50,28 @@ class _Writer:
         if missing:
             raise SchemaMismatch(f"rows need the columns {', '.join(missing)} to become events")
         self.options = dict(options)
-        self.target: Target = open_target(options)
         self.staging = options.get("staging") or os.path.join(
             tempfile.gettempdir(), f"heliograph-staging-{os.getuid()}"
         )
+        self.target: Target = open_target(options, self.staging)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         name, rows = staging.stage(self.staging, iterator, stamp=time.time_ns())
         return Staged(name, rows)
 
-    def deliver(self, query: str, batch: int, messages: Sequence[WriterCommitMessage | None]) -> None:
-        names = [message.name for message in messages if isinstance(message, Staged)]
-        self.target.deliver(query, batch, self.staging, names)
+    def names(self, messages: Sequence[WriterCommitMessage | None]) -> list[str]:
+        return [message.name for message in messages if isinstance(message, Staged)]
 
     def forget(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         """Remove what a failed write staged, unless a commit has named it: then the retry needs it."""
-        names = {message.name for message in messages if isinstance(message, Staged)}
-        staging.discard(self.staging, names - self.target.named())
+        staging.discard(self.staging, set(self.names(messages)) - self.target.named())
 
 
 class LogWriter(_Writer, DataSourceArrowWriter):
     """A batch write: one batch of a query that never comes again."""
 
     def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        self.deliver(f"write-{uuid.uuid4().hex}", 0, messages)
+        self.target.deliver(f"write-{uuid.uuid4().hex}", 0, self.names(messages), is_only=True)
 
     def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         self.forget(messages)
@@ -88,7 +87,7 @@ class LogStreamWriter(_Writer, DataSourceStreamArrowWriter):
             raise UsageError('option "query" is missing: the name of this query, the same after every restart')
 
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:
-        self.deliver(self.query, batchId, messages)
+        self.target.deliver(self.query, batchId, self.names(messages))
 
     def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: ARG002
         self.forget(messages)

@@ -10,12 +10,14 @@ import pytest
 
 pytest.importorskip("pyspark")
 
+import pyarrow
 from pyspark.sql import DataFrame, SparkSession
 
 from pubsub_api.config import new_conf
 from pubsub_api.core import frame as frames
 from pubsub_api.core.events import Event, encode_event, pack_body
 from pubsub_api.core.frame import Kind
+from spark_pipeline import staging
 from spark_pipeline.config import GROUP, OPTIONS
 from spark_pipeline.schema import EVENT_COLUMNS, EVENT_SCHEMA
 from spark_pipeline.session import open_session
@@ -67,6 +69,15 @@ def log_frame(topic: str, *, first: int, count: int, guid: bytes = b"g" * 16) ->
     return frames.pack(
         Kind.DATA, guid, topic, pack_body(encoded), first=first, after=first - 1, count=count, timestamp=first
     )
+
+
+def stage(directory: pathlib.Path, *keys: str, action: str = "set") -> str:
+    """A file as a task stages it, with a row per key."""
+    many = len(keys)
+    batch = pyarrow.RecordBatch.from_pydict(
+        {"topic": ["t"] * many, "table": ["port"] * many, "key": list(keys), "action": [action] * many}
+    )
+    return staging.stage(str(directory), [batch], stamp=1)[0]
 
 
 @pytest.fixture

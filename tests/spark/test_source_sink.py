@@ -11,11 +11,11 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
 import durable_log
-from spark_pipeline import delivery, staging
+from spark_pipeline import staging
 from spark_pipeline.errors import PipelineError
 from spark_pipeline.reading import read_log
 from spark_pipeline.schema import EVENT_COLUMNS
-from tests.spark.conftest import event_row, frame_of, log_frame
+from tests.spark.conftest import event_row, frame_of, log_frame, stage
 
 TOPICS = [f"tenant-{number}/port" for number in range(6)]
 
@@ -120,6 +120,8 @@ def test_rows_become_events_of_a_log(spark: SparkSession, log_url: str, tmp_path
     found = {row["key"]: msgspec.msgpack.decode(row["value"])["n"] for row in written.collect()}
     assert found == {f"k{number}": number for number in range(500)}
     assert list((tmp_path / "staged").iterdir()) == [], "nothing is left behind"
+    with contextlib.closing(durable_log.open(log_url)) as log:
+        assert log.list_records("") == [], "a write that never comes again leaves no note"
 
 
 def test_rows_that_are_no_events_are_refused(spark: SparkSession, log_url: str, tmp_path: pathlib.Path) -> None:
@@ -134,62 +136,6 @@ def test_rows_that_are_no_events_are_refused(spark: SparkSession, log_url: str, 
             bad.write.format("heliograph").options(**target).mode("append").save()
     with contextlib.closing(durable_log.open(log_url)) as log:
         assert sum(state.end for state in log.state()) == 0
-
-
-def stage(directory: pathlib.Path, *keys: str) -> str:
-    import pyarrow
-
-    many = len(keys)
-    batch = pyarrow.RecordBatch.from_pydict(
-        {"topic": ["t"] * many, "table": ["port"] * many, "key": list(keys), "action": ["set"] * many}
-    )
-    return staging.stage(str(directory), [batch], stamp=1)[0]
-
-
-def keys_in(url: str) -> list[str]:
-    with contextlib.closing(durable_log.open(url)) as log:
-        shard = durable_log.shard_of("t", log.shards)
-        from durable_log.columns import events_batch
-
-        stored = log.read(shard, 0)
-        return events_batch(stored).column("key").to_pylist() if stored else []
-
-
-def test_a_batch_that_runs_again_has_no_second_effect(log_url: str, tmp_path: pathlib.Path) -> None:
-    target = delivery.LogTarget(log_url)
-    target.deliver("q", 0, str(tmp_path), [stage(tmp_path, "a", "b"), stage(tmp_path, "c")])
-    target.deliver("q", 0, str(tmp_path), [stage(tmp_path, "c", "a", "b")])
-    target.deliver("q", 1, str(tmp_path), [stage(tmp_path, "d")])
-    target.deliver("another", 0, str(tmp_path), [stage(tmp_path, "e")])
-    assert keys_in(log_url) == ["a", "b", "c", "d", "e"]
-    assert list(tmp_path.glob(f"*{staging.SUFFIX}")) == []
-
-
-def test_a_commit_that_died_half_way_delivers_the_files_it_had_named(
-    log_url: str, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Killed between the events and the note that they are in: the retry has its rows in another order."""
-    target = delivery.LogTarget(log_url)
-    with monkeypatch.context() as patch:
-        patch.setattr(staging, "discard", lambda *_: None)
-        writes = []
-        write = delivery._write
-
-        def die_at_the_second(*given: object) -> int:
-            writes.append(given)
-            if len(writes) == 2:
-                raise KeyboardInterrupt
-            return write(*given)  # type: ignore[arg-type]
-
-        patch.setattr(delivery, "_write", die_at_the_second)
-        named = stage(tmp_path, "a", "b", "c")
-        with pytest.raises(KeyboardInterrupt):
-            target.deliver("q", 5, str(tmp_path), [named])
-    assert keys_in(log_url) == ["a", "b", "c"]
-    assert target.named() == {named}, "abort must leave these alone"
-    target.deliver("q", 5, str(tmp_path), [stage(tmp_path, "c", "b"), stage(tmp_path, "a")])
-    assert keys_in(log_url) == ["a", "b", "c"]
-    assert target.named() == set()
 
 
 def test_a_staged_file_that_is_gone_or_torn_is_named(tmp_path: pathlib.Path) -> None:

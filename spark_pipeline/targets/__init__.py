@@ -1,0 +1,33 @@
+"""Where the rows of a write go: a durable log, a database, or the bus.  Each lets a micro-batch take effect once.
+
+The *ledger* of a query says which batch was delivered last and, while one is on its way, which staged files it consists
+of.  The files are written down before anything is delivered.  So a commit that is tried again after a crash delivers
+the same files, in the same order, and steps that had happened already have no second effect:
+
+* in a **log**, and on the **bus**, an event is named by publisher and number.  The publisher of a batch is made from
+  query and batch, numbers count its events per topic, and nobody takes a number twice;
+* in a **database** every transaction of a batch also moves the ledger, which is an object there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from pubsub_api.errors import UsageError
+from spark_pipeline.targets.bus import BusTarget
+from spark_pipeline.targets.db import DbTarget
+from spark_pipeline.targets.log import LogTarget
+from spark_pipeline.targets.target import Target
+
+__all__ = ["BusTarget", "DbTarget", "LogTarget", "Target", "open_target"]
+
+_TARGETS: Mapping[str, Callable[[str, str], Target]] = {"log": LogTarget, "db": DbTarget, "bus": BusTarget}
+
+
+def open_target(options: Mapping[str, str], staging: str) -> Target:
+    """The target that a write's options name.  Opens nothing yet.  Raises UsageError."""
+    given = [name for name in _TARGETS if options.get(name)]
+    if len(given) != 1:
+        names = ", ".join(f'"{name}"' for name in _TARGETS)
+        raise UsageError(f"give one of the options {names}: the URL of what the rows go to")
+    return _TARGETS[given[0]](options[given[0]], staging)

@@ -1,0 +1,136 @@
+"""Rows become objects of a database, and its outbox tells the bus."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import pathlib
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import msgspec
+
+from nb_api import NbApi
+from nb_api.errors import ObjectExists, ObjectNotFound, VersionConflict
+from spark_pipeline.errors import PipelineError
+from spark_pipeline.targets.target import Ledger, Target
+
+TABLE = "spark_sink"
+TOPIC = "heliograph/spark-sink"
+_ROWS_PER_TRANSACTION = 64
+_ATTEMPTS_MAX = 20
+
+
+class _Event(msgspec.Struct, array_like=True):
+    table: str
+    key: str
+    action: str
+    value: Any = None
+
+
+_decode = msgspec.msgpack.Decoder(_Event).decode
+
+
+class _Row(NamedTuple):
+    topic: str
+    event: _Event
+
+
+class DbTarget(Target):
+    """The URL of a database, or the path of a configuration file, which may name a bus too.
+
+    The ledger is an object of the table ``spark_sink``, moved in the same transaction as the rows.  ``create`` and
+    ``set`` both mean that the object shall have this value, ``delete`` that it shall not be there.
+    """
+
+    def deliver(self, query: str, batch: int, names: Sequence[str], *, is_only: bool = False) -> None:
+        with self._open() as nb:
+            ledger, version = _read(nb, query)
+            if ledger.delivered < batch:
+                ledger = ledger.begin(batch, names)
+                version = _save(nb, query, ledger, version)
+                done = ledger.done
+                for rows in _transactions(itertools.islice(self._rows(ledger), done, None)):
+                    done += len(rows)
+                    version = _apply(nb, query, msgspec.structs.replace(ledger, done=done), version, rows)
+                if is_only:
+                    nb.delete(TABLE, query, expected_version=version)
+                else:
+                    _save(nb, query, Ledger(delivered=batch), version)
+        self.discard(ledger, names)
+
+    def named(self) -> set[str]:
+        with self._open() as nb:
+            ledgers = [msgspec.convert(found.value, Ledger) for found in nb.get_all(TABLE)]
+        return {name for ledger in ledgers for name in ledger.files}
+
+    def _rows(self, ledger: Ledger) -> Iterator[_Row]:
+        for portion in self.portions(ledger):
+            for topic, encoded in portion.items():
+                yield from (_Row(topic, _decode(one)) for one in encoded)
+
+    def _open(self) -> contextlib.AbstractContextManager[NbApi]:
+        is_file = "://" not in self.url and pathlib.Path(self.url).is_file()
+        return contextlib.closing(NbApi.open(config_files=[self.url]) if is_file else NbApi.open(url=self.url))
+
+
+def _read(nb: NbApi, query: str) -> tuple[Ledger, int]:
+    try:
+        found = nb.get(TABLE, query)
+    except ObjectNotFound:
+        return Ledger(), 0
+    return msgspec.convert(found.value, Ledger), found.version
+
+
+def _save(nb: NbApi, query: str, ledger: Ledger, version: int) -> int:
+    return _apply(nb, query, ledger, version, ())
+
+
+def _apply(nb: NbApi, query: str, ledger: Ledger, version: int, rows: Sequence[_Row]) -> int:
+    """Write rows and ledger together; returns the ledger's new version.  Tried again when somebody else creates or
+    deletes one of the objects meanwhile."""
+    for _ in range(_ATTEMPTS_MAX):
+        try:
+            with nb.transaction() as transaction:
+                value = msgspec.to_builtins(ledger)
+                if version:
+                    transaction.update(TABLE, query, value, expected_version=version)
+                else:
+                    transaction.create(TABLE, query, value, topic=TOPIC)
+                for row in rows:
+                    _write(nb, transaction, row)
+        except (ObjectExists, ObjectNotFound, VersionConflict) as error:
+            if _read(nb, query)[1] != version:
+                raise PipelineError(f"two writers run under the name of query {query!r}: give each its own") from error
+        else:
+            return transaction.versions[0]
+    raise PipelineError(f"query {query!r}: its objects changed {_ATTEMPTS_MAX} times while it wrote them")
+
+
+def _write(nb: NbApi, transaction: Any, row: _Row) -> None:
+    event = row.event
+    try:
+        nb.get(event.table, event.key)
+    except ObjectNotFound:
+        if event.action != "delete":
+            transaction.create(event.table, event.key, event.value, topic=row.topic)
+    else:
+        if event.action == "delete":
+            transaction.delete(event.table, event.key)
+        else:
+            transaction.update(event.table, event.key, event.value, topic=row.topic)
+
+
+def _transactions(rows: Iterator[_Row]) -> Iterator[list[_Row]]:
+    """Rows in portions in which no object comes twice."""
+    together: list[_Row] = []
+    names: set[tuple[str, str]] = set()
+    for row in rows:
+        name = (row.event.table, row.event.key)
+        if name in names or len(together) == _ROWS_PER_TRANSACTION:
+            yield together
+            together, names = [], set()
+        together.append(row)
+        names.add(name)
+    if together:
+        yield together
