@@ -1,0 +1,24 @@
+"""Durable shared subscriptions: several consumers share the events of a topic filter, and nothing is lost.
+
+    with pubsub_api.open(config_files=["etc/heliograph.conf"]) as session:
+        with session.subscriber(["$shared/billing/tenant-7/#"], on_event) as subscriber:
+            ...
+
+`subscribe` does the same with the exact type.  Operators use `shared_subscriptions.groups` or ``heliograph group``.
+"""
+
+from shared_subscriptions.core.events import GroupEvent
+from shared_subscriptions.errors import GroupDestroyed, GroupError, GroupExists, GroupNotFound
+from shared_subscriptions.scheme import subscribe
+from shared_subscriptions.subscriber import GroupSubscriber, GroupSubscriberStatistics
+
+__all__ = [
+    "GroupDestroyed",
+    "GroupError",
+    "GroupEvent",
+    "GroupExists",
+    "GroupNotFound",
+    "GroupSubscriber",
+    "GroupSubscriberStatistics",
+    "subscribe",
+]

@@ -1,0 +1,102 @@
+"""All shared subscriptions of one member: a collection of borrowers, one per subscription.
+
+Borrowers do not know of each other.  After a quick unsubscribe and subscribe there are two for the same group, one that
+gives its streams back and one that asks for some.  A borrower that resets is replaced here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from shared_subscriptions.core import messages as m
+from shared_subscriptions.core.borrower import Borrower, Reset, SessionEvent, State, Stopped
+from shared_subscriptions.core.progress import Progress
+from shared_subscriptions.core.settings import BorrowerSettings
+
+
+class Agent:
+    """Sans-IO and not thread-safe.  ``new_id`` gives an identity that was never used before, anywhere."""
+
+    def __init__(self, settings: BorrowerSettings, new_id: Callable[[], str], name: str = "") -> None:
+        self.resets = 0
+        """Borrowers that were replaced."""
+        self._settings = settings
+        self._new_id = new_id
+        self._name = name
+        self._borrowers: dict[int, Borrower] = {}
+
+    def subscribe(self, subscription: int, now: float) -> None:
+        """``subscription`` is a number that was not used before."""
+        self._borrowers[subscription] = self._make("", now)
+
+    def unsubscribe(self, subscription: int, now: float) -> None:
+        self._borrowers[subscription].on_unsubscribe(now)
+
+    def disconnect(self) -> None:
+        """Give everything back, at once."""
+        for borrower in self._borrowers.values():
+            borrower.on_disconnect()
+
+    def on_message(self, subscription: int, message: m.ToBorrower, now: float) -> None:
+        """Messages to a borrower of a former life vanish."""
+        borrower = self._borrowers.get(subscription)
+        if borrower is not None and borrower.id == message.borrower:
+            borrower.on_message(message, now)
+
+    def on_leader_changed(self, subscription: int, now: float) -> None:
+        borrower = self._borrowers.get(subscription)
+        if borrower is not None:
+            borrower.on_leader_changed(now)
+
+    def on_stream_progress(self, subscription: int, stream: int, progress: Progress, *, is_settled: bool) -> None:
+        borrower = self._borrowers.get(subscription)
+        if borrower is not None:
+            borrower.on_stream_progress(stream, progress, is_settled=is_settled)
+
+    def may_deliver(self, subscription: int, stream: int, now: float) -> bool:
+        borrower = self._borrowers.get(subscription)
+        return borrower is not None and borrower.may_deliver(stream, now)
+
+    def poll(self, now: float) -> None:
+        for borrower in self._borrowers.values():
+            borrower.poll(now)
+
+    def next_deadline(self) -> float:
+        return min((borrower.next_deadline() for borrower in self._borrowers.values()), default=float("inf"))
+
+    def is_connected(self, subscription: int) -> bool:
+        borrower = self._borrowers.get(subscription)
+        return borrower is not None and borrower.state is State.CONNECTED
+
+    @property
+    def subscriptions(self) -> list[int]:
+        """Those that have a borrower, also one that is about to end."""
+        return list(self._borrowers)
+
+    def borrower(self, subscription: int) -> Borrower | None:
+        return self._borrowers.get(subscription)
+
+    def take(self, now: float) -> tuple[list[tuple[int, m.ToLeader]], list[tuple[int, SessionEvent]]]:
+        """What is to be sent, and what the session must know, each with its subscription."""
+        messages: list[tuple[int, m.ToLeader]] = []
+        events: list[tuple[int, SessionEvent]] = []
+        for subscription, borrower in list(self._borrowers.items()):
+            said, told = borrower.messages, borrower.events
+            if not said and not told:
+                continue
+            borrower.messages, borrower.events = [], []
+            messages += [(subscription, message) for message in said]
+            events += [(subscription, event) for event in told]
+            for event in told:
+                self._after(subscription, borrower, event, now)
+        return messages, events
+
+    def _after(self, subscription: int, borrower: Borrower, event: SessionEvent, now: float) -> None:
+        if isinstance(event, Stopped) or (isinstance(event, Reset) and event.is_final):
+            del self._borrowers[subscription]
+        elif isinstance(event, Reset):
+            self.resets += 1
+            self._borrowers[subscription] = self._make(borrower.id, now)
+
+    def _make(self, former: str, now: float) -> Borrower:
+        return Borrower(self._new_id(), self._settings, now=now, name=self._name, former=former)

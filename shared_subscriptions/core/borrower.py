@@ -1,0 +1,363 @@
+"""One subscription's side of the protocol: it finds the leader, holds a lease, and borrows streams.
+
+Theory of operation.  A borrower lives once: connecting, connected, unsubscribing, gone.  Whatever goes wrong, it
+resets: it loses all streams, says so, and the agent makes another one with another identity, which the leader has never
+seen.  So no state is ever repaired, only left.
+
+A stream is delivered only while the borrower is connected, the stream is granted and the lease runs.  The lease counts
+from the moment at which the question was *sent* that the leader answered, so it ends here before it ends there.
+
+Everything that the two tables below do not name is ignored, and a test goes through every pair.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+from collections import OrderedDict
+from typing import Final
+
+from shared_subscriptions.core import messages as m
+from shared_subscriptions.core.progress import Progress
+from shared_subscriptions.core.settings import BorrowerSettings
+
+
+class State(enum.Enum):
+    CONNECTING = "connecting"
+    CONNECTED = "connected"
+    UNSUBSCRIBING = "unsubscribing"
+    GONE = "gone"
+
+
+class Loan(enum.Enum):
+    """The state of one stream.  Absent is not a state: the stream is not in the table."""
+
+    GRANTED = "granted"
+    REVOKING = "revoking"
+
+
+IGNORE: Final = "_ignore"
+
+REACTIONS: Final[dict[tuple[State, type[m.ToBorrower]], str]] = {
+    (State.CONNECTING, m.ConnectResponse): "_connected",
+    (State.CONNECTING, m.PingResponse): IGNORE,
+    (State.CONNECTING, m.Grant): IGNORE,  # overtook the response; it will be sent again
+    (State.CONNECTING, m.Revoke): IGNORE,
+    (State.CONNECTING, m.Revoked): IGNORE,
+    (State.CONNECTING, m.Invalidate): "_invalidated",
+    (State.CONNECTED, m.ConnectResponse): "_renewed",
+    (State.CONNECTED, m.PingResponse): "_renewed",
+    (State.CONNECTED, m.Grant): "_granted",
+    (State.CONNECTED, m.Revoke): "_revoke",
+    (State.CONNECTED, m.Revoked): "_revoked",
+    (State.CONNECTED, m.Invalidate): "_invalidated",
+    (State.UNSUBSCRIBING, m.ConnectResponse): "_renewed",
+    (State.UNSUBSCRIBING, m.PingResponse): "_renewed",
+    (State.UNSUBSCRIBING, m.Grant): IGNORE,
+    (State.UNSUBSCRIBING, m.Revoke): IGNORE,
+    (State.UNSUBSCRIBING, m.Revoked): IGNORE,
+    (State.UNSUBSCRIBING, m.Invalidate): "_invalidated",
+    **{(State.GONE, kind): IGNORE for kind in m.TO_BORROWER},
+}
+
+LOAN_REACTIONS: Final[dict[tuple[Loan | None, type[m.ToBorrower]], Loan | None]] = {
+    (None, m.Grant): Loan.GRANTED,
+    (None, m.Revoke): None,  # already given back: answered with what the leader waits for
+    (None, m.Revoked): None,
+    (Loan.GRANTED, m.Grant): Loan.GRANTED,
+    (Loan.GRANTED, m.Revoke): Loan.REVOKING,
+    (Loan.GRANTED, m.Revoked): None,
+    (Loan.REVOKING, m.Grant): Loan.REVOKING,
+    (Loan.REVOKING, m.Revoke): Loan.REVOKING,
+    (Loan.REVOKING, m.Revoked): None,
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Granted:
+    """Deliver the stream from here on, under this grant."""
+
+    stream: int
+    grant: int
+    progress: Progress
+    until: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Revoking:
+    """Deliver nothing new of the stream, and report when nothing of it is with the user any more."""
+
+    stream: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Lost:
+    """Forget the stream: somebody else has it, or will have it soon."""
+
+    stream: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Reset:
+    """This borrower is gone, and another one should begin anew; unless ``is_final``: there is no group any more."""
+
+    reason: str
+    is_final: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class Stopped:
+    """This borrower is gone, as it was asked to."""
+
+
+SessionEvent = Granted | Revoking | Lost | Reset | Stopped
+
+_QUESTIONS_KEPT = 16
+
+
+@dataclasses.dataclass
+class _Borrowed:
+    grant: int
+    progress: Progress
+    loan: Loan = Loan.GRANTED
+    finished: bool = False
+    give_up_at: float = float("inf")
+
+
+class Borrower:
+    """Sans-IO and not thread-safe.  After each call take `messages` and `events`."""
+
+    def __init__(self, id: str, settings: BorrowerSettings, *, now: float, name: str = "", former: str = "") -> None:
+        self.id = id
+        self.state = State.CONNECTING
+        self.messages: list[m.ToLeader] = []
+        self.events: list[SessionEvent] = []
+        self.ignored = 0
+        """Messages that came too late, twice, or in a state that has no use for them."""
+        self._settings = settings
+        self._name = name
+        self._former = former
+        self._seq = 0
+        self._seen: dict[int, int] = {}
+        self._epoch = 0
+        self._lease_s = 0.0
+        self._lease_end = 0.0
+        self._asked: OrderedDict[int, float] = OrderedDict()
+        self._streams: dict[int, _Borrowed] = {}
+        self._timer = now
+        self._give_up_at = float("inf")
+
+    # -- what the session asks
+
+    def may_deliver(self, stream: int, now: float) -> bool:
+        """The fence at delivery: asked before every batch."""
+        borrowed = self._streams.get(stream)
+        return (
+            borrowed is not None
+            and borrowed.loan is Loan.GRANTED
+            and self.state is State.CONNECTED
+            and now < self._lease_end
+        )
+
+    @property
+    def lease_end(self) -> float:
+        return self._lease_end if self.state is State.CONNECTED else 0.0
+
+    @property
+    def streams(self) -> dict[int, Loan]:
+        return {stream: borrowed.loan for stream, borrowed in self._streams.items()}
+
+    def next_deadline(self) -> float:
+        if self.state is State.GONE:
+            return float("inf")
+        give_up = min((borrowed.give_up_at for borrowed in self._streams.values()), default=float("inf"))
+        lease_end = float("inf") if self.state is State.CONNECTING else self._lease_end
+        return min(self._timer, self._give_up_at, lease_end, give_up)
+
+    # -- what the session says
+
+    def on_stream_progress(self, stream: int, progress: Progress, *, is_settled: bool) -> None:
+        """How far a stream is; ``is_settled`` when nothing of it is with the user."""
+        borrowed = self._streams.get(stream)
+        if borrowed is None or self.state is State.GONE:
+            return
+        borrowed.progress = progress
+        borrowed.finished = is_settled and self._is_ending(borrowed)
+        self._report(stream, borrowed)
+        if self.state is State.UNSUBSCRIBING:
+            self._leave_if_finished()
+
+    def on_unsubscribe(self, now: float) -> None:
+        """Give everything back in good order, then stop."""
+        if self.state is State.CONNECTED:
+            self.state = State.UNSUBSCRIBING
+            self._give_up_at = now + self._settings.unsubscribe_timeout_s
+            self.events += [Revoking(stream) for stream, item in self._streams.items() if item.loan is Loan.GRANTED]
+            self._leave_if_finished()
+        elif self.state is State.CONNECTING:
+            self._leave()
+
+    def on_disconnect(self) -> None:
+        """Give everything back at once, with the progress that was reported last, and stop."""
+        if self.state is not State.GONE:
+            self._leave()
+
+    def on_leader_changed(self, now: float) -> None:
+        """The registry names another leader than before."""
+        if self.state is State.CONNECTING:
+            self._timer = now
+            self.poll(now)
+
+    # -- time
+
+    def poll(self, now: float) -> None:
+        if self.state is State.GONE:
+            return
+        if self.state is not State.CONNECTING and now >= self._lease_end:
+            self._reset("the lease ended: the leader did not answer in time")
+        elif now >= self._give_up_at:
+            self._leave()
+        else:
+            self._give_up_revoked(now)
+            if now >= self._timer:
+                self._on_timer(now)
+
+    def _on_timer(self, now: float) -> None:
+        if self.state is State.CONNECTING:
+            self._timer = now + self._settings.find_leader_s
+            self._ask(m.Connect(borrower=self.id, seq=self._next(), name=self._name, former=self._former), now)
+            return
+        self._timer = now + self._settings.ping_s
+        self._ask(m.Ping(borrower=self.id, seq=self._next()), now)
+        for stream, borrowed in self._streams.items():
+            self._report(stream, borrowed)  # whatever report was lost is made up for here
+
+    def _give_up_revoked(self, now: float) -> None:
+        for stream, borrowed in self._streams.items():
+            if now >= borrowed.give_up_at:
+                borrowed.give_up_at = float("inf")
+                borrowed.finished = True
+                self._report(stream, borrowed)
+
+    # -- what the leader says
+
+    def on_message(self, message: m.ToBorrower, now: float) -> None:
+        """Any message in any state is handled; what makes no sense is counted in `ignored`."""
+        reaction = REACTIONS[self.state, type(message)]
+        if reaction == IGNORE or (self.state is not State.CONNECTING and not self._is_current(message)):
+            self.ignored += 1
+            return
+        self._seen[m.concern(message)] = message.seq
+        getattr(self, reaction)(message, now)
+
+    def _is_current(self, message: m.ToBorrower) -> bool:
+        if isinstance(message, m.Invalidate) and message.epoch > self._epoch:
+            return True  # a younger leader, which has never heard of us: ours is deposed
+        return message.epoch == self._epoch and message.seq > self._seen.get(m.concern(message), 0)
+
+    def _connected(self, message: m.ConnectResponse, now: float) -> None:
+        asked_at = self._asked.get(message.answers)
+        if asked_at is None:
+            self.ignored += 1
+            return
+        self._epoch = message.epoch
+        self._lease_s = message.lease_s
+        self.state = State.CONNECTED
+        self._timer = now
+        self._lease_end = asked_at + self._lease_s
+        self.poll(now)
+
+    def _renewed(self, message: m.ConnectResponse | m.PingResponse, now: float) -> None:
+        asked_at = self._asked.get(message.answers)
+        if asked_at is not None:
+            self._lease_end = max(self._lease_end, asked_at + self._lease_s)
+        self.poll(now)
+
+    def _granted(self, message: m.Grant, _now: float) -> None:
+        borrowed = self._streams.get(message.stream)
+        if borrowed is not None and borrowed.grant != message.grant:
+            self._reset("a stream was granted that is still held under another grant")
+            return
+        after = LOAN_REACTIONS[borrowed.loan if borrowed else None, m.Grant]
+        if borrowed is None:
+            assert after is Loan.GRANTED
+            borrowed = self._streams[message.stream] = _Borrowed(message.grant, message.progress)
+            self.events.append(Granted(message.stream, message.grant, message.progress, message.until))
+        self._report(message.stream, borrowed)
+
+    def _revoke(self, message: m.Revoke, now: float) -> None:
+        borrowed = self._streams.get(message.stream)
+        if borrowed is None or borrowed.grant != message.grant:
+            # Granted and revoked before the grant arrived: nothing was delivered, and the progress is the leader's own.
+            self._send(
+                m.UpdateProgress(
+                    borrower=self.id, seq=self._next(), stream=message.stream, grant=message.grant,
+                    progress=Progress(generation=-1), finished=True,
+                )
+            )  # fmt: skip
+            return
+        if borrowed.loan is Loan.GRANTED:
+            borrowed.loan = Loan.REVOKING
+            borrowed.give_up_at = now + self._settings.revoke_timeout_s
+            self.events.append(Revoking(message.stream))
+        self._report(message.stream, borrowed)
+
+    def _revoked(self, message: m.Revoked, _now: float) -> None:
+        borrowed = self._streams.get(message.stream)
+        if borrowed is not None and borrowed.grant == message.grant:
+            del self._streams[message.stream]
+            self.events.append(Lost(message.stream))
+        self._send(
+            m.RevokeFinished(borrower=self.id, seq=self._next(), stream=message.stream, grant=message.grant)
+        )  # also for an unknown stream: the first one was lost
+
+    def _invalidated(self, message: m.Invalidate, _now: float) -> None:
+        self._reset(message.reason or "invalidated by the leader", is_final=message.is_final)
+
+    # -- helpers
+
+    def _is_ending(self, borrowed: _Borrowed) -> bool:
+        return borrowed.loan is Loan.REVOKING or self.state is State.UNSUBSCRIBING
+
+    def _next(self) -> int:
+        self._seq += 1
+        return self._seq
+
+    def _send(self, message: m.ToLeader) -> None:
+        self.messages.append(message)
+
+    def _ask(self, message: m.Connect | m.Ping, now: float) -> None:
+        """Send something that the leader answers with a lease."""
+        self._asked[message.seq] = now
+        if len(self._asked) > _QUESTIONS_KEPT:
+            self._asked.popitem(last=False)
+        self._send(message)
+
+    def _report(self, stream: int, borrowed: _Borrowed) -> None:
+        self._send(
+            m.UpdateProgress(
+                borrower=self.id, seq=self._next(), stream=stream, grant=borrowed.grant,
+                progress=borrowed.progress, finished=borrowed.finished,
+            )
+        )  # fmt: skip
+
+    def _leave_if_finished(self) -> None:
+        if all(borrowed.finished for borrowed in self._streams.values()):
+            self._leave()
+
+    def _leave(self) -> None:
+        progresses = tuple((stream, item.grant, item.progress) for stream, item in self._streams.items())
+        self._send(m.Disconnect(borrower=self.id, seq=self._next(), progresses=progresses))
+        self._drop_streams()
+        self.state = State.GONE
+        self.events.append(Stopped())
+
+    def _reset(self, reason: str, *, is_final: bool = False) -> None:
+        was_unsubscribing = self.state is State.UNSUBSCRIBING
+        self._drop_streams()
+        self.state = State.GONE
+        self.events.append(Stopped() if was_unsubscribing else Reset(reason, is_final))
+
+    def _drop_streams(self) -> None:
+        self.events += [Lost(stream) for stream in self._streams]
+        self._streams.clear()

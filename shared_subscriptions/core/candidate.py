@@ -1,0 +1,193 @@
+"""Who leads: one record per group, written by compare-and-set, and a lease that is judged by watching it.
+
+A leader renews its record; every write raises its version.  The others watch.  When the version has not changed for the
+claim time, by the watcher's own clock, the record is claimed with the version last seen: of several that try, one
+succeeds.  The version of a successful claim is the leader's *epoch*.  No clock of another host is ever looked at.
+
+A write whose outcome is not known is settled by reading the record.  Until then a leader goes on being leader only as
+long as its last certain write allows.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+
+import msgspec
+
+from pubsub_api.core.errors import UndecodableBody
+from shared_subscriptions.core.settings import LeaseSettings
+
+
+class Role(enum.Enum):
+    WATCHING = "watching"
+    LEADING = "leading"
+    UNCERTAIN = "uncertain"
+    """A write may have happened or not."""
+    RETIRED = "retired"
+
+
+class LeaderRecord(msgspec.Struct, frozen=True):
+    """The registration of a group's leader."""
+
+    id: str
+    endpoint: str = ""
+    """Where borrowers reach it."""
+    key: bytes = b""
+    """What messages to and from it are signed with."""
+    beat: int = 0
+    is_vacant: bool = False
+    """The leader has resigned: anybody may claim the record at once."""
+    leases: tuple[str, ...] = ()
+    """Borrowers that hold leases of a leader that resigned."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Seen:
+    """A record as it was read."""
+
+    record: LeaderRecord
+    version: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Claim:
+    """Write this record if it still has that version."""
+
+    record: LeaderRecord
+    expected: int
+
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder(LeaderRecord).decode
+
+
+def encode(record: LeaderRecord) -> bytes:
+    return _encode(record)
+
+
+def decode(value: bytes) -> LeaderRecord:
+    """Raises UndecodableBody."""
+    try:
+        return _decode(value)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise UndecodableBody(f"a leader's record cannot be decoded: {error}") from error
+
+
+class Candidate:
+    """One process that may lead a group.  Sans-IO: the owner reads and writes the record and reports what came of it.
+
+    ``me`` states the identity, unique to this candidate, and where it is reached.
+    """
+
+    def __init__(self, me: LeaderRecord, settings: LeaseSettings, *, may_lead: bool = True) -> None:
+        self.role = Role.WATCHING
+        self.leader: LeaderRecord | None = None
+        """Whom the record names, as far as this process knows; None when nobody leads."""
+        self.epoch = 0
+        self.renewed_at = float("-inf")
+        """When the last write that is known to have succeeded began: what a leader may do is counted from there."""
+        self.predecessor: LeaderRecord | None = None
+        """Who resigned in our favour; None when somebody else's time ran out, or nobody ever led."""
+        self.me = me
+        """What this candidate writes of itself.  It may learn where it is reached after it was made."""
+        self._settings = settings
+        self._may_lead = may_lead
+        self._version = 0
+        self._seen_at = float("-inf")
+        self._pending: tuple[Claim, float] | None = None
+        self._was_leading = False
+
+    # -- watching
+
+    def observed(self, seen: Seen | None, now: float) -> None:
+        """The record was read."""
+        if self.role is Role.RETIRED:
+            return
+        if self.role is Role.UNCERTAIN and self._settle(seen):
+            return
+        if self.role is Role.LEADING:
+            if seen is None or seen.version != self._version:
+                self._depose()
+            else:
+                return
+        self.leader = None if seen is None or seen.record.is_vacant else seen.record
+        version = 0 if seen is None else seen.version
+        if version != self._version or self._seen_at == float("-inf"):
+            self._version, self._seen_at = version, now
+        self.predecessor = seen.record if seen is not None and seen.record.is_vacant else None
+
+    def wants_to_claim(self, now: float) -> bool:
+        """Whether nobody leads, or the one who did has been silent for the claim time."""
+        if self.role is not Role.WATCHING or not self._may_lead or self._seen_at == float("-inf"):
+            return False
+        return self.leader is None or now >= self._seen_at + self._settings.claim_time_s
+
+    def claim(self, now: float) -> Claim:
+        """What to write in order to lead.  Report the outcome with `written`, `refused` or `unknown`."""
+        if self.leader is not None:
+            self.predecessor = None
+        return self._write(msgspec.structs.replace(self.me, beat=1), now)
+
+    # -- leading
+
+    def renewal(self, now: float) -> Claim:
+        """What to write in order to go on leading; other records may be written in the same breath."""
+        assert self.leader is not None
+        return self._write(msgspec.structs.replace(self.me, beat=self.leader.beat + 1), now)
+
+    def resignation(self, leases: tuple[str, ...], now: float) -> Claim:
+        """What to write in order to leave the place to others, who must respect these leases."""
+        return self._write(msgspec.structs.replace(self.me, is_vacant=True, leases=leases), now)
+
+    def _write(self, record: LeaderRecord, now: float) -> Claim:
+        claim = Claim(record, self._version)
+        self._pending = (claim, now)
+        return claim
+
+    def written(self, version: int) -> None:
+        """The write succeeded."""
+        assert self._pending is not None
+        claim, self.renewed_at = self._pending
+        self._pending = None
+        if self.role is not Role.LEADING and not claim.record.is_vacant:
+            self.epoch = version
+        self._version = version
+        if claim.record.is_vacant:
+            self.role = Role.RETIRED
+            self.leader = None
+        else:
+            self.role = Role.LEADING
+            self.leader = claim.record
+
+    def refused(self) -> None:
+        """Somebody else wrote the record first."""
+        self._pending = None
+        self._depose()
+
+    def unknown(self) -> None:
+        """Whether the write succeeded is not known.  Read the record next."""
+        self._was_leading = self.role is Role.LEADING
+        self.role = Role.UNCERTAIN
+
+    def _settle(self, seen: Seen | None) -> bool:
+        """Find out what became of the write.  True when this candidate leads."""
+        assert self._pending is not None
+        claim, _ = self._pending
+        if seen is not None and seen.record == claim.record:
+            self.role = Role.LEADING if self._was_leading else Role.WATCHING
+            self.written(seen.version)
+            return True
+        if self._was_leading and seen is not None and seen.version == self._version:
+            self.role = Role.LEADING  # it did not happen, and nobody else has written either
+            self._pending = None
+            return True
+        self._pending = None
+        self._depose()
+        return False
+
+    def _depose(self) -> None:
+        self.role = Role.WATCHING
+        self.leader = None
+        self._seen_at = float("-inf")
+        self._version = 0

@@ -1,0 +1,86 @@
+"""What a group is: the record that declares it, and the wishes about it that its leader carries out."""
+
+from __future__ import annotations
+
+import enum
+
+import msgspec
+
+from pubsub_api.core.errors import InvalidTopic, UndecodableBody, UsageError
+from pubsub_api.core.topics import check_filter
+from shared_subscriptions.core.events import Mode
+
+NAME_BYTES_MAX = 128
+LANES_MAX = 1024
+PREFIXES: dict[str, Mode] = {"$shared": "shared", "$queue": "queue"}
+
+
+class Wish(str, enum.Enum):
+    """What an operator wants of a group."""
+
+    ACTIVE = "active"
+    PAUSED = "paused"
+    """Nothing is delivered; events go on being kept."""
+    DRAINING = "draining"
+    """What was there when it was asked is delivered, and nothing after it."""
+
+
+class Declaration(msgspec.Struct, frozen=True):
+    """A group.  ``positions`` is where each shard began at the last declare or seek, ``generation`` counts seeks."""
+
+    name: str
+    topic_filter: str
+    mode: Mode
+    lanes: int
+    positions: tuple[int, ...]
+    generation: int = 1
+    wish: Wish = Wish.ACTIVE
+    until: tuple[int, ...] = ()
+    """While draining: where each shard ended."""
+    declared_ns: int = 0
+
+    @property
+    def shards(self) -> int:
+        return len(self.positions)
+
+    def until_of(self, stream: int) -> int:
+        """Where delivery of a stream ends; -1 for nowhere."""
+        return self.until[stream // self.lanes] if self.wish is Wish.DRAINING else -1
+
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder(Declaration).decode
+
+
+def encode(declaration: Declaration) -> bytes:
+    return _encode(declaration)
+
+
+def decode(value: bytes) -> Declaration:
+    """Raises UndecodableBody."""
+    try:
+        return _decode(value)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise UndecodableBody(f"a group's record cannot be decoded: {error}") from error
+
+
+def check_name(name: str) -> str:
+    """Return ``name`` when a group may have it.  Raises UsageError."""
+    if not isinstance(name, str) or not name or len(name.encode()) > NAME_BYTES_MAX or not name.isprintable():
+        raise UsageError(f"a group's name is 1 to {NAME_BYTES_MAX} bytes of printable text, not {name!r}")
+    if set(name) & set("/+#$@*? "):
+        raise UsageError(f"group {name!r}: the name must not contain any of / + # $ @ * ? or a space")
+    return name
+
+
+def is_shared_filter(topic_filter: object) -> bool:
+    return isinstance(topic_filter, str) and topic_filter.partition("/")[0] in PREFIXES
+
+
+def parse(topic_filter: str) -> tuple[Mode, str, str]:
+    """Mode, group and filter of ``$shared/GROUP/FILTER`` or ``$queue/GROUP/FILTER``.  Raises UsageError."""
+    prefix, _, rest = topic_filter.partition("/")
+    name, _, inner = rest.partition("/")
+    if prefix not in PREFIXES or not name or not inner:
+        raise InvalidTopic(f"{topic_filter[:80]!r} is neither $shared/GROUP/FILTER nor $queue/GROUP/FILTER")
+    return PREFIXES[prefix], check_name(name), check_filter(inner)

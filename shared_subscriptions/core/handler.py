@@ -1,0 +1,238 @@
+"""The session's side of shared subscriptions: which streams there are to deliver, and how far each is.
+
+It knows how events are read, delivered and acknowledged, and nothing of how streams are obtained: that is the agent's.
+What it does not do is I/O: whoever owns it reads the log for the loans that have room, calls the user with what
+`next_batch` gives, and sends what `take_messages` returns.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import OrderedDict
+from collections.abc import Callable
+
+from shared_subscriptions.core import messages as m
+from shared_subscriptions.core.agent import Agent
+from shared_subscriptions.core.borrower import Granted, Lost, Reset, Revoking, SessionEvent
+from shared_subscriptions.core.events import GroupEvent
+from shared_subscriptions.core.lanes import LaneCounters, StreamLanes
+from shared_subscriptions.core.progress import Acknowledged, Progress, snapshot
+from shared_subscriptions.core.settings import BorrowerSettings, LaneSettings
+
+REMEMBERED_MAX = 1000
+"""Streams whose acknowledgements a member remembers after it has lost them."""
+
+
+@dataclasses.dataclass
+class LoanState:
+    """A stream in this member's hands.  ``number`` is unique in the process."""
+
+    number: int
+    subscription: int
+    stream: int
+    grant: int
+    until: int
+    """Deliver nothing from this offset on; -1 for no end."""
+    lanes: StreamLanes
+    is_finish_told: bool = False
+
+    @property
+    def wants_events(self) -> bool:
+        """Whether reading on makes sense."""
+        return self.lanes.room > 0 and not (0 <= self.until <= self.lanes.next_offset)
+
+
+class Handler:
+    """Sans-IO and not thread-safe.  Call `poll` when time has passed and after events were settled."""
+
+    def __init__(
+        self,
+        borrower: BorrowerSettings,
+        lanes: LaneSettings,
+        new_id: Callable[[], str],
+        *,
+        name: str = "",
+        progress_interval_s: float = 0.2,
+    ) -> None:
+        self.agent = Agent(borrower, new_id, name)
+        self.counters = LaneCounters()
+        self.granted = 0
+        """Loans so far."""
+        self.ended: dict[int, str] = {}
+        """Subscriptions that will never get anything again, and why."""
+        self._lane_settings = lanes
+        self._progress_interval_s = progress_interval_s
+        self._report_at = 0.0
+        self._is_ordered: dict[int, bool] = {}
+        self._loans: OrderedDict[int, LoanState] = OrderedDict()
+        self._remembered: OrderedDict[tuple[int, int], Progress] = OrderedDict()
+        self._is_ending = False
+        self._messages: list[tuple[int, m.ToLeader]] = []
+
+    # -- subscriptions
+
+    def subscribe(self, subscription: int, *, is_ordered: bool, now: float) -> None:
+        self._is_ordered[subscription] = is_ordered
+        self.agent.subscribe(subscription, now)
+
+    def unsubscribe(self, subscription: int, now: float) -> None:
+        self.agent.unsubscribe(subscription, now)
+        self._work_off(now)
+
+    def disconnect(self, now: float) -> None:
+        """Report everything that is known and give all streams back at once."""
+        self._report_all()
+        self.agent.disconnect()
+        self._work_off(now)
+
+    def on_message(self, subscription: int, message: m.ToBorrower, now: float) -> None:
+        self.agent.on_message(subscription, message, now)
+        self._work_off(now)
+
+    # -- events
+
+    @property
+    def loans(self) -> list[LoanState]:
+        return list(self._loans.values())
+
+    def loan_of(self, event: GroupEvent) -> LoanState | None:
+        """Where a delivered event belongs; None when its stream is not in this member's hands any more."""
+        return self._loans.get(event.loan)
+
+    def next_batch(self, now: float, limit: int, *, is_exclusive: bool) -> tuple[LoanState, list[GroupEvent]] | None:
+        """Events for the user, of one stream.  Streams take turns.
+
+        Fenced: nothing comes of a stream whose lease has ended by ``now``.
+        """
+        for number in list(self._loans):
+            loan = self._loans[number]
+            if not is_exclusive and not loan.lanes.is_settled:
+                continue
+            if not self.agent.may_deliver(loan.subscription, loan.stream, now):
+                continue
+            while loan.lanes.has_work or loan.lanes.next_retry() <= now:
+                batch = loan.lanes.take(now, limit, is_exclusive=is_exclusive)
+                if batch:
+                    self._loans.move_to_end(number)
+                    return loan, batch
+        return None
+
+    def note_late(self, loan: LoanState, events: int) -> None:
+        """So many events were settled whose stream was lost before: should it come back, they count."""
+        self.counters.late += events
+        if (loan.subscription, loan.stream) in self._remembered:
+            self._remember(loan)
+
+    def is_lent(self, loan: LoanState) -> bool:
+        return loan.number in self._loans
+
+    def lease_end(self, subscription: int) -> float:
+        """Nothing may be delivered from then on."""
+        borrower = self.agent.borrower(subscription)
+        return 0.0 if borrower is None else borrower.lease_end
+
+    # -- time
+
+    def poll(self, now: float) -> None:
+        self.agent.poll(now)
+        self._work_off(now)
+        if self._is_ending:
+            self._tell_finished()
+        if now >= self._report_at:
+            self._report_at = now + self._progress_interval_s
+            self._report_changes()
+
+    def next_deadline(self) -> float:
+        return min(self.agent.next_deadline(), self._report_at)
+
+    def next_retry(self) -> float:
+        return min((loan.lanes.next_retry() for loan in self._loans.values()), default=float("inf"))
+
+    def take_messages(self, now: float) -> list[tuple[int, m.ToLeader]]:
+        self._work_off(now)
+        messages, self._messages = self._messages, []
+        return messages
+
+    # -- between agent and streams
+
+    def _work_off(self, now: float) -> None:
+        messages, events = self.agent.take(now)
+        self._messages += messages
+        for subscription, event in events:
+            self._apply(subscription, event)
+        if any(isinstance(event, Revoking) for _, event in events):
+            self._tell_finished()
+            self._work_off(now)
+
+    def _apply(self, subscription: int, event: SessionEvent) -> None:
+        if isinstance(event, Granted):
+            self._lend(subscription, event)
+        elif isinstance(event, Revoking):
+            self._is_ending = True
+            for loan in self._of(subscription, event.stream):
+                loan.lanes.stop()
+        elif isinstance(event, Lost):
+            for loan in self._of(subscription, event.stream):
+                loan.lanes.stop()
+                self._remember(loan)
+                del self._loans[loan.number]
+        elif isinstance(event, Reset) and event.is_final:
+            self.ended[subscription] = event.reason
+
+    def _lend(self, subscription: int, event: Granted) -> None:
+        self.granted += 1
+        progress = self._recall(subscription, event.stream, event.progress)
+        lanes = StreamLanes(
+            progress, self._lane_settings, self.counters, is_ordered=self._is_ordered[subscription]
+        )  # fmt: skip
+        self._loans[self.granted] = LoanState(
+            self.granted, subscription, event.stream, event.grant, event.until, lanes
+        )  # fmt: skip
+
+    def _of(self, subscription: int, stream: int) -> list[LoanState]:
+        return [loan for loan in self._loans.values() if (loan.subscription, loan.stream) == (subscription, stream)]
+
+    # -- what was acknowledged and perhaps never arrived
+
+    def _remember(self, loan: LoanState) -> None:
+        """The leader may not know the last acknowledgements; should the stream come back, they count."""
+        key = loan.subscription, loan.stream
+        self._remembered[key] = loan.lanes.progress()
+        self._remembered.move_to_end(key)
+        if len(self._remembered) > REMEMBERED_MAX:
+            self._remembered.popitem(last=False)
+
+    def _recall(self, subscription: int, stream: int, progress: Progress) -> Progress:
+        known = self._remembered.pop((subscription, stream), None)
+        if known is None or known.generation != progress.generation:
+            return progress
+        done = Acknowledged(progress.low, progress.ranges)
+        done.merge(known)
+        attempts = {offset: max(count, known.attempts.get(offset, 0)) for offset, count in progress.attempts.items()}
+        return snapshot(done, progress.generation, known.attempts | attempts)
+
+    # -- reports
+
+    def _report_changes(self) -> None:
+        for loan in self._loans.values():
+            change = loan.lanes.take_change()
+            if change is not None and not loan.is_finish_told:
+                self._report(loan, change)
+
+    def _report_all(self) -> None:
+        for loan in self._loans.values():
+            self._report(loan, loan.lanes.progress())
+
+    def _tell_finished(self) -> None:
+        """Streams that are to be given back and of which nothing is with the user any more."""
+        self._is_ending = False
+        for loan in list(self._loans.values()):
+            if loan.lanes.is_stopped and not loan.is_finish_told:
+                if loan.lanes.is_settled:
+                    loan.is_finish_told = True
+                    self._report(loan, loan.lanes.progress())
+                else:
+                    self._is_ending = True
+
+    def _report(self, loan: LoanState, progress: Progress) -> None:
+        self.agent.on_stream_progress(loan.subscription, loan.stream, progress, is_settled=loan.lanes.is_settled)

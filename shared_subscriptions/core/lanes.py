@@ -1,0 +1,353 @@
+"""One stream at one member: what may be delivered next, what is tried again, and how far it all is.
+
+Events wait in the order of the log.  Events of one topic and key form a *lane*: while one of them is with the user, or
+waits for another attempt, those behind it in the lane wait, and all other lanes go on.  In a queue there is no order to
+keep, so nothing waits for anything.
+
+Where an event is:
+
+========  ==================================================================================
+fresh     read from the log, in order
+waiting   behind an event of its lane
+ready     its lane has become free
+out       with the user
+retry     failed, waits for its next attempt
+done      acknowledged, parked as a dead letter, or not for this stream: part of the progress
+========  ==================================================================================
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import heapq
+from collections import deque
+from collections.abc import Iterator, Sequence
+
+from shared_subscriptions.core.events import GroupEvent
+from shared_subscriptions.core.progress import Acknowledged, Progress, snapshot
+from shared_subscriptions.core.settings import LaneSettings
+
+LaneKey = tuple[str, str]
+
+
+@dataclasses.dataclass
+class LaneCounters:
+    delivered: int = 0
+    redelivered: int = 0
+    """Deliveries beyond the first of their event, as far as the group knows."""
+    acknowledged: int = 0
+    late: int = 0
+    """Acknowledged or refused when the event was out of this member's hands: the group may deliver it again."""
+    failed: int = 0
+    """Attempts that ended in a nack or an error."""
+    dead: int = 0
+    """Events parked as dead letters."""
+    expired: int = 0
+    """Events that retention dropped before anybody acknowledged them."""
+    undecodable: int = 0
+
+
+class StreamLanes:
+    """Not thread-safe.  Offsets given to `skip` and `offer` rise; what is done already is left out."""
+
+    def __init__(self, progress: Progress, settings: LaneSettings, counters: LaneCounters, *, is_ordered: bool) -> None:
+        self.next_offset = progress.low
+        """Where to read on."""
+        self.is_stopped = False
+        self._settings = settings
+        self._counters = counters
+        self._is_ordered = is_ordered
+        self._generation = progress.generation
+        self._done = Acknowledged(progress.low, progress.ranges)
+        self._attempts = dict(progress.attempts)
+        self._fresh: deque[list[GroupEvent]] = deque()
+        self._ready: deque[GroupEvent] = deque()
+        self._waiting: dict[LaneKey, deque[GroupEvent]] = {}
+        self._retries: list[tuple[float, int, GroupEvent]] = []
+        self._out: dict[int, GroupEvent] = {}
+        self._batch: Sequence[GroupEvent] = ()
+        self._load = 0
+        self._is_changed = True
+
+    # -- from the log
+
+    @property
+    def room(self) -> int:
+        """How many more events may be offered now."""
+        return 0 if self.is_stopped else self._settings.window - self._load
+
+    def skip(self, end: int) -> None:
+        """Everything from `next_offset` up to ``end`` is not for this stream."""
+        self._done.add(self.next_offset, end)
+        self.next_offset = max(self.next_offset, end)
+        self._is_changed = True
+
+    def expire(self, start: int) -> None:
+        """Retention has dropped everything before ``start``."""
+        lost = self._done.missing(self.next_offset, start)
+        self._counters.expired += lost
+        self.skip(start)
+
+    def offer(self, events: list[GroupEvent]) -> None:
+        """Events at or beyond `next_offset`, in order; offsets between them are not for this stream."""
+        if events and (len(self._done) or events[0].offset < self._done.low):
+            events = [event for event in events if event.offset not in self._done]
+        if not events:
+            return
+        if events[0].offset > self.next_offset or events[-1].offset - events[0].offset >= len(events):
+            self._skip_between(events)
+        self.next_offset = max(self.next_offset, events[-1].offset + 1)
+        self._fresh.append(events)
+        self._load += len(events)
+
+    def _skip_between(self, events: Sequence[GroupEvent]) -> None:
+        for event in events:
+            if event.offset > self.next_offset:
+                self._done.add(self.next_offset, event.offset)
+            self.next_offset = event.offset + 1
+        self._is_changed = True
+
+    # -- to the user
+
+    def take(self, now: float, limit: int, *, is_exclusive: bool) -> list[GroupEvent]:
+        """The next events for the user, none when there are none.
+
+        Exclusive: each event keeps its lane until it is settled, and more may be taken meanwhile.  Otherwise the batch
+        may hold several events of one lane, is in the order of the log, and must be settled before more is taken.
+        """
+        if self.is_stopped:
+            return []
+        retry = self._take_retry(now)
+        if retry is not None:
+            taken = [retry]  # alone, so that a failure concerns nothing else
+        elif is_exclusive:
+            taken = list(self._exclusive(limit))
+        else:
+            taken = self._shared(limit)
+        if not taken:
+            return taken
+        if is_exclusive:
+            self._out.update((event.offset, event) for event in taken)
+        else:
+            self._batch = taken
+        if self._attempts:
+            self._number(taken)
+        self._counters.delivered += len(taken)
+        return taken
+
+    def _take_retry(self, now: float) -> GroupEvent | None:
+        if self._retries and self._retries[0][0] <= now:
+            return heapq.heappop(self._retries)[2]
+        return None
+
+    def _number(self, taken: Sequence[GroupEvent]) -> None:
+        for event in taken:
+            event.attempt = self._attempts.get(event.offset, 0) + 1
+            self._counters.redelivered += event.attempt > 1
+
+    def _shared(self, limit: int) -> list[GroupEvent]:
+        if self._ready or self._waiting:
+            events = [event for event in self._next_events(limit) if not self._must_wait(event)]
+            return sorted(events, key=_offset)
+        if not self._fresh:
+            return []
+        events = self._fresh.popleft()
+        if len(events) > limit:
+            self._fresh.appendleft(events[limit:])
+            return events[:limit]
+        return events
+
+    def _exclusive(self, limit: int) -> Iterator[GroupEvent]:
+        for event in self._next_events(limit):
+            if not self._is_ordered:
+                yield event
+            elif not self._must_wait(event):
+                self._waiting[_lane(event)] = deque()
+                yield event
+
+    def _must_wait(self, event: GroupEvent) -> bool:
+        """Queue an event behind its lane when that is taken."""
+        queue = self._waiting.get(_lane(event)) if self._is_ordered else None
+        if queue is None:
+            return False
+        queue.append(event)
+        return True
+
+    def _next_events(self, limit: int) -> Iterator[GroupEvent]:
+        """At most ``limit`` events that are ready or fresh.  Those yielded are in no queue any more."""
+        for _ in range(limit):
+            if not self._ready:
+                if not self._fresh:
+                    return
+                self._ready.extend(self._fresh.popleft())
+            yield self._ready.popleft()
+
+    # -- back from the user
+
+    def ack(self, event: GroupEvent) -> bool:
+        """Done.  False when the event is not out: it was settled before, or another grant has it."""
+        if self._out.pop(event.offset, None) is None:
+            self._counters.late += 1
+            return False
+        self._finish(event)
+        self._free_lane(event)
+        return True
+
+    def settle(self, batch: Sequence[GroupEvent]) -> None:
+        """A whole batch, taken without exclusivity, is done."""
+        self._batch = ()
+        if len(batch) == 1 and _lane(batch[0]) in self._waiting:
+            self._free_lane(batch[0])  # it was a retry
+        first, last = batch[0].offset, batch[-1].offset
+        if last - first + 1 == len(batch):
+            self._done.add(first, last + 1)
+        else:
+            for event in batch:
+                self._done.add(event.offset, event.offset + 1)
+        if self._attempts:
+            for event in batch:
+                self._attempts.pop(event.offset, None)
+        self._load -= len(batch)
+        self._counters.acknowledged += len(batch)
+        self._is_changed = True
+
+    def fail(self, event: GroupEvent, now: float, delay_s: float | None = None) -> bool:
+        """An attempt failed; the event comes again after ``delay_s``, or after the configured back-off.
+
+        False when it has used up its attempts: store it elsewhere, then call `parked`; its lane waits until then.  An
+        event that is not out is counted as late, and True is returned: somebody else has it.
+        """
+        if event.offset not in self._out:
+            self._counters.late += 1
+            return True
+        self._counters.failed += 1
+        attempts = self._attempts[event.offset] = event.attempt
+        self._is_changed = True
+        if self._settings.attempts_max and attempts >= self._settings.attempts_max:
+            return False
+        self.postpone(event, now + (self._settings.backoff_s(attempts) if delay_s is None else delay_s))
+        return True
+
+    def postpone(self, event: GroupEvent, due: float) -> None:
+        """Deliver an event that is out once more, when it is due.  Its lane waits.  When it has been given away
+        meanwhile, nothing happens."""
+        if self._out.pop(event.offset, None) is None or self.is_stopped:
+            return
+        if self._is_ordered:
+            self._waiting.setdefault(_lane(event), deque())
+        heapq.heappush(self._retries, (due, event.offset, event))
+
+    def fail_batch(self, batch: Sequence[GroupEvent], now: float) -> None:
+        """A batch of several failed as a whole: the first event of each lane comes again, at once and alone, so that
+        the guilty one is found; the rest of the lane waits behind it."""
+        self.break_up(batch)
+        self._counters.failed += 1
+        heads: dict[LaneKey | int, GroupEvent] = {}
+        for event in batch:
+            heads.setdefault(_lane(event) if self._is_ordered else event.offset, event)
+            if not self._settings.attempts_max or event.attempt < self._settings.attempts_max:
+                self._attempts[event.offset] = event.attempt  # the last attempt is one that it has for itself
+        for event in heads.values():
+            self.postpone(event, now)
+        self._put_behind([event for event in batch if event.offset in self._out])
+
+    def break_up(self, batch: Sequence[GroupEvent]) -> None:
+        """Make a batch exclusive after the fact: each of its events is out and keeps its lane until it is settled."""
+        self._batch = ()
+        for event in batch:
+            self._out[event.offset] = event
+            if self._is_ordered:
+                self._waiting.setdefault(_lane(event), deque())
+
+    def put_back(self, events: Sequence[GroupEvent]) -> None:
+        """Events of a broken-up batch that did not reach the user after all."""
+        self._counters.delivered -= len(events)
+        self._put_behind(events)
+
+    def _put_behind(self, events: Sequence[GroupEvent]) -> None:
+        """Events that are out wait in their lanes again, before everything else there; free lanes are ready."""
+        for event in events:
+            del self._out[event.offset]
+        if self.is_stopped:
+            self._load = len(self._out)
+            return
+        taken = {_lane(event) for event in self._out.values()} | {_lane(event) for _, _, event in self._retries}
+        for event in reversed(events):
+            lane = _lane(event)
+            if self._is_ordered and lane in taken:
+                self._waiting.setdefault(lane, deque()).appendleft(event)
+                continue
+            self._ready.extendleft(reversed(self._waiting.pop(lane, ())))
+            self._ready.appendleft(event)
+
+    def parked(self, event: GroupEvent) -> None:
+        """The event was stored as a dead letter."""
+        self._counters.dead += 1
+        if self._out.pop(event.offset, None) is not None:
+            self._finish(event)
+            self._counters.acknowledged -= 1
+            self._free_lane(event)
+
+    def _finish(self, event: GroupEvent) -> None:
+        self._done.add(event.offset, event.offset + 1)
+        self._attempts.pop(event.offset, None)
+        self._load -= 1
+        self._counters.acknowledged += 1
+        self._is_changed = True
+
+    def _free_lane(self, event: GroupEvent) -> None:
+        if not self._is_ordered:
+            return
+        queue = self._waiting.pop(_lane(event), None)
+        if queue:
+            # Before everything else, because they are older; if they must wait for each other, they will when taken.
+            self._ready.extendleft(reversed(queue))
+
+    # -- where it stands
+
+    def stop(self) -> None:
+        """Give out nothing more and forget what nobody has; what is out may still be settled."""
+        self.is_stopped = True
+        self._fresh.clear()
+        self._ready.clear()
+        self._retries.clear()
+        self._waiting.clear()
+        self._load = len(self._out) + len(self._batch)
+
+    @property
+    def is_settled(self) -> bool:
+        """Nothing is with the user."""
+        return not self._out and not self._batch
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self._fresh or self._ready)
+
+    @property
+    def load(self) -> int:
+        """Events read and not settled."""
+        return self._load
+
+    def next_retry(self) -> float:
+        """When the next attempt is due; infinity when there is none."""
+        return self._retries[0][0] if self._retries and not self.is_stopped else float("inf")
+
+    def take_change(self) -> Progress | None:
+        """The progress, when it has changed since the last call."""
+        if not self._is_changed:
+            return None
+        self._is_changed = False
+        return self.progress()
+
+    def progress(self) -> Progress:
+        """What is done.  An event that is out on its own counts as attempted: it may be what kills its consumer."""
+        attempts = self._attempts | {offset: event.attempt for offset, event in self._out.items()}
+        return snapshot(self._done, self._generation, attempts)
+
+
+def _offset(event: GroupEvent) -> int:
+    return event.offset
+
+
+def _lane(event: GroupEvent) -> LaneKey:
+    return event.topic, event.key

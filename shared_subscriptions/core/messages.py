@@ -1,0 +1,145 @@
+"""What borrowers and leaders say to each other.
+
+The names are those of the protocol's specification; `leader_wanted` is `Connect` here, because it goes straight to the
+leader that the registry names.  What a network needs is added: every message has a sequence number of its sender.  Of
+the messages about one stream, or about the lease, whoever receives a number that is not higher than the last one drops
+it, so that delay and repetition look like loss, which resending heals.  The leader's epoch and the number of a grant
+fence what belongs to the past.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from pubsub_api.core.errors import UndecodableBody
+from shared_subscriptions.core.progress import Progress
+
+
+class _Message(msgspec.Struct, frozen=True, tag_field="type", kw_only=True):
+    borrower: str
+    """The borrower that speaks or is spoken to.  Never used again: a new life has a new one."""
+    seq: int = 0
+    """Of the sender, rising."""
+
+
+class Connect(_Message, frozen=True, tag="leader_wanted", kw_only=True):
+    """I want streams.  Repeated until it is answered."""
+
+    name: str = ""
+    """Who this is, the same after a restart.  Empty for somebody who will never come back."""
+    former: str = ""
+    """This member's last borrower, which has stopped for good."""
+
+
+class Ping(_Message, frozen=True, tag="ping", kw_only=True):
+    """Renew my lease."""
+
+
+class UpdateProgress(_Message, frozen=True, tag="update_progress", kw_only=True):
+    """How far a stream is.  The first one confirms a grant, one with ``finished`` ends a revoke."""
+
+    stream: int
+    grant: int
+    progress: Progress
+    finished: bool = False
+
+
+class RevokeFinished(_Message, frozen=True, tag="revoke_finished", kw_only=True):
+    """I have forgotten the stream."""
+
+    stream: int
+    grant: int
+
+
+class Disconnect(_Message, frozen=True, tag="disconnect", kw_only=True):
+    """I leave, and this is how far I came.  Not answered."""
+
+    progresses: tuple[tuple[int, int, Progress], ...] = ()
+    """Stream, grant and progress."""
+
+
+class _FromLeader(_Message, frozen=True, kw_only=True):
+    epoch: int = 0
+    """Of the leader: higher than that of every leader before it."""
+
+
+class ConnectResponse(_FromLeader, frozen=True, tag="leader_connect_response", kw_only=True):
+    """You are known; your lease counts from when you sent ``answers``."""
+
+    answers: int
+    lease_s: float
+
+
+class PingResponse(_FromLeader, frozen=True, tag="ping_response", kw_only=True):
+    """Your lease counts from when you sent ``answers``."""
+
+    answers: int
+
+
+class Grant(_FromLeader, frozen=True, tag="grant", kw_only=True):
+    """The stream is yours, from this progress on.  Repeated until progress is reported."""
+
+    stream: int
+    grant: int
+    progress: Progress
+    until: int = -1
+    """Deliver nothing from this offset on; -1 for no end."""
+
+
+class Revoke(_FromLeader, frozen=True, tag="revoke", kw_only=True):
+    """Finish the stream.  Repeated until progress with ``finished`` comes."""
+
+    stream: int
+    grant: int
+
+
+class Revoked(_FromLeader, frozen=True, tag="revoked", kw_only=True):
+    """Your last progress has arrived; forget the stream.  Repeated until `RevokeFinished` comes."""
+
+    stream: int
+    grant: int
+
+
+class Invalidate(_FromLeader, frozen=True, tag="invalidate", kw_only=True):
+    """You are nobody (any more).  Begin anew."""
+
+    reason: str = ""
+    is_final: bool = False
+    """The group is gone: beginning anew is no use."""
+
+
+ToLeader = Connect | Ping | UpdateProgress | RevokeFinished | Disconnect
+ToBorrower = ConnectResponse | PingResponse | Grant | Revoke | Revoked | Invalidate
+Message = ToLeader | ToBorrower
+
+TO_LEADER = (Connect, Ping, UpdateProgress, RevokeFinished, Disconnect)
+TO_BORROWER = (ConnectResponse, PingResponse, Grant, Revoke, Revoked, Invalidate)
+
+LEASE = -1
+"""What a message is about when it is not about a stream."""
+
+
+def concern(message: Message) -> int:
+    """The stream that a message is about, or `LEASE`: order matters among messages of one concern."""
+    return getattr(message, "stream", LEASE)
+
+
+encode = msgspec.msgpack.Encoder().encode
+_to_leader: msgspec.msgpack.Decoder[ToLeader] = msgspec.msgpack.Decoder(ToLeader)
+_to_borrower: msgspec.msgpack.Decoder[ToBorrower] = msgspec.msgpack.Decoder(ToBorrower)
+
+
+def decode_to_leader(body: bytes) -> ToLeader:
+    """Raises UndecodableBody."""
+    try:
+        return _to_leader.decode(body)
+    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
+        raise UndecodableBody(f"a message to a leader cannot be decoded: {error}") from error
+
+
+def decode_to_borrower(body: bytes) -> ToBorrower:
+    """Raises UndecodableBody."""
+    try:
+        return _to_borrower.decode(body)
+    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
+        raise UndecodableBody(f"a message to a borrower cannot be decoded: {error}") from error

@@ -1,0 +1,249 @@
+"""Groups as an operator sees them: declare, list, show, pause, drain, seek, destroy.
+
+Everything is a record in the log.  A command writes what is wanted; the leader of the group, or the next one, does it.
+So every command works whether or not the group has members now.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import time
+from collections.abc import Callable, Mapping
+from typing import Literal
+
+import msgspec
+
+from durable_log.errors import OffsetTooOld, RecordConflict
+from durable_log.log_api import LogApi, ShardState
+from pubsub_api.core.topics import check_filter
+from pubsub_api.errors import UsageError
+from shared_subscriptions.core import declaration as declarations
+from shared_subscriptions.core.declaration import LANES_MAX, Declaration, Wish, check_name
+from shared_subscriptions.core.events import Mode
+from shared_subscriptions.core.progress import Acknowledged
+from shared_subscriptions.core.streams import StreamRecord
+from shared_subscriptions.errors import GroupExists, GroupNotFound
+from shared_subscriptions.names import PREFIX, Names, group_of
+from shared_subscriptions.records import GroupStatus, decode_status, decode_stream
+
+Start = Literal["now", "earliest"] | datetime.datetime | Mapping[int, int]
+"""Where a group begins: at what comes from now on, at the oldest event that is kept, at a time by the clock of the
+log's store, or at an offset for each shard named (the others begin now)."""
+
+_ATTEMPTS = 20
+
+
+def declare(
+    log: LogApi, name: str, topic_filter: str, *, mode: Mode = "shared", lanes: int = 1, start: Start = "now"
+) -> Declaration:
+    """Declare a group: from now on its events wait for it, also while it has no member.
+
+    Declaring it again with the same filter, mode and lanes changes nothing, whatever ``start`` says.  Blocks for a
+    bounded time.  Raises UsageError, GroupExists, LogUnavailable.
+    """
+    check_name(name)
+    check_filter(topic_filter)
+    if not 1 <= lanes <= LANES_MAX:
+        raise UsageError(f"a group has 1 to {LANES_MAX} lanes, not {lanes}")
+    wanted = Declaration(name, topic_filter, mode, lanes, positions(log, start), declared_ns=time.time_ns())
+    record = log.get_record(Names(name).group)
+    if record is None:
+        try:
+            log.put_records([(Names(name).group, declarations.encode(wanted), 0)])
+            return wanted
+        except RecordConflict:
+            record = log.get_record(Names(name).group)
+    found = get(log, name) if record is None else declarations.decode(record.value)
+    if (found.topic_filter, found.mode, found.lanes) != (topic_filter, mode, lanes):
+        raise GroupExists(
+            f"group {name!r} is declared as ${found.mode}/{name}/{found.topic_filter} with {found.lanes} lanes, not as "
+            f"${mode}/{name}/{topic_filter} with {lanes}"
+        )
+    return found
+
+
+def positions(log: LogApi, start: Start) -> tuple[int, ...]:
+    """An offset for each shard.  Raises UsageError when ``start`` makes no sense for this log."""
+    states = log.state()
+    if start == "now":
+        return tuple(state.end for state in states)
+    if start == "earliest":
+        return tuple(state.start for state in states)
+    if isinstance(start, datetime.datetime):
+        if start.tzinfo is None:
+            raise UsageError("a time needs a time zone, as in 2026-01-31T12:00:00+00:00")
+        appended_ns = int(start.timestamp() * 1e9)
+        return tuple(log.find(state.shard, appended_ns) for state in states)
+    if isinstance(start, Mapping):
+        return tuple(_checked(start, state) for state in states) if _names_shards(start, len(states)) else ()
+    raise UsageError(f"{start!r} is no place to begin: now, earliest, a time, or offsets")
+
+
+def _names_shards(offsets: Mapping[int, int], shards: int) -> bool:
+    unknown = sorted(set(offsets) - set(range(shards)))
+    if unknown:
+        raise UsageError(f"the log has shards 0 to {shards - 1}, not {unknown[0]}")
+    return True
+
+
+def _checked(offsets: Mapping[int, int], state: ShardState) -> int:
+    offset = offsets.get(state.shard, state.end)
+    if not state.start <= offset <= state.end:
+        raise UsageError(f"shard {state.shard} can be read from {state.start} to {state.end}, not from {offset}")
+    return offset
+
+
+def get(log: LogApi, name: str) -> Declaration:
+    """Raises GroupNotFound."""
+    record = log.get_record(Names(check_name(name)).group)
+    if record is None:
+        raise GroupNotFound(f"no group {name!r} is declared; declare it with: heliograph group declare {name} FILTER")
+    return declarations.decode(record.value)
+
+
+def names(log: LogApi) -> list[str]:
+    """Every group, by name."""
+    found = (group_of(record.name) for record in log.list_records(PREFIX))
+    return sorted(name for name in found if name is not None)
+
+
+# -- wishes
+
+
+def pause(log: LogApi, name: str) -> Declaration:
+    """Take all streams back; events go on being kept.  Raises GroupNotFound."""
+    return _change(log, name, lambda found: msgspec.structs.replace(found, wish=Wish.PAUSED))
+
+
+def resume(log: LogApi, name: str) -> Declaration:
+    """End a pause or a drain.  Raises GroupNotFound."""
+    return _change(log, name, lambda found: msgspec.structs.replace(found, wish=Wish.ACTIVE))
+
+
+def drain(log: LogApi, name: str) -> Declaration:
+    """Deliver what is there now and nothing after it.  `show` tells when that is done.  Raises GroupNotFound."""
+    ends = tuple(state.end for state in log.state())
+    return _change(log, name, lambda found: msgspec.structs.replace(found, wish=Wish.DRAINING, until=ends))
+
+
+def seek(log: LogApi, name: str, start: Start) -> Declaration:
+    """Let the group go on at another place; what it has acknowledged is forgotten.
+
+    Raises GroupNotFound, UsageError.
+    """
+    places = positions(log, start)
+    return _change(
+        log, name, lambda found: msgspec.structs.replace(found, positions=places, generation=found.generation + 1)
+    )
+
+
+def destroy(log: LogApi, name: str) -> None:
+    """Remove the group and its progress; members are told.  The log keeps its events.  Raises GroupNotFound."""
+    get(log, name)
+    for _ in range(_ATTEMPTS):
+        group = Names(name)
+        doomed = [group.group, group.leader, group.status]
+        doomed += [record.name for record in log.list_records(group.streams)]
+        log.put_records([(record, None, None) for record in doomed])
+        if not log.list_records(f"{group.group}/"):
+            return
+
+
+def _change(log: LogApi, name: str, change: Callable[[Declaration], Declaration]) -> Declaration:
+    for _ in range(_ATTEMPTS):
+        record = log.get_record(Names(check_name(name)).group)
+        if record is None:
+            break
+        wanted = change(declarations.decode(record.value))
+        try:
+            log.put_records([(record.name, declarations.encode(wanted), record.version)])
+            return wanted
+        except RecordConflict:
+            continue
+    return get(log, name)
+
+
+# -- what is going on
+
+
+@dataclasses.dataclass(frozen=True)
+class StreamView:
+    """One stream of a group."""
+
+    stream: int
+    shard: int
+    lane: int
+    status: str
+    owner: str
+    low: int
+    """Everything before this offset is done."""
+    end: int
+    lag: int
+    """Offsets that are not done yet, also those of other topics and lanes that nobody has looked at."""
+    oldest_s: float | None
+    """Age of the oldest of them, by the clock of this host; None when there is none."""
+    retrying: int
+    """Events that were delivered in vain and are not done."""
+    expired: int
+    redelivered: int
+
+
+@dataclasses.dataclass(frozen=True)
+class GroupView:
+    """A group, from its records."""
+
+    name: str
+    mode: str
+    topic_filter: str
+    lanes: int
+    wish: str
+    is_drained: bool
+    generation: int
+    lag: int
+    status: GroupStatus | None
+    """What the leader said last; None when nobody ever led."""
+    streams: list[StreamView]
+
+
+def show(log: LogApi, name: str, *, with_ages: bool = True) -> GroupView:
+    """Who has what, how far it is and why it moved.  Raises GroupNotFound."""
+    found = get(log, name)
+    group = Names(name)
+    states = {state.shard: state for state in log.state()}
+    record = log.get_record(group.status)
+    status = None if record is None else decode_status(record.value)
+    stored = {
+        group.stream_number(item.name): decode_stream(item.value) for item in log.list_records(group.streams)
+    }  # fmt: skip
+    streams = [
+        _view(log, found, number, item, states[number // found.lanes], status, with_ages=with_ages)
+        for number, item in sorted(stored.items())
+    ]
+    return GroupView(
+        name, found.mode, found.topic_filter, found.lanes, found.wish.value,
+        found.wish is Wish.DRAINING and all(view.low >= found.until_of(view.stream) for view in streams),
+        found.generation, sum(view.lag for view in streams), status, streams,
+    )  # fmt: skip
+
+
+def _view(
+    log: LogApi, found: Declaration, number: int, item: StreamRecord, state: ShardState, status: GroupStatus | None,
+    *, with_ages: bool,
+) -> StreamView:  # fmt: skip
+    done = Acknowledged(item.progress.low, item.progress.ranges)
+    lag = done.missing(done.low, state.end)
+    said, owner = (status.streams.get(number) if status else None) or ("absent", "")
+    return StreamView(
+        number, number // found.lanes, number % found.lanes, said, owner, done.low, state.end, lag,
+        _age(log, state.shard, done.low) if lag and with_ages else None, len(item.progress.attempts), item.expired,
+        item.redelivered,
+    )  # fmt: skip
+
+
+def _age(log: LogApi, shard: int, offset: int) -> float | None:
+    try:
+        frames = log.read(shard, offset, events_max=1)
+    except OffsetTooOld:
+        return None
+    return round((time.time_ns() - frames[0].appended_ns) / 1e9, 3) if frames else None

@@ -1,0 +1,32 @@
+"""How the records of a group are named in the log."""
+
+from __future__ import annotations
+
+PREFIX = "group/"
+
+
+class Names:
+    """The records of one group."""
+
+    def __init__(self, group: str) -> None:
+        self.group = f"{PREFIX}{group}"
+        """Its declaration."""
+        self.leader = f"{PREFIX}{group}/leader"
+        self.status = f"{PREFIX}{group}/status"
+        """What the leader tells operators."""
+        self.streams = f"{PREFIX}{group}/stream/"
+
+    def stream(self, number: int) -> str:
+        return f"{self.streams}{number:05d}"
+
+    def is_stream(self, name: str) -> bool:
+        return name.startswith(self.streams)
+
+    def stream_number(self, name: str) -> int:
+        return int(name[len(self.streams) :])
+
+
+def group_of(name: str) -> str | None:
+    """The group that a record declares; None when it is another kind of record."""
+    group = name.removeprefix(PREFIX)
+    return group if name.startswith(PREFIX) and "/" not in group else None

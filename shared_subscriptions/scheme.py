@@ -1,0 +1,59 @@
+"""How `Session.subscriber` comes to shared subscriptions: the entry points ``shared`` and ``queue``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import durable_log
+from pubsub_api.scheme import SubscriptionScheme
+from shared_subscriptions import config
+from shared_subscriptions.recording import Recording
+from shared_subscriptions.subscriber import GroupSubscriber
+
+if TYPE_CHECKING:
+    from pubsub_api import Session
+
+
+class SharedScheme(SubscriptionScheme):
+    """``$shared/GROUP/FILTER`` and ``$queue/GROUP/FILTER``.  The log is the one that ``[log] url`` names."""
+
+    def subscriber(
+        self,
+        session: Session,
+        topics: Sequence[str],
+        *,
+        on_event: Any,
+        on_events: Any,
+        auto_ack: bool,
+        member: str,
+    ) -> GroupSubscriber:
+        return subscribe(
+            session, topics, on_event=on_event, on_events=on_events, auto_ack=auto_ack, member=member
+        )  # fmt: skip
+
+
+def subscribe(
+    session: Session,
+    topics: Sequence[str],
+    *,
+    on_event: Any = None,
+    on_events: Any = None,
+    auto_ack: bool = True,
+    member: str = "",
+) -> GroupSubscriber:
+    """The same as `Session.subscriber` with its own type, for programs that are checked; close it yourself.
+
+    Raises InvalidTopic, InvalidConfig, GroupExists, LogError.
+    """
+    conf = config.register(session.conf)
+    log = durable_log.open(conf=conf)
+    recording = Recording(session, log) if conf[config.GROUP].record else None
+    try:
+        return GroupSubscriber(
+            log, conf, topics, on_event=on_event, on_events=on_events, auto_ack=auto_ack, name=member,
+            on_rule=recording.on_rule if recording else (lambda _group, _declaration: None),
+        )  # fmt: skip
+    except BaseException:
+        log.close()
+        raise

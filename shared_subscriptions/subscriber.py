@@ -1,0 +1,407 @@
+"""The subscriber of shared subscriptions: what `Session.subscriber` returns for ``$shared`` and ``$queue`` filters.
+
+Threads.  The *protocol* thread talks to leaders and drives the core's clock.  The *reader* reads the log for the
+streams that are held.  *Dispatchers* call the user; when the user iterates instead, its own thread is the dispatcher.
+One `Office` per group watches who leads.  All of them meet in the core, under one lock that is never held during I/O or
+a call of the user.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import selectors
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from types import TracebackType
+
+from oslo_config import cfg
+
+from durable_log.log_api import LogApi
+from pubsub_api import forking
+from pubsub_api.errors import Closed, Forked, UsageError, WaitTimeout
+from shared_subscriptions import config, groups
+from shared_subscriptions.core import declaration as declarations
+from shared_subscriptions.core.candidate import LeaderRecord
+from shared_subscriptions.core.declaration import Declaration
+from shared_subscriptions.core.events import GroupEvent, Mode
+from shared_subscriptions.core.handler import Handler
+from shared_subscriptions.dispatch import Dispatch, OnEvent, OnEvents
+from shared_subscriptions.errors import GroupDestroyed, NotAGroupEvent
+from shared_subscriptions.feeding import Feeder
+from shared_subscriptions.links import RECONNECT_S, LeaderLink
+from shared_subscriptions.office import Office, OnRule
+from shared_subscriptions.parking import DeadLetters
+from shared_subscriptions.reading import Reader
+from shared_subscriptions.sockets import Waker
+
+LOG = logging.getLogger(__name__)
+
+_IDLE_S = 0.5
+_CLOSE_EXTRA_S = 1.0
+
+
+@dataclasses.dataclass(frozen=True)
+class GroupSubscriberStatistics:
+    """Counters since the subscriber was made."""
+
+    delivered: int
+    """Events handed to the user."""
+    redelivered: int
+    """Of these, deliveries beyond the first of their event, as far as the group knows."""
+    acknowledged: int
+    failed: int
+    """Attempts that ended in a nack or an error of the callback."""
+    dead_letters: int
+    late: int
+    """Acknowledged or refused after the stream was lost: the group may deliver it again."""
+    expired: int
+    """Events that retention dropped before they were delivered."""
+    undecodable: int
+    streams: int
+    """Streams held now."""
+    waiting: int
+    """Events read and not settled."""
+    grants: int
+    resets: int
+    """How often a lease or the leader was lost and everything began anew."""
+    log_errors: int
+    callback_errors: int
+    is_leading: int
+    """Groups that this process leads."""
+
+
+@dataclasses.dataclass
+class _Group:
+    """What belongs to one group in this process."""
+
+    declaration: Declaration
+    office: Office
+    link: LeaderLink
+    reader: Reader
+    letters: DeadLetters
+
+
+class GroupSubscriber:
+    """A member of one or several groups.  Every method may be called from any thread.
+
+    With ``on_event`` or ``on_events`` the user is called from dispatcher threads; without, iterate.  With ``auto_ack``
+    an event is acknowledged when the callback returns, or when the next one is asked for, and tried again when the
+    callback raises; without, call `ack` or `nack` for every event.
+    """
+
+    def __init__(
+        self,
+        log: LogApi,
+        conf: cfg.ConfigOpts,
+        topics: Sequence[str],
+        *,
+        on_event: OnEvent | None = None,
+        on_events: OnEvents | None = None,
+        auto_ack: bool = True,
+        name: str = "",
+        on_rule: OnRule = lambda _group, _declaration: None,
+    ) -> None:
+        """Takes over the log and closes it in the end.  ``on_rule`` is told when this process leads a group."""
+        if on_event is not None and on_events is not None:
+            raise UsageError("give on_event or on_events, not both")
+        if not topics:
+            raise UsageError("a subscriber needs at least one topic filter")
+        self._log = log
+        self._conf = conf
+        self._options = conf[config.GROUP]
+        self._on_rule = on_rule
+        self._lock = threading.Condition(threading.RLock())
+        self._handler = Handler(
+            config.borrower_settings(conf), config.lane_settings(conf), lambda: uuid.uuid4().hex,
+            name=name or self._options.member_name, progress_interval_s=self._options.progress_interval,
+        )  # fmt: skip
+        self._groups: dict[str, _Group] = {}
+        self._subscriptions: dict[int, str] = {}
+        """Number -> group, also of those that are ending."""
+        self._filters: dict[str, int] = {}
+        """Filters in use, as they were given -> number."""
+        self._serial = 0
+        self._destroyed: set[str] = set()
+        self._is_closed = False
+        self._is_stopping = False
+        self._is_inherited = False
+        self._selector = selectors.DefaultSelector()
+        self._waker = Waker(self._selector)
+        self._feeder = Feeder(log, self._handler, self._lock, self._reader_of)
+        self._dispatch = Dispatch(
+            self._handler, self._lock, self._options, on_event=on_event, on_events=on_events, auto_ack=auto_ack,
+            letters_of=self._letters_of, wake=self._waker.wake,
+        )  # fmt: skip
+        self._protocol = threading.Thread(target=self._run_protocol, name="heliograph-group-protocol", daemon=True)
+        forking.register(self)
+        try:
+            for topic_filter in topics:
+                self.subscribe(topic_filter)
+        except BaseException:
+            self._stop_offices(0.0)
+            self._waker.close()
+            self._selector.close()
+            raise
+        self._protocol.start()
+        self._feeder.start()
+        self._dispatch.start()
+
+    # -- subscriptions
+
+    def subscribe(self, topic_filter: str) -> bool:
+        """Join a group; True when this is new.  Declares the group, from now on, when nobody has.
+
+        Raises InvalidTopic, GroupExists when the group is declared otherwise, LogUnavailable.
+        """
+        self._check_usable()
+        if topic_filter in self._filters:
+            return False
+        mode, name, inner = declarations.parse(topic_filter)
+        lanes = self._options.lanes if mode == "shared" else self._options.queue_lanes
+        declaration = _join(self._log, name, inner, mode, lanes)
+        with self._lock:
+            self._destroyed.discard(name)
+            if name not in self._groups:
+                self._groups[name] = self._make_group(declaration)
+                self._groups[name].office.start()
+            self._serial += 1
+            self._filters[topic_filter] = self._serial
+            self._subscriptions[self._serial] = name
+            self._handler.subscribe(self._serial, is_ordered=mode == "shared", now=time.monotonic())
+        self._waker.wake()
+        return True
+
+    def unsubscribe(self, topic_filter: str) -> bool:
+        """Leave a group in good order; True when it was there.  Events that are with the user may still be settled."""
+        self._check_usable()
+        with self._lock:
+            number = self._filters.pop(topic_filter, None)
+            if number is not None and number in self._handler.agent.subscriptions:
+                self._handler.unsubscribe(number, time.monotonic())
+        self._waker.wake()
+        return number is not None
+
+    @property
+    def topics(self) -> list[str]:
+        """The filters in use."""
+        return sorted(self._filters)
+
+    def _make_group(self, declaration: Declaration) -> _Group:
+        name = declaration.name
+        letters = DeadLetters(self._log, name, self._options.dead_letter_topic)
+        office = Office(
+            self._log, name, self._conf,
+            on_leader=lambda leader: self._on_leader(name, leader),
+            on_rule=self._on_rule,
+            on_destroyed=lambda: self._on_destroyed(name),
+        )  # fmt: skip
+        link = LeaderLink(self._selector, bytes_max=self._options.message_bytes_max)
+        return _Group(declaration, office, link, Reader(self._log, declaration), letters)
+
+    def _reader_of(self, subscription: int) -> Reader:
+        return self._groups[self._subscriptions[subscription]].reader
+
+    def _letters_of(self, subscription: int) -> DeadLetters:
+        return self._groups[self._subscriptions[subscription]].letters
+
+    # -- what the offices say
+
+    def _on_leader(self, name: str, leader: LeaderRecord | None) -> None:
+        with self._lock:
+            self._groups[name].link.leader = leader
+        self._waker.wake()
+
+    def _on_destroyed(self, name: str) -> None:
+        with self._lock:
+            if name not in self._destroyed:
+                self._destroyed.add(name)
+                LOG.warning("Group %s does not exist any more; nothing more will be delivered.", name)
+            self._lock.notify_all()
+
+    # -- the protocol thread
+
+    def _run_protocol(self) -> None:
+        while not self._is_stopping:
+            self._exchange()
+            with self._lock:
+                deadline = self._handler.next_deadline()
+                links = [group.link for group in self._groups.values()]
+            if any(link.leader is not None and not link.is_connected for link in links):
+                deadline = min(deadline, time.monotonic() + RECONNECT_S)
+            timeout_s = min(max(deadline - time.monotonic(), 0.0), _IDLE_S)
+            for key, _ in self._selector.select(timeout_s):
+                if key.data is self._waker:
+                    self._waker.clear()
+                else:
+                    self._hear(key.data)
+        for group in self._groups.values():
+            group.link.close()
+
+    def _exchange(self) -> None:
+        """Let time pass in the core, and send what it wants to say."""
+        now = time.monotonic()
+        with self._lock:
+            for group in self._groups.values():
+                if group.link.maintain(now):
+                    self._ask_at_once(group, now)
+            self._handler.poll(now)
+            messages = self._handler.take_messages(now)
+            for number, reason in list(self._handler.ended.items()):
+                LOG.warning("Group %s: %s.", self._subscriptions[number], reason)
+                self._destroyed.add(self._subscriptions[number])
+                del self._handler.ended[number]
+            self._lock.notify_all()
+        for number, message in messages:
+            self._groups[self._subscriptions[number]].link.send(message)
+        for group in list(self._groups.values()):
+            group.link.flush()
+
+    def _ask_at_once(self, group: _Group, now: float) -> None:
+        for number in self._handler.agent.subscriptions:
+            if self._subscriptions[number] == group.declaration.name:
+                self._handler.agent.on_leader_changed(number, now)
+
+    def _hear(self, link: LeaderLink) -> None:
+        messages = link.receive()
+        if not link.is_connected:
+            for group in self._groups.values():
+                if group.link is link:
+                    group.office.look_now()
+        if not messages:
+            return
+        now = time.monotonic()
+        with self._lock:
+            for message in messages:
+                for number in self._handler.agent.subscriptions:
+                    self._handler.on_message(number, message, now)
+            self._lock.notify_all()
+        self._feeder.wake()
+
+    # -- what the user calls
+
+    def ack(self, event: GroupEvent) -> bool:
+        """The event is done.  False when its stream was lost meanwhile: the group may deliver it again.
+
+        Raises NotAGroupEvent.
+        """
+        self._check_event(event)
+        return self._dispatch.ack(event)
+
+    def nack(self, event: GroupEvent, delay_s: float | None = None) -> None:
+        """The event could not be handled: deliver it again, after ``delay_s`` or the configured back-off.
+
+        Other events of its topic and key wait for it.  When it has used up its attempts it goes to the dead letters;
+        this call then blocks until it is stored there.  Raises NotAGroupEvent.
+        """
+        self._check_event(event)
+        if delay_s is not None and delay_s < 0:
+            raise UsageError(f"delay_s is {delay_s}: events cannot be delivered in the past")
+        self._dispatch.nack(event, delay_s)
+
+    def __iter__(self) -> Iterator[GroupEvent]:
+        """Events until the subscriber is closed.  Raises GroupDestroyed when all its groups are gone."""
+        self._check_usable()
+        yield from self._dispatch.events(self._check_alive)
+
+    def wait_ready(self, *, timeout_s: float) -> None:
+        """Return when every subscription has found its leader.  Raises WaitTimeout; it goes on trying."""
+        self._check_usable()
+        self._wait_for(self._is_ready, timeout_s, "the leader of the group was not found")
+
+    def wait_streams(self, count: int = 1, *, timeout_s: float) -> None:
+        """Return when at least so many streams are held.  Raises WaitTimeout."""
+        self._check_usable()
+        self._wait_for(lambda: len(self._handler.loans) >= count, timeout_s, f"there are not yet {count} streams")
+
+    def _is_ready(self) -> bool:
+        return all(self._handler.agent.is_connected(number) for number in self._filters.values())
+
+    def _wait_for(self, condition: Callable[[], bool], timeout_s: float, problem: str) -> None:
+        with self._lock:
+            if not self._lock.wait_for(lambda: self._is_closed or self._is_gone() or condition(), timeout_s):
+                raise WaitTimeout(f"{problem} within {timeout_s} s")
+            self._check_alive()
+
+    def _is_gone(self) -> bool:
+        return bool(self._destroyed) and self._destroyed >= set(self._groups)
+
+    def _check_alive(self) -> None:
+        if self._is_gone():
+            raise GroupDestroyed(f"group {', '.join(sorted(self._destroyed))} was destroyed")
+
+    def statistics(self) -> GroupSubscriberStatistics:
+        with self._lock:
+            counters = self._handler.counters
+            return GroupSubscriberStatistics(
+                delivered=counters.delivered, redelivered=counters.redelivered, acknowledged=counters.acknowledged,
+                failed=counters.failed, dead_letters=counters.dead, late=counters.late, expired=counters.expired,
+                undecodable=self._feeder.undecodable, streams=len(self._handler.loans),
+                waiting=sum(loan.lanes.load for loan in self._handler.loans), grants=self._handler.granted,
+                resets=self._handler.agent.resets, log_errors=self._feeder.log_errors,
+                callback_errors=self._dispatch.callback_errors,
+                is_leading=sum(group.office.is_leading for group in self._groups.values()),
+            )  # fmt: skip
+
+    # -- the end
+
+    def close(self) -> None:
+        """Give everything back in good order, within `unsubscribe_timeout`, and stop.
+
+        No callback runs after it returns, unless it is called from one.  Idempotent.
+        """
+        with self._lock:
+            if self._is_closed or self._is_inherited:
+                return
+            self._is_closed = True
+            for number in self._handler.agent.subscriptions:
+                self._handler.unsubscribe(number, time.monotonic())
+        self._waker.wake()
+        self._dispatch.close()
+        with self._lock:
+            patience_s = self._options.unsubscribe_timeout + _CLOSE_EXTRA_S
+            self._lock.wait_for(lambda: not self._handler.agent.subscriptions, patience_s)
+        self._stop_offices(self._options.revoke_timeout)
+        self._is_stopping = True
+        self._waker.wake()
+        self._feeder.close()
+        self._protocol.join()
+        self._waker.close()
+        self._selector.close()
+        self._log.close()
+
+    def _stop_offices(self, timeout_s: float) -> None:
+        for group in self._groups.values():
+            group.office.close(timeout_s=timeout_s)
+
+    def __enter__(self) -> GroupSubscriber:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _check_usable(self) -> None:
+        if self._is_inherited:
+            raise Forked("a subscriber does not live on in a forked child: make a new one there")
+        if self._is_closed:
+            raise Closed("the subscriber is closed")
+
+    def _check_event(self, event: GroupEvent) -> None:
+        if not isinstance(event, GroupEvent):
+            raise NotAGroupEvent(f"{type(event).__name__} did not come from a shared subscription")
+
+    def after_fork_in_child(self) -> None:
+        forking.set_aside((self._selector, self._waker, self._groups, self._feeder, self._dispatch, self._lock))
+        self._is_inherited = True
+        self._lock = threading.Condition(threading.RLock())
+
+
+def _join(log: LogApi, name: str, topic_filter: str, mode: Mode, lanes: int) -> Declaration:
+    """The group, declared from now on if it is not yet; one that exists keeps the lanes it has."""
+    if name in groups.names(log):
+        lanes = groups.get(log, name).lanes
+    return groups.declare(log, name, topic_filter, mode=mode, lanes=lanes)

@@ -1,0 +1,374 @@
+"""A process of the simulation: a consumer, a candidate, and the leader when it is its turn.
+
+It does what the real ones do (`shared_subscriptions.member`, `shared_subscriptions.office`) with the same cores, and
+its consumer is what a user would write: it acknowledges batches or single events, sooner or later, and sometimes fails.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from pubsub_api.testing.simulator.world import World
+from shared_subscriptions.core import candidate as candidates
+from shared_subscriptions.core import declaration as declarations
+from shared_subscriptions.core import messages as m
+from shared_subscriptions.core.candidate import Candidate, Claim, LeaderRecord, Role, Seen
+from shared_subscriptions.core.events import GroupEvent, Place
+from shared_subscriptions.core.handler import LoanState
+from shared_subscriptions.core.leader import Leader
+from shared_subscriptions.core.streams import StreamInfo
+from shared_subscriptions.names import Names
+from shared_subscriptions.records import decode_stream, encode_stream
+from shared_subscriptions.testing.simulator import profiles
+from shared_subscriptions.testing.simulator.store import Outcome, SimStore, Write
+
+if TYPE_CHECKING:
+    from shared_subscriptions.testing.simulator.network import Network
+    from shared_subscriptions.testing.simulator.oracle import Oracle
+    from shared_subscriptions.testing.simulator.scenario import Cores
+
+TICK_S = 0.025
+NAMES = Names("g")
+
+_declaration = functools.lru_cache(declarations.decode)
+
+
+class SimHost:
+    """One life of a process.  ``name`` is its address, and never used again."""
+
+    def __init__(
+        self, world: World, network: Network, store: SimStore, oracle: Oracle, cores: Cores, *,
+        name: str, member_name: str, drift: float, failing: float, is_exclusive: bool,
+    ) -> None:  # fmt: skip
+        self.world = world
+        self.name = name
+        self.member_name = member_name
+        self.is_alive = True
+        self.is_frozen = False
+        self.leader: Leader | None = None
+        self.candidate = Candidate(LeaderRecord(id=name), profiles.LEASE)
+        self.subscriptions: list[int] = []
+        """Those that are wanted."""
+        self._rate = 1.0 + drift
+        self._start = world.between(0.0, 1000.0)
+        self._network, self._store, self._oracle, self._cores = network, store, oracle, cores
+        self._failing = failing
+        self._is_exclusive = is_exclusive
+        self._serial = 0
+        self._inbox: list[tuple[str, m.Message]] = []
+        self._borrower_homes: dict[str, tuple[str, int]] = {}
+        self._is_writing = False
+        self._is_leaving = False
+        self._commit_at = 0.0
+        self._look_at = 0.0
+        self._renew_at = 0.0
+        self.handler = cores.handler(
+            profiles.BORROWER, profiles.LANES, self._new_id, name=member_name, progress_interval_s=0.05
+        )
+        self._tick()
+
+    # -- time, as this host sees it
+
+    @property
+    def now(self) -> float:
+        return self._start + self.world.now * self._rate
+
+    def _tick(self) -> None:
+        if not self.is_alive:
+            return
+        if not self.is_frozen:
+            self._work()
+        self.world.after(self.world.between(0.5, 1.5) * TICK_S, self._tick)
+
+    def _work(self) -> None:
+        now = self.now
+        for source, message in self._take_inbox():
+            self._receive(source, message)
+        self._watch(now)
+        self.handler.poll(now)
+        self._read()
+        self._consume()
+        self._lead(now)
+        self._send_out()
+
+    def _take_inbox(self) -> list[tuple[str, m.Message]]:
+        inbox, self._inbox = self._inbox, []
+        return inbox
+
+    # -- what befalls it
+
+    def crash(self) -> None:
+        self.world.note(self.name, "crashes")
+        self.is_alive = False
+        self.leader = None
+
+    def freeze(self) -> None:
+        self.world.note(self.name, "freezes")
+        self.is_frozen = True
+
+    def thaw(self) -> None:
+        if self.is_frozen:
+            self.world.note(self.name, "thaws")
+            self.is_frozen = False
+
+    def leave(self) -> None:
+        """The good way out: give streams back, resign, stop."""
+        if not self.is_alive or self.is_frozen or self._is_leaving:
+            return
+        self.world.note(self.name, "leaves")
+        self._is_leaving = True
+        while self.subscriptions:
+            self.unsubscribe()
+        self._go_when_done(self.world.now + 3.0)
+
+    def _go_when_done(self, deadline: float) -> None:
+        if not self.is_alive:
+            return
+        is_late = self.world.now >= deadline
+        if self.is_frozen or self._is_writing or (self.handler.agent.subscriptions and not is_late):
+            self.world.after(0.02, self._go_when_done, deadline)
+        elif self.leader is None:
+            self._gone()
+        elif self.leader.holders() and not is_late:
+            self.leader.retire(self.now)
+            self.world.after(0.02, self._go_when_done, deadline)
+        else:
+            leases = tuple(self.leader.holders())
+            self._write(self.candidate.resignation(leases, self.now), lambda _outcome: self._gone(), with_streams=True)
+            self.leader.fall_silent("the leader resigned", is_final=False)
+            self._send_out()
+
+    def _gone(self) -> None:
+        self.is_alive = False
+        self.leader = None
+
+    def stop_failing(self) -> None:
+        self._failing = 0.0
+
+    # -- subscriptions
+
+    def subscribe(self) -> None:
+        if self.is_alive:
+            self._serial += 1
+            self.subscriptions.append(self._serial)
+            self.world.note(self.name, "subscribes as", self._serial)
+            self.handler.subscribe(self._serial, is_ordered=True, now=self.now)
+            self._send_out()
+
+    def unsubscribe(self) -> None:
+        if self.is_alive and not self.is_frozen and self.subscriptions:
+            subscription = self.subscriptions.pop()
+            self.world.note(self.name, "unsubscribes", subscription)
+            if subscription in self.handler.agent.subscriptions:
+                self.handler.unsubscribe(subscription, self.now)
+            self._send_out()
+
+    def _new_id(self) -> str:
+        self._oracle.serial += 1
+        return f"{self.name}.{self._oracle.serial}"
+
+    # -- messages
+
+    def on_arrival(self, source: str, message: m.Message) -> None:
+        if self.is_alive:
+            self._inbox.append((source, message))
+            if not self.is_frozen:
+                for origin, waiting in self._take_inbox():
+                    self._receive(origin, waiting)
+                self._send_out()
+
+    def _receive(self, source: str, message: m.Message) -> None:
+        if isinstance(message, m.TO_LEADER):
+            self._borrower_homes[message.borrower] = (source, 0)
+            if self.leader is not None:
+                self._oracle.leader_hears(self, self.leader, message)
+        else:
+            for subscription in self.handler.agent.subscriptions:
+                self.handler.on_message(subscription, message, self.now)
+            self._oracle.check_single_delivery()
+
+    def _send_out(self) -> None:
+        home = self.candidate.leader
+        for _, message in self.handler.take_messages(self.now):
+            self._oracle.borrower_says(message)
+            if home is not None:
+                self._network.send(self.name, home.id, message)
+        if self.leader is not None:
+            said, self.leader.messages = self.leader.messages, []
+            for answer in said:
+                self._oracle.leader_says(self.leader, answer)
+                if answer.borrower in self._borrower_homes:
+                    self._network.send(self.name, self._borrower_homes[answer.borrower][0], answer)
+
+    # -- who leads
+
+    def _watch(self, now: float) -> None:
+        if self._is_writing or now < self._look_at or self._is_leaving:
+            return
+        self._look_at = now + profiles.LEASE.watch_s
+        before = self.candidate.leader
+        stored = self._store.records.get(NAMES.leader)
+        self.candidate.observed(Seen(candidates.decode(stored.value), stored.version) if stored else None, now)
+        self._step_down_if_deposed()
+        if self.candidate.leader is not None and self.candidate.leader != before:
+            for subscription in self.handler.agent.subscriptions:
+                self.handler.agent.on_leader_changed(subscription, now)
+        if self.candidate.wants_to_claim(now) and self.subscriptions:
+            self._write(self.candidate.claim(now), self._claimed, with_streams=False)
+
+    def _step_down_if_deposed(self) -> None:
+        if self.leader is not None and self.candidate.role in (Role.WATCHING, Role.RETIRED):
+            self.world.note(self.name, "steps down")
+            self.leader = None
+
+    def _claimed(self, outcome: Outcome) -> None:
+        self._settle(outcome)
+        self._look_at = self.now
+        if self.candidate.role is Role.LEADING:
+            self._take_office()
+
+    def _take_office(self) -> None:
+        now = self.now
+        epoch, predecessor = self.candidate.epoch, self.candidate.predecessor
+        self.world.note(self.name, "leads in epoch", epoch)
+        names = {name: record for name, record in self._store.records.items() if NAMES.is_stream(name)}
+        self.leader = self._cores.leader(
+            epoch, profiles.LEADER, self._declaration(),
+            {NAMES.stream_number(name): decode_stream(record.value) for name, record in names.items()},
+            now=now, held_until=self.candidate.renewed_at + profiles.LEASE.leader_hold_s,
+            waits_for=predecessor.leases if predecessor else (),
+        )  # fmt: skip
+        self._oracle.took_office(self.leader)
+        self._borrower_homes.clear()
+
+    def _declaration(self) -> declarations.Declaration:
+        return _declaration(self._store.records[NAMES.group].value)
+
+    def _lead(self, now: float) -> None:
+        if self.candidate.role is Role.LEADING and self.leader is None and not self._is_writing:
+            self._take_office()
+        leader = self.leader
+        if leader is None:
+            return
+        if now >= self._renew_at:
+            self._renew_at = now + 0.1
+            self._renew_streams(leader, now)
+        leader.poll(now)
+        if now >= self._commit_at and not self._is_writing and self.candidate.role is Role.LEADING:
+            self._commit_at = now + profiles.LEASE.beat_s
+            self._write(self.candidate.renewal(now), self._settle, with_streams=True)
+
+    def _renew_streams(self, leader: Leader, now: float) -> None:
+        declaration = self._declaration()
+        infos = {
+            shard * declaration.lanes + lane: StreamInfo(self._store.starts[shard], len(self._store.shards[shard]))
+            for shard in range(declaration.shards)
+            for lane in range(declaration.lanes)
+            if shard not in self._store.hidden
+        }
+        leader.on_declaration(declaration, now)
+        leader.on_streams(infos, now)
+
+    # -- writing
+
+    def _write(self, claim: Claim, done: Callable[[Outcome], None], *, with_streams: bool) -> None:
+        self._is_writing = True
+        writes: list[Write] = [(NAMES.leader, candidates.encode(claim.record), claim.expected)]
+        leader = self.leader
+        records, deleted = leader.changes() if leader is not None and with_streams else ({}, set())
+        writes += [(NAMES.stream(number), encode_stream(record), None) for number, record in records.items()]
+        writes += [(NAMES.stream(number), None, None) for number in deleted]
+
+        def finish(outcome: Outcome) -> None:
+            self._is_writing = False
+            if self.is_alive:
+                if outcome.versions is not None and not outcome.is_unknown and leader is not None:
+                    leader.stored(records, deleted)
+                done(outcome)
+
+        self._store.put(writes, finish)
+
+    def _settle(self, outcome: Outcome) -> None:
+        if outcome.is_unknown:
+            self.candidate.unknown()
+            self._look_at = self.now
+        elif outcome.versions is None:
+            self.candidate.refused()
+        else:
+            self.candidate.written(outcome.versions[0])
+            if self.leader is not None:
+                self.leader.renewed(self.candidate.renewed_at)
+        self._step_down_if_deposed()
+
+    # -- the consumer
+
+    def _read(self) -> None:
+        declaration = self._declaration()
+        for loan in self.handler.loans:
+            place = Place.of(loan.stream, declaration.lanes)
+            lanes = loan.lanes
+            is_at_end = lanes.next_offset >= len(self._store.shards[place.shard])
+            if is_at_end or not loan.wants_events or place.shard in self._store.hidden:
+                continue
+            if lanes.next_offset < self._store.starts[place.shard]:
+                lanes.expire(self._store.starts[place.shard])
+            events = self._store.read(place.shard, lanes.next_offset, self.world.random.randint(1, 8))
+            if loan.until >= 0:
+                events = [event for event in events if event.offset < loan.until]
+            if events:
+                self._offer(loan, place, events)
+
+    def _offer(self, loan: LoanState, place: Place, events: Sequence[GroupEvent]) -> None:
+        mine = [event for event in events if place.owns(event, "shared")]
+        for event in mine:
+            event.stream, event.grant, event.loan = loan.stream, loan.grant, loan.number
+        loan.lanes.offer(mine)
+        loan.lanes.skip(events[-1].offset + 1)
+
+    def _consume(self) -> None:
+        found = self.handler.next_batch(self.now, self.world.random.randint(1, 6), is_exclusive=self._is_exclusive)
+        if found is None:
+            return
+        loan, batch = found
+        bad = [place for place in range(len(batch)) if self.world.chance(self._failing)]
+        stops_at = bad[0] if bad and not self._is_exclusive and self.world.chance(0.5) else None
+        self._oracle.delivered(self, loan, batch if stops_at is None else batch[: stops_at + 1])
+        self.world.after(self.world.between(0.0, 0.15), self._finish_batch, loan, batch, bad, stops_at)
+
+    def _finish_batch(self, loan: LoanState, batch: list[GroupEvent], bad: list[int], stops_at: int | None) -> None:
+        if not self.is_alive:
+            return
+        if self.is_frozen:
+            self.world.after(0.1, self._finish_batch, loan, batch, bad, stops_at)
+            return
+        if self._is_exclusive:
+            for place, event in enumerate(batch):
+                self._settle_one(loan, event, is_bad=place in bad)
+        elif not bad:
+            self._oracle.acknowledged(loan, batch)
+            loan.lanes.settle(batch)
+        elif stops_at is None and len(batch) > 1:
+            self._oracle.starts_again(self, loan)
+            loan.lanes.fail_batch(batch, self.now)
+        else:
+            self._fail_in_the_middle(loan, batch, bad[0])
+        self.handler.poll(self.now)
+        self._send_out()
+
+    def _fail_in_the_middle(self, loan: LoanState, batch: list[GroupEvent], place: int) -> None:
+        """One event after the other: those behind the one that failed never reach the user."""
+        loan.lanes.break_up(batch)
+        for event in batch[:place]:
+            self._settle_one(loan, event, is_bad=False)
+        self._settle_one(loan, batch[place], is_bad=True)
+        loan.lanes.put_back(batch[place + 1 :])
+
+    def _settle_one(self, loan: LoanState, event: GroupEvent, *, is_bad: bool) -> None:
+        if not is_bad:
+            if loan.lanes.ack(event):
+                self._oracle.acknowledged(loan, [event])
+        elif not loan.lanes.fail(event, self.now):
+            self._oracle.acknowledged(loan, [event])
+            loan.lanes.parked(event)

@@ -1,0 +1,217 @@
+"""What must hold at every step of a run.  The numbers are those of the invariants in docs/shared-subscriptions.md."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from pubsub_api.testing.simulator.world import Violation, World
+from shared_subscriptions.core import candidate as candidates
+from shared_subscriptions.core import declaration as declarations
+from shared_subscriptions.core import messages as m
+from shared_subscriptions.core.borrower import State
+from shared_subscriptions.core.events import GroupEvent, Place
+from shared_subscriptions.core.handler import LoanState
+from shared_subscriptions.core.leader import MEMBERS_ONLY, Leader
+from shared_subscriptions.core.progress import Acknowledged, Progress, covers
+from shared_subscriptions.core.streams import Status
+from shared_subscriptions.records import decode_stream
+from shared_subscriptions.testing.simulator.store import SimStore, Write
+
+if TYPE_CHECKING:
+    from shared_subscriptions.testing.simulator.hosts import SimHost
+
+LEADER_RECORD = "group/g/leader"
+GROUP_RECORD = "group/g"
+STREAM_RECORDS = "group/g/stream/"
+
+EventId = tuple[int, int, int]
+"""Generation, shard, offset."""
+
+
+class Oracle:
+    def __init__(self, world: World, store: SimStore) -> None:
+        self.world = world
+        self.serial = 0
+        self.hosts: list[SimHost] = []
+        self.deliveries: Counter[EventId] = Counter()
+        self.acked: set[EventId] = set()
+        self.grants = 0
+        self.committed: dict[int, Progress] = {}
+        self._store = store
+        self._reigning = ""
+        self._epoch = 0
+        self._finals: dict[int, Progress] = {}
+        self._said_goodbye: set[str] = set()
+        self._first: dict[tuple[int, int, str], int] = {}
+        """The highest offset of a lane that was delivered, by generation, shard and key."""
+        self._in_loan: dict[tuple[str, int, str], int] = {}
+        store.on_commit = self._on_commit
+
+    @property
+    def declaration(self) -> declarations.Declaration:
+        return declarations.decode(self._store.records[GROUP_RECORD].value)
+
+    @property
+    def duplicates(self) -> int:
+        return sum(count - 1 for count in self.deliveries.values())
+
+    # -- L1, L4, L5: what is stored
+
+    def _on_commit(self, writes: Sequence[Write]) -> None:
+        for name, value, _ in writes:
+            if name == LEADER_RECORD and value is not None:
+                self._check_reign(candidates.decode(value))
+            elif name.startswith(STREAM_RECORDS):
+                number = int(name[len(STREAM_RECORDS) :])
+                if value is None:
+                    self.committed.pop(number, None)
+                else:
+                    self._check_progress(number, decode_stream(value).progress)
+
+    def _check_reign(self, record: candidates.LeaderRecord) -> None:
+        if record.beat == 1 and not record.is_vacant:
+            self._reigning = record.id
+        elif record.id != self._reigning:
+            raise Violation(f"L1: {record.id} stored something while {self._reigning} leads")
+
+    def _check_progress(self, number: int, progress: Progress) -> None:
+        before = self.committed.get(number)
+        if before is not None and not covers(progress, before):
+            raise Violation(f"L4: stream {number} went back from {before} to {progress}")
+        self.committed[number] = progress
+        place = Place.of(number, self.declaration.lanes)
+        done = Acknowledged(progress.low, progress.ranges)
+        for event in self._store.read(
+            place.shard, self._store.starts[place.shard], len(self._store.shards[place.shard])
+        ):
+            key = (progress.generation, place.shard, event.offset)
+            is_ours = place.owns(event, "shared") and event.offset >= self._position(place.shard, progress.generation)
+            if is_ours and event.offset in done and key not in self.acked:
+                raise Violation(f"L5: stream {number} was stored with {event.offset} done, which nobody acknowledged")
+
+    def _position(self, shard: int, generation: int) -> int:
+        """Where a generation began; far away when it is over and nobody remembers."""
+        current = self.declaration
+        return current.positions[shard] if current.generation == generation else 1 << 60
+
+    def took_office(self, leader: Leader) -> None:
+        if leader.epoch <= self._epoch:
+            raise Violation(f"L1: epoch {leader.epoch} after {self._epoch}")
+        self._epoch = leader.epoch
+        self._finals.clear()
+
+    # -- L7, L9: what a leader hears and says
+
+    def leader_hears(self, host: SimHost, leader: Leader, message: m.ToLeader) -> None:
+        """Let the leader hear a message, and watch."""
+        now = host.now
+        member = leader.members.get(message.borrower)
+        is_stranger = member is None or member.is_expelled or member.expires <= now
+        if isinstance(message, MEMBERS_ONLY) and is_stranger and not leader.is_silent(now):
+            before, said = _picture(leader), len(leader.messages)
+            leader.on_message(message, now)
+            answered = [type(answer) for answer in leader.messages[said:]]
+            if _picture(leader) != before or answered != [m.Invalidate]:
+                raise Violation(f"L9: a stranger's {type(message).__name__} was answered with {answered}")
+            return
+        if not leader.is_silent(now):
+            self._note_final(leader, message)
+        leader.on_message(message, now)
+        self._check_ownership(leader)
+
+    def _note_final(self, leader: Leader, message: m.ToLeader) -> None:
+        told: list[tuple[int, int, Progress]] = []
+        if isinstance(message, m.Disconnect):
+            told = list(message.progresses)
+        elif isinstance(message, m.UpdateProgress) and message.finished:
+            told = [(message.stream, message.grant, message.progress)]
+        for number, grant, progress in told:
+            stream = leader.streams.get(number)
+            if stream is not None and (stream.owner, stream.grant) == (message.borrower, grant):
+                self._finals[number] = progress
+
+    def _check_ownership(self, leader: Leader) -> None:
+        for stream in leader.streams.values():
+            if (stream.status is Status.ABSENT) != (stream.owner == ""):
+                raise Violation(f"L2: stream {stream.number} is {stream.status.value} and owned by {stream.owner!r}")
+            if stream.owner and stream.owner not in leader.members:
+                raise Violation(f"L2: stream {stream.number} is owned by {stream.owner}, whom nobody knows")
+
+    def leader_says(self, leader: Leader, message: m.ToBorrower) -> None:
+        if not isinstance(message, m.Grant):
+            return
+        self.grants += 1
+        for known in (self._finals.get(message.stream), self.committed.get(message.stream)):
+            if known is None or known.generation != message.progress.generation:
+                continue
+            if not covers(message.progress, known) and leader.epoch == self._epoch:
+                raise Violation(f"L7: stream {message.stream} was granted behind what its last owner had done")
+
+    # -- L8: what a borrower says
+
+    def borrower_says(self, message: m.ToLeader) -> None:
+        if message.borrower in self._said_goodbye:
+            raise Violation(f"L8: {message.borrower} says {type(message).__name__} after its end")
+        if isinstance(message, m.Disconnect):
+            self._said_goodbye.add(message.borrower)
+
+    # -- L3, L8, L10: what is delivered
+
+    def delivered(self, host: SimHost, loan: LoanState, batch: Sequence[GroupEvent]) -> None:
+        borrower = host.handler.agent.borrower(loan.subscription)
+        if borrower is None or borrower.state is not State.CONNECTED:
+            raise Violation(f"L8: {host.name} delivers stream {loan.stream} while it is not connected")
+        self.check_single_delivery(loan.stream)
+        generation = loan.lanes.progress().generation
+        for event in batch:
+            shard = Place.of(loan.stream, self.declaration.lanes).shard
+            self.deliveries[generation, shard, event.offset] += 1
+            self._check_order((generation, shard, event.key), event.offset)
+            self._check_order_in_loan((host.name, loan.number, event.key), event.offset)
+        self.world.note(host.name, "delivers", loan.stream, *[event.offset for event in batch])
+
+    def _check_order(self, lane: tuple[int, int, str], offset: int) -> None:
+        highest = self._first.get(lane, -1)
+        if offset < highest and not self.deliveries[lane[0], lane[1], offset] > 1:
+            raise Violation(f"L10: {offset} of key {lane[2]} came for the first time after {highest}")
+        self._first[lane] = max(highest, offset)
+
+    def _check_order_in_loan(self, lane: tuple[str, int, str], offset: int) -> None:
+        if offset < self._in_loan.get(lane, -1):
+            raise Violation(f"L10: {lane[0]} delivered {offset} of key {lane[2]} after {self._in_loan[lane]}")
+        self._in_loan[lane] = offset
+
+    def starts_again(self, host: SimHost, loan: LoanState) -> None:
+        """A whole batch failed, so what was delivered comes again, in order."""
+        for lane in [lane for lane in self._in_loan if lane[:2] == (host.name, loan.number)]:
+            del self._in_loan[lane]
+
+    def acknowledged(self, loan: LoanState, batch: Sequence[GroupEvent]) -> None:
+        shard = Place.of(loan.stream, self.declaration.lanes).shard
+        generation = loan.lanes.progress().generation
+        self.acked.update((generation, shard, event.offset) for event in batch)
+
+    def check_single_delivery(self, stream: int | None = None) -> None:
+        """No stream can be delivered by two processes at once."""
+        deliverers: Counter[int] = Counter()
+        for host in self.hosts:
+            if host.is_alive and not host.is_frozen:
+                for subscription in host.handler.agent.subscriptions:
+                    borrower = host.handler.agent.borrower(subscription)
+                    assert borrower is not None
+                    numbers = borrower.streams if stream is None else (stream,)
+                    deliverers.update(number for number in numbers if borrower.may_deliver(number, host.now))
+        twice = [number for number, count in deliverers.items() if count > 1]
+        if twice:
+            raise Violation(f"L3: streams {twice} can be delivered by several members")
+
+
+def _picture(leader: Leader) -> Any:
+    """Everything that a stranger must not change."""
+    streams = {
+        number: (stream.status, stream.owner, stream.grant, stream.record())
+        for number, stream in leader.streams.items()
+    }
+    return streams, {member.id: (member.expires, member.is_expelled) for member in leader.members.values()}

@@ -1,0 +1,75 @@
+"""Kinds of runs.  A seed selects one, unless it is told which."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from shared_subscriptions.core.settings import BorrowerSettings, LaneSettings, LeaderSettings, LeaseSettings
+
+LEASE = LeaseSettings(member_lease_s=1.0, claim_time_s=2.0)
+LEADER = LeaderSettings(lease=LEASE, resend_s=0.3, rebalance_delay_s=0.05, revoke_timeout_s=2.0)
+BORROWER = BorrowerSettings(find_leader_s=0.3, ping_s=LEASE.ping_s, unsubscribe_timeout_s=1.0, revoke_timeout_s=1.0)
+LANES = LaneSettings(attempts_max=3, retry_delay_s=0.1, retry_delay_max_s=0.5, window=16)
+
+
+@dataclasses.dataclass(frozen=True)
+class Profile:
+    """How many of each, and how bad.  Pairs are bounds of what is drawn; single numbers are upper bounds."""
+
+    name: str
+    hosts: tuple[int, int] = (1, 4)
+    shards: tuple[int, int] = (1, 4)
+    lanes: int = 2
+    bursts: tuple[int, int] = (4, 14)
+    duration_s: tuple[float, float] = (4.0, 9.0)
+    drop: float = 0.0
+    duplicate: float = 0.0
+    late: float = 0.0
+    partitions: int = 0
+    crashes: int = 0
+    freezes: int = 0
+    joins: int = 2
+    leaves: int = 2
+    resubscribes: int = 2
+    store_failures: float = 0.0
+    clock_drift: float = 0.0
+    failing: float = 0.0
+    """Share of events whose callback fails at first."""
+    commands: int = 0
+    """Seeks, pauses and drains."""
+    trims: int = 0
+    vanishing: int = 0
+
+    @property
+    def is_faultless(self) -> bool:
+        """Nothing may be delivered twice."""
+        bad = (self.drop, self.late, self.partitions, self.crashes, self.freezes, self.store_failures)
+        return not any(bad) and not (self.failing or self.commands)
+
+
+PROFILES = {
+    profile.name: profile
+    for profile in (
+        Profile("calm"),
+        Profile("joins", hosts=(1, 6), joins=6, leaves=6, resubscribes=0),
+        Profile("resubscribes", resubscribes=10),
+        Profile("duplicates", duplicate=0.3),
+        Profile("lossy", drop=0.3, duplicate=0.2, late=0.3),
+        Profile("crashes", crashes=4, joins=4),
+        Profile("partitions", partitions=5, hosts=(2, 5)),
+        Profile("freezes", freezes=5, hosts=(2, 5), clock_drift=0.01),
+        Profile("store", store_failures=0.2, crashes=1, hosts=(2, 4)),
+        Profile("failing", failing=0.3, crashes=1),
+        Profile("commands", commands=5, crashes=1),
+        Profile("retention", trims=3, vanishing=3, crashes=1),
+        Profile(
+            "chaos", hosts=(2, 6), drop=0.2, duplicate=0.2, late=0.2, partitions=3, crashes=3, freezes=3, joins=4,
+            leaves=3, resubscribes=4, store_failures=0.1, clock_drift=0.01, failing=0.1, commands=2, trims=1,
+        ),
+    )
+}  # fmt: skip
+
+
+def profile_of(seed: int) -> Profile:
+    """The profile that a seed runs under unless told otherwise."""
+    return list(PROFILES.values())[seed % len(PROFILES)]

@@ -1,0 +1,84 @@
+"""Running seeds: one, or many with progress."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+
+from pubsub_api.testing.simulator.world import SimulationFailure, Violation, World
+from shared_subscriptions.testing.simulator.profiles import Profile, profile_of
+from shared_subscriptions.testing.simulator.scenario import Cores, Scenario
+
+TRACE_LINES = 80
+
+
+@dataclasses.dataclass(frozen=True)
+class Report:
+    """What happened in a run that broke no invariant."""
+
+    seed: int
+    profile: str
+    digest: str
+    """Hash of the trace: equal for equal runs."""
+    virtual_s: float
+    steps: int
+    events: int
+    deliveries: int
+    duplicates: int
+    messages: int
+    grants: int
+
+
+def simulate(seed: int, profile: Profile | None = None, *, cores: Cores | None = None) -> Report:
+    """Run one seed under ``profile``, or under the one the seed selects.  Raises SimulationFailure."""
+    profile = profile or profile_of(seed)
+    world = World(seed)
+    try:
+        scenario = Scenario(world, profile, cores or Cores())
+        scenario.run()
+    except Violation as violation:
+        raise SimulationFailure(seed, str(violation), world.lines(TRACE_LINES), profile.name) from None
+    except Exception as error:
+        what = f"L16: {type(error).__name__}: {error}"
+        raise SimulationFailure(seed, what, world.lines(TRACE_LINES), profile.name) from error
+    oracle = scenario.oracle
+    return Report(
+        seed=seed,
+        profile=profile.name,
+        digest=world.digest(),
+        virtual_s=world.now,
+        steps=world.steps,
+        events=sum(len(keys) for keys in scenario.store.shards),
+        deliveries=sum(oracle.deliveries.values()),
+        duplicates=oracle.duplicates,
+        messages=scenario.network.sent,
+        grants=oracle.grants,
+    )
+
+
+def run_seeds(
+    first: int,
+    count: int,
+    on_progress: Callable[[Report | SimulationFailure], None] | None = None,
+    *,
+    profile: Profile | None = None,
+    cores: Cores | None = None,
+    is_first_enough: bool = False,
+) -> list[SimulationFailure]:
+    """Run ``count`` seeds from ``first`` on, or to the first failure; returns the failures.
+
+    ``on_progress`` is called after each seed.
+    """
+    failures: list[SimulationFailure] = []
+    for seed in range(first, first + count):
+        outcome: Report | SimulationFailure
+        try:
+            outcome = simulate(seed, profile, cores=cores)
+        except SimulationFailure as failure:
+            outcome = failure
+            failures.append(failure)
+        if on_progress is not None:
+            on_progress(outcome)
+        if failures and is_first_enough:
+            break
+    return failures

@@ -1,0 +1,103 @@
+"""The checks at the end of a run, when all has been quiet for long enough: L10 to L15."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING
+
+from pubsub_api.testing.simulator.world import Violation
+from shared_subscriptions.core.leader import Leader
+from shared_subscriptions.core.progress import Acknowledged
+from shared_subscriptions.core.streams import Status
+from shared_subscriptions.records import decode_stream
+from shared_subscriptions.testing.simulator.hosts import NAMES
+from shared_subscriptions.testing.simulator.profiles import BORROWER, LANES, LEADER, LEASE
+
+if TYPE_CHECKING:
+    from shared_subscriptions.testing.simulator.scenario import Scenario
+
+RECOVERY_S = 2 * LEASE.claim_time_s + LEASE.member_lease_s + BORROWER.find_leader_s + LEADER.revoke_timeout_s
+"""L15: a new leader, expired leases, reassignment; twice the claim time, because the first claimer may be a loser."""
+RETRIES_S = LANES.attempts_max * LANES.retry_delay_max_s
+SETTLING_S = RECOVERY_S + RETRIES_S + 3.0
+STABLE_S = 1.5
+
+
+def check_settled(scenario: Scenario) -> None:
+    """Everything was delivered and acknowledged, stored, and every stream has an owner."""
+    leader = _leader(scenario)
+    _check_granted(scenario, leader)
+    _check_balanced(leader)
+    _check_everything_acknowledged(scenario)
+    _check_records(scenario)
+
+
+def _leader(scenario: Scenario) -> Leader:
+    leaders = [
+        host.leader for host in scenario.living if host.leader is not None and not host.leader.is_silent(host.now)
+    ]
+    if len(leaders) != 1:
+        raise Violation(f"L15: {len(leaders)} leaders after the quiet time")
+    return leaders[0]
+
+
+def _check_granted(scenario: Scenario, leader: Leader) -> None:
+    declaration = scenario.oracle.declaration
+    there = {
+        shard * declaration.lanes + lane
+        for shard in range(declaration.shards)
+        for lane in range(declaration.lanes)
+        if shard not in scenario.store.hidden
+    }
+    if set(leader.streams) != there:
+        raise Violation(f"L14: the leader has streams {sorted(leader.streams)}, there are {sorted(there)}")
+    for stream in leader.streams.values():
+        if stream.status is not Status.GRANTED:
+            raise Violation(f"L12: stream {stream.number} is still {stream.status.value}")
+
+
+def _check_balanced(leader: Leader) -> None:
+    slots = {member.slot for member in leader.members.values()}
+    counts = Counter(dict.fromkeys(slots, 0))
+    counts.update(leader.members[stream.owner].slot for stream in leader.streams.values())
+    if max(counts.values()) - min(counts.values()) > 1:
+        raise Violation(f"L12: streams are not balanced: {dict(counts)}")
+
+
+def _check_everything_acknowledged(scenario: Scenario) -> None:
+    declaration, oracle, store = scenario.oracle.declaration, scenario.oracle, scenario.store
+    for shard, keys in enumerate(store.shards):
+        if shard in store.hidden:
+            continue
+        for offset in range(max(store.starts[shard], declaration.positions[shard]), len(keys)):
+            if (declaration.generation, shard, offset) not in oracle.acked:
+                raise Violation(f"L10: {offset} of shard {shard} was not acknowledged")
+
+
+def _check_records(scenario: Scenario) -> None:
+    """What is stored is what there is: complete, and nothing of streams that are gone."""
+    store, declaration = scenario.store, scenario.oracle.declaration
+    for name, record in store.records.items():
+        if not NAMES.is_stream(name):
+            continue
+        number = NAMES.stream_number(name)
+        shard = number // declaration.lanes
+        if shard in store.hidden:
+            raise Violation(f"L14: stream {number} is gone and its record is not")
+        progress = decode_stream(record.value).progress
+        end = len(store.shards[shard])
+        if Acknowledged(progress.low, progress.ranges).low < end:
+            raise Violation(f"L10: the stored progress of stream {number} is {progress}, the shard ends at {end}")
+
+
+def check_stable(scenario: Scenario, grants_before: int) -> None:
+    """L12: once balanced, nothing moves any more."""
+    if scenario.oracle.grants != grants_before:
+        raise Violation(f"L12: {scenario.oracle.grants - grants_before} grants while nothing happened")
+
+
+def check_no_duplicates(scenario: Scenario) -> None:
+    """L11: without faults nothing is delivered twice, whoever joins, leaves or resubscribes."""
+    twice = [event for event, count in scenario.oracle.deliveries.items() if count > 1]
+    if twice:
+        raise Violation(f"L11: delivered more than once without any fault: {twice[:5]}")

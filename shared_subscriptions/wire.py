@@ -1,0 +1,55 @@
+"""How messages travel between a member and a leader: sealed with the key that stands in the leader's record.
+
+Whoever can read the log can speak to the leader, and nobody else can.  Every leader has a new key, so a message to the
+one before is no message to it.  The text itself is not secret: it names streams and offsets, never events.
+
+One message on the wire: its length in 4 bytes, 16 bytes of keyed BLAKE2b over the body, the body.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import struct
+
+from pubsub_api.errors import BadSignature, OversizedFrame
+
+KEY_BYTES = 32
+_LENGTH = struct.Struct(">I")
+_SEAL_BYTES = 16
+
+
+def seal(body: bytes, key: bytes) -> bytes:
+    return b"".join((_LENGTH.pack(len(body)), _mac(body, key), body))
+
+
+def _mac(body: bytes, key: bytes) -> bytes:
+    return hashlib.blake2b(body, digest_size=_SEAL_BYTES, key=key).digest()
+
+
+class Unsealer:
+    """Takes bytes as they come from a socket, returns whole messages."""
+
+    def __init__(self, key: bytes, *, bytes_max: int) -> None:
+        self._key = key
+        self._bytes_max = bytes_max
+        self._buffer = bytearray()
+
+    def feed(self, data: bytes) -> list[bytes]:
+        """Raises OversizedFrame and BadSignature; the connection is of no use after that."""
+        self._buffer += data
+        bodies: list[bytes] = []
+        while len(self._buffer) >= _LENGTH.size:
+            (size,) = _LENGTH.unpack_from(self._buffer)
+            if size > self._bytes_max:
+                raise OversizedFrame(f"a message of {size} bytes is larger than message_bytes_max = {self._bytes_max}")
+            start = _LENGTH.size + _SEAL_BYTES
+            if len(self._buffer) < start + size:
+                break
+            found = bytes(self._buffer[_LENGTH.size : start])
+            body = bytes(self._buffer[start : start + size])
+            del self._buffer[: start + size]
+            if not hmac.compare_digest(found, _mac(body, self._key)):
+                raise BadSignature("a message is sealed with another key than that of this leader")
+            bodies.append(body)
+        return bodies

@@ -1,0 +1,86 @@
+"""The protocol of groups in the simulator: every invariant on many seeds, and the oracle itself put to the test."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from shared_subscriptions.core import messages as m
+from shared_subscriptions.core.handler import Handler
+from shared_subscriptions.core.leader import Leader, Member
+from shared_subscriptions.core.streams import Stream
+from shared_subscriptions.testing.simulator import PROFILES, Cores, run_seeds, simulate
+
+SEEDS = 520
+
+
+def test_no_invariant_is_broken() -> None:
+    assert run_seeds(0, SEEDS) == []
+
+
+def test_the_same_seed_gives_the_same_run() -> None:
+    assert simulate(12) == simulate(12)
+
+
+def test_faults_really_happen() -> None:
+    reports = {name: simulate(7, PROFILES[name]) for name in ("calm", "failing")}
+    assert reports["calm"].duplicates == 0
+    assert reports["failing"].duplicates > 0
+
+
+class GivesAwayTooEarly(Leader):
+    """Frees the streams of a member before its lease has ended there."""
+
+    def _renew(self, member: Member, now: float) -> None:
+        member.expires = now + 0.5 * self._settings.lease.holder_lease_s
+
+
+class ForgetsProgress(Leader):
+    """Grants streams from their beginning."""
+
+    def _grant(self, stream: Stream, member: Member, now: float) -> None:
+        stream.reset(stream.generation, 0)
+        super()._grant(stream, member, now)
+
+
+class BelievesStrangers(Leader):
+    """Takes progress from whoever reports it."""
+
+    def on_message(self, message: m.ToLeader, now: float) -> None:
+        if isinstance(message, m.UpdateProgress) and message.stream in self.streams:
+            self.streams[message.stream].merge(message.progress)
+        super().on_message(message, now)
+
+
+class NeverRepeats(Leader):
+    """Says everything once."""
+
+    def _nudge(self, stream: Stream, now: float) -> None:
+        stream.sent_at = now
+
+
+class OverstaysItsLease(Handler):
+    """Delivers for longer than it was allowed to."""
+
+    def on_message(self, subscription: int, message: m.ToBorrower, now: float) -> None:
+        if isinstance(message, m.ConnectResponse):
+            message = msgspec.structs.replace(message, lease_s=4 * message.lease_s)
+        super().on_message(subscription, message, now)
+
+
+@pytest.mark.parametrize(
+    ("cores", "profile", "invariants"),
+    [
+        (Cores(leader=GivesAwayTooEarly), "partitions", ("L3", "L8", "L12", "L11")),
+        (Cores(leader=ForgetsProgress), "calm", ("L4", "L7", "L10", "L11")),
+        (Cores(leader=BelievesStrangers), "lossy", ("L9",)),
+        (Cores(leader=NeverRepeats), "lossy", ("L12", "L10", "L15")),
+        (Cores(handler=OverstaysItsLease), "partitions", ("L3", "L10", "L12")),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_the_oracle_notices(cores: Cores, profile: str, invariants: tuple[str, ...]) -> None:
+    """A core that breaks a rule is caught within a few seeds, by one of the invariants that the rule serves."""
+    failures = run_seeds(0, 60, profile=PROFILES[profile], cores=cores, is_first_enough=True)
+    assert failures
+    assert failures[0].what.startswith(invariants)
