@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Sequence
 from types import TracebackType
+from typing import Any
 
 from oslo_config import cfg
 
@@ -18,6 +19,7 @@ from pubsub_api.core.publisher import Predecessor
 from pubsub_api.core.settings import History
 from pubsub_api.driver import Capabilities, PubSubApi
 from pubsub_api.publisher import Publisher, PublisherStatistics, default_name
+from pubsub_api.scheme import SchemeSubscriber, SubscriptionScheme, scheme_of
 from pubsub_api.subscriber import OnEvent, OnEvents, OnFrames, OnResync, Subscriber, SubscriberStatistics
 
 
@@ -27,7 +29,7 @@ class Session:
     def __init__(self, conf: cfg.ConfigOpts, driver: PubSubApi) -> None:
         self._conf = conf
         self._driver = driver
-        self._children: list[Publisher | Subscriber | CacheNode] = []
+        self._children: list[Publisher | Subscriber | CacheNode | SchemeSubscriber] = []
         self._is_closed = False
         # One clock for all: what is published after something was received is later than it.
         self._clock = HybridClock(int(conf[GROUP].clock_skew_max * 1e9))
@@ -77,17 +79,25 @@ class Session:
         on_resync: OnResync | None = None,
         addresses: Sequence[str] | None = None,
         history: History | None = None,
+        auto_ack: bool = True,
+        member: str = "",
     ) -> Subscriber:
         """A new subscriber to topic filters.  Returns at once; `Subscriber.wait_ready` waits until it is in effect.
 
         ``on_event`` is called per event, ``on_events`` with whole batches (cheaper), ``on_frames`` with frames as they
         were sent, undecoded; with none of them, iterate over it.
         ``addresses`` replaces the publishers' addresses of the configuration.  ``history`` asks caches for the past.
-        Raises InvalidTopic, InvalidConfig.
+        Filters such as ``$shared/GROUP/FILTER`` are served by what is installed for them; ``auto_ack`` and ``member``,
+        the name under which this program takes part, are for those.  Raises InvalidTopic, InvalidConfig.
         """
         self._check_open()
         if isinstance(topics, str):
             raise UsageError(f"topics is a list of filters, not a string: [{topics!r}]")
+        scheme = scheme_of(topics)
+        if scheme is not None:
+            if on_frames or on_resync or addresses or history:
+                raise UsageError("on_frames, on_resync, addresses and history have no meaning for these filters")
+            return self._scheme_subscriber(scheme, topics, on_event, on_events, auto_ack=auto_ack, member=member)
         subscriber = Subscriber(
             self._driver,
             settings.subscriber_settings(self._conf, self._driver.capabilities),
@@ -102,6 +112,23 @@ class Session:
             clock=self._clock,
         )
         self._children.append(subscriber)
+        return subscriber
+
+    def _scheme_subscriber(
+        self,
+        scheme: SubscriptionScheme,
+        topics: Sequence[str],
+        on_event: OnEvent | None,
+        on_events: OnEvents | None,
+        *,
+        auto_ack: bool,
+        member: str,
+    ) -> Subscriber:
+        made: Any = scheme.subscriber(
+            self, topics, on_event=on_event, on_events=on_events, auto_ack=auto_ack, member=member
+        )
+        self._children.append(made)
+        subscriber: Subscriber = made  # by its methods, not by its class
         return subscriber
 
     def cache(self, topics: Sequence[str], *, name: str = "", addresses: Sequence[str] | None = None) -> CacheNode:
@@ -122,9 +149,12 @@ class Session:
         return cache
 
     def statistics(self) -> list[tuple[str, int, PublisherStatistics | SubscriberStatistics | CacheStatistics]]:
-        """Role (publisher, subscriber, cache), running number and statistics of everything that is open."""
-        roles = {Publisher: "publisher", Subscriber: "subscriber", CacheNode: "cache"}
-        return [(roles[type(child)], number, child.statistics()) for number, child in enumerate(self._children)]
+        """Role (publisher, subscriber, cache, member), running number and statistics of everything that is open."""
+        roles: dict[type, str] = {Publisher: "publisher", Subscriber: "subscriber", CacheNode: "cache"}
+        return [
+            (roles.get(type(child), "member"), number, child.statistics())
+            for number, child in enumerate(self._children)
+        ]
 
     def close(self) -> None:
         """Close every publisher and subscriber of this session.  Idempotent."""
