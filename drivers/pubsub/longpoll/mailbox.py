@@ -68,8 +68,8 @@ class Mailbox:
     """See the module's description.  ``key`` signs frames that are stamped anew."""
 
     __slots__ = (
-        "_bounds", "_key", "_latest", "_lossy", "_removed", "_sent", "_skips", "_waiting", "bytes", "coalesced",
-        "dropped", "numbered", "skipped_untold", "withheld",
+        "_bounds", "_key", "_latest", "_lossy", "_removed", "_sent", "_skips", "_waiting", "_waiting_bytes",
+        "coalesced", "dropped", "numbered", "skipped_untold", "withheld",
     )  # fmt: skip
 
     def __init__(self, bounds: Bounds, key: bytes | None = None) -> None:
@@ -85,8 +85,7 @@ class Mailbox:
         """What waits of a stream under LATEST: a data frame and a hello behind it, at most."""
         self._skips: dict[Stream, int] = {}
         """Streams of which something was removed -> the number that their next frame follows."""
-        self.bytes = 0
-        """Of everything held, acknowledged excepted."""
+        self._waiting_bytes = 0
         self.numbered = 0
         """The last number given to a frame."""
         self.coalesced = 0
@@ -100,13 +99,20 @@ class Mailbox:
         return len(self._waiting) - self._removed + len(self._sent)
 
     @property
+    def bytes(self) -> int:
+        """Of everything held, with what each frame costs beside its own."""
+        return self._waiting_bytes + sum(len(entry.frame) + ENTRY_BYTES for entry in self._sent)
+
+    @property
     def has_mail(self) -> bool:
         """`take` would return something, or perhaps only withhold hellos."""
         return bool(self._sent) or len(self._waiting) > self._removed
 
     @property
     def is_overfull(self) -> bool:
-        return self.bytes > self._bounds.bytes_max or max(len(self), len(self._skips)) > self._bounds.frames_max
+        """Too much waits.  What an answer has under way is bounded by the answer, and does not count."""
+        waiting = len(self._waiting) - self._removed
+        return self._waiting_bytes > self._bounds.bytes_max or max(waiting, len(self._skips)) > self._bounds.frames_max
 
     def put(self, frame: bytes, as_of: int, policy: Policy) -> None:
         """Add a frame.  The bounds may be exceeded by it, see `is_overfull`."""
@@ -115,7 +121,7 @@ class Mailbox:
             stamp = None
         entry = _Entry(frame, as_of, stamp)
         self._waiting.append(entry)
-        self.bytes += len(frame) + ENTRY_BYTES
+        self._waiting_bytes += len(frame) + ENTRY_BYTES
         if stamp is None:
             return
         if policy is Policy.LATEST:
@@ -144,9 +150,7 @@ class Mailbox:
     def acknowledge(self, number: int) -> None:
         """Everything up to ``number`` has arrived."""
         keep = max(0, min(len(self._sent), self.numbered - number))
-        gone = self._sent[: len(self._sent) - keep]
-        self._sent = self._sent[len(gone) :]
-        self.bytes -= sum(len(entry.frame) + ENTRY_BYTES for entry in gone)
+        self._sent = self._sent[len(self._sent) - keep :]
 
     def clear(self) -> int:
         """Forget everything, taken or not; returns how many frames that were.  Numbers go on."""
@@ -157,7 +161,7 @@ class Mailbox:
         self._lossy.clear()
         self._latest.clear()
         self._skips.clear()
-        self.bytes = 0
+        self._waiting_bytes = 0
         return lost
 
     def number_a_mark(self) -> int:
@@ -214,7 +218,7 @@ class Mailbox:
 
     def _remove(self, entry: _Entry) -> None:
         entry.is_waiting = False
-        self.bytes -= len(entry.frame) + ENTRY_BYTES
+        self._waiting_bytes -= len(entry.frame) + ENTRY_BYTES
         entry.frame = b""
         self._removed += 1
         if self._removed > 64 and self._removed * 2 > len(self._waiting):
@@ -237,6 +241,7 @@ class Mailbox:
                 break
             self._waiting.popleft()
             entry.is_waiting = False
+            self._waiting_bytes -= len(entry.frame) + ENTRY_BYTES
             if entry.stamp is None or self._restamp(entry, entry.stamp):
                 self._sent.append(entry)
         self.numbered += len(self._sent)
@@ -257,6 +262,5 @@ class Mailbox:
             return True
         if stamp.kind == Kind.HELLO:
             self.withheld += 1
-            self.bytes -= len(entry.frame) + ENTRY_BYTES
             return False
         return True

@@ -90,7 +90,7 @@ class Process:
 
     def _on_exit(self) -> None:
         if not self._is_forked:
-            for end in list(self._ends):
+            for end in reversed(list(self._ends)):
                 end.close()
 
 

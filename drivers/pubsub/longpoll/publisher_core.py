@@ -373,6 +373,7 @@ class PublisherCore:
         if not session.mailbox.has_mail:
             return None
         first, runs = session.mailbox.take()
+        self._note_room(session)
         if not runs:
             return None
         self._counters.frames_taken += sum(len(frames) for _, frames in runs)

@@ -96,6 +96,7 @@ class Service(grpc.GenericRpcHandler):
         with self._lock:
             self._is_flush_posted = False
             answers = self._core.flush(time.monotonic())
+            self._lock.notify_all()
         self._resolve(answers)
 
     def _resolve(self, answers: Iterable[Answer]) -> None:

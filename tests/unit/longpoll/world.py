@@ -105,7 +105,8 @@ class Subscriber:
         self.thawed_at = 0.0
         self.wanted: dict[str, float] = {}
         """Filter -> when it was subscribed."""
-        self.calls: dict[str, set[object]] = {"poll": set(), "batch": set()}
+        self.calls: dict[str, dict[object, bytes]] = {"poll": {}, "batch": {}}
+        """What is under way, with its session."""
         self._world = world
         self.core = LinkCore(
             LINK, [], new_session=world.new_session, jitter=world.random.random, now=world.now
@@ -244,9 +245,9 @@ class World:
         failed: Callable[..., None],
     ) -> None:
         """A call that ends in an answer, perhaps twice, or in a failure."""
-        token = object()
-        self.oracle.check_alone(subscriber, kind)
-        subscriber.calls[kind].add(token)
+        token, has_failed = object(), False
+        self.oracle.check_alone(subscriber, kind, request.session)
+        subscriber.calls[kind][token] = request.session
 
         def end(finish: Callable[..., None], what: Applied | Mail | str) -> None:
             if not subscriber.is_alive:
@@ -254,12 +255,15 @@ class World:
             if subscriber.is_frozen:
                 self.after(0.5, lambda: end(finish, what))
                 return
+            nonlocal has_failed
             is_over = token not in subscriber.calls[kind]
-            subscriber.calls[kind].discard(token)
-            # An answer that comes twice must do no harm; a failure is the library's, and comes once.
-            if not is_over or finish is answered:
-                finish(request, what, self.now)
-                subscriber.act()
+            subscriber.calls[kind].pop(token, None)
+            # An answer that comes twice must do no harm; after a failure nothing comes, and a failure comes once.
+            if has_failed or (is_over and finish is failed):
+                return
+            has_failed = finish is failed
+            finish(request, what, self.now)
+            subscriber.act()
 
         def respond(what: Applied | Mail) -> None:
             if not self.is_lost():
