@@ -2,7 +2,7 @@
 
 Put one near subscribers, and repair does not travel to the publisher; let a constrained publisher run with
 ``with_cache = false``, and the cache remembers in its place.  It never decodes an event, delivers to nobody and orders
-nothing: it keeps whatever reaches it.
+nothing: it keeps whatever reaches it.  What is not in its memory it may look up in a store, such as a durable log.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from types import TracebackType
+from typing import Protocol
 
 from oslo_config import cfg
 
@@ -21,7 +22,7 @@ from pubsub_api import settings
 from pubsub_api.core import frame as frames
 from pubsub_api.core import messages
 from pubsub_api.core.cache import FrameCache
-from pubsub_api.core.errors import FrameError, InvalidTopic
+from pubsub_api.core.errors import FrameError, HeliographError, InvalidTopic
 from pubsub_api.core.frame import Kind
 from pubsub_api.core.replies import Found, Responder
 from pubsub_api.core.topics import FilterSet
@@ -43,6 +44,19 @@ class CacheStatistics:
     unwanted: int
     queries: int
     bad_frames: int
+    from_store: int
+    """Frames that the store behind the cache had."""
+    store_errors: int
+
+
+class FrameStore(Protocol):
+    """Something that remembers longer than memory does.  Called from the threads that answer queries."""
+
+    def find(self, want: messages.Want) -> Sequence[bytes]:
+        """Frames that hold numbers of the range, oldest first.  May raise HeliographError, which is counted."""
+
+    def holds(self, want: messages.Want) -> bool:
+        """Whether every number of the range is there."""
 
 
 class CacheNode:
@@ -52,8 +66,16 @@ class CacheNode:
     """
 
     def __init__(
-        self, driver: PubSubApi, conf: cfg.ConfigOpts, topics: Sequence[str], *, name: str, addresses: Sequence[str]
+        self,
+        driver: PubSubApi,
+        conf: cfg.ConfigOpts,
+        topics: Sequence[str],
+        *,
+        name: str,
+        addresses: Sequence[str],
+        store: FrameStore | None = None,
     ) -> None:
+        self._kept = store
         self._filters = FilterSet(topics)
         self._frame = settings.frame_settings(conf)
         cache_settings = settings.cache_settings(conf)
@@ -68,6 +90,7 @@ class CacheNode:
         self._name = name
         self._lock = threading.Lock()
         self._stored = self._duplicates = self._unwanted = self._queries = self._bad_frames = 0
+        self._from_store = self._store_errors = 0
         self._is_closed = False
         self._closing = threading.Event()
         self._serving_end = driver.get_publisher()
@@ -121,7 +144,7 @@ class CacheNode:
         try:
             header = frames.unpack(frame, bytes_max=self._frame.bytes_max, key=self._frame.key)
             query = messages.decode(messages.Query, frame, header)
-            found = self._find(query)
+            found = self._look_up(query, self._find(query))
         except (FrameError, InvalidTopic) as error:
             self._bad_frames += 1
             LOG.warning("Cache %s refused a query: %s", self._name, error)
@@ -137,6 +160,28 @@ class CacheNode:
                 return Found(frames=self._cache.want(query.wants))
             history = self._cache.history(query) if query.history else ()
             return Found(frames=history, heads=self._cache.heads(query))
+
+    def _look_up(self, query: messages.Query, found: Found) -> Found:
+        """Add what the store has of the ranges that memory does not hold whole.  Not under the lock: it may be slow."""
+        if self._kept is None or not query.wants:
+            return found
+        with self._lock:
+            absent = [position for position, want in enumerate(query.wants) if want not in self._cache]
+        wants = [(position, query.wants[position]) for position in absent]
+        wants = [(position, want) for position, want in wants if self._filters.match(want.topic)]
+        try:
+            if query.confirm:
+                held = [position for position, want in wants if self._kept.holds(want)]
+                return dataclasses.replace(found, held=sorted({*found.held, *held}))
+            frames_kept = [frame for _, want in wants for frame in self._kept.find(want)]
+        except HeliographError as error:
+            self._store_errors += 1
+            LOG.warning("Cache %s: its store could not be asked: %s", self._name, error)
+            return found
+        known = set(found.frames)
+        frames_kept = [frame for frame in frames_kept if frame not in known]
+        self._from_store += len(frames_kept)
+        return dataclasses.replace(found, frames=[*frames_kept, *found.frames])
 
     def _sweep(self) -> None:
         while not self._closing.wait(_EXPIRE_INTERVAL_S):
@@ -154,6 +199,8 @@ class CacheNode:
                 unwanted=self._unwanted,
                 queries=self._queries,
                 bad_frames=self._bad_frames,
+                from_store=self._from_store,
+                store_errors=self._store_errors,
             )
 
     def close(self) -> None:

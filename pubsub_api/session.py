@@ -10,7 +10,7 @@ from typing import Any
 from oslo_config import cfg
 
 from pubsub_api import loading, settings
-from pubsub_api.cache_node import CacheNode, CacheStatistics
+from pubsub_api.cache_node import CacheNode, CacheStatistics, FrameStore
 from pubsub_api.config import GROUP, new_conf
 from pubsub_api.core.clock import HybridClock
 from pubsub_api.core.errors import Closed, UsageError
@@ -131,11 +131,19 @@ class Session:
         subscriber: Subscriber = made  # by its methods, not by its class
         return subscriber
 
-    def cache(self, topics: Sequence[str], *, name: str = "", addresses: Sequence[str] | None = None) -> CacheNode:
+    def cache(
+        self,
+        topics: Sequence[str],
+        *,
+        name: str = "",
+        addresses: Sequence[str] | None = None,
+        store: FrameStore | None = None,
+    ) -> CacheNode:
         """A stand-alone reliability cache for the topics that the filters select, of all publishers.
 
         On a bind-based driver it binds this session's own publisher address, so that subscribers can reach it, and
-        listens to ``addresses``.  Raises AddressInUse, InvalidTopic, InvalidConfig.
+        listens to ``addresses``.  What it has not in memory it looks up in ``store``, if there is one.
+        Raises AddressInUse, InvalidTopic, InvalidConfig.
         """
         self._check_open()
         cache = CacheNode(
@@ -144,6 +152,7 @@ class Session:
             list(topics),
             name=name or f"{default_name()}/cache",
             addresses=self._driver.listen_addresses() if addresses is None else addresses,
+            store=store,
         )
         self._children.append(cache)
         return cache

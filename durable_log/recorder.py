@@ -1,0 +1,157 @@
+"""A recorder: what passes on the bus is appended to a log, undecoded.
+
+It is a subscriber that takes frames in order, after repair, and appends as many together as are at hand.  While the log
+cannot be reached it tries again and lets frames wait in the subscriber's queue, which is bounded: what does not fit is
+told by a resync, counted here, and remembered in the log as a hole when the stream goes on.
+
+Several recorders may write to one log, for instance one per host: each event is stored once, by whoever comes first,
+and what one has missed another fills.  One that starts asks the caches for what they hold, so a pause shorter than
+their memory leaves no hole.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import threading
+from collections.abc import Sequence
+from types import TracebackType
+
+from durable_log.errors import LogError
+from durable_log.log_api import LogApi
+from pubsub_api import History, Resync, Session
+from pubsub_api.core.frame import Header
+from pubsub_api.errors import Closed, FrameError
+from pubsub_api.subscriber import SubscriberStatistics
+
+LOG = logging.getLogger(__name__)
+
+_RETRY_MIN_S = 0.05
+_RETRY_MAX_S = 2.0
+_ALL = History()
+
+Delivery = tuple[bytes, Header, int]
+
+
+@dataclasses.dataclass
+class RecorderStatistics:
+    """What a recorder has done."""
+
+    appends: int = 0
+    """Calls of the log; each stores many frames."""
+    frames: int = 0
+    events: int = 0
+    """Events stored."""
+    duplicates: int = 0
+    """Events that the log held already, because another recorder, or a cache at the start, was faster."""
+    retries: int = 0
+    """Appends tried again because the log could not be reached."""
+    refused: int = 0
+    """Frames that the log refuses, for instance because they are too large."""
+    resyncs: int = 0
+    lost: int = 0
+    """Events that are known to be lost to this recorder."""
+    failed: int = 0
+    """Frames that were given up because the log is broken or closed."""
+
+
+class Recorder:
+    """Records the topics that filters select.  Close it before its session and its log.
+
+    ``history`` says what caches are asked for at the start; None asks for nothing.  Drivers without queries are not
+    asked.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        log: LogApi,
+        topics: Sequence[str],
+        *,
+        addresses: Sequence[str] | None = None,
+        history: History | None = _ALL,
+    ) -> None:
+        self._log = log
+        self._lock = threading.Lock()
+        self._statistics = RecorderStatistics()
+        self._closing = threading.Event()
+        self._subscriber = session.subscriber(
+            topics,
+            on_frames=self._on_frames,
+            on_resync=self._on_resync,
+            addresses=addresses,
+            history=history if session.capabilities.queries else None,
+        )
+
+    def wait_ready(self, timeout_s: float) -> None:
+        """Block until the subscription is in effect.  Raises WaitTimeout."""
+        self._subscriber.wait_ready(timeout_s=timeout_s)
+
+    def statistics(self) -> RecorderStatistics:
+        with self._lock:
+            return dataclasses.replace(self._statistics)
+
+    def subscriber_statistics(self) -> SubscriberStatistics:
+        """What the subscription behind it counts: gaps, repairs, queue."""
+        return self._subscriber.statistics()
+
+    def close(self) -> None:
+        """Stop recording.  What is in the queue is not waited for: the next recorder asks the caches for it."""
+        self._closing.set()
+        self._subscriber.close()
+
+    def __enter__(self) -> Recorder:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _on_frames(self, deliveries: Sequence[Delivery]) -> None:
+        """Called by the subscriber's dispatcher, which waits meanwhile: that is what bounds the memory."""
+        frames = [frame for frame, _, _ in deliveries]
+        try:
+            self._append(frames)
+        except FrameError:
+            self._append_each(frames)  # one of them is bad; the others are not to suffer
+        except LogError as error:
+            LOG.error("Recorder: %d frames are not recorded: %s", len(frames), error)
+            self._count(failed=len(frames))
+        except Closed:
+            self._count(failed=len(frames))
+
+    def _append_each(self, frames: Sequence[bytes]) -> None:
+        for frame in frames:
+            try:
+                self._append([frame])
+            except FrameError as error:
+                LOG.warning("Recorder: the log refuses a frame: %s", error)
+                self._count(refused=1)
+
+    def _append(self, frames: Sequence[bytes]) -> None:
+        """Append, again and again while the log is unavailable.  Raises FrameError, and LogError when it is no use."""
+        pause_s = _RETRY_MIN_S
+        while True:
+            try:
+                appended = self._log.append(frames)
+            except LogError as error:
+                if not error.retriable or self._closing.wait(pause_s):
+                    raise
+                LOG.warning("Recorder: the log cannot be reached, trying again: %s", error)
+                self._count(retries=1)
+                pause_s = min(2 * pause_s, _RETRY_MAX_S)
+                continue
+            self._count(appends=1, frames=len(frames), events=appended.events, duplicates=appended.duplicates)
+            return
+
+    def _on_resync(self, resync: Resync) -> None:
+        lost = sum(one.last - one.first + 1 for one in resync.lost)
+        for one in resync.lost:
+            LOG.warning("Recorder: lost %s", one)
+        self._count(resyncs=1, lost=lost)
+
+    def _count(self, **counts: int) -> None:
+        with self._lock:
+            for name, count in counts.items():
+                setattr(self._statistics, name, getattr(self._statistics, name) + count)
