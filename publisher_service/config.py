@@ -57,7 +57,18 @@ SERVICE_OPTIONS: Sequence[cfg.Opt] = (
                help="What the service logs; it wins over the command line. Read again at SIGHUP."),
 )  # fmt: skip
 
-OPTIONS: Sequence[cfg.Opt] = (*WORKER_OPTIONS, *SERVICE_OPTIONS)
+DUTY_OPTIONS: Sequence[cfg.Opt] = (
+    cfg.ListOpt("watch_tables", default=[],
+                help="Tables that controllers write without a bus. The elected service publishes every change of "
+                     "them, whoever made it. Needs [pubsub] enable_df_pub_sub."),
+    _count("watch_portion", 500, 1, 10_000, "Changes of the database that are read and published in one go."),
+    _seconds("watch_note_interval", 1.0, 0.01, 3600.0,
+             "How far the watched tables were followed is noted this often. What came after the last note is "
+             "published again by the next service that is elected, and recognised by its version."),
+    _count("outbox_shown_max", 1000, 1, 10_000, "The status counts at most so many changes in the outbox."),
+)  # fmt: skip
+
+OPTIONS: Sequence[cfg.Opt] = (*WORKER_OPTIONS, *SERVICE_OPTIONS, *DUTY_OPTIONS)
 
 
 def list_opts() -> list[tuple[str, Sequence[cfg.Opt]]]:

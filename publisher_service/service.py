@@ -17,7 +17,7 @@ from typing import Any
 from oslo_config import cfg
 
 import pubsub_api
-from publisher_service import config, health, lives, socketfile
+from publisher_service import config, duties, health, lives, socketfile
 from publisher_service.client import event_bytes_max
 from publisher_service.errors import JournalError
 from publisher_service.hop.service import ServiceCore, ServiceSettings
@@ -49,6 +49,8 @@ class PublisherService:
         self._started_at = time.monotonic()
         self.recovered = Recovered()
         self.journal_damaged = 0
+        self.duties: duties.Duties | None = None
+        """None when there is no database to serve."""
 
     def start(self) -> None:
         """Own the socket, read the journal, bind the publisher, take workers.  Undoes everything when it fails."""
@@ -71,6 +73,11 @@ class PublisherService:
             self.intake = Intake(listener, self.core, self.sequencer, self._limits())
             self.intake.start()
             parts.callback(self._stop_intake)
+            if duties.are_wanted(self.conf):
+                owns_address = self.session.capabilities.bind_based
+                self.duties = parts.enter_context(
+                    duties.Duties(self.conf, self.publisher, self.sequencer, owns_address=owns_address)
+                )
             self._open_health(parts)
             self._parts = parts.pop_all()
         self._is_started = True
@@ -201,6 +208,7 @@ class PublisherService:
                 "recovered_events": sum(len(stretch.encoded) for stretch in self.recovered.stretches),
                 "recovered_lives": len(self.recovered.lives),
             },
+            "database": self.duties.report() if self.duties is not None else None,
         }
 
     def __enter__(self) -> PublisherService:

@@ -34,10 +34,24 @@ CALM = {"max_idle_time": 5.0, "idle_time_limit": 20.0}
 """Times that a service that restarts does not exceed, so that its silence is nothing to talk about."""
 
 
+SWIFT_DB = {"confirm_interval": 0.05, "sweep_interval": 0.1}
+"""Times with which a test need not wait for the sweeper."""
+
+
 class Host:
     """A place for one service and its workers.  Leaving the ``with`` kills whatever of it still runs."""
 
-    def __init__(self, *, journal_bytes_max: int = 8 * 1024 * 1024, **options: Any) -> None:
+    def __init__(
+        self,
+        *,
+        journal_bytes_max: int = 8 * 1024 * 1024,
+        database: pathlib.Path | None = None,
+        outbox_age: float = 0.3,
+        **options: Any,
+    ) -> None:
+        """``database`` is the SQLite file whose changes are told on the bus; None for a host without one."""
+        self._database = database
+        self._outbox_age = outbox_age
         self._directory = tempfile.TemporaryDirectory(prefix="hg-", ignore_cleanup_errors=True)
         self.path = pathlib.Path(self._directory.name)
         self.socket = self.path / "workers"
@@ -52,7 +66,16 @@ class Host:
             "pub_sub_driver": "zmq", "publisher_transport": "ipc", "publisher_multiproc_socket": self.socket,
             "resync_jitter": 0.05, "resync_interval_min": 0.05, **CALM,
         }  # fmt: skip
-        sections = {"pubsub": pubsub, "zmq": {"ipc_path": self.path / "bus"}, "publisher_service": options}
+        sections: dict[str, dict[str, Any]] = {
+            "pubsub": pubsub, "zmq": {"ipc_path": self.path / "bus"}, "publisher_service": options,
+        }  # fmt: skip
+        if self._database is not None:
+            pubsub["enable_df_pub_sub"] = True
+            sections |= {
+                "db": {"url": f"sqlite://{self._database}", "outbox_age": self._outbox_age, **SWIFT_DB},
+                "election": {"lease": 2.0},
+                "discovery": {"lease": 3.0, "renew_interval": 0.5},
+            }
         lines = [
             line
             for section, values in sections.items()
