@@ -72,6 +72,7 @@ class NbApi:
         """Makes another connection to the database, whose changes count as published.  For bookkeeping."""
         self._session = session
         self._attempts_max: int = conf[config.GROUP].update_attempts_max
+        self._value_bytes_max: int = conf[config.GROUP].value_bytes_max
         self._publisher: ChangePublisher | None = None
         self._handover: Handover | None = None
         self._sweeper: OutboxSweeper | None = None
@@ -162,12 +163,11 @@ class NbApi:
         found = self._db.get(table, key)
         if expected_version not in (None, found.version):
             raise VersionConflict(f"{table} {key!r} has version {found.version}, not {expected_version} as expected")
-        bytes_max = self._conf[config.GROUP].value_bytes_max
         # Before the function is called, which may change what it is given.  And as bytes, because 1 == True.
-        before = checks.encode_value(found.value, bytes_max=bytes_max)
+        before = self._encoded(found.value)
         wanted = value(found.value) if callable(value) else value
         goal = found.topic if topic is None else topic
-        if checks.encode_value(wanted, bytes_max=bytes_max) == before and goal == found.topic:
+        if self._encoded(wanted) == before and goal == found.topic:
             self._unchanged += 1
             return found.version
         version = self._db.set(table, key, wanted, topic=goal, expected_version=found.version)
@@ -178,7 +178,7 @@ class NbApi:
         """Remove an object; returns the version of its tombstone.  Raises ObjectNotFound, VersionConflict.  A delete
         that is refused tells nobody."""
         version = self._db.delete(table, key, expected_version=expected_version)
-        self._committed([version], None)
+        self._committed(Committed(unknown=[version]))
         return version
 
     def put(self, table: str, key: str, value: Any, *, topic: str) -> int:
@@ -197,8 +197,20 @@ class NbApi:
     def _apply(self, writes: Sequence[Write]) -> list[int]:
         versions = self._db.apply(writes)
         if versions:
-            self._committed(versions, None)
+            self._committed(self._known(writes, versions))
         return versions
+
+    def _known(self, writes: Sequence[Write], versions: Sequence[int]) -> Committed:
+        """What is known of a transaction without reading: of a create everything, of others not the topic."""
+        if self._handover is None:
+            return Committed()
+        changes = [
+            Change(version, "create", write.table, write.key, write.topic or "", self._encoded(write.value))
+            for version, write in zip(versions, writes, strict=True)
+            if write.action == "create"
+        ]
+        unknown = [version for version, write in zip(versions, writes, strict=True) if write.action != "create"]
+        return Committed(changes, unknown)
 
     def allocate(self, name: str) -> int:
         """The next number, from 1, of the named counter: never the same twice, not even after a crash."""
@@ -210,14 +222,16 @@ class NbApi:
         if self._handover is None:
             self._writes += 1
             return
-        # As bytes: the caller may change the value before it is sent.
-        encoded = msgspec.Raw(checks.encode_value(value, bytes_max=self._conf[config.GROUP].value_bytes_max))
-        self._committed([version], [Change(version, action, table, key, topic, encoded, left_topic)])
+        self._committed(Committed([Change(version, action, table, key, topic, self._encoded(value), left_topic)]))
 
-    def _committed(self, versions: Sequence[int], changes: Sequence[Change] | None) -> None:
+    def _encoded(self, value: Any) -> msgspec.Raw:
+        """As bytes: the caller may change the value before it is sent."""
+        return msgspec.Raw(checks.encode_value(value, bytes_max=self._value_bytes_max))
+
+    def _committed(self, committed: Committed) -> None:
         self._writes += 1
         if self._handover is not None:
-            self._handover.put(Committed(versions, changes))
+            self._handover.put(committed)
             if self._sweeps and self._sweep_thread is None:
                 self._start_sweeping()
 

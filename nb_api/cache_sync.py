@@ -18,6 +18,8 @@ from nb_api.notify_config import CACHE_GROUP
 from nb_api.resync import SyncTask
 from nb_api.slots import SlotCounters, Slots, SlotSettings
 
+EVERYTHING = "#"
+"""The filter that selects every topic."""
 _WENT_BACK = "the database went back"
 
 
@@ -90,7 +92,8 @@ class CacheSync:
     def _snapshot(self, reason: str, *, is_replacing: bool) -> Resynced:
         with self._slots.hold() as show_progress:
             filters = tuple(self._core.filters)
-            with self._db.snapshot(self._tables, filters) as snapshot:
+            # Without filters nobody has to match every row.
+            with self._db.snapshot(self._tables, None if EVERYTHING in filters else filters) as snapshot:
                 self._read(snapshot, filters, is_replacing, show_progress)
         self.counters.snapshots += 1
         self.counters.replaced += is_replacing

@@ -24,13 +24,24 @@ from pubsub_api.errors import HeliographError, WaitTimeout
 
 LOG = logging.getLogger(__name__)
 
+_SPAN = 1000
+"""Revisions that are read from the feed in one go."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Committed:
-    """What one transaction committed.  ``changes`` None: only the revisions are known, and the feed tells the rest."""
+    """What one transaction committed: changes that are known, and revisions of which the feed tells the rest."""
 
-    revisions: Sequence[int]
-    changes: Sequence[Change] | None = None
+    changes: Sequence[Change] = ()
+    unknown: Sequence[int] = ()
+
+    @property
+    def count(self) -> int:
+        return len(self.changes) + len(self.unknown)
+
+    @property
+    def revisions(self) -> list[int]:
+        return [*(change.revision for change in self.changes), *self.unknown]
 
 
 @dataclasses.dataclass
@@ -60,7 +71,8 @@ class Handover:
         self._queue_max: int = options.publish_queue_max
         self._batch_max: int = options.sweep_batch
         self._timeout_s: float = options.publish_timeout
-        self._interval_s: float = options.confirm_interval
+        self._confirm_interval_s: float = options.confirm_interval
+        self._publish_interval_s: float = options.publish_interval
         self.counters = HandoverCounters()
         self._is_closed = False
         self._start_afresh()
@@ -70,9 +82,10 @@ class Handover:
         self._changed = threading.Condition()
         self._queue: deque[Committed] = deque()
         self._queued = 0
-        self._in_work: list[int] = []
+        self._in_work: list[Committed] = []
         self._unconfirmed: deque[int] = deque()
         self._last_confirmed = 0.0
+        self._last_published = 0.0
         self._is_hurried = False
         self._is_asleep = False
         self._failure: HeliographError | None = None
@@ -88,12 +101,12 @@ class Handover:
     def put(self, committed: Committed) -> None:
         """Have it published.  Blocks while the queue is full, at most ``[db] publish_timeout``; never raises."""
         with self._changed:
-            self.counters.committed += len(committed.revisions)
+            self.counters.committed += committed.count
             if self._queued >= self._queue_max and not self._wait_for_room():
-                self._leave(len(committed.revisions))
+                self._leave(committed.count)
                 return
             self._queue.append(committed)
-            self._queued += len(committed.revisions)
+            self._queued += committed.count
             if self._thread is None and not self._is_closed:
                 self._thread = threading.Thread(target=self._run, name="heliograph-handover", daemon=True)
                 self._thread.start()
@@ -126,8 +139,8 @@ class Handover:
     def in_hand(self) -> set[int]:
         """Revisions that are on their way: nobody needs to sweep them."""
         with self._changed:
-            waiting = [revision for committed in self._queue for revision in committed.revisions]
-            return {*waiting, *self._in_work, *self._unconfirmed}
+            waiting = [revision for committed in (*self._queue, *self._in_work) for revision in committed.revisions]
+            return {*waiting, *self._unconfirmed}
 
     def close(self) -> None:
         """Publish and confirm what waits, for at most ``[db] publish_timeout``, and end the thread.  Idempotent."""
@@ -161,53 +174,66 @@ class Handover:
         with self._changed:
             if not self._queue and not self._is_confirmation_due():
                 self._is_asleep = True
-                rest = self._last_confirmed + self._interval_s - time.monotonic() if self._unconfirmed else None
-                if not self._is_closed and (rest is None or rest > 0):
-                    self._changed.wait(rest)
+                rest_s = self._last_confirmed + self._confirm_interval_s - time.monotonic()
+                if not self._is_closed:
+                    self._changed.wait(max(rest_s, 0.0) if self._unconfirmed else None)
                 self._is_asleep = False
+            self._gather()
             batch: list[Committed] = []
-            self._in_work = []
-            while self._queue and len(self._in_work) < self._batch_max:
+            count = 0
+            while self._queue and count < self._batch_max:
                 batch.append(self._queue.popleft())
-                self._in_work += batch[-1].revisions
-            self._queued -= len(self._in_work)
+                count += batch[-1].count
+            self._queued -= count
+            self._in_work = batch
             if batch:
                 self._changed.notify_all()
             return batch
 
+    def _gather(self) -> None:
+        """In a flood, let some more come: a thread that runs for every commit costs the writers more than it sends."""
+        rest_s = self._last_published + self._publish_interval_s - time.monotonic()
+        if self._queue and rest_s > 0 and not self._is_hurried and not self._is_closed:
+            self._changed.wait(rest_s)
+
     def _publish(self, batch: Sequence[Committed]) -> None:
+        count = sum(committed.count for committed in batch)
+        changes: list[Change] = []
         try:
-            changes = [change for committed in batch for change in self._resolve(committed)]
+            changes = sorted(self._resolve(batch), key=lambda change: change.revision)
             self._publisher.publish(changes)
         except HeliographError as error:
             self._failed("published", error)
-            with self._changed:
-                self._leave(len(self._in_work))
-                self._in_work = []
-            return
+            changes = []
+        self._last_published = time.monotonic()
         with self._changed:
-            published = [change.revision for change in changes]
-            self.counters.published += len(published)
-            self._unconfirmed.extend(published)
-            self._leave(len(self._in_work) - len(published))
+            self.counters.published += len(changes)
+            self._unconfirmed.extend(change.revision for change in changes)
+            self._leave(count - len(changes))
             self._in_work = []
             for _ in range(len(self._unconfirmed) - self._queue_max):
                 self._unconfirmed.popleft()
                 self._leave(1)
 
-    def _resolve(self, committed: Committed) -> Sequence[Change]:
-        """The changes of a transaction; the feed shows nothing of anybody else between them."""
-        if committed.changes is not None:
-            return committed.changes
-        revisions = set(committed.revisions)
-        found = self._db.changes(min(revisions) - 1, limit=len(revisions))
-        return [change for change in found if change.revision in revisions]
+    def _resolve(self, batch: Sequence[Committed]) -> list[Change]:
+        """All changes of a batch.  What is not in the feed any more is left to the sweeper, who reads the outbox."""
+        known = [change for committed in batch for change in committed.changes]
+        unknown = sorted(revision for committed in batch for revision in committed.unknown)
+        wanted = set(unknown)
+        while unknown:
+            # Revisions close together are read together, with what others have written between.
+            first = unknown[0]
+            span = [revision for revision in unknown if revision < first + _SPAN]
+            found = self._db.changes(first - 1, limit=span[-1] - first + 1)
+            known += [change for change in found if change.revision in wanted and change.revision <= span[-1]]
+            unknown = unknown[len(span) :]
+        return known
 
     def _is_confirmation_due(self) -> bool:
         if not self._unconfirmed:
             self._is_hurried = self._is_hurried and bool(self._queue)
             return False
-        is_time = time.monotonic() >= self._last_confirmed + self._interval_s
+        is_time = time.monotonic() >= self._last_confirmed + self._confirm_interval_s
         return is_time or ((self._is_hurried or self._is_closed) and not self._queue)
 
     def _confirm(self) -> None:
@@ -231,8 +257,9 @@ class Handover:
         self._last_confirmed = time.monotonic()
 
     def _leave(self, count: int) -> None:
-        self.counters.left += count
-        self._changed.notify_all()
+        if count:
+            self.counters.left += count
+            self._changed.notify_all()
 
     def _failed(self, what: str, error: HeliographError) -> None:
         self.counters.failures += 1

@@ -21,7 +21,7 @@ from oslo_config import cfg
 from nb_api.api import NbApi
 from nb_api.cache_changes import CacheChange, Difference
 from nb_api.cache_core import CacheCore, CacheCounters
-from nb_api.cache_sync import CacheSync, SyncCounters
+from nb_api.cache_sync import EVERYTHING, CacheSync, SyncCounters
 from nb_api.change_queue import ChangeQueue
 from nb_api.change_source import BusSource, ChangeSource, FeedSource
 from nb_api.checks import Selection
@@ -36,7 +36,6 @@ from pubsub_api.errors import Closed, Forked, HeliographError, UsageError, WaitT
 LOG = logging.getLogger(__name__)
 
 OnChanges = Callable[[Sequence[CacheChange]], None]
-ALL_TOPICS = ("#",)
 _TURN_S = 0.1
 _FEED = SyncTask("feed")
 
@@ -82,7 +81,7 @@ class LocalCache:
         """
         Selection(tables, topics)  # refuses what can never work
         options = nb.conf[CACHE_GROUP]
-        self._filters = list(ALL_TOPICS if topics is None else topics)
+        self._filters = [EVERYTHING] if topics is None else list(topics)
         self._on_changes = on_changes
         self._core = CacheCore(tables, self._filters, tombstones_max=options.tombstones_max)
         self._turn = threading.RLock()

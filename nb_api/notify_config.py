@@ -20,6 +20,8 @@ NOTIFY_OPTIONS: Sequence[cfg.Opt] = (
                help="How often an update is tried when others change the object between reading and writing it."),
     cfg.IntOpt("publish_queue_max", default=20_000, min=1, max=10_000_000,
                help="Committed changes that wait to be published, in one process. When it is full, writers wait."),
+    _seconds("publish_interval", 0.005, 0.0, 10.0,
+             "In a flood of commits, pause so long between two batches. A change that comes alone is not delayed."),
     _seconds("publish_timeout", 5.0, 0.01, 3600.0,
              "How long a writer waits for room in that queue, and how long the end of a process waits for what is in "
              "it. What is not published then stays in the outbox and is swept."),
