@@ -1,0 +1,337 @@
+"""``heliograph log``: look at a durable log, record into it, and take care of it."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from heliograph import exits, options
+from heliograph.output import Output, clock_text, compact, counted
+from pubsub_api.errors import UsageError
+
+if TYPE_CHECKING:
+    from durable_log import LogApi, StoredFrame
+    from durable_log.maintenance import Maintainer
+    from durable_log.recorder import Recorder
+    from durable_log.segmented import SegmentedLog
+
+DESCRIPTION = """\
+A durable log keeps what was published: every frame in a shard, every event with an offset in it.
+
+  record   append what passes on the bus, and seal and drop what is due, until it is interrupted
+  info     where the shards stand, the sealed segments, the streams
+  tail     print events, the newest or from an offset or a time on
+  seal     turn what is not sealed into Parquet segments now
+  trim     drop everything before an offset of a shard, or before a time
+  verify   read everything and check it; exit code 1 when something is wrong
+
+--log names the log, as in sqlite:///dir/log.db or redis://127.0.0.1:6379/0; without it, [log] url does.
+"""
+EXAMPLES = """\
+  heliograph log record 'tenant-7/#' --log sqlite:////var/lib/heliograph/log.db --url zmq://127.0.0.1:8866
+  heliograph log info --log sqlite:////var/lib/heliograph/log.db
+  heliograph log tail --log sqlite:////var/lib/heliograph/log.db --follow --json
+  heliograph log seal --log sqlite:////var/lib/heliograph/log.db
+  heliograph log trim --log sqlite:////var/lib/heliograph/log.db --older-than 604800
+  heliograph log verify --log sqlite:////var/lib/heliograph/log.db
+"""
+
+_SECOND_NS = 1_000_000_000
+
+
+def register(subparsers: options.Subparsers[argparse.ArgumentParser]) -> None:
+    parser = options.add_command(
+        subparsers, "log", summary="keep, read and maintain what was published", description=DESCRIPTION,
+        examples=EXAMPLES,
+    )  # fmt: skip
+    verbs = parser.add_subparsers(title="verbs", metavar="VERB", dest="verb", required=True)
+    for name, add in _VERBS.items():
+        add(_add_verb(verbs, name))
+
+
+def _add_verb(verbs: options.Subparsers[argparse.ArgumentParser], name: str) -> argparse.ArgumentParser:
+    lines = {line.split()[0]: line.split(None, 1)[1] for line in DESCRIPTION.splitlines() if line.startswith("  ")}
+    examples = "".join(line for line in EXAMPLES.splitlines(keepends=True) if f"log {name} " in line)
+    parser = options.add_command(verbs, name, summary=lines[name], description=lines[name], examples=examples)
+    parser.add_argument("--log", metavar="URL", help="the log, as in sqlite:///dir/log.db (default: [log] url)")
+    options.add_json(parser, "JSON, one object per line")
+    return parser
+
+
+def _add_config(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--config-file", metavar="FILE", action="append", default=[], help="read options from FILE")
+
+
+def _add_record(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("filters", nargs="+", metavar="FILTER", help="topics to record, as in 'tenant-7/#'")
+    parser.add_argument("--timeout", metavar="S", type=options.seconds, help="end after S seconds")
+    parser.add_argument(
+        "--report", metavar="S", type=options.seconds, default=60.0,
+        help="print the counters every S seconds, 0 for never (default: 60)",
+    )  # fmt: skip
+    parser.add_argument("--no-maintenance", action="store_true", help="neither seal nor drop anything")
+    options.add_session(parser)
+    parser.set_defaults(run=_record)
+
+
+def _add_info(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--streams", action="store_true", help="list the streams too")
+    parser.add_argument("--segments", action="store_true", help="list the sealed segments too")
+    _add_config(parser)
+    parser.set_defaults(run=_info)
+
+
+def _add_tail(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--shard", metavar="N", type=options.natural_int, help="only this shard (default: all)")
+    parser.add_argument("--count", metavar="N", type=options.positive_int, default=10,
+                        help="the newest N events of each shard (default: 10)")  # fmt: skip
+    parser.add_argument("--offset", metavar="N", type=options.natural_int, help="from this offset on instead")
+    parser.add_argument("--since", metavar="S", type=options.seconds, help="what came in the last S seconds instead")
+    parser.add_argument("--follow", action="store_true", help="go on with what comes, until interrupted")
+    _add_config(parser)
+    parser.set_defaults(run=_tail)
+
+
+def _add_seal(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--shard", metavar="N", type=options.natural_int, help="only this shard (default: all)")
+    _add_config(parser)
+    parser.set_defaults(run=_seal)
+
+
+def _add_trim(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--shard", metavar="N", type=options.natural_int, help="only this shard (default: all)")
+    what = parser.add_mutually_exclusive_group(required=True)
+    what.add_argument("--before", metavar="OFFSET", type=options.natural_int, help="drop what is before this offset")
+    what.add_argument(
+        "--older-than", metavar="S", type=options.seconds, help="drop what came longer than S seconds ago"
+    )
+    _add_config(parser)
+    parser.set_defaults(run=_trim)
+
+
+def _add_verify(parser: argparse.ArgumentParser) -> None:
+    _add_config(parser)
+    parser.set_defaults(run=_verify)
+
+
+_VERBS: dict[str, Callable[[argparse.ArgumentParser], None]] = {
+    "record": _add_record, "info": _add_info, "tail": _add_tail, "seal": _add_seal, "trim": _add_trim,
+    "verify": _add_verify,
+}  # fmt: skip
+
+
+@contextlib.contextmanager
+def _open(args: argparse.Namespace) -> Iterator[LogApi]:
+    import durable_log
+
+    with contextlib.closing(durable_log.open(args.log, config_files=args.config_file)) as log:
+        yield log
+
+
+def _segmented(log: LogApi) -> SegmentedLog:
+    from durable_log.segmented import SegmentedLog
+
+    if not isinstance(log, SegmentedLog):
+        raise UsageError("the driver of this log has no segments")
+    return log
+
+
+def _shards(args: argparse.Namespace, log: LogApi) -> list[int]:
+    if args.shard is None:
+        return list(range(log.shards))
+    if args.shard >= log.shards:
+        raise UsageError(f"there is no shard {args.shard}: the log has {log.shards}, counted from 0")
+    return [args.shard]
+
+
+# -- record
+
+
+def _record(args: argparse.Namespace) -> int:
+    from durable_log.maintenance import Maintainer
+    from durable_log.recorder import Recorder
+
+    output = Output(is_json=args.json)
+    with _open(args) as log, options.open_session(args) as session, contextlib.ExitStack() as stack:
+        maintainer = None
+        if not args.no_maintenance:
+            maintainer = stack.enter_context(Maintainer(_segmented(log)).start())
+        recorder = stack.enter_context(Recorder(session, log, args.filters))
+        output.record({"recording": args.filters}) if args.json else output.line(
+            f"recording {', '.join(args.filters)}; Ctrl-C ends it"
+        )
+        output.flush()
+        with contextlib.suppress(KeyboardInterrupt):
+            _report(output, recorder, maintainer, args)
+        _print_counters(output, recorder, maintainer)
+    return exits.OK
+
+
+def _report(output: Output, recorder: Recorder, maintainer: Maintainer | None, args: argparse.Namespace) -> None:
+    """Print the counters at every interval until the time is over or a signal comes."""
+    never = threading.Event()
+    left_s = threading.TIMEOUT_MAX if args.timeout is None else args.timeout
+    while left_s > 0:
+        pause_s = min(left_s, args.report or threading.TIMEOUT_MAX)
+        never.wait(pause_s)
+        left_s -= pause_s
+        if left_s > 0:
+            _print_counters(output, recorder, maintainer)
+
+
+def _print_counters(output: Output, recorder: Recorder, maintainer: Maintainer | None) -> None:
+    counters = vars(recorder.statistics()) | (vars(maintainer.statistics) if maintainer else {})
+    if output.is_json:
+        output.record(counters)
+    else:
+        output.line(", ".join(f"{name} {value}" for name, value in counters.items()))
+    output.flush()
+
+
+# -- info
+
+
+def _info(args: argparse.Namespace) -> int:
+    output = Output(is_json=args.json)
+    with _open(args) as log:
+        states, segments = log.state(), log.segments()
+        streams = [(state.shard, stream) for state in states for stream in log.streams(state.shard)]
+    sealed = dict.fromkeys(range(len(states)), 0)
+    for segment in segments:
+        sealed[segment.shard] += segment.bytes
+    shards = [state._asdict() | {"sealed_bytes": sealed[state.shard]} for state in states]
+    stream_rows = [{"shard": shard, **stream._asdict(), "guid": stream.guid.hex()} for shard, stream in streams]
+    if output.is_json:
+        record: dict[str, Any] = {"shards": shards, "segments": len(segments), "streams": len(streams)}
+        if args.segments:
+            record["segments"] = [segment._asdict() for segment in segments]
+        if args.streams:
+            record["streams"] = stream_rows
+        output.record(record)
+        return exits.OK
+    columns = ("shard", "start", "sealed", "end", "bytes", "sealed_bytes")
+    output.table("", columns, [[shard[column] for column in columns] for shard in shards])
+    events = sum(state.end - state.start for state in states)
+    output.line(f"{counted(events, 'event')}, {counted(len(segments), 'segment')}, {counted(len(streams), 'stream')}")
+    if args.segments:
+        output.table("segments", ("shard", "first", "end", "rows", "bytes", "path"),
+                     [(one.shard, one.first, one.end, one.rows, one.bytes, one.path) for one in segments])  # fmt: skip
+    if args.streams:
+        rows = [(shard, one.guid.hex(), one.topic, one.last, _ranges(one.missing)) for shard, one in streams]
+        output.table("streams", ("shard", "publisher", "topic", "last", "missing"), rows)
+    return exits.OK
+
+
+def _ranges(missing: Sequence[tuple[int, int]]) -> str:
+    return ", ".join(f"{low}..{high}" for low, high in missing)
+
+
+# -- tail
+
+
+def _tail(args: argparse.Namespace) -> int:
+    output = Output(is_json=args.json)
+    with _open(args) as log, contextlib.suppress(KeyboardInterrupt):
+        states = log.state()
+        offsets = {shard: _first_offset(args, log, states[shard].start, states[shard].end, shard)
+                   for shard in _shards(args, log)}  # fmt: skip
+        while True:
+            for shard, offset in offsets.items():
+                offsets[shard] = _print_from(output, log, shard, offset)
+            output.flush()
+            if not args.follow:
+                break
+            log.wait(offsets, timeout_s=3600)
+    return exits.OK
+
+
+def _print_from(output: Output, log: LogApi, shard: int, offset: int) -> int:
+    """Print what a shard has from an offset on; returns where it ends."""
+    while frames := log.read(shard, offset):
+        for stored in frames:
+            _print_frame(output, stored, offset)
+        offset = frames[-1].end
+    return offset
+
+
+def _first_offset(args: argparse.Namespace, log: LogApi, start: int, end: int, shard: int) -> int:
+    if args.offset is not None:
+        return max(start, int(args.offset))
+    if args.since is not None:
+        return log.find(shard, time.time_ns() - int(args.since * _SECOND_NS))
+    return max(start, end - int(args.count))
+
+
+def _print_frame(output: Output, stored: StoredFrame, first: int) -> None:
+    header = stored.header()
+    for position, event in enumerate(stored.events()):
+        offset = stored.offset + position
+        if offset < first:
+            continue
+        number = header.first + stored.skipped + position
+        if output.is_json:
+            output.record({
+                "shard": stored.shard, "offset": offset, "guid": header.guid.hex(), "topic": event.topic,
+                "number": number, "table": event.table, "key": event.key, "action": event.action,
+                "value": event.value, "version": event.version, "timestamp": event.timestamp,
+                "appended_ns": stored.appended_ns,
+            })  # fmt: skip
+        else:
+            what = f"{event.action} {event.table}/{event.key} v{event.version} {compact(event.value)}"
+            output.line(f"{stored.shard}:{offset} {clock_text(stored.appended_ns)} {event.topic} {what}")
+
+
+# -- seal, trim, verify
+
+
+def _seal(args: argparse.Namespace) -> int:
+    from durable_log.sealing import Sealer
+
+    output = Output(is_json=args.json)
+    with _open(args) as log:
+        sealer = Sealer(_segmented(log))
+        orphans = sealer.clean()
+        made = [segment for shard in _shards(args, log) for segment in sealer.seal(shard)]
+    if output.is_json:
+        output.record({"segments": [segment._asdict() for segment in made], "orphans_removed": len(orphans)})
+    else:
+        events = sum(segment.rows for segment in made)
+        output.line(f"sealed {counted(events, 'event')} into {counted(len(made), 'segment')}, "
+                    f"removed {counted(len(orphans), 'orphan')}")  # fmt: skip
+    return exits.OK
+
+
+def _trim(args: argparse.Namespace) -> int:
+    output = Output(is_json=args.json)
+    dropped = {}
+    with _open(args) as log:
+        for shard in _shards(args, log):
+            before = args.before
+            if before is None:
+                before = log.find(shard, time.time_ns() - int(args.older_than * _SECOND_NS))
+            dropped[shard] = log.trim(shard, before)
+    if output.is_json:
+        output.record({"dropped": dropped})
+    else:
+        output.line(f"dropped {counted(sum(dropped.values()), 'event')}")
+    return exits.OK
+
+
+def _verify(args: argparse.Namespace) -> int:
+    from durable_log.verifying import verify
+
+    output = Output(is_json=args.json)
+    with _open(args) as log:
+        found = verify(log)
+    if output.is_json:
+        output.record(found)
+    else:
+        output.line(f"read {counted(found.events, 'event')} in {counted(found.frames, 'frame')}, "
+                    f"checked {counted(found.segments, 'segment')}")  # fmt: skip
+        for problem in found.problems:
+            output.line(problem, style="bold red")
+    return exits.FAILED if found.problems else exits.OK
