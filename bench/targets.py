@@ -57,6 +57,8 @@ _ROWS: tuple[tuple[str, str, str, str, Literal[">=", "<="], float, str], ...] = 
     ("repair", "resyncs", "", "resyncs because of that loss", "<=", 0.0, ""),
     ("repair", "undetected", "", "events lost without detection", "<=", 0.0, ""),
     ("repair", "cache", "", "events/s with a cache, of those without", ">=", 0.9, "x"),
+    ("service", "ratio", "", "events/s of 4 workers through the service, of the bus's own", ">=", 0.5, "x"),
+    ("service", "lost", "", "events lost on that way", "<=", 0.0, ""),
 )
 
 TARGETS: tuple[Target, ...] = tuple(

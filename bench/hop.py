@@ -1,0 +1,132 @@
+"""One run through the publisher service: workers, the service and a subscriber, each in a process of its own.
+
+The conversation is that of `bench.runs`, with two kinds of publishing processes.  The service is the real one, journal
+and all, without a database.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import tempfile
+import time
+from multiprocessing.connection import Connection
+from typing import Any
+
+from oslo_config import cfg
+
+from bench import events
+from bench.ends import OPEN_TIMEOUT_S, Case
+from bench.runs import RUN_TIMEOUT_S, Load, MakeSink, subscribe
+from bench.sinks import NS_PER_S, Sink
+from bench.workers import Worker, usage_now
+from publisher_service.client import WorkerPublisher
+from publisher_service.service import PublisherService
+from pubsub_api import loading
+from pubsub_api.config import GROUP
+
+
+@dataclasses.dataclass(frozen=True)
+class HopRun:
+    """What one run measured.  CPU is per event, in microseconds."""
+
+    sent: int
+    received: int
+    seconds: float
+    worker_cpu_us: float
+    service_cpu_us: float
+    subscriber_cpu_us: float
+    events_per_batch: float
+    finding: dict[str, Any]
+    report: dict[str, Any]
+    """What the service said of itself at the end."""
+
+    @property
+    def events_per_s(self) -> float:
+        return self.received / self.seconds if self.seconds > 0 else 0.0
+
+    @property
+    def lost(self) -> int:
+        return self.sent - self.received
+
+
+def run(case: Case, load: Load, workers: int, make_sink: MakeSink = Sink) -> HopRun:
+    """``load.count`` events from that many workers, each on a topic of its own.  Raises WorkerFailed."""
+    with contextlib.ExitStack() as stack:
+        directory = stack.enter_context(tempfile.TemporaryDirectory(prefix="heliograph-bench-"))
+        service = stack.enter_context(Worker(serve, case.server, directory))
+        address = service.hear()
+        all_topics = dataclasses.replace(load, topics=workers)
+        subscriber = stack.enter_context(
+            Worker(subscribe, case, all_topics, address=address, make_sink=make_sink, size=1)
+        )
+        subscriber.hear()
+        senders = [stack.enter_context(Worker(work, case.server, directory, load, workers, n)) for n in range(workers)]
+        for sender in senders:
+            sender.hear()
+        for sender in senders:
+            sender.tell("go")
+        begun_ns = min(sender.hear(RUN_TIMEOUT_S) for sender in senders)
+        seen = subscriber.hear(RUN_TIMEOUT_S)
+        ended = [sender.hear(RUN_TIMEOUT_S) for sender in senders]
+        service.tell("stop")
+        usage, report = service.hear()
+        for process in (service, subscriber, *senders):
+            process.end()
+    finding = seen["findings"][0]
+    return HopRun(
+        sent=load.count,
+        received=finding["received"],
+        seconds=(finding["ended_ns"] - begun_ns) / NS_PER_S,
+        worker_cpu_us=sum(spent.cpu_s for spent, _ in ended) / load.count * 1e6,
+        service_cpu_us=usage.cpu_s / load.count * 1e6,
+        subscriber_cpu_us=seen["usage"].cpu_s / max(finding["received"], 1) * 1e6,
+        events_per_batch=load.count / max(1, sum(statistics.batches for _, statistics in ended)),
+        finding=finding,
+        report=report,
+    )
+
+
+def _conf(url: str, directory: str) -> cfg.ConfigOpts:
+    conf = loading.conf_from_url(url)
+    conf.set_override("publisher_multiproc_socket", f"{directory}/socket", group=GROUP)
+    return conf
+
+
+def serve(pipe: Connection, url: str, directory: str) -> None:
+    with PublisherService(_conf(url, directory)) as service:
+        pipe.send(service.publisher.address)
+        before = usage_now()
+        pipe.recv()
+        pipe.send((usage_now() - before, service.report()))
+
+
+def work(pipe: Connection, url: str, directory: str, load: Load, workers: int, position: int) -> None:
+    """Publish this worker's share, then say when it began, and at the end what it took."""
+    topic = events.topic(position)
+    numbers = range(position + 1, load.count + 1, workers)
+    with WorkerPublisher(_conf(url, directory)) as publisher:
+        pipe.send("ready")
+        pipe.recv()
+        before = usage_now()
+        pipe.send(time.monotonic_ns())
+        send = publisher.send_event
+        if load.rate:
+            _send_at_rate(publisher, topic, numbers, load.rate / workers)
+        else:
+            for number in numbers:
+                send(events.event(number, topic))
+        publisher.flush(timeout_s=OPEN_TIMEOUT_S)
+        pipe.send((usage_now() - before, publisher.statistics()))
+
+
+def _send_at_rate(publisher: WorkerPublisher, topic: str, numbers: range, rate: float) -> None:
+    """The version of an event is the time just before it is sent."""
+    clock = time.monotonic_ns
+    begun_ns = clock()
+    interval_ns = NS_PER_S / rate
+    for count in range(1, len(numbers) + 1):
+        early_ns = begun_ns + count * interval_ns - clock()
+        if early_ns > 50_000:
+            time.sleep(early_ns / NS_PER_S)
+        publisher.send_event(events.event(clock(), topic))
