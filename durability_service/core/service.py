@@ -188,6 +188,10 @@ class DurabilityCore:
         for name, samples in parts.items():
             self.keepers[name].live(samples, event.token)
 
+    def keeps(self, topic: str) -> bool:
+        """Whether data of the topic is kept here."""
+        return self._keeper_of(topic) is not None
+
     def _keeper_of(self, topic: str) -> Keeper | None:
         try:
             return self._spaces_of_topics[topic]

@@ -1,0 +1,435 @@
+"""History, deletion, snapshots and status, for processes that run no durability service of their own.
+
+`DurabilityClient` asks services over the bus's queries.  `HistoricalReader` is a subscriber that first delivers what
+was published before it came::
+
+    with HistoricalReader(session, ["orders/#"], on_event) as reader:
+        outcome = reader.wait_for_historical_data(timeout_s=10)     # COMPLETE, TIMED_OUT or NO_SERVICE
+"""
+
+from __future__ import annotations
+
+import contextlib
+import enum
+import logging
+import os
+import random
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from types import TracebackType
+
+from durability_service import config, protocol
+from durability_service.core.namespaces import Kind, intersect
+from durability_service.core.samples import InstanceKey, Sample
+from durability_service.errors import DurabilityError, NoService
+from durability_service.protocol import Answer, Ask, Page, ServiceStatus
+from durability_service.recorder import event_of
+from pubsub_api import Event, Resync, Session
+from pubsub_api import settings as pubsub_settings
+from pubsub_api.core import frame as frames
+from pubsub_api.core.errors import DriverError, FrameError, UsageError
+from pubsub_api.core.frame import Kind as FrameKind
+from pubsub_api.core.settings import History
+from pubsub_api.core.topics import check_filter
+from pubsub_api.driver import LinkReport
+
+LOG = logging.getLogger(__name__)
+
+NO_SERVICE_S = 2.0
+"""Without an answer for this long there is no service."""
+_ANSWER_S = 0.5
+_ATTEMPTS_MAX = 4
+_ASK_AGAIN_S = 0.1
+_RECENT_NS = 60 * 10**9
+"""Live events may be late by this much; what history delivered is remembered for as long."""
+
+
+class Outcome(enum.Enum):
+    """How a wait for history ended."""
+
+    COMPLETE = "complete"
+    TIMED_OUT = "timed out"
+    """There are services, and none has a complete set yet, or reading it took too long.  Waiting again is fine."""
+    NO_SERVICE = "no service"
+
+
+class DurabilityClient:
+    """Asks services.  Any thread may call; each call blocks for as long as it says.  Close it when done.
+
+    ``addresses`` are those of services on a bind-based driver; by default ``[durability] fellows`` or the publishers'.
+    """
+
+    def __init__(self, session: Session, *, addresses: Sequence[str] | None = None) -> None:
+        conf = session.conf
+        config.register(conf)
+        self._domain = conf[config.GROUP].domain
+        self._frame = pubsub_settings.frame_settings(conf)
+        self._guid = os.urandom(frames.GUID_BYTES)
+        self._changed = threading.Condition()
+        self._answers: dict[int, dict[str, Answer]] = {}
+        self._id = random.getrandbits(32)
+        driver = session._driver  # the one way to a plain receiving end: clients share the session's transport
+        if addresses is None:
+            named = list(conf[config.GROUP].fellows) if session.capabilities.bind_based else []
+            addresses = named or driver.listen_addresses()
+        self._end = driver.get_subscriber()
+        self._end.initialize(self)
+        for address in addresses:
+            self._end.register_listen_address(address)
+        self._end.daemonize()
+
+    # -- what the user calls
+
+    def status(self, *, timeout_s: float = NO_SERVICE_S, topics: Sequence[str] = ()) -> list[ServiceStatus]:
+        """The state of every service that answers, by name.  Empty after ``timeout_s`` when none does."""
+        found = self._ask(Ask(id=0, durability=protocol.STATUS, topics=list(topics)), timeout_s=timeout_s)
+        return sorted((one.status for one in found if one.status), key=lambda status: status.node)
+
+    def delete_historical_data(self, topics: Sequence[str], *, timeout_s: float = 10.0) -> None:
+        """Delete what was published on these topics up to now, in every service, also in those that are away now.
+
+        Returns when a service has it durably.  Live subscribers are not touched.  Raises NoService, DurabilityError.
+        """
+        self._act(protocol.DELETE, topics, timeout_s)
+
+    def snapshot(self, topics: Sequence[str] = ("#",), *, timeout_s: float = 60.0) -> str:
+        """Have a service write the complete sets of these topics to its snapshot directory.  Returns the path there.
+
+        Raises NoService, DurabilityError with what the service says.
+        """
+        return self._act(protocol.SNAPSHOT, topics, timeout_s)
+
+    def history(self, topics: Sequence[str], *, timeout_s: float) -> tuple[Outcome, list[Sample]]:
+        """Everything that services keep of these topics, oldest first for each object.  Blocks up to ``timeout_s``."""
+        samples: list[Sample] = []
+        outcome = self.read(topics, samples.extend, timeout_s=timeout_s)
+        return outcome, samples
+
+    def read(
+        self, topics: Sequence[str], on_samples: Callable[[Sequence[Sample]], None], *, timeout_s: float
+    ) -> Outcome:
+        """As `history`, page by page.  A page may come twice when a service had to be replaced by another."""
+        _check(topics)
+        deadline = time.monotonic() + timeout_s
+        done: set[str] = set()
+        is_any_service = False
+        while True:
+            services = self._services(topics, deadline, is_any_service=is_any_service)
+            is_any_service = is_any_service or bool(services)
+            if not is_any_service and time.monotonic() >= min(deadline, deadline - timeout_s + NO_SERVICE_S):
+                return Outcome.NO_SERVICE
+            wanted = _wanted_spaces(services, topics)
+            for name in sorted(wanted - done):
+                sources = [one.node for one in services if _is_complete(one, name)]
+                random.shuffle(sources)
+                if any(self._read_space(source, name, topics, on_samples, deadline) for source in sources[:2]):
+                    done.add(name)
+            if services and wanted <= done:
+                return Outcome.COMPLETE
+            if time.monotonic() >= deadline:
+                return Outcome.TIMED_OUT if is_any_service else Outcome.NO_SERVICE
+            self._pause(min(_ASK_AGAIN_S, deadline - time.monotonic()))
+
+    def close(self) -> None:
+        """Idempotent."""
+        self._end.close()
+
+    def __enter__(self) -> DurabilityClient:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    # -- asking
+
+    def _services(self, topics: Sequence[str], deadline: float, *, is_any_service: bool) -> list[ServiceStatus]:
+        ask = Ask(id=0, durability=protocol.STATUS, topics=list(topics), wants_data=True)
+        left_s = max(0.0, deadline - time.monotonic())
+        found = self._ask(ask, timeout_s=min(left_s, _ANSWER_S), settle_s=0.05 if is_any_service else 0.2)
+        return [one.status for one in found if one.status]
+
+    def _read_space(
+        self,
+        source: str,
+        name: str,
+        topics: Sequence[str],
+        on_samples: Callable[[Sequence[Sample]], None],
+        deadline: float,
+    ) -> bool:
+        """Read one name-space from one service.  False when it could not be read whole."""
+        for page in self._pages(source, name, topics, deadline):
+            if page is None or not page.is_complete:
+                return False
+            if page.samples:
+                on_samples(page.samples)
+        return True
+
+    def _pages(self, source: str, name: str, topics: Sequence[str], deadline: float) -> Iterator[Page | None]:
+        bucket, after = 0, None
+        while bucket >= 0:
+            ask = Ask(
+                id=0, durability=protocol.HISTORY, topics=list(topics), to=source, name_space=name,
+                bucket=bucket, after=after,
+            )  # fmt: skip
+            page = self._ask_one(ask, deadline)
+            yield page
+            if page is None:
+                return
+            bucket, after = page.bucket, page.after
+
+    def _ask_one(self, ask: Ask, deadline: float) -> Page | None:
+        for _ in range(_ATTEMPTS_MAX):
+            left_s = deadline - time.monotonic()
+            if left_s <= 0:
+                return None
+            found = self._ask(ask, timeout_s=min(left_s, 2 * _ANSWER_S), enough=lambda answer: answer.page is not None)
+            for answer in found:
+                if answer.page is not None:
+                    return answer.page
+        return None
+
+    def _ask(
+        self,
+        ask: Ask,
+        *,
+        timeout_s: float,
+        settle_s: float = 0.2,
+        enough: Callable[[Answer], bool] | None = None,
+    ) -> list[Answer]:
+        """Ask everybody; return the answers of services.
+
+        Returns as soon as ``enough`` is true of one, or everybody that was asked has answered, or nothing new came for
+        ``settle_s`` after the first answer of a service, or the time is over.
+        """
+        deadline = time.monotonic() + timeout_s
+        with self._changed:
+            self._id = ask.id = self._id + 1
+            ask.domain = self._domain
+            ask.confirm = True
+            answers = self._answers[ask.id] = {}
+        responders: int | None = None
+        with contextlib.suppress(DriverError):  # no link yet: the time that is left will tell
+            responders = self._end.query(protocol.pack_ask(ask, self._guid, self._frame.key))
+        with self._changed:
+            while time.monotonic() < deadline:
+                ours = [one for one in answers.values() if one.status or one.page]
+                if (enough and any(map(enough, ours))) or (responders and len(answers) >= responders and ours):
+                    break
+                pause_s = deadline - time.monotonic()
+                if ours and not enough:
+                    pause_s = min(settle_s, pause_s)
+                if not self._wait_more(answers, pause_s) and ours:
+                    break
+            del self._answers[ask.id]
+            return [one for one in answers.values() if one.status or one.page]
+
+    def _wait_more(self, answers: dict[str, Answer], pause_s: float) -> bool:
+        known = len(answers)
+        return self._changed.wait_for(lambda: len(answers) > known, max(0.0, pause_s))
+
+    def _act(self, what: str, topics: Sequence[str], timeout_s: float) -> str:
+        """Have one service do something, and wait until it says that it is done."""
+        _check(topics)
+        deadline = time.monotonic() + timeout_s
+        action = random.getrandbits(63) | 1
+        target = self._best(topics, min(timeout_s, NO_SERVICE_S))
+        while time.monotonic() < deadline:
+            ask = Ask(id=0, durability=what, topics=list(topics), to=target, action=action)
+            for answer in self._ask(ask, timeout_s=_ANSWER_S, enough=lambda answer: answer.status is not None):
+                outcome = answer.status.actions.get(str(action), "") if answer.status else ""
+                if outcome.startswith("failed"):
+                    raise DurabilityError(f"{target} could not do it: {outcome}")
+                if outcome:
+                    return outcome
+            self._pause(_ASK_AGAIN_S)
+        raise NoService(f"{target} did not say that it was done within {timeout_s} s")
+
+    def _best(self, topics: Sequence[str], timeout_s: float) -> str:
+        """The service to ask: one whose sets of these topics are complete, a master if there is one."""
+        deadline = time.monotonic() + timeout_s
+        while True:
+            found = self.status(timeout_s=min(_ANSWER_S, timeout_s), topics=topics)
+            if found:
+                return max(found, key=lambda one: (_rank(one, topics), one.node)).node
+            if time.monotonic() >= deadline:
+                raise NoService(f"no durability service answered within {timeout_s} s")
+
+    def _pause(self, pause_s: float) -> None:
+        with self._changed:
+            self._changed.wait(max(0.0, pause_s))
+
+    # -- what the driver calls
+
+    def on_frames(self, received: Sequence[bytes]) -> None:
+        for frame in received:
+            try:
+                header = frames.unpack(frame, bytes_max=self._frame.bytes_max, key=self._frame.key)
+                if header.kind != FrameKind.REPLY:
+                    continue
+                answer = protocol.unpack_answer(frame, header)
+            except FrameError as error:
+                LOG.debug("Durability client: refused a frame: %s", error)
+                continue
+            with self._changed:
+                if answer.id in self._answers:
+                    self._answers[answer.id][header.guid.hex()] = answer
+                    self._changed.notify_all()
+
+    def on_foreign(self, topic: str, payload: bytes) -> None:
+        """Nothing without an envelope is an answer."""
+
+    def on_link(self, report: LinkReport) -> None:
+        LOG.debug("Durability client: %s", report)
+
+
+def _check(topics: Sequence[str]) -> None:
+    if isinstance(topics, str) or not topics:
+        raise UsageError("topics is a list of topic filters, with at least one")
+    for topic in topics:
+        check_filter(topic)
+
+
+def _wanted_spaces(services: Sequence[ServiceStatus], topics: Sequence[str]) -> set[str]:
+    return {
+        space.name
+        for service in services
+        for space in service.name_spaces
+        if any(intersect(one, own) for one in topics for own in space.filters)
+    }
+
+
+def _is_complete(service: ServiceStatus, name: str) -> bool:
+    return any(space.name == name and space.is_complete for space in service.name_spaces)
+
+
+def _rank(service: ServiceStatus, topics: Sequence[str]) -> tuple[int, int]:
+    spaces = [one for one in service.name_spaces if one.name in _wanted_spaces([service], topics)]
+    return sum(one.is_complete for one in spaces), sum(one.master == service.node for one in spaces)
+
+
+class HistoricalReader:
+    """A subscriber that delivers history first, then live events, each once and in order for each object.
+
+    History is asked for at once, whether somebody waits for it or not.  Live events are held back until it has been
+    delivered, or until it is clear that there is none; ``held_max`` bounds how many, then they are delivered and
+    history that is older than they are is left out.
+
+    ``kind`` is what the topics are kept as: VOLATILE asks for nothing, TRANSIENT_LOCAL asks the publishers' own caches,
+    TRANSIENT and PERSISTENT ask durability services.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        topics: Sequence[str],
+        on_event: Callable[[Event], None],
+        *,
+        kind: Kind = Kind.PERSISTENT,
+        on_resync: Callable[[Resync], None] | None = None,
+        addresses: Sequence[str] | None = None,
+        services: Sequence[str] | None = None,
+        give_up_s: float = 60.0,
+        held_max: int = 1_000_000,
+    ) -> None:
+        """``addresses``: of publishers, ``services``: of services, on a bind-based driver."""
+        _check(topics)
+        self._topics = list(topics)
+        self._on_event = on_event
+        self._give_up_s = give_up_s
+        self._held_max = held_max
+        self._lock = threading.Lock()
+        self._held: list[Event] | None = [] if kind >= Kind.TRANSIENT else None
+        self._newest: dict[InstanceKey, int] = {}
+        self._done = threading.Event()
+        self._outcome = Outcome.COMPLETE
+        self._is_closed = False
+        self.historical = 0
+        """Events delivered from history."""
+        self.duplicates = 0
+        """Live events that history had delivered already."""
+        self._client = DurabilityClient(session, addresses=services) if kind >= Kind.TRANSIENT else None
+        self._subscriber = session.subscriber(
+            topics,
+            self._live,
+            on_resync=on_resync,
+            addresses=addresses,
+            history=History() if kind is Kind.TRANSIENT_LOCAL else None,
+        )
+        self._thread = threading.Thread(target=self._fetch, name="heliograph-history", daemon=True)
+        self._thread.start()
+
+    def wait_for_historical_data(self, timeout_s: float) -> Outcome:
+        """Block until history has been delivered, it is clear that there is no service, or the time is over."""
+        return self._outcome if self._done.wait(timeout_s) else Outcome.TIMED_OUT
+
+    def close(self) -> None:
+        """Stop receiving.  Idempotent."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        self._subscriber.close()
+        if self._client:
+            self._client.close()
+        self._thread.join()
+
+    def __enter__(self) -> HistoricalReader:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _fetch(self) -> None:
+        # First live, then history: what is published in between comes in one way or the other.
+        with contextlib.suppress(TimeoutError):
+            self._subscriber.wait_ready(timeout_s=min(self._give_up_s, 10.0))
+        if self._client is not None:
+            deadline = time.monotonic() + self._give_up_s
+            outcome = Outcome.TIMED_OUT
+            while outcome is Outcome.TIMED_OUT and time.monotonic() < deadline and not self._is_closed:
+                outcome = self._client.read(self._topics, self._historical, timeout_s=1.0 + NO_SERVICE_S)
+            self._outcome = outcome
+            self._release()
+        self._done.set()
+
+    def _historical(self, samples: Sequence[Sample]) -> None:
+        with self._lock:
+            for sample in samples:
+                if sample.timestamp > self._newest.get(sample.instance, -1):
+                    self._newest[sample.instance] = sample.timestamp
+                    if self._is_closed:
+                        return
+                    self.historical += 1
+                    self._on_event(event_of(sample))
+
+    def _live(self, event: Event) -> None:
+        with self._lock:
+            if self._held is None:
+                self._deliver(event)
+                return
+            self._held.append(event)
+            is_full = len(self._held) > self._held_max
+        if is_full:
+            LOG.warning("History: more than %d live events came meanwhile; they are delivered now.", self._held_max)
+            self._release()
+
+    def _release(self) -> None:
+        with self._lock:
+            held, self._held = self._held or [], None
+            for event in held:
+                self._deliver(event)
+            recent = time.time_ns() - _RECENT_NS
+            self._newest = {instance: stamp for instance, stamp in self._newest.items() if stamp >= recent}
+
+    def _deliver(self, event: Event) -> None:
+        instance = (event.topic, event.table, event.key)
+        if event.timestamp <= self._newest.get(instance, -1):
+            self.duplicates += 1
+            return
+        if instance in self._newest or not self._done.is_set():
+            self._newest[instance] = event.timestamp
+        self._on_event(event)

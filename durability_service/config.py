@@ -1,0 +1,256 @@
+"""The ``[durability]`` options, and the groups of name-spaces and policies that they name.
+
+``name_spaces = orders, rest`` reads ``[durability_name_space:orders]`` and ``[durability_name_space:rest]``;
+``policies`` is an ordered list in the same way, ``[durability_policy:NAME]``: the first whose ``name_space`` expression
+matches a name-space applies to it.
+"""
+
+from __future__ import annotations
+
+import enum
+import socket
+from collections.abc import Sequence
+from typing import TypeVar
+
+from oslo_config import cfg, types
+
+from durability_service.core.effects import Level
+from durability_service.core.merging import Merge
+from durability_service.core.namespaces import PRIORITY_MAX, SAME_ROLE, Alignee, Kind, NameSpace, Policy, overlap
+from durability_service.core.settings import ServiceSettings, TopicRules
+from pubsub_api import config as pubsub_config
+from pubsub_api.core.topics import check_filter, check_topic
+from pubsub_api.errors import InvalidConfig, InvalidTopic
+
+GROUP = "durability"
+NAME_SPACE_GROUP = "durability_name_space"
+POLICY_GROUP = "durability_policy"
+CONTROL_TOPICS = "heliograph/durability"
+"""Services speak to each other on ``heliograph/durability/DOMAIN``, in frames that no subscriber is handed."""
+
+Names = TypeVar("Names", bound=enum.Enum)
+
+
+def _seconds(name: str, default: float, low: float, high: float, help_text: str) -> cfg.Opt:
+    return cfg.Opt(name, type=types.Float(min=low, max=high), default=default, help=f"{help_text} Seconds.")
+
+
+def _count(name: str, default: int, low: int, high: int, help_text: str) -> cfg.Opt:
+    return cfg.IntOpt(name, default=default, min=low, max=high, help=help_text)
+
+
+def _choices(kind: type[Names]) -> list[str]:
+    return [member.name for member in kind]
+
+
+OPTIONS: Sequence[cfg.Opt] = (
+    cfg.StrOpt("node", default="", help="Name of this service among its fellows, stable across restarts. Empty: the "
+               "name kept in the store, or host name and process id. The highest name wins a tie."),
+    cfg.StrOpt("domain", default="default", help="Services of other domains are not heard. One level of a topic."),
+    cfg.StrOpt("role", default="default", help="Role of this service. Merge policies select by the other side's role."),
+    cfg.StrOpt("store", default="", help="File for PERSISTENT data. Empty: everything is kept in memory only."),
+    cfg.StrOpt("snapshot_directory", default="", help="Where snapshots are written. Empty: none are made."),
+    cfg.ListOpt("fellows", default=[], help="Addresses of the other services, for drivers whose publishers bind; "
+                "with a broker or router everybody is found there."),
+    cfg.ListOpt("name_spaces", default=["all"], help="Name-spaces, each described by a group "
+                "[durability_name_space:NAME]."),
+    cfg.ListOpt("policies", default=["default"], help="Policies in order, each described by a group "
+                "[durability_policy:NAME]. The first that matches a name-space applies."),
+    cfg.ListOpt("kinds", default=[], help="How long data of which topics is kept: FILTER=KIND, the first match wins. "
+                "Kinds: VOLATILE, TRANSIENT_LOCAL, TRANSIENT, PERSISTENT."),
+    cfg.StrOpt("default_kind", default=Kind.PERSISTENT.name, choices=_choices(Kind), help="Kind of all other topics."),
+    cfg.ListOpt("depths", default=[], help="Samples kept per object, by topic: FILTER=NUMBER, the first match wins."),
+    _count("default_depth", 1, 1, 1_000_000, "Samples kept per object of all other topics."),
+    _seconds("expiry_time", 4.0, 0.2, 3600.0, "A fellow that is silent for this long is gone."),
+    cfg.FloatOpt("heartbeat_factor", default=0.25, min=0.1, max=0.9, help="Part of expiry_time between heartbeats."),
+    _seconds("initial_discovery_period", 3.0, 0.05, 60.0, "How long a service that starts listens for fellows."),
+    _count("expected_peers", 0, 0, 1000, "Discovery ends early when this many fellows have answered. 0: unknown."),
+    _seconds("combine_period_initial", 0.5, 0.0, 5.0, "How long an aligner waits for further requests of services "
+             "that start."),
+    _seconds("combine_period_operational", 0.01, 0.0, 5.0, "How long it waits for further requests of others."),
+    _seconds("align_timeout", 2.0, 0.05, 600.0, "An alignment that does not move for this long is asked for again."),
+    _seconds("reconcile_interval", 5.0, 0.05, 3600.0, "Sets that should be equal and differ for this long are "
+             "compared bucket by bucket."),
+    _seconds("cleanup_delay", 86_400.0, 1.0, 31_536_000.0, "Deletions are remembered this long. A service that was "
+             "away for longer does not bring its old data back."),
+    _count("buckets", 1024, 1, 65_536, "Parts in which sets are compared. The same in all services of a domain."),
+    _count("chunk_bytes", 128 * 1024, 1024, 8 * 1024 * 1024, "Size of one message of an alignment. Bytes."),
+    _count("window_chunks", 32, 2, 10_000, "Messages of an alignment on their way to the slowest receiver."),
+    _count("held_samples_max", 1_000_000, 1, 1_000_000_000, "Live samples held back until the set is complete."),
+    cfg.BoolOpt("read_publisher_caches", default=True, help="Ask publishers for what they published before this "
+                "service started."),
+    _count("queue_events_max", 100_000, 100, 100_000_000, "Messages waiting for the service. Then the bus waits."),
+    _count("confirmed_streams_max", 100_000, 1, 100_000_000, "Streams of which the service knows what it holds "
+           "durably, to answer publishers that ask."),
+    _seconds("terminate_period", 10.0, 0.1, 3600.0, "How long a service that ends may take to write what it has."),
+    _seconds("watchdog_interval", 1.0, 0.05, 60.0, "How often the watchdog looks whether the service still works."),
+    _seconds("watchdog_timeout", 10.0, 0.1, 3600.0, "Without progress for this long the lease is not renewed."),
+    cfg.StrOpt("lease_file", default="", help="File whose time the watchdog renews while the service works, for a "
+               "supervisor to look at. Empty: none."),
+    cfg.StrOpt("tracing_verbosity", default=Level.INFO.name, choices=_choices(Level),
+               help="What is traced; each level includes those before it."),
+    cfg.StrOpt("tracing_file", default="", help="File for the trace, one JSON object per line. Empty: the log."),
+)  # fmt: skip
+
+NAME_SPACE_OPTIONS: Sequence[cfg.Opt] = (
+    cfg.ListOpt("topics", default=["#"], help="Topic filters whose data is handled as one set."),
+)
+
+POLICY_OPTIONS: Sequence[cfg.Opt] = (
+    cfg.StrOpt("name_space", default="*", help="Expression that is matched against names of name-spaces, also of those "
+               "that only fellows have."),
+    cfg.BoolOpt("aligner", default=True, help="Give data to fellows. Only who does can become master."),
+    cfg.StrOpt("alignee", default=Alignee.INITIAL.name, choices=_choices(Alignee),
+               help="When the data is fetched: at once, when somebody here wants it, or never for keeping."),
+    cfg.StrOpt("durability", default=Kind.PERSISTENT.name, choices=_choices(Kind),
+               help="Data is kept no stronger than this."),
+    cfg.BoolOpt("delayed_alignment", default=False, help="A late set on disk is still used when the domain is empty "
+                "and nothing was ever written. The same in all services of a domain."),
+    cfg.BoolOpt("equality_check", default=True, help="Compare sets before data is moved."),
+    cfg.IntOpt("master_priority", default=PRIORITY_MAX, min=0, max=PRIORITY_MAX,
+               help="The highest becomes master. 0: never."),
+    cfg.ListOpt("merge", default=[f"{SAME_ROLE}:MERGE", "*:IGNORE"], help="What is done when two sides meet: "
+                "SCOPE:POLICY, the first whose scope matches the other side's role. @same is this service's own role. "
+                "Policies: IGNORE, DELETE, MERGE, REPLACE, CATCHUP."),
+)  # fmt: skip
+
+
+def list_opts() -> list[tuple[str, Sequence[cfg.Opt]]]:
+    """Entry point for oslo-config-generator, with the groups of the default name-space and policy."""
+    return [
+        (GROUP, OPTIONS),
+        (f"{NAME_SPACE_GROUP}:all", NAME_SPACE_OPTIONS),
+        (f"{POLICY_GROUP}:default", POLICY_OPTIONS),
+    ]
+
+
+def register(conf: cfg.ConfigOpts) -> None:
+    """Register and check every option, those of the name-spaces and policies named included.  Raises InvalidConfig."""
+    conf.register_opts(OPTIONS, group=GROUP)
+    pubsub_config.check_group(conf, GROUP, OPTIONS)
+    for prefix, names, options in (
+        (NAME_SPACE_GROUP, conf[GROUP].name_spaces, NAME_SPACE_OPTIONS),
+        (POLICY_GROUP, conf[GROUP].policies, POLICY_OPTIONS),
+    ):
+        for name in names:
+            conf.register_opts(options, group=f"{prefix}:{name}")
+            pubsub_config.check_group(conf, f"{prefix}:{name}", options)
+
+
+def control_topic(conf: cfg.ConfigOpts) -> str:
+    """The topic on which the services of a domain speak.  Raises InvalidConfig."""
+    domain = conf[GROUP].domain
+    try:
+        if "/" in domain:
+            raise InvalidTopic("it has more than one level")
+        return check_topic(f"{CONTROL_TOPICS}/{domain}")
+    except InvalidTopic as error:
+        raise InvalidConfig(f"[{GROUP}] domain = {domain!r} cannot be used: {error}") from error
+
+
+def default_node() -> str:
+    return socket.gethostname()
+
+
+def service_settings(conf: cfg.ConfigOpts, *, node: str, incarnation: int) -> ServiceSettings:
+    """What the core needs, from the options.  Raises InvalidConfig."""
+    options = conf[GROUP]
+    spaces = name_spaces(conf)
+    return ServiceSettings(
+        node=node,
+        incarnation=incarnation,
+        domain=options.domain,
+        role=options.role,
+        name_spaces=spaces,
+        policies=tuple(_policy(conf, name) for name in options.policies),
+        rules=topic_rules(conf),
+        expiry_s=options.expiry_time,
+        heartbeat_factor=options.heartbeat_factor,
+        discovery_s=options.initial_discovery_period,
+        expected_peers=options.expected_peers,
+        combine_initial_s=options.combine_period_initial,
+        combine_operational_s=options.combine_period_operational,
+        align_timeout_s=options.align_timeout,
+        reconcile_s=options.reconcile_interval,
+        cleanup_s=options.cleanup_delay,
+        buckets=options.buckets,
+        chunk_bytes=options.chunk_bytes,
+        window_chunks=options.window_chunks,
+        clock_skew_max_s=conf[pubsub_config.GROUP].clock_skew_max,
+        held_max=options.held_samples_max,
+    )
+
+
+def name_spaces(conf: cfg.ConfigOpts) -> tuple[NameSpace, ...]:
+    """The name-spaces configured here.  Raises InvalidConfig when two of them intersect."""
+    spaces: list[NameSpace] = []
+    for name in conf[GROUP].name_spaces:
+        group = f"{NAME_SPACE_GROUP}:{name}"
+        try:
+            space = NameSpace(name, frozenset(conf[group].topics))
+        except InvalidTopic as error:
+            raise InvalidConfig(f"[{group}] topics: {error}") from error
+        for other in spaces:
+            if shared := overlap(space, other):
+                raise InvalidConfig(
+                    f"[{group}] topics: {shared[0]!r} has topics in common with {shared[1]!r} of {other.name!r}"
+                )
+        spaces.append(space)
+    return tuple(spaces)
+
+
+def topic_rules(conf: cfg.ConfigOpts) -> TopicRules:
+    options = conf[GROUP]
+    return TopicRules(
+        kinds=tuple((wanted, _named(Kind, value, "kinds")) for wanted, value in _pairs(options.kinds, "kinds")),
+        default_kind=Kind[options.default_kind],
+        depths=tuple((wanted, _depth(value)) for wanted, value in _pairs(options.depths, "depths")),
+        default_depth=options.default_depth,
+    )
+
+
+def _pairs(entries: Sequence[str], option: str) -> list[tuple[str, str]]:
+    pairs = []
+    for entry in entries:
+        wanted, separator, value = entry.rpartition("=")
+        try:
+            if not separator:
+                raise InvalidTopic("there is no '=' in it")
+            pairs.append((check_filter(wanted.strip()), value.strip()))
+        except InvalidTopic as error:
+            raise InvalidConfig(f"[{GROUP}] {option}: {entry!r} is not FILTER=VALUE: {error}") from error
+    return pairs
+
+
+def _depth(value: str) -> int:
+    if not value.isdigit() or int(value) < 1:
+        raise InvalidConfig(f"[{GROUP}] depths: {value!r} is not a number of 1 or more")
+    return int(value)
+
+
+def _policy(conf: cfg.ConfigOpts, name: str) -> Policy:
+    group = f"{POLICY_GROUP}:{name}"
+    options = conf[group]
+    merges = []
+    for entry in options.merge:
+        scope, separator, value = entry.rpartition(":")
+        if not separator or not scope:
+            raise InvalidConfig(f"[{group}] merge: {entry!r} is not SCOPE:POLICY")
+        merges.append((scope.strip(), _named(Merge, value.strip(), f"merge of [{group}]")))
+    return Policy(
+        name_space=options.name_space,
+        aligner=options.aligner,
+        alignee=Alignee[options.alignee],
+        durability=Kind[options.durability] if conf[GROUP].store else min(Kind[options.durability], Kind.TRANSIENT),
+        delayed_alignment=options.delayed_alignment,
+        equality_check=options.equality_check,
+        master_priority=options.master_priority,
+        merges=tuple(merges),
+    )
+
+
+def _named(kind: type[Names], value: str, option: str) -> Names:
+    try:
+        return kind[value]
+    except KeyError:
+        raise InvalidConfig(f"[{GROUP}] {option}: {value!r} is none of {', '.join(_choices(kind))}") from None

@@ -1,0 +1,127 @@
+"""What clients ask services, and what they are answered: queries and replies of the bus with a few fields more.
+
+A publisher or a cache that gets such a query sees an ordinary one that asks for nothing, and says so; it ignores the
+fields it does not know.  So one question reaches everybody, and only services have something to say.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeVar
+
+import msgspec
+
+from durability_service.core.messages import Epoch
+from durability_service.core.samples import Sample
+from pubsub_api.core import frame as frames
+from pubsub_api.core.errors import UndecodableBody
+from pubsub_api.core.frame import Flag, Header, Kind
+from pubsub_api.core.messages import Query, Reply
+from pubsub_api.core.topics import CONTROL_TOPIC
+
+STATUS, HISTORY, DELETE, SNAPSHOT = "status", "history", "delete", "snapshot"
+
+
+class Ask(Query, omit_defaults=True):
+    """A question to services; ``topics`` are the filters it is about."""
+
+    durability: str = ""
+    """`STATUS`, `HISTORY`, `DELETE` or `SNAPSHOT`; empty in a question that is not for us."""
+    domain: str = ""
+    to: str = ""
+    """Name of the service that is to answer; empty: all."""
+    name_space: str = ""
+    bucket: int = 0
+    after: tuple[str, str, str] | None = None
+    """Where to go on: in this bucket, after this object."""
+    wants_data: bool = False
+    """The asker is going to read: a service that fetches on first interest should begin."""
+    action: int = 0
+    """Identifies a deletion or a snapshot, so that asking twice does it once."""
+
+
+class SpaceStatus(msgspec.Struct, kw_only=True):
+    """One name-space of a service."""
+
+    name: str
+    filters: list[str]
+    phase: str
+    is_complete: bool
+    epoch: Epoch
+    master: str
+    is_agreed: bool
+    samples: int
+    digest: str
+    persistent: bool
+    conflicts: list[str]
+    counters: dict[str, int]
+
+
+class FellowStatus(msgspec.Struct, kw_only=True):
+    node: str
+    role: str
+    is_connected: bool
+    is_one_way: bool
+    incompatibility: str
+    silent_s: float
+
+
+class ServiceStatus(msgspec.Struct, kw_only=True):
+    node: str
+    incarnation: int
+    domain: str
+    role: str
+    name_spaces: list[SpaceStatus]
+    fellows: list[FellowStatus]
+    lag: int
+    """Operations that are not on disk yet."""
+    counters: dict[str, int]
+    actions: dict[str, str]
+    """Deletions and snapshots lately asked for -> what became of them; empty while they are under way."""
+
+
+class Page(msgspec.Struct, kw_only=True):
+    """A part of a name-space's set."""
+
+    samples: list[Sample]
+    bucket: int
+    """Where to go on; -1 at the end."""
+    after: tuple[str, str, str] | None
+    is_complete: bool
+    epoch: Epoch
+
+
+class Answer(Reply, omit_defaults=True):
+    status: ServiceStatus | None = None
+    page: Page | None = None
+
+
+Body = TypeVar("Body", Ask, Answer)
+_encode = msgspec.msgpack.Encoder().encode
+_decode_ask = msgspec.msgpack.Decoder(Ask).decode
+_decode_answer = msgspec.msgpack.Decoder(Answer).decode
+
+
+def pack_ask(ask: Ask, guid: bytes, key: bytes | None) -> bytes:
+    return frames.pack(Kind.QUERY, guid, CONTROL_TOPIC, _encode(ask), key=key)
+
+
+def pack_answer(answer: Answer, guid: bytes, stamp: int, key: bytes | None) -> bytes:
+    return frames.pack(Kind.REPLY, guid, CONTROL_TOPIC, _encode(answer), timestamp=stamp, flags=Flag.LAST, key=key)
+
+
+def unpack_ask(frame: bytes, header: Header) -> Ask:
+    """Raises UndecodableBody."""
+    return _unpacked(_decode_ask, frame, header)
+
+
+def unpack_answer(frame: bytes, header: Header) -> Answer:
+    """Raises UndecodableBody."""
+    return _unpacked(_decode_answer, frame, header)
+
+
+def _unpacked(decode: Callable[[memoryview], Body], frame: bytes, header: Header) -> Body:
+    try:
+        return decode(frames.body(frame, header))
+    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
+        raise UndecodableBody(f"not a question to, or an answer of, a durability service: {error}") from error

@@ -1,0 +1,414 @@
+"""The durability service: the core, with a bus, a store and time.
+
+Threads: the bus's threads bring live events and messages of fellows and run the core under one lock; the loop sends
+what is to be sent and runs the core when time has passed; the store writer writes; the watchdog watches both.  Live
+events wait when the disk is behind, so that nothing piles up in memory.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import queue
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+from types import TracebackType
+
+from oslo_config import cfg
+
+from durability_service import answers, config, protocol
+from durability_service.core.effects import (
+    Acknowledged,
+    DeleteHistory,
+    Effect,
+    Event,
+    Interest,
+    Level,
+    Live,
+    LiveLost,
+    Received,
+    Send,
+    Stored,
+    Terminate,
+    Tick,
+    Trace,
+)
+from durability_service.core.effects import (
+    Store as StoreEffect,
+)
+from durability_service.core.messages import Message
+from durability_service.core.namespaces import intersect
+from durability_service.core.service import DurabilityCore
+from durability_service.errors import DurabilityError, StoreFailed
+from durability_service.fellows import FellowBus
+from durability_service.protocol import Answer, Ask, ServiceStatus
+from durability_service.ranges import DurableRanges
+from durability_service.recorder import Batch, RecordingSubscriber, samples_of
+from durability_service.store import Store
+from durability_service.tracing import Tracer
+from durability_service.watchdog import Watchdog
+from durability_service.writer import StoreWriter
+from pubsub_api import loading
+from pubsub_api import settings as pubsub_settings
+from pubsub_api.config import GROUP as PUBSUB
+from pubsub_api.core import frame as frames
+from pubsub_api.core.clock import HybridClock
+from pubsub_api.core.errors import FrameError, InvalidTopic
+from pubsub_api.core.events import Event as BusEvent
+from pubsub_api.core.replies import Found, Responder
+from pubsub_api.core.resync import Resync
+from pubsub_api.core.settings import History
+from pubsub_api.driver import PubSubApi
+
+LOG = logging.getLogger(__name__)
+
+_ACTIONS_MAX = 1000
+_TOKENS_MAX = 1_000_000
+_PAGE_BYTES = 256 * 1024
+_LAG_MAX = 2_000
+_IDLE_S = 60.0
+
+
+class DurabilityService:
+    """One service.  Raises what opening a driver, a store and the configuration may raise.
+
+    ``publishers`` replaces the addresses of publishers of the configuration; ``fellows`` those of ``[durability]``.
+    """
+
+    def __init__(
+        self,
+        conf: cfg.ConfigOpts,
+        *,
+        driver: PubSubApi | None = None,
+        publishers: Sequence[str] | None = None,
+        fellows: Sequence[str] | None = None,
+    ) -> None:
+        self._driver = driver or loading.build_driver(conf)
+        config.register(conf)
+        options = self._options = conf[config.GROUP]
+        self._frame = pubsub_settings.frame_settings(conf)
+        topic = config.control_topic(conf)
+        store = Store(options.store) if options.store else None
+        try:
+            node, incarnation = _identity(options.node, store)
+            self.settings = config.service_settings(conf, node=node, incarnation=incarnation)
+            self._tracer = Tracer(Level[options.tracing_verbosity], options.tracing_file, node)
+            self._core = DurabilityCore(self.settings, store.restored() if store else {}, time.monotonic())
+        except BaseException:
+            if store:
+                store.close()
+            raise
+        self._lock = threading.RLock()
+        self._outgoing: queue.SimpleQueue[Message] = queue.SimpleQueue()
+        self._wakeup = threading.Event()
+        self._is_closed = False
+        self._failure: StoreFailed | None = None
+        self._ended = threading.Event()
+        self._looked_at = time.monotonic()
+        self._token = 0
+        self._tokens: OrderedDict[int, tuple[bytes, str, int, int]] = OrderedDict()
+        self.ranges = DurableRanges(options.confirmed_streams_max)
+        self._actions: OrderedDict[str, str] = OrderedDict()
+        self._waiting_actions: list[tuple[int, str]] = []
+        self._questions = self._bad_questions = 0
+        self._writer = self._open_writer(store)
+        self._bus = FellowBus(
+            self._driver,
+            topic,
+            self._frame,
+            addresses=self._fellow_addresses() if fellows is None else fellows,
+            on_message=lambda message: self._step(Received(message)),
+            answer=self._answer,
+        )
+        self._responder = Responder(
+            guid=self._bus.guid,
+            name=node,
+            is_publisher=False,
+            frame=self._frame,
+            reply_bytes_max=conf[PUBSUB].reply_bytes_max,
+        )
+        self._subscriber = self._subscribe(conf, publishers)
+        self._bus.start()
+        self._loop = threading.Thread(target=self._run, name="heliograph-durability", daemon=True)
+        self._loop.start()
+        self._watchdog = Watchdog(
+            {"the service": lambda: self._looked_at, "the store": self._store_moved},
+            lease_file=options.lease_file,
+            interval_s=options.watchdog_interval,
+            timeout_s=options.watchdog_timeout,
+        )
+
+    def _fellow_addresses(self) -> list[str]:
+        """Where fellows are heard: at their own addresses, or where everybody is."""
+        if self._driver.capabilities.bind_based:
+            return list(self._options.fellows)
+        return self._driver.listen_addresses()
+
+    def _open_writer(self, store: Store | None) -> StoreWriter | None:
+        if store is None:
+            return None
+        return StoreWriter(
+            store,
+            self._options.snapshot_directory,
+            on_stored=self._on_stored,
+            on_snapshot=self._on_snapshot,
+            on_failure=self._on_failure,
+        )
+
+    def _subscribe(self, conf: cfg.ConfigOpts, publishers: Sequence[str] | None) -> RecordingSubscriber:
+        filters = sorted({one for space in self.settings.name_spaces for one in space.filters})
+        return RecordingSubscriber(
+            self._driver,
+            pubsub_settings.subscriber_settings(conf, self._driver.capabilities),
+            filters or [config.control_topic(conf)],
+            addresses=self._driver.listen_addresses() if publishers is None else publishers,
+            on_events=self._on_events,
+            on_resync=self._on_resync,
+            history=History() if self._options.read_publisher_caches else None,
+            queue_bytes_max=conf[PUBSUB].receive_queue_bytes_max,
+            clock=HybridClock(int(conf[PUBSUB].clock_skew_max * 1e9)),
+        )
+
+    # -- what the user calls
+
+    @property
+    def address(self) -> str:
+        """Where fellows and clients reach this service on a bind-based driver."""
+        return self._bus.address
+
+    @property
+    def node(self) -> str:
+        return self.settings.node
+
+    def listen_to(self, *, publisher: str = "", fellow: str = "") -> None:
+        """Hear a further publisher or fellow."""
+        if publisher:
+            self._subscriber.listen_to(publisher)
+        if fellow:
+            self._bus.listen_to(fellow)
+
+    def status(self) -> ServiceStatus:
+        with self._lock:
+            return answers.service_status(
+                self._core, lag=self._lag(), counters=self._counters(), actions=dict(self._actions)
+            )
+
+    def wait(self, timeout_s: float | None = None) -> bool:
+        """Block until the service has ended by itself; False when the time is over.  Raises StoreFailed."""
+        is_ended = self._ended.wait(timeout_s)
+        if self._failure is not None:
+            raise self._failure
+        return is_ended
+
+    def close(self) -> None:
+        """Say good-bye, write what is queued, end every thread.  Idempotent."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        self._subscriber.close()
+        self._step(Terminate())
+        self._wakeup.set()
+        self._loop.join()
+        self._bus.close()
+        self._watchdog.close()
+        if self._writer:
+            self._writer.close(self._options.terminate_period)
+        self._tracer.close()
+        self._ended.set()
+
+    def __enter__(self) -> DurabilityService:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    # -- the core
+
+    def _step(self, event: Event) -> None:
+        with self._lock:
+            for effect in self._core.step(time.monotonic(), time.time_ns(), event):
+                self._perform(effect)
+            is_due = self._core.next_deadline() <= time.monotonic() or not self._outgoing.empty()
+        if is_due:
+            self._wakeup.set()
+
+    def _perform(self, effect: Effect) -> None:
+        if isinstance(effect, Send):
+            self._outgoing.put(effect.message)
+        elif isinstance(effect, StoreEffect):
+            assert self._writer is not None, "data is persisted only where there is a store"
+            self._writer.put(effect)
+        elif isinstance(effect, Acknowledged):
+            kept = self._tokens.pop(effect.token, None)
+            if kept is not None:
+                guid, topic, first, last = kept
+                self.ranges.add((guid, topic), first, last)
+        elif isinstance(effect, Trace):
+            self._tracer.write(effect)
+
+    def _run(self) -> None:
+        filters = {one for space in self.settings.name_spaces for one in space.filters}
+        while True:
+            self._looked_at = time.monotonic()
+            self._wakeup.clear()
+            self._send_all()
+            if self._is_closed:
+                return
+            with self._lock:
+                deadline = self._core.next_deadline()
+                known = {one for keeper in self._core.keepers.values() for one in keeper.holding.space.filters}
+            for topic_filter in sorted(known - filters):
+                self._subscriber.subscribe(topic_filter)
+                filters.add(topic_filter)
+            if time.monotonic() >= deadline:
+                self._step(Tick())
+            elif self._outgoing.empty():
+                self._wakeup.wait(min(deadline - time.monotonic(), _IDLE_S) if deadline > time.monotonic() else 0)
+
+    def _send_all(self) -> None:
+        while not self._outgoing.empty():
+            self._bus.send(self._outgoing.get())
+
+    # -- live events
+
+    def _on_events(self, events: Sequence[BusEvent]) -> None:
+        if not isinstance(events, Batch):
+            return  # what has no envelope has no number: nobody could tell it from a repetition
+        header = events.header
+        with self._lock:
+            is_kept = self._core.keeps(header.topic)
+        if not is_kept:
+            return
+        if self._writer and self._writer.lag >= _LAG_MAX:
+            self._writer.wait_room(_LAG_MAX, self._options.watchdog_timeout)
+        samples = samples_of(events)
+        with self._lock:
+            self._token += 1
+            self._tokens[self._token] = (header.guid, header.topic, events.first, events.first + len(events) - 1)
+            if len(self._tokens) > _TOKENS_MAX:
+                self._tokens.popitem(last=False)
+            self._step(Live(samples, self._token))
+
+    def _on_resync(self, _resync: Resync) -> None:
+        self._step(LiveLost())
+
+    # -- the store
+
+    def _on_stored(self, operation: int) -> None:
+        self._step(Stored(operation))
+        with self._lock:
+            for number, action in self._waiting_actions:
+                if number <= operation:
+                    self._actions[action] = "done"
+            self._waiting_actions = [one for one in self._waiting_actions if one[0] > operation]
+
+    def _on_snapshot(self, number: int, outcome: str) -> None:
+        with self._lock:
+            self._actions[str(number)] = outcome
+
+    def _on_failure(self, error: StoreFailed) -> None:
+        self._failure = error
+        self._ended.set()
+
+    def _store_moved(self) -> float | None:
+        return self._writer.moved_at if self._writer and self._writer.lag else None
+
+    def _lag(self) -> int:
+        return self._writer.lag if self._writer else 0
+
+    def _counters(self) -> dict[str, int]:
+        bus = self._bus
+        return {
+            "messages_sent": bus.sent,
+            "bytes_sent": bus.sent_bytes,
+            "messages_unsent": bus.unsent,
+            "messages_received": bus.received,
+            "bad_frames": bus.bad_frames + self._bad_questions,
+            "questions": self._questions,
+            "transactions": self._writer.transactions if self._writer else 0,
+            "streams_confirmed": len(self.ranges),
+            "streams_forgotten": self.ranges.forgotten,
+            "traces_failed": self._tracer.failed,
+        }
+
+    # -- questions
+
+    def _answer(self, frame: bytes) -> Iterable[bytes]:
+        """A query came: of a client of ours, of a publisher that wants to be sure, or of a subscriber."""
+        try:
+            header = frames.unpack(frame, bytes_max=self._frame.bytes_max, key=self._frame.key)
+            ask = protocol.unpack_ask(frame, header)
+        except (FrameError, InvalidTopic) as error:
+            self._bad_questions += 1
+            LOG.warning("Durability: refused a question: %s", error)
+            return ()
+        with self._lock:
+            self._questions += 1
+            if not ask.durability:
+                return self._responder.pack(ask.id, Found(held=self._held(ask)), time.time_ns())
+            is_for_us = ask.domain == self.settings.domain and ask.to in ("", self.node)
+            answer = Answer(id=ask.id, responder=self.node, parts=1)
+            if is_for_us:
+                self._fill_in(answer, ask)
+        return (protocol.pack_answer(answer, self._bus.guid, time.time_ns(), self._frame.key),)
+
+    def _held(self, ask: Ask) -> list[int]:
+        if not ask.confirm:
+            return []
+        return [
+            position
+            for position, want in enumerate(ask.wants)
+            if self.ranges.has((want.guid, want.topic), want.first, want.last)
+        ]
+
+    def _fill_in(self, answer: Answer, ask: Ask) -> None:
+        if ask.wants_data:
+            self._wake(ask.topics)
+        if ask.durability == protocol.HISTORY:
+            answer.page = answers.page(self._core, ask, _PAGE_BYTES)
+            return
+        if ask.durability in (protocol.DELETE, protocol.SNAPSHOT) and str(ask.action) not in self._actions:
+            self._act(ask)
+        answer.status = self.status()
+
+    def _wake(self, filters: Sequence[str]) -> None:
+        """Somebody wants to read: LAZY name-spaces that hold such topics are fetched now."""
+        wanted = [
+            name
+            for name, keeper in self._core.keepers.items()
+            if not keeper.holding.is_wanted
+            and any(intersect(one, own) for one in filters for own in keeper.holding.space.filters)
+        ]
+        if wanted:
+            self._step(Interest(wanted))
+
+    def _act(self, ask: Ask) -> None:
+        action = str(ask.action)
+        if len(self._actions) >= _ACTIONS_MAX:
+            self._actions.popitem(last=False)
+        self._actions[action] = ""
+        if ask.durability == protocol.DELETE:
+            self._step(DeleteHistory(ask.topics))
+            if self._writer and self._writer.lag:
+                self._waiting_actions.append((self._writer.queued, action))
+            else:
+                self._actions[action] = "done"
+        elif self._writer is None or not self._options.snapshot_directory:
+            self._actions[action] = "failed: this service has no [durability] store or no snapshot_directory"
+        else:
+            self._writer.snapshot(ask.action, ask.topics or ["#"])
+
+
+def _identity(node: str, store: Store | None) -> tuple[str, int]:
+    """Name and incarnation: from the store where there is one, else new."""
+    if store is not None:
+        name, incarnation = store.start_life(node)
+        return (name, incarnation) if name else store.start_life(f"{config.default_node()}-{os.urandom(4).hex()}")
+    return node or f"{config.default_node()}-{os.getpid()}", time.time_ns() // 1_000_000
+
+
+__all__ = ["DurabilityError", "DurabilityService"]
