@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 import os
 import random
 import threading
@@ -25,7 +24,7 @@ from nb_api import checks, config, notify_config
 from nb_api.db_api import Action, Change, DbApi, DbObject, Write
 from nb_api.errors import ObjectExists, ObjectNotFound, VersionConflict
 from nb_api.handover import Committed, Handover, HandoverCounters
-from nb_api.loading import build_db, open_db
+from nb_api.loading import build_db
 from nb_api.outbox import OutboxSweeper, SweepCounters
 from nb_api.publishing import ChangePublisher, change_publisher, uses_service
 from nb_api.transaction import Transaction
@@ -62,14 +61,10 @@ class NbApi:
     but if it did, it will be published.
     """
 
-    def __init__(
-        self, conf: cfg.ConfigOpts, db: DbApi, session: Session | None, open_quiet_db: Callable[[], DbApi]
-    ) -> None:
+    def __init__(self, conf: cfg.ConfigOpts, db: DbApi, session: Session | None) -> None:
         """``session`` None: there is no bus.  Takes both over and closes them."""
         self._conf = conf
         self._db = db
-        self.open_quiet_db = open_quiet_db
-        """Makes another connection to the database, whose changes count as published.  For bookkeeping."""
         self._session = session
         self._attempts_max: int = conf[config.GROUP].update_attempts_max
         self._value_bytes_max: int = conf[config.GROUP].value_bytes_max
@@ -77,7 +72,7 @@ class NbApi:
         self._handover: Handover | None = None
         self._sweeper: OutboxSweeper | None = None
         if session is not None:
-            self._publisher = change_publisher(session)
+            self._publisher = change_publisher(session, db)
             self._handover = Handover(db, self._publisher, conf)
             self._sweeper = OutboxSweeper(db, self._publisher, conf, in_hand=self._handover.in_hand)
         self._sweeps = session is not None and conf[config.GROUP].sweep_outbox and not uses_service(session)
@@ -116,7 +111,7 @@ class NbApi:
         try:
             _check(conf, has_bus=session is not None)
             db.initialize()
-            return cls(conf, db, session, functools.partial(open_db, url, conf, with_outbox=False))
+            return cls(conf, db, session)
         except BaseException:
             db.close()
             if session is not None:

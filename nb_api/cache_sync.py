@@ -67,7 +67,7 @@ class CacheSync:
         self._delta_portion: int = options.delta_portion
         self._delta_max: int = options.delta_changes_max
         settings = SlotSettings(options.snapshot_slots, options.slot_lease, options.slot_wait_max)
-        self._slots = Slots(settings, nb.open_quiet_db, owner.pause)
+        self._slots = Slots(settings, nb.db, owner.pause)
         self.counters = SyncCounters(slots=self._slots.counters)
         self._told = (0, 0, 0)
         """Objects created, updated and deleted by what is being read."""

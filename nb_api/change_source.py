@@ -13,6 +13,7 @@ from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 from nb_api.db_api import Change, DbApi
+from nb_api.discovery import Directory
 from nb_api.errors import RevisionGone, RevisionUnknown
 from pubsub_api import Event, Reason, Resync, Session, Subscriber, SubscriberStatistics
 
@@ -126,11 +127,14 @@ class FeedSource(ChangeSource):
 class BusSource(ChangeSource):
     """A subscriber on the bus.  It is made with the first topic, because without one there is nothing to hear."""
 
-    def __init__(self, session: Session, listener: Listener, addresses: Sequence[str] | None) -> None:
+    def __init__(self, session: Session, db: DbApi, listener: Listener, addresses: Sequence[str] | None) -> None:
+        """Where publishers bind, the directory in the database is followed too, unless ``addresses`` are given."""
         super().__init__()
         self._session = session
         self._listener = listener
         self._addresses = addresses
+        self._db = db if session.capabilities.bind_based and addresses is None else None
+        self._directory: Directory | None = None
         self._subscriber: Subscriber | None = None
         self._waiting: set[str] = set()
         """Filters that are registered and not yet in effect."""
@@ -148,6 +152,8 @@ class BusSource(ChangeSource):
         self._subscriber = self._session.subscriber(
             topics, on_events=self._listener.on_events, on_resync=self._on_resync, addresses=self._addresses
         )
+        if self._db is not None:
+            self._directory = Directory(self._db, self._subscriber).start()
 
     def add_topic(self, topic_filter: str) -> None:
         if self._subscriber is None:
@@ -178,6 +184,8 @@ class BusSource(ChangeSource):
         return None if self._subscriber is None else self._subscriber.statistics()
 
     def close(self) -> None:
+        if self._directory is not None:
+            self._directory.close()
         if self._subscriber is not None:
             self._subscriber.close()
         self.wake()

@@ -12,7 +12,8 @@ import itertools
 import threading
 from collections.abc import Callable, Sequence
 
-from nb_api.db_api import Change
+from nb_api.db_api import Change, DbApi
+from nb_api.discovery import Registration
 from nb_api.events import events_of
 from pubsub_api import Publisher, Session, forking, multiproc
 from pubsub_api.config import GROUP
@@ -41,10 +42,15 @@ class ChangePublisher(abc.ABC):
 
 
 class DirectPublisher(ChangePublisher):
-    """A publisher of this process, made by ``make`` when it is first needed and closed with this object."""
+    """A publisher of this process, made by ``make`` when it is first needed and closed with this object.
 
-    def __init__(self, make: Callable[[], Publisher]) -> None:
+    ``directory``: the database in which it is registered, so that subscribers find it.
+    """
+
+    def __init__(self, make: Callable[[], Publisher], *, directory: DbApi | None = None) -> None:
         self._make = make
+        self._directory = directory
+        self._registration: Registration | None = None
         self._lock = threading.Lock()
         self._publisher: Publisher | None = None
         forking.register(self)
@@ -58,6 +64,8 @@ class DirectPublisher(ChangePublisher):
         with self._lock:
             if self._publisher is None:
                 self._publisher = self._make()
+                if self._directory is not None:
+                    self._registration = Registration(self._directory, self._publisher, owns_address=True).start()
             return self._publisher
 
     def publish(self, changes: Sequence[Change]) -> None:
@@ -67,6 +75,8 @@ class DirectPublisher(ChangePublisher):
         self.publisher.flush(timeout_s=timeout_s)
 
     def close(self) -> None:
+        if self._registration is not None:
+            self._registration.close()
         if self._publisher is not None:
             self._publisher.close()
 
@@ -92,8 +102,11 @@ def uses_service(session: Session) -> bool:
     return bool(session.conf[GROUP].pub_sub_use_multiproc) and session.capabilities.bind_based
 
 
-def change_publisher(session: Session) -> ChangePublisher:
-    """The publisher that the configuration asks for.  Opens nothing yet.  Raises DriverNotFound, InvalidConfig."""
+def change_publisher(session: Session, db: DbApi) -> ChangePublisher:
+    """The publisher that the configuration asks for.  Opens nothing yet.  Raises DriverNotFound, InvalidConfig.
+
+    One that binds an address of its own says in the database where it is.
+    """
     if uses_service(session):
         return ServicePublisher(multiproc.worker_publisher(session.conf))
-    return DirectPublisher(session.publisher)
+    return DirectPublisher(session.publisher, directory=db if session.capabilities.bind_based else None)

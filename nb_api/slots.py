@@ -18,13 +18,13 @@ from collections.abc import Callable, Iterator
 
 from nb_api.bookkeeping import OWN_PREFIX
 from nb_api.db_api import DbApi
-from nb_api.errors import DbError, DbUnavailable, ObjectExists, ObjectNotFound, VersionConflict
+from nb_api.errors import DbError, DbUnavailable
+from nb_api.leases import REFUSED, TOPIC, Progress, lease_clock
 from pubsub_api.errors import HeliographError
 
 LOG = logging.getLogger(__name__)
 
 TABLE = f"{OWN_PREFIX}snapshot-slots"
-TOPIC = "heliograph/snapshot-slots"
 _RENEWALS_PER_LEASE = 3
 _LOOKS_PER_LEASE = 10
 
@@ -51,18 +51,13 @@ class SlotCounters:
 
 
 class Slots:
-    """For one thread.  ``open_db`` gives a database whose changes nobody publishes; it is closed again.
+    """For one thread.  ``pause`` sleeps, and raises Closed when nobody waits any more."""
 
-    ``pause`` sleeps, and raises Closed when nobody waits any more.
-    """
-
-    def __init__(self, settings: SlotSettings, open_db: Callable[[], DbApi], pause: Callable[[float], None]) -> None:
+    def __init__(self, settings: SlotSettings, db: DbApi, pause: Callable[[float], None]) -> None:
         self._settings = settings
-        self._open_db = open_db
+        self._db = db
         self._pause = pause
         self._holder = uuid.uuid4().hex
-        self._seen: dict[str, tuple[int, float]] = {}
-        """Number of a slot -> its version and when we first saw it."""
         self.counters = SlotCounters()
 
     @contextlib.contextmanager
@@ -71,27 +66,24 @@ class Slots:
 
         Raises Closed and DbUnavailable.
         """
-        if not self._settings.count:
+        held = self._wait() if self._settings.count else None
+        if held is None:
             yield lambda: None
             return
-        with contextlib.closing(self._open_db()) as db:
-            held = self._wait(db)
-            if held is None:
-                yield lambda: None
-                return
-            try:
-                yield held.renew
-            finally:
-                held.release()
+        try:
+            yield held.renew
+        finally:
+            held.release()
 
-    def _wait(self, db: DbApi) -> _Held | None:
+    def _wait(self) -> _Held | None:
         deadline = time.monotonic() + self._settings.wait_max_s
-        self._seen.clear()
+        # Twice the pause: a look that is a little late still counts in full.
+        progress = Progress(gap_max_s=2 * self._look_interval_s)
         has_waited = False
         while True:
             try:
-                held = self._try(db)
-            except (ObjectExists, ObjectNotFound, VersionConflict):
+                held = self._try(progress)
+            except REFUSED:
                 held = None  # somebody was faster
             except DbUnavailable:
                 raise
@@ -106,29 +98,32 @@ class Slots:
                 return None
             self.counters.waits += not has_waited
             has_waited = True
-            self._pause(self._settings.lease_s / _LOOKS_PER_LEASE * random.uniform(0.5, 1.5))
+            self._pause(self._look_interval_s * random.uniform(0.5, 1.5))
 
     def _go_without(self, why: str) -> None:
         self.counters.without += 1
         LOG.warning("Slots: %s. Reading without one.", why)
 
-    def _try(self, db: DbApi) -> _Held | None:
-        """A slot that is free or abandoned, None when there is none.  Raises as `DbApi.create` and `DbApi.set`."""
-        now = time.monotonic()
-        with db.snapshot([TABLE]) as snapshot:
+    def _try(self, progress: Progress) -> _Held | None:
+        """A slot that is free or abandoned, None when there is none.  Raises what is in `REFUSED`, and DbError."""
+        with self._db.snapshot([TABLE]) as snapshot:
             taken = {found.key: found.version for found in snapshot}
-        free = [key for key in map(str, range(self._settings.count)) if key not in taken]
+        progress.observe(taken, lease_clock())
+        numbers = [str(number) for number in range(self._settings.count)]
+        free = [key for key in numbers if key not in taken]
         if free:
             key = random.choice(free)
-            return _Held(self, db, key, db.create(TABLE, key, self._holder, topic=TOPIC), now)
-        for key, version in taken.items():
-            if self._seen.get(key, (0, 0.0))[0] != version:
-                self._seen[key] = (version, now)
-            elif now - self._seen[key][1] > self._settings.lease_s and int(key) < self._settings.count:
-                taken_over = db.set(TABLE, key, self._holder, expected_version=version)
+            return _Held(self, self._db, key, self._db.create(TABLE, key, self._holder, topic=TOPIC))
+        for key in numbers:
+            if progress.idle_s(key) > self._settings.lease_s:
+                version = self._db.set(TABLE, key, self._holder, expected_version=taken[key])
                 self.counters.taken_over += 1
-                return _Held(self, db, key, taken_over, now)
+                return _Held(self, self._db, key, version)
         return None
+
+    @property
+    def _look_interval_s(self) -> float:
+        return self._settings.lease_s / _LOOKS_PER_LEASE
 
     @property
     def renew_interval_s(self) -> float:
@@ -136,16 +131,16 @@ class Slots:
 
 
 class _Held:
-    def __init__(self, slots: Slots, db: DbApi, key: str, version: int, now: float) -> None:
+    def __init__(self, slots: Slots, db: DbApi, key: str, version: int) -> None:
         self._slots = slots
         self._db = db
         self._key = key
         self._version: int | None = version
-        self._renewed = now
+        self._renewed = lease_clock()
 
     def renew(self) -> None:
         """Show progress, when it is time to."""
-        now = time.monotonic()
+        now = lease_clock()
         if self._version is None or now < self._renewed + self._slots.renew_interval_s:
             return
         self._renewed = now
@@ -160,7 +155,7 @@ class _Held:
             return
         try:
             self._version = write(self._version)
-        except (ObjectNotFound, VersionConflict):
+        except REFUSED:
             self._version = None
             self._slots.counters.lost += 1
         except HeliographError as error:

@@ -8,7 +8,7 @@ from typing import Any
 
 from oslo_config import cfg
 
-from nb_api import NbApi, config, notify_config
+from nb_api import NbApi, config, lease_config, notify_config
 from pubsub_api.testing.conf_fixture import fast_conf
 
 FAST_DB = {"confirm_interval": 0.02, "outbox_age": 0.5, "sweep_interval": 0.1}
@@ -33,6 +33,8 @@ def nb_conf(
     conf = fast_conf(bus or f"memory://{uuid.uuid4().hex}", enable_df_pub_sub=bus is not None, **pubsub)
     conf.register_opts(config.OPTIONS, group=config.GROUP)
     notify_config.register(conf)
+    lease_config.read_discovery(conf)
+    conf.set_override("refresh_interval", 0.2, group=lease_config.DISCOVERY_GROUP)
     for name, value in {**FAST_DB, **(db or {})}.items():
         conf.set_override(name, value, group=config.GROUP)
     for name, value in {**FAST_CACHE, **(cache or {})}.items():

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import os
 import pathlib
-import threading
 from collections.abc import Iterator
 
 import pytest
 
 from nb_api import LocalCache
-from nb_api.outbox import OutboxSweeper
-from nb_api.publishing import DirectPublisher, uses_service
+from nb_api.publishing import uses_service
 from publisher_service.service import PublisherService
 from tests.nb_nodes import WriterNode, rows_of
 from tests.nb_tools import nb_conf, open_nb, sqlite_url
@@ -28,10 +26,14 @@ def bus() -> str:
 
 @pytest.fixture
 def service(bus: str, tmp_path: pathlib.Path) -> Iterator[PublisherService]:
-    service = PublisherService(nb_conf(bus, **_socket(tmp_path)))
+    service = _service(bus, tmp_path)
     service.start()
     yield service
     service.stop()
+
+
+def _service(bus: str, tmp_path: pathlib.Path) -> PublisherService:
+    return PublisherService(nb_conf(bus, db={"url": sqlite_url(tmp_path)}, **_socket(tmp_path)))
 
 
 def _socket(tmp_path: pathlib.Path) -> dict[str, str]:
@@ -88,21 +90,28 @@ def test_what_a_killed_worker_left_is_swept_by_the_service(
     socket = _socket(tmp_path)
     with open_nb(sqlite_url(tmp_path), bus, **socket) as nb, LocalCache(nb) as cache:
         cache.wait_synced(timeout_s=WAIT_S)
-        publisher = DirectPublisher(lambda: service.publisher)
-        sweeper, stop = OutboxSweeper(nb.db, publisher, nb.conf), threading.Event()
-        thread = threading.Thread(target=sweeper.run, args=(stop,))
-        thread.start()
-        try:
-            with WriterNode(sqlite_url(tmp_path), bus, seed=2, **socket) as writer:
-                goal = nb.db.revision() + 30
-                writer.start_flood()
-                wait_until(lambda: nb.db.revision() >= goal, WAIT_S, "some writes")
-                writer.kill()
-            wait_until(lambda: nb.db.unpublished() == [], WAIT_S, "the outbox to be swept")
+        with WriterNode(sqlite_url(tmp_path), bus, seed=2, **socket) as writer:
+            goal = nb.db.revision() + 30
+            writer.start_flood()
+            wait_until(lambda: nb.db.revision() >= goal, WAIT_S, "some writes")
+            writer.kill()
+        wait_until(lambda: nb.db.unpublished() == [], WAIT_S, "the outbox to be swept")
+        wait_until(lambda: rows_of(cache) == rows_of(nb), WAIT_S, "the cache to equal the database")
+
+
+def test_controllers_find_publishers_in_the_directory(tmp_path: pathlib.Path) -> None:
+    """Every port is chosen by the system, and nobody is configured."""
+    url, bus = sqlite_url(tmp_path), "zmq://127.0.0.1:0"
+    with open_nb(url, bus, pub_sub_use_multiproc=False) as nb, open_nb(url, bus, publishers_ips=[]) as other:
+        nb.create("port", "p1", 1, topic="t")
+        with LocalCache(other) as cache:
+            cache.wait_synced(timeout_s=WAIT_S)
+            for number in range(20):
+                nb.create("net", f"n{number}", number, topic="t")
             wait_until(lambda: rows_of(cache) == rows_of(nb), WAIT_S, "the cache to equal the database")
-        finally:
-            stop.set()
-            thread.join()
+            bus_statistics = cache.statistics().bus
+            assert bus_statistics is not None
+            assert bus_statistics.received > 0
 
 
 def test_a_service_that_is_away_costs_no_write(bus: str, tmp_path: pathlib.Path) -> None:
@@ -112,7 +121,7 @@ def test_a_service_that_is_away_costs_no_write(bus: str, tmp_path: pathlib.Path)
             nb.create("port", f"p{number}", number, topic="t")
         wait_until(lambda: nb.statistics().handover.failures > 0, WAIT_S, "an attempt in vain")
         assert len(nb.db.unpublished()) == 20
-        service = PublisherService(nb_conf(bus, **_socket(tmp_path)))
+        service = _service(bus, tmp_path)
         service.start()
         try:
             wait_until(lambda: nb.db.unpublished() == [], WAIT_S, "the outbox to be confirmed")

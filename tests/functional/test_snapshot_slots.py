@@ -29,7 +29,7 @@ def make(nb: NbApi, count: int, *, lease_s: float = 30.0, wait_max_s: float = WA
     def pause(seconds: float) -> None:
         threading.Event().wait(min(seconds, 0.02))
 
-    return Slots(SlotSettings(count, lease_s, wait_max_s), nb.open_quiet_db, pause)
+    return Slots(SlotSettings(count, lease_s, wait_max_s), nb.db, pause)
 
 
 def test_no_more_readers_than_slots(nb: NbApi) -> None:
@@ -111,6 +111,6 @@ def test_who_is_closed_does_not_wait(nb: NbApi) -> None:
     def closed(seconds: float) -> None:
         raise Closed("nobody waits any more")
 
-    slots = Slots(SlotSettings(1, 30.0, WAIT_S), nb.open_quiet_db, closed)
+    slots = Slots(SlotSettings(1, 30.0, WAIT_S), nb.db, closed)
     with make(nb, 1).hold(), pytest.raises(Closed), slots.hold():
         pass
