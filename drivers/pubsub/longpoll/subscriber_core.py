@@ -389,11 +389,10 @@ class LinkCore:
 
     def _is_current_batch(self, batch: Batch) -> bool:
         current = self._batch
-        return (
-            current is not None
-            and self._is_batch_under_way
-            and (batch.session, batch.first) == (current.session, current.first)
-        )
+        if current is None or not self._is_batch_under_way:
+            return False
+        # The serial number tells an empty first batch from the one after it, which begins with the same number.
+        return (batch.session, batch.serial, batch.first) == (current.session, current.serial, current.first)
 
     def _on_applied(self, batch: Batch, applied: Applied) -> None:
         self._batch = None

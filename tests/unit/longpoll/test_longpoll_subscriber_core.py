@@ -153,6 +153,20 @@ def test_a_publisher_that_refuses_is_asked_again_under_a_new_name() -> None:
     assert rig.batch.session == b"\x02" * 16
 
 
+def test_a_second_answer_to_an_empty_first_batch_is_not_taken_for_the_next_one() -> None:
+    rig = Rig()
+    rig.take()
+    empty = rig.batch
+    rig.apply()
+    rig.core.subscribe("a")
+    rig.take()
+    assert empty is not None
+    rig.core.batch_answered(empty, Applied(Status.OK, P, 1, 0), 0.0)
+    assert rig.news() == [], "not in effect yet"
+    rig.apply()
+    assert rig.news() == [InEffect("a")]
+
+
 # -- commands
 
 
