@@ -63,6 +63,10 @@ class Feeder:
                 self.log_errors += 1
                 LOG.warning("Shared subscription: the log cannot be read now: %s", error)
                 self._sleep(_ERROR_PAUSE_S)
+            except Exception:
+                self.log_errors += 1
+                LOG.exception("Shared subscription: reading failed; it goes on")
+                self._sleep(_ERROR_PAUSE_S)
 
     def _feed(self) -> None:
         self._wakeup.clear()
@@ -84,7 +88,7 @@ class Feeder:
             self._log.wait(waits, timeout_s=_WAIT_S)
 
     def _read(self, loan: LoanState, reader: Reader) -> bool:
-        portion = reader.read(loan, events_max=min(loan.lanes.room, _READ_EVENTS_MAX))
+        portion = reader.read(loan, events_max=min(max(loan.lanes.room, 1), _READ_EVENTS_MAX))
         if portion is None:
             return False
         self.undecodable += portion.undecodable

@@ -133,6 +133,10 @@ class Office:
             self.counters["log_errors"] += 1
             LOG.warning("Group %s: the log cannot be used now: %s", self._group, error)
             self._look_at = self._renew_at = now + self._lease.watch_s
+        except OSError as error:
+            self.counters["socket_errors"] += 1
+            LOG.error("Group %s: this process cannot lead: %s", self._group, error)
+            self._look_at = now + _IDLE_S
         self._send_out()
 
     def _is_done(self) -> bool:
