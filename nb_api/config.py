@@ -20,7 +20,7 @@ OPTIONS: Sequence[cfg.Opt] = (
                help="Driver: the name of a heliograph.db_driver entry point. Empty: the scheme of url."),
     cfg.StrOpt("url", default="sqlite:///var/lib/heliograph/heliograph.db", secret=True,
                help="The database: sqlite:///path/file.db, postgresql://[user:password@]host:port/database, "
-                    "or etcd://host:port."),
+                    "etcd://host:port, redis://[user:password@]host:port/db, or unix:///path/of/redis.sock."),
     _seconds("connect_timeout", 5.0, 0.05, 300.0, "How long an attempt to reach the database may take."),
     _seconds("operation_timeout", 10.0, 0.05, 3600.0,
              "How long one operation may take, waiting for others included. Then the database counts as unavailable."),

@@ -9,6 +9,7 @@ from standard input and answers on standard output, one JSON object per line.  T
 ``{"increment": [table, key], "count": n}``              adds 1 to the value, n times: ``{"done": n}``
 ``{"allocate": name, "count": n}``                       ``{"numbers": [...]}``
 ``{"create_without_end": table, "prefix": p}``           ``{"version": v}`` after each commit, until it is killed
+``{"apply_without_end": table, "prefix": p}``            the same with `TOGETHER` objects in each transaction
 =======================================================  ============================================================
 """
 
@@ -20,12 +21,14 @@ from collections.abc import Iterator, Sequence
 from itertools import count
 from typing import Any
 
-from nb_api.db_api import DbApi
+from nb_api.db_api import DbApi, Write
 from nb_api.errors import VersionConflict
 from nb_api.loading import open_db
 from pubsub_api.testing.child import ChildProcess
 
 Message = dict[str, Any]
+
+TOGETHER = 5
 
 
 def writer_process(url: str) -> ChildProcess:
@@ -53,6 +56,11 @@ def _answers(db: DbApi, command: Message) -> Iterator[Message]:
         yield {"done": command["count"]}
     elif "allocate" in command:
         yield {"numbers": [db.allocate(command["allocate"]) for _ in range(command["count"])]}
+    elif "apply_without_end" in command:
+        table, prefix = command["apply_without_end"], command["prefix"]
+        for i in count():
+            writes = [Write("create", table, f"{prefix}{i}-{j}", i, "t") for j in range(TOGETHER)]
+            yield {"version": db.apply(writes)[-1]}
     else:
         table, prefix = command["create_without_end"], command["prefix"]
         yield from ({"version": db.create(table, f"{prefix}{i}", i, topic="t")} for i in count())

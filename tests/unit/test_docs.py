@@ -6,6 +6,7 @@ import ast
 import configparser
 import dataclasses
 import importlib
+import importlib.metadata
 import pathlib
 import re
 import shlex
@@ -166,13 +167,12 @@ def test_the_fields_of_bodies_are_those_of_the_code() -> None:
 
 
 def known_options() -> dict[str, dict[str, cfg.Opt]]:
-    known = {
-        config.GROUP: {option.name: option for option in config.PUBSUB_OPTIONS},
-        nb_api.config.GROUP: {option.name: option for option in nb_api.config.OPTIONS},
-    }
-    for status in loading.available_drivers().values():
-        for group, options in (status.driver_class.options if status.driver_class else {}).items():
-            known.setdefault(group, {}).update({option.name: option for option in options})
+    """Group -> name -> option, as the sample configuration lists them."""
+    known: dict[str, dict[str, cfg.Opt]] = {}
+    for entry_point in importlib.metadata.entry_points(group="oslo.config.opts"):
+        if entry_point.name.startswith("heliograph."):
+            for group, options in entry_point.load()():
+                known.setdefault(str(group), {}).update({option.name: option for option in options})
     return known
 
 

@@ -7,7 +7,7 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 
 from nb_api.db_api import Change, DbApi
-from nb_api.testing.db_child import increment, writer_process
+from nb_api.testing.db_child import TOGETHER, increment, writer_process
 from nb_api.testing.db_conformance.base import DbConformanceBase, in_threads
 from nb_api.testing.replay import WAIT_S, follow, stored
 from pubsub_api.testing.conformance.forks import in_forked_child
@@ -100,6 +100,20 @@ class ProcessConformance(DbConformanceBase):
         db.mark_published([change.revision for change in unpublished])
         assert db.unpublished() == []
         assert db.create("t", "after", 1, topic="t") > max(reported)
+
+    def test_a_killed_writer_leaves_no_half_of_a_transaction(self, db: DbApi, db_url: str) -> None:
+        for attempt, kill_after in enumerate((1, 7, 30)):
+            with writer_process(db_url) as child:
+                child.receive()
+                child.ask(apply_without_end="t", prefix=f"{attempt}-")
+                for _ in range(kill_after):
+                    child.receive()
+                child.kill()
+        feed = db.changes(0, limit=1_000_000)
+        transactions = [change.key.rpartition("-")[0] for change in feed]
+        assert transactions == [name for name in dict.fromkeys(transactions) for _ in range(TOGETHER)]
+        assert {(change.table, change.key) for change in feed} == set(stored(db))
+        assert db.unpublished(limit=1_000_000) == feed
 
     def test_a_forked_child_works_while_the_parent_goes_on(self, db: DbApi) -> None:
         stop, written = threading.Event(), list[int]()
