@@ -1,0 +1,158 @@
+"""``heliograph durability``: ask durability services, read history, delete it, have snapshots made."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from heliograph import exits, options
+from heliograph.output import Output
+
+if TYPE_CHECKING:
+    from durability_service.client import DurabilityClient
+    from durability_service.protocol import ServiceStatus
+
+DESCRIPTION = """\
+Ask the durability services of a domain.
+
+  status    name-spaces, masters, epochs, completeness, lag, conflicts and fellows of every service
+  history   print what is kept of topics; exit code 1 when no complete set could be read
+  delete    delete the history of topics, in all services, for good
+  snapshot  have a service write the sets of topics to its snapshot directory
+
+With zmq and other bind-based drivers --service names the addresses of services.
+"""
+EXAMPLES = """\
+  heliograph durability status --url redis://127.0.0.1:6379/0
+  heliograph durability status --json --service tcp://127.0.0.1:8870 --url zmq://127.0.0.1:8866
+  heliograph durability history 'tenant-7/#' --url redis://127.0.0.1:6379/0
+  heliograph durability delete 'tenant-7/#' --url redis://127.0.0.1:6379/0
+  heliograph durability snapshot '#' --url redis://127.0.0.1:6379/0
+"""
+
+
+def register(subparsers: options.Subparsers[argparse.ArgumentParser]) -> None:
+    parser = options.add_command(
+        subparsers, "durability", summary="ask durability services", description=DESCRIPTION, examples=EXAMPLES
+    )
+    verbs = parser.add_subparsers(title="verbs", metavar="VERB", dest="verb", required=True)
+    lines = {line.split()[0]: line.split(None, 1)[1] for line in DESCRIPTION.splitlines() if line.startswith("  ")}
+    for name, (run, has_topics) in _VERBS.items():
+        examples = "".join(line for line in EXAMPLES.splitlines(keepends=True) if f"durability {name} " in line)
+        verb = options.add_command(verbs, name, summary=lines[name], description=lines[name], examples=examples)
+        if has_topics:
+            verb.add_argument("topics", nargs="+", metavar="FILTER", help="topics, as in 'tenant-7/#'")
+        verb.add_argument(
+            "--service", metavar="ADDRESS", action="append", default=[],
+            help="a service to ask, on a bind-based driver; may be repeated (default: [durability] fellows)",
+        )  # fmt: skip
+        verb.add_argument(
+            "--timeout", metavar="S", type=options.seconds, default=10.0, help="wait at most S seconds (default: 10)"
+        )
+        options.add_session(verb)
+        options.add_json(verb, "JSON, one object per line")
+        verb.set_defaults(run=_with_client(run))
+
+
+def _with_client(run: Any) -> Any:
+    def call(args: argparse.Namespace) -> int:
+        from durability_service.client import DurabilityClient
+
+        with (
+            options.open_session(args) as session,
+            DurabilityClient(session, addresses=args.service or None) as client,
+        ):
+            code: int = run(client, args, Output(is_json=args.json))
+            return code
+
+    return call
+
+
+def _status(client: DurabilityClient, args: argparse.Namespace, output: Output) -> int:
+    services = client.status(timeout_s=args.timeout)
+    for service in services:
+        if output.is_json:
+            output.record(_plain(service))
+    if not services:
+        _no_service(args)
+    if not output.is_json:
+        output.table(
+            "Durability services",
+            ["service", "role", "name-space", "state", "master", "epoch", "samples", "lag", "trouble"],
+            [row for service in services for row in _rows(service)],
+        )
+    is_well = all(space.is_complete for service in services for space in service.name_spaces)
+    return exits.OK if is_well else exits.FAILED
+
+
+def _rows(service: ServiceStatus) -> Iterator[list[str]]:
+    trouble = [f"{one.node}: {one.incompatibility or 'hears us not'}" for one in service.fellows
+               if one.incompatibility or one.is_one_way]  # fmt: skip
+    for space in service.name_spaces:
+        yield [
+            service.node,
+            service.role,
+            space.name,
+            "complete" if space.is_complete else space.phase.lower(),
+            (space.master or "none") + ("" if space.is_agreed else " (not agreed)"),
+            f"{space.epoch.counter} {space.epoch.master}".strip(),
+            f"{space.samples:,}",
+            f"{service.lag:,}",
+            "; ".join([*space.conflicts, *trouble]),
+        ]
+
+
+def _plain(service: ServiceStatus) -> dict[str, Any]:
+    import msgspec
+
+    plain: dict[str, Any] = msgspec.to_builtins(service)
+    return plain
+
+
+def _no_service(args: argparse.Namespace) -> NoReturn:
+    from durability_service.errors import NoService
+
+    raise NoService(f"no durability service answered within {args.timeout} s")
+
+
+def _history(client: DurabilityClient, args: argparse.Namespace, output: Output) -> int:
+    from durability_service.client import Outcome
+    from durability_service.recorder import event_of
+
+    outcome, samples = client.history(args.topics, timeout_s=args.timeout)
+    if outcome is Outcome.NO_SERVICE:
+        _no_service(args)
+    for sample in samples:
+        event = event_of(sample)
+        if output.is_json:
+            output.record({name: getattr(event, name) for name in event.__struct_fields__})
+        else:
+            output.line(f"{event.topic} {event.table}/{event.key} {event.action} {event.value!r}")
+    return exits.OK if outcome is Outcome.COMPLETE else exits.FAILED
+
+
+def _delete(client: DurabilityClient, args: argparse.Namespace, output: Output) -> int:
+    client.delete_historical_data(args.topics, timeout_s=args.timeout)
+    _say(output, "deleted", ", ".join(args.topics))
+    return exits.OK
+
+
+def _snapshot(client: DurabilityClient, args: argparse.Namespace, output: Output) -> int:
+    _say(output, "snapshot", client.snapshot(args.topics, timeout_s=args.timeout))
+    return exits.OK
+
+
+def _say(output: Output, what: str, value: str) -> None:
+    if output.is_json:
+        output.record({what: value})
+    else:
+        output.line(f"{what}: {value}")
+
+
+_VERBS = {
+    "status": (_status, False),
+    "history": (_history, True),
+    "delete": (_delete, True),
+    "snapshot": (_snapshot, True),
+}
