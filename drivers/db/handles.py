@@ -5,13 +5,42 @@ What a connection is, how it is opened and how its errors are called is the busi
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 from collections.abc import Callable
 from typing import Generic, Protocol, TypeVar
 
+from oslo_config import cfg
+
+from nb_api import config
 from nb_api.errors import DbUnavailable
 from pubsub_api import forking
 from pubsub_api.errors import Closed
+
+
+@dataclasses.dataclass(frozen=True)
+class HandleLimits:
+    """How many connections a process has."""
+
+    count_max: int
+    idle_max: int
+    timeout_s: float
+    """How long to wait for one while all are busy."""
+
+
+def connection_options(holders: str) -> tuple[cfg.Opt, ...]:
+    """The options of a driver's group that `read_limits` reads.  ``holders``: who holds a connection, in words."""
+    return (
+        cfg.IntOpt("connections_max", default=64, min=2, max=10_000,
+                   help=f"Connections of one process. {holders} holds one."),
+        cfg.IntOpt("connections_idle_max", default=8, min=0, max=10_000,
+                   help="Connections of one process that stay open while nobody uses them."),
+    )  # fmt: skip
+
+
+def read_limits(conf: cfg.ConfigOpts, group: str) -> HandleLimits:
+    own = conf[group]
+    return HandleLimits(own.connections_max, own.connections_idle_max, conf[config.GROUP].operation_timeout)
 
 
 class Handle(Protocol):
@@ -36,11 +65,9 @@ class Handles(Generic[H]):
     ``open_handle`` connects; it is called outside of all locks and may raise what it likes.
     """
 
-    def __init__(self, open_handle: Callable[[], H], *, limit: int, idle_max: int, timeout_s: float) -> None:
+    def __init__(self, open_handle: Callable[[], H], limits: HandleLimits) -> None:
         self._open_handle = open_handle
-        self._limit = limit
-        self._idle_max = idle_max
-        self._timeout_s = timeout_s
+        self._limits = limits
         self.is_closed = False
         self._freed = threading.Condition()
         self._idle: list[H] = []
@@ -73,7 +100,7 @@ class Handles(Generic[H]):
             if handle not in self._busy:
                 forking.set_aside(handle)
                 return
-            is_kept = is_whole and not self.is_closed and len(self._idle) < self._idle_max
+            is_kept = is_whole and not self.is_closed and len(self._idle) < self._limits.idle_max
             if is_kept:
                 self._idle.append(handle)
             self._busy.remove(handle)
@@ -100,9 +127,10 @@ class Handles(Generic[H]):
     def _take(self) -> H | None:
         """An idle connection, now busy, or None and the right to open one."""
         with self._freed:
-            if not self._freed.wait_for(self._is_free, self._timeout_s):
+            limits = self._limits
+            if not self._freed.wait_for(self._is_free, limits.timeout_s):
                 raise DbUnavailable(
-                    f"all {self._limit} connections of connections_max were busy for {self._timeout_s:g} s"
+                    f"all {limits.count_max} connections of connections_max were busy for {limits.timeout_s:g} s"
                 )
             self.check_open()
             if not self._idle:
@@ -113,7 +141,7 @@ class Handles(Generic[H]):
             return handle
 
     def _is_free(self) -> bool:
-        return self.is_closed or bool(self._idle) or len(self._busy) + self._opening < self._limit
+        return self.is_closed or bool(self._idle) or len(self._busy) + self._opening < self._limits.count_max
 
     def _connect(self) -> H:
         handle = None

@@ -9,6 +9,7 @@ from urllib.parse import SplitResult
 
 from oslo_config import cfg
 
+from drivers.db.handles import HandleLimits, connection_options, read_limits
 from nb_api import config
 from pubsub_api.errors import InvalidConfig
 
@@ -20,10 +21,7 @@ _PREFIX = re.compile(r"[A-Za-z0-9._-]{1,100}")
 OPTIONS: Sequence[cfg.Opt] = (
     cfg.StrOpt("prefix", default="heliograph",
                help="Begins every key, and so keeps databases in one etcd apart. The path of the URL wins."),
-    cfg.IntOpt("connections_max", default=64, min=2, max=10_000,
-               help="Connections of one process. Every running call and every wait holds one."),
-    cfg.IntOpt("connections_idle_max", default=8, min=0, max=10_000,
-               help="Connections of one process that stay open while nobody uses them."),
+    *connection_options("Every running call and every wait"),
 )  # fmt: skip
 
 
@@ -37,9 +35,7 @@ class Settings:
     connect_timeout_s: float
     operation_timeout_s: float
     snapshot_portion: int
-    value_bytes_max: int
-    connections_max: int
-    connections_idle_max: int
+    limits: HandleLimits
 
     @property
     def address(self) -> str:
@@ -61,9 +57,7 @@ def read_settings(conf: cfg.ConfigOpts, url: SplitResult) -> Settings:
         connect_timeout_s=common.connect_timeout,
         operation_timeout_s=common.operation_timeout,
         snapshot_portion=common.snapshot_portion,
-        value_bytes_max=common.value_bytes_max,
-        connections_max=own.connections_max,
-        connections_idle_max=own.connections_idle_max,
+        limits=read_limits(conf, GROUP),
     )
 
 

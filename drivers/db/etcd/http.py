@@ -148,12 +148,7 @@ class EtcdClient:
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
-        self._handles = Handles(
-            lambda: _Connection(settings.host, settings.port),
-            limit=settings.connections_max,
-            idle_max=settings.connections_idle_max,
-            timeout_s=settings.operation_timeout_s,
-        )
+        self._handles = Handles(lambda: _Connection(settings.host, settings.port), settings.limits)
         self.check_open = self._handles.check_open
         self.close = self._handles.close
         self.clock = StoreClock()

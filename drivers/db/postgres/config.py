@@ -13,6 +13,7 @@ from urllib.parse import SplitResult
 
 from oslo_config import cfg, types
 
+from drivers.db.handles import HandleLimits, connection_options, read_limits
 from nb_api import config
 from pubsub_api.errors import InvalidConfig
 
@@ -25,10 +26,7 @@ OPTIONS: Sequence[cfg.Opt] = (
     cfg.StrOpt("schema", default="heliograph",
                help="Schema that holds the tables: one schema is one database of Heliograph. Lower-case letters, "
                     "digits and underscores. ?schema=name in the URL wins."),
-    cfg.IntOpt("connections_max", default=64, min=2, max=10_000,
-               help="Connections of one process. Every running call, every wait and every open snapshot holds one."),
-    cfg.IntOpt("connections_idle_max", default=8, min=0, max=10_000,
-               help="Connections of one process that stay open while nobody uses them."),
+    *connection_options("Every running call, every wait and every open snapshot"),
     cfg.Opt("snapshot_idle_timeout", type=types.Float(min=0.05, max=86_400.0), default=60.0,
             help="How long a snapshot may stand still between two portions. The server ends it then, because an open "
                  "one keeps the server from tidying up. Seconds."),
@@ -48,9 +46,7 @@ class Settings:
     operation_timeout_s: float
     snapshot_idle_timeout_s: float
     snapshot_portion: int
-    value_bytes_max: int
-    connections_max: int
-    connections_idle_max: int
+    limits: HandleLimits
 
     @property
     def channel(self) -> str:
@@ -79,9 +75,7 @@ def read_settings(conf: cfg.ConfigOpts, url: SplitResult) -> Settings:
         operation_timeout_s=common.operation_timeout,
         snapshot_idle_timeout_s=own.snapshot_idle_timeout,
         snapshot_portion=common.snapshot_portion,
-        value_bytes_max=common.value_bytes_max,
-        connections_max=own.connections_max,
-        connections_idle_max=own.connections_idle_max,
+        limits=read_limits(conf, GROUP),
     )
 
 

@@ -123,12 +123,7 @@ class Pool:
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
-        self._handles = Handles(
-            self._open,
-            limit=settings.connections_max,
-            idle_max=settings.connections_idle_max,
-            timeout_s=settings.operation_timeout_s,
-        )
+        self._handles = Handles(self._open, settings.limits)
         self.check_open = self._handles.check_open
         self.acquire = self._handles.acquire
         self.close = self._handles.close

@@ -11,6 +11,7 @@ from urllib.parse import SplitResult
 
 from oslo_config import cfg, types
 
+from drivers.db.handles import HandleLimits, connection_options, read_limits
 from drivers.pubsub.redis.config import parse_server
 from nb_api import config
 from pubsub_api.errors import InvalidConfig
@@ -23,10 +24,7 @@ _FORMS = "redis://[user:password@]host:port/db?prefix=name, rediss:// for TLS, o
 OPTIONS: Sequence[cfg.Opt] = (
     cfg.StrOpt("prefix", default="heliograph",
                help="Begins every key, and so keeps databases in one Redis apart. ?prefix=name in the URL wins."),
-    cfg.IntOpt("connections_max", default=64, min=2, max=10_000,
-               help="Connections of one process. Every running call and every wait holds one."),
-    cfg.IntOpt("connections_idle_max", default=8, min=0, max=10_000,
-               help="Connections of one process that stay open while nobody uses them."),
+    *connection_options("Every running call and every wait"),
     cfg.Opt("snapshot_idle_timeout", type=types.Float(min=0.05, max=86_400.0), default=60.0,
             help="How long a snapshot may stand still between two portions. While one is open, the server keeps what "
                  "is overwritten. Seconds."),
@@ -51,8 +49,7 @@ class Settings:
     operation_timeout_s: float
     snapshot_idle_timeout_s: float
     snapshot_portion: int
-    connections_max: int
-    connections_idle_max: int
+    limits: HandleLimits
 
 
 def read_settings(conf: cfg.ConfigOpts, url: SplitResult) -> Settings:
@@ -76,8 +73,7 @@ def read_settings(conf: cfg.ConfigOpts, url: SplitResult) -> Settings:
         operation_timeout_s=common.operation_timeout,
         snapshot_idle_timeout_s=own.snapshot_idle_timeout,
         snapshot_portion=common.snapshot_portion,
-        connections_max=own.connections_max,
-        connections_idle_max=own.connections_idle_max,
+        limits=read_limits(conf, GROUP),
     )
 
 

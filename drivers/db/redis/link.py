@@ -130,12 +130,7 @@ class Links:
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
-        self._handles = Handles(
-            lambda: Link(settings),
-            limit=settings.connections_max,
-            idle_max=settings.connections_idle_max,
-            timeout_s=settings.operation_timeout_s,
-        )
+        self._handles = Handles(lambda: Link(settings), settings.limits)
         self.check_open = self._handles.check_open
         self.close = self._handles.close
 
