@@ -57,6 +57,12 @@ _ROWS: tuple[tuple[str, str, str, str, Literal[">=", "<="], float, str], ...] = 
     ("repair", "resyncs", "", "resyncs because of that loss", "<=", 0.0, ""),
     ("repair", "undetected", "", "events lost without detection", "<=", 0.0, ""),
     ("repair", "cache", "", "events/s with a cache, of those without", ">=", 0.9, "x"),
+    ("commit", "by 1", "", "changes/s committed and published one by one, of sqlite alone", ">=", 0.8, "x"),
+    ("commit", "by 10", "", "the same, 10 per transaction", ">=", 0.8, "x"),
+    ("commit", "by 100", "", "the same, 100 per transaction", ">=", 0.8, "x"),
+    ("sync", "time", "", "CPU of a controller's first copy, of reading the rows with sqlite3", "<=", 2.0, "x"),
+    ("sync", "memory", "", "memory of that copy, of a dict of the values", "<=", 2.0, "x"),
+    ("sync", "missing", "", "objects missing in that copy", "<=", 0.0, ""),
     ("service", "ratio", "", "events/s of 4 workers through the service, of the bus's own", ">=", 0.5, "x"),
     ("service", "lost", "", "events lost on that way", "<=", 0.0, ""),
 )

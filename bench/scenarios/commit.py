@@ -1,0 +1,144 @@
+"""Committing objects and telling the bus of them, against committing alone.
+
+"sqlite alone" is the same driver with the same transactions, without an outbox and without a bus.  Ours commits, has an
+outbox, publishes everything and takes it out of the outbox again; the clock stops when the last change is confirmed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import pathlib
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from multiprocessing.connection import Connection
+from typing import NamedTuple
+
+from oslo_config import cfg
+
+from bench.plan import Outcome, Plan, Row
+from bench.targets import check
+from bench.workers import Worker
+from nb_api import NbApi
+from nb_api.db_api import Write
+from nb_api.loading import open_db
+from pubsub_api import loading
+from pubsub_api.config import GROUP
+
+WRITES = 500
+"""Of a transaction that fills a database."""
+SIZES = (1, 10, 100)
+TIMEOUT_S = 600.0
+ALONE, OURS = "sqlite alone", "heliograph, published"
+_URLS = {"zmq": "zmq://127.0.0.1:0", "zenoh": "zenoh://127.0.0.1:0"}
+
+
+class Commits(NamedTuple):
+    changes: int
+    seconds: float
+
+    @property
+    def per_s(self) -> float:
+        return self.changes / self.seconds
+
+
+def nb_conf(driver: str, url: str = "") -> cfg.ConfigOpts:
+    """A bus that this process publishes on itself."""
+    conf = loading.conf_from_url(url or _URLS.get(driver, "redis://127.0.0.1:6379/0"))
+    conf.set_override("enable_df_pub_sub", True, group=GROUP)
+    conf.set_override("pub_sub_use_multiproc", False, group=GROUP)
+    return conf
+
+
+def writes(first: int, count: int) -> list[Write]:
+    """Objects as a network controller has them."""
+    return [
+        Write(
+            "create",
+            "port",
+            f"port-{number:09}",
+            {
+                "id": number,
+                "up": True,
+                "mac": f"fa:16:3e:00:{number % 256:02x}",
+                "tags": ["a", "b"],
+                "net": number % 1000,
+            },
+            f"tenant-{number % 1000}",
+        )
+        for number in range(first, first + count)
+    ]
+
+
+def measure(plan: Plan, driver: str) -> Outcome:
+    rows: list[Row] = []
+    measured: dict[str, float] = {}
+    with _server(driver) as url:
+        for size in SIZES:
+            transactions = max(1, plan.events // (30 * size if size > 1 else 100))
+            runs: dict[str, list[Commits]] = {ALONE: [], OURS: []}
+            for number in range(1, plan.rounds + 1):
+                for name, role in ((ALONE, commit_alone), (OURS, commit_and_publish)):
+                    plan.say(f"round {number} of {plan.rounds}: {name}, {size} per transaction")
+                    runs[name].append(_run(role, driver, url, transactions, size))
+            measured[f"by {size}"] = _median_ratio(runs)
+            rows += [_row(name, size, found) for name, found in runs.items()]
+    return Outcome("commit", driver, rows, check("commit", driver, measured))
+
+
+@contextlib.contextmanager
+def _server(driver: str) -> Iterator[str]:
+    if driver != "redis":
+        yield ""
+        return
+    from bench import redis_server
+
+    with redis_server.running() as url:
+        yield url
+
+
+def _run(role: Callable[..., None], driver: str, url: str, transactions: int, size: int) -> Commits:
+    with (
+        tempfile.TemporaryDirectory(prefix="heliograph-bench-") as directory,
+        Worker(role, pathlib.Path(directory) / "objects.db", driver, url, transactions, size) as worker,
+    ):
+        found: Commits = worker.hear(TIMEOUT_S)
+        worker.end()
+        return found
+
+
+def _median_ratio(runs: dict[str, list[Commits]]) -> float:
+    ratios = sorted(ours.per_s / alone.per_s for ours, alone in zip(runs[OURS], runs[ALONE], strict=True))
+    return ratios[len(ratios) // 2]
+
+
+def _row(name: str, size: int, runs: list[Commits]) -> Row:
+    rates = sorted(run.per_s for run in runs)
+    return {"case": f"{name}, {size} per transaction", "changes/s": round(rates[len(rates) // 2])}
+
+
+# -- in processes of their own
+
+
+def commit_alone(pipe: Connection, path: pathlib.Path, _driver: str, _url: str, transactions: int, size: int) -> None:
+    with contextlib.closing(open_db(f"sqlite://{path}", with_outbox=False)) as db:
+        start = time.monotonic()
+        for number in range(transactions):
+            db.apply(writes(number * size, size))
+        pipe.send(Commits(transactions * size, time.monotonic() - start))
+
+
+def commit_and_publish(
+    pipe: Connection, path: pathlib.Path, driver: str, url: str, transactions: int, size: int
+) -> None:
+    with NbApi.open(conf=nb_conf(driver, url), url=f"sqlite://{path}") as nb:
+        nb.create("warm", "up", None, topic="t")
+        nb.flush(timeout_s=TIMEOUT_S)
+        start = time.monotonic()
+        for number in range(transactions):
+            with nb.transaction() as txn:
+                for write in writes(number * size, size):
+                    txn.create(write.table, write.key, write.value, topic=write.topic or "")
+        nb.flush(timeout_s=TIMEOUT_S)
+        pipe.send(Commits(transactions * size, time.monotonic() - start))
+        assert nb.statistics().handover.left == 0
