@@ -107,10 +107,9 @@ class WorkerPublisher(WorkerPublisherApi):
             core, link = self._core, self._link or self._start_link()
             if core.is_full:
                 self._wait_for_room(link)
-            position = core.add(topic, encoded)
-            if core.wants_writing:
+            if core.add(topic, encoded):
                 link.write()
-            return position
+            return core.position
 
     def send_events(self, events: Iterable[Event]) -> int:
         for event in events:

@@ -64,7 +64,11 @@ class WorkerCore:
     """Not thread-safe: the owner serialises calls."""
 
     def __init__(self, settings: WorkerSettings, *, guid: bytes, name: str, pid: int) -> None:
-        self.settings = settings
+        # One by one: these are looked at for every event.
+        self._window_events_max = settings.window_events_max
+        self._window_bytes_max = settings.window_bytes_max
+        self._batch_events_max = settings.batch_events_max
+        self._batch_bytes_max = settings.batch_bytes_max
         self.guid = guid
         self.name = name
         self.pid = pid
@@ -77,6 +81,8 @@ class WorkerCore:
         self.event_bytes_max: int | None = None
         """What the service told; None while it is not known."""
         self.window_bytes = 0
+        self.is_full = False
+        """The window has no room: whoever adds waits until it is False."""
         self.batches = 0
         self.resent = 0
         self.refused_events = 0
@@ -94,30 +100,25 @@ class WorkerCore:
         """Events in the window."""
         return self.position - self.acknowledged
 
-    @property
-    def is_full(self) -> bool:
-        return self.waiting >= self.settings.window_events_max or self.window_bytes >= self.settings.window_bytes_max
-
-    @property
-    def wants_writing(self) -> bool:
-        """A batch is full, or nothing is under way whose acknowledgement would give the occasion to write."""
-        return self._open_events >= self.settings.batch_events_max or not self._sealed
-
-    def add(self, topic: str, encoded: bytes) -> int:
-        """Put an event into the window; returns its position.  Who must not overfill it asks `is_full` before."""
+    def add(self, topic: str, encoded: bytes) -> bool:
+        """Put an event into the window; its position is ``position`` then.  True when something should be written now:
+        a batch is full, or nothing is under way whose acknowledgement would give the occasion."""
         size = len(encoded)
-        is_full = self._open_events >= self.settings.batch_events_max
-        if is_full or self._open_bytes + size > self.settings.batch_bytes_max:
+        open_bytes = self._open_bytes + size
+        if open_bytes > self._batch_bytes_max or self._open_events >= self._batch_events_max:
             self.seal()
-        group = self._open.get(topic)
-        if group is None:
-            group = self._open[topic] = []
-        group.append(encoded)
+            open_bytes = size
+        try:
+            self._open[topic].append(encoded)
+        except KeyError:
+            self._open[topic] = [encoded]
+        self._open_bytes = open_bytes
         self._open_events += 1
-        self._open_bytes += size
-        self.window_bytes += size
         self.position += 1
-        return self.position
+        self.window_bytes += size
+        if self.position - self.acknowledged >= self._window_events_max or self.window_bytes >= self._window_bytes_max:
+            self.is_full = True
+        return not self._sealed or self._open_events >= self._batch_events_max
 
     def seal(self) -> None:
         """Number and encode the open batch, if there is anything in it."""
@@ -193,4 +194,5 @@ class WorkerCore:
             batch = self._sealed.popleft()
             self.acknowledged = batch.last
             self.window_bytes -= batch.size
+        self.is_full = self.waiting >= self._window_events_max or self.window_bytes >= self._window_bytes_max
         self._next = max(0, self._next - max(0, count))

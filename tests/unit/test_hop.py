@@ -121,7 +121,8 @@ def test_events_collect_into_batches_that_are_numbered_and_bounded() -> None:
     core.connected()
     core.receive(payload(Welcome(0, SERVICE, 1000)))
     for number in range(7):
-        assert core.add("ab"[number % 2], b"%d" % number) == number + 1
+        core.add("ab"[number % 2], b"%d" % number)
+        assert core.position == number + 1
     core.add("c", b"x" * 90)
     core.add("c", b"y" * 20)
     sent = []
@@ -137,13 +138,11 @@ def test_events_collect_into_batches_that_are_numbered_and_bounded() -> None:
 
 def test_a_lone_event_is_written_and_others_wait_for_the_occasion() -> None:
     core = worker_in(worker.State.OPEN)
-    core.add("a", b"1")
-    assert core.wants_writing
+    assert core.add("a", b"1")
     assert core.next_message() is not None
-    core.add("a", b"2")
-    assert not core.wants_writing
+    assert not core.add("a", b"2")
     core.receive(payload(Ack(1)))
-    assert core.wants_writing
+    assert core.add("a", b"3"), "nothing is under way"
 
 
 def test_the_window_is_bounded_in_events_and_in_bytes() -> None:
