@@ -30,6 +30,7 @@ EXAMPLES = {
     "follow_with_resync.py": "the copy equals the table",
     "asyncio_subscriber.py": "has version 5",
     "standalone_cache.py": "has version 5",
+    "controller.py": "host-1 knows the networks ['n7']",
 }
 """Example -> what it prints when all went well."""
 
