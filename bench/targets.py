@@ -65,6 +65,9 @@ _ROWS: tuple[tuple[str, str, str, str, Literal[">=", "<="], float, str], ...] = 
     ("sync", "missing", "", "objects missing in that copy", "<=", 0.0, ""),
     ("service", "ratio", "", "events/s of 4 workers through the service, of the bus's own", ">=", 0.5, "x"),
     ("service", "lost", "", "events lost on that way", "<=", 0.0, ""),
+    ("log", "append", "zmq", "events/s appended, of plain SQLite with the same frames and commits", ">=", 0.7, "x"),
+    ("log", "read", "zmq", "events/s read, of a plain SELECT", ">=", 0.5, "x"),
+    ("log", "columns", "", "events/s read from segments as columns, of pyarrow alone", ">=", 0.7, "x"),
 )
 
 TARGETS: tuple[Target, ...] = tuple(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from bench.plan import Outcome, Plan
-from bench.scenarios import commit, fanout, latency, repair, service, slow, sync, throughput, topics
+from bench.scenarios import commit, fanout, latency, log, repair, service, slow, sync, throughput, topics
 
 Scenario = Callable[[Plan, str], Outcome]
 
@@ -19,5 +19,6 @@ SCENARIOS: dict[str, Scenario] = {
     "commit": commit.measure,
     "sync": sync.measure,
     "service": service.measure,
+    "log": log.measure,
 }
 DEFAULT = ("throughput",)

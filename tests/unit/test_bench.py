@@ -169,6 +169,14 @@ def test_zenoh_ext_repairs_samples_that_were_filtered_out() -> None:
     assert done.received + done.subscriber["lost"] == EVENTS
 
 
+@pytest.mark.parametrize("driver", ["zmq", pytest.param("redis", marks=measurable("redis"))])
+def test_the_log_is_measured_at_any_size(driver: str) -> None:
+    outcome = SCENARIOS["log"](Plan(EVENTS, 1, True, lambda _: None), driver)
+    assert {row["case"] for row in outcome.rows} >= {"append", "read", "seal", "read sealed, frames"}
+    assert all(row["events/s"] > 0 for row in outcome.rows)
+    assert len(outcome.checks) == (3 if driver == "zmq" else 1)
+
+
 # -- plan, targets, report
 
 

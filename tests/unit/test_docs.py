@@ -18,6 +18,11 @@ import pytest
 import zmq.auth
 from oslo_config import cfg
 
+import durable_log.columns
+import durable_log.config
+import durable_log.loading
+import durable_log.maintenance
+import durable_log.recorder
 import nb_api.config
 import nb_api.errors
 import nb_api.loading
@@ -68,6 +73,11 @@ def test_every_statistic_is_explained(statistics: type) -> None:
     stated = documents.table(GUARANTEES, statistics.__name__)
     assert [plain(row[0]) for row in stated] == [field.name for field in dataclasses.fields(statistics)]
     assert all(row[1] for row in stated)
+
+
+def test_the_columns_of_segments_are_those_of_the_code() -> None:
+    stated = [plain(row[0]) for row in documents.table("docs/durable-log.md", "Sealed segments")]
+    assert stated[: len(durable_log.columns.EVENT_COLUMNS)] == list(durable_log.columns.EVENT_COLUMNS)
 
 
 def log_templates() -> set[str]:
@@ -216,7 +226,7 @@ def test_options_that_are_named_with_their_group_exist() -> None:
 def test_modules_and_attributes_that_are_named_exist() -> None:
     for page in documents.pages():
         for span in documents.spans(page):
-            if re.fullmatch(r"(?:pubsub|nb)_api(\.\w+)+", span):
+            if re.fullmatch(r"(?:pubsub_api|nb_api|durable_log)(\.\w+)+", span):
                 parent, _, name = span.rpartition(".")
                 module = importlib.import_module(parent)
                 assert hasattr(module, name) or importlib.import_module(span), f"{page}: {span}"
@@ -226,7 +236,10 @@ def test_modules_and_attributes_that_are_named_exist() -> None:
 
 
 def test_classes_that_are_named_exist() -> None:
-    modules = (pubsub_api, errors, driver, conformance, cache_node, nb_api.errors)
+    modules = (
+        pubsub_api, errors, driver, conformance, cache_node, nb_api.errors, durable_log, durable_log.recorder,
+        durable_log.maintenance,
+    )  # fmt: skip
     known = {name for module in modules for name in vars(module)}
     for page in documents.pages():
         for span in documents.spans(page):
@@ -345,6 +358,9 @@ def test_configurations_can_be_used(block: Block, host: pathlib.Path) -> None:
     conf = config.new_conf([file])
     if nb_api.config.GROUP in sections:
         nb_api.loading.build_db(conf=conf).close()
+        return
+    if durable_log.config.GROUP in sections:
+        durable_log.loading.build_log(conf=conf).close()
         return
     assert loading.build_driver(conf).capabilities
     stated = sections.get("pubsub") or sections["df"]

@@ -1,0 +1,148 @@
+"""The durable log: appending, reading and sealing, next to plain SQLite with the same frames and the same commits.
+
+A log belongs to no transport.  Under ``zmq`` the embedded one is measured, in SQLite, under ``redis`` the one in Redis.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import pathlib
+import sqlite3
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+
+import durable_log
+from bench import events, redis_server
+from bench.plan import Outcome, Plan, Row
+from bench.targets import check
+from durable_log.sealing import Sealer
+from durable_log.segmented import SegmentedLog
+from pubsub_api.core import frame as frames
+from pubsub_api.core.events import encode_event, pack_body
+from pubsub_api.core.frame import Kind
+
+FRAME_EVENTS = 64
+COMMIT_FRAMES = 64
+SHARE = 2.0
+GUID = bytes(16)
+
+
+@dataclasses.dataclass
+class Rates:
+    """Events/s of every round, by what was done."""
+
+    rounds: dict[str, list[float]] = dataclasses.field(default_factory=dict)
+
+    def add(self, name: str, count: int, work: Callable[[], object]) -> None:
+        start = time.perf_counter()
+        work()
+        self.rounds.setdefault(name, []).append(count / (time.perf_counter() - start))
+
+    def ratio(self, ours: str, theirs: str) -> float:
+        pairs = zip(self.rounds[ours], self.rounds[theirs], strict=True)
+        return statistics.median(mine / other for mine, other in pairs)
+
+    def rows(self) -> list[Row]:
+        return [{"case": name, "events/s": round(statistics.median(found))} for name, found in self.rounds.items()]
+
+
+def measure(plan: Plan, driver: str) -> Outcome:
+    if driver not in ("zmq", "redis"):
+        return Outcome("log", driver, [], [], ["a log belongs to no transport: see zmq for SQLite, and redis"])
+    made = make_frames(max(FRAME_EVENTS, int(plan.events * SHARE)))
+    rates = Rates()
+    for number in range(1, plan.rounds + 1):
+        plan.say(f"round {number} of {plan.rounds}: the log, {driver}")
+        with tempfile.TemporaryDirectory(prefix="heliograph-bench-") as name, _url(driver, name) as url:
+            directory = pathlib.Path(name)
+            if driver == "zmq":
+                _plain(rates, directory / "plain.db", made)
+            with contextlib.closing(durable_log.open(f"{url}&segment_directory={directory / 'segments'}")) as log:
+                assert isinstance(log, SegmentedLog)
+                _ours(rates, log, made)
+    measured = {"columns": rates.ratio("read sealed, columns", "read sealed, columns, pyarrow alone")}
+    if driver == "zmq":
+        measured |= {
+            "append": rates.ratio("append", "append, plain SQLite"),
+            "read": rates.ratio("read", "read, plain SQLite"),
+        }
+    return Outcome("log", driver, rates.rows(), check("log", driver, measured))
+
+
+def make_frames(count: int) -> list[bytes]:
+    """About ``count`` events of one stream, framed as a publisher does in a flood."""
+    topic = events.topic()
+    made = []
+    for first in range(1, count + 1, FRAME_EVENTS):
+        encoded = [encode_event(events.event(first + i, topic), time.time_ns()) for i in range(FRAME_EVENTS)]
+        body = pack_body(encoded)
+        made.append(frames.pack(Kind.DATA, GUID, topic, body, first=first, after=first - 1, count=FRAME_EVENTS))
+    return made
+
+
+def commits(made: Sequence[bytes]) -> Iterator[Sequence[bytes]]:
+    return (made[start : start + COMMIT_FRAMES] for start in range(0, len(made), COMMIT_FRAMES))
+
+
+@contextlib.contextmanager
+def _url(driver: str, directory: str) -> Iterator[str]:
+    if driver == "zmq":
+        yield f"sqlite://{directory}/log.db?shards=1"
+    else:
+        with redis_server.running() as address:
+            yield f"{address}?shards=1"
+
+
+def _plain(rates: Rates, path: pathlib.Path, made: Sequence[bytes]) -> None:
+    total = len(made) * FRAME_EVENTS
+    with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as connection:
+        connection.executescript("PRAGMA journal_mode = WAL; PRAGMA synchronous = FULL;")
+        connection.execute("CREATE TABLE frames (id INTEGER PRIMARY KEY, frame BLOB)")
+
+        def append() -> None:
+            for portion in commits(made):
+                connection.execute("BEGIN IMMEDIATE")
+                connection.executemany("INSERT INTO frames (frame) VALUES (?)", [(frame,) for frame in portion])
+                connection.execute("COMMIT")
+
+        rates.add("append, plain SQLite", total, append)
+        rates.add("read, plain SQLite", total, lambda: connection.execute("SELECT id, frame FROM frames").fetchall())
+
+
+def _ours(rates: Rates, log: SegmentedLog, made: Sequence[bytes]) -> None:
+    total = len(made) * FRAME_EVENTS
+
+    def append() -> None:
+        for portion in commits(made):
+            log.append(portion)
+
+    def read() -> None:
+        offset = 0
+        while found := log.read(0, offset):
+            offset = found[-1].end
+
+    def columns() -> None:
+        assert sum(batch.num_rows for batch in durable_log.arrow_batches(log, 0, 0, total)) == total
+
+    rates.add("append", total, append)
+    rates.add("append again, nothing new", total, append)
+    rates.add("read", total, read)
+    rates.add("read, columns", total, columns)
+    rates.add("seal", total, lambda: Sealer(log).seal(0))
+    rates.add("read sealed, columns", total, columns)
+    rates.add("read sealed, columns, pyarrow alone", total, lambda: _pyarrow_alone(log))
+    rates.add("read sealed, frames", total, read)
+
+
+def _pyarrow_alone(log: SegmentedLog) -> None:
+    import pyarrow.parquet
+
+    from durable_log.columns import EVENT_COLUMNS
+
+    for segment in log.segments():
+        with pyarrow.parquet.ParquetFile(segment.path) as file:
+            for group in range(file.num_row_groups):
+                file.read_row_group(group, columns=list(EVENT_COLUMNS), use_threads=False)
