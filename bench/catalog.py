@@ -13,7 +13,7 @@ from bench.ports import free_port
 from pubsub_api import loading
 from pubsub_api.errors import HeliographError
 
-DRIVERS = ("zmq", "zenoh", "redis")
+DRIVERS = ("zmq", "zenoh", "redis", "longpoll")
 OURS = "heliograph"
 
 
@@ -58,7 +58,7 @@ def problem(driver: str) -> str | None:
 def transport(driver: str, *, unlimited: bool = True) -> Iterator[Transport]:
     """The cases of a driver, with its broker running.  ``unlimited``: raw queues have no bound, so that raw cases lose
     nothing at full speed; otherwise they have their library's or server's default."""
-    make = {"zmq": _zmq, "zenoh": _zenoh, "redis": _redis}[driver]
+    make = {"zmq": _zmq, "zenoh": _zenoh, "redis": _redis, "longpoll": _longpoll}[driver]
     with make(unlimited) as cases:
         yield cases
 
@@ -112,3 +112,15 @@ def _redis(unlimited: bool) -> Iterator[Transport]:
             bound=Case("raw, 64 per PUBLISH", "redis", raw.BatchSender, raw.BatchReceiver, url, 1.5),
             rest={"pipelined": Case("raw, pipelined by 64", "redis", raw.PipelinedSender, raw.PlainReceiver, url, 0.3)},
         )
+
+
+@contextlib.contextmanager
+def _longpoll(_unlimited: bool) -> Iterator[Transport]:
+    from bench import raw_grpc as raw
+
+    yield Transport(
+        "longpoll",
+        ours=_ours("longpoll", "longpoll://127.0.0.1:0", 1.5),
+        plain=Case("raw unary calls", "longpoll", raw.UnarySender, raw.GrpcReceiver, "", 0.02),
+        bound=Case("raw, 64 per call", "longpoll", raw.BatchSender, raw.BatchReceiver, "", 0.5),
+    )

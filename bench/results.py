@@ -15,7 +15,7 @@ from typing import Any
 from bench.plan import Outcome, Plan
 
 DIRECTORY = pathlib.Path(__file__).parent / "results"
-LIBRARIES = ("pyzmq", "eclipse-zenoh", "redis", "hiredis", "msgspec", "msgpack")
+LIBRARIES = ("pyzmq", "eclipse-zenoh", "redis", "hiredis", "grpcio", "msgspec", "msgpack")
 
 
 def store(plan: Plan, outcomes: Sequence[Outcome], directory: pathlib.Path = DIRECTORY) -> pathlib.Path:

@@ -68,6 +68,11 @@ _ROWS: tuple[tuple[str, str, str, str, Literal[">=", "<="], float, str], ...] = 
     ("log", "append", "zmq", "events/s appended, of plain SQLite with the same frames and commits", ">=", 0.7, "x"),
     ("log", "read", "zmq", "events/s read, of a plain SELECT", ">=", 0.5, "x"),
     ("log", "columns", "", "events/s read from segments as columns, of pyarrow alone", ">=", 0.7, "x"),
+    ("throughput", "plain", "longpoll", "events/s, times a gRPC unary call per event", ">=", 3.0, "x"),
+    ("subscriptions", "connections", "longpoll", "connections per subscriber", "<=", 1.0, ""),
+    ("subscriptions", "memory", "longpoll", "publisher's memory per subscription", "<=", 400.0, "B"),
+    ("subscriptions", "subscribing", "longpoll", "until all subscriptions are in effect", "<=", 10.0, "s"),
+    ("subscriptions", "publish cost", "longpoll", "cost of a frame, times that with 100th of them", "<=", 1.5, "x"),
 )
 
 TARGETS: tuple[Target, ...] = tuple(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from bench.plan import Outcome, Plan
-from bench.scenarios import commit, fanout, latency, log, repair, service, slow, sync, throughput, topics
+from bench.scenarios import commit, fanout, latency, log, repair, service, slow, subscriptions, sync, throughput, topics
 
 Scenario = Callable[[Plan, str], Outcome]
 
@@ -16,6 +16,7 @@ SCENARIOS: dict[str, Scenario] = {
     "topics": topics.measure,
     "slow": slow.measure,
     "repair": repair.measure,
+    "subscriptions": subscriptions.measure,
     "commit": commit.measure,
     "sync": sync.measure,
     "service": service.measure,

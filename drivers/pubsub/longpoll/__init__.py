@@ -27,6 +27,8 @@ from oslo_config import cfg
 # gRPC's own handlers for fork() give up when a call is under way, as a poll always is, and then crash the child.  A
 # child that leaves gRPC alone, as `process` sees to, needs none.  gRPC reads this when it is imported.
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
+# What gRPC writes to the standard error, past Python's logging, the driver says in its own words.
+os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 
 from drivers.pubsub.longpoll import config
 from drivers.pubsub.longpoll.config import GROUP, OPTIONS

@@ -99,7 +99,7 @@ class Mailbox:
         return len(self._waiting) - self._removed + len(self._sent)
 
     @property
-    def bytes(self) -> int:
+    def held_bytes(self) -> int:
         """Of everything held, with what each frame costs beside its own."""
         return self._waiting_bytes + sum(len(entry.frame) + ENTRY_BYTES for entry in self._sent)
 

@@ -123,7 +123,7 @@ class LongpollPublisher(PublisherApi):
                 sessions=len(mailboxes),
                 subscriptions=len(self._core.index),
                 mailbox_frames=sum(map(len, mailboxes)),
-                mailbox_bytes=sum(mailbox.bytes for mailbox in mailboxes),
+                mailbox_bytes=sum(mailbox.held_bytes for mailbox in mailboxes),
                 queries_refused=self._service.queries_refused if self._service is not None else 0,
                 counters=self._core.counters(),
             )

@@ -99,7 +99,7 @@ class Oracle:
             assert not mailbox.is_overfull, "P9"
             assert len(mailbox) <= bounds.frames_max + bounds.reply_frames_max, "P9"
             held = [entry for entry in mailbox._waiting if entry.is_waiting] + mailbox._sent
-            assert mailbox.bytes == sum(len(entry.frame) + ENTRY_BYTES for entry in held), "P3"
+            assert mailbox.held_bytes == sum(len(entry.frame) + ENTRY_BYTES for entry in held), "P3"
             assert len(mailbox) == len(held), "P3"
             wanted: set[str] = set()
             for is_wanted, name in self.commands[session.id][: session.applied]:

@@ -40,7 +40,7 @@ def drain(mailbox: Mailbox) -> None:
     while mailbox.has_mail:
         mailbox.take()
         mailbox.acknowledge(mailbox.numbered)
-    assert (len(mailbox), mailbox.bytes) == (0, 0)
+    assert (len(mailbox), mailbox.held_bytes) == (0, 0)
     assert not mailbox._latest
     assert not mailbox._lossy
 
@@ -303,5 +303,5 @@ def test_numbers_are_continuous_and_nothing_leaks(steps: list[object]) -> None:
                 mailbox.acknowledge(received)
         entries = [entry for entry in mailbox._waiting if entry.is_waiting] + mailbox._sent
         assert len(mailbox) == len(entries)
-        assert mailbox.bytes == sum(len(entry.frame) + ENTRY_BYTES for entry in entries)
+        assert mailbox.held_bytes == sum(len(entry.frame) + ENTRY_BYTES for entry in entries)
     drain(mailbox)
