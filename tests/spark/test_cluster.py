@@ -1,0 +1,54 @@
+"""The jobs on a real cluster, submitted as a user does, with a worker killed in the middle: the same results."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+import durable_log
+from spark_pipeline.snapshot import read_objects
+from tests.spark.cluster import SparkCluster
+from tests.spark.conftest import log_frame
+from tests.waiting import wait_until
+
+TOPICS = [f"tenant-{number}/port" for number in range(8)]
+
+
+def submit(cluster: SparkCluster, *arguments: str) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-m", "heliograph", "pipeline", *arguments, "--master", cluster.url, "--json"]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+
+
+def finish(process: subprocess.Popen[bytes]) -> dict[str, object]:
+    out, err = process.communicate(timeout=300)
+    assert process.returncode == 0, err.decode(errors="replace")[-3000:]
+    return dict(json.loads(out.splitlines()[-1]))
+
+
+@pytest.mark.chaos
+@pytest.mark.timeout(600)
+def test_a_worker_killed_in_the_middle_changes_no_result(log_url: str, tmp_path: pathlib.Path) -> None:
+    with contextlib.closing(durable_log.open(log_url)) as log:
+        for start in range(1, 5001, 500):
+            log.append([log_frame(topic, first=start, count=500) for topic in TOPICS])
+    config = tmp_path / "spark.conf"
+    config.write_text("[spark]\nexecutor_memory = 512m\npartition_events_max = 1000\n")
+    with SparkCluster(tmp_path, workers=2) as cluster:
+        lake = str(tmp_path / "lake")
+        common = ("--config-file", str(config))
+        ingesting = submit(cluster, "ingest", "--log", log_url, "--lake", lake, "--commit-events", "10000", *common)
+        wait_until(lambda: list(pathlib.Path(lake).glob("_delta_log/*1.json")) != [], 200, "the first commit")
+        cluster.kill_worker(0)
+        finish(ingesting)
+        snapshot = str(tmp_path / "snapshot")
+        manifest = finish(submit(cluster, "compact", "--lake", lake, "--out", snapshot, *common))
+        report = finish(submit(cluster, "audit", "--lake", lake, *common))
+    assert manifest["objects"] == 5000
+    assert {one.key for one in read_objects(snapshot)} == {f"p{number}" for number in range(1, 5001)}
+    assert report["ranges"] == []
+    assert sum(one["events"] for one in report["streams"]) == 40_000  # type: ignore[attr-defined]
