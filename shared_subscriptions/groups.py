@@ -21,7 +21,7 @@ from pubsub_api.errors import UsageError
 from shared_subscriptions.core import declaration as declarations
 from shared_subscriptions.core.declaration import LANES_MAX, Declaration, Wish, check_name
 from shared_subscriptions.core.events import Mode
-from shared_subscriptions.core.progress import Acknowledged
+from shared_subscriptions.core.progress import Acknowledged, Progress
 from shared_subscriptions.core.streams import StreamRecord
 from shared_subscriptions.errors import GroupExists, GroupNotFound
 from shared_subscriptions.names import PREFIX, Names, group_of
@@ -213,12 +213,11 @@ def show(log: LogApi, name: str, *, with_ages: bool = True) -> GroupView:
     states = {state.shard: state for state in log.state()}
     record = log.get_record(group.status)
     status = None if record is None else decode_status(record.value)
-    stored = {
-        group.stream_number(item.name): decode_stream(item.value) for item in log.list_records(group.streams)
-    }  # fmt: skip
+    stored = {group.stream_number(item.name): decode_stream(item.value) for item in log.list_records(group.streams)}
     streams = [
-        _view(log, found, number, item, states[number // found.lanes], status, with_ages=with_ages)
-        for number, item in sorted(stored.items())
+        _view(log, found, number, stored.get(number), states[number // found.lanes], status, with_ages=with_ages)
+        for number in range(found.shards * found.lanes)
+        if number in stored or states[number // found.lanes].end > 0
     ]
     return GroupView(
         name, found.mode, found.topic_filter, found.lanes, found.wish.value,
@@ -228,17 +227,35 @@ def show(log: LogApi, name: str, *, with_ages: bool = True) -> GroupView:
 
 
 def _view(
-    log: LogApi, found: Declaration, number: int, item: StreamRecord, state: ShardState, status: GroupStatus | None,
-    *, with_ages: bool,
-) -> StreamView:  # fmt: skip
+    log: LogApi,
+    found: Declaration,
+    number: int,
+    item: StreamRecord | None,
+    state: ShardState,
+    status: GroupStatus | None,
+    *,
+    with_ages: bool,
+) -> StreamView:
+    if item is None or item.progress.generation != found.generation:
+        # Nobody has led since it was declared or moved: this is what the next leader will find.
+        item = StreamRecord(Progress(found.generation, max(found.positions[state.shard], state.start)))
     done = Acknowledged(item.progress.low, item.progress.ranges)
     lag = done.missing(done.low, state.end)
     said, owner = (status.streams.get(number) if status else None) or ("absent", "")
     return StreamView(
-        number, number // found.lanes, number % found.lanes, said, owner, done.low, state.end, lag,
-        _age(log, state.shard, done.low) if lag and with_ages else None, len(item.progress.attempts), item.expired,
-        item.redelivered,
-    )  # fmt: skip
+        stream=number,
+        shard=state.shard,
+        lane=number % found.lanes,
+        status=said,
+        owner=owner,
+        low=done.low,
+        end=state.end,
+        lag=lag,
+        oldest_s=_age(log, state.shard, done.low) if lag and with_ages else None,
+        retrying=len(item.progress.attempts),
+        expired=item.expired,
+        redelivered=item.redelivered,
+    )
 
 
 def _age(log: LogApi, shard: int, offset: int) -> float | None:

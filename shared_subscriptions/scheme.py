@@ -52,7 +52,7 @@ def subscribe(
     try:
         return GroupSubscriber(
             log, conf, topics, on_event=on_event, on_events=on_events, auto_ack=auto_ack, name=member,
-            on_rule=recording.on_rule if recording else (lambda _group, _declaration: None),
+            recording=recording,
         )  # fmt: skip
     except BaseException:
         log.close()

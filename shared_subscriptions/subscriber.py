@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import os
 import selectors
+import socket
 import threading
 import time
 import uuid
@@ -32,9 +34,10 @@ from shared_subscriptions.dispatch import Dispatch, OnEvent, OnEvents
 from shared_subscriptions.errors import GroupDestroyed, NotAGroupEvent
 from shared_subscriptions.feeding import Feeder
 from shared_subscriptions.links import RECONNECT_S, LeaderLink
-from shared_subscriptions.office import Office, OnRule
+from shared_subscriptions.office import Office
 from shared_subscriptions.parking import DeadLetters
 from shared_subscriptions.reading import Reader
+from shared_subscriptions.recording import Recording
 from shared_subscriptions.sockets import Waker
 
 LOG = logging.getLogger(__name__)
@@ -102,9 +105,9 @@ class GroupSubscriber:
         on_events: OnEvents | None = None,
         auto_ack: bool = True,
         name: str = "",
-        on_rule: OnRule = lambda _group, _declaration: None,
+        recording: Recording | None = None,
     ) -> None:
-        """Takes over the log and closes it in the end.  ``on_rule`` is told when this process leads a group."""
+        """Takes over the log and closes it in the end.  ``recording`` serves the groups that this process leads."""
         if on_event is not None and on_events is not None:
             raise UsageError("give on_event or on_events, not both")
         if not topics:
@@ -112,11 +115,11 @@ class GroupSubscriber:
         self._log = log
         self._conf = conf
         self._options = conf[config.GROUP]
-        self._on_rule = on_rule
+        self._recording = recording
         self._lock = threading.Condition(threading.RLock())
         self._handler = Handler(
             config.borrower_settings(conf), config.lane_settings(conf), lambda: uuid.uuid4().hex,
-            name=name or self._options.member_name, progress_interval_s=self._options.progress_interval,
+            name=name or self._options.member_name or _new_name(), progress_interval_s=self._options.progress_interval,
         )  # fmt: skip
         self._groups: dict[str, _Group] = {}
         self._subscriptions: dict[int, str] = {}
@@ -195,7 +198,7 @@ class GroupSubscriber:
         office = Office(
             self._log, name, self._conf,
             on_leader=lambda leader: self._on_leader(name, leader),
-            on_rule=self._on_rule,
+            on_rule=self._recording.on_rule if self._recording else _record_nothing,
             on_destroyed=lambda: self._on_destroyed(name),
         )  # fmt: skip
         link = LeaderLink(self._selector, bytes_max=self._options.message_bytes_max)
@@ -307,9 +310,15 @@ class GroupSubscriber:
         yield from self._dispatch.events(self._check_alive)
 
     def wait_ready(self, *, timeout_s: float) -> None:
-        """Return when every subscription has found its leader.  Raises WaitTimeout; it goes on trying."""
+        """Return when every subscription has found its leader, and what this process records as leader is recorded.
+
+        Raises WaitTimeout; it goes on trying.
+        """
         self._check_usable()
+        deadline = time.monotonic() + timeout_s
         self._wait_for(self._is_ready, timeout_s, "the leader of the group was not found")
+        if self._recording is not None:
+            self._recording.wait_ready(timeout_s=max(0.0, deadline - time.monotonic()))
 
     def wait_streams(self, count: int = 1, *, timeout_s: float) -> None:
         """Return when at least so many streams are held.  Raises WaitTimeout."""
@@ -398,6 +407,15 @@ class GroupSubscriber:
         forking.set_aside((self._selector, self._waker, self._groups, self._feeder, self._dispatch, self._lock))
         self._is_inherited = True
         self._lock = threading.Condition(threading.RLock())
+
+
+def _new_name() -> str:
+    """A name for somebody who has none: known again after a lost lease, not after a restart."""
+    return f"{socket.gethostname()}-{os.getpid()}-{os.urandom(3).hex()}"
+
+
+def _record_nothing(_group: str, _declaration: Declaration | None) -> None:
+    """Somebody else does."""
 
 
 def _join(log: LogApi, name: str, topic_filter: str, mode: Mode, lanes: int) -> Declaration:

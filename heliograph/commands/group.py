@@ -1,0 +1,289 @@
+"""``heliograph group``: groups of consumers over a durable log."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import datetime
+import threading
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+from heliograph import exits, options
+from heliograph.output import Output, counted
+from pubsub_api.errors import UsageError
+
+if TYPE_CHECKING:
+    from durable_log import LogApi
+    from shared_subscriptions.core.declaration import Declaration
+    from shared_subscriptions.groups import GroupView, Start
+
+DESCRIPTION = """\
+Groups of consumers that share the events of a topic filter, over a durable log.
+
+  declare  make a group; from now on its events are kept, also while it has no member
+  list     every group, with its lag
+  show     who has which stream, lag, the oldest unacknowledged event, redeliveries, and why streams moved
+  pause    deliver nothing; events go on being kept
+  resume   end a pause or a drain
+  drain    deliver what is there now and nothing after it
+  seek     go on at another place: now, earliest, a time or offsets
+  destroy  remove the group and its progress; the log keeps its events
+  serve    lead the group and record its events from the bus, without being a member, until interrupted
+
+A program becomes a member by subscribing to $shared/NAME/FILTER or $queue/NAME/FILTER.
+"""
+EXAMPLES = """\
+  heliograph group declare billing 'tenant-7/#' --log sqlite:////var/lib/heliograph/log.db
+  heliograph group declare audit '#' --start earliest --queue --lanes 8 --log sqlite:////var/lib/heliograph/log.db
+  heliograph group list --json --log sqlite:////var/lib/heliograph/log.db
+  heliograph group show billing --log sqlite:////var/lib/heliograph/log.db
+  heliograph group pause billing --log sqlite:////var/lib/heliograph/log.db
+  heliograph group resume billing --log sqlite:////var/lib/heliograph/log.db
+  heliograph group drain billing --log sqlite:////var/lib/heliograph/log.db
+  heliograph group seek billing --start 2026-01-31T12:00:00+00:00 --log sqlite:////var/lib/heliograph/log.db
+  heliograph group destroy billing --log sqlite:////var/lib/heliograph/log.db
+  heliograph group serve billing --log sqlite:////var/lib/heliograph/log.db --url zmq://127.0.0.1:8866
+"""
+
+STREAM_COLUMNS = (
+    "stream", "shard", "lane", "status", "member", "low", "end", "lag", "oldest", "retrying", "redelivered", "expired",
+)  # fmt: skip
+
+
+def register(subparsers: options.Subparsers[argparse.ArgumentParser]) -> None:
+    parser = options.add_command(
+        subparsers, "group", summary="share events between consumers", description=DESCRIPTION, examples=EXAMPLES
+    )
+    verbs = parser.add_subparsers(title="verbs", metavar="VERB", dest="verb", required=True)
+    lines = {line.split()[0]: line.split(None, 1)[1] for line in DESCRIPTION.splitlines() if line.startswith("  ")}
+    for name, (add, run) in _VERBS.items():
+        examples = "".join(line for line in EXAMPLES.splitlines(keepends=True) if f"group {name} " in line)
+        verb = options.add_command(verbs, name, summary=lines[name], description=lines[name], examples=examples)
+        verb.add_argument("--log", metavar="URL", help="the log, as in sqlite:///dir/log.db (default: [log] url)")
+        options.add_json(verb, "JSON")
+        add(verb)
+        verb.set_defaults(run=run)
+
+
+def _add_config(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--config-file", metavar="FILE", action="append", default=[], help="read options from FILE")
+
+
+def _add_name(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("name", metavar="NAME", help="the group")
+    _add_config(parser)
+
+
+def _add_start(parser: argparse.ArgumentParser, *, is_required: bool) -> None:
+    parser.add_argument(
+        "--start", metavar="WHERE", type=_start, required=is_required, default="now",
+        help="now, earliest, a time as in 2026-01-31T12:00:00+00:00, or offsets as in 0=1200,3=70 (shards not named: "
+             "now)" + ("" if is_required else " (default: now)"),
+    )  # fmt: skip
+
+
+def _add_declare(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("name", metavar="NAME", help="the group")
+    parser.add_argument("filter", metavar="FILTER", help="its topics, as in 'tenant-7/#'")
+    parser.add_argument("--queue", action="store_true", help="deliver event by event, in no order ($queue)")
+    parser.add_argument(
+        "--lanes", metavar="N", type=options.positive_int,
+        help="streams that each shard is divided into (default: [groups] lanes or queue_lanes)",
+    )  # fmt: skip
+    _add_start(parser, is_required=False)
+    _add_config(parser)
+
+
+def _add_seek(parser: argparse.ArgumentParser) -> None:
+    _add_name(parser)
+    _add_start(parser, is_required=True)
+
+
+def _add_serve(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("name", metavar="NAME", help="the group")
+    parser.add_argument("--timeout", metavar="S", type=options.seconds, help="end after S seconds")
+    options.add_session(parser)
+
+
+def _start(text: str) -> Start:
+    """An argparse type."""
+    if text == "now":
+        return "now"
+    if text == "earliest":
+        return "earliest"
+    try:
+        if "=" in text:
+            return {int(shard): int(offset) for shard, offset in (pair.split("=") for pair in text.split(","))}
+        return datetime.datetime.fromisoformat(text.replace("Z", "+00:00"))
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is neither now, earliest, a time nor offsets") from None
+
+
+@contextlib.contextmanager
+def _open(args: argparse.Namespace) -> Iterator[LogApi]:
+    import durable_log
+
+    with contextlib.closing(durable_log.open(args.log, config_files=args.config_file)) as log:
+        yield log
+
+
+# -- verbs
+
+
+def _declare(args: argparse.Namespace) -> int:
+    from pubsub_api.config import new_conf
+    from shared_subscriptions import config, groups
+
+    conf = config.register(new_conf(args.config_file))[config.GROUP]
+    lanes = args.lanes or (conf.queue_lanes if args.queue else conf.lanes)
+    with _open(args) as log:
+        found = groups.declare(
+            log, args.name, args.filter, mode="queue" if args.queue else "shared", lanes=lanes, start=args.start
+        )
+    return _tell(args, found, "is declared")
+
+
+def _wish(change: str, what: str) -> Callable[[argparse.Namespace], int]:
+    def run(args: argparse.Namespace) -> int:
+        from shared_subscriptions import groups
+
+        with _open(args) as log:
+            return _tell(args, getattr(groups, change)(log, args.name), what)
+
+    return run
+
+
+def _seek(args: argparse.Namespace) -> int:
+    from shared_subscriptions import groups
+
+    with _open(args) as log:
+        return _tell(args, groups.seek(log, args.name, args.start), "goes on at another place")
+
+
+def _destroy(args: argparse.Namespace) -> int:
+    from shared_subscriptions import groups
+
+    with _open(args) as log:
+        groups.destroy(log, args.name)
+    output = Output(is_json=args.json)
+    if output.is_json:
+        output.record({"name": args.name, "destroyed": True})
+    else:
+        output.line(f"group {args.name} is destroyed")
+    return exits.OK
+
+
+def _tell(args: argparse.Namespace, found: Declaration, what: str) -> int:
+    output = Output(is_json=args.json)
+    if output.is_json:
+        output.record(
+            {
+                "name": found.name, "mode": found.mode, "filter": found.topic_filter, "lanes": found.lanes,
+                "wish": found.wish.value, "generation": found.generation, "positions": list(found.positions),
+                "until": list(found.until),
+            }
+        )  # fmt: skip
+    else:
+        output.line(f"group {found.name} {what}; members subscribe to ${found.mode}/{found.name}/{found.topic_filter}")
+    return exits.OK
+
+
+def _list(args: argparse.Namespace) -> int:
+    from shared_subscriptions import groups
+
+    output = Output(is_json=args.json)
+    with _open(args) as log:
+        views = [groups.show(log, name, with_ages=False) for name in groups.names(log)]
+    if output.is_json:
+        output.record([_record(view) for view in views])
+    else:
+        rows = [
+            (view.name, f"${view.mode}/{view.name}/{view.topic_filter}", view.wish,
+             len(view.status.members) if view.status else 0, len(view.streams), view.lag)
+            for view in views
+        ]  # fmt: skip
+        output.table("groups", ("name", "subscribe to", "state", "members", "streams", "lag"), rows)
+    return exits.OK
+
+
+def _show(args: argparse.Namespace) -> int:
+    from shared_subscriptions import groups
+
+    output = Output(is_json=args.json)
+    with _open(args) as log:
+        view = groups.show(log, args.name)
+    if output.is_json:
+        output.record(_record(view))
+    else:
+        _print(output, view)
+    return exits.OK
+
+
+def _record(view: GroupView) -> dict[str, Any]:
+    import msgspec
+
+    record = dict(vars(view))
+    record["status"] = None if view.status is None else msgspec.to_builtins(view.status)
+    return record
+
+
+def _print(output: Output, view: GroupView) -> None:
+    state = f"{view.wish}, drained" if view.is_drained else view.wish
+    lanes = counted(view.lanes, "lane")
+    output.line(f"${view.mode}/{view.name}/{view.topic_filter}: {state}, {lanes} per shard, lag {view.lag}")
+    rows = [
+        (one.stream, one.shard, one.lane, one.status, one.owner, one.low, one.end, one.lag,
+         "" if one.oldest_s is None else f"{one.oldest_s:.1f} s", one.retrying, one.redelivered, one.expired)
+        for one in view.streams
+    ]  # fmt: skip
+    output.table("streams", STREAM_COLUMNS, rows)
+    if view.status is None:
+        output.line("nobody has led this group yet")
+        return
+    members = [(one.name, one.state, ", ".join(map(str, one.streams))) for one in view.status.members]
+    output.table(f"members, led from {view.status.leader} in epoch {view.status.epoch}",
+                 ("member", "state", "streams"), members)  # fmt: skip
+    moves = [
+        (one.stream, one.source or "nobody", one.target, one.reason, f"{one.ago_s:.1f} s")
+        for one in reversed(view.status.moves[-10:])
+    ]
+    output.table("last moves", ("stream", "from", "to", "because", "before the last report"), moves)
+    output.line(", ".join(f"{name} {count}" for name, count in sorted(view.status.counters.items())))
+
+
+def _serve(args: argparse.Namespace) -> int:
+    """Raises GroupNotFound."""
+    import durable_log
+    from shared_subscriptions import groups
+    from shared_subscriptions.serving import GroupService
+
+    output = Output(is_json=args.json)
+    if args.url is None and not args.config_file:
+        raise UsageError("name the bus whose events are recorded, with --url or --config-file")
+    with (
+        options.open_session(args) as session,
+        contextlib.closing(durable_log.open(args.log, conf=session.conf)) as log,
+    ):
+        found = groups.get(log, args.name)
+        with GroupService(session, log, args.name) as service:
+            _tell(args, found, "is served; Ctrl-C ends it")
+            output.flush()
+            with contextlib.suppress(KeyboardInterrupt):  # its normal end
+                threading.Event().wait(threading.TIMEOUT_MAX if args.timeout is None else args.timeout)
+            if output.is_json:
+                output.record({"is_leading": service.is_leading, "recorded": service.statistics()})
+    return exits.OK
+
+
+_VERBS: dict[str, tuple[Callable[[argparse.ArgumentParser], None], Callable[[argparse.Namespace], int]]] = {
+    "declare": (_add_declare, _declare),
+    "list": (_add_config, _list),
+    "show": (_add_name, _show),
+    "pause": (_add_name, _wish("pause", "is paused")),
+    "resume": (_add_name, _wish("resume", "is active")),
+    "drain": (_add_name, _wish("drain", "is draining")),
+    "seek": (_add_seek, _seek),
+    "destroy": (_add_name, _destroy),
+    "serve": (_add_serve, _serve),
+}

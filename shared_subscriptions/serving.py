@@ -1,0 +1,46 @@
+"""A process that keeps a group going without being a member of it: it stands by to lead, and records when it leads."""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+from durable_log.log_api import LogApi
+from durable_log.recorder import RecorderStatistics
+from shared_subscriptions import config
+from shared_subscriptions.office import Office
+from shared_subscriptions.recording import Recording
+
+if TYPE_CHECKING:
+    from pubsub_api import Session
+
+
+class GroupService:
+    """Runs until it is closed.  The session and the log stay the caller's."""
+
+    def __init__(self, session: Session, log: LogApi, group: str) -> None:
+        conf = config.register(session.conf)
+        self._resign_timeout_s: float = conf[config.GROUP].revoke_timeout
+        self._recording = Recording(session, log)
+        self._office = Office(log, group, conf, on_rule=self._recording.on_rule)
+        self._office.start()
+
+    @property
+    def is_leading(self) -> bool:
+        return self._office.is_leading
+
+    def statistics(self) -> RecorderStatistics | None:
+        """What is recorded; None while another process leads."""
+        return next(iter(self._recording.statistics().values()), None)
+
+    def close(self) -> None:
+        """Resign in good order."""
+        self._office.close(timeout_s=self._resign_timeout_s)
+
+    def __enter__(self) -> GroupService:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
