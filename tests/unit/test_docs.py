@@ -26,6 +26,7 @@ import durable_log.recorder
 import nb_api.config
 import nb_api.errors
 import nb_api.loading
+import publisher_service.errors
 import pubsub_api
 from bench import cli as bench_cli
 from heliograph import main as command
@@ -238,7 +239,7 @@ def test_modules_and_attributes_that_are_named_exist() -> None:
 def test_classes_that_are_named_exist() -> None:
     modules = (
         pubsub_api, errors, driver, conformance, cache_node, nb_api.errors, durable_log, durable_log.recorder,
-        durable_log.maintenance,
+        durable_log.maintenance, nb_api, publisher_service.errors,
     )  # fmt: skip
     known = {name for module in modules for name in vars(module)}
     for page in documents.pages():
