@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import pathlib
 import shutil
+import ssl
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -15,8 +16,10 @@ from nb_api.loading import open_db
 from nb_api.testing.replay import WAIT_S, apply, state_of, stored
 from pubsub_api.errors import InvalidConfig
 from tests.db_faults import ServerInTrouble, opened
-from tests.servers import RedisServer
+from tests.servers import RedisServer, TlsProxy
 from tests.waiting import wait_until
+
+TLS = pathlib.Path(__file__).parent / "tls"
 
 
 @pytest.fixture(scope="module")
@@ -204,6 +207,19 @@ class TestSetUp:
         with RedisServer(config={"unixsocket": str(path)}), opened(f"unix://{path}?db=3&prefix=x") as db:
             version = db.create("t", "k", 1, topic="t")
             assert db.get("t", "k").version == version
+
+    def test_an_encrypted_connection(self, server: RedisServer) -> None:
+        context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=str(TLS / "ca.pem"))
+        context.load_cert_chain(TLS / "server.pem", TLS / "server-key.pem")
+        context.verify_mode = ssl.CERT_REQUIRED
+        own = {"ssl_cert_file": str(TLS / "client.pem"), "ssl_key_file": str(TLS / "client-key.pem")}
+        with TlsProxy(server.port, context) as proxy:
+            url = server.new_prefix().replace("redis://", "rediss://").replace(str(server.port), str(proxy.port))
+            with opened(url, ssl_ca_file=str(TLS / "ca.pem"), **own) as db:
+                version = db.create("t", "k", bytes(300_000), topic="t")
+                assert [change.revision for change in db.changes(0)] == [version]
+            with pytest.raises(DbUnavailable, match="(?i)certificate"):
+                open_db(url)
 
     def test_databases_of_one_server_are_apart(self, server: RedisServer) -> None:
         plain = f"redis://127.0.0.1:{server.port}"

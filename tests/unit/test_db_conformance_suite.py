@@ -12,8 +12,8 @@ from urllib.parse import urlsplit
 import pytest
 
 from nb_api import loading
-from nb_api.db_api import Change, Snapshot
-from nb_api.errors import ObjectExists, VersionConflict
+from nb_api.db_api import Change, Snapshot, Write
+from nb_api.errors import ObjectExists, RevisionUnknown, VersionConflict
 from nb_api.testing.db_conformance import DbConformance
 from pubsub_api.errors import WaitTimeout
 
@@ -89,6 +89,23 @@ class LyingDb(RightDb):
         return int(super().compact(keep_changes=keep_changes, keep_tombstones_s=3600)) + 1
 
 
+class HalfDb(RightDb):
+    """Every write is a transaction of its own."""
+
+    def apply(self, writes: Sequence[Write]) -> list[int]:
+        return [version for write in writes for version in super(HalfDb, self).apply([write])]
+
+
+class OptimisticDb(RightDb):
+    """Waits for the future, also for one that has been there before."""
+
+    def changes(self, after_revision: int, *, limit: int = 1000) -> list[Change]:
+        try:
+            return list(super().changes(after_revision, limit=limit))
+        except RevisionUnknown:
+            return []
+
+
 CASES: dict[Callable[..., None], type[RightDb]] = {
     DbConformance.test_create_refuses_what_exists: OverwritingDb,
     DbConformance.test_of_creators_of_the_same_key_one_wins: OverwritingDb,
@@ -102,6 +119,8 @@ CASES: dict[Callable[..., None], type[RightDb]] = {
     DbConformance.test_compaction_forgets_the_oldest_changes: LyingDb,
     DbConformance.test_tombstones_expire: LyingDb,
     DbConformance.test_an_object_that_changed_its_topic_is_selected_by_the_new_one: UnselectiveDb,
+    DbConformance.test_the_largest_transaction: HalfDb,
+    DbConformance.test_a_revision_that_was_never_reached_is_unknown: OptimisticDb,
 }
 
 

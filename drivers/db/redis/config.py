@@ -63,7 +63,7 @@ def read_settings(conf: cfg.ConfigOpts, url: SplitResult) -> Settings:
     has_tls = url.scheme == "rediss"
     if has_tls:
         files = {"ssl_ca_certs": own.ssl_ca_file, "ssl_certfile": own.ssl_cert_file, "ssl_keyfile": own.ssl_key_file}
-        arguments |= files
+        arguments |= {**files, "ssl_check_hostname": True}
     return Settings(
         arguments=arguments,
         has_tls=has_tls,

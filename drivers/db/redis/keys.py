@@ -79,10 +79,12 @@ class Entry(NamedTuple):
 
 
 def read_entry(identity: bytes, fields: Sequence[bytes]) -> Entry:
-    found = dict(zip(fields[::2], fields[1::2], strict=True))
-    action: Action = found[b"action"].decode()  # type: ignore[assignment]  # only our script writes it
-    value = None if action == "delete" else checks.decode_value(found[b"value"])
-    left_topic = found[b"left"].decode() or None
-    table, key = split_name(found[b"name"])
-    change = Change(revision_of(identity), action, table, key, found[b"topic"].decode(), value, left_topic)
-    return Entry(change, float(found[b"time"]))
+    # The names of the fields are in between, for people who look at the stream.
+    action, name, topic, left_topic, time, value = fields[1::2]
+    decoded = None if action == b"delete" else checks.decode_value(value)
+    table, key = split_name(name)
+    kind: Action = action.decode()  # type: ignore[assignment]  # only our script writes it
+    change = Change(
+        revision_of(identity), kind, table, key, topic.decode(), decoded, left_topic.decode() if left_topic else None
+    )
+    return Entry(change, float(time))
