@@ -1,0 +1,118 @@
+"""The log in Redis when its server is away, frozen, restarted, or not what it should be."""
+
+from __future__ import annotations
+
+import contextlib
+import pathlib
+import time
+from collections.abc import Iterator
+
+import pytest
+
+import durable_log
+from durable_log.sealing import Sealer
+from durable_log.segmented import SegmentedLog
+from durable_log.testing.sources import Source, check_consistent, numbers
+from pubsub_api.errors import InvalidConfig
+from tests.servers import RedisServer
+
+DURABLE = {"appendonly": "yes", "appendfsync": "always"}
+TOPIC = "t"
+
+
+@pytest.fixture
+def server() -> Iterator[RedisServer]:
+    with RedisServer(config=DURABLE) as server:
+        yield server
+
+
+def test_what_was_appended_survives_a_killed_server(server: RedisServer) -> None:
+    source = Source()
+    with contextlib.closing(durable_log.open(f"{server.address}?shards=2")) as log:
+        sent = [source.frame(TOPIC, 3) for _ in range(20)]
+        log.append(sent[:10])
+        log.put_records([("a", b"1", 0)])
+        server.restart()
+        log.append(sent)
+        assert numbers(log, source.guid, TOPIC) == list(range(1, 61))
+        record = log.get_record("a")
+        assert record is not None
+        assert record.value == b"1"
+        check_consistent(log)
+
+
+def test_a_server_that_is_away_is_told_and_nothing_is_doubled(server: RedisServer) -> None:
+    source = Source()
+    frames = [source.frame(TOPIC, 3) for _ in range(3)]
+    with contextlib.closing(durable_log.open(f"{server.address}?shards=2&connect_timeout=1")) as log:
+        log.append(frames[:1])
+        server.kill()
+        for call in (lambda: log.append(frames), log.state, lambda: log.wait({0: 0}, timeout_s=10)):
+            with pytest.raises(durable_log.LogUnavailable):
+                call()
+        with pytest.raises(durable_log.LogUnavailable):
+            durable_log.open(f"{server.address}?connect_timeout=1")
+        server.restart()
+        assert log.append(frames).events == 6
+        assert numbers(log, source.guid, TOPIC) == list(range(1, 10))
+
+
+def test_a_frozen_server_is_given_up_after_the_time_that_is_set(server: RedisServer) -> None:
+    with contextlib.closing(durable_log.open(f"{server.address}?shards=2&operation_timeout=0.3")) as log:
+        source = Source()
+        log.append([source.frame(TOPIC)])
+        server.freeze()
+        try:
+            before = time.monotonic()
+            with pytest.raises(durable_log.LogUnavailable):
+                log.append([source.again(TOPIC, 2, 1)])
+            assert time.monotonic() - before < 60
+        finally:
+            server.thaw()
+        # Whether that append happened is not known; to append again is safe either way.
+        log.append([source.again(TOPIC, 2, 1)])
+        assert numbers(log, source.guid, TOPIC) == [1, 2]
+
+
+def test_a_server_that_forgets_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+    with RedisServer(config={"maxmemory-policy": "allkeys-lru"}) as server:
+        durable_log.open(server.address).close()
+    assert "keeps the log in memory only" in caplog.text
+    assert "may evict keys of the log" in caplog.text
+
+
+def test_a_good_server_is_not_warned_of(server: RedisServer, caplog: pytest.LogCaptureFixture) -> None:
+    durable_log.open(server.address).close()
+    assert caplog.text == ""
+
+
+def test_sealing_needs_a_directory_that_somebody_named(server: RedisServer, tmp_path: pathlib.Path) -> None:
+    with contextlib.closing(durable_log.open(f"{server.address}?shards=1")) as log:
+        assert isinstance(log, SegmentedLog)
+        log.append([Source().frame(TOPIC, 3)])
+        with pytest.raises(InvalidConfig, match="every host of the log has mounted"):
+            Sealer(log).seal(0)
+    with contextlib.closing(durable_log.open(f"{server.address}?segment_directory={tmp_path}")) as log:
+        assert isinstance(log, SegmentedLog)
+        assert len(Sealer(log).seal(0)) == 1
+
+
+def test_keys_of_another_program_are_not_touched(server: RedisServer) -> None:
+    with server.client() as client:
+        client.set("mine:log", "something else")
+        with pytest.raises(InvalidConfig, match="cannot be used for a log"):
+            durable_log.open(f"{server.address}?key_prefix=mine:")
+        assert client.get("mine:log") == b"something else"
+
+
+def test_what_is_sealed_leaves_the_server(server: RedisServer, tmp_path: pathlib.Path) -> None:
+    with contextlib.closing(durable_log.open(f"{server.address}?shards=1&segment_directory={tmp_path}")) as log:
+        assert isinstance(log, SegmentedLog)
+        source = Source()
+        log.append([source.frame(f"t/{number % 3}", 2) for number in range(1200)])
+        Sealer(log).seal(0)
+        with server.client() as client:
+            assert client.xlen("heliograph:log:frames:0") == 0
+            assert client.keys("heliograph:log:numbers:*") == []
+        assert log.state()[0].bytes == 0
+        check_consistent(log)
