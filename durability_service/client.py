@@ -41,8 +41,8 @@ NO_SERVICE_S = 2.0
 _ANSWER_S = 0.5
 _ATTEMPTS_MAX = 4
 _ASK_AGAIN_S = 0.1
-_RECENT_NS = 60 * 10**9
-"""Live events may be late by this much; what history delivered is remembered for as long."""
+_READY_S = 1.0
+"""How long history waits for the live subscription."""
 
 
 class Outcome(enum.Enum):
@@ -315,7 +315,10 @@ class HistoricalReader:
 
     History is asked for at once, whether somebody waits for it or not.  Live events are held back until it has been
     delivered, or until it is clear that there is none; ``held_max`` bounds how many, then they are delivered and
-    history that is older than they are is left out.
+    history that is older than they are is left out.  After a resync history is read again, and what is new in it is
+    delivered: so loss on the bus is made up for by the service.
+
+    For this the time of the newest event of each object is remembered, and an event that is not newer is not delivered.
 
     ``kind`` is what the topics are kept as: VOLATILE asks for nothing, TRANSIENT_LOCAL asks the publishers' own caches,
     TRANSIENT and PERSISTENT ask durability services.
@@ -338,27 +341,31 @@ class HistoricalReader:
         _check(topics)
         self._topics = list(topics)
         self._on_event = on_event
+        self._on_resync = on_resync
         self._give_up_s = give_up_s
         self._held_max = held_max
         self._lock = threading.Lock()
         self._held: list[Event] | None = [] if kind >= Kind.TRANSIENT else None
         self._newest: dict[InstanceKey, int] = {}
         self._done = threading.Event()
+        self._again = threading.Event()
         self._outcome = Outcome.COMPLETE
         self._is_closed = False
         self.historical = 0
         """Events delivered from history."""
         self.duplicates = 0
         """Live events that history had delivered already."""
+        self.rereads = 0
+        """How often history was read again after a resync."""
         self._client = DurabilityClient(session, addresses=services) if kind >= Kind.TRANSIENT else None
         self._subscriber = session.subscriber(
             topics,
             self._live,
-            on_resync=on_resync,
+            on_resync=self._resync,
             addresses=addresses,
             history=History() if kind is Kind.TRANSIENT_LOCAL else None,
         )
-        self._thread = threading.Thread(target=self._fetch, name="heliograph-history", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="heliograph-history", daemon=True)
         self._thread.start()
 
     def wait_for_historical_data(self, timeout_s: float) -> Outcome:
@@ -370,6 +377,7 @@ class HistoricalReader:
         if self._is_closed:
             return
         self._is_closed = True
+        self._again.set()
         self._subscriber.close()
         if self._client:
             self._client.close()
@@ -383,26 +391,42 @@ class HistoricalReader:
     ) -> None:
         self.close()
 
-    def _fetch(self) -> None:
-        # First live, then history: what is published in between comes in one way or the other.
+    def _run(self) -> None:
+        # First live, then history: what is published in between comes in one way or the other.  A publisher that is
+        # found later causes a resync, and history is read again.
         with contextlib.suppress(TimeoutError):
-            self._subscriber.wait_ready(timeout_s=min(self._give_up_s, 10.0))
+            self._subscriber.wait_ready(timeout_s=_READY_S)
         if self._client is not None:
-            deadline = time.monotonic() + self._give_up_s
-            outcome = Outcome.TIMED_OUT
-            while outcome is Outcome.TIMED_OUT and time.monotonic() < deadline and not self._is_closed:
-                outcome = self._client.read(self._topics, self._historical, timeout_s=1.0 + NO_SERVICE_S)
-            self._outcome = outcome
+            self._outcome = self._fetch(self._client)
             self._release()
         self._done.set()
+        while self._client is not None and not self._is_closed:
+            self._again.wait()
+            self._again.clear()
+            if not self._is_closed:
+                self.rereads += 1
+                self._fetch(self._client)
+
+    def _fetch(self, client: DurabilityClient) -> Outcome:
+        deadline = time.monotonic() + self._give_up_s
+        outcome = Outcome.TIMED_OUT
+        while outcome is Outcome.TIMED_OUT and time.monotonic() < deadline and not self._is_closed:
+            outcome = client.read(self._topics, self._historical, timeout_s=1.0 + NO_SERVICE_S)
+        return outcome
+
+    def _resync(self, resync: Resync) -> None:
+        if self._done.is_set():
+            self._again.set()
+        if self._on_resync is not None:
+            self._on_resync(resync)
 
     def _historical(self, samples: Sequence[Sample]) -> None:
         with self._lock:
             for sample in samples:
+                if self._is_closed:
+                    return
                 if sample.timestamp > self._newest.get(sample.instance, -1):
                     self._newest[sample.instance] = sample.timestamp
-                    if self._is_closed:
-                        return
                     self.historical += 1
                     self._on_event(event_of(sample))
 
@@ -422,14 +446,12 @@ class HistoricalReader:
             held, self._held = self._held or [], None
             for event in held:
                 self._deliver(event)
-            recent = time.time_ns() - _RECENT_NS
-            self._newest = {instance: stamp for instance, stamp in self._newest.items() if stamp >= recent}
 
     def _deliver(self, event: Event) -> None:
         instance = (event.topic, event.table, event.key)
-        if event.timestamp <= self._newest.get(instance, -1):
-            self.duplicates += 1
-            return
-        if instance in self._newest or not self._done.is_set():
+        if self._client is not None:
+            if event.timestamp <= self._newest.get(instance, -1):
+                self.duplicates += 1
+                return
             self._newest[instance] = event.timestamp
         self._on_event(event)
