@@ -16,9 +16,9 @@ SCENARIOS: dict[str, Scenario] = {
     "topics": topics.measure,
     "slow": slow.measure,
     "repair": repair.measure,
-    "subscriptions": subscriptions.measure,
     "commit": commit.measure,
     "sync": sync.measure,
+    "subscriptions": subscriptions.measure,
     "service": service.measure,
     "log": log.measure,
 }
