@@ -18,6 +18,7 @@ from collections.abc import Callable
 from types import TracebackType
 
 from nb_api.bookkeeping import OWN_PREFIX
+from nb_api.checks import check_name
 from nb_api.db_api import DbApi
 from nb_api.election_core import Call, ElectionCore
 from nb_api.errors import ObjectNotFound
@@ -74,6 +75,7 @@ class Election:
         on_loss: OnLoss | None = None,
         clock: Callable[[], float] = lease_clock,
     ) -> None:
+        check_name(name, "name of an election")
         self._db = db
         self._name = name
         self._lease_s = read_election_lease(db.conf) if lease_s is None else lease_s
@@ -87,6 +89,7 @@ class Election:
         self._counters = dict.fromkeys(("gains", "losses", "renewals", "conflicts", "failures", "callback_errors"), 0)
         self._is_closing = False
         self._is_inherited = False
+        self._is_failing = False
         self._deadline: float | None = None
         self._threads = [
             threading.Thread(target=target, name=f"election-{part}-{name}", daemon=True)
@@ -182,18 +185,15 @@ class Election:
     def _ask(self, call: Call) -> Callable[[float], None]:
         """What the core is to be told at the time of the answer."""
         try:
-            if call.kind == "look":
-                return self._look()
-            version = self._write(call)
-        except REFUSED:
-            self._counters["conflicts"] += 1
-            return self._core.refused
+            answer = self._look() if call.kind == "look" else self._write(call)
         except HeliographError as error:
             self._counters["failures"] += 1
-            LOG.info("The election %r: the database cannot say who leads: %s", self._name, error)
+            level = logging.DEBUG if self._is_failing else logging.WARNING  # one warning for a whole outage
+            LOG.log(level, "The election %r: the database cannot say who leads: %s", self._name, error)
+            self._is_failing = True
             return self._core.failed
-        self._counters["renewals"] += call.kind == "set"
-        return lambda now: self._core.written(version, now)
+        self._is_failing = False
+        return answer
 
     def _look(self) -> Callable[[float], None]:
         with contextlib.suppress(ObjectNotFound):
@@ -201,7 +201,16 @@ class Election:
             return lambda now: self._core.found(found.version, found.value, now)
         return lambda now: self._core.found(None, None, now)
 
-    def _write(self, call: Call) -> int:
+    def _write(self, call: Call) -> Callable[[float], None]:
+        try:
+            version = self._carry_out(call)
+        except REFUSED:
+            self._counters["conflicts"] += 1
+            return self._core.refused
+        self._counters["renewals"] += call.kind == "set"
+        return lambda now: self._core.written(version, now)
+
+    def _carry_out(self, call: Call) -> int:
         if call.kind == "create":
             return self._db.create(TABLE, self._name, call.value, topic=TOPIC)
         if call.kind == "set":
