@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from durable_log.columns import events_batch
+from durable_log.errors import LogCorrupt
 from durable_log.log_api import LogApi, Segment
 from durable_log.segmented import SegmentedLog
 
@@ -31,8 +32,15 @@ def arrow_batches(
     while offset < end:
         segment = _covering(segments, offset)
         if segment is not None and isinstance(log, SegmentedLog):
-            yield from log.segment_reader.batches(segment, offset, end, columns)
-            offset = segment.end
+            try:
+                for batches, following in log.segment_reader.portions(segment, offset, end, columns):
+                    yield from batches
+                    offset = following
+                offset = segment.end
+            except LogCorrupt:
+                if log.is_listed(segment):
+                    raise
+                segments = log.segments(shard)  # it was dropped or compacted meanwhile
             continue
         frames = log.read(shard, offset, events_max=BATCH_EVENTS, bytes_max=BATCH_BYTES)
         if not frames or frames[0].offset >= end:

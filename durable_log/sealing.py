@@ -57,7 +57,8 @@ class Sealer:
         try:
             yield
         finally:
-            os.close(descriptor)  # which also unlocks
+            fcntl.flock(descriptor, fcntl.LOCK_UN)  # closing is not enough: a process forked meanwhile has it open too
+            os.close(descriptor)
 
     def seal(self, shard: int, before: int | None = None) -> list[Segment]:
         """Seal what a shard has before an offset, or all it has: whole frames, as many segments as needed.

@@ -111,7 +111,7 @@ class SegmentedLog(LogApi):
                 found = self.segment_reader.frames(segment, offset)
                 frames = take(found, offset=offset, events_max=events_max, bytes_max=bytes_max)
             except LogCorrupt:
-                if self._is_listed(segment):
+                if self.is_listed(segment):
                     raise
                 continue
             if frames:
@@ -120,16 +120,16 @@ class SegmentedLog(LogApi):
 
     def read_stream(self, guid: bytes, topic: str, first: int, last: int, *, bytes_max: int = 4 << 20) -> list[bytes]:
         checks.check_limit(bytes_max, "bytes_max")
-        hot = [(one.header().first + one.skipped, one)
-               for one in self.hot_read_stream(guid, topic, first, last, bytes_max=bytes_max)]  # fmt: skip
-        found = hot + self._sealed_stream(guid, topic, first, last, bytes_max=bytes_max)
-        found.sort(key=operator.itemgetter(0))
-        stored = (one for _, one in found)
+        # Hot first: what is sealed between the two is then found twice, and not missed.
+        hot = self.hot_read_stream(guid, topic, first, last, bytes_max=bytes_max)
+        sealed = self._sealed_stream(guid, topic, first, last, bytes_max=bytes_max)
+        found = dict(sealed) | {one.header().first + one.skipped: one for one in hot}
+        stored = (found[number] for number in sorted(found))
         return [one.frame for one in take(stored, offset=0, events_max=sys.maxsize, bytes_max=bytes_max)]
 
     def find(self, shard: int, appended_ns: int) -> int:
         checks.check_shard(shard, self.shards)
-        hot = self.hot_find(shard, appended_ns)  # first: what is sealed meanwhile is then found twice, and not missed
+        hot = self.hot_find(shard, appended_ns)  # first, for the same reason
         for segment in self.segments(shard):
             if segment.appended_ns_max >= appended_ns:
                 return min(hot, self.segment_reader.find(segment, appended_ns))
@@ -179,7 +179,7 @@ class SegmentedLog(LogApi):
             raise LogCorrupt(f"shard {shard}: no segment has offset {offset}, and it is before {state.sealed}")
         return None
 
-    def _is_listed(self, segment: Segment) -> bool:
+    def is_listed(self, segment: Segment) -> bool:
         """Whether a segment that could not be read ought to be there: it may have been replaced or dropped."""
         self.segment_reader.forget(segment)
         self._known_segments.pop(segment.shard, None)

@@ -236,6 +236,12 @@ class SegmentReader:
         self, segment: Segment, start: int, end: int, names: Sequence[str] | None = None
     ) -> Iterator[pyarrow.RecordBatch]:
         """The rows of these offsets as they are in the file, a row group at a time, only the columns asked for."""
+        return (batch for some, _ in self.portions(segment, start, end, names) for batch in some)
+
+    def portions(
+        self, segment: Segment, start: int, end: int, names: Sequence[str] | None = None
+    ) -> Iterator[tuple[list[pyarrow.RecordBatch], int]]:
+        """The same, each row group with the offset where the next one goes on."""
         wanted = list(EVENT_COLUMNS) if names is None else list(names)
         offsets = self._open(segment).index.offsets
         first = max(0, bisect.bisect_right(offsets, start) - 1)
@@ -244,7 +250,8 @@ class SegmentReader:
             table = self._read_group(segment, group, [*wanted, *({"offset"} - set(wanted))])
             places = table.column("offset").to_numpy()
             low, high = (int(places.searchsorted(limit)) for limit in (start, end))
-            yield from table.slice(low, high - low).select(wanted).combine_chunks().to_batches()
+            batches = table.slice(low, high - low).select(wanted).combine_chunks().to_batches()
+            yield batches, offsets[group + 1] if group + 1 < len(offsets) else segment.end
 
     def forget(self, segment: Segment) -> None:
         """Drop what is remembered of a file, because it is gone or another has its place."""

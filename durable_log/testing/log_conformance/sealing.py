@@ -166,6 +166,17 @@ class SealConformance(LogConformanceBase):
         assert numbers(log, source.guid, TOPIC) == list(range(1, 5 * total + 1))
         check_consistent(log)
 
+    def test_a_reader_of_columns_is_told_when_the_rest_is_dropped(self, log: LogApi) -> None:
+        source, sealer = Source(), Sealer(segmented(log))
+        for _ in range(2):
+            log.append([source.frame(TOPIC, 5)])
+            sealer.seal(SHARD)
+        batches = arrow.arrow_batches(log, SHARD, 0, 10)
+        assert next(batches).num_rows == 5
+        log.trim(SHARD, 10)
+        with pytest.raises(OffsetTooOld):
+            next(batches)
+
     def test_one_at_a_time_seals(self, log: LogApi) -> None:
         log.append([Source().frame(TOPIC)])
         first, second = Sealer(segmented(log)), Sealer(segmented(log))
