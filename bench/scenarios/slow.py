@@ -16,7 +16,7 @@ from bench.sinks import AuditSink
 from bench.targets import check
 from pubsub_api.config import GROUP
 
-RATE = {"zmq": 40_000.0, "zenoh": 40_000.0, "redis": 6_000.0, "longpoll": 1_500.0}
+RATE = {"zmq": 40_000.0, "zenoh": 40_000.0, "redis": 6_000.0, "longpoll": 500.0}
 """Events per second, below what the raw library can do."""
 SECONDS, SECONDS_QUICK = 5.0, 0.5
 SMALL_QUEUE_BYTES = 256 * 1024

@@ -14,7 +14,6 @@ from pubsub_api.errors import AddressInUse, InvalidConfig
 MESSAGE_BYTES_MAX = 2**31 - 1
 REQUEST_BYTES_MAX = 64 * 1024 * 1024
 """The largest request to a publisher: a full batch of the longest filters.  A query may be larger, if frames may."""
-KEEPALIVE_TIMEOUT_S = 5.0
 
 
 def open_channel(settings: Settings, address: str) -> aio.Channel:
@@ -53,8 +52,9 @@ def open_server(settings: Settings, handler: grpc.GenericRpcHandler) -> tuple[ai
             ("grpc.so_reuseport", 0),  # or two publishers could own one address, each with half of the subscribers
             ("grpc.max_receive_message_length", max(REQUEST_BYTES_MAX, settings.frame_bytes_max + 1024)),
             ("grpc.max_send_message_length", MESSAGE_BYTES_MAX),
+            # Who vanished without a word must not hold a connection for as long as the kernel is patient.
             ("grpc.keepalive_time_ms", round(settings.options.poll_interval * 1000)),
-            ("grpc.keepalive_timeout_ms", round(KEEPALIVE_TIMEOUT_S * 1000)),
+            ("grpc.keepalive_timeout_ms", round(settings.options.poll_grace * 1000)),
         ]
     )
     server.add_generic_rpc_handlers((handler,))

@@ -15,9 +15,9 @@ from urllib.parse import SplitResult
 
 from oslo_config import cfg, types
 
+from drivers.pubsub.longpoll.actions import LinkSettings
 from drivers.pubsub.longpoll.mailbox import Bounds, Policy
-from drivers.pubsub.longpoll.publisher_core import PublisherSettings
-from drivers.pubsub.longpoll.subscriber_core import LinkSettings
+from drivers.pubsub.longpoll.session import PublisherSettings
 from pubsub_api import config
 from pubsub_api.core.topics import FilterSet
 from pubsub_api.errors import InvalidConfig, InvalidTopic

@@ -13,11 +13,11 @@ from typing import Any
 import grpc
 from grpc import aio
 
-from drivers.pubsub.longpoll import subscriber_core as core
-from drivers.pubsub.longpoll import wire
+from drivers.pubsub.longpoll import actions, wire
 from drivers.pubsub.longpoll.channels import open_channel
 from drivers.pubsub.longpoll.config import Settings
 from drivers.pubsub.longpoll.dispatcher import Dispatcher
+from drivers.pubsub.longpoll.subscriber_core import LinkCore
 from drivers.pubsub.longpoll.wire import SESSION_BYTES, Applied, Batch, Mail
 from pubsub_api.driver import Connected, Disconnected, Subscribed
 from pubsub_api.errors import MalformedFrame
@@ -34,7 +34,7 @@ class Link:
         self.address = address
         self._settings = settings
         self._dispatcher = dispatcher
-        self._core = core.LinkCore(
+        self._core = LinkCore(
             settings.link,
             filters,
             new_session=lambda: secrets.token_bytes(SESSION_BYTES),
@@ -50,7 +50,7 @@ class Link:
         self._tasks: set[asyncio.Task[None]] = set()
         self._queries = 0
         self._timer: asyncio.TimerHandle | None = None
-        self._held: core.SendPoll | None = None
+        self._held: actions.SendPoll | None = None
         """A poll that is sent when the receiver has caught up."""
         self._has_complained = False
 
@@ -59,7 +59,7 @@ class Link:
         return self._core.is_up
 
     @property
-    def counters(self) -> core.LinkCounters:
+    def counters(self) -> actions.LinkCounters:
         return self._core.counters
 
     def start(self) -> None:
@@ -97,7 +97,7 @@ class Link:
         for task in list(self._tasks):
             task.cancel()
         for action in self._core.take():
-            if isinstance(action, core.SendLeave) and was_up:
+            if isinstance(action, actions.SendLeave) and was_up:
                 await self._send_leave(action)
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._channel.close()
@@ -121,22 +121,22 @@ class Link:
                 self._timer.cancel()
             self._timer = self._loop.call_at(when, self._tick)
 
-    def _do(self, action: core.Action) -> None:
-        if isinstance(action, core.Deliver):
+    def _do(self, action: actions.Action) -> None:
+        if isinstance(action, actions.Deliver):
             self._dispatcher.put_frames(action.frames)
-        elif isinstance(action, core.SendPoll):
+        elif isinstance(action, actions.SendPoll):
             if self._dispatcher.has_room:
                 self._spawn(self._send_poll(action))
             else:
                 self._held = action
-        elif isinstance(action, core.SendBatch):
+        elif isinstance(action, actions.SendBatch):
             self._spawn(self._send_batch(action))
-        elif isinstance(action, core.SendLeave):
+        elif isinstance(action, actions.SendLeave):
             self._spawn(self._send_leave(action))
-        elif isinstance(action, core.Up):
+        elif isinstance(action, actions.Up):
             self._has_complained = False
             self._dispatcher.put_report(Connected(self.address))
-        elif isinstance(action, core.Down):
+        elif isinstance(action, actions.Down):
             self._dispatcher.put_report(Disconnected(self.address, action.reason))
         else:
             self._dispatcher.put_report(Subscribed(self.address, action.topic_filter))
@@ -148,7 +148,7 @@ class Link:
 
     # -- calls
 
-    async def _send_poll(self, action: core.SendPoll) -> None:
+    async def _send_poll(self, action: actions.SendPoll) -> None:
         poll = action.poll
         try:
             mail = wire.decode(Mail, await self._poll(wire.encode(poll), timeout=action.timeout_s))
@@ -158,7 +158,7 @@ class Link:
             self._core.poll_answered(poll, mail, time.monotonic())
         self._act()
 
-    async def _send_batch(self, action: core.SendBatch) -> None:
+    async def _send_batch(self, action: actions.SendBatch) -> None:
         batch: Batch = action.batch
         try:
             applied = wire.decode(Applied, await self._command(wire.encode(batch), timeout=action.timeout_s))
@@ -168,7 +168,7 @@ class Link:
             self._core.batch_answered(batch, applied, time.monotonic())
         self._act()
 
-    async def _send_leave(self, action: core.SendLeave) -> None:
+    async def _send_leave(self, action: actions.SendLeave) -> None:
         try:
             await self._leave(wire.encode(action.leave), timeout=_LEAVE_TIMEOUT_S)
         except aio.AioRpcError as error:

@@ -19,8 +19,9 @@ from collections.abc import Sequence
 from drivers.pubsub.longpoll.channels import MESSAGE_BYTES_MAX
 from drivers.pubsub.longpoll.config import Settings, make_address
 from drivers.pubsub.longpoll.process import PROCESS, in_loop
-from drivers.pubsub.longpoll.publisher_core import PublisherCore, PublisherCounters
+from drivers.pubsub.longpoll.publisher_core import PublisherCore
 from drivers.pubsub.longpoll.service import Service
+from drivers.pubsub.longpoll.session import PublisherCounters
 from pubsub_api.driver import PublisherApi, PublisherReport, QueryHandler
 from pubsub_api.errors import Closed, LimitReached, UsageError
 

@@ -19,7 +19,8 @@ from drivers.pubsub.longpoll import wire
 from drivers.pubsub.longpoll.channels import open_server
 from drivers.pubsub.longpoll.config import Settings
 from drivers.pubsub.longpoll.process import post
-from drivers.pubsub.longpoll.publisher_core import Answer, PublisherCore
+from drivers.pubsub.longpoll.publisher_core import PublisherCore
+from drivers.pubsub.longpoll.session import Answer
 from drivers.pubsub.longpoll.wire import Applied, Batch, Leave, Mail, Message, Poll, Status
 from pubsub_api.core.frame import is_frame
 from pubsub_api.driver import QueryHandler

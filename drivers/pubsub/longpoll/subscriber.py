@@ -9,11 +9,11 @@ import threading
 from collections import deque
 from collections.abc import Callable
 
+from drivers.pubsub.longpoll.actions import LinkCounters
 from drivers.pubsub.longpoll.config import Settings, check_address
 from drivers.pubsub.longpoll.dispatcher import Dispatcher
 from drivers.pubsub.longpoll.link import Link
 from drivers.pubsub.longpoll.process import PROCESS, in_loop, post
-from drivers.pubsub.longpoll.subscriber_core import LinkCounters
 from drivers.pubsub.reach import Reach
 from pubsub_api.core.topics import check_filter
 from pubsub_api.driver import Asked, Disconnected, Receiver, SubscriberApi

@@ -39,14 +39,23 @@ reaches a new one to the same topic, and nothing comes for a filter after it was
 
 from __future__ import annotations
 
-import dataclasses
 import enum
 from collections.abc import Callable, Iterable
-from typing import NamedTuple
 
-from drivers.pubsub.longpoll.stamp import topic_of
+from drivers.pubsub.longpoll.actions import (
+    Action,
+    Deliver,
+    Down,
+    InEffect,
+    LinkCounters,
+    LinkSettings,
+    SendBatch,
+    SendLeave,
+    SendPoll,
+    Up,
+)
+from drivers.pubsub.longpoll.wanted import Wanted
 from drivers.pubsub.longpoll.wire import Applied, Batch, Leave, Mail, Poll, Status
-from pubsub_api.core.topics import is_wildcard, matches
 
 
 class State(enum.Enum):
@@ -88,72 +97,6 @@ TRANSITIONS: dict[tuple[State, Cause], State] = {
 }
 
 
-class Deliver(NamedTuple):
-    frames: list[bytes]
-
-
-class Up(NamedTuple):
-    """Every filter is in effect."""
-
-
-class InEffect(NamedTuple):
-    """A filter that was added while the link was up is in effect."""
-
-    topic_filter: str
-
-
-class Down(NamedTuple):
-    reason: str
-
-
-class SendBatch(NamedTuple):
-    batch: Batch
-    timeout_s: float
-
-
-class SendPoll(NamedTuple):
-    poll: Poll
-    timeout_s: float
-
-
-class SendLeave(NamedTuple):
-    leave: Leave
-
-
-Action = Deliver | Up | InEffect | Down | SendBatch | SendPoll | SendLeave
-
-
-@dataclasses.dataclass(frozen=True)
-class LinkSettings:
-    poll_interval_s: float
-    poll_grace_s: float
-    command_timeout_s: float
-    batch_max: int
-    retry_min_s: float
-    retry_max_s: float
-
-
-@dataclasses.dataclass
-class LinkCounters:
-    """Everything that happened to a link."""
-
-    sessions: int = 0
-    resumed: int = 0
-    forgotten: int = 0
-    resets: int = 0
-    failures: int = 0
-    batches: int = 0
-    commands: int = 0
-    polls: int = 0
-    frames: int = 0
-    duplicates: int = 0
-    """Frames that had been delivered before."""
-    outdated: int = 0
-    """Frames of a subscription that had ended."""
-    skipped: int = 0
-    """Events that the publisher coalesced or dropped on purpose."""
-
-
 class LinkCore:
     """Not thread-safe: the owner serialises calls.  ``new_session`` gives 16 random bytes, ``jitter`` 0 to 1."""
 
@@ -173,9 +116,7 @@ class LinkCore:
         """Name of the life of the publisher that was heard last."""
         self._new_session = new_session
         self._jitter = jitter
-        self._since: dict[str, int] = dict.fromkeys(filters, 0)
-        """Filters that are wanted -> the command that brought them into effect; 0: that is still to be sent."""
-        self._wildcards = {name for name in self._since if is_wildcard(name)}
+        self._wanted = Wanted(filters)
         self._waiting: dict[str, bool] = {}
         """Commands that no batch carries yet, in order."""
         self._batch: Batch | None = None
@@ -213,7 +154,7 @@ class LinkCore:
 
     @property
     def filters(self) -> set[str]:
-        return set(self._since)
+        return set(self._wanted)
 
     # -- what happens to it
 
@@ -233,15 +174,12 @@ class LinkCore:
 
     def subscribe(self, topic_filter: str) -> None:
         """A filter is wanted from now on."""
-        self._since[topic_filter] = 0
-        if is_wildcard(topic_filter):
-            self._wildcards.add(topic_filter)
+        self._wanted.add(topic_filter)
         self._command(True, topic_filter)
 
     def unsubscribe(self, topic_filter: str) -> None:
         """A filter is not wanted any more: nothing is delivered for it from now on."""
-        self._since.pop(topic_filter, None)
-        self._wildcards.discard(topic_filter)
+        self._wanted.discard(topic_filter)
         self._command(False, topic_filter)
 
     def batch_answered(self, batch: Batch, applied: Applied, now: float) -> None:
@@ -312,7 +250,7 @@ class LinkCore:
             self._session = self._new_session()
             self._numbered = self._poll = self._acknowledged = 0
             self._is_poll_under_way = False
-            self._waiting = dict.fromkeys(self._since, True)
+            self._waiting = dict.fromkeys(self._wanted, True)
             self._make_batch()
         self._send_batch()
 
@@ -325,7 +263,7 @@ class LinkCore:
         self._batch, self._batch_at = None, None
         self._is_batch_under_way = self._is_poll_under_way = False
         self._waiting.clear()
-        self._since = dict.fromkeys(self._since, 0)
+        self._wanted.reset()
 
     def _lose(self, cause: Cause, reason: str, now: float) -> None:
         was_up = self.is_up
@@ -376,8 +314,8 @@ class LinkCore:
         first = self._numbered + 1
         self._numbered += len(commands)
         for number, (is_wanted, name) in enumerate(commands, first):
-            if is_wanted and name in self._since:
-                self._since[name] = number
+            if is_wanted:
+                self._wanted.number(name, number)
         self._batch = Batch(self._session, self._serial, first, commands)
         self.counters.commands += len(commands)
 
@@ -403,7 +341,7 @@ class LinkCore:
             self._send_poll(self.settings.poll_interval_s)
         elif self.is_up:
             for number, (is_wanted, name) in enumerate(batch.commands, batch.first):
-                if is_wanted and self._since.get(name) == number:
+                if is_wanted and self._wanted.has(name, number):
                     self._out.append(InEffect(name))
         self._settle()
 
@@ -467,18 +405,10 @@ class LinkCore:
             fresh = frames[duplicates:]
             # The publisher knew exactly what we want now: there is nothing to look for.
             if as_of != self._numbered or self._waiting:
-                passed = [frame for frame in fresh if self._is_wanted(frame, as_of)]
+                passed = [frame for frame in fresh if self._wanted.selects(frame, as_of)]
                 self.counters.outdated += len(fresh) - len(passed)
                 fresh = passed
             wanted += fresh
         self.counters.frames += len(wanted)
         if wanted:
             self._out.append(Deliver(wanted))
-
-    def _is_wanted(self, frame: bytes, as_of: int) -> bool:
-        topic = topic_of(frame)
-        if topic is None:
-            return True
-        if 0 < self._since.get(topic, 0) <= as_of:
-            return True
-        return any(0 < self._since[name] <= as_of and matches(name, topic) for name in self._wildcards)

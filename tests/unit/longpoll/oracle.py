@@ -20,7 +20,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from drivers.pubsub.longpoll.mailbox import ENTRY_BYTES, Policy
-from drivers.pubsub.longpoll.publisher_core import State
+from drivers.pubsub.longpoll.session import State
 from drivers.pubsub.longpoll.wire import Batch, Mail
 from pubsub_api.core import frame as frames
 from pubsub_api.core.frame import Kind

@@ -8,7 +8,8 @@ import pytest
 
 from drivers.pubsub.longpoll import publisher_core
 from drivers.pubsub.longpoll.mailbox import Bounds, Policy
-from drivers.pubsub.longpoll.publisher_core import Answer, Cause, PublisherCore, PublisherSettings, State
+from drivers.pubsub.longpoll.publisher_core import Cause, PublisherCore
+from drivers.pubsub.longpoll.session import Answer, PublisherSettings, State
 from drivers.pubsub.longpoll.wire import Applied, Batch, Leave, Mail, Poll, Status
 from pubsub_api.core import frame as frames
 from pubsub_api.core.frame import Kind

@@ -8,20 +8,18 @@ from collections.abc import Callable
 import pytest
 
 from drivers.pubsub.longpoll import subscriber_core
-from drivers.pubsub.longpoll.subscriber_core import (
+from drivers.pubsub.longpoll.actions import (
     Action,
-    Cause,
     Deliver,
     Down,
     InEffect,
-    LinkCore,
     LinkSettings,
     SendBatch,
     SendLeave,
     SendPoll,
-    State,
     Up,
 )
+from drivers.pubsub.longpoll.subscriber_core import Cause, LinkCore, State
 from drivers.pubsub.longpoll.wire import Applied, Batch, Mail, Poll, Status
 from pubsub_api.core import frame as frames
 from pubsub_api.core.frame import Kind

@@ -12,10 +12,12 @@ import itertools
 import random
 from collections.abc import Callable
 
-from drivers.pubsub.longpoll import subscriber_core as sub
+from drivers.pubsub.longpoll import actions
+from drivers.pubsub.longpoll.actions import LinkSettings
 from drivers.pubsub.longpoll.mailbox import Bounds, Policy
-from drivers.pubsub.longpoll.publisher_core import Answer, PublisherCore, PublisherSettings
-from drivers.pubsub.longpoll.subscriber_core import LinkCore, LinkSettings
+from drivers.pubsub.longpoll.publisher_core import PublisherCore
+from drivers.pubsub.longpoll.session import Answer, PublisherSettings
+from drivers.pubsub.longpoll.subscriber_core import LinkCore
 from drivers.pubsub.longpoll.wire import Applied, Batch, Leave, Mail, Poll
 from pubsub_api.core import frame as frames
 from pubsub_api.core.frame import Kind
@@ -140,23 +142,23 @@ class Subscriber:
             self._do(action)
         self._world.wake(self)
 
-    def _do(self, action: sub.Action) -> None:
+    def _do(self, action: actions.Action) -> None:
         world, oracle = self._world, self._world.oracle
-        if isinstance(action, sub.SendPoll):
+        if isinstance(action, actions.SendPoll):
             poll = action.poll
             world.call("poll", self, poll, action.timeout_s, self.core.poll_answered, self.core.poll_failed)
-        elif isinstance(action, sub.SendBatch):
+        elif isinstance(action, actions.SendBatch):
             oracle.on_batch(self, action.batch)
             world.call(
                 "batch", self, action.batch, action.timeout_s, self.core.batch_answered, self.core.batch_failed
             )  # fmt: skip
-        elif isinstance(action, sub.SendLeave):
+        elif isinstance(action, actions.SendLeave):
             world.send_leave(action.leave)
-        elif isinstance(action, sub.Deliver):
+        elif isinstance(action, actions.Deliver):
             oracle.on_deliver(self, action.frames)
-        elif isinstance(action, sub.Up):
+        elif isinstance(action, actions.Up):
             oracle.on_up(self)
-        elif isinstance(action, sub.Down):
+        elif isinstance(action, actions.Down):
             oracle.on_down(self, action.reason)
         else:
             oracle.on_in_effect(self, action.topic_filter)
