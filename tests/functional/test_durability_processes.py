@@ -1,0 +1,99 @@
+"""Services in processes of their own, killed at any time: what was confirmed is never lost, and sets become equal."""
+
+from __future__ import annotations
+
+import contextlib
+import pathlib
+import random
+
+import pytest
+
+import pubsub_api
+from pubsub_api.testing.conf_fixture import fast_conf
+from tests.durability_domain import TIMEOUT_S, ServiceProcess, durability_conf, is_settled, read_history
+from tests.functional.conftest import Bus
+from tests.servers import free_port
+from tests.waiting import wait_until
+
+ROUNDS = 2
+EVENTS = 30
+
+
+class Cluster:
+    """Two services and a publisher, with the addresses that a bind-based driver needs."""
+
+    def __init__(self, bus: Bus, directory: pathlib.Path, stack: contextlib.ExitStack) -> None:
+        self.bus = bus
+        self.directory = directory
+        self.stack = stack
+        self.services: dict[str, ServiceProcess] = {}
+        self._urls: dict[str, str] = {}
+        self.publisher = stack.enter_context(pubsub_api.open(conf=fast_conf(bus.url))).publisher(name="source")
+
+    @property
+    def addresses(self) -> list[str] | None:
+        return [one.address for one in self.services.values()] if self.bus.is_bind_based else None
+
+    def start(self, node: str) -> None:
+        is_bind_based = self.bus.is_bind_based
+        started = ServiceProcess(
+            self._url(node),
+            node,
+            self.directory / f"{node}.db",
+            publishers=[self.publisher.address] if is_bind_based else None,
+            fellows=[one.address for one in self.services.values()] if is_bind_based else None,
+        )
+        self.stack.enter_context(started)
+        for other in self.services.values():
+            if is_bind_based:
+                other.listen_to(fellow=started.address)
+        self.services[node] = started
+
+    def _url(self, node: str) -> str:
+        """Where a service binds an address, it is the same in every life, so that everybody finds it again."""
+        if not self.bus.is_bind_based:
+            return self.bus.url
+        return self._urls.setdefault(node, f"{self.bus.driver}://127.0.0.1:{free_port()}")
+
+    def kill(self, node: str) -> None:
+        self.services.pop(node).kill()
+
+    def wait_settled(self) -> None:
+        wait_until(
+            lambda: is_settled([one.status() for one in self.services.values()]), TIMEOUT_S, "the services to agree"
+        )
+
+    def history(self) -> dict[str, object]:
+        with pubsub_api.open(conf=durability_conf(self.bus.url)) as session:
+            return read_history(session, self.addresses, ["orders/#"])
+
+
+@pytest.mark.parametrize("seed", [1])
+def test_confirmed_data_survives_any_kill(process_bus: Bus, tmp_path: pathlib.Path, seed: int) -> None:
+    chance = random.Random(seed)
+    expected: dict[str, object] = {}
+    with contextlib.ExitStack() as stack:
+        cluster = Cluster(process_bus, tmp_path, stack)
+        cluster.start("a")
+        cluster.start("b")
+        cluster.wait_settled()
+        for round_number in range(ROUNDS):
+            for number in range(EVENTS):
+                key, value = f"k{chance.randrange(EVENTS)}", [round_number, number]
+                cluster.publisher.send_event(
+                    pubsub_api.Event(topic="orders/eu", table="order", key=key, action="set", value=value)
+                )
+                expected[key] = value
+            cluster.publisher.confirm(caches=1, timeout_s=TIMEOUT_S, addresses=cluster.addresses)
+            victim = chance.choice(sorted(cluster.services))
+            cluster.kill(victim)
+            cluster.start(victim)
+            cluster.wait_settled()
+            assert cluster.history() == expected
+        cluster.publisher.close()
+        for node in ("a", "b"):  # everybody dies, and nobody who published is left
+            cluster.kill(node)
+        cluster.start("b")
+        cluster.start("a")
+        cluster.wait_settled()
+        assert cluster.history() == expected
