@@ -1,8 +1,11 @@
-"""What a local cache tells its user: an object appeared, changed or went away, or the copy was brought up to date."""
+"""What a local cache tells its user: an object appeared, changed or went away, or the copy was brought up to date.
+
+Changes come by the hundred thousand, so they hold what the cache holds, and make an object of it when one asks.
+"""
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
@@ -13,26 +16,56 @@ SyncKind = Literal["snapshot", "topics", "delta", "overrun"]
 ``overrun``: it is up to date, and what led there was not told one by one because nobody took it in time."""
 
 
-class Created(msgspec.Struct, frozen=True):
+class Entry(msgspec.Struct, frozen=True, gc=False):
+    """What a cache holds of an object; table and key are where it is found.  Values are plain data without cycles."""
+
+    version: int
+    topic: str
+    value: Any
+
+
+class Created(msgspec.Struct, frozen=True, gc=False):
     """An object is new to this copy."""
 
-    object: DbObject
+    table: str
+    key: str
+    entry: Entry
+
+    @property
+    def object(self) -> DbObject:
+        return _object(self.table, self.key, self.entry)
 
 
-class Updated(msgspec.Struct, frozen=True):
+class Updated(msgspec.Struct, frozen=True, gc=False):
     """An object has a newer version."""
 
-    object: DbObject
-    before: DbObject
+    table: str
+    key: str
+    entry: Entry
+    entry_before: Entry
+
+    @property
+    def object(self) -> DbObject:
+        return _object(self.table, self.key, self.entry)
+
+    @property
+    def before(self) -> DbObject:
+        return _object(self.table, self.key, self.entry_before)
 
 
-class Deleted(msgspec.Struct, frozen=True):
+class Deleted(msgspec.Struct, frozen=True, gc=False):
     """An object is gone: deleted, moved to a topic that is not followed, or its topic is no longer followed."""
 
-    object: DbObject
-    """As it was last."""
+    table: str
+    key: str
+    entry: Entry
     version: int
     """Of its end: the version of the tombstone, or as much of it as is known."""
+
+    @property
+    def object(self) -> DbObject:
+        """As it was last."""
+        return _object(self.table, self.key, self.entry)
 
 
 class Resynced(msgspec.Struct, frozen=True):
@@ -56,3 +89,7 @@ class Resynced(msgspec.Struct, frozen=True):
 
 Difference = Created | Updated | Deleted
 CacheChange = Difference | Resynced
+
+
+def _object(table: str, key: str, entry: Entry) -> DbObject:
+    return DbObject(table, key, entry.topic, entry.value, entry.version)

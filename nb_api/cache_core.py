@@ -25,13 +25,11 @@ nothing: then the rows win over everything but what arrived meanwhile.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Iterable, Mapping
-from typing import Any
-
-import msgspec
 
 from nb_api.bookkeeping import is_own
-from nb_api.cache_changes import Created, Deleted, Difference, Updated
+from nb_api.cache_changes import Created, Deleted, Difference, Entry, Updated
 from nb_api.db_api import Change, DbObject
 from nb_api.events import events_of, moved_to
 from pubsub_api.core.events import Event
@@ -39,14 +37,6 @@ from pubsub_api.core.topics import FilterSet
 
 _TOPICS_KNOWN_MAX = 100_000
 _NOTHING: set[str] = set()
-
-
-class Entry(msgspec.Struct, gc=False):
-    """What is held of an object; its table and key are where it is found.  Values are plain data without cycles."""
-
-    version: int
-    topic: str
-    value: Any
 
 
 @dataclasses.dataclass
@@ -125,20 +115,11 @@ class CacheCore:
 
     def apply(self, events: Iterable[Event]) -> list[Difference]:
         """Live events, from any number of publishers, in any order."""
-        out: list[Difference] = []
-        for event in events:
-            self._apply(event, out, is_feed=False)
-        self._limit_tombstones()
-        return out
+        return self._apply(events, is_feed=False)
 
     def apply_changes(self, changes: Iterable[Change]) -> list[Difference]:
         """Changes from the database's own feed, in its order.  Call `advance` after the last one that it had."""
-        out: list[Difference] = []
-        for change in changes:
-            for event in events_of(change):
-                self._apply(event, out, is_feed=True)
-        self._limit_tombstones()
-        return out
+        return self._apply(itertools.chain.from_iterable(map(events_of, changes)), is_feed=True)
 
     def advance(self, revision: int) -> None:
         """Every change up to ``revision`` of what is followed has been applied."""
@@ -148,30 +129,41 @@ class CacheCore:
         self.newest = max(self.newest, revision)
         self._forget_up_to(revision)
 
-    def _apply(self, event: Event, out: list[Difference], *, is_feed: bool) -> None:
-        topic = self._followed(event.topic)
-        entries = self._tables.get(event.table)
-        if entries is None:
-            entries = self._open_table(event.table)
-        if topic is None or entries is None:
-            self.counters.unwanted += 1
-        elif not event.version:
-            self.counters.unversioned += 1
-        else:
-            self.newest = max(self.newest, event.version)
+    def _apply(self, events: Iterable[Event], *, is_feed: bool) -> list[Difference]:
+        out: list[Difference] = []
+        counters, tables, merge, newest = self.counters, self._tables, self._merge, self.newest
+        for event in events:
+            table, version = event.table, event.version
+            topic = self._followed(event.topic)
+            entries = tables.get(table)
+            if entries is None:
+                entries = self._open_table(table)
+            if topic is None or entries is None:
+                counters.unwanted += 1
+                continue
+            if not version:
+                counters.unversioned += 1
+                continue
+            if version > newest:  # noqa: PLR1730  for every event, and a call would cost as much as all of this
+                newest = version
+            key = event.key
+            held = entries.get(key)
             if event.action == "delete":
-                self._delete(entries, event, out)
-            elif self._is_news(entries.get(event.key), event, topic, is_feed=is_feed):
-                self._put(entries, event.table, event.key, Entry(event.version, topic, event.value), out)
-                if self._merge is not None:
-                    self._merge.touch(event.table, event.key)
+                self._delete(entries, event, held, out)
+            elif version > held.version if held is not None else self._is_news(event, topic, is_feed=is_feed):
+                self._put(entries, table, key, held, Entry(version, topic, event.value), out)
+                if merge is not None:
+                    merge.touch(table, key)
             else:
-                self.counters.stale += 1
+                counters.stale += 1
+        self.newest = newest
+        if len(self._tombstones) > self._tombstones_max:
+            self._limit_tombstones()
+        return out
 
-    def _is_news(self, held: Entry | None, event: Event, topic: str, *, is_feed: bool) -> bool:
+    def _is_news(self, event: Event, topic: str, *, is_feed: bool) -> bool:
+        """Whether an object that is not held is new, and not one that was deleted."""
         version = event.version
-        if held is not None:
-            return version > held.version
         if version <= self.position or (version <= self._newest_base and version <= self._base_of(topic)):
             return False
         # Of the same version: the object left one topic and enters this one.
@@ -182,23 +174,23 @@ class CacheCore:
             return False
         return True
 
-    def _put(self, entries: dict[str, Entry], table: str, key: str, entry: Entry, out: list[Difference]) -> None:
-        before = entries.get(key)
+    def _put(
+        self, entries: dict[str, Entry], table: str, key: str, held: Entry | None, entry: Entry, out: list[Difference]
+    ) -> None:
         entries[key] = entry
-        if before is None:
+        if held is None:
             self.counters.created += 1
             if self._tombstones:
                 self._tombstones.pop((table, key), None)
             if self.is_telling:
-                out.append(Created(_object(table, key, entry)))
+                out.append(Created(table, key, entry))
         else:
             self.counters.updated += 1
             if self.is_telling:
-                out.append(Updated(_object(table, key, entry), _object(table, key, before)))
+                out.append(Updated(table, key, entry, held))
 
-    def _delete(self, entries: dict[str, Entry], event: Event, out: list[Difference]) -> None:
+    def _delete(self, entries: dict[str, Entry], event: Event, held: Entry | None, out: list[Difference]) -> None:
         version = event.version
-        held = entries.get(event.key)
         if (held is not None and version <= held.version) or version <= self.position:
             self.counters.stale += 1
             return
@@ -218,7 +210,7 @@ class CacheCore:
         entry = entries.pop(key)
         self.counters.deleted += 1
         if self.is_telling:
-            out.append(Deleted(_object(table, key, entry), version))
+            out.append(Deleted(table, key, entry, version))
 
     # -- snapshots
 
@@ -245,7 +237,7 @@ class CacheCore:
             self.advance(merge.revision)
         else:
             self._bases.update(dict.fromkeys(merge.scope, merge.revision))
-            self._newest_base = max(self._bases.values())
+            self._newest_base = max(self._bases.values(), default=0)
 
     # -- topics
 
@@ -291,8 +283,6 @@ class CacheCore:
 
     def _limit_tombstones(self) -> None:
         excess = len(self._tombstones) - self._tombstones_max
-        if excess <= 0:
-            return
         for name in list(self._tombstones)[: excess + self._tombstones_max // 4]:
             self._doubtful_up_to = max(self._doubtful_up_to, self._tombstones.pop(name))
             self.counters.tombstones_forgotten += 1
@@ -349,7 +339,7 @@ class Merge:
                     continue
             elif not self._is_newer(row, held):
                 continue
-            put(entries, table, key, Entry(version, topic, row.value), out)
+            put(entries, table, key, held, Entry(version, topic, row.value), out)
         return out
 
     def _is_newer(self, row: DbObject, held: Entry) -> bool:

@@ -48,6 +48,9 @@ class Owner(Protocol):
     def change(self, work: Callable[[], list[Difference]]) -> None:
         """Change the copy and tell of it.  Raises Closed."""
 
+    def filters(self) -> tuple[str, ...]:
+        """The filters that are followed now."""
+
     def need_snapshot(self, reason: str, *, is_awaited: bool = False, is_replacing: bool = False) -> None: ...
 
     def pause(self, seconds: float) -> None:
@@ -91,7 +94,7 @@ class CacheSync:
 
     def _snapshot(self, reason: str, *, is_replacing: bool) -> Resynced:
         with self._slots.hold() as show_progress:
-            filters = tuple(self._core.filters)
+            filters = self._owner.filters()
             # Without filters nobody has to match every row.
             with self._db.snapshot(self._tables, None if EVERYTHING in filters else filters) as snapshot:
                 self._read(snapshot, filters, is_replacing, show_progress)

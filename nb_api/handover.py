@@ -102,12 +102,12 @@ class Handover:
         """Have it published.  Blocks while the queue is full, at most ``[db] publish_timeout``; never raises."""
         with self._changed:
             self.counters.committed += committed.count
-            if self._queued >= self._queue_max and not self._wait_for_room():
+            if self._is_closed or (self._queued >= self._queue_max and not self._wait_for_room()):
                 self._leave(committed.count)
                 return
             self._queue.append(committed)
             self._queued += committed.count
-            if self._thread is None and not self._is_closed:
+            if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="heliograph-handover", daemon=True)
                 self._thread.start()
             elif self._is_asleep:
@@ -172,11 +172,10 @@ class Handover:
     def _take(self) -> list[Committed]:
         """All that waits, up to a batch.  Blocks while there is nothing to do."""
         with self._changed:
-            if not self._queue and not self._is_confirmation_due():
+            if not self._queue and not self._is_confirmation_due() and (self._unconfirmed or not self._is_closed):
                 self._is_asleep = True
                 rest_s = self._last_confirmed + self._confirm_interval_s - time.monotonic()
-                if not self._is_closed:
-                    self._changed.wait(max(rest_s, 0.0) if self._unconfirmed else None)
+                self._changed.wait(max(rest_s, 0.0) if self._unconfirmed else None)
                 self._is_asleep = False
             self._gather()
             batch: list[Committed] = []
@@ -204,6 +203,12 @@ class Handover:
             self._publisher.publish(changes)
         except HeliographError as error:
             self._failed("published", error)
+            changes = []
+        except Exception:
+            self.counters.failures += 1
+            LOG.exception(
+                "Handover: publishing failed in a way that nobody has thought of. The outbox has the changes."
+            )
             changes = []
         self._last_published = time.monotonic()
         with self._changed:
@@ -233,8 +238,10 @@ class Handover:
         if not self._unconfirmed:
             self._is_hurried = self._is_hurried and bool(self._queue)
             return False
-        is_time = time.monotonic() >= self._last_confirmed + self._confirm_interval_s
-        return is_time or ((self._is_hurried or self._is_closed) and not self._queue)
+        if time.monotonic() >= self._last_confirmed + self._confirm_interval_s:
+            return True
+        # Somebody waits; but what has just failed is not tried again at once.
+        return (self._is_hurried or self._is_closed) and not self._queue and self._failure is None
 
     def _confirm(self) -> None:
         """Wait until the changes are out of our hands, then take them out of the outbox."""

@@ -26,7 +26,7 @@ from nb_api.change_queue import ChangeQueue
 from nb_api.change_source import BusSource, ChangeSource, FeedSource
 from nb_api.checks import Selection
 from nb_api.db_api import Change, DbObject
-from nb_api.errors import DbError, ObjectNotFound
+from nb_api.errors import ObjectNotFound
 from nb_api.notify_config import CACHE_GROUP
 from nb_api.resync import SyncScheduler, SyncSettings, SyncTask
 from pubsub_api import Event, SubscriberStatistics, forking
@@ -155,7 +155,7 @@ class LocalCache:
     @property
     def topics(self) -> list[str]:
         """The filters in use."""
-        return sorted(self._core.filters)
+        return sorted(self.filters())
 
     def add_topic(self, topic_filter: str) -> bool:
         """Follow a further filter; True when it is new.  `wait_synced` waits until its objects are there.
@@ -229,6 +229,10 @@ class LocalCache:
                 self._scheduler.request_topics(followed, time.monotonic())
         self._source.wake()
 
+    def filters(self) -> tuple[str, ...]:
+        with self._in_turn():
+            return tuple(self._core.filters)
+
     def pause(self, seconds: float) -> None:
         """What waits in the thread waits here.  Raises Closed."""
         self._source.sleep(seconds)
@@ -291,7 +295,7 @@ class LocalCache:
                     self._source.wait(max(wait_s, 0.0))
             except Closed:
                 return
-            except DbError as error:
+            except Exception as error:  # noqa: BLE001  a thread that ends in silence would be a copy that lies
                 self._pause(task, error)
             finally:
                 with self._changed:
@@ -309,11 +313,16 @@ class LocalCache:
         with self._in_turn():
             self._tell(told)
 
-    def _pause(self, task: SyncTask | None, error: HeliographError) -> None:
+    def _pause(self, task: SyncTask | None, error: Exception) -> None:
+        """The attempt failed: it is made again.  What is no error of ours or of the database's is shown in full."""
         self._sync.counters.failures += 1
         with self._changed:
             pause_s = self._scheduler.failed(task or _FEED, time.monotonic())
-        LOG.warning("LocalCache: the database cannot be read: %s. Next attempt in %.1f s.", error, pause_s)
+        is_known = isinstance(error, HeliographError)
+        LOG.warning(
+            "LocalCache: the database cannot be read: %s. Next attempt in %.1f s.", error, pause_s,
+            exc_info=None if is_known else error,
+        )  # fmt: skip
         if task is None:
             self._source.sleep(pause_s)
 

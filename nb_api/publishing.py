@@ -8,16 +8,19 @@ point that ``[pubsub] pub_sub_multiproc_driver`` names.
 from __future__ import annotations
 
 import abc
-import itertools
+import logging
 import threading
 from collections.abc import Callable, Sequence
 
 from nb_api.db_api import Change, DbApi
 from nb_api.discovery import Registration
 from nb_api.events import events_of
-from pubsub_api import Publisher, Session, forking, multiproc
+from pubsub_api import Event, Publisher, Session, forking, multiproc
 from pubsub_api.config import GROUP
+from pubsub_api.errors import InvalidEvent, InvalidTopic
 from pubsub_api.multiproc import WorkerPublisherApi
+
+LOG = logging.getLogger(__name__)
 
 
 class ChangePublisher(abc.ABC):
@@ -25,6 +28,10 @@ class ChangePublisher(abc.ABC):
 
     Fork-safe: a child's copy has handles of its own, made at its first change.
     """
+
+    refused = 0
+    """Changes that can never be published, because no event can carry them.  Logged, and passed over, so that they do
+    not hold up others for ever."""
 
     @abc.abstractmethod
     def publish(self, changes: Sequence[Change]) -> None:
@@ -69,7 +76,7 @@ class DirectPublisher(ChangePublisher):
             return self._publisher
 
     def publish(self, changes: Sequence[Change]) -> None:
-        self.publisher.send_events(itertools.chain.from_iterable(map(events_of, changes)))
+        self.refused += send_all(self.publisher.send_event, changes)
 
     def flush(self, *, timeout_s: float) -> None:
         self.publisher.flush(timeout_s=timeout_s)
@@ -88,13 +95,29 @@ class ServicePublisher(ChangePublisher):
         self._worker = worker
 
     def publish(self, changes: Sequence[Change]) -> None:
-        self._worker.send_events(itertools.chain.from_iterable(map(events_of, changes)))
+        self.refused += send_all(self._worker.send_event, changes)
 
     def flush(self, *, timeout_s: float) -> None:
         self._worker.flush(timeout_s=timeout_s)
 
     def close(self) -> None:
         self._worker.close()
+
+
+def send_all(send: Callable[[Event], object], changes: Sequence[Change]) -> int:
+    """Send the events of the changes; returns how many can never be sent."""
+    refused = 0
+    for change in changes:
+        for event in events_of(change):
+            try:
+                send(event)
+            except (InvalidEvent, InvalidTopic) as error:
+                refused += 1
+                LOG.error(
+                    "Revision %d of %s %r cannot be published; controllers learn of it only when they resync: %s",
+                    change.revision, change.table, change.key, error,
+                )  # fmt: skip
+    return refused
 
 
 def uses_service(session: Session) -> bool:

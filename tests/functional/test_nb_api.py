@@ -13,6 +13,7 @@ import pytest
 
 from nb_api import NbApi
 from nb_api.errors import InvalidObject, ObjectExists, ObjectNotFound, VersionConflict
+from nb_api.loading import open_db
 from pubsub_api import Event
 from pubsub_api.errors import InvalidConfig, LimitReached, UsageError, WaitTimeout
 from tests.nb_tools import memory_bus, nb_conf, open_nb, sqlite_url
@@ -260,6 +261,20 @@ def test_what_a_writer_left_is_swept(nb: NbApi) -> None:
     assert sorted(event.version for event in listener.wait(4)) == [*left, left[-1] + 1]
     wait_until(lambda: is_clean(nb), 30, "an empty outbox")
     assert nb.statistics().sweeper.swept == 3
+
+
+def test_a_change_that_no_event_can_carry_does_not_hold_up_the_others(nb: NbApi, tmp_path: pathlib.Path) -> None:
+    """Poison in the outbox: somebody with larger limits has written it."""
+    listener = Listener(nb)
+    large = open_db(sqlite_url(tmp_path), nb_conf(db={"value_bytes_max": 2_000_000}))
+    large.create("port", "large", "x" * 1_500_000, topic="t")
+    large.create("port", "after", 1, topic="t")
+    large.close()
+    nb.create("port", "mine", 1, topic="t")
+    assert {event.key for event in listener.wait(2)} == {"mine", "after"}
+    wait_until(lambda: is_clean(nb), 30, "an empty outbox")
+    assert nb.publisher is not None
+    assert nb.publisher.refused == 1
 
 
 def test_a_bus_that_is_away_costs_no_write_and_is_caught_up_with(tmp_path: pathlib.Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from nb_api.cache_changes import Created, Deleted, Difference, Updated
+from nb_api.cache_changes import Created, Deleted, Difference, Entry, Updated
 from nb_api.cache_core import CacheCore, Merge
 from nb_api.db_api import Change, DbObject
 from nb_api.events import events_of
@@ -236,14 +236,30 @@ def load(core: CacheCore, revision: int, *rows: DbObject, replaces: bool = False
     return merge.rows(rows) + merge.finish()
 
 
+def created(now: DbObject) -> Created:
+    return Created(now.table, now.key, _entry(now))
+
+
+def updated(now: DbObject, before: DbObject) -> Updated:
+    return Updated(now.table, now.key, _entry(now), _entry(before))
+
+
+def deleted(last: DbObject, version: int) -> Deleted:
+    return Deleted(last.table, last.key, _entry(last), version)
+
+
+def _entry(found: DbObject) -> Entry:
+    return Entry(found.version, found.topic, found.value)
+
+
 def kinds(differences: list[Difference]) -> list[str]:
     return [type(difference).__name__ for difference in differences]
 
 
 def test_created_then_updated_then_deleted(core: CacheCore) -> None:
-    assert core.apply([event(1, "create", value=1)]) == [Created(row(1, value=1))]
-    assert core.apply([event(2, value=2)]) == [Updated(row(2, value=2), row(1, value=1))]
-    assert core.apply([event(3, "delete")]) == [Deleted(row(2, value=2), 3)]
+    assert core.apply([event(1, "create", value=1)]) == [created(row(1, value=1))]
+    assert core.apply([event(2, value=2)]) == [updated(row(2, value=2), row(1, value=1))]
+    assert core.apply([event(3, "delete")]) == [deleted(row(2, value=2), 3)]
 
 
 def test_older_and_equal_versions_are_ignored(core: CacheCore) -> None:
@@ -273,9 +289,9 @@ def test_a_resync_tells_exactly_the_differences(core: CacheCore) -> None:
     load(core, 3, row(1, key="same"), row(2, key="changed"), row(3, key="gone"))
     told = load(core, 9, row(1, key="same"), row(8, key="changed"), row(9, key="new"))
     assert told == [
-        Updated(row(8, key="changed"), row(2, key="changed")),
-        Created(row(9, key="new")),
-        Deleted(row(3, key="gone"), 9),
+        updated(row(8, key="changed"), row(2, key="changed")),
+        created(row(9, key="new")),
+        deleted(row(3, key="gone"), 9),
     ]
 
 
@@ -293,7 +309,7 @@ def test_a_move_between_followed_topics_is_one_update(core: CacheCore, is_delete
     core.apply([event(1)])
     moved = events_of(Change(2, "set", "port", "k", "u", None, "t"))
     told = core.apply(moved[::-1] if is_delete_first else moved)
-    assert told == [Updated(row(2, topic="u"), row(1))]
+    assert told == [updated(row(2, topic="u"), row(1))]
 
 
 def test_a_move_away_is_a_delete_and_a_move_in_is_a_create(core: CacheCore) -> None:
@@ -350,7 +366,7 @@ def test_an_absurd_version_shows_as_a_database_that_went_back(core: CacheCore) -
 def test_removing_a_topic_drops_what_no_other_filter_selects() -> None:
     core = CacheCore(None, ["a/#", "a/x"], tombstones_max=10)
     core.apply([event(1, topic="a/x", key="k"), event(2, topic="a/y", key="l")])
-    assert core.remove_topic("a/#") == [Deleted(row(2, topic="a/y", key="l"), 2)]
+    assert core.remove_topic("a/#") == [deleted(row(2, topic="a/y", key="l"), 2)]
     assert core.remove_topic("a/#") == []
 
 
