@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import threading
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from heliograph import exits, options
@@ -11,7 +13,7 @@ from heliograph.output import Output, compact
 from pubsub_api.errors import NotSupported, UsageError
 
 if TYPE_CHECKING:
-    from pubsub_api.cache_node import CacheNode
+    from pubsub_api.cache_node import CacheNode, FrameStore
 
 DESCRIPTION = """\
 Listen to publishers, keep their frames, and answer subscribers that miss some.
@@ -23,11 +25,14 @@ Where a broker or a router stands between, --url is that of the broker and nothi
 bind-based drivers, --url is where this cache listens, subscribers add it to the publishers they listen to, and
 --listen names the publishers.
 
+With --log it also answers from a durable log, for ranges far older than its memory; `heliograph log record` fills one.
+
 It runs until it is interrupted, which is its normal end: the exit code is 0.
 """
 EXAMPLES = """\
   heliograph cache --topics '#' --url redis://127.0.0.1:6379/0
   heliograph cache --topics 'tenant-7/#' --url zmq://127.0.0.1:8870 --listen tcp://127.0.0.1:8866
+  heliograph cache --topics '#' --url redis://127.0.0.1:6379/0 --log sqlite:////var/lib/heliograph/log.db
 """
 
 
@@ -42,6 +47,7 @@ def register(subparsers: options.Subparsers[argparse.ArgumentParser]) -> None:
         "--listen", metavar="ADDRESS", action="append", default=[],
         help="a publisher to listen to; may be repeated (default: those of the configuration)",
     )  # fmt: skip
+    parser.add_argument("--log", metavar="URL", help="a durable log to look into for what is not in memory")
     parser.add_argument("--name", default="", help="the cache's name in logs (default: host and program)")
     parser.add_argument("--timeout", metavar="S", type=options.seconds, help="end after S seconds")
     parser.add_argument(
@@ -63,7 +69,10 @@ def run(args: argparse.Namespace) -> int:
             raise UsageError(
                 "on a bind-based driver --url is the cache's own address: name the publishers with --listen"
             )
-        with session.cache(args.topics, name=args.name, addresses=args.listen or None) as cache:
+        with (
+            _store(args.log) as store,
+            session.cache(args.topics, name=args.name, addresses=args.listen or None, store=store) as cache,
+        ):
             if output.is_json:
                 output.record({"address": cache.address})
             else:
@@ -74,6 +83,19 @@ def run(args: argparse.Namespace) -> int:
             except KeyboardInterrupt:
                 _print(output, cache)
     return exits.OK
+
+
+@contextlib.contextmanager
+def _store(url: str | None) -> Iterator[FrameStore | None]:
+    """What is behind the cache, if anything.  Raises what opening a log raises."""
+    if url is None:
+        yield None
+        return
+    import durable_log
+    from durable_log.repair import LogStore
+
+    with contextlib.closing(durable_log.open(url)) as log:
+        yield LogStore(log)
 
 
 def _report(output: Output, cache: CacheNode, args: argparse.Namespace) -> None:

@@ -12,11 +12,16 @@ import pytest
 
 import durable_log
 import pubsub_api
+from durable_log.recorder import Recorder
 from durable_log.testing.sources import Source
 from heliograph import exits
 from heliograph.main import main
-from tests.functional.conftest import event
+from pubsub_api.core.frame import Kind
+from pubsub_api.testing.faults import Faults
+from pubsub_api.testing.faulty import FaultyPubSub
+from tests.functional.conftest import Bus, event
 from tests.functional.test_cli import Command
+from tests.servers import free_port
 from tests.waiting import wait_until
 
 TOPIC = "tenant-7/port"
@@ -120,3 +125,33 @@ def test_a_recorder_process_records_until_it_is_interrupted(url: str) -> None:
             assert command.process.wait(60) == exits.OK
             counters = wait_until(lambda: "events" in command.out[-1] and json.loads(command.out[-1]), 60, "counters")
     assert counters["events"] == 100
+
+
+def test_a_cache_process_with_a_log_behind_it_repairs(url: str) -> None:
+    faults, versions = Faults(seed=1), list[int]()
+    bus = Bus("zmq", "zmq://127.0.0.1:0")
+    publisher = bus.session(with_cache=False).publisher()
+    with contextlib.closing(durable_log.open(url)) as log, contextlib.closing(bus):
+        recorder = Recorder(bus.session(), log, ["#"], addresses=[publisher.address])
+        recorder.wait_ready(timeout_s=20)
+        arguments = ("--listen", publisher.address, "--url", f"zmq://127.0.0.1:{free_port()}", "--log", url, "--json")
+        with recorder, Command("cache", "--topics", "nothing-that-is-sent", TOPIC, *arguments) as cache:
+            address = json.loads(wait_until(lambda: cache.out and cache.out[0], 60, "the cache to start"))["address"]
+            session = bus.session(
+                wrap_driver=lambda driver: FaultyPubSub(driver, faults), repair_attempts_max=20, repair_timeout=1.0
+            )
+            session.subscriber(
+                ["#"], lambda one: versions.append(one.version), addresses=[publisher.address, address]
+            ).wait_ready(timeout_s=20)
+            publisher.send_event(event(0))
+            wait_until(lambda: versions == [0], 30, "the first event")
+            faults.set(drop=1.0, kinds={Kind.DATA})
+            publisher.send_events([event(number) for number in range(1, 50)])
+            publisher.flush(timeout_s=20)
+            wait_until(lambda: recorder.statistics().events == 50, 30, "everything to be recorded")
+            faults.heal()
+            publisher.send_event(event(50))
+            wait_until(lambda: len(versions) == 51, 60, "the loss to be repaired")
+            cache.process.send_signal(signal.SIGINT)
+            assert cache.process.wait(60) == exits.OK
+    assert versions == list(range(51))
