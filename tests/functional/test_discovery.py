@@ -107,11 +107,11 @@ class TestRegistration:
         key = Voice(1).guid.hex()
         with Registration(db, Voice(1), owns_address=True) as registration:
             for turn in range(1, 4):
-                wait_until(lambda: key in entries(db), WAIT_S, "the entry")
-                assert registration.statistics().registrations == turn
+                wait_until(functools.partial(has_registered, registration, turn), WAIT_S, "the entry")
                 db.delete(TABLE, key)
                 registration.wake()
-                wait_until(lambda turn=turn: registration.statistics().registrations == turn + 1, WAIT_S, "the return")
+            wait_until(functools.partial(has_registered, registration, 4), WAIT_S, "the entry")
+            assert db.get(TABLE, key).value["name"] == "host/1"
 
     def test_the_dead_are_collected_and_the_living_are_not(self, url: str) -> None:
         with (
@@ -280,6 +280,10 @@ class TestDelivery:
             wait_until(lambda: consumer.versions[-1:] == [200], WAIT_S, "more events")
             assert consumer.versions == list(range(1, 201))
             wait_until(lambda: subscriber.statistics().duplicates > 0, WAIT_S, "the second copy to be dropped")
+
+
+def has_registered(registration: Registration, count: int) -> bool:
+    return registration.statistics().registrations == count
 
 
 def has_removed(directory: Directory, count: int) -> bool:
