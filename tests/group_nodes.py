@@ -94,8 +94,8 @@ class Member:
         conf = groups_conf(**options)
         self.seen: list[Seen] = []
         self.events: list[GroupEvent] = []
-        self.failing: set[tuple[str, int]] = set()
-        """Topic and number of events at which the callback raises."""
+        self.failing: dict[tuple[str, int], int] = {}
+        """Topic and number of an event -> the last attempt at which the callback raises."""
         self.gate = threading.Event()
         """While cleared, the callback does not return."""
         self.gate.set()
@@ -107,7 +107,7 @@ class Member:
         self.gate.wait(60)
         self.seen.append(Seen(event.topic, event.key, event.version, event.attempt, event.grant))
         self.events.append(event)
-        if (event.topic, event.version) in self.failing:
+        if event.attempt <= self.failing.get((event.topic, event.version), 0):
             raise ValueError(f"event {event.version} cannot be handled")
 
     def got(self) -> set[tuple[str, int]]:

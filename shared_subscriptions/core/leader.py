@@ -347,14 +347,21 @@ class Leader:
         slots = self._slots()
         wanted = {stream.number for stream in self.streams.values() if self._is_wanted(stream)}
         held = {number: self._slot_of(self.streams[number]) for number in wanted if self._is_well_held(number)}
-        former = {stream.number: stream.former for stream in self.streams.values() if stream.former}
-        plan = assign(wanted, slots, held, former)
+        homes = {stream.number: stream.home for stream in self.streams.values()}
+        plan = assign(wanted, slots, held, homes)
         for stream in self.streams.values():
             slot = plan.get(stream.number)
             if stream.status in HELD and (slot is None or held.get(stream.number) != slot):
                 self._revoke(stream, now)
             elif stream.status is Status.ABSENT and slot is not None:
+                self._settle_in(stream, slot, slots)
                 self._grant(stream, slots[slot], now)
+
+    def _settle_in(self, stream: Stream, slot: str, slots: Collection[str]) -> None:
+        """A stream that moves while its home is there has found a new one; otherwise it is only lent."""
+        if stream.home != slot and (not stream.home or stream.home in slots):
+            stream.home = slot
+            stream.is_dirty = True
 
     def _slots(self) -> dict[str, Member]:
         """Slot -> the member that is to get its streams: the youngest of that name."""

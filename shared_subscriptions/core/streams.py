@@ -68,6 +68,8 @@ class StreamRecord(msgspec.Struct, frozen=True):
     progress: Progress
     owner: str = ""
     """Name of the member that had it last."""
+    home: str = ""
+    """Name of the member that gets it back when it returns."""
     expired: int = 0
     """Offsets that retention dropped before they were acknowledged, so far."""
     redelivered: int = 0
@@ -90,7 +92,9 @@ class Stream:
     until: int = -1
     """What the owner was told."""
     former: str = ""
-    """Slot that had it before, or has it."""
+    """Slot that had it last, or has it."""
+    home: str = ""
+    """Slot that should have it: others keep it only as long as that one is away."""
     expired: int = 0
     redelivered: int = 0
     sent_at: float = 0.0
@@ -102,12 +106,20 @@ class Stream:
     def load(cls, number: int, info: StreamInfo, record: StreamRecord) -> Stream:
         progress = record.progress
         return cls(
-            number, info, Acknowledged(progress.low, progress.ranges), progress.generation, dict(progress.attempts),
-            former=record.owner, expired=record.expired, redelivered=record.redelivered, is_dirty=False,
-        )  # fmt: skip
+            number,
+            info,
+            Acknowledged(progress.low, progress.ranges),
+            progress.generation,
+            dict(progress.attempts),
+            former=record.owner,
+            home=record.home,
+            expired=record.expired,
+            redelivered=record.redelivered,
+            is_dirty=False,
+        )
 
     def record(self) -> StreamRecord:
-        return StreamRecord(self.progress(), self.former, self.expired, self.redelivered)
+        return StreamRecord(self.progress(), self.former, self.home, self.expired, self.redelivered)
 
     def progress(self) -> Progress:
         return snapshot(self.done, self.generation, self.attempts)
