@@ -1,0 +1,96 @@
+"""``heliograph group``: what operators type, and what scripts get."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import pathlib
+from typing import Any
+
+import pytest
+
+import durable_log
+from heliograph import exits, main
+from tests.group_nodes import Member, Source
+from tests.waiting import wait_until
+
+
+@pytest.fixture
+def url(tmp_path: pathlib.Path) -> str:
+    with contextlib.closing(durable_log.open(f"sqlite://{tmp_path}/log.db?shards=2")):
+        return f"sqlite://{tmp_path}/log.db"
+
+
+def run(capsys: pytest.CaptureFixture[str], url: str, *words: str) -> Any:
+    """The JSON that a verb prints."""
+    capsys.readouterr()
+    assert main.main(["group", *words, "--log", url, "--json"]) == exits.OK
+    return json.loads(capsys.readouterr().out)
+
+
+def test_the_life_of_a_group(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    declared = run(capsys, url, "declare", "billing", "tenant-7/#", "--lanes", "2")
+    assert (declared["mode"], declared["lanes"], declared["wish"]) == ("shared", 2, "active")
+    assert run(capsys, url, "pause", "billing")["wish"] == "paused"
+    assert run(capsys, url, "drain", "billing")["until"] == [0, 0]
+    assert run(capsys, url, "resume", "billing")["wish"] == "active"
+    assert run(capsys, url, "seek", "billing", "--start", "0=0")["generation"] == 2
+    assert [group["name"] for group in run(capsys, url, "list")] == ["billing"]
+    assert run(capsys, url, "destroy", "billing")["destroyed"]
+    assert run(capsys, url, "list") == []
+
+
+def test_show_says_who_has_what_and_why(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    run(capsys, url, "declare", "work", "jobs/#", "--queue", "--start", "earliest")
+    with contextlib.closing(durable_log.open(url)) as log:
+        Source(log).publish("jobs/a", 100)
+    shown = run(capsys, url, "show", "work")
+    assert shown["lag"] == 400, "four lanes, none of which has looked"
+    assert shown["streams"][0]["oldest_s"] >= 0
+    assert shown["status"] is None
+    with Member(url, ["$queue/work/jobs/#"], name="worker-1"):
+        shown = wait_until(
+            lambda: found if (found := run(capsys, url, "show", "work"))["lag"] == 0 and found["status"] else None,
+            60, "all of it done",
+        )  # fmt: skip
+    assert {stream["owner"] for stream in shown["streams"]} == {"worker-1"}
+    assert shown["status"]["members"][0]["name"] == "worker-1"
+    assert "joined" in shown["status"]["moves"][0]["reason"] or "appeared" in shown["status"]["moves"][0]["reason"]
+    capsys.readouterr()
+    assert main.main(["group", "show", "work", "--log", url]) == exits.OK
+    printed = capsys.readouterr().out
+    assert "$queue/work/jobs/#: active, 4 lanes per shard, lag 0" in printed
+    assert "worker-1" in printed
+    assert main.main(["group", "list", "--log", url]) == exits.OK
+    assert "$queue/work/jobs/#" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        (["show", "nobody"], "no group 'nobody' is declared"),
+        (["declare", "a/b", "#"], "must not contain"),
+        (["declare", "a", "#x"], "must stand alone"),
+        (["seek", "a", "--start", "2026-01-01T00:00:00"], "needs a time zone"),
+        (["serve", "a"], "name the bus"),
+    ],
+)
+def test_mistakes_are_explained(url: str, words: list[str], reason: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main.main(["group", *words, "--log", url]) != exits.OK
+    assert reason in capsys.readouterr().err
+
+
+def test_a_start_that_makes_no_sense(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main.main(["group", "declare", "a", "#", "--start", "whenever", "--log", url]) == exits.USAGE
+    assert "neither now, earliest, a time nor offsets" in capsys.readouterr().err
+
+
+def test_serve_leads_and_records(url: str, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run(capsys, url, "declare", "billing", "tenant-7/#")
+    bus = f"memory://{tmp_path.name}"
+    assert (
+        main.main(["group", "serve", "billing", "--log", url, "--url", bus, "--timeout", "0.5", "--json"]) == exits.OK
+    )
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert lines[0]["name"] == "billing"
+    assert "is_leading" in lines[-1]
