@@ -54,6 +54,7 @@ CREATE TABLE current (
     backup INTEGER REFERENCES generation (id)
 ) WITHOUT ROWID;
 CREATE TABLE sample (
+    id INTEGER PRIMARY KEY,
     generation INTEGER NOT NULL,
     digest BLOB NOT NULL,
     topic TEXT NOT NULL,
@@ -63,11 +64,12 @@ CREATE TABLE sample (
     writer BLOB NOT NULL,
     number INTEGER NOT NULL,
     is_delete INTEGER NOT NULL,
-    event BLOB NOT NULL,
-    PRIMARY KEY (generation, digest)
-) WITHOUT ROWID;
+    event BLOB NOT NULL
+);
+CREATE UNIQUE INDEX sample_digest ON sample (generation, digest);
 """
-_ADD = "INSERT OR IGNORE INTO sample VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
+_ADD = "INSERT OR IGNORE INTO sample VALUES (NULL, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
+_REMOVE = "DELETE FROM sample WHERE generation = ? AND digest = ?"
 _COLUMNS = "topic, object_table, object_key, timestamp, writer, number, is_delete, event, digest"
 _NEWLINE = "\n"
 
@@ -104,6 +106,7 @@ class Store:
         db.execute("PRAGMA journal_mode=WAL")
         db.execute("PRAGMA synchronous=FULL")
         db.execute("PRAGMA temp_store=MEMORY")
+        db.execute("PRAGMA cache_size=-65536")  # kibibytes: the index should stay in memory
         with self._transaction():
             (application,) = db.execute("PRAGMA application_id").fetchone()
             (version,) = db.execute("PRAGMA user_version").fetchone()
@@ -182,8 +185,8 @@ class Store:
         """Every generation, for inspection: name-space, state, when it was begun, how many samples."""
         with _translated(self.path):
             rows = self._db.execute(
-                "SELECT name_space, id, state, created_ns, (SELECT count(*) FROM sample WHERE generation = id) "
-                "FROM generation ORDER BY id"
+                "SELECT name_space, id, state, created_ns, "
+                "(SELECT count(*) FROM sample WHERE sample.generation = generation.id) FROM generation ORDER BY id"
             ).fetchall()
         keys = ("name_space", "generation", "state", "created_ns", "samples")
         return [dict(zip(keys, row, strict=True)) for row in rows]
@@ -193,7 +196,7 @@ class Store:
     def do(self, operations: Sequence[StoreOperation]) -> None:
         """Do these, all or none, and return when they are durable."""
         with _translated(self.path), self._transaction():
-            for operation in operations:
+            for operation in _joined(operations):
                 self._do(operation)
 
     def _do(self, operation: StoreOperation) -> None:
@@ -204,12 +207,9 @@ class Store:
         if isinstance(operation, CompleteFill):
             self._complete(operation, generation)
             return
-        self._db.executemany(_ADD, ((generation, one[8], *one[:8]) for one in operation.added))
+        self._db.executemany(_ADD, [(generation, one[8], *one[:8]) for one in operation.added])
         if isinstance(operation, Apply):
-            self._db.executemany(
-                "DELETE FROM sample WHERE generation = ? AND digest = ?",
-                ((generation, one.digest) for one in operation.removed),
-            )
+            self._db.executemany(_REMOVE, [(generation, one[8]) for one in operation.removed])
             if operation.marks is not None:
                 self._db.execute("UPDATE generation SET marks = ? WHERE id = ?", (_packed(operation.marks), generation))
 
@@ -262,8 +262,8 @@ class Store:
             if old is None:
                 return 0
             gone = self._db.execute(
-                "DELETE FROM sample WHERE generation = ?1 AND digest IN "
-                "(SELECT digest FROM sample WHERE generation = ?1 LIMIT ?2)", (old[0], PURGE_SAMPLES),
+                "DELETE FROM sample WHERE id IN "
+                "(SELECT id FROM sample WHERE generation = ?1 LIMIT ?2)", (old[0], PURGE_SAMPLES),
             ).rowcount  # fmt: skip
             if gone < PURGE_SAMPLES:
                 self._db.execute("DELETE FROM generation WHERE id = ?", (old[0],))
@@ -315,6 +315,30 @@ class Store:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def _joined(operations: Sequence[StoreOperation]) -> Iterator[StoreOperation]:
+    """The same operations, with neighbouring changes of one set joined: what is said last of a sample counts, so what
+    one adds and a later one removes again, as happens with every object that changes often, is not written."""
+    added: dict[bytes, Sample] = {}
+    removed: dict[bytes, Sample] = {}
+    marks: Marks | None = None
+    name = ""
+    for operation in (*operations, None):
+        if name and not (isinstance(operation, Apply) and operation.name_space == name):
+            yield Apply(name, list(added.values()), list(removed.values()), marks)
+            added, removed, marks, name = {}, {}, None, ""
+        if isinstance(operation, Apply):
+            name = operation.name_space
+            for sample in operation.added:
+                removed.pop(sample.digest, None)
+                added[sample.digest] = sample
+            for sample in operation.removed:
+                added.pop(sample.digest, None)
+                removed[sample.digest] = sample
+            marks = operation.marks or marks
+        elif operation is not None:
+            yield operation
 
 
 def _reduce(path: pathlib.Path, selected: FilterSet) -> None:

@@ -49,6 +49,7 @@ class SampleSet:
 
     def __init__(self, buckets: int, depth_of: DepthOf) -> None:
         self._depth_of = depth_of
+        self._depths: dict[str, int] = {}
         self._buckets: list[dict[InstanceKey, tuple[Sample, ...]]] = [{} for _ in range(buckets)]
         self._digests = [0] * buckets
         self._total = 0
@@ -110,7 +111,9 @@ class SampleSet:
         """What would be kept of these samples of one instance."""
         if self._deleted_until:
             samples = tuple(sample for sample in samples if not self.is_deleted(sample))
-        return newest_first(samples, self._depth_of(samples[0].topic)) if samples else ()
+        if len(samples) == 1:
+            return samples
+        return newest_first(samples, self._depth(samples[0].topic)) if samples else ()
 
     # -- changing
 
@@ -126,19 +129,34 @@ class SampleSet:
             bucket[instance] = (sample,)
             self._count(number, (sample,), ())
             return ()
-        kept = newest_first((*present, sample), self._depth_of(sample.topic))
-        if kept == present:
-            return None
+        depth = self._depth(sample[0])
+        if sample[3:6] > present[0][3:6]:  # the usual case: newer than all there is
+            kept = (sample,) if sample[6] else (sample, *present[: depth - 1])
+        else:
+            kept = newest_first((*present, sample), depth)
+            if kept == present:
+                return None
         bucket[instance] = kept
-        gone = tuple(one for one in present if one not in kept)
+        gone = present if len(kept) == 1 else tuple(one for one in present if one not in kept)
         self._count(number, (sample,), gone)
         return gone
+
+    def _depth(self, topic: str) -> int:
+        """How many samples per instance are kept; asked for every sample, so it is remembered."""
+        depth = self._depths.get(topic)
+        if depth is None:
+            depth = self._depths[topic] = self._depth_of(topic)
+        return depth
 
     def put(self, instance: InstanceKey, samples: tuple[Sample, ...]) -> tuple[list[Sample], list[Sample]]:
         """Make these, already in order, the samples of an instance.  Returns what came and what went."""
         number = bucket_of(instance, len(self._buckets))
         bucket = self._buckets[number]
         present = bucket.get(instance, ())
+        if not present and samples:
+            bucket[instance] = samples
+            self._count(number, samples, ())
+            return list(samples), []
         added = [sample for sample in samples if sample not in present]
         removed = [sample for sample in present if sample not in samples]
         if samples:
@@ -151,11 +169,11 @@ class SampleSet:
     def _count(self, number: int, added: Iterable[Sample], removed: Iterable[Sample]) -> None:
         change = 0
         for sample in added:
-            change += digest_value(sample.digest)
+            change += digest_value(sample[8])
             self.count += 1
-            self.newest = max(self.newest, sample.timestamp)
+            self.newest = max(self.newest, sample[3])
         for sample in removed:
-            change -= digest_value(sample.digest)
+            change -= digest_value(sample[8])
             self.count -= 1
         self._digests[number] = (self._digests[number] + change) % DIGEST_MODULUS
         self._total = (self._total + change) % DIGEST_MODULUS

@@ -153,3 +153,24 @@ def test_other_files_are_refused_and_left_alone(tmp_path: pathlib.Path) -> None:
     with pytest.raises(StoreFailed, match="failed"):
         Store(garbage)
     assert garbage.read_bytes().startswith(b"this is no database")
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_operations_done_together_have_the_same_effect_as_one_by_one(tmp_path: pathlib.Path, seed: int) -> None:
+    planned = operations(1000 + seed, 40)
+    chance = random.Random(seed)
+    model = StoreModel()
+    with Store(tmp_path / "store.db") as store:
+        start = 0
+        while start < len(planned):
+            together = planned[start : start + chance.randint(1, 8)]
+            start += len(together)
+            for one in together:
+                model.do(one)
+            store.do(together)
+        current = {
+            name: (sorted(one.samples.values()), one.marks, one.filters)
+            for name, one in model.current.items()
+            if one.is_complete
+        }
+        assert seen(store.restored()) == current
