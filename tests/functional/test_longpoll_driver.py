@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import pathlib
 import subprocess
 import sys
 import textwrap
 from typing import Any
 
-import grpc
 import pytest
 
 from pubsub_api.driver import Connected, Disconnected
@@ -55,7 +55,8 @@ def test_a_subscriber_has_one_connection_whatever_it_subscribes_to(ends: Ends) -
 
 def test_commands_go_in_batches(ends: Ends) -> None:  # noqa: F811
     publisher = ends.publisher()
-    subscriber, _ = ends.subscriber(publisher.address, *(f"k/{number}" for number in range(5000)))
+    filters = [f"k/{number}" for number in range(5000)]
+    subscriber, _ = ends.subscriber(publisher.address, *filters, url=f"{URL}?command_timeout=60")
     [counters] = subscriber.statistics().values()
     assert (counters.batches, counters.commands, counters.sessions) == (3, 5000, 1)
 
@@ -113,7 +114,8 @@ def test_a_killed_subscriber_is_freed_in_time(ends: Ends) -> None:  # noqa: F811
         ends.send(publisher, "t", 10)
     wait_until(lambda: publisher.statistics().sessions == 0, 30, "the death to be noticed")
     statistics = publisher.statistics()
-    assert (statistics.subscriptions, statistics.mailbox_bytes, statistics.counters.sessions_dead) == (0, 0, 1)
+    assert (statistics.subscriptions, statistics.mailbox_bytes) == (0, 0)
+    assert statistics.counters.sessions_dead >= 1
 
 
 def test_a_subscriber_that_was_taken_for_dead_is_told_and_recovers(ends: Ends) -> None:  # noqa: F811
@@ -121,20 +123,27 @@ def test_a_subscriber_that_was_taken_for_dead_is_told_and_recovers(ends: Ends) -
     with ChildProcess("subscriber", f"{URL}?{QUICK}", publisher.address, "t") as child:
         child.receive()
         ends.send(publisher, "t", 5)
-        wait_until(lambda: child.ask(heard="t")["numbers"] == [1, 2, 3, 4, 5], 20, "the first frames")
+        wait_until(lambda: child.ask(heard="t")["numbers"] == [1, 2, 3, 4, 5], 30, "the first frames")
         child.stop()
-        wait_until(lambda: publisher.statistics().counters.sessions_dead == 1, 30, "its supposed death")
+        wait_until(lambda: publisher.statistics().sessions == 0, 30, "its supposed death")
+        assert publisher.statistics().counters.sessions_dead >= 1
         ends.send(publisher, "t", 5)
         child.resume()
-        wait_until(lambda: publisher.statistics().counters.sessions_opened == 2, 30, "its new session")
-        ends.send(publisher, "t", 5)
-        wait_until(lambda: child.ask(heard="t")["numbers"][-1] == 15, 20, "the frames after it")
-        assert child.ask(heard="t")["numbers"] == [1, 2, 3, 4, 5, 11, 12, 13, 14, 15]
+        wait_until(lambda: publisher.statistics().sessions == 1, 30, "its new session")
+
+        def hears_again() -> bool:
+            ends.send(publisher, "t")
+            return bool(child.ask(heard="t")["numbers"][-1] > 10)
+
+        wait_until(hears_again, 30, "frames of the new session")
+        numbers = child.ask(heard="t")["numbers"]
+        assert numbers == sorted(set(numbers))
+        assert not set(numbers) & set(range(6, 11)), "what was published while it was dead to the publisher"
 
 
 def test_an_idle_subscriber_is_never_taken_for_dead(ends: Ends) -> None:  # noqa: F811
-    publisher = ends.publisher(f"{URL}?poll_interval=0.05&session_timeout=30")
-    subscriber, heard = ends.subscriber(publisher.address, "t", url=f"{URL}?poll_interval=0.05")
+    publisher = ends.publisher(f"{URL}?poll_interval=0.05&session_timeout=60")
+    subscriber, heard = ends.subscriber(publisher.address, "t", url=f"{URL}?poll_interval=0.05&poll_grace=60")
     wait_until(lambda: publisher.statistics().counters.polls > 30, 30, "thirty polls without mail")
     assert heard.links == [Connected(publisher.address)]
     assert publisher.statistics().counters.sessions_dead == 0
@@ -282,6 +291,8 @@ def test_lossy_topics_drop_the_oldest_and_say_so(key: str | None) -> None:
 
 def test_garbage_is_refused_and_harms_nobody(ends: Ends) -> None:  # noqa: F811
     publisher = ends.publisher()
+    import grpc  # behind the driver, which sets what gRPC reads when it is imported
+
     _, heard = ends.subscriber(publisher.address, "t")
     with grpc.insecure_channel(publisher.address.removeprefix("longpoll://")) as channel:
         for method in ("Command", "Poll", "Leave"):
@@ -297,9 +308,10 @@ def test_garbage_is_refused_and_harms_nobody(ends: Ends) -> None:  # noqa: F811
 
 
 def run_script(script: str) -> subprocess.CompletedProcess[str]:
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("GRPC_")}
     return subprocess.run(
         [sys.executable, "-W", "ignore", "-c", textwrap.dedent(script)],
-        cwd=ROOT, capture_output=True, text=True, timeout=100, check=False,
+        cwd=ROOT, env=environment, capture_output=True, text=True, timeout=100, check=False,
     )  # fmt: skip
 
 
@@ -325,6 +337,24 @@ def test_a_forked_child_may_end_in_the_usual_way() -> None:
             print(next(iter(subscriber)).key)
     """)
     assert (done.returncode, done.stdout, done.stderr) == (0, "k\n", "")
+
+
+def test_a_program_that_imported_grpc_before_is_warned_when_it_forks() -> None:
+    done = run_script("""
+        import logging, os, sys
+        import grpc
+        import pubsub_api
+        logging.basicConfig(stream=sys.stdout, format="%(message)s")
+        with pubsub_api.open("longpoll://127.0.0.1:0") as session:
+            publisher = session.publisher()
+            for _ in range(2):
+                pid = os.fork()
+                if pid == 0:
+                    os._exit(0)
+                os.waitpid(pid, 0)
+    """)
+    assert done.returncode == 0
+    assert done.stdout.count("Set GRPC_ENABLE_FORK_SUPPORT=0") == 1
 
 
 def test_a_program_may_end_without_closing() -> None:

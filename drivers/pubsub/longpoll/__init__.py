@@ -17,18 +17,11 @@ for thousands of subscribers of the same topics, for which every frame is put in
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from typing import ClassVar
 from urllib.parse import SplitResult
 
 from oslo_config import cfg
-
-# gRPC's own handlers for fork() give up when a call is under way, as a poll always is, and then crash the child.  A
-# child that leaves gRPC alone, as `process` sees to, needs none.  gRPC reads this when it is imported.
-os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
-# What gRPC writes to the standard error, past Python's logging, the driver says in its own words.
-os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 
 from drivers.pubsub.longpoll import config
 from drivers.pubsub.longpoll.config import GROUP, OPTIONS

@@ -5,10 +5,8 @@ from __future__ import annotations
 import errno
 import socket
 
-import grpc
-from grpc import aio
-
 from drivers.pubsub.longpoll.config import Settings, Tls, check_address, make_address
+from drivers.pubsub.longpoll.library import aio, grpc
 from pubsub_api.errors import AddressInUse, InvalidConfig
 
 MESSAGE_BYTES_MAX = 2**31 - 1

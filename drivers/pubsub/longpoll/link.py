@@ -10,13 +10,11 @@ import time
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-import grpc
-from grpc import aio
-
 from drivers.pubsub.longpoll import actions, wire
 from drivers.pubsub.longpoll.channels import open_channel
 from drivers.pubsub.longpoll.config import Settings
 from drivers.pubsub.longpoll.dispatcher import Dispatcher
+from drivers.pubsub.longpoll.library import aio, grpc
 from drivers.pubsub.longpoll.subscriber_core import LinkCore
 from drivers.pubsub.longpoll.wire import SESSION_BYTES, Applied, Batch, Mail
 from pubsub_api.driver import Connected, Disconnected, Subscribed

@@ -6,11 +6,11 @@ Frames wait until a poll takes them, and what a poll took is kept until the next
 answer is sent again.  Taking gives frames consecutive numbers; acknowledging is by number.
 
 ========== ========================================= ==================================================================
-policy     a frame that finds others of its stream   a mailbox that is full
+policy     a frame that finds others of its stream   when the mailbox is full
 ========== ========================================= ==================================================================
-LOSSLESS   waits behind them                         is overfull: its owner resets the subscriber, which is told
+LOSSLESS   waits behind them                         it is overfull: its owner resets the subscriber, which is told
 LATEST     takes their place, at the end             the same: there is one frame per stream, and still too many
-LOSSY      waits behind them                         forgets its oldest lossy frames; without any it is overfull
+LOSSY      waits behind them                         the oldest go, to make room for frames of any policy
 ========== ========================================= ==================================================================
 
 What LATEST and LOSSY remove is announced: the next frame of that stream is stamped as following the last one that was
@@ -122,14 +122,12 @@ class Mailbox:
         entry = _Entry(frame, as_of, stamp)
         self._waiting.append(entry)
         self._waiting_bytes += len(frame) + ENTRY_BYTES
-        if stamp is None:
-            return
-        if policy is Policy.LATEST:
+        if stamp is not None and policy is Policy.LATEST:
             self._replace(stamp, entry)
-        else:
+        elif stamp is not None:
             self._lossy.append(entry)
-            while self._lossy and self.is_overfull:
-                self._drop(self._lossy.popleft())
+        while self._lossy and self.is_overfull:
+            self._drop(self._lossy.popleft())
 
     def take(self) -> tuple[int, Runs]:
         """The next frames for an answer, with the number of the first.  What was taken before comes again first."""

@@ -14,13 +14,17 @@ import asyncio
 import atexit
 import concurrent.futures
 import gc
+import logging
 import os
 import threading
 from collections.abc import Callable, Coroutine
 from typing import Any, Protocol, TypeVar
 
+from drivers.pubsub.longpoll.library import MAY_CRASH_CHILDREN
 from pubsub_api import forking
 from pubsub_api.errors import Forked
+
+LOG = logging.getLogger(__name__)
 
 _Result = TypeVar("_Result")
 
@@ -39,7 +43,8 @@ class Process:
         self._thread: threading.Thread | None = None
         self._has_opened = False
         self._is_forked = False
-        os.register_at_fork(after_in_child=self._on_fork)
+        self._has_warned = False
+        os.register_at_fork(before=self._before_fork, after_in_child=self._on_fork)
         atexit.register(self._on_exit)
 
     @property
@@ -80,6 +85,14 @@ class Process:
         loop.call_soon_threadsafe(loop.stop)
         if thread is not threading.current_thread():
             thread.join()
+
+    def _before_fork(self) -> None:
+        if MAY_CRASH_CHILDREN and self._ends and not self._has_warned:
+            self._has_warned = True
+            LOG.warning(
+                "gRPC was imported before the longpoll driver, with its own handlers for fork(): a forked child may "
+                "crash. Set GRPC_ENABLE_FORK_SUPPORT=0 in the environment"
+            )
 
     def _on_fork(self) -> None:
         self._is_forked = self._is_forked or self._has_opened

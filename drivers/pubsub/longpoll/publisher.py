@@ -139,9 +139,11 @@ class LongpollPublisher(PublisherApi):
                 service.post_flush()
                 self._lock.wait_for(lambda: not self._core.has_mail, self._settings.options.linger)
         if service is not None:
-            in_loop(service.loop, service.stop(), _LOOP_TIMEOUT_S)
-            service.release()
-            PROCESS.leave(self)
+            try:
+                in_loop(service.loop, service.stop(), _LOOP_TIMEOUT_S)
+            finally:
+                service.release()
+                PROCESS.leave(self)
 
     def _check_usable(self) -> None:
         PROCESS.check()

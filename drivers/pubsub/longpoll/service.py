@@ -13,11 +13,10 @@ from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, TypeVar
 
-import grpc
-
 from drivers.pubsub.longpoll import wire
 from drivers.pubsub.longpoll.channels import open_server
 from drivers.pubsub.longpoll.config import Settings
+from drivers.pubsub.longpoll.library import grpc
 from drivers.pubsub.longpoll.process import post
 from drivers.pubsub.longpoll.publisher_core import PublisherCore
 from drivers.pubsub.longpoll.session import Answer

@@ -99,9 +99,11 @@ class LongpollSubscriber(SubscriberApi):
             loop, self._loop = self._loop, None
         self._dispatcher.close()
         if loop is not None:
-            in_loop(loop, self._close_links(), _LOOP_TIMEOUT_S)
-            self._dispatcher.join()
-            PROCESS.leave(self)
+            try:
+                in_loop(loop, self._close_links(), _LOOP_TIMEOUT_S)
+            finally:
+                self._dispatcher.join()
+                PROCESS.leave(self)
 
     def _register(self, registered: dict[str, None], name: str, command: Callable[[str], None]) -> bool:
         self._check_usable()

@@ -222,15 +222,17 @@ def test_the_oldest_lossy_frames_make_room() -> None:
     drain(mailbox)
 
 
-def test_without_lossy_frames_there_is_no_room_to_make() -> None:
+def test_lossy_frames_make_room_for_all_others_while_there_are_any() -> None:
     mailbox = Mailbox(Bounds(2, 10**6, 100, 10**6))
     mailbox.put(data("may", 1), 0, Policy.LOSSY)
-    for number in (1, 2):
-        mailbox.put(data("must", number), 0, Policy.LOSSLESS)
-    assert mailbox.is_overfull, "a lossless frame drops nobody: its owner decides"
-    mailbox.put(data("may", 2), 0, Policy.LOSSY)
+    mailbox.put(data("latest", 1), 0, Policy.LATEST)
+    mailbox.put(data("must", 1), 0, Policy.LOSSLESS)
     assert not mailbox.is_overfull
-    assert len(mailbox) == 2
+    assert mailbox.dropped == 1
+    mailbox.put(data("may", 2), 0, Policy.LOSSY)
+    assert (len(mailbox), mailbox.dropped) == (2, 2), "there is no room for it"
+    mailbox.put(data("must", 2), 0, Policy.LOSSLESS)
+    assert mailbox.is_overfull
 
 
 def test_a_stream_of_which_the_end_was_dropped_says_so_with_its_next_frame() -> None:
