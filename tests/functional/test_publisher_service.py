@@ -340,6 +340,39 @@ def test_a_process_of_another_user_is_refused_even_when_it_can_open_the_file(hos
 # -- a service and its former lives, in one process
 
 
+@pytest.mark.parametrize("damage", [b"", b"garbage", b"\0" * 5000])
+def test_a_damaged_journal_is_ignored_and_counted(host: Host, damage: bytes) -> None:
+    with working(host) as worker:
+        with serving(host):
+            worker.send_events(event(number) for number in range(1, 1001))
+            worker.flush(timeout_s=START_S)
+        journals = [path for path in host.path.iterdir() if ".journal." in path.name]
+        assert journals
+        for path in journals:
+            path.write_bytes(damage)
+        with serving(host) as second:
+            worker.send_events(event(number) for number in range(1001, 1101))
+            worker.flush(timeout_s=START_S)
+            report = second.report()
+            assert report["journal"]["recovered_lives"] == 0
+            assert report["journal"]["damaged"] == bool(damage)
+            assert report["events"] == 100, "what was acknowledged is not published again"
+
+
+def test_the_next_service_tells_where_the_last_one_ended_while_somebody_may_remember_it(host: Host) -> None:
+    with working(host) as worker:
+        with serving(host) as first:
+            worker.send_events(event(number) for number in range(1, 11))
+            worker.flush(timeout_s=START_S)
+            guid = first.publisher.guid
+        with serving(host) as second:
+            assert [life.guid for life in second.recovered.lives] == [guid]
+            assert second.report()["journal"]["recovered_events"] == 10
+            worker.send_event(event(11))
+            worker.flush(timeout_s=START_S)
+            assert second.report()["hop"]["duplicate_batches"] == 0
+
+
 def test_a_service_without_a_journal_leaves_none_behind(host: Host) -> None:
     with serving(host), working(host) as worker:
         worker.send_event(event(1))

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import signal
 
-import pytest
-
 from tests.nodes import SubscriberNode
 from tests.service_nodes import START_S, Host, wait_connected
 from tests.waiting import wait_until
@@ -139,23 +137,3 @@ def test_workers_may_be_there_before_the_service() -> None:
         assert service.report()["events"] == 1000
         worker.close()
         wait_until(lambda: service.report()["workers_remembered"] == 0, START_S, "the worker to be forgotten")
-
-
-@pytest.mark.parametrize("damage", [b"", b"garbage", b"\0" * 5000])
-def test_a_damaged_journal_is_ignored_and_counted(damage: bytes) -> None:
-    with Host() as host:
-        first = host.service()
-        worker = host.worker()
-        worker.send(TOPIC, 1, 1000)
-        assert worker.flush() == ""
-        first.kill()
-        journals = [path for path in host.path.iterdir() if ".journal." in path.name]
-        assert journals
-        for path in journals:
-            path.write_bytes(damage)
-        second = host.service()
-        assert second.report()["journal"]["recovered_lives"] == 0
-        assert second.report()["journal"]["damaged"] == bool(damage)
-        worker.send(TOPIC, 1001, 1100)
-        assert worker.flush() == ""
-        assert second.report()["events"] == 100, "what was acknowledged is not published again"
