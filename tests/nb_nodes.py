@@ -13,8 +13,9 @@ from typing import Any
 
 from nb_api import LocalCache, NbApi
 from nb_api.errors import DbError, ObjectNotFound
+from publisher_service.service import PublisherService
 from pubsub_api.testing.child import ChildProcess
-from tests.nb_tools import open_nb
+from tests.nb_tools import nb_conf, open_nb
 
 Row = tuple[str, str, str, int]
 """Table, key, topic, version."""
@@ -52,6 +53,14 @@ class ControllerNode(ChildProcess):
 
     def statistics(self) -> dict[str, Any]:
         return self.ask(do="statistics")
+
+
+class ServiceNode(ChildProcess):
+    """A publisher service, with its duties for the database."""
+
+    def __init__(self, url: str, bus: str, **settings: Any) -> None:
+        super().__init__("service", url, json.dumps({"bus": bus, **settings}), module="tests.nb_nodes")
+        assert self.receive()["ready"]
 
 
 def rows_of(source: NbApi | LocalCache) -> list[Row]:
@@ -113,6 +122,13 @@ def _controller(url: str, settings: dict[str, Any]) -> None:
                 _say(**vars(statistics.syncs) | vars(statistics.news) | {"slots": 0})
 
 
+def _service(url: str, settings: dict[str, Any]) -> None:
+    conf = nb_conf(settings.pop("bus"), db={"url": url, **settings.pop("db", {})}, **settings)
+    with PublisherService(conf):
+        _say(ready=True)
+        sys.stdin.read()
+
+
 if __name__ == "__main__":
     role, node_url, arguments = sys.argv[1:]
-    {"writer": _writer, "controller": _controller}[role](node_url, json.loads(arguments))
+    {"writer": _writer, "controller": _controller, "service": _service}[role](node_url, json.loads(arguments))
