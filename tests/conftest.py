@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import os
+
 import hypothesis
+
+# The longpoll driver sets this, too late when some other test has imported gRPC before: a forked child could crash.
+os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 
 # A loaded machine must not fail a property test: how long one example takes says nothing about correctness.
 hypothesis.settings.register_profile(
