@@ -57,11 +57,19 @@ class WorkerPublisher(WorkerPublisherApi):
 
     def __init__(self, conf: cfg.ConfigOpts, *, name: str = "") -> None:
         config.register(conf)
-        self._conf = conf
+        hop, pubsub = conf[config.GROUP], conf[PUBSUB]
         self._path = socket_path(conf)
         self._name = name or default_name()
         self._event_bytes_max = event_bytes_max(conf)
-        self._send_timeout_s: float = conf[config.GROUP].send_timeout
+        self._send_timeout_s: float = hop.send_timeout
+        self._skew_max_ns = int(pubsub.clock_skew_max * 1e9)
+        self._reconnect_s = (hop.reconnect_interval, max(hop.reconnect_interval, hop.reconnect_interval_max))
+        self._settings = WorkerSettings(
+            window_events_max=hop.window_events_max,
+            window_bytes_max=hop.window_bytes_max,
+            batch_events_max=pubsub.batch_events_max,
+            batch_bytes_max=pubsub.batch_bytes_max,
+        )
         self._is_closed = False
         self._topics: set[str] = set()
         self._new_worker()
@@ -69,24 +77,13 @@ class WorkerPublisher(WorkerPublisherApi):
         _ALL.add(self)
 
     def _new_worker(self) -> None:
-        """A fresh identity for this process."""
-        hop, pubsub = self._conf[config.GROUP], self._conf[PUBSUB]
+        """A fresh identity for this process.  Takes no lock but its own: after a fork others may be held for ever."""
         self._lock = threading.Lock()
         self._progress = threading.Condition(self._lock)
-        self._clock = HybridClock(int(pubsub.clock_skew_max * 1e9))
+        self._clock = HybridClock(self._skew_max_ns)
         self._blocked_sends = 0
         self._timeouts = 0
-        self._core = WorkerCore(
-            WorkerSettings(
-                window_events_max=hop.window_events_max,
-                window_bytes_max=hop.window_bytes_max,
-                batch_events_max=pubsub.batch_events_max,
-                batch_bytes_max=pubsub.batch_bytes_max,
-            ),
-            guid=os.urandom(frames.GUID_BYTES),
-            name=self._name,
-            pid=os.getpid(),
-        )
+        self._core = WorkerCore(self._settings, guid=os.urandom(frames.GUID_BYTES), name=self._name, pid=os.getpid())
         self._link: WorkerLink | None = None
 
     # -- sending
@@ -96,8 +93,11 @@ class WorkerPublisher(WorkerPublisherApi):
             if self._is_closed:
                 raise Closed(f"worker {self._name} is closed")
             topic = event.topic
-            if topic not in self._topics:
-                self._note_topic(topic)
+            try:
+                if topic not in self._topics:
+                    self._note_topic(topic)
+            except TypeError:  # what cannot be hashed is no topic, and is refused with the same error
+                check_topic(topic)
             encoded = encode_event(event, self._clock.tick(time_ns()))
             if len(encoded) > self._event_bytes_max:
                 raise InvalidEvent(
@@ -124,8 +124,7 @@ class WorkerPublisher(WorkerPublisherApi):
         self._topics.add(topic)
 
     def _start_link(self) -> WorkerLink:
-        hop = self._conf[config.GROUP]
-        backoff = Backoff(hop.reconnect_interval, max(hop.reconnect_interval, hop.reconnect_interval_max))
+        backoff = Backoff(*self._reconnect_s)
         self._link = link = WorkerLink(self._path, self._core, self._lock, self._progress.notify_all, backoff)
         link.start()
         return link

@@ -131,6 +131,8 @@ def test_what_can_never_be_sent_is_refused_at_once(host: Host) -> None:
     with working(host) as worker:
         with pytest.raises(errors.InvalidTopic):
             worker.send_event(event(1, "a//b"))
+        with pytest.raises(errors.InvalidTopic):
+            worker.send_event(event(1, ["a"]))  # type: ignore[arg-type]
         with pytest.raises(errors.InvalidEvent):
             worker.send_event(event(1, value=object()))
         with pytest.raises(errors.InvalidEvent, match="frame_bytes_max"):
