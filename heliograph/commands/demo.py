@@ -6,23 +6,24 @@ import argparse
 
 import pubsub_api
 from heliograph import exits, options
-from heliograph.demo.actors import FILTER
 from heliograph.demo.play import Outcome, Plan, Play
 from heliograph.demo.screens import COLUMNS, LiveScreen, PlainScreen, Screen, cells
+from heliograph.demo.stage import FILTER
 from heliograph.output import Output, note
 from pubsub_api import loading
 from pubsub_api.config import new_conf
 from pubsub_api.errors import DriverDependencyMissing
 
 DESCRIPTION = """\
-Show the bus at work.  Nothing needs to be set up.
+Show the main job. Nothing needs to be set up.
 
-A publisher process changes objects in a small database and publishes each change.  Several controller processes keep a
-local copy of the objects from the events alone.  On the way 5% of all frames get lost, one controller is frozen and
-resumed, and the publisher is killed and restarted.  At the end every copy is compared with the database, object by
-object.  The exit code is 0 only when all of them are equal.
+Forked writer processes change objects in an embedded database. A publisher service publishes the changes, and
+controller processes keep a local copy of the objects. On the way 5% of all frames get lost, one controller is frozen
+and resumed, a writer is killed, and the publisher service is killed and restarted. At the end every copy is compared
+with the database, object by object. The exit code is 0 only when all of them are equal.
 
-The defaults are used throughout, but for max_idle_time, which is 1 second instead of 5 to keep the end short.
+With drivers that connect to something shared (redis, zenoh) the writers publish directly, and there is no service to
+kill. Times are shorter than the defaults (max_idle_time is 1 second instead of 5), to keep the end short.
 """
 EXAMPLES = """\
   heliograph demo
@@ -40,8 +41,9 @@ def register(subparsers: options.Subparsers[argparse.ArgumentParser]) -> None:
         subparsers, "demo", summary="see it work, under faults, with a proof at the end",
         description=DESCRIPTION, examples=EXAMPLES, log_level="error",
     )  # fmt: skip
-    parser.add_argument("--seconds", metavar="S", type=_demo_seconds, default=10.0, help="how long (default: 10)")
-    parser.add_argument("--controllers", metavar="N", type=_controllers, default=4, help="how many (default: 4)")
+    parser.add_argument("--seconds", metavar="S", type=_demo_seconds, default=15.0, help="how long (default: 15)")
+    parser.add_argument("--controllers", metavar="N", type=_controllers, default=20, help="how many (default: 20)")
+    parser.add_argument("--writers", metavar="N", type=_controllers, default=4, help="how many (default: 4)")
     parser.add_argument(
         "--rate", metavar="R", type=options.rate, default=300.0, help="changes per second (default: 300)"
     )
@@ -87,6 +89,7 @@ def make_plan(args: argparse.Namespace) -> Plan:
         is_bind_based=loading.build_driver(loading.conf_from_url(url)).capabilities.bind_based,
         seconds=args.seconds,
         controllers=args.controllers,
+        writers=args.writers,
         rate=args.rate,
         drop=args.drop,
     )
@@ -115,13 +118,15 @@ def _screen(output: Output) -> Screen:
 
 def _show(output: Output, outcome: Outcome) -> None:
     rows = [
-        cells(it["name"], "equal" if it["is_equal"] else "failed", outcome.events, it) for it in outcome.controllers
+        cells(it["name"], "equal" if it["is_equal"] else "failed", outcome.revision, it) for it in outcome.controllers
     ]
     output.table("", COLUMNS, rows)
     if outcome.is_equal:
         output.line(
-            f"Proven: all {len(rows)} copies are equal to the database, {outcome.rows} objects after {outcome.events} "
-            f"changes, {outcome.settled_s:.1f} s after the last change.",
+            f"Proven: all {len(rows)} copies are equal to the database, {outcome.rows} objects after "
+            f"{outcome.revision} changes, {outcome.settled_s:.1f} s after the last one. "
+            f"{outcome.total('dropped')} frames were lost on the way, {outcome.total('repaired')} events repaired, and "
+            f"{outcome.total('resyncs')} resyncs made, the first of each controller included.",
             style="bold green",
         )
     else:

@@ -1,4 +1,5 @@
-"""The actors of the demonstration: a publisher and a controller.  Each is a function that runs until it is told to end.
+"""The actors of the demonstration: a publisher service, writers, a controller.  Each is a function that runs until it
+is told to end.
 
 An actor gets a `Role`, takes commands (words) from a queue and reports dictionaries.
 ``python -m heliograph.demo.actors JSON`` plays one in a process of its own, with commands on standard input and reports
@@ -7,12 +8,9 @@ on standard output, one per line; the end of the input ends it, so that no actor
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import logging
-import pathlib
 import queue
-import random
 import signal
 import sys
 import threading
@@ -20,166 +18,116 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import pubsub_api
-from heliograph.demo.truth import LocalCopy, Truth
-from pubsub_api import Event, Resync, loading
-from pubsub_api.config import GROUP
+from heliograph.demo.stage import FILTER, TABLE, Role, open_nb, read_conf
+from heliograph.demo.writers import Writers
+from nb_api import CacheChange, LocalCache, LocalCacheStatistics, Resynced
+from publisher_service.service import PublisherService
 from pubsub_api.errors import AddressInUse
 from pubsub_api.testing.faults import Faults
-from pubsub_api.testing.faulty import FaultyPubSub
 
 Report = Callable[[dict[str, Any]], None]
 Commands = queue.SimpleQueue[str]
 
-TOPICS = tuple(f"demo/tenant-{number}/port" for number in range(1, 6))
-FILTER = "demo/#"
-PUBLISHER_NAME = "demo-publisher"
-KEYS_PER_TOPIC = 40
-DELETE_SHARE = 0.1
-
-TICK_S = 0.02
 REPORT_S = 0.2
 BIND_PATIENCE_S = 20.0
 READY_TIMEOUT_S = 120.0
 
 
-@dataclasses.dataclass(frozen=True)
-class Role:
-    """Everything an actor needs to know, as plain data."""
-
-    part: str
-    """``publisher`` or ``controller``."""
-    number: int
-    url: str
-    address: str
-    """Where a controller listens; empty: where the URL says."""
-    truth: str
-    """Path of the database."""
-    rate: float
-    """Changes per second that the publisher makes."""
-    drop: float
-    """Part of the frames that a controller loses on the way, from 0 to 1."""
-    idle_s: float
-    """Hellos come this often, so that the loss of a last event is noticed within the time of a demonstration."""
+def play_service(role: Role, commands: Commands, report: Report) -> None:
+    """Commands: ``end`` ends."""
+    service = _patiently(role)
+    try:
+        report({"address": service.publisher.address})
+        while _next(commands, REPORT_S) != "end":
+            report({"events": service.publisher.statistics().events})
+    finally:
+        service.stop()
 
 
-def open_session(role: Role, faults: Faults | None = None) -> pubsub_api.Session:
-    conf = loading.conf_from_url(role.url)
-    conf.set_override("max_idle_time", role.idle_s, group=GROUP)
-    return pubsub_api.open(conf=conf, wrap_driver=None if faults is None else lambda it: FaultyPubSub(it, faults))
-
-
-def play_publisher(role: Role, commands: Commands, report: Report) -> None:
-    """Commands: ``go`` begins to change objects, ``stop`` ceases but answers queries, ``end`` ends."""
-    truth = Truth(pathlib.Path(role.truth))
-    with open_session(role) as session:
-        publisher = _patiently(session)
-        report({"address": publisher.address, "events": 0})
-        chance = random.Random(role.number)
-        command, sent, due, last_report = "", 0, 0.0, 0.0
-        while command != "end":
-            now = time.monotonic()
-            if command == "go":
-                due += role.rate * TICK_S
-                while sent < due:
-                    sent += 1
-                    publisher.send_event(_change(truth, chance))
-            if now - last_report >= REPORT_S:
-                last_report = now
-                report({"events": sent, "queries": publisher.statistics().queries})
-            said = _next(commands, TICK_S)
-            if said == "stop":
-                publisher.flush(timeout_s=READY_TIMEOUT_S)
-                report({"events": sent, "stopped": True})
-            command = said or command
-    truth.close()
-
-
-def _patiently(session: pubsub_api.Session) -> pubsub_api.Publisher:
-    """A publisher; when the one that was killed still seems to hold the address, that is waited out."""
+def _patiently(role: Role) -> PublisherService:
+    """A service that runs; when the one that was killed still seems to hold the address, that is waited out."""
     deadline = time.monotonic() + BIND_PATIENCE_S
     while True:
+        service = PublisherService(read_conf(role))
         try:
-            return session.publisher(name=PUBLISHER_NAME)
+            service.start()
         except AddressInUse:
             if time.monotonic() > deadline:
                 raise
             time.sleep(0.1)
+        else:
+            return service
 
 
-def _change(truth: Truth, chance: random.Random) -> Event:
-    """Change an object in the database, then say so: first the commit, then the event."""
-    topic = chance.choice(TOPICS)
-    key = f"p{chance.randrange(KEYS_PER_TOPIC)}"
-    value = None if chance.random() < DELETE_SHARE else f"{chance.getrandbits(32):08x}"
-    version = truth.change(topic, key, value)
-    event = Event(topic=topic, table="port", key=key, action="set", value=value, version=version)
-    if value is None:
-        event.action = "delete"
-    return event
+def play_writers(role: Role, commands: Commands, report: Report) -> None:
+    """Commands: ``go`` begins to change objects, ``kill`` kills one writer, ``stop`` ceases, ``end`` ends."""
+    writers = Writers(role)
+    report({"ready": True})
+    command = ""
+    while command != "end":
+        command = _next(commands, REPORT_S)
+        if command == "go":
+            writers.start()
+        elif command == "kill":
+            writers.kill_one()
+            report({"killed": True})
+        elif command == "stop":
+            writers.stop()
+            report({"stopped": True})
+    writers.close()
 
 
 class Controller:
-    """Keeps a copy of the objects from events; a resync makes it read the database again."""
+    """What a controller counts of its copy, as it is told of changes."""
 
-    def __init__(self, truth: Truth) -> None:
-        self._truth = truth
-        self._lock = threading.Lock()
-        self._copy = LocalCopy()
+    def __init__(self) -> None:
+        self._newest = 0
         self._reasons: list[str] = []
 
-    def on_events(self, events: Sequence[Event]) -> None:
-        with self._lock:
-            for event in events:
-                self._copy.apply((event.topic, event.key), event.value, event.version)
+    def on_changes(self, changes: Sequence[CacheChange]) -> None:
+        for change in changes:
+            if isinstance(change, Resynced):
+                self._reasons.append(f"{change.kind}: {change.reason}")
+                self._newest = max(self._newest, change.revision)
+            else:
+                version = getattr(change, "version", 0) or change.entry.version
+                self._newest = max(self._newest, version)
 
-    def on_resync(self, resync: Resync) -> None:
-        revision, rows = self._truth.snapshot()
-        with self._lock:
-            self._reasons.append(resync.reason.value)
-            self._copy.replace(revision, rows)
+    def report(self, cache: LocalCacheStatistics, dropped: int) -> dict[str, Any]:
+        bus = cache.bus
+        assert bus is not None
+        return {
+            "revision": self._newest, "rows": cache.objects, "reasons": list(self._reasons), "received": bus.received,
+            "gaps": bus.gaps, "repaired": bus.repaired, "lost": bus.lost, "dropped": dropped,
+            "resyncs": cache.syncs.snapshots + cache.syncs.deltas,
+        }  # fmt: skip
 
-    def state(self) -> dict[str, Any]:
-        with self._lock:
-            return {"revision": self._copy.revision, "rows": len(self._copy.rows()), "reasons": list(self._reasons)}
 
-    def dump(self) -> list[list[Any]]:
-        """Every object as ``[topic, key, value, version]``, for the comparison with the truth."""
-        with self._lock:
-            return [[*key, *row] for key, row in sorted(self._copy.rows().items())]
+def dump(cache: LocalCache) -> list[list[Any]]:
+    """Every object as ``[key, topic, value, version]``, for the comparison with the database."""
+    return [[found.key, found.topic, found.value, found.version] for found in cache.get_all(TABLE)]
 
 
 def play_controller(role: Role, commands: Commands, report: Report) -> None:
     """Commands: ``dump`` reports the copy, ``freeze`` and ``thaw`` stop and resume the link, ``end`` ends."""
-    truth = Truth(pathlib.Path(role.truth))
-    controller = Controller(truth)
     faults = Faults(seed=role.number, drop=role.drop)
-    with open_session(role, faults) as session:
-        subscriber = session.subscriber(
-            [FILTER],
-            on_events=controller.on_events,
-            on_resync=controller.on_resync,
-            addresses=[role.address] if role.address else None,
-        )
-        subscriber.wait_ready(timeout_s=READY_TIMEOUT_S)
+    controller = Controller()
+    addresses = [role.address] if role.address else None
+    with (
+        open_nb(role, faults) as nb,
+        LocalCache(nb, tables=[TABLE], topics=[FILTER], on_changes=controller.on_changes, addresses=addresses) as cache,
+    ):
+        cache.wait_synced(timeout_s=READY_TIMEOUT_S)
         command = ""
         while command != "end":
-            counters = subscriber.statistics()
-            report(
-                {
-                    "ready": True, "received": counters.received, "gaps": counters.gaps, "repaired": counters.repaired,
-                    "resyncs": counters.resyncs, "lost": counters.lost, "dropped": faults.counts().dropped,
-                    **controller.state(),
-                }
-            )  # fmt: skip
+            report({"ready": True, **controller.report(cache.statistics(), faults.counts().dropped)})
             command = _next(commands, REPORT_S)
             if command == "dump":
-                report({"dump": controller.dump()})
+                report({"dump": dump(cache)})
             elif command == "freeze":
                 faults.freeze()
             elif command == "thaw":
                 faults.thaw()
-    truth.close()
 
 
 def _next(commands: Commands, timeout_s: float) -> str:
@@ -190,7 +138,8 @@ def _next(commands: Commands, timeout_s: float) -> str:
 
 
 PARTS: dict[str, Callable[[Role, Commands, Report], None]] = {
-    "publisher": play_publisher,
+    "service": play_service,
+    "writers": play_writers,
     "controller": play_controller,
 }
 

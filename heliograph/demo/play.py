@@ -1,8 +1,9 @@
 """What happens in the demonstration, scene by scene, and the proof at the end.
 
-Under a publisher that changes objects all the time and a network that loses frames, one controller is frozen and
-resumed, and the publisher is killed and restarted.  Then the changes stop, and every controller's copy must become
-equal to the database.  How fast that all goes depends on the machine; whether it ends well does not.
+Under writers that change objects all the time and a network that loses frames, one controller is frozen and resumed, a
+writer is killed between any two of its steps, and the publisher service is killed and restarted.  Then the changes
+stop, and every controller's copy must become equal to the database.  How fast that all goes depends on the machine;
+whether it ends well does not.
 """
 
 from __future__ import annotations
@@ -15,10 +16,10 @@ from collections.abc import Callable
 from typing import Any
 from urllib.parse import urlsplit
 
-from heliograph.demo.actors import FILTER, Role
 from heliograph.demo.screens import Screen
+from heliograph.demo.stage import FILTER, TABLE, Role
 from heliograph.demo.troupe import Actor, ProcessActor, ThreadActor
-from heliograph.demo.truth import Truth
+from nb_api import DbObject, NbApi
 from pubsub_api.errors import WaitTimeout
 
 STEP_S = 0.1
@@ -37,8 +38,10 @@ class Plan:
     in_threads: bool
     """The driver lives inside one process, so the actors do, too."""
     is_bind_based: bool
+    """There is a publisher service, because one process per address can publish."""
     seconds: float
     controllers: int
+    writers: int
     rate: float
     drop: float
 
@@ -53,12 +56,18 @@ class Outcome:
     seconds: float
     settled_s: float
     """How long it took after the last change."""
-    events: int
-    """Changes made, and so events published or covered by a resync."""
+    revision: int
+    """Of the database: changes made."""
     rows: int
     """Objects in the database."""
+    outbox: int
+    """Changes that nobody has confirmed as published: none, when all went well."""
     controllers: list[dict[str, Any]]
     """Of each: ``name``, ``is_equal``, and its counters."""
+
+    def total(self, what: str) -> int:
+        """A counter, over all controllers."""
+        return sum(one.get(what, 0) for one in self.controllers)
 
 
 class Play:
@@ -70,17 +79,20 @@ class Play:
         self._actors: list[Actor] = []
         self._controllers: list[Actor] = []
         self._frozen: set[Actor] = set()
+        self._address = ""
         self._born = self._start = time.monotonic()
 
     def run(self) -> Outcome:
         """Raises WaitTimeout when a server or the machine is not up to it, ActorDied when an actor fails."""
         with tempfile.TemporaryDirectory(prefix="heliograph-demo-") as directory:
             self._directory = pathlib.Path(directory)
-            self._truth = Truth(self._directory / "truth.db", create=True)
+            self._database = f"sqlite://{self._directory / 'objects.db'}"
+            self._truth = NbApi.open(url=self._database)
             try:
                 self._open()
                 self._freeze_a_controller()
-                self._kill_the_publisher()
+                self._kill_a_writer()
+                self._kill_the_service()
                 return self._prove()
             finally:
                 for actor in self._actors:
@@ -91,14 +103,20 @@ class Play:
 
     def _open(self) -> None:
         plan = self._plan
-        self._publisher = self._hire("publisher", 1, plan.url)
-        self._wait(lambda: "address" in self._publisher.state, "the publisher to start")
-        self._say(f"a publisher at {self._publisher.state['address']}, driver {plan.driver}")
+        if plan.is_bind_based:
+            self._service = self._hire("service")
+            self._wait(lambda: "address" in self._service.state, "the publisher service to start")
+            self._address = self._service.state["address"]
+            self._say(f"a publisher service at {self._address}, driver {plan.driver}")
+        self._writers = self._hire("writers")
         for number in range(1, plan.controllers + 1):
-            self._controllers.append(self._hire("controller", number, plan.url, self._publisher.state["address"]))
-        self._wait(lambda: all("ready" in actor.state for actor in self._controllers), "the controllers to be ready")
-        self._say(f"{plan.controllers} controllers subscribed to {FILTER}; {plan.drop:.0%} of their frames get lost")
-        self._publisher.tell("go")
+            self._controllers.append(self._hire("controller", number))
+        crowd = [self._writers, *self._controllers]
+        self._wait(lambda: all("ready" in actor.state for actor in crowd), "everybody to be ready")
+        self._say(f"{plan.controllers} controllers follow {FILTER}; {plan.drop:.0%} of their frames get lost")
+        self._writers.tell("go")
+        how = "threads" if plan.in_threads else "forked processes"
+        self._say(f"{plan.writers} writers, {how}, change objects in a database, {plan.rate:.0f} times per second")
         self._start = time.monotonic()
 
     def _freeze_a_controller(self) -> None:
@@ -107,46 +125,55 @@ class Play:
         victim.freeze()
         self._frozen.add(victim)
         self._say(f"{victim.name} is frozen ({'its link' if self._plan.in_threads else 'SIGSTOP'})")
-        self._until(0.5)
+        self._until(0.45)
         victim.thaw()
         self._frozen.remove(victim)
-        self._say(f"{victim.name} goes on, {self._truth.revision() - victim.state['revision']} changes behind")
+        behind = max(0, self._truth.db.revision() - victim.state["revision"])
+        self._say(f"{victim.name} goes on, {behind} changes behind")
 
-    def _kill_the_publisher(self) -> None:
-        self._until(0.65)
-        former = self._publisher
-        former.kill()
-        self._actors.remove(former)
-        self._say(f"the publisher is killed ({'its goodbye is lost' if self._plan.in_threads else 'SIGKILL'})")
-        self._until(0.7)
-        self._publisher = self._hire("publisher", 2, self._restart_url(former.state["address"]))
-        self._wait(lambda: "address" in self._publisher.state, "the publisher to restart")
-        self._publisher.tell("go")
-        self._say("the publisher is back, under the same name, with no memory of its former life")
+    def _kill_a_writer(self) -> None:
+        if self._plan.in_threads:
+            return
+        self._until(0.55)
+        self._writers.tell("kill")
+        self._wait(lambda: "killed" in self._writers.state, "a writer to die")
+        self._say("a writer is killed (SIGKILL), perhaps between a commit and its publication; another takes its place")
+
+    def _kill_the_service(self) -> None:
+        if self._plan.is_bind_based:
+            self._until(0.65)
+            self._service.kill()
+            self._actors.remove(self._service)
+            self._say("the publisher service is killed (SIGKILL); writers keep what it has not acknowledged")
+            self._until(0.7)
+            self._service = self._hire("service")
+            self._wait(lambda: "address" in self._service.state, "the publisher service to restart")
+            self._say("the publisher service is back, and knows from its journal what its former life had published")
         rest_s = self._plan.seconds * 0.2
         back = time.monotonic()
         self._until(1.0)
         self._wait(lambda: time.monotonic() - back >= rest_s, "the last scene to end", timeout_s=rest_s + STEP_S)
 
     def _prove(self) -> Outcome:
-        self._publisher.tell("stop")
-        self._wait(lambda: "stopped" in self._publisher.state, "the publisher to stop")
+        self._writers.tell("stop")
+        self._wait(lambda: "stopped" in self._writers.state, "the writers to stop")
         stopped = time.monotonic()
-        revision, rows = self._truth.snapshot()
+        revision, truth = self._truth.db.revision(), [_row(found) for found in self._truth.get_all(TABLE)]
         self._say(f"the changes stop at revision {revision}; now every copy must become equal to the database")
-        expected = [[*key, *row] for key, row in sorted(rows.items())]
         unequal = set(self._controllers)
         while unequal and time.monotonic() - stopped < SETTLE_TIMEOUT_S:
-            unequal = {actor for actor in unequal if actor.dump(DUMP_TIMEOUT_S) != expected}
+            unequal = {actor for actor in unequal if actor.dump(DUMP_TIMEOUT_S) != truth}
             self._step()
+        settled_s = time.monotonic() - stopped
         self._step(2 * STEP_S)  # the counters of the last moment are still on their way
         return Outcome(
             is_equal=not unequal,
             driver=self._plan.driver,
             seconds=time.monotonic() - self._born,
-            settled_s=time.monotonic() - stopped,
-            events=revision,
-            rows=len(rows),
+            settled_s=settled_s,
+            revision=revision,
+            rows=len(truth),
+            outbox=len(self._truth.db.unpublished()),
             controllers=[
                 {"name": actor.name, "is_equal": actor not in unequal, **actor.state} for actor in self._controllers
             ],
@@ -154,19 +181,23 @@ class Play:
 
     # -- the director's means
 
-    def _hire(self, part: str, number: int, url: str, address: str = "") -> Actor:
+    def _hire(self, part: str, number: int = 1) -> Actor:
         plan = self._plan
-        truth = str(self._directory / "truth.db")
-        role = Role(part, number, url, address, truth, rate=plan.rate, drop=plan.drop, idle_s=IDLE_S)
-        actor = ThreadActor(role, urlsplit(url).netloc) if plan.in_threads else ProcessActor(role, self._directory)
+        role = Role(
+            part=part, number=number, url=self._url(), address=self._address, database=self._database,
+            socket=str(self._directory / "service.socket"), writers=plan.writers, are_threads=plan.in_threads,
+            rate=plan.rate, drop=plan.drop, idle_s=IDLE_S,
+        )  # fmt: skip
+        actor = ThreadActor(role, urlsplit(plan.url).netloc) if plan.in_threads else ProcessActor(role, self._directory)
         self._actors.append(actor)
         return actor
 
-    def _restart_url(self, address: str) -> str:
-        """Where the publisher comes back: at its former address, also when the system had chosen the port."""
-        if not self._plan.is_bind_based or urlsplit(self._plan.url).port:
+    def _url(self) -> str:
+        """The bus: a service that comes back does so at its former address, also when the system had chosen the
+        port."""
+        if not self._address or urlsplit(self._plan.url).port:
             return self._plan.url
-        return f"{self._plan.driver}://{address.rpartition('/')[2]}"
+        return f"{self._plan.driver}://{self._address.rpartition('/')[2]}"
 
     def _until(self, part: float) -> None:
         """Let this part of the time pass."""
@@ -183,8 +214,13 @@ class Play:
     def _step(self, pause_s: float = STEP_S) -> None:
         for actor in self._actors:
             actor.check()
-        self._screen.show(self._truth.revision(), [(actor, actor in self._frozen) for actor in self._controllers])
+        revision = self._truth.db.revision()
+        self._screen.show(revision, [(actor, actor in self._frozen) for actor in self._controllers])
         time.sleep(pause_s)
 
     def _say(self, text: str) -> None:
         self._screen.say(time.monotonic() - self._born, text)
+
+
+def _row(found: DbObject) -> list[Any]:
+    return [found.key, found.topic, found.value, found.version]

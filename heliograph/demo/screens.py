@@ -63,8 +63,9 @@ class PlainScreen(Screen):
     def show(self, revision: int, controllers: Sequence[tuple[Actor, bool]]) -> None:
         if controllers and time.monotonic() - self._last >= _LINE_INTERVAL_S:
             self._last = time.monotonic()
-            lags = (f"{actor.name} {max(0, revision - actor.state.get('revision', 0))}" for actor, _ in controllers)
-            self._console.print(f"         revision {revision}; changes behind: {', '.join(lags)}", soft_wrap=True)
+            lags = sorted(max(0, revision - actor.state.get("revision", 0)) for actor, _ in controllers)
+            line = f"revision {revision}; changes behind: {lags[len(lags) // 2]} in the middle, {lags[-1]} at most"
+            self._console.print(f"         {line}", soft_wrap=True)
 
 
 class LiveScreen(Screen):

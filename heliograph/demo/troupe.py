@@ -15,7 +15,8 @@ import sys
 import threading
 from typing import Any
 
-from heliograph.demo.actors import PARTS, Role
+from heliograph.demo.actors import PARTS
+from heliograph.demo.stage import Role
 from pubsub_api.errors import HeliographError
 from pubsub_api.testing.faulty import memory_bus
 
@@ -39,7 +40,7 @@ class Actor(abc.ABC):
 
     @property
     def name(self) -> str:
-        return self.role.part if self.role.part == "publisher" else f"{self.role.part} {self.role.number}"
+        return f"{self.role.part} {self.role.number}" if self.role.part == "controller" else self.role.part
 
     def dump(self, timeout_s: float) -> list[list[Any]] | None:
         """A controller's copy; None when it does not answer in time."""

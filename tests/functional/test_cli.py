@@ -273,14 +273,14 @@ def test_decode_reads_what_was_captured(url: str, publisher: pubsub_api.Publishe
 
 @pytest.mark.parametrize("driver", ["zmq", "memory"])
 def test_demo_proves_its_point(driver: str) -> None:
-    demo = run("demo", "--seconds", "3", "--controllers", "3", "--driver", driver, "--json")
+    demo = run("demo", "--seconds", "3", "--controllers", "3", "--writers", "2", "--driver", driver, "--json")
     assert demo.process.returncode == exits.OK, demo.errors
     outcome = json.loads(demo.out[0])
     assert outcome["is_equal"] is True
     assert outcome["driver"] == driver
     assert [it["is_equal"] for it in outcome["controllers"]] == [True] * 3
     assert {it["rows"] for it in outcome["controllers"]} == {outcome["rows"]}
-    assert all(it["received"] and it["resyncs"] >= 2 for it in outcome["controllers"])
+    assert all(it["received"] and it["resyncs"] >= 1 for it in outcome["controllers"])
 
 
 def test_demo_for_people() -> None:
@@ -295,7 +295,9 @@ def test_an_interrupted_demo_leaves_nothing_behind() -> None:
     with Command("demo", "--seconds", "600", "--controllers", "2") as demo:
         wait_until(lambda: "frames get lost" in demo.next_line(), PATIENCE_S, "the demonstration to begin")
         actors = children_of(demo.process.pid)
-        assert len(actors) == 3
+        assert len(actors) == 4, "a service, writers, two controllers"
+        wait_until(lambda: any(map(children_of, actors)), PATIENCE_S, "forked writers")
+        actors += [child for actor in actors for child in children_of(actor)]
         demo.process.send_signal(signal.SIGTERM)
         assert demo.wait() == exits.INTERRUPTED
         wait_until(lambda: not any(map(is_alive, actors)), PATIENCE_S, "the actors to be gone")

@@ -1,0 +1,75 @@
+"""What every actor is told: which bus, which database, and how bad the network is."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from oslo_config import cfg
+
+import pubsub_api
+from nb_api import NbApi
+from nb_api import config as db_config
+from nb_api.loading import open_db
+from nb_api.notify_config import CACHE_GROUP, register
+from pubsub_api import loading
+from pubsub_api.config import GROUP
+from pubsub_api.testing.faults import Faults
+from pubsub_api.testing.faulty import FaultyPubSub
+
+TABLE = "port"
+TENANTS = 5
+FILTER = "demo/#"
+KEYS_PER_TENANT = 40
+
+
+@dataclasses.dataclass(frozen=True)
+class Role:
+    """Everything an actor needs to know, as plain data."""
+
+    part: str
+    """``service``, ``writers`` or ``controller``."""
+    number: int
+    url: str
+    """The bus."""
+    address: str
+    """Where a controller listens; empty: where the URL says."""
+    database: str
+    """URL of the database."""
+    socket: str
+    """Where writers reach the publisher service."""
+    writers: int
+    are_threads: bool
+    """Everybody lives in one process, so writers cannot be forked and killed."""
+    rate: float
+    """Changes per second that all writers make together."""
+    drop: float
+    """Part of the frames that a controller loses on the way, from 0 to 1."""
+    idle_s: float
+    """Hellos come this often, so that the loss of a last event is noticed within the time of a demonstration."""
+
+
+def read_conf(role: Role) -> cfg.ConfigOpts:
+    """The configuration of an actor: the defaults, but for where things are and for times that suit a short play."""
+    conf = loading.conf_from_url(role.url)
+    conf.register_opts(db_config.OPTIONS, group=db_config.GROUP)
+    register(conf)
+    for group, name, value in (
+        (GROUP, "enable_df_pub_sub", True),
+        (GROUP, "publisher_multiproc_socket", role.socket),
+        (GROUP, "max_idle_time", role.idle_s),
+        (db_config.GROUP, "url", role.database),
+        (db_config.GROUP, "outbox_age", 2 * role.idle_s),
+        (CACHE_GROUP, "snapshot_jitter", role.idle_s),
+        (CACHE_GROUP, "snapshot_interval_min", role.idle_s),
+    ):
+        conf.set_override(name, value, group=group)
+    return conf
+
+
+def open_nb(role: Role, faults: Faults | None = None) -> NbApi:
+    """Database and bus; with ``faults`` between the bus and this actor.  Raises as `NbApi.open`."""
+    conf = read_conf(role)
+    if faults is None:
+        return NbApi.open(conf=conf)
+    session = pubsub_api.open(conf=conf, wrap_driver=lambda driver: FaultyPubSub(driver, faults))
+    return NbApi(conf, open_db(None, conf), session)

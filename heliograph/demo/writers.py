@@ -1,0 +1,143 @@
+"""The writers of the demonstration: forked from one process, as the workers of an API server are, each with the same
+`NbApi`."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import selectors
+import signal
+import threading
+import time
+from collections.abc import Callable
+
+from heliograph.demo.stage import KEYS_PER_TENANT, TABLE, TENANTS, Role, open_nb
+from nb_api import NbApi
+from nb_api.errors import ObjectExists, ObjectNotFound
+
+DELETE_SHARE = 0.1
+TICK_S = 0.02
+FLUSH_TIMEOUT_S = 60.0
+_ENOUGH = b"."
+
+
+class Writer:
+    """Changes objects at a rate until it is told to stop."""
+
+    def __init__(self, nb: NbApi, number: int, rate: float) -> None:
+        self._nb = nb
+        self._chance = random.Random(number)
+        self._rate = rate
+        self.changes = 0
+
+    def work(self, goes_on: Callable[[], bool]) -> None:
+        """Returns when ``goes_on`` says so and everything written is published."""
+        due = 0.0
+        while goes_on():
+            due += self._rate * TICK_S
+            while due >= 1:
+                due -= 1
+                self._change()
+            time.sleep(TICK_S)
+        self._nb.flush(timeout_s=FLUSH_TIMEOUT_S)
+
+    def _change(self) -> None:
+        tenant = self._chance.randrange(TENANTS)
+        topic, key = f"demo/tenant-{tenant}/port", f"{tenant}-p{self._chance.randrange(KEYS_PER_TENANT)}"
+        # Others write the same objects: one may be there, or gone, by the time this one comes.
+        with contextlib.suppress(ObjectNotFound, ObjectExists):
+            if self._chance.random() < DELETE_SHARE:
+                self._nb.delete(TABLE, key)
+            else:
+                self._nb.put(TABLE, key, {"mac": f"{self._chance.getrandbits(32):08x}"}, topic=topic)
+        self.changes += 1
+
+
+class ForkedWriter:
+    """A writer in a child of this process.  A word through the pipe lets it end in good order; when the pipe ends
+    without one, the parent is gone, and so is the demonstration."""
+
+    def __init__(self, role: Role, nb: NbApi, number: int) -> None:
+        ours, theirs = os.pipe()
+        self.pid = os.fork()
+        if self.pid == 0:
+            os.close(theirs)
+            os._exit(_be_a_writer(role, nb, number, ours))
+        os.close(ours)
+        self._pipe = theirs
+
+    def stop(self) -> None:
+        """Returns when everything it wrote is published."""
+        os.write(self._pipe, _ENOUGH)
+        self._bury()
+
+    def kill(self) -> None:
+        os.kill(self.pid, signal.SIGKILL)
+        self._bury()
+
+    def _bury(self) -> None:
+        os.waitpid(self.pid, 0)
+        os.close(self._pipe)
+
+
+def _be_a_writer(role: Role, nb: NbApi, number: int, pipe: int) -> int:
+    with selectors.DefaultSelector() as told:
+        told.register(pipe, selectors.EVENT_READ)
+
+        def goes_on() -> bool:
+            if not told.select(0):
+                return True
+            if os.read(pipe, 1) != _ENOUGH:
+                os._exit(1)
+            return False
+
+        Writer(nb, number, role.rate / role.writers).work(goes_on)
+    nb.close()
+    return 0
+
+
+class ThreadWriter:
+    """A writer in a thread, where everything lives in one process."""
+
+    def __init__(self, role: Role, nb: NbApi, number: int) -> None:
+        self._stop = threading.Event()
+        writer = Writer(nb, number, role.rate / role.writers)
+        self._thread = threading.Thread(target=writer.work, args=(lambda: not self._stop.is_set(),), daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._stop.set()
+        self._thread.join()
+
+    kill = stop
+
+
+class Writers:
+    """All of them."""
+
+    def __init__(self, role: Role) -> None:
+        self._role = role
+        self._nb = open_nb(role)
+        self._make = ThreadWriter if role.are_threads else ForkedWriter
+        self._born = 0
+        self._all: list[ThreadWriter | ForkedWriter] = []
+
+    def start(self) -> None:
+        """Fill up to the number of writers."""
+        while len(self._all) < self._role.writers:
+            self._born += 1
+            self._all.append(self._make(self._role, self._nb, self._born))
+
+    def kill_one(self) -> None:
+        """A writer dies, between any two of its steps, and another one takes its place."""
+        self._all.pop(0).kill()
+        self.start()
+
+    def stop(self) -> None:
+        while self._all:
+            self._all.pop().stop()
+
+    def close(self) -> None:
+        self.stop()
+        self._nb.close()
