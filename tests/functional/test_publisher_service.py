@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import configparser
 import contextlib
 import json
 import os
@@ -18,6 +19,7 @@ from collections.abc import Iterator
 import pytest
 
 import pubsub_api
+from heliograph.main import build_parser
 from publisher_service import health, socketfile
 from publisher_service.client import WorkerPublisher
 from publisher_service.errors import WindowFull
@@ -450,3 +452,15 @@ def test_systemd_is_told(host: Host) -> None:
         while not heard[-1].startswith(b"STOPPING"):
             heard.append(supervisor.recv(1000))
         assert service.stop() == 0
+
+
+def test_the_systemd_unit_runs_a_command_that_exists() -> None:
+    unit = configparser.ConfigParser(strict=False, interpolation=None, comment_prefixes="#")
+    unit.optionxform = str  # type: ignore[method-assign,assignment]  # systemd knows upper and lower case
+    unit.read(pathlib.Path(__file__).resolve().parents[2] / "etc" / "systemd" / "heliograph-publisher.service")
+    service = unit["Service"]
+    assert service["Type"] == "notify"
+    assert service["RuntimeDirectoryPreserve"] == "restart", "the journal must outlive the process"
+    _, program, *arguments = service["ExecStart"].split()
+    assert program == "heliograph"
+    assert build_parser().parse_args(arguments).command == "publisher-service"
