@@ -7,6 +7,7 @@ itself.  Which source is used is the configuration's business; what the cache ho
 from __future__ import annotations
 
 import abc
+import random
 import threading
 import time
 from collections.abc import Iterable, Sequence
@@ -17,6 +18,7 @@ from nb_api.discovery import Directory
 from nb_api.errors import RevisionGone, RevisionUnknown
 from pubsub_api import Event, Reason, Resync, Session, Subscriber, SubscriberStatistics
 
+NO_BUS = "the bus is away"
 FEED_WAIT_S = 0.2
 """How long the feed is waited for in one go: a topic that is added meanwhile waits as long."""
 
@@ -125,11 +127,23 @@ class FeedSource(ChangeSource):
 
 
 class BusSource(ChangeSource):
-    """A subscriber on the bus.  It is made with the first topic, because without one there is nothing to hear."""
+    """A subscriber on the bus.  It is made with the first topic, because without one there is nothing to hear.
 
-    def __init__(self, session: Session, db: DbApi, listener: Listener, addresses: Sequence[str] | None) -> None:
-        """Where publishers bind, the directory in the database is followed too, unless ``addresses`` are given."""
+    A bus that is away does not make the copy old: while no publisher and no broker can be reached, the changes are read
+    from the database now and then.
+    """
+
+    def __init__(
+        self, session: Session, db: DbApi, listener: Listener, addresses: Sequence[str] | None, *, patience_s: float
+    ) -> None:
+        """Where publishers bind, the directory in the database is followed too, unless ``addresses`` are given.
+
+        ``patience_s``: when nobody could be reached for so long, the database is read, and again as often.  0: never.
+        """
         super().__init__()
+        self._patience_s = patience_s
+        self._alone_since: float | None = None
+        self._is_away = False
         self._session = session
         self._listener = listener
         self._addresses = addresses
@@ -141,7 +155,7 @@ class BusSource(ChangeSource):
 
     @property
     def is_joining(self) -> bool:
-        return bool(self._waiting)
+        return bool(self._waiting) and not self._is_away
 
     def start(self, topics: Sequence[str]) -> None:
         if topics:
@@ -178,7 +192,22 @@ class BusSource(ChangeSource):
             self._listener.need_delta(resync.reason.value)
 
     def wait(self, timeout_s: float) -> None:
-        self.sleep(timeout_s)
+        self.sleep(min(timeout_s, self._patience_s / 4) if self._patience_s else timeout_s)
+        if self._subscriber is not None and self._patience_s:
+            self._look_at_links(self._subscriber, time.monotonic())
+
+    def _look_at_links(self, subscriber: Subscriber, now: float) -> None:
+        if subscriber.statistics().links_up:
+            self._alone_since, self._is_away = None, False
+        elif self._alone_since is None:
+            self._alone_since = now
+        elif now - self._alone_since > self._patience_s:
+            self._alone_since = now - random.uniform(0.0, 0.5) * self._patience_s  # not in step with others
+            self._is_away = True
+            if self._listener.is_loaded:
+                self._listener.need_delta(NO_BUS)
+            else:
+                self._listener.need_snapshot(NO_BUS, is_awaited=True)
 
     def statistics(self) -> SubscriberStatistics | None:
         return None if self._subscriber is None else self._subscriber.statistics()

@@ -101,7 +101,7 @@ class LocalCache:
         self._sync = CacheSync(nb, self._core, self, tables=tables)
         self._source: ChangeSource
         if nb.session is not None:
-            self._source = BusSource(nb.session, nb.db, self, addresses)
+            self._source = BusSource(nb.session, nb.db, self, addresses, patience_s=options.bus_patience)
         else:
             self._source = FeedSource(nb.db, self, portion=options.delta_portion)
         forking.register(self)

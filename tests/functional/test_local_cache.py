@@ -484,6 +484,35 @@ def test_events_of_other_programs_do_no_harm(bus_world: World) -> None:
     bus_world.wait_equal(cache)
 
 
+def test_a_bus_that_is_away_does_not_make_copies_old(tmp_path: pathlib.Path) -> None:
+    """The database is read instead, also by a controller that starts without a bus; then the bus comes back."""
+    with RedisServer() as server:
+        world = World(server.address, sqlite_url(tmp_path), open_nb(sqlite_url(tmp_path), server.address))
+        try:
+            patience = {"bus_patience": 0.2}
+            cache = world.cache(options=patience)
+            server.kill()
+            world.nb.create("port", "p1", 1, topic="t")
+            world.wait_equal(cache)
+            late = world.cache(options=patience)
+            world.wait_equal(late)
+            server.restart()
+            wait_until(lambda: world.nb.db.unpublished() == [], WAIT_S, "the outbox to be published")
+            world.nb.create("port", "p2", 2, topic="t")
+            for one in (cache, late):
+                world.wait_equal(one)
+                one.wait_synced(timeout_s=WAIT_S)
+                wait_until(lambda one=one: _links_up(one) == 1, WAIT_S, "the link to be up")  # type: ignore[misc]
+        finally:
+            world.close()
+
+
+def _links_up(cache: LocalCache) -> int:
+    statistics = cache.statistics().bus
+    assert statistics is not None
+    return statistics.links_up
+
+
 def test_tombstones_are_bounded(bus_world: World) -> None:
     cache = bus_world.cache(options={"tombstones_max": 16})
     for number in range(60):
