@@ -7,6 +7,7 @@ the file; whoever opens it first compares them, so a byte that was flipped or cu
 
 from __future__ import annotations
 
+import base64
 import bisect
 import collections
 import contextlib
@@ -79,7 +80,8 @@ def write_segment(directory: pathlib.Path, shard: int, first: int, portions: Ite
             for batch in portions:
                 summary.add(batch)
                 writer.write_batch(batch, row_group_size=batch.num_rows)
-            writer.add_key_value_metadata({_INDEX: msgspec.msgpack.encode(summary.index)})
+            # As text: the format allows nothing else there, and Polars insists on it.
+            writer.add_key_value_metadata({_INDEX: base64.b64encode(msgspec.msgpack.encode(summary.index))})
         size, digest = _sync(path)
     except BaseException:
         path.unlink(missing_ok=True)
@@ -269,7 +271,8 @@ class SegmentReader:
         check_file(segment)
         with _translated(segment):
             metadata = import_pyarrow().parquet.read_metadata(segment.path)
-            index = msgspec.msgpack.decode((metadata.metadata or {}).get(_INDEX, b""), type=_Index)
+            encoded = base64.b64decode((metadata.metadata or {}).get(_INDEX, b""))
+            index = msgspec.msgpack.decode(encoded, type=_Index)
         if index.version != FORMAT_VERSION:
             raise corrupt(segment, f"has format {index.version}; this release reads {FORMAT_VERSION}")
         opened = _Opened(metadata, index)

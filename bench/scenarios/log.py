@@ -18,6 +18,7 @@ import durable_log
 from bench import events, redis_server
 from bench.plan import Outcome, Plan, Row
 from bench.targets import check
+from durable_log.columns import EVENT_COLUMNS, import_pyarrow
 from durable_log.sealing import Sealer
 from durable_log.segmented import SegmentedLog
 from pubsub_api.core import frame as frames
@@ -54,6 +55,7 @@ def measure(plan: Plan, driver: str) -> Outcome:
         return Outcome("log", driver, [], [], ["a log belongs to no transport: see zmq for SQLite, and redis"])
     made = make_frames(max(FRAME_EVENTS, int(plan.events * SHARE)))
     rates = Rates()
+    import_pyarrow()  # not while the clock runs
     for number in range(1, plan.rounds + 1):
         plan.say(f"round {number} of {plan.rounds}: the log, {driver}")
         with tempfile.TemporaryDirectory(prefix="heliograph-bench-") as name, _url(driver, name) as url:
@@ -138,11 +140,8 @@ def _ours(rates: Rates, log: SegmentedLog, made: Sequence[bytes]) -> None:
 
 
 def _pyarrow_alone(log: SegmentedLog) -> None:
-    import pyarrow.parquet
-
-    from durable_log.columns import EVENT_COLUMNS
-
+    parquet = import_pyarrow().parquet
     for segment in log.segments():
-        with pyarrow.parquet.ParquetFile(segment.path) as file:
+        with parquet.ParquetFile(segment.path) as file:
             for group in range(file.num_row_groups):
                 file.read_row_group(group, columns=list(EVENT_COLUMNS), use_threads=False)

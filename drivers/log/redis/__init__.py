@@ -33,8 +33,8 @@ from pubsub_api.errors import Closed, InvalidConfig
 LOG = logging.getLogger(__name__)
 
 _STATE = ("start", "sealed", "end", "bytes")
-_PORTION = 128
-"""Frames asked for at a time."""
+_PORTION, _PORTION_MAX = 128, 4096
+"""Frames asked for at a time, at first and when more are wanted."""
 _PURGE_PORTION = 500
 _FORGET_PORTION = 1000
 _SECOND_NS = 1_000_000_000
@@ -177,7 +177,8 @@ class RedisLog(SegmentedLog):
         found = [_stored(shard, entry) for entry in (*answers[1], *answers[2])]
         taken = take(found, offset=offset, events_max=events_max, bytes_max=bytes_max)
         while len(taken) == len(found):
-            more = self._server.command("XRANGE", key, f"({found[-1].offset}-1", "+", "COUNT", _PORTION)
+            count = min(len(found), _PORTION_MAX)
+            more = self._server.command("XRANGE", key, f"({found[-1].offset}-1", "+", "COUNT", count)
             added = [_stored(shard, entry) for entry in more]
             if not added or added[0].offset != found[-1].end:  # what follows was sealed meanwhile
                 break
