@@ -73,6 +73,9 @@ _ROWS: tuple[tuple[str, str, str, str, Literal[">=", "<="], float, str], ...] = 
     ("subscriptions", "memory", "longpoll", "publisher's memory per subscription", "<=", 400.0, "B"),
     ("subscriptions", "subscribing", "longpoll", "until all subscriptions are in effect", "<=", 10.0, "s"),
     ("subscriptions", "publish cost", "longpoll", "cost of a frame, times that with 100th of them", "<=", 1.5, "x"),
+    ("groups", "single", "redis", "events/s of 4 members, times XREADGROUP and XACK one by one", ">=", 2.0, "x"),
+    ("groups", "batch", "redis", "events/s of 4 members, times XREADGROUP and XACK of 100", ">=", 0.8, "x"),
+    ("groups", "embedded", "zmq", "events/s acknowledged by 4 members, embedded log", ">=", 50_000.0, ""),
 )
 
 TARGETS: tuple[Target, ...] = tuple(

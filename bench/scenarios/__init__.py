@@ -5,7 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from bench.plan import Outcome, Plan
-from bench.scenarios import commit, fanout, latency, log, repair, service, slow, subscriptions, sync, throughput, topics
+from bench.scenarios import (
+    commit,
+    fanout,
+    groups,
+    latency,
+    log,
+    repair,
+    service,
+    slow,
+    subscriptions,
+    sync,
+    throughput,
+    topics,
+)
 
 Scenario = Callable[[Plan, str], Outcome]
 
@@ -21,5 +34,6 @@ SCENARIOS: dict[str, Scenario] = {
     "subscriptions": subscriptions.measure,
     "service": service.measure,
     "log": log.measure,
+    "groups": groups.measure,
 }
 DEFAULT = ("throughput",)

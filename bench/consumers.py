@@ -1,0 +1,104 @@
+"""Processes that consume together: members of a group, and consumers of a Redis stream as most people write them.
+
+Each says that it is ready, then answers every question with how many events it has acknowledged, and when the last.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+import time
+from collections.abc import Sequence
+from multiprocessing.connection import Connection
+from typing import Any
+
+from bench.sinks import NS_PER_S
+from bench.workers import Worker, WorkerFailed
+
+GROUP = "bench"
+STREAM = "bench-stream"
+FAST = {"progress_interval": 0.2, "commit_interval": 0.5, "renew_streams_interval": 0.05, "rebalance_delay": 0.05}
+RUN_TIMEOUT_S = 300.0
+_POLL_S = 0.05
+
+
+@dataclasses.dataclass
+class Tally:
+    """What one consumer has done."""
+
+    count: int = 0
+    ended_ns: int = 0
+
+    def add(self, count: int) -> None:
+        self.count += count
+        self.ended_ns = time.monotonic_ns()
+
+
+def events_per_s(workers: Sequence[Worker], total: int, begun_ns: int) -> float:
+    """Wait until the workers have acknowledged everything that they were told to begin with.  Raises WorkerFailed."""
+    deadline = time.monotonic() + RUN_TIMEOUT_S
+    while time.monotonic() < deadline:
+        tallies: list[Tally] = []
+        for worker in workers:
+            worker.tell("how many?")
+            tallies.append(worker.hear())
+        if sum(tally.count for tally in tallies) >= total:
+            return total / (max(tally.ended_ns for tally in tallies) - begun_ns) * NS_PER_S
+        time.sleep(_POLL_S)
+    raise WorkerFailed(f"only {sum(tally.count for tally in tallies)} of {total} events came in {RUN_TIMEOUT_S} s")
+
+
+def member(pipe: Connection, url: str) -> None:
+    """A member of the group, which calls back with batches and acknowledges when the callback returns."""
+    import durable_log
+    from pubsub_api.config import new_conf
+    from shared_subscriptions import GroupSubscriber, config
+
+    conf = config.register(new_conf())
+    for name, value in FAST.items():
+        conf.set_override(name, value, group=config.GROUP)
+    tally = Tally()
+
+    def on_events(events: Sequence[Any]) -> None:
+        tally.add(len(events))
+
+    log = durable_log.open(url, conf=conf)
+    with GroupSubscriber(log, conf, [f"$shared/{GROUP}/#"], on_events=on_events) as subscriber:
+        subscriber.wait_ready(timeout_s=60)
+        pipe.send("ready")
+        _answer(pipe, tally)
+
+
+def stream_consumer(pipe: Connection, url: str, name: str, batch: int) -> None:
+    """A consumer of a Redis stream: XREADGROUP, decode, XACK."""
+    import msgpack
+    import redis
+
+    tally, stop = Tally(), threading.Event()
+    with redis.Redis.from_url(url) as client:
+        client.ping()
+
+        def consume() -> None:
+            while not stop.is_set():
+                found = client.xreadgroup(GROUP, name, {STREAM: ">"}, count=batch, block=100)
+                if found:
+                    entries = found[0][1]
+                    for _, fields in entries:
+                        msgpack.unpackb(fields[b"e"])
+                    client.xack(STREAM, GROUP, *[entry for entry, _ in entries])
+                    tally.add(len(entries))
+
+        thread = threading.Thread(target=consume)
+        pipe.send("ready")
+        pipe.recv()
+        thread.start()
+        try:
+            _answer(pipe, tally)
+        finally:
+            stop.set()
+            thread.join()
+
+
+def _answer(pipe: Connection, tally: Tally) -> None:
+    while pipe.recv() != "stop":
+        pipe.send(dataclasses.replace(tally))

@@ -1,0 +1,134 @@
+"""Four members of one group: events/s acknowledged, next to four consumers of a Redis stream on the same server.
+
+Under ``redis`` the log lies in Redis, and the consumers of the stream use XREADGROUP and XACK, one entry per call and
+100 per call.  Under ``zmq`` the embedded log is measured.  What is consumed is there before the first consumer begins.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import statistics
+import tempfile
+import time
+from collections.abc import Iterator
+
+import durable_log
+from bench import consumers, events, redis_server
+from bench.plan import Outcome, Plan
+from bench.targets import check
+from bench.workers import Worker
+from pubsub_api.core import frame as frames
+from pubsub_api.core.events import encode_event, pack_body
+from pubsub_api.core.frame import Kind
+from shared_subscriptions import groups
+
+MEMBERS = 4
+SHARDS = 8
+TOPICS = 64
+FRAME_EVENTS = 64
+SHARES = {"one by one": 0.05, "100 per call": 0.5}
+OURS_SHARE = 2.0
+OURS = "heliograph, $shared"
+
+
+def measure(plan: Plan, driver: str) -> Outcome:
+    if driver not in ("zmq", "redis"):
+        return Outcome("groups", driver, [], [], ["a group belongs to no transport: see zmq for SQLite, and redis"])
+    rates: dict[str, list[float]] = {}
+    for number in range(1, plan.rounds + 1):
+        plan.say(f"round {number} of {plan.rounds}: groups, {driver}")
+        with _store(driver) as url:
+            if driver == "redis":
+                for name, batch in (("one by one", 1), ("100 per call", 100)):
+                    rate = _raw(url, max(200, int(plan.events * SHARES[name])), batch)
+                    rates.setdefault(f"XREADGROUP and XACK, {name}", []).append(rate)
+            rates.setdefault(OURS, []).append(_ours(url, max(TOPICS * FRAME_EVENTS, int(plan.events * OURS_SHARE))))
+    ours = rates[OURS]
+    rows = [{"case": name, "events/s": round(statistics.median(found))} for name, found in rates.items()]
+    measured = {"embedded": statistics.median(ours)}
+    if driver == "redis":
+        measured = {
+            name: statistics.median(mine / other for mine, other in zip(ours, rates[case], strict=True))
+            for name, case in (
+                ("single", "XREADGROUP and XACK, one by one"), ("batch", "XREADGROUP and XACK, 100 per call"),
+            )
+        }  # fmt: skip
+    return Outcome("groups", driver, rows, check("groups", driver, measured))
+
+
+@contextlib.contextmanager
+def _store(driver: str) -> Iterator[str]:
+    with tempfile.TemporaryDirectory(prefix="heliograph-bench-") as directory:
+        if driver == "zmq":
+            yield f"sqlite://{directory}/log.db?shards={SHARDS}"
+        else:
+            with redis_server.running() as address:
+                yield f"{address}?shards={SHARDS}&segment_directory={directory}"
+
+
+def _ours(url: str, count: int) -> float:
+    with contextlib.closing(durable_log.open(url)) as log:
+        total = _fill(log, count)
+        groups.declare(log, consumers.GROUP, "#", start="earliest")
+        groups.pause(log, consumers.GROUP)
+        with contextlib.ExitStack() as stack:
+            workers = [stack.enter_context(Worker(consumers.member, url)) for _ in range(MEMBERS)]
+            for worker in workers:
+                worker.hear()
+            begun_ns = time.monotonic_ns()
+            groups.resume(log, consumers.GROUP)
+            rate = consumers.events_per_s(workers, total, begun_ns)
+            _stop(workers)
+        groups.destroy(log, consumers.GROUP)
+    return rate
+
+
+def _fill(log: durable_log.LogApi, count: int) -> int:
+    """About ``count`` events over all topics, framed as a publisher does in a flood; returns how many."""
+    guid, per_topic = os.urandom(16), max(1, count // TOPICS // FRAME_EVENTS)
+    for number in range(TOPICS):
+        topic = events.topic(number)
+        made = []
+        for first in range(1, per_topic * FRAME_EVENTS, FRAME_EVENTS):
+            encoded = [encode_event(events.event(first + i, topic), time.time_ns()) for i in range(FRAME_EVENTS)]
+            body = pack_body(encoded)
+            made.append(frames.pack(Kind.DATA, guid, topic, body, first=first, after=first - 1, count=FRAME_EVENTS))
+        log.append(made)
+    return TOPICS * per_topic * FRAME_EVENTS
+
+
+def _raw(url: str, count: int, batch: int) -> float:
+    import msgpack
+    import redis
+
+    address = url.partition("?")[0]
+    with redis.Redis.from_url(address) as client:
+        client.delete(consumers.STREAM)
+        for first in range(0, count, 1000):
+            pipeline = client.pipeline(transaction=False)
+            for number in range(first, min(first + 1000, count)):
+                pipeline.xadd(consumers.STREAM, {"e": msgpack.packb(events.mapping(number))})
+            pipeline.execute()
+        client.xgroup_create(consumers.STREAM, consumers.GROUP, id="0")
+        with contextlib.ExitStack() as stack:
+            workers = [
+                stack.enter_context(Worker(consumers.stream_consumer, address, f"c{number}", batch))
+                for number in range(MEMBERS)
+            ]
+            for worker in workers:
+                worker.hear()
+            begun_ns = time.monotonic_ns()
+            for worker in workers:
+                worker.tell("go")
+            rate = consumers.events_per_s(workers, count, begun_ns)
+            _stop(workers)
+        client.delete(consumers.STREAM)
+    return rate
+
+
+def _stop(workers: list[Worker]) -> None:
+    for worker in workers:
+        worker.tell("stop")
+    for worker in workers:
+        worker.end()
