@@ -18,6 +18,8 @@ import pytest
 import zmq.auth
 from oslo_config import cfg
 
+import durability_service.client
+import durability_service.config
 import durable_log.columns
 import durable_log.config
 import durable_log.loading
@@ -189,9 +191,10 @@ def known_options() -> dict[str, dict[str, cfg.Opt]]:
 
 def find_option(name: str) -> cfg.Opt:
     """The option that ``name`` or ``[group] name`` stands for."""
-    found = re.fullmatch(r"(?:\[(\w+)\] )?(\w+)", name)
+    found = re.fullmatch(r"(?:\[([\w:]+)\] )?(\w+)", name)
     assert found, name
-    options = known_options()[found[1] or config.GROUP]
+    known = {group.partition(":")[0]: options for group, options in known_options().items()}  # kind:name
+    options = known[(found[1] or config.GROUP).partition(":")[0]]
     assert found[2] in options, f"there is no option {name}"
     return options[found[2]]
 
@@ -239,7 +242,7 @@ def test_modules_and_attributes_that_are_named_exist() -> None:
 def test_classes_that_are_named_exist() -> None:
     modules = (
         pubsub_api, errors, driver, conformance, cache_node, nb_api.errors, durable_log, durable_log.recorder,
-        durable_log.maintenance, nb_api, publisher_service.errors,
+        durable_log.maintenance, nb_api, publisher_service.errors, durability_service.client,
     )  # fmt: skip
     known = {name for module in modules for name in vars(module)}
     for page in documents.pages():
@@ -359,6 +362,10 @@ def test_configurations_can_be_used(block: Block, host: pathlib.Path) -> None:
     conf = config.new_conf([file])
     if nb_api.config.GROUP in sections:
         nb_api.loading.build_db(conf=conf).close()
+        return
+    if durability_service.config.GROUP in sections:
+        durability_service.config.register(conf)
+        assert durability_service.config.service_settings(conf, node="n", incarnation=1).name_spaces
         return
     if durable_log.config.GROUP in sections:
         durable_log.loading.build_log(conf=conf).close()
