@@ -89,6 +89,11 @@ class Ends:
             if not publisher._is_closed:
                 wait_until(lambda publisher=publisher: _held(publisher) == (0, 0, 0), 30, "an empty publisher")  # type: ignore[misc]
             publisher.close()
+        wait_until(lambda: not _threads(), 30, f"the threads {_threads()} end")
+
+
+def _threads() -> list[str]:
+    return [thread.name for thread in threading.enumerate() if thread.name.startswith("longpoll")]
 
 
 def _held(publisher: Any) -> tuple[int, int, int]:

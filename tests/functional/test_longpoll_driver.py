@@ -265,9 +265,9 @@ def frozen_flood(options: str, topics: list[str], **settings: Any) -> tuple[list
         return subscriber.numbers(topics[0]), subscriber.statistics(), subscriber.resyncs()
 
 
-@pytest.mark.parametrize("key", [None, "a shared secret"], ids=["plain", "signed"])
-def test_latest_topics_skip_without_looking_like_loss(key: str | None) -> None:
-    numbers, statistics, resyncs = frozen_flood("latest_topics=state/%23", ["state/k1"], hmac_key=key)
+def test_latest_topics_skip_without_looking_like_loss_also_when_signed() -> None:
+    options = "latest_topics=state/%23"
+    numbers, statistics, resyncs = frozen_flood(options, ["state/k1"], hmac_key="a shared secret")
     assert numbers == sorted(set(numbers))
     assert len(numbers) < 1000
     assert statistics["skipped"] == 1000 - len(numbers)
@@ -275,10 +275,9 @@ def test_latest_topics_skip_without_looking_like_loss(key: str | None) -> None:
     assert resyncs == ["initial"]
 
 
-@pytest.mark.parametrize("key", [None, "a shared secret"], ids=["plain", "signed"])
-def test_lossy_topics_drop_the_oldest_and_say_so(key: str | None) -> None:
+def test_lossy_topics_drop_the_oldest_and_say_so() -> None:
     options = "lossy_topics=log/%23&mailbox_frames_max=50&send_wait=0"
-    numbers, statistics, resyncs = frozen_flood(options, ["log/all"], hmac_key=key)
+    numbers, statistics, resyncs = frozen_flood(options, ["log/all"])
     assert numbers == sorted(set(numbers))
     assert len(numbers) < 1000
     assert statistics["skipped"] == 1000 - len(numbers)

@@ -51,6 +51,8 @@ class Link:
         self._held: actions.SendPoll | None = None
         """A poll that is sent when the receiver has caught up."""
         self._has_complained = False
+        self._room = asyncio.Event()
+        """The receiver has caught up, for answers to queries that wait for that."""
 
     @property
     def is_up(self) -> bool:
@@ -73,6 +75,7 @@ class Link:
 
     def on_room(self) -> None:
         """The receiver has caught up."""
+        self._room.set()
         held, self._held = self._held, None
         if held is not None:
             self._do(held)
@@ -87,7 +90,7 @@ class Link:
 
     async def close(self) -> None:
         """Leave the publisher, as well as that can be done in short time, and release the connection."""
-        was_up = self.is_up
+        is_known = self._core.is_known
         self._core.close()
         self._held = None
         if self._timer is not None:
@@ -95,7 +98,7 @@ class Link:
         for task in list(self._tasks):
             task.cancel()
         for action in self._core.take():
-            if isinstance(action, actions.SendLeave) and was_up:
+            if isinstance(action, actions.SendLeave) and is_known:
                 await self._send_leave(action)
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._channel.close()
@@ -182,10 +185,17 @@ class Link:
                     tell(int(part == wire.SERVED))
                 else:
                     self._dispatcher.put_frames([part])
+                    await self._wait_for_room()
         except aio.AioRpcError as error:
             LOG.debug("%s: a query was not answered: %s", self.address, error.details())
         finally:
             self._queries -= 1
+
+    async def _wait_for_room(self) -> None:
+        """Let the rest of an answer wait in the connection while the receiver is behind."""
+        while not self._dispatcher.has_room:
+            self._room.clear()
+            await self._room.wait()
 
     def _complain(self, error: aio.AioRpcError | MalformedFrame) -> str:
         """The reason of a failure, in words; what an operator must know is logged once."""

@@ -153,6 +153,11 @@ class LinkCore:
         return self.state is State.LIVE
 
     @property
+    def is_known(self) -> bool:
+        """The publisher answers, and has a session of ours."""
+        return self.state in (State.JOINING, State.LIVE)
+
+    @property
     def filters(self) -> set[str]:
         return set(self._wanted)
 

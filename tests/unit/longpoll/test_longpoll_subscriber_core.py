@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from typing import ClassVar
 
 import pytest
 
@@ -38,6 +39,8 @@ def data(topic: str, number: int) -> bytes:
 class Rig:
     """A link, and what it wants done."""
 
+    made: ClassVar[list[Rig]] = []
+
     def __init__(self, *filters: str) -> None:
         sessions = (bytes([number]) * 16 for number in itertools.count(1))
         self.now = 0.0
@@ -45,6 +48,7 @@ class Rig:
         self.poll: Poll | None = None
         self.batch: Batch | None = None
         self.core.tick(0.0)
+        Rig.made.append(self)
 
     def take(self) -> list[Action]:
         """What is to be done; calls are remembered as the ones that can be answered."""
@@ -87,6 +91,18 @@ class Rig:
         assert due is not None
         self.now = max(self.now, due)
         self.core.tick(self.now)
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_left() -> Iterator[None]:
+    """A link that was closed wants at most to say goodbye, whatever the test did to it."""
+    yield
+    while Rig.made:
+        core = Rig.made.pop().core
+        core.take()
+        core.close()
+        assert all(isinstance(action, SendLeave) for action in core.take())
+        assert core.next_deadline() is None
 
 
 def live(*filters: str) -> Rig:
