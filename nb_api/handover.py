@@ -206,9 +206,7 @@ class Handover:
             changes = []
         except Exception:
             self.counters.failures += 1
-            LOG.exception(
-                "Handover: publishing failed in a way that nobody has thought of. The outbox has the changes."
-            )
+            LOG.exception("Handover: publishing failed in an unforeseen way. The outbox has the changes.")
             changes = []
         self._last_published = time.monotonic()
         with self._changed:

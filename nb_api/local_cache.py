@@ -165,22 +165,22 @@ class LocalCache:
         self._check_usable()
         with self._in_turn():
             is_new = self._core.add_topic(topic_filter)
-        if is_new:
-            self._source.add_topic(topic_filter)
+            if is_new:
+                self._source.add_topic(topic_filter)
         return is_new
 
     def remove_topic(self, topic_filter: str) -> bool:
         """Stop following a filter and drop what no other one selects; True when it was there."""
         self._check_usable()
         with self._in_turn():
-            was_there = topic_filter in self._core.filters
-            self._tell(self._core.remove_topic(topic_filter))
-        if was_there:
+            if topic_filter not in self._core.filters:
+                return False
             self._source.remove_topic(topic_filter)
             with self._changed:
                 self._scheduler.forget_topic(topic_filter)
+            self._tell(self._core.remove_topic(topic_filter))
             self._after_news()
-        return was_there
+            return True
 
     # -- what the source calls
 
@@ -286,7 +286,7 @@ class LocalCache:
         while not self._is_closed:
             with self._changed:
                 task = self._scheduler.take(time.monotonic())
-                self._is_syncing = task is not None
+                self._is_syncing = task is not None and task.is_reading
                 wait_s = self._scheduler.next_deadline() - time.monotonic()
             try:
                 if task is not None:
@@ -308,8 +308,11 @@ class LocalCache:
         with self._changed:
             self._scheduler.done()
             self._is_loaded |= any(resynced.kind == "snapshot" for resynced in told)
-        for resynced in told:
-            LOG.info("LocalCache: %s.", resynced)
+        for one in told:
+            LOG.info(
+                "LocalCache: resynced by %s (%s) at revision %d: %d created, %d updated, %d deleted.",
+                one.kind, one.reason, one.revision, one.created, one.updated, one.deleted,
+            )  # fmt: skip
         with self._in_turn():
             self._tell(told)
 

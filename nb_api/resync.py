@@ -47,6 +47,10 @@ class SyncTask:
     is_delta: bool = False
     topics: frozenset[str] = frozenset()
 
+    @property
+    def is_reading(self) -> bool:
+        return self.is_snapshot or self.is_delta or bool(self.topics)
+
 
 class SyncScheduler:
     """Not thread-safe: the owner serialises calls."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pathlib
 import threading
@@ -10,7 +11,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from nb_api import NbApi
+from nb_api import LocalCache, NbApi
 from nb_api.slots import TABLE, Slots, SlotSettings
 from pubsub_api.errors import Closed
 from tests.nb_tools import open_nb, sqlite_url
@@ -52,6 +53,32 @@ def test_no_more_readers_than_slots(nb: NbApi) -> None:
     assert len(most) == 24
     assert max(most) <= 2
     assert nb.get_all(TABLE) == []
+
+
+def test_many_caches_that_lost_the_feed_at_once_are_no_stampede(tmp_path: pathlib.Path) -> None:
+    """All of them need a snapshot at the same moment: two read at a time, the others wait, nobody is forgotten."""
+    settings = {"snapshot_slots": 2, "snapshot_jitter": 0.0, "slot_lease": 2.0, "verify_interval": 0.0}
+    with contextlib.ExitStack() as stack:
+        nb = stack.enter_context(open_nb(sqlite_url(tmp_path), cache=settings))
+        for number in range(50):
+            nb.create("port", f"p{number}", number, topic="t")
+        caches = [stack.enter_context(LocalCache(nb, tables=["port"])) for _ in range(12)]
+        for cache in caches:
+            cache.wait_synced(timeout_s=WAIT_S)
+        for cache in caches:
+            cache.need_snapshot("stampede")
+        taken: list[int] = []
+
+        def are_all_done() -> bool:
+            taken.append(len(nb.get_all(TABLE)))
+            return all(cache.statistics().syncs.snapshots >= 2 for cache in caches)
+
+        wait_until(are_all_done, WAIT_S, "every cache to have read a second snapshot")
+        counters = [cache.statistics().syncs.slots for cache in caches]
+    assert max(taken) <= 2
+    assert sum(found.held for found in counters) == 24
+    assert sum(found.waits for found in counters) > 0
+    assert sum(found.without for found in counters) == 0
 
 
 def test_without_a_limit_nothing_is_written(nb: NbApi) -> None:
