@@ -1,57 +1,57 @@
-"""Live events as samples: a subscriber that also tells who wrote an event, and which number it has."""
+"""Live frames as samples.  The values of events are never decoded: a sample keeps the bytes that were sent."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 import msgspec
 
 from durability_service.core.samples import Sample, make_sample
-from pubsub_api.core.events import Event
-from pubsub_api.core.frame import Header
+from pubsub_api.core import frame as frames
+from pubsub_api.core.errors import UndecodableBody
+from pubsub_api.core.events import Action, Event
 from pubsub_api.core.instream import Delivery
-from pubsub_api.subscriber import Subscriber
-
-_encode = msgspec.msgpack.Encoder().encode
 
 
-class Batch(list[Event]):
-    """The events of one frame that were not delivered before, with the frame's header."""
+class _Key(msgspec.Struct, array_like=True, gc=False):
+    """Of an event, what a sample is filed under."""
 
-    header: Header
-    first: int
-    """Number of the first of them."""
-
-
-class RecordingSubscriber(Subscriber):
-    """Hands `Batch` objects to ``on_events``; everything else is as in any subscriber."""
-
-    def _decode(self, delivery: Delivery) -> list[Event]:
-        batch = Batch(super()._decode(delivery))
-        _, batch.header, already = delivery
-        batch.first = batch.header.first + already
-        return batch
+    table: str
+    key: str
+    action: Action
+    value: msgspec.Raw
+    version: int
+    timestamp: int
 
 
-def samples_of(batch: Batch) -> list[Sample]:
-    return list(_samples(batch, batch.header.guid, batch.first))
+_split = msgspec.msgpack.Decoder(list[msgspec.Raw]).decode
+_decode_key = msgspec.msgpack.Decoder(_Key).decode
+_decode_event = msgspec.msgpack.Decoder(Event).decode
 
 
-def _samples(events: Sequence[Event], writer: bytes, first: int) -> Iterator[Sample]:
-    for number, event in enumerate(events, first):
+def samples_of(delivery: Delivery) -> list[Sample]:
+    """The events of a frame that were not delivered before.  Raises UndecodableBody."""
+    frame, header, already = delivery
+    try:
+        events = _split(frames.body(frame, header))
+        return list(_samples(events[already:], header.topic, header.guid, header.first + already))
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise UndecodableBody(f"the events of topic {header.topic!r} cannot be decoded: {error}") from error
+
+
+def _samples(events: list[msgspec.Raw], topic: str, writer: bytes, first: int) -> Iterator[Sample]:
+    for number, raw in enumerate(events, first):
+        filed = _decode_key(raw)
         yield make_sample(
-            event.topic,
-            event.table,
-            event.key,
-            timestamp=event.timestamp,
+            topic,
+            filed.table,
+            filed.key,
+            timestamp=filed.timestamp,
             writer=writer,
             number=number,
-            is_delete=event.action == "delete",
-            event=_encode((event.table, event.key, event.action, event.value, event.version, event.timestamp)),
+            is_delete=filed.action == "delete",
+            event=bytes(raw),
         )
-
-
-_decode_event = msgspec.msgpack.Decoder(Event).decode
 
 
 def event_of(sample: Sample) -> Event:

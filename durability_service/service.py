@@ -45,18 +45,17 @@ from durability_service.errors import DurabilityError, StoreFailed
 from durability_service.fellows import FellowBus
 from durability_service.protocol import Answer, Ask, ServiceStatus
 from durability_service.ranges import DurableRanges
-from durability_service.recorder import Batch, RecordingSubscriber, samples_of
+from durability_service.recorder import samples_of
 from durability_service.store import Store
 from durability_service.tracing import Tracer
 from durability_service.watchdog import Watchdog
 from durability_service.writer import StoreWriter
-from pubsub_api import loading
+from pubsub_api import Session, Subscriber, loading
 from pubsub_api import settings as pubsub_settings
 from pubsub_api.config import GROUP as PUBSUB
 from pubsub_api.core import frame as frames
-from pubsub_api.core.clock import HybridClock
-from pubsub_api.core.errors import FrameError, InvalidTopic
-from pubsub_api.core.events import Event as BusEvent
+from pubsub_api.core.errors import FrameError, InvalidTopic, UndecodableBody
+from pubsub_api.core.instream import Delivery
 from pubsub_api.core.replies import Found, Responder
 from pubsub_api.core.resync import Resync
 from pubsub_api.core.settings import History
@@ -112,7 +111,7 @@ class DurabilityService:
         self.ranges = DurableRanges(options.confirmed_streams_max)
         self._actions: OrderedDict[str, str] = OrderedDict()
         self._waiting_actions: list[tuple[int, str]] = []
-        self._questions = self._bad_questions = 0
+        self._questions = self._bad_questions = self._undecodable = 0
         self._writer = self._open_writer(store)
         self._bus = FellowBus(
             self._driver,
@@ -129,7 +128,8 @@ class DurabilityService:
             frame=self._frame,
             reply_bytes_max=conf[PUBSUB].reply_bytes_max,
         )
-        self._subscriber = self._subscribe(conf, publishers)
+        self._session = Session(conf, self._driver)
+        self._subscriber = self._subscribe(publishers)
         self._bus.start()
         self._loop = threading.Thread(target=self._run, name="heliograph-durability", daemon=True)
         self._loop.start()
@@ -157,18 +157,14 @@ class DurabilityService:
             on_failure=self._on_failure,
         )
 
-    def _subscribe(self, conf: cfg.ConfigOpts, publishers: Sequence[str] | None) -> RecordingSubscriber:
+    def _subscribe(self, publishers: Sequence[str] | None) -> Subscriber:
         filters = sorted({one for space in self.settings.name_spaces for one in space.filters})
-        return RecordingSubscriber(
-            self._driver,
-            pubsub_settings.subscriber_settings(conf, self._driver.capabilities),
-            filters or [config.control_topic(conf)],
-            addresses=self._driver.listen_addresses() if publishers is None else publishers,
-            on_events=self._on_events,
+        return self._session.subscriber(
+            filters or [config.CONTROL_TOPICS],  # name-spaces may be learned from fellows
+            on_frames=self._on_frames,
             on_resync=self._on_resync,
+            addresses=publishers,
             history=History() if self._options.read_publisher_caches else None,
-            queue_bytes_max=conf[PUBSUB].receive_queue_bytes_max,
-            clock=HybridClock(int(conf[PUBSUB].clock_skew_max * 1e9)),
         )
 
     # -- what the user calls
@@ -275,23 +271,27 @@ class DurabilityService:
 
     # -- live events
 
-    def _on_events(self, events: Sequence[BusEvent]) -> None:
-        if not isinstance(events, Batch):
-            return  # what has no envelope has no number: nobody could tell it from a repetition
-        header = events.header
-        with self._lock:
-            is_kept = self._core.keeps(header.topic)
-        if not is_kept:
-            return
-        if self._writer and self._writer.lag >= _LAG_MAX:
-            self._writer.wait_room(_LAG_MAX, self._options.watchdog_timeout)
-        samples = samples_of(events)
-        with self._lock:
-            self._token += 1
-            self._tokens[self._token] = (header.guid, header.topic, events.first, events.first + len(events) - 1)
-            if len(self._tokens) > _TOKENS_MAX:
-                self._tokens.popitem(last=False)
-            self._step(Live(samples, self._token))
+    def _on_frames(self, deliveries: Sequence[Delivery]) -> None:
+        for delivery in deliveries:
+            _, header, already = delivery
+            with self._lock:
+                is_kept = self._core.keeps(header.topic)
+            if not is_kept:
+                continue
+            if self._writer and self._writer.lag >= _LAG_MAX:
+                self._writer.wait_room(_LAG_MAX, self._options.watchdog_timeout)
+            try:
+                samples = samples_of(delivery)
+            except UndecodableBody as error:
+                self._undecodable += 1
+                LOG.error("Durability: %s. Nobody can keep them.", error)
+                continue
+            with self._lock:
+                self._token += 1
+                self._tokens[self._token] = (header.guid, header.topic, header.first + already, header.last)
+                if len(self._tokens) > _TOKENS_MAX:
+                    self._tokens.popitem(last=False)
+                self._step(Live(samples, self._token))
 
     def _on_resync(self, _resync: Resync) -> None:
         self._step(LiveLost())
@@ -329,6 +329,7 @@ class DurabilityService:
             "messages_received": bus.received,
             "bad_frames": bus.bad_frames + self._bad_questions,
             "questions": self._questions,
+            "undecodable_frames": self._undecodable,
             "transactions": self._writer.transactions if self._writer else 0,
             "streams_confirmed": len(self.ranges),
             "streams_forgotten": self.ranges.forgotten,
