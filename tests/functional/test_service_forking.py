@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import http
 import http.client
+import itertools
 import json
 import os
 import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -113,37 +116,51 @@ def gunicorn(host: Host, workers: int) -> Iterator[int]:
             process.wait(START_S)
 
 
-def request(port: int, numbers: range, pids: set[bytes], failures: list[str]) -> None:
-    for number in numbers:
-        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=START_S)
-        try:
-            connection.request("GET", f"/{number}")
-            response = connection.getresponse()
-            body = response.read()
-            if response.status == 200:
-                pids.add(body)
-            else:
-                failures.append(f"{number}: {response.status}")
-        finally:
-            connection.close()
+class Clients:
+    """Four at a time, until enough requests were answered and every worker of the server has answered one."""
+
+    def __init__(self, port: int, *, requests_min: int, workers: int) -> None:
+        self._port = port
+        self._requests_min = requests_min
+        self._workers = workers
+        self._numbers = itertools.count(1)
+        self._pids: set[bytes] = set()
+        self._deadline = time.monotonic() + START_S
+        self.sent: list[int] = []
+        self.failures: list[str] = []
+
+    def run(self) -> None:
+        threads = [threading.Thread(target=self._run) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert len(self._pids) == self._workers
+
+    def _run(self) -> None:
+        while len(self.sent) < self._requests_min or len(self._pids) < self._workers:
+            if time.monotonic() > self._deadline:
+                return
+            number = next(self._numbers)
+            connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=START_S)
+            try:
+                connection.request("GET", f"/{number}")
+                response = connection.getresponse()
+                self._pids.add(response.read())
+                if response.status != http.HTTPStatus.OK:
+                    self.failures.append(f"{number}: {response.status}")
+            finally:
+                connection.close()
+            self.sent.append(number)
 
 
 def test_a_prefork_server_under_load() -> None:
     with Host() as host:
         host.service()
         with collecting(host) as collector, gunicorn(host, workers=3) as port:
-            pids: set[bytes] = set()
-            failures: list[str] = []
-            clients = [
-                threading.Thread(target=request, args=(port, range(first, 601, 4), pids, failures))
-                for first in (1, 2, 3, 4)
-            ]
-            for client in clients:
-                client.start()
-            for client in clients:
-                client.join()
-            assert failures == []
-            wait_until(lambda: len(collector.numbers["request"]) >= 600, START_S, "an event for every request")
-            assert sorted(collector.numbers["request"]) == list(range(1, 601))
+            clients = Clients(port, requests_min=600, workers=3)
+            clients.run()
+            assert clients.failures == []
+            wait_until(lambda: len(collector.numbers["request"]) >= len(clients.sent), START_S, "every request's event")
+            assert sorted(collector.numbers["request"]) == sorted(clients.sent)
             assert collector.numbers["master"] == [1], "what the master sent is not sent again by its workers"
-            assert len(pids) == 3
