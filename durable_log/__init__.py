@@ -2,7 +2,7 @@
 
 `open` takes a URL or a configuration and returns a `LogApi`::
 
-    with contextlib.closing(durable_log.open("sqlite:///dir/log.db")) as log:
+    with durable_log.open("sqlite:///dir/log.db") as log:
         log.append(frames)
 """
 

@@ -18,6 +18,7 @@ from __future__ import annotations
 import abc
 import zlib
 from collections.abc import Mapping, Sequence
+from types import TracebackType
 from typing import ClassVar, NamedTuple
 from urllib.parse import SplitResult
 
@@ -156,6 +157,14 @@ class LogApi(abc.ABC):
     @abc.abstractmethod
     def close(self) -> None:
         """Release every handle and end every `wait`.  Idempotent, from any thread."""
+
+    def __enter__(self) -> LogApi:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
 
     # -- frames
 

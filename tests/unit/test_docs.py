@@ -83,6 +83,14 @@ def test_the_columns_of_segments_are_those_of_the_code() -> None:
     assert stated[: len(durable_log.columns.EVENT_COLUMNS)] == list(durable_log.columns.EVENT_COLUMNS)
 
 
+@pytest.mark.parametrize(
+    "statistics", [durable_log.recorder.RecorderStatistics, durable_log.maintenance.MaintenanceStatistics]
+)
+def test_every_statistic_of_a_log_is_explained(statistics: type) -> None:
+    stated = documents.table("docs/durable-log.md", statistics.__name__)
+    assert [plain(row[0]) for row in stated] == [field.name for field in dataclasses.fields(statistics)]
+
+
 def log_templates() -> set[str]:
     """The messages that the library logs, before their arguments are put in."""
     calls = [

@@ -2,13 +2,14 @@
 
 What is new in a frame is decided here, from the positions that this process remembers.  The script takes the frames
 only if those positions are still true, and else tells the true ones: then it is decided again.  Somebody always gets
-through, so this ends.
+through, and nobody tries for ever.
 """
 
 from __future__ import annotations
 
 import collections
 import threading
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -91,9 +92,11 @@ class Appender:
             job = self._waiting.popleft()
             if not job.is_done:
                 jobs.append(job)
+        deadline = time.monotonic() + self._timeout_s
         try:
             while not self._try(jobs):
-                pass
+                if time.monotonic() > deadline:
+                    raise LogUnavailable(f"others were faster with the same streams for {self._timeout_s} s")
         except HeliographError as error:
             self._known.clear()  # whether it happened is not known
             for job in jobs:

@@ -63,7 +63,8 @@ class Store:
             try:
                 return work(connection)
             finally:
-                connection.execute("ROLLBACK")
+                if connection.in_transaction:  # SQLite has ended it already after some errors
+                    connection.execute("ROLLBACK")
 
         return self.run(transaction)
 
