@@ -54,7 +54,7 @@ class EtcdFeed:
             is_short = head.mod_revision - start < _SHORT * self._operations_max
             read = self._read_short if is_short else self._read_long
             try:
-                heads = read(start, head.mod_revision, limit + SLOTS)
+                heads = read(start, head.mod_revision, limit)  # each is at least one change, also the first
                 return self._objects_of(heads, after, limit)
             except Compacted:
                 after = self._skip_compacted(after)

@@ -6,13 +6,13 @@ import contextlib
 import itertools
 import os
 import pathlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import ClassVar, TypeVar
 
 import pytest
 
-from nb_api.db_api import DbApi
+from nb_api.db_api import DbApi, Write
 from nb_api.loading import open_db
 
 _numbers = itertools.count(1)
@@ -50,6 +50,14 @@ class DbConformanceBase:
     def db(self, db_url: str) -> Iterator[DbApi]:
         with contextlib.closing(self.open_db(db_url)) as db:
             yield db
+
+
+def apply_all(db: DbApi, writes: Iterable[Write]) -> list[int]:
+    """Any number of writes, in as few transactions as there can be; returns their versions."""
+    remaining, versions = iter(writes), list[int]()
+    while portion := list(itertools.islice(remaining, db.writes_max)):
+        versions += db.apply(portion)
+    return versions
 
 
 def in_threads(count: int, work: Callable[[int], T]) -> list[T]:

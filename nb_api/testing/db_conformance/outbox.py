@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from nb_api.db_api import Change, DbApi, Write
-from nb_api.testing.db_conformance.base import DbConformanceBase
+from nb_api.testing.db_conformance.base import DbConformanceBase, apply_all
 from nb_api.testing.db_conformance.feed import fill
 from pubsub_api.testing.receivers import eventually
 
@@ -36,7 +36,7 @@ class OutboxConformance(DbConformanceBase):
         assert [change.revision for change in db.unpublished()] == [versions[0], versions[2], later]
 
     def test_many_can_be_marked_at_once(self, db: DbApi) -> None:
-        versions = fill(db, 1500)
+        versions = apply_all(db, (Write("create", "t", f"k{number}", number, "t") for number in range(1500)))
         assert [change.revision for change in db.unpublished(limit=2000)] == versions
         db.mark_published(versions)
         assert db.unpublished() == []

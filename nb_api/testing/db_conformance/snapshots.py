@@ -9,9 +9,9 @@ from collections.abc import Sequence
 
 import pytest
 
-from nb_api.db_api import DbApi
+from nb_api.db_api import DbApi, Write
 from nb_api.errors import ObjectExists, ObjectNotFound
-from nb_api.testing.db_conformance.base import DbConformanceBase, in_threads
+from nb_api.testing.db_conformance.base import DbConformanceBase, apply_all, in_threads
 from nb_api.testing.replay import State, apply, state_of, stored
 from pubsub_api.core.topics import FilterSet
 
@@ -20,6 +20,10 @@ FILTERS: tuple[Sequence[str], ...] = (
     ("a",), ("a/#",), ("a/+",), ("+/b",), ("+",), ("#",), ("a/b", "b"), ("a%",), ("a_",), ("a[b]",), ("\u00e4/+",),
     ("a/b/#", "+/a"), ("+/+/c",), ("nothing",), ("a", "a/#"), (),
 )  # fmt: skip
+
+
+SNAPSHOTS_MAX = 50
+"""Each is compared with the feed afterwards, which takes longer than to take it."""
 
 
 def write_at_random(db: DbApi, seed: int, operations: int) -> None:
@@ -85,8 +89,11 @@ class SnapshotConformance(DbConformanceBase):
         per_thread = self.snapshot_objects // threads
 
         def fill(thread: int) -> None:
-            for number in range(per_thread):
-                db.create(f"table-{thread % 3}", f"{thread}-{number}", {"number": number}, topic=f"t/{number % 7}")
+            writes = (
+                Write("create", f"table-{thread % 3}", f"{thread}-{number}", {"number": number}, f"t/{number % 7}")
+                for number in range(per_thread)
+            )
+            apply_all(db, writes)
 
         in_threads(threads, fill)
         with db.snapshot() as snapshot:
@@ -100,7 +107,7 @@ class SnapshotConformance(DbConformanceBase):
 
     def test_what_is_written_while_it_is_read_is_not_in_it(self, db: DbApi) -> None:
         count = 2 * int(db.conf.db.snapshot_portion) + 10
-        in_threads(4, lambda part: [db.create("t", f"k{i}", 0, topic="t") for i in range(part, count, 4)])
+        apply_all(db, (Write("create", "t", f"k{i}", 0, "t") for i in range(count)))
         before = stored(db)
         with db.snapshot() as snapshot:
             iterator = iter(snapshot)
@@ -120,7 +127,7 @@ class SnapshotConformance(DbConformanceBase):
 
         def write(seed: int) -> None:
             if seed == 0:
-                while not stop.is_set():
+                while not stop.is_set() and len(taken) < SNAPSHOTS_MAX:
                     with db.snapshot() as snapshot:
                         taken.append((snapshot.revision, state_of(snapshot)))
                 return
