@@ -156,10 +156,11 @@ class Alignment:
         del self._parts[part.bucket]
         total = 0
         instances: dict[InstanceKey, tuple[Sample, ...]] = {}
-        for one in parts.values():
+        for _, one in sorted(parts.items()):
             for sample in one.samples:
-                total += digest_value(sample.digest)
-                instances[sample.instance] = (*instances.get(sample.instance, ()), sample)
+                total += digest_value(sample[8])
+                instance = sample[:3]
+                instances[instance] = (*instances[instance], sample) if instance in instances else (sample,)
         if (total % DIGEST_MODULUS).to_bytes(DIGEST_BYTES, "big") != part.digest:
             self.refused += 1
             return

@@ -52,6 +52,7 @@ class Holding:
         self.policy = policy
         self.matcher = space.matcher()
         self.counters = Counters()
+        self._persistent_topics: dict[str, bool] = {}
         self.phase = Phase.DISCOVER
         self.since = now
         """When this phase began."""
@@ -119,9 +120,6 @@ class Holding:
 
     def keeps(self, topic: str) -> bool:
         return min(self._settings.rules.kind_of(topic), self.policy.durability) >= Kind.TRANSIENT
-
-    def persists(self, sample: Sample) -> bool:
-        return self.is_persistent and self._settings.rules.kind_of(sample.topic) is Kind.PERSISTENT
 
     def knows(self, epoch: Epoch) -> bool:
         """Whether the data of that epoch is in this set."""
@@ -208,7 +206,17 @@ class Holding:
         return self.for_store(added), self.for_store(removed)
 
     def for_store(self, samples: Sequence[Sample]) -> list[Sample]:
-        return [sample for sample in samples if self.persists(sample)]
+        """Those of the samples that go to disk."""
+        if not self.is_persistent or not samples:
+            return []
+        return [sample for sample in samples if self._is_persistent_topic(sample[0])]
+
+    def _is_persistent_topic(self, topic: str) -> bool:
+        """Asked for every sample, so it is remembered."""
+        known = self._persistent_topics.get(topic)
+        if known is None:
+            known = self._persistent_topics[topic] = self._settings.rules.kind_of(topic) is Kind.PERSISTENT
+        return known
 
     def delete(self, deletions: Sequence[Deletion]) -> list[Sample] | None:
         """Apply deletions of history.  Returns what went; None when all of them were known."""

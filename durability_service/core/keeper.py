@@ -387,16 +387,12 @@ class Keeper:
         recent = self._context.stamp() - int(self._settings.live_s * 1e9)
         for _ in range(min(self._settings.buckets_per_step, len(applying.buckets))):
             number = applying.buckets.pop()
-            change = diff(
-                alignment.policy, held.set.bucket(number), alignment.staged[number], alignment.asked_at, held.set.kept
-            )
-            for instance, samples in change.changed.items():
-                added, removed = held.set.put(instance, samples)
-                held.counters.aligned += len(added)
-                applying.is_old_news |= any(sample.timestamp < recent for sample in added)
-                applying.added += held.for_store(added)
-                applying.removed += held.for_store(removed)
-                held.was_written = held.was_written or bool(added)
+            added, removed = self._apply_bucket(alignment, number)
+            held.counters.aligned += len(added)
+            applying.is_old_news = applying.is_old_news or any(sample.timestamp < recent for sample in added)
+            applying.added += held.for_store(added)
+            applying.removed += held.for_store(removed)
+            held.was_written = held.was_written or bool(added)
         if not applying.buckets:
             held.applying = None
             held.alignment = None
@@ -405,6 +401,22 @@ class Keeper:
                 Level.INFO, "aligned", name_space=held.name, peer=alignment.source, purpose=alignment.purpose.value,
                 received=alignment.received, samples=held.set.count,
             )  # fmt: skip
+
+    def _apply_bucket(self, alignment: Alignment, number: int) -> tuple[list[Sample], list[Sample]]:
+        """What came and what went."""
+        samples = self.holding.set
+        theirs = alignment.staged[number]
+        adopted = samples.adopt(number, theirs)
+        if adopted is not None:  # nothing here yet: all policies that ask for data take what the other side has
+            return adopted, []
+        change = diff(alignment.policy, samples.bucket(number), theirs, alignment.asked_at, samples.kept)
+        added: list[Sample] = []
+        removed: list[Sample] = []
+        for instance, kept in change.changed.items():
+            came, went = samples.put(instance, kept)
+            added += came
+            removed += went
+        return added, removed
 
     def _applied(self, alignment: Alignment, applying: Applying, end: AlignEnd) -> None:
         """An alignment is in the set: make it durable, then say so."""

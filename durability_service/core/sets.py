@@ -166,6 +166,16 @@ class SampleSet:
         self._count(number, added, removed)
         return added, removed
 
+    def adopt(self, number: int, instances: dict[InstanceKey, tuple[Sample, ...]]) -> list[Sample] | None:
+        """Make these, which another set with the same rules kept, the content of an empty bucket.  Returns what came;
+        None, and nothing was done, when that is not possible without looking at each."""
+        if self._buckets[number] or self._deletions:
+            return None
+        self._buckets[number] = instances
+        samples = [sample for kept in instances.values() for sample in kept]
+        self._count(number, samples, ())
+        return samples
+
     def _count(self, number: int, added: Iterable[Sample], removed: Iterable[Sample]) -> None:
         change = 0
         for sample in added:

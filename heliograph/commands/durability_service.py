@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import gc
 
 from heliograph import exits, options
 from heliograph.output import Output
@@ -52,6 +53,8 @@ def run(args: argparse.Namespace) -> int:
     from durability_service import config
     from durability_service.service import DurabilityService
 
+    # Millions of samples make no cycles; looking through them again and again costs more than keeping them.
+    gc.set_threshold(200_000, 50, 100)
     output = Output(is_json=args.json)
     conf = options.read_conf(args)
     config.register(conf)
