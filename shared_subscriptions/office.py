@@ -117,6 +117,8 @@ class Office:
                 self._wait()
         except Closed:
             LOG.info("Group %s: the log was closed, so this office closes.", self._group)
+        except Exception:
+            LOG.exception("Group %s: this process will not lead any more", self._group)
         finally:
             self._leave_office()
             self._waker.close()
@@ -185,13 +187,15 @@ class Office:
             self._claim()
 
     def _claim(self) -> None:
-        if self._log.get_record(self._names.group) is None:
+        group = self._log.get_record(self._names.group)
+        if group is None:
             self._on_destroyed()
             self._look_at = time.monotonic() + _IDLE_S
             return
         self._listen()
         claim = self._candidate.claim(time.monotonic())
-        self._write(claim, [])
+        # The declaration is written again, as it is: a group that was destroyed a moment ago must not get a leader.
+        self._write(claim, [(self._names.group, group.value, group.version)])
         self._after_change()
 
     def _listen(self) -> None:

@@ -8,6 +8,7 @@ a call of the user.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import logging
 import os
@@ -31,7 +32,7 @@ from shared_subscriptions.core.declaration import Declaration
 from shared_subscriptions.core.events import GroupEvent, Mode
 from shared_subscriptions.core.handler import Handler
 from shared_subscriptions.dispatch import Dispatch, OnEvent, OnEvents
-from shared_subscriptions.errors import GroupDestroyed, NotAGroupEvent
+from shared_subscriptions.errors import GroupDestroyed, GroupNotFound, NotAGroupEvent
 from shared_subscriptions.feeding import Feeder
 from shared_subscriptions.links import RECONNECT_S, LeaderLink
 from shared_subscriptions.office import Office
@@ -44,6 +45,7 @@ LOG = logging.getLogger(__name__)
 
 _IDLE_S = 0.5
 _CLOSE_EXTRA_S = 1.0
+_ENDED_KEPT = 100
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,6 +73,7 @@ class GroupSubscriberStatistics:
     resets: int
     """How often a lease or the leader was lost and everything began anew."""
     log_errors: int
+    protocol_errors: int
     callback_errors: int
     is_leading: int
     """Groups that this process leads."""
@@ -128,6 +131,7 @@ class GroupSubscriber:
         """Filters in use, as they were given -> number."""
         self._serial = 0
         self._destroyed: set[str] = set()
+        self._protocol_errors = 0
         self._is_closed = False
         self._is_stopping = False
         self._is_inherited = False
@@ -228,37 +232,42 @@ class GroupSubscriber:
 
     def _run_protocol(self) -> None:
         while not self._is_stopping:
-            self._exchange()
-            with self._lock:
-                deadline = self._handler.next_deadline()
-                links = [group.link for group in self._groups.values()]
-            if any(link.leader is not None and not link.is_connected for link in links):
-                deadline = min(deadline, time.monotonic() + RECONNECT_S)
-            timeout_s = min(max(deadline - time.monotonic(), 0.0), _IDLE_S)
-            for key, _ in self._selector.select(timeout_s):
-                if key.data is self._waker:
-                    self._waker.clear()
-                else:
-                    self._hear(key.data)
+            try:
+                self._exchange()
+                self._listen()
+            except Exception:
+                self._protocol_errors += 1
+                LOG.exception("Shared subscription: talking to a leader failed; it goes on")
         for group in self._groups.values():
             group.link.close()
+
+    def _listen(self) -> None:
+        """Wait for what leaders say, until something is due."""
+        with self._lock:
+            deadline = self._handler.next_deadline()
+            links = [group.link for group in self._groups.values()]
+        if any(link.leader is not None and not link.is_connected for link in links):
+            deadline = min(deadline, time.monotonic() + RECONNECT_S)
+        timeout_s = min(max(deadline - time.monotonic(), 0.0), _IDLE_S)
+        for key, _ in self._selector.select(timeout_s):
+            if key.data is self._waker:
+                self._waker.clear()
+            else:
+                self._hear(key.data)
 
     def _exchange(self) -> None:
         """Let time pass in the core, and send what it wants to say."""
         now = time.monotonic()
+        fresh = [group for group in list(self._groups.values()) if group.link.maintain(now)]
         with self._lock:
-            for group in self._groups.values():
-                if group.link.maintain(now):
-                    self._ask_at_once(group, now)
+            for group in fresh:
+                self._ask_at_once(group, now)
             self._handler.poll(now)
-            messages = self._handler.take_messages(now)
-            for number, reason in list(self._handler.ended.items()):
-                LOG.warning("Group %s: %s.", self._subscriptions[number], reason)
-                self._destroyed.add(self._subscriptions[number])
-                del self._handler.ended[number]
+            messages = [(self._subscriptions[number], said) for number, said in self._handler.take_messages(now)]
+            self._note_ended()
             self._lock.notify_all()
-        for number, message in messages:
-            self._groups[self._subscriptions[number]].link.send(message)
+        for name, message in messages:
+            self._groups[name].link.send(message)
         for group in list(self._groups.values()):
             group.link.flush()
 
@@ -266,6 +275,17 @@ class GroupSubscriber:
         for number in self._handler.agent.subscriptions:
             if self._subscriptions[number] == group.declaration.name:
                 self._handler.agent.on_leader_changed(number, now)
+
+    def _note_ended(self) -> None:
+        """Under the lock: forget subscriptions that are over, and remember why those ended that were not asked to."""
+        for number, reason in self._handler.ended.items():
+            LOG.warning("Group %s: %s.", self._subscriptions[number], reason)
+            self._destroyed.add(self._subscriptions[number])
+        self._handler.ended.clear()
+        over = self._subscriptions.keys() - set(self._handler.agent.subscriptions)
+        # Dispatchers may still hold an event of one that has just ended.
+        for number in sorted(over)[:-_ENDED_KEPT]:
+            del self._subscriptions[number]
 
     def _hear(self, link: LeaderLink) -> None:
         messages = link.receive()
@@ -350,6 +370,7 @@ class GroupSubscriber:
                 undecodable=self._feeder.undecodable, streams=len(self._handler.loans),
                 waiting=sum(loan.lanes.load for loan in self._handler.loans), grants=self._handler.granted,
                 resets=self._handler.agent.resets, log_errors=self._feeder.log_errors,
+                protocol_errors=self._protocol_errors,
                 callback_errors=self._dispatch.callback_errors,
                 is_leading=sum(group.office.is_leading for group in self._groups.values()),
             )  # fmt: skip
@@ -372,6 +393,8 @@ class GroupSubscriber:
         with self._lock:
             patience_s = self._options.unsubscribe_timeout + _CLOSE_EXTRA_S
             self._lock.wait_for(lambda: not self._handler.agent.subscriptions, patience_s)
+            self._handler.disconnect(time.monotonic())  # whoever is left tells what it knows
+        self._waker.wake()
         self._stop_offices(self._options.revoke_timeout)
         self._is_stopping = True
         self._waker.wake()
@@ -420,6 +443,6 @@ def _record_nothing(_group: str, _declaration: Declaration | None) -> None:
 
 def _join(log: LogApi, name: str, topic_filter: str, mode: Mode, lanes: int) -> Declaration:
     """The group, declared from now on if it is not yet; one that exists keeps the lanes it has."""
-    if name in groups.names(log):
+    with contextlib.suppress(GroupNotFound):
         lanes = groups.get(log, name).lanes
     return groups.declare(log, name, topic_filter, mode=mode, lanes=lanes)

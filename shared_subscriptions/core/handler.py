@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 from shared_subscriptions.core import messages as m
 from shared_subscriptions.core.agent import Agent
-from shared_subscriptions.core.borrower import Granted, Lost, Reset, Revoking, SessionEvent
+from shared_subscriptions.core.borrower import Granted, Lost, Revoking, SessionEvent, Stopped
 from shared_subscriptions.core.events import GroupEvent
 from shared_subscriptions.core.lanes import LaneCounters, StreamLanes
 from shared_subscriptions.core.progress import Acknowledged, Progress, snapshot
@@ -176,7 +176,10 @@ class Handler:
                 loan.lanes.stop()
                 self._remember(loan)
                 del self._loans[loan.number]
-        elif isinstance(event, Reset) and event.is_final:
+        elif isinstance(event, Stopped):
+            del self._is_ordered[subscription]
+        elif event.is_final:
+            del self._is_ordered[subscription]
             self.ended[subscription] = event.reason
 
     def _lend(self, subscription: int, event: Granted) -> None:
