@@ -73,8 +73,16 @@ _ROWS: tuple[tuple[str, str, str, str, Literal[">=", "<="], float, str], ...] = 
     ("subscriptions", "memory", "longpoll", "publisher's memory per subscription", "<=", 400.0, "B"),
     ("subscriptions", "subscribing", "longpoll", "until all subscriptions are in effect", "<=", 10.0, "s"),
     ("subscriptions", "publish cost", "longpoll", "cost of a frame, times that with 100th of them", "<=", 1.5, "x"),
+    ("durability", "append", "zmq", "events/s kept durably, of the log's own append", ">=", 0.7, "x"),
+    ("durability", "align", "zmq", "samples/s aligned, of events/s read from the log", ">=", 0.5, "x"),
+    ("durability", "equal", "zmq", "bytes of samples moved between equal sets", "<=", 0.0, "B"),
+    ("durability", "one", "zmq", "data moved for one difference, of the whole set", "<=", 1.0, "%"),
     ("groups", "single", "redis", "events/s of 4 members, times XREADGROUP and XACK one by one", ">=", 2.0, "x"),
     ("groups", "batch", "redis", "events/s of 4 members, times XREADGROUP and XACK of 100", ">=", 0.8, "x"),
+    ("spark", "bulk read", "zmq", "rows/s read from sealed segments, of Spark's own Parquet reader", ">=", 0.8, "x"),
+    ("spark", "hot tail", "zmq", "rows/s read from the hot tail, of a bare Python source with Arrow", ">=", 0.8, "x"),
+    ("spark", "compact", "zmq", "time to compact, times the best plain plan", "<=", 1.3, "x"),
+    ("spark", "audit", "zmq", "time to count, times bitmaps on the bare files", "<=", 1.5, "x"),
     ("groups", "embedded", "zmq", "events/s acknowledged by 4 members, embedded log", ">=", 50_000.0, ""),
 )
 

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
+from pyspark.sql import DataFrame
+
 import durable_log
 from pubsub_api.core.topics import is_wildcard
 from spark_pipeline.ranges import LogRange, Offsets, to_json
-from spark_pipeline.schema import EVENT_COLUMNS, EVENT_SCHEMA
+from spark_pipeline.schema import EVENT_SCHEMA
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame, SparkSession
+    from pyspark.sql import Column, SparkSession
 
 
 class Plan(NamedTuple):
@@ -50,18 +53,18 @@ def read_log(
                     start=state.start,
                 )
         plan = make_plan(states, log.segments(), starts, ends)
-    hot_start, hot_end = dict(starts), dict(starts)
-    for shard, begin, until in plan.hot:
-        hot_start[shard], hot_end[shard] = begin, until
-    events = (
-        spark.read.format("heliograph")
-        .options(log=url, topics=",".join(topics), start=_text(hot_start), end=_text(hot_end))
-        .load()
-    )
-    if not plan.files:
-        return events
-    sealed = spark.read.schema(EVENT_SCHEMA).parquet(*plan.files).where(_within(plan.trimmed))
-    return select_topics(sealed, topics).select(*EVENT_COLUMNS).unionByName(events)
+    parts = []
+    if plan.files:
+        sealed = spark.read.schema(EVENT_SCHEMA).parquet(*plan.files).where(_within(plan.trimmed))
+        parts.append(select_topics(sealed, topics))
+    if plan.hot or not parts:
+        # A shard that has nothing hot is given an empty range; without any, Python is not started at all.
+        begins, untils = dict(starts), dict(starts)
+        for shard, begin, until in plan.hot:
+            begins[shard], untils[shard] = begin, until
+        source = spark.read.format("heliograph").options(log=url, topics=",".join(topics))
+        parts.append(source.options(start=_text(begins), end=_text(untils)).load())
+    return functools.reduce(DataFrame.unionByName, parts)
 
 
 def make_plan(
@@ -99,6 +102,8 @@ def select_topics(events: DataFrame, topics: Sequence[str]) -> DataFrame:
     `pubsub_api.core.topics.matches`."""
     from pyspark.sql import functions as F  # noqa: PLC0415
 
+    if "#" in topics:
+        return events
     condition = F.lit(False)
     for topic_filter in topics:
         condition |= F.col("topic").rlike(rf"\A{filter_pattern(topic_filter)}\z")

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from bench.plan import Outcome, Plan
 from bench.scenarios import (
     commit,
+    durability,
     fanout,
     groups,
     latency,
@@ -14,6 +15,7 @@ from bench.scenarios import (
     repair,
     service,
     slow,
+    spark,
     subscriptions,
     sync,
     throughput,
@@ -35,5 +37,7 @@ SCENARIOS: dict[str, Scenario] = {
     "service": service.measure,
     "log": log.measure,
     "groups": groups.measure,
+    "durability": durability.measure,
+    "spark": spark.measure,
 }
 DEFAULT = ("throughput",)
