@@ -1,0 +1,247 @@
+"""Getting data from fellows, on behalf of one name-space: asking, watching, applying, making durable.
+
+What is asked for, of whom and why, is decided in `durability_service.core.keeper`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+from durability_service.core.alignee import Alignment, Purpose
+from durability_service.core.conflicts import Peer
+from durability_service.core.effects import Level, StoreOperation
+from durability_service.core.holding import Applying, Holding
+from durability_service.core.lifecycle import Cause, Phase
+from durability_service.core.merging import Merge, diff
+from durability_service.core.messages import AlignData, AlignEnd, AlignProgress, AlignRequest, Epoch, Message
+from durability_service.core.samples import Sample
+from durability_service.core.settings import ServiceSettings
+
+
+class Context(Protocol):
+    """What a keeper needs of the service."""
+
+    settings: ServiceSettings
+    now: float
+
+    def send(self, message: Message) -> None: ...
+
+    def store(self, holding: Holding, operations: Sequence[StoreOperation], then: Callable[[], None]) -> None:
+        """Have the operations done, in order; call ``then`` when they are durable."""
+
+    def trace(self, level: Level, what: str, **fields: Any) -> None: ...
+
+    def stamp(self) -> int:
+        """The time as a hybrid logical clock value."""
+
+    def request_number(self) -> int: ...
+
+    def acknowledge(self, token: int) -> None: ...
+
+    def has_strangers(self) -> bool:
+        """Whether a fellow was heard that has not had the time to hear us."""
+
+
+class Aligning:
+    """The half of a keeper that gets data."""
+
+    def __init__(self, context: Context, holding: Holding) -> None:
+        self._context = context
+        self._settings = context.settings
+        self.holding = holding
+
+    def _joint_lineage(self, policy: Merge, theirs: Sequence[Epoch]) -> tuple[Epoch, ...]:
+        held = self.holding
+        if policy is Merge.MERGE:
+            return held.lineage_with(held.epoch, *theirs)
+        return tuple(theirs)
+
+    def _next_epoch(self, *joined: Epoch) -> tuple[Epoch, tuple[Epoch, ...]]:
+        held = self.holding
+        held.epoch_max += 1
+        return Epoch(held.epoch_max, self._settings.node), held.lineage_with(held.epoch, *joined)
+
+    def _align(self, now: float, peer: Peer, purpose: Purpose, policy: Merge, asked_at: int) -> None:
+        held = self.holding
+        held.counters.alignments += 1
+        held.alignment = Alignment(
+            self._settings,
+            held.name,
+            held.set,
+            source=peer.node,
+            source_incarnation=peer.fellow.advert.incarnation,
+            purpose=purpose,
+            policy=policy,
+            asked_at=asked_at,
+            compares=held.policy.equality_check,
+            role=peer.role,
+        )
+        self._context.trace(
+            Level.FINE, "aligning", name_space=held.name, peer=peer.node, purpose=purpose.value, policy=policy.value
+        )
+        self._context.send(held.alignment.request(self._context.request_number(), now))
+
+    def _watch_source(self, now: float, peers: Sequence[Peer]) -> None:
+        held = self.holding
+        alignment = held.alignment
+        assert alignment is not None
+        source = next((peer for peer in peers if peer.node == alignment.source), None)
+        is_there = (
+            source is not None
+            and source.fellow.advert.incarnation == alignment.source_incarnation
+            and source.advert.is_complete
+        )
+        if not is_there or (alignment.is_overdue(now) and alignment.is_hopeless):
+            self._abandon(now)
+        elif alignment.is_overdue(now):
+            self._context.send(alignment.request(self._context.request_number(), now))
+
+    def _abandon(self, now: float) -> None:
+        held = self.holding
+        assert held.alignment is not None
+        self._context.trace(
+            Level.WARNING, "alignment abandoned", name_space=held.name, peer=held.alignment.source,
+            purpose=held.alignment.purpose.value,
+        )  # fmt: skip
+        held.counters.alignments_abandoned += 1
+        held.alignment = None
+        if held.phase in (Phase.FETCH, Phase.MERGING):
+            held.moves(Cause.SOURCE_LOST, now)
+
+    def received(self, message: AlignRequest | AlignData | AlignEnd | AlignProgress, now: float) -> None:
+        """A message about alignment, from a fellow that is connected and compatible."""
+        held = self.holding
+        alignment = held.alignment
+        if isinstance(message, AlignRequest):
+            if message.to == self._settings.node and held.policy.aligner:
+                held.aligner.requested(message, now)
+        elif isinstance(message, AlignProgress):
+            if message.to == self._settings.node:
+                held.aligner.progressed(message, now)
+        elif alignment is None or held.applying or not alignment.is_for_us(message):
+            return
+        elif isinstance(message, AlignData):
+            progress = alignment.data(message, now)
+            if progress is not None:
+                self._context.send(progress)
+        elif alignment.ended(message, now):
+            self._begin_applying(alignment, message)
+        elif message.is_complete and not alignment.is_hopeless:
+            self._context.send(alignment.request(self._context.request_number(), now))
+
+    def _begin_applying(self, alignment: Alignment, end: AlignEnd) -> None:
+        held = self.holding
+        gone = held.delete(end.deletions) or []
+        held.applying = Applying(
+            buckets=alignment.covered()[::-1],
+            finish=lambda applying: self._applied(alignment, applying, end),
+            removed=held.for_store(gone),
+        )
+
+    def pump(self, now: float) -> None:
+        """Do a bounded amount of what is under way."""
+        held = self.holding
+        for message in held.aligner.pump(now, held.standing()):
+            self._context.send(message)
+        if held.applying is not None:
+            self._apply_some(held.applying)
+
+    def _apply_some(self, applying: Applying) -> None:
+        held = self.holding
+        alignment = held.alignment
+        assert alignment is not None
+        recent = self._context.stamp() - int(self._settings.live_s * 1e9)
+        for _ in range(min(self._settings.buckets_per_step, len(applying.buckets))):
+            number = applying.buckets.pop()
+            added, removed = self._apply_bucket(alignment, number)
+            held.counters.aligned += len(added)
+            applying.is_old_news = applying.is_old_news or any(sample.timestamp < recent for sample in added)
+            applying.added += held.for_store(added)
+            applying.removed += held.for_store(removed)
+            held.was_written = held.was_written or bool(added)
+        if not applying.buckets:
+            held.applying = None
+            held.alignment = None
+            applying.finish(applying)
+            self._context.trace(
+                Level.INFO, "aligned", name_space=held.name, peer=alignment.source, purpose=alignment.purpose.value,
+                received=alignment.received, samples=held.set.count,
+            )  # fmt: skip
+
+    def _apply_bucket(self, alignment: Alignment, number: int) -> tuple[list[Sample], list[Sample]]:
+        """What came and what went."""
+        samples = self.holding.set
+        theirs = alignment.staged[number]
+        adopted = samples.adopt(number, theirs)
+        if adopted is not None:  # nothing here yet: all policies that ask for data take what the other side has
+            return adopted, []
+        change = diff(alignment.policy, samples.bucket(number), theirs, alignment.asked_at, samples.kept)
+        added: list[Sample] = []
+        removed: list[Sample] = []
+        for instance, kept in change.changed.items():
+            came, went = samples.put(instance, kept)
+            added += came
+            removed += went
+        return added, removed
+
+    def _applied(self, alignment: Alignment, applying: Applying, end: AlignEnd) -> None:
+        """An alignment is in the set: make it durable, then say so."""
+        held = self.holding
+        if alignment.purpose is Purpose.FETCH:
+            self._fetched(alignment, applying, end)
+            return
+        epoch, lineage = held.epoch, held.lineage
+        if alignment.purpose is Purpose.FOLLOW and end.epoch > held.epoch:
+            epoch, lineage = end.epoch, self._joint_lineage(alignment.policy, end.lineage)
+        elif alignment.purpose is Purpose.COLLECT:
+            epoch, lineage = self._next_epoch(end.epoch, *end.lineage)
+        elif alignment.purpose is Purpose.FOREIGN:
+            held.merged[alignment.role] = end.epoch
+            if applying.is_old_news or applying.removed:
+                epoch, lineage = self._next_epoch()
+        else:
+            held.differs_since.pop(alignment.source, None)
+            if applying.is_old_news and held.leads:
+                epoch, lineage = self._next_epoch()  # other roles must hear of it
+        marks = held.marks(epoch, lineage, self._context.stamp())
+        held.is_marking = True
+        self._context.store(
+            held, held.change(applying.added, applying.removed, marks), lambda: self._joined(epoch, lineage)
+        )
+
+    def _fetched(self, alignment: Alignment, applying: Applying, end: AlignEnd) -> None:
+        held = self.holding
+        lineage = self._joint_lineage(alignment.policy, end.lineage)
+        marks = held.marks(end.epoch, lineage, self._context.stamp())
+        is_kept = alignment.policy is Merge.MERGE and held.has_base
+        held.is_marking = True
+        self._context.store(
+            held,
+            held.change(applying.added, applying.removed, marks) if is_kept else held.whole(marks),
+            lambda: self._completed(end.epoch, lineage),
+        )
+
+    def _joined(self, epoch: Epoch, lineage: tuple[Epoch, ...]) -> None:
+        held = self.holding
+        held.is_marking = False
+        held.epoch, held.lineage = epoch, lineage
+        if held.phase is Phase.MERGING:
+            held.moves(Cause.STORED, self._context.now)
+
+    def _completed(self, epoch: Epoch, lineage: tuple[Epoch, ...]) -> None:
+        """The first complete set of this run is durable: from now on it is maintained, and live data acknowledged."""
+        held = self.holding
+        held.is_marking = False
+        held.epoch, held.lineage, held.has_base = epoch, lineage, True
+        if held.phase is Phase.TERMINATING:
+            return
+        held.moves(Cause.STORED, self._context.now)
+        self._context.trace(Level.INFO, "complete", name_space=held.name, samples=held.set.count, epoch=epoch)
+        samples, tokens = held.take_held()
+        added, removed = held.add(samples)
+        self._context.store(held, held.change(added, removed), lambda: self._acknowledge(tokens))
+
+    def _acknowledge(self, tokens: Sequence[int]) -> None:
+        for token in tokens:
+            self._context.acknowledge(token)
