@@ -84,6 +84,8 @@ _ROWS: tuple[tuple[str, str, str, str, Literal[">=", "<="], float, str], ...] = 
     ("spark", "compact", "zmq", "time to compact, times the best plain plan", "<=", 1.3, "x"),
     ("spark", "audit", "zmq", "time to count, times bitmaps on the bare files", "<=", 1.5, "x"),
     ("groups", "embedded", "zmq", "events/s acknowledged by 4 members, embedded log", ">=", 50_000.0, ""),
+    ("groups", "member killed", "zmq", "until a killed member's streams flow again, beyond its lease", "<=", 1.0, "s"),
+    ("groups", "leader killed", "zmq", "until a group flows without its leader, beyond the claim time", "<=", 1.0, "s"),
 )
 
 TARGETS: tuple[Target, ...] = tuple(

@@ -1,7 +1,8 @@
 """Four members of one group: events/s acknowledged, next to four consumers of a Redis stream on the same server.
 
 Under ``redis`` the log lies in Redis, and the consumers of the stream use XREADGROUP and XACK, one entry per call and
-100 per call.  Under ``zmq`` the embedded log is measured.  What is consumed is there before the first consumer begins.
+100 per call.  Under ``zmq`` the embedded log is measured, and how long a group stands still when a member or its leader
+is killed.  What is consumed is there before the first consumer begins.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import time
 from collections.abc import Iterator
 
 import durable_log
-from bench import consumers, events, redis_server
+from bench import consumers, events, failover, redis_server
 from bench.plan import Outcome, Plan
 from bench.targets import check
 from bench.workers import Worker
@@ -47,7 +48,12 @@ def measure(plan: Plan, driver: str) -> Outcome:
     ours = rates[OURS]
     rows = [{"case": name, "events/s": round(statistics.median(found))} for name, found in rates.items()]
     measured = {"embedded": statistics.median(ours)}
-    if driver == "redis":
+    if driver == "zmq":
+        stalls = _stalls(plan)
+        rows += [{"case": f"{who} killed", "seconds": round(seconds, 2)} for who, seconds in stalls.items()]
+        measured["member killed"] = stalls["member"] - failover.OPTIONS["member_lease"]
+        measured["leader killed"] = stalls["leader"] - failover.OPTIONS["claim_time"]
+    else:
         measured = {
             name: statistics.median(mine / other for mine, other in zip(ours, rates[case], strict=True))
             for name, case in (
@@ -55,6 +61,18 @@ def measure(plan: Plan, driver: str) -> Outcome:
             )
         }  # fmt: skip
     return Outcome("groups", driver, rows, check("groups", driver, measured))
+
+
+def _stalls(plan: Plan) -> dict[str, float]:
+    """The longest time that a killed process of each kind kept its streams from flowing."""
+    stalls: dict[str, float] = {}
+    for number in range(1, plan.rounds + 1):
+        for who in ("member", "leader"):
+            plan.say(f"round {number} of {plan.rounds}: groups, {who} killed")
+            with _store("zmq") as url:
+                stalled_s = failover.stalled_s(url, kills_leader=who == "leader")
+            stalls[who] = max(stalls.get(who, 0.0), stalled_s)
+    return stalls
 
 
 @contextlib.contextmanager
