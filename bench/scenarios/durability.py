@@ -1,0 +1,177 @@
+"""The durability service next to the durable log: appending, aligning another service, and comparing sets.
+
+It belongs to no transport, so it is measured once, under ``zmq``: the service's own work, with events as its subscriber
+hands them over, and two cores that align through the real encoding of their messages.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import pathlib
+import tempfile
+import time
+import uuid
+
+import durable_log
+from bench.plan import Outcome, Plan
+from bench.scenarios.log import COMMIT_FRAMES, FRAME_EVENTS, Rates, commits, make_frames
+from bench.targets import check
+from durability_service import config
+from durability_service.core import messages
+from durability_service.core.effects import Event, Live, Received, Send, Tick
+from durability_service.core.messages import AlignData
+from durability_service.core.namespaces import Kind, NameSpace, Policy
+from durability_service.core.samples import Sample, make_sample
+from durability_service.core.service import DurabilityCore
+from durability_service.core.settings import ServiceSettings
+from durability_service.service import DurabilityService
+from pubsub_api import loading
+from pubsub_api.core import frame as frames
+
+SHARE = 0.5
+TIMEOUT_S = 600.0
+
+
+def measure(plan: Plan, driver: str) -> Outcome:
+    if driver != "zmq":
+        return Outcome("durability", driver, [], [], ["the service's own work is the same on all drivers: see zmq"])
+    count = max(FRAME_EVENTS, int(plan.events * SHARE))
+    made = make_frames(count)
+    samples = make_samples(count)
+    rates = Rates()
+    moved = Moved()
+    for number in range(1, plan.rounds + 1):
+        plan.say(f"round {number} of {plan.rounds}: the durability service")
+        with tempfile.TemporaryDirectory(prefix="heliograph-bench-") as name:
+            _log(rates, pathlib.Path(name), made)
+            _service(rates, pathlib.Path(name), made)
+        moved = _align(rates, samples)
+    measured = {
+        "append": rates.ratio("append, service", "append, log"),
+        "align": rates.ratio("align", "read, log"),
+        "equal": float(moved.equal),
+        "one": 100 * moved.one / max(1, moved.all),
+    }
+    return Outcome("durability", driver, rates.rows(), check("durability", driver, measured))
+
+
+def _log(rates: Rates, directory: pathlib.Path, made: list[bytes]) -> None:
+    total = len(made) * FRAME_EVENTS
+    with contextlib.closing(durable_log.open(f"sqlite://{directory}/log.db?shards=1")) as log:
+
+        def append() -> None:
+            for portion in commits(made):
+                log.append(portion)
+
+        def read() -> None:
+            offset = 0
+            while found := log.read(0, offset):
+                offset = found[-1].end
+
+        rates.add("append, log", total, append)
+        rates.add("read, log", total, read)
+
+
+def _service(rates: Rates, directory: pathlib.Path, made: list[bytes]) -> None:
+    total = len(made) * FRAME_EVENTS
+    conf = loading.conf_from_url(f"memory://{uuid.uuid4().hex}")
+    config.register(conf)
+    conf.set_override("store", str(directory / "durability.db"), group=config.GROUP)
+    conf.set_override("initial_discovery_period", 0.05, group=config.GROUP)
+    with DurabilityService(conf) as service:
+        _wait(lambda: service.status().name_spaces[0].is_complete)
+        deliveries = [(frame, frames.unpack(frame, bytes_max=1 << 20), 0) for frame in made]
+
+        def append() -> None:
+            for start in range(0, len(deliveries), COMMIT_FRAMES):
+                service._on_frames(deliveries[start : start + COMMIT_FRAMES])
+            _, header, _ = deliveries[-1]
+            _wait(lambda: service.ranges.has((header.guid, header.topic), 1, total))
+
+        rates.add("append, service", total, append)
+
+
+def _wait(condition: object) -> None:
+    deadline = time.monotonic() + TIMEOUT_S
+    assert callable(condition)
+    while not condition():
+        assert time.monotonic() < deadline, "the service does not come to an end"
+        time.sleep(0.001)
+
+
+def make_samples(count: int) -> list[Sample]:
+    stamp = time.time_ns() - 10**9
+    return [
+        make_sample(
+            "tenant-00000/port", "port", f"port-{number}", timestamp=stamp + number, writer=bytes(16),
+            number=number + 1, is_delete=False, event=b"v" * 120,
+        )
+        for number in range(count)
+    ]  # fmt: skip
+
+
+@dataclasses.dataclass
+class Moved:
+    """Bytes of alignment messages with samples."""
+
+    all: int = 0
+    equal: int = 0
+    one: int = 0
+
+
+class Pair:
+    """Two cores and what goes between them."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.bytes = 0
+        self._start_ns = time.time_ns()
+        self.cores = [DurabilityCore(_settings(name), {}, 0.0) for name in ("source", "other")]
+        self._boxes: list[list[bytes]] = [[], []]
+
+    def step(self, number: int, event: Event) -> None:
+        wall_ns = self._start_ns + int(self.now * 1e9)
+        for effect in self.cores[number].step(self.now, wall_ns, event):
+            if isinstance(effect, Send):
+                data = messages.encode(effect.message)
+                self.bytes += len(data) if isinstance(effect.message, AlignData) else 0
+                self._boxes[1 - number].append(data)
+
+    def run(self, seconds: float, *, only: int | None = None) -> None:
+        """Let both, or only one, live for so long."""
+        end = self.now + seconds
+        while self.now < end:
+            self.now += 0.05
+            for number in (0, 1) if only is None else (only,):
+                box, self._boxes[number] = self._boxes[number], []
+                for data in box:
+                    self.step(number, Received(messages.decode(data)))
+                self.step(number, Tick())
+
+    def run_until_equal(self) -> None:
+        while len({core.keepers["all"].holding.set.digest for core in self.cores}) > 1:
+            self.run(0.05)
+
+
+def _settings(name: str) -> ServiceSettings:
+    policy = Policy(durability=Kind.TRANSIENT)
+    space = NameSpace("all", frozenset({"#"}))
+    return ServiceSettings(node=name, name_spaces=(space,), policies=(policy,), combine_initial_s=0.0)
+
+
+def _align(rates: Rates, samples: list[Sample]) -> Moved:
+    pair = Pair()
+    pair.run(10.0, only=0)
+    for start in range(0, len(samples), 512):
+        pair.step(0, Live(samples[start : start + 512]))
+    moved = Moved()
+    rates.add("align", len(samples), pair.run_until_equal)
+    moved.all, pair.bytes = pair.bytes, 0
+    pair.run(30.0)
+    moved.equal, pair.bytes = pair.bytes, 0
+    changed = samples[0]._replace(timestamp=time.time_ns(), number=len(samples) + 1, digest=bytes(range(16)))
+    pair.step(0, Live([changed]))
+    pair.run_until_equal()
+    moved.one = pair.bytes
+    return moved
