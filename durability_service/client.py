@@ -12,27 +12,23 @@ from __future__ import annotations
 import contextlib
 import enum
 import logging
-import os
 import random
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
 
-from durability_service import config, protocol
+from durability_service import protocol
+from durability_service.asking import Asker
 from durability_service.core.namespaces import Kind, intersect
 from durability_service.core.samples import InstanceKey, Sample
 from durability_service.errors import DurabilityError, NoService
-from durability_service.protocol import Answer, Ask, Page, ServiceStatus
+from durability_service.protocol import Ask, Page, ServiceStatus
 from durability_service.recorder import event_of
 from pubsub_api import Event, Resync, Session
-from pubsub_api import settings as pubsub_settings
-from pubsub_api.core import frame as frames
-from pubsub_api.core.errors import DriverError, FrameError, UsageError
-from pubsub_api.core.frame import Kind as FrameKind
+from pubsub_api.core.errors import UsageError
 from pubsub_api.core.settings import History
 from pubsub_api.core.topics import check_filter
-from pubsub_api.driver import LinkReport
 
 LOG = logging.getLogger(__name__)
 
@@ -61,29 +57,13 @@ class DurabilityClient:
     """
 
     def __init__(self, session: Session, *, addresses: Sequence[str] | None = None) -> None:
-        conf = session.conf
-        config.register(conf)
-        self._domain = conf[config.GROUP].domain
-        self._frame = pubsub_settings.frame_settings(conf)
-        self._guid = os.urandom(frames.GUID_BYTES)
-        self._changed = threading.Condition()
-        self._answers: dict[int, dict[str, Answer]] = {}
-        self._id = random.getrandbits(32)
-        driver = session._driver  # the one way to a plain receiving end: clients share the session's transport
-        if addresses is None:
-            named = list(conf[config.GROUP].fellows) if session.capabilities.bind_based else []
-            addresses = named or driver.listen_addresses()
-        self._end = driver.get_subscriber()
-        self._end.initialize(self)
-        for address in addresses:
-            self._end.register_listen_address(address)
-        self._end.daemonize()
+        self._asker = Asker(session, addresses)
 
     # -- what the user calls
 
     def status(self, *, timeout_s: float = NO_SERVICE_S, topics: Sequence[str] = ()) -> list[ServiceStatus]:
         """The state of every service that answers, by name.  Empty after ``timeout_s`` when none does."""
-        found = self._ask(Ask(id=0, durability=protocol.STATUS, topics=list(topics)), timeout_s=timeout_s)
+        found = self._asker.ask(Ask(id=0, durability=protocol.STATUS, topics=list(topics)), timeout_s=timeout_s)
         return sorted((one.status for one in found if one.status), key=lambda status: status.node)
 
     def delete_historical_data(self, topics: Sequence[str], *, timeout_s: float = 10.0) -> None:
@@ -129,11 +109,11 @@ class DurabilityClient:
                 return Outcome.COMPLETE
             if time.monotonic() >= deadline:
                 return Outcome.TIMED_OUT if is_any_service else Outcome.NO_SERVICE
-            self._pause(min(_ASK_AGAIN_S, deadline - time.monotonic()))
+            self._asker.pause(min(_ASK_AGAIN_S, deadline - time.monotonic()))
 
     def close(self) -> None:
         """Idempotent."""
-        self._end.close()
+        self._asker.close()
 
     def __enter__(self) -> DurabilityClient:
         return self
@@ -148,7 +128,7 @@ class DurabilityClient:
     def _services(self, topics: Sequence[str], deadline: float, *, is_any_service: bool) -> list[ServiceStatus]:
         ask = Ask(id=0, durability=protocol.STATUS, topics=list(topics), wants_data=True)
         left_s = max(0.0, deadline - time.monotonic())
-        found = self._ask(ask, timeout_s=min(left_s, _ANSWER_S), settle_s=0.05 if is_any_service else 0.2)
+        found = self._asker.ask(ask, timeout_s=min(left_s, _ANSWER_S), settle_s=0.05 if is_any_service else 0.2)
         return [one.status for one in found if one.status]
 
     def _read_space(
@@ -185,50 +165,13 @@ class DurabilityClient:
             left_s = deadline - time.monotonic()
             if left_s <= 0:
                 return None
-            found = self._ask(ask, timeout_s=min(left_s, 2 * _ANSWER_S), enough=lambda answer: answer.page is not None)
+            found = self._asker.ask(
+                ask, timeout_s=min(left_s, 2 * _ANSWER_S), enough=lambda answer: answer.page is not None
+            )
             for answer in found:
                 if answer.page is not None:
                     return answer.page
         return None
-
-    def _ask(
-        self,
-        ask: Ask,
-        *,
-        timeout_s: float,
-        settle_s: float = 0.2,
-        enough: Callable[[Answer], bool] | None = None,
-    ) -> list[Answer]:
-        """Ask everybody; return the answers of services.
-
-        Returns as soon as ``enough`` is true of one, or everybody that was asked has answered, or nothing new came for
-        ``settle_s`` after the first answer of a service, or the time is over.
-        """
-        deadline = time.monotonic() + timeout_s
-        with self._changed:
-            self._id = ask.id = self._id + 1
-            ask.domain = self._domain
-            ask.confirm = True
-            answers = self._answers[ask.id] = {}
-        responders: int | None = None
-        with contextlib.suppress(DriverError):  # no link yet: the time that is left will tell
-            responders = self._end.query(protocol.pack_ask(ask, self._guid, self._frame.key))
-        with self._changed:
-            while time.monotonic() < deadline:
-                ours = [one for one in answers.values() if one.status or one.page]
-                if (enough and any(map(enough, ours))) or (responders and len(answers) >= responders and ours):
-                    break
-                pause_s = deadline - time.monotonic()
-                if ours and not enough:
-                    pause_s = min(settle_s, pause_s)
-                if not self._wait_more(answers, pause_s) and ours:
-                    break
-            del self._answers[ask.id]
-            return [one for one in answers.values() if one.status or one.page]
-
-    def _wait_more(self, answers: dict[str, Answer], pause_s: float) -> bool:
-        known = len(answers)
-        return self._changed.wait_for(lambda: len(answers) > known, max(0.0, pause_s))
 
     def _act(self, what: str, topics: Sequence[str], timeout_s: float) -> str:
         """Have one service do something, and wait until it says that it is done."""
@@ -238,13 +181,13 @@ class DurabilityClient:
         target = self._best(topics, min(timeout_s, NO_SERVICE_S))
         while time.monotonic() < deadline:
             ask = Ask(id=0, durability=what, topics=list(topics), to=target, action=action)
-            for answer in self._ask(ask, timeout_s=_ANSWER_S, enough=lambda answer: answer.status is not None):
+            for answer in self._asker.ask(ask, timeout_s=_ANSWER_S, enough=lambda answer: answer.status is not None):
                 outcome = answer.status.actions.get(str(action), "") if answer.status else ""
                 if outcome.startswith("failed"):
                     raise DurabilityError(f"{target} could not do it: {outcome}")
                 if outcome:
                     return outcome
-            self._pause(_ASK_AGAIN_S)
+            self._asker.pause(_ASK_AGAIN_S)
         raise NoService(f"{target} did not say that it was done within {timeout_s} s")
 
     def _best(self, topics: Sequence[str], timeout_s: float) -> str:
@@ -256,33 +199,6 @@ class DurabilityClient:
                 return max(found, key=lambda one: (_rank(one, topics), one.node)).node
             if time.monotonic() >= deadline:
                 raise NoService(f"no durability service answered within {timeout_s} s")
-
-    def _pause(self, pause_s: float) -> None:
-        with self._changed:
-            self._changed.wait(max(0.0, pause_s))
-
-    # -- what the driver calls
-
-    def on_frames(self, received: Sequence[bytes]) -> None:
-        for frame in received:
-            try:
-                header = frames.unpack(frame, bytes_max=self._frame.bytes_max, key=self._frame.key)
-                if header.kind != FrameKind.REPLY:
-                    continue
-                answer = protocol.unpack_answer(frame, header)
-            except FrameError as error:
-                LOG.debug("Durability client: refused a frame: %s", error)
-                continue
-            with self._changed:
-                if answer.id in self._answers:
-                    self._answers[answer.id][header.guid.hex()] = answer
-                    self._changed.notify_all()
-
-    def on_foreign(self, topic: str, payload: bytes) -> None:
-        """Nothing without an envelope is an answer."""
-
-    def on_link(self, report: LinkReport) -> None:
-        LOG.debug("Durability client: %s", report)
 
 
 def _check(topics: Sequence[str]) -> None:

@@ -244,8 +244,6 @@ class Keeper(Aligning):
         marks = held.marks(epoch, lineage, self._context.stamp())
         self._context.store(held, held.change([], [], marks), adopted)
 
-    # -- aligning
-
     def notice(self, deletions: Sequence[Deletion]) -> DeletionNotice:
         return DeletionNotice(node=self._settings.node, name_space=self.holding.name, deletions=list(deletions))
 

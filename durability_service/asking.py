@@ -1,0 +1,139 @@
+"""Asking everybody on the bus a question that only durability services answer, and collecting what they say."""
+
+from __future__ import annotations
+
+import logging
+import os
+import random
+import threading
+import time
+from collections.abc import Callable, Sequence
+
+from durability_service import config, protocol
+from durability_service.protocol import Answer, Ask
+from pubsub_api import Session, loading
+from pubsub_api import settings as pubsub_settings
+from pubsub_api.core import frame as frames
+from pubsub_api.core.errors import DriverError, FrameError
+from pubsub_api.core.frame import Kind
+from pubsub_api.driver import LinkReport
+
+LOG = logging.getLogger(__name__)
+
+_ASK_AGAIN_S = 0.3
+"""A question that nobody has answered is repeated: the link may have come up meanwhile."""
+
+
+class Asker:
+    """A receiving end of its own, for questions and answers.  Any thread may ask."""
+
+    def __init__(self, session: Session, addresses: Sequence[str] | None) -> None:
+        conf = session.conf
+        config.register(conf)
+        self._domain = conf[config.GROUP].domain
+        self._frame = pubsub_settings.frame_settings(conf)
+        self._guid = os.urandom(frames.GUID_BYTES)
+        self._changed = threading.Condition()
+        self._answers: dict[int, dict[str, Answer]] = {}
+        self._id = random.getrandbits(32)
+        driver = loading.build_driver(conf)
+        if addresses is None:
+            named = list(conf[config.GROUP].fellows) if session.capabilities.bind_based else []
+            addresses = named or driver.listen_addresses()
+        self._end = driver.get_subscriber()
+        self._end.initialize(self)
+        for address in addresses:
+            self._end.register_listen_address(address)
+        self._end.daemonize()
+
+    def close(self) -> None:
+        """Idempotent."""
+        self._end.close()
+
+    def ask(
+        self,
+        ask: Ask,
+        *,
+        timeout_s: float,
+        settle_s: float = 0.2,
+        enough: Callable[[Answer], bool] | None = None,
+    ) -> list[Answer]:
+        """Ask everybody; return the answers of services.
+
+        Returns as soon as ``enough`` is true of one, or everybody that was asked has answered, or nothing new came for
+        ``settle_s`` after the first answer of a service, or the time is over.
+        """
+        deadline = time.monotonic() + timeout_s
+        with self._changed:
+            self._id = ask.id = self._id + 1
+            ask.domain = self._domain
+            ask.confirm = True
+            answers = self._answers[ask.id] = {}
+        frame = protocol.pack_ask(ask, self._guid, self._frame.key)
+        while True:
+            responders = self._send(frame)
+            pause_s = min(deadline, time.monotonic() + _ASK_AGAIN_S)
+            found = self._collect(answers, responders, pause_s, settle_s, enough)
+            if found or time.monotonic() >= deadline:
+                break
+        with self._changed:
+            del self._answers[ask.id]
+        return found
+
+    def _send(self, frame: bytes) -> int | None:
+        try:
+            return self._end.query(frame)
+        except DriverError as error:  # no link yet; it is asked again
+            LOG.debug("Durability client: a question went nowhere: %s", error)
+            return None
+
+    def _collect(
+        self,
+        answers: dict[str, Answer],
+        responders: int | None,
+        deadline: float,
+        settle_s: float,
+        enough: Callable[[Answer], bool] | None,
+    ) -> list[Answer]:
+        with self._changed:
+            while True:
+                ours = [one for one in answers.values() if one.status or one.page]
+                pause_s = deadline - time.monotonic()
+                is_all = responders is not None and len(answers) >= responders > 0
+                if pause_s <= 0 or (enough and any(map(enough, ours))) or (is_all and ours):
+                    return ours
+                if ours and not enough:
+                    pause_s = min(settle_s, pause_s)
+                if not self._wait_more(answers, pause_s) and ours:
+                    return ours
+
+    def _wait_more(self, answers: dict[str, Answer], pause_s: float) -> bool:
+        known = len(answers)
+        return self._changed.wait_for(lambda: len(answers) > known, max(0.0, pause_s))
+
+    def pause(self, pause_s: float) -> None:
+        with self._changed:
+            self._changed.wait(max(0.0, pause_s))
+
+    # -- what the driver calls
+
+    def on_frames(self, received: Sequence[bytes]) -> None:
+        for frame in received:
+            try:
+                header = frames.unpack(frame, bytes_max=self._frame.bytes_max, key=self._frame.key)
+                if header.kind != Kind.REPLY:
+                    continue
+                answer = protocol.unpack_answer(frame, header)
+            except FrameError as error:
+                LOG.debug("Durability client: refused a frame: %s", error)
+                continue
+            with self._changed:
+                if answer.id in self._answers:
+                    self._answers[answer.id][header.guid.hex()] = answer
+                    self._changed.notify_all()
+
+    def on_foreign(self, topic: str, payload: bytes) -> None:
+        """Nothing without an envelope is an answer."""
+
+    def on_link(self, report: LinkReport) -> None:
+        LOG.debug("Durability client: %s", report)
