@@ -23,7 +23,7 @@ OPEN_QUESTIONS_MAX = 1000
 JOIN_TIMEOUTS_MAX = 3
 HURRY_MAX = 4
 """The first wait for an answer is the timeout, halved so many times at most."""
-_ANSWER_TIMES = 4
+_ANSWER_TIMES = 2
 """An answer that takes so many times longer than answers do is lost, most likely."""
 
 
@@ -70,7 +70,7 @@ class Questions:
         self._join_limit = 0.0
         self._next_periodic: float | None = None
         self._answer_s: float | None = None
-        """How long answers take: rises at once, falls slowly."""
+        """How long it takes until an answer begins: rises at once, falls slowly."""
 
     def take(self) -> list[Query]:
         to_ask, self._to_ask = self._to_ask, []
@@ -182,9 +182,10 @@ class Questions:
         An answer of which a part was lost never concludes: the asker's deadline does, and it asks again.
         """
         purpose = self._open[query_id]
+        if responder not in purpose.answers:
+            self._note_time(now - purpose.asked)
         if purpose.answers.setdefault(responder, Parts()).add(part, parts):
             purpose.finished.add(responder)
-            self._note_time(now - purpose.asked)
         return purpose.expected is not None and len(purpose.finished) >= purpose.expected
 
     def _note_time(self, answer_s: float) -> None:

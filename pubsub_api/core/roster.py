@@ -200,6 +200,12 @@ class Roster:
         publisher = self.publishers.get(where.guid)
         return LostRange(publisher.name if publisher else "", where.guid.hex(), where.topic, first, last)
 
+    def drop_tail(self, stream: InStream) -> None:
+        """Let go what the stream needs last: somewhat more than must go, so that this is not done for every frame."""
+        freed, events = stream.drop_tail(self.parked_bytes - self._settings.pending_bytes_max * 7 // 8)
+        self.parked_bytes -= freed
+        self._counters.unparked += events
+
     def knows(self, stream: InStream) -> bool:
         """Whether the stream was not forgotten meanwhile."""
         publisher = self.publishers.get(stream.guid)

@@ -225,15 +225,9 @@ class SubscriberCore:
             self._make_room(stream, now)
 
     def _make_room(self, stream: InStream, now: float) -> None:
-        """Too much waits behind holes.  Where caches can be asked, what is needed last goes, to be asked for later.
-
-        Somewhat more goes than must, so that this is not done for every frame.
-        """
+        """Too much waits behind holes.  Where caches can be asked, what is needed last goes, to be asked for later."""
         if stream.state is not State.RESYNCING and self.settings.repair:
-            excess = self._roster.parked_bytes - self.settings.pending_bytes_max * 7 // 8
-            freed, events = stream.drop_tail(excess)
-            self._roster.parked_bytes -= freed
-            self.counters.unparked += events
+            self._roster.drop_tail(stream)
             return
         self._roster.parked_bytes -= stream.drop_parked()
         if stream.state is not State.RESYNCING:
@@ -266,6 +260,8 @@ class SubscriberCore:
         fresh = header.count - already
         self.counters.duplicates += already
         if is_repair:
+            # What is still missing behind it has all its attempts before it.
+            stream.attempts = min(stream.attempts, 1 - self._questions.hurry)
             self.counters.repaired += fresh
         if self._resync.is_blocked:
             self.counters.discarded += fresh
@@ -327,10 +323,9 @@ class SubscriberCore:
             self._on_baseline(self._publisher(guid, now), topic, head, now)
         for stored in reply.frames:
             self._on_stored(stored, now)
-        if not reply.parts:
-            # The answer is under way, however long it is.
-            self._wait_on(purpose.streams, now)
         is_concluded = self._questions.answered(reply.id, header.guid, reply.part, reply.parts, now)
+        if header.guid not in purpose.finished:
+            self._wait_on(purpose.streams, now, has_ended=bool(reply.parts))
         if reply.publisher and purpose.is_baseline and header.guid in purpose.finished:
             publisher = self._publisher(header.guid, now)
             publisher.baseline_at = max(publisher.baseline_at, purpose.asked)
@@ -519,10 +514,13 @@ class SubscriberCore:
             stream.attempts += 1
         self.counters.queries += self._questions.repair(streams, now)
 
-    def _wait_on(self, asked: Iterable[tuple[InStream, int]], now: float) -> None:
+    def _wait_on(self, asked: Iterable[tuple[InStream, int]], now: float, *, has_ended: bool) -> None:
+        """A part of an answer came, however long it is; or its end, and then the parts that lack are late or lost."""
         for stream, _ in asked:
-            if stream.state is State.REPAIRING:
-                self._roster.set_timer(stream, now + self._questions.patience(stream.attempts - 1))
+            if stream.state is State.REPAIRING and self._roster.knows(stream):
+                wait_s = self._questions.patience(stream.attempts - 1)
+                wait_s = min(wait_s, self.settings.message_delay_window_s) if has_ended else wait_s
+                self._roster.set_timer(stream, now + wait_s)
 
     def _conclude(self, query_id: int, now: float) -> None:
         """Everybody who was asked has answered."""

@@ -160,7 +160,7 @@ def test_the_first_wait_for_an_answer_follows_how_long_answers_take() -> None:
 
     answer_after(0.001)
     assert questions.hurry == HURRY_MAX
-    answer_after(0.03)
+    answer_after(0.06)
     assert questions.hurry == 2
     assert questions.patience(-questions.hurry) == SUBSCRIBER.repair_timeout_s / 4
     answer_after(2.0)
@@ -402,3 +402,18 @@ def test_history_of_a_stream_that_is_live_already_is_combined() -> None:
     rig.settle()
     rig.run(1)
     assert rig.numbers("a") == [1, 2, 3, 4, 5]
+
+
+def test_a_long_hole_is_not_given_up_while_answers_bring_something() -> None:
+    """Every answer loses all parts but one: more rounds than there are attempts, and each of them closes a little."""
+    rig = Rig()
+    publisher = rig.publisher(settings=dataclasses.replace(PUBLISHER, cache=CacheSettings(reply_bytes_max=200)))
+    rig.join()
+    whole = rig.responders.pop()
+    rig.responders.append(lambda query: list(whole(query))[:1])
+    made = rig.publish(publisher, "a", 40)
+    rig.deliver(made[0], made[39])
+    rig.run(60)
+    assert rig.numbers("a") == list(range(1, 41))
+    assert len(wanted(rig)) > SUBSCRIBER.repair_attempts_max + HURRY_MAX
+    assert rig.reasons == ["initial"]
