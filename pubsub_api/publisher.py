@@ -8,7 +8,6 @@ throughput, with no timer between them.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import logging
 import os
@@ -102,6 +101,8 @@ class Publisher:
         self._clock = clock
         self._is_closed = False
         self._must_reopen = False
+        self._is_unusable = False
+        """One of both: a single look for every event."""
         self._open(self._name, predecessor, guid)
         forking.register(self)
 
@@ -111,12 +112,14 @@ class Publisher:
         self._wakeup = threading.Lock()
         self._wakeup.acquire()
         self._is_asleep = False
+        self._is_draining = False
+        """A caller is sending what is pending, so that the thread need not."""
         self._dirty: deque[OutStream] = deque()
         self._backlog_bytes = 0
         self._last_call_ns = 0
         self._stamp = 0
-        self._flood_left = 0
-        """Events that may be sent before the clock is read again; 0 when there is no flood."""
+        self._flood_stamp = 0
+        """Up to this timestamp events are stamped without a look at the clock; 0 when there is no flood."""
         self._send_failures = 0
         self._last_failure: DriverError | None = None
         self._queries = 0
@@ -136,7 +139,7 @@ class Publisher:
             self._end.serve(self._answer)
         with self._lock:
             self._send_out(self._core.start(now, self._clock.tick(time_ns())))
-        self._must_reopen = False
+        self._must_reopen = self._is_unusable = False
         self._thread = threading.Thread(target=self._run, name=f"heliograph-publisher-{name}", daemon=True)
         self._thread.start()
 
@@ -148,16 +151,14 @@ class Publisher:
 
         Raises InvalidEvent, InvalidTopic, LimitReached, Closed, and in a forked child what opening may raise.
         """
-        if self._is_closed or self._must_reopen:
+        if self._is_unusable:
             self._reopen()
-        if self._flood_left:
-            # In a flood the clock is read once per frame, and the events between count on from there.
-            self._flood_left -= 1
-            stamp = self._stamp + 1
-            gap_ns = 0
-        else:
+        stamp = self._stamp + 1
+        gap_ns = 0
+        # In a flood the clock is read once per frame, and the events between count on from there.
+        if stamp > self._flood_stamp:
             wall_ns = time_ns()
-            stamp = self._clock.tick(max(wall_ns, self._stamp))
+            stamp = self._clock.tick(max(wall_ns, stamp))
             gap_ns = wall_ns - self._last_call_ns
             self._last_call_ns = wall_ns
         self._stamp = stamp
@@ -174,21 +175,21 @@ class Publisher:
             )
         pending = stream.pending
         pending.append(encoded)
+        self._backlog_bytes += size
         # Append first, look at the flag second; the sender clears the flag first and takes second.  So whatever the
         # interleaving, either the sender takes this event or the stream is listed again.
         if not stream.is_dirty:
             stream.is_dirty = True
             self._dirty.append(stream)
-        self._backlog_bytes += size
-        if gap_ns > _FLOOD_GAP_NS:
-            self._try_drain()
-            self._last_call_ns = time_ns()
+            if gap_ns > _FLOOD_GAP_NS:
+                self._try_drain()
+                self._last_call_ns = time_ns()
+            elif self._is_asleep:
+                self._wake()
         elif len(pending) >= self._batch_events_max or self._backlog_bytes > self._backlog_bytes_max:
             self._drain()
             self._last_call_ns = time_ns()
-            self._flood_left = self._batch_events_max
-        elif self._is_asleep:
-            self._wake()
+            self._flood_stamp = self._stamp + self._batch_events_max
 
     def _new_stream(self, topic: str) -> OutStream:
         with self._lock:
@@ -204,7 +205,7 @@ class Publisher:
 
         For who forwards events of other processes without looking into them.  Blocks and raises as `send_event`.
         """
-        if self._is_closed or self._must_reopen:
+        if self._is_unusable:
             self._reopen()
         if not encoded:
             return
@@ -231,7 +232,7 @@ class Publisher:
         Raises WaitTimeout, and TransportUnavailable when the transport refused the newest frames: they are kept for
         repair as long as the cache holds them.
         """
-        if self._is_closed or self._must_reopen:
+        if self._is_unusable:
             self._reopen()
         if not self._lock.acquire(timeout=-1 if timeout_s is None else timeout_s):
             raise WaitTimeout(f"publisher {self._name}: the backlog was not sent within {timeout_s} s")
@@ -250,7 +251,7 @@ class Publisher:
         bind-based driver, by default where subscribers would.  Raises WaitTimeout naming a range, and NotSupported
         when this publisher keeps no cache to send from or the driver has no queries.
         """
-        if self._is_closed or self._must_reopen:
+        if self._is_unusable:
             self._reopen()
         if self._core.cache is None or not self._driver.capabilities.queries:
             raise NotSupported(f"publisher {self._name}: confirmation needs with_cache and a driver with queries")
@@ -289,7 +290,15 @@ class Publisher:
 
     def _drain(self) -> None:
         with self._lock:
-            self._drain_locked()
+            # The thread must not queue up for the lock meanwhile: it would get it and then wait for the interpreter's
+            # own, and every frame of a flood would have to pass both of them from thread to thread.
+            self._is_draining = True
+            try:
+                self._drain_locked()
+            finally:
+                self._is_draining = False
+        if self._dirty and self._is_asleep:
+            self._wake()
 
     def _drain_locked(self) -> None:
         """Number, pack and send everything pending."""
@@ -337,26 +346,34 @@ class Publisher:
     # -- the thread
 
     def _run(self) -> None:
+        due = 0.0
         while not self._is_closed:
-            with self._lock:
-                self._drain_locked()
-                self._flood_left = 0
-                now = time.monotonic()
-                if self._is_link_news:
-                    self._is_link_news = False
-                    self._core.announce(now)
-                self._send_out(self._core.poll(now, self._clock.tick(time_ns())))
-                wait_s = self._core.next_deadline() - now
+            if not self._is_draining:
+                with self._lock:
+                    due = self._work()
+            # Lie down first, look second; who drains says that it is done first, and looks at the sleeper second.
             self._is_asleep = True
-            if not self._dirty and not self._is_closed:
-                self._wakeup.acquire(timeout=max(wait_s, 0.001))
+            if (not self._dirty or self._is_draining) and not self._is_closed:
+                self._wakeup.acquire(timeout=max(due - time.monotonic(), 0.001))
             self._is_asleep = False
+
+    def _work(self) -> float:
+        """Send what is pending and the hellos that are due; returns when there is more to do, unless it is woken."""
+        self._drain_locked()
+        self._flood_stamp = 0
+        now = time.monotonic()
+        if self._is_link_news:
+            self._is_link_news = False
+            self._core.announce(now)
+        self._send_out(self._core.poll(now, self._clock.tick(time_ns())))
+        return self._core.next_deadline()
 
     def _wake(self) -> None:
         self._is_asleep = False
-        # Released already: somebody else woke the thread and it is on its way.
-        with contextlib.suppress(RuntimeError):
+        try:
             self._wakeup.release()
+        except RuntimeError:
+            pass  # Released already: somebody else woke the thread and it is on its way.
 
     def _on_link(self, report: LinkReport) -> None:
         if isinstance(report, Connected):
@@ -426,7 +443,7 @@ class Publisher:
         """Send what is pending, say goodbye with the final heads, release everything.  Idempotent."""
         if self._is_closed:
             return
-        self._is_closed = True
+        self._is_closed = self._is_unusable = True
         if self._must_reopen:
             return
         with self._lock:
@@ -451,7 +468,7 @@ class Publisher:
 
     def after_fork_in_child(self) -> None:
         forking.set_aside((self._end, self._confirmer, self._thread, self._core, self._lock, self._wakeup))
-        self._must_reopen = True
+        self._must_reopen = self._is_unusable = True
         self._lock = threading.Lock()
 
     def _reopen(self) -> None:
