@@ -173,6 +173,9 @@ class Publisher:
                 f"event {event.table}/{event.key} takes {size} bytes, more than frame_bytes_max allows "
                 f"({self._event_bytes_max})"
             )
+        if gap_ns > _FLOOD_GAP_NS and not self._dirty and self._send_alone(stream, encoded, stamp):
+            self._last_call_ns = time_ns()
+            return
         pending = stream.pending
         pending.append(encoded)
         self._backlog_bytes += size
@@ -190,6 +193,20 @@ class Publisher:
             self._drain()
             self._last_call_ns = time_ns()
             self._flood_stamp = self._stamp + self._batch_events_max
+
+    def _send_alone(self, stream: OutStream, encoded: bytes, stamp: int) -> bool:
+        """Send an event that nothing is queued before, the short way.  False when it has to be queued after all."""
+        if not self._lock.acquire(blocking=False):
+            return False
+        try:
+            if stream.pending:
+                return False
+            frame = self._core.lone_frame(stream, encoded, stamp)
+            self._send_out([(stream.topic, frame)])
+            self._core.keep(stream, frame, 1, time.monotonic(), stamp)
+        finally:
+            self._lock.release()
+        return True
 
     def _new_stream(self, topic: str) -> OutStream:
         with self._lock:
@@ -370,7 +387,8 @@ class Publisher:
 
     def _wake(self) -> None:
         self._is_asleep = False
-        try:
+        # Not `contextlib.suppress`, which costs more than what it surrounds, and this is done for every frame.
+        try:  # noqa: SIM105
             self._wakeup.release()
         except RuntimeError:
             pass  # Released already: somebody else woke the thread and it is on its way.

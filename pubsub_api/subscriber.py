@@ -136,7 +136,7 @@ class Subscriber:
             history=history,
         )
         self._lock = threading.Lock()
-        self._queue: queue.SimpleQueue[list[Item] | None] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[Sequence[Item] | None] = queue.SimpleQueue()
         self._queue_bytes = 0
         self._is_queue_full = False
         self._received = 0
@@ -173,7 +173,8 @@ class Subscriber:
             self._core.on_frames(received, time.monotonic())
             self._hybrid_clock.observe(self._core.newest_timestamp, time.time_ns())
             queries = self._collect()
-        self._ask(queries)
+        if queries:
+            self._ask(queries)
 
     def on_foreign(self, topic: str, payload: bytes) -> None:
         with self._lock:
@@ -221,14 +222,18 @@ class Subscriber:
         """Under the lock, after the core was called: queue what it delivers, return what is to be asked."""
         out, queries = self._core.take()
         if out:
-            self._enqueue(list(out), sum(len(item[0]) for item in out if isinstance(item, tuple)))
-            if self._core.is_ready:
+            size = 0
+            for item in out:
+                if isinstance(item, tuple):
+                    size += len(item[0])
+            self._enqueue(out, size)
+            if not self._ready.is_set() and self._core.is_ready:
                 self._ready.set()
         if self._core.next_deadline() < self._clock_deadline:
             self._clock_wakeup.set()
         return queries
 
-    def _enqueue(self, items: list[Item], size: int) -> None:
+    def _enqueue(self, items: Sequence[Item], size: int) -> None:
         self._queue_bytes += size
         self._queue.put(items)
         if self._core.is_queue_full and not self._is_queue_full:

@@ -33,6 +33,7 @@ from typing import NamedTuple
 
 from pubsub_api.core.errors import (
     BadSignature,
+    FrameError,
     InvalidTopic,
     MalformedFrame,
     NotAFrame,
@@ -93,7 +94,9 @@ class Header(NamedTuple):
 
 
 _FIXED = struct.Struct(">4sBBB2s16scQcQcIcQcH")
+_AFTER_VERSION = struct.Struct(">BB2s16scQcQcIcQcH")
 _PREFIX = b"\x9c\xa2HG"
+_BEGINNING = _PREFIX + bytes((WIRE_VERSION,))
 _GUID_MARK = b"\xc4\x10"
 _UINT64, _UINT32, _STR16 = b"\xcf", b"\xce", b"\xda"
 _MARKS = (_UINT64, _UINT64, _UINT32, _UINT64, _STR16)
@@ -101,6 +104,9 @@ _NIL = b"\xc0"
 _MAC_MARK = b"\xc4\x20"
 _MAC_BYTES = 32
 _KINDS = frozenset(int(kind) for kind in Kind)
+_DATA = int(Kind.DATA)
+_FIXED_BYTES = _FIXED.size
+_new_header = functools.partial(tuple.__new__, Header)
 
 
 def is_frame(data: bytes) -> bool:
@@ -142,26 +148,35 @@ def unpack(frame: bytes, *, bytes_max: int, key: bytes | None = None) -> Header:
     OversizedFrame, MalformedFrame, BadSignature.
     """
     size = len(frame)
-    if size > bytes_max:
-        raise OversizedFrame(f"a frame of {size} bytes is larger than frame_bytes_max = {bytes_max}")
-    if frame[:4] != _PREFIX:
-        raise NotAFrame(f"{size} bytes that start with {frame[:4].hex() or 'nothing'} are not a Heliograph frame")
-    if size > 4 and frame[4] != WIRE_VERSION:
-        raise UnsupportedVersion(f"the frame has wire version {frame[4]}; this release speaks {WIRE_VERSION}")
-    if size <= _FIXED.size:
-        raise MalformedFrame(f"a frame of {size} bytes ends inside its header")
-    (_, _, kind, flags, guid_mark, guid, mark0, first, mark1, after, mark2, count, mark3, timestamp, mark4,
-     topic_bytes) = _FIXED.unpack_from(frame)  # fmt: skip
+    if size > bytes_max or size <= _FIXED_BYTES or frame[:5] != _BEGINNING:
+        raise _refusal(frame, bytes_max)
+    (kind, flags, guid_mark, guid, mark0, first, mark1, after, mark2, count, mark3, timestamp, mark4,
+     topic_bytes) = _AFTER_VERSION.unpack_from(frame, 5)  # fmt: skip
     if guid_mark != _GUID_MARK or (mark0, mark1, mark2, mark3, mark4) != _MARKS:
         raise MalformedFrame("the header's fixed fields are not where they belong")
-    body_start = _FIXED.size + topic_bytes
+    body_start = _FIXED_BYTES + topic_bytes
     body_end = size - (1 + 1 + _MAC_BYTES if flags & 1 else 1)
     if kind not in _KINDS or flags > 0x7F or body_end <= body_start:
         raise MalformedFrame(f"kind {kind}, flags {flags:#x}, {topic_bytes} bytes of topic do not fit {size} bytes")
-    _check_tail(frame, body_end, bool(flags & 1), key)
-    _check_numbers(kind, first, after, count)
-    topic = _read_topic(frame[_FIXED.size : body_start])
-    return Header(kind, flags, guid, first, after, count, timestamp, topic, body_start, body_end)
+    if key or flags & 1 or frame[body_end] != 0xC0:
+        _check_tail(frame, body_end, bool(flags & 1), key)
+    if kind != _DATA or count == 0 or first == 0 or after >= first or first + count > SEQUENCE_MAX:
+        _check_numbers(kind, first, after, count)
+    topic = _read_topic(frame[_FIXED_BYTES:body_start])
+    # Made as the class itself would make it, without the detour through Python: this runs for every frame.
+    return _new_header((kind, flags, guid, first, after, count, timestamp, topic, body_start, body_end))
+
+
+def _refusal(frame: bytes, bytes_max: int) -> FrameError:
+    """What is wrong with a frame that is too large, too short or begins otherwise."""
+    size = len(frame)
+    if size > bytes_max:
+        return OversizedFrame(f"a frame of {size} bytes is larger than frame_bytes_max = {bytes_max}")
+    if frame[:4] != _PREFIX:
+        return NotAFrame(f"{size} bytes that start with {frame[:4].hex() or 'nothing'} are not a Heliograph frame")
+    if size > 4 and frame[4] != WIRE_VERSION:
+        return UnsupportedVersion(f"the frame has wire version {frame[4]}; this release speaks {WIRE_VERSION}")
+    return MalformedFrame(f"a frame of {size} bytes ends inside its header")
 
 
 def body(frame: bytes, header: Header) -> memoryview:

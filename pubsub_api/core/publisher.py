@@ -36,6 +36,7 @@ from pubsub_api.core.topics import CONTROL_TOPIC, FilterSet, check_topic
 Outgoing = tuple[str, bytes]
 """Topic and frame."""
 
+_DATA = int(Kind.DATA)
 _EMPTY_HELLO = messages.encode(messages.Hello())
 _ONE_HELLO = 1 - 1e-9
 """Of the budget, allowing for what rounding takes from a sum of parts."""
@@ -157,20 +158,31 @@ class PublisherCore:
         body, count = self._take(stream)
         if not count:
             return None
+        frame = self._number(stream, body, count, stamp)
+        self.keep(stream, frame, count, now, stamp)
+        return frame
+
+    def lone_frame(self, stream: OutStream, encoded: bytes, stamp: int) -> bytes:
+        """Number and pack one event of a stream that has nothing pending.  The owner sends it, then calls `keep`."""
+        return self._number(stream, pack_body((encoded,)), 1, stamp)
+
+    def _number(self, stream: OutStream, body: bytes, count: int, stamp: int) -> bytes:
         first = stream.head + 1
-        stream.head = last = stream.head + count
-        frame = frames.pack(
-            Kind.DATA, self.guid, stream.topic, body, first=first, after=first - 1,
+        stream.head += count
+        return frames.pack(
+            _DATA, self.guid, stream.topic, body, first=first, after=first - 1,
             count=count, timestamp=stamp, key=self.settings.frame.key,
         )  # fmt: skip
+
+    def keep(self, stream: OutStream, frame: bytes, count: int, now: float, stamp: int) -> None:
+        """Remember the stream's newest frame for repair, and to announce its head."""
         self.events += count
         self.frames += 1
         if self.cache is not None:
-            self.cache.store_range((self.guid, stream.topic), first, last, stamp, frame, now)
+            self.cache.store_range((self.guid, stream.topic), stream.head - count + 1, stream.head, stamp, frame, now)
         stream.last_data = now
         if not stream.hello_due or stream.hello_interval:
             self._schedule_first_hello(stream, now + self.settings.max_idle_time_s)
-        return frame
 
     def _take(self, stream: OutStream) -> tuple[bytes, int]:
         """The body of the next frame, and how many events it takes from those that are pending."""

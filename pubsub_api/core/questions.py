@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pubsub_api.core.frame import SEQUENCE_MAX
 from pubsub_api.core.instream import InStream
 from pubsub_api.core.messages import Parts, Query, Want
-from pubsub_api.core.resync import Reason
+from pubsub_api.core.resync import NEVER, Reason
 from pubsub_api.core.settings import History, SubscriberSettings
 from pubsub_api.core.topics import FilterSet
 
@@ -66,9 +66,9 @@ class Questions:
         self._open: dict[int, Purpose] = {}
         self._to_ask: list[Query] = []
         self._join_id = 0
-        self._join_deadline: float | None = None
+        self._join_deadline = NEVER
         self._join_limit = 0.0
-        self._next_periodic: float | None = None
+        self._next_periodic = NEVER
         self._answer_s: float | None = None
         """How long it takes until an answer begins: rises at once, falls slowly."""
 
@@ -76,9 +76,8 @@ class Questions:
         to_ask, self._to_ask = self._to_ask, []
         return to_ask
 
-    def next_deadline(self) -> float | None:
-        due = [deadline for deadline in (self._join_deadline, self._next_periodic) if deadline is not None]
-        return min(due, default=None)
+    def next_deadline(self) -> float:
+        return min(self._join_deadline, self._next_periodic)
 
     def patience(self, attempts: int) -> float:
         """How long to wait for an answer to the attempt of that number: doubling, with up to half of it as jitter."""
@@ -196,22 +195,22 @@ class Questions:
         """The question is concluded; its join knows how many answered."""
         purpose = self._open.pop(query_id, None)
         if purpose is not None and purpose.join is not None:
-            self._join_deadline = None
+            self._join_deadline = NEVER
             purpose.join = dataclasses.replace(purpose.join, responders=frozenset(purpose.finished))
         return purpose
 
     def start_periodic(self, now: float) -> None:
         """The subscription is in effect: from now on ask for all heads every ``query_interval``."""
-        if self._settings.query_interval_s and self._next_periodic is None:
+        if self._settings.query_interval_s and self._next_periodic == NEVER:
             self._next_periodic = now + self._settings.query_interval_s
 
     def overdue(self, now: float, filters: Iterable[str]) -> Iterator[Join]:
         """The join whose deadline has passed, with whatever was answered; asks the periodic question when it is due."""
-        if self._join_deadline is not None and now >= self._join_deadline:
+        if now >= self._join_deadline:
             purpose = self.close(self._join_id)
             if purpose is not None and purpose.join is not None:
                 yield purpose.join
-        if self._next_periodic is not None and now >= self._next_periodic:
+        if now >= self._next_periodic:
             self._ask(Purpose(asked=now), Query(id=0, topics=list(filters)))
             self._next_periodic = now + self._settings.query_interval_s
 

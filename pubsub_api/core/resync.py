@@ -10,6 +10,7 @@ import dataclasses
 import enum
 from collections.abc import Callable, Iterable
 
+NEVER = float("inf")
 TOPICS_MAX = 1000
 LOST_RANGES_MAX = 100
 
@@ -108,8 +109,8 @@ class ResyncScheduler:
     def is_waiting(self) -> bool:
         return bool(self._reasons)
 
-    def next_deadline(self) -> float | None:
-        return self._due if self._reasons and not self.is_blocked else None
+    def next_deadline(self) -> float:
+        return self._due if self._reasons and not self.is_blocked else NEVER
 
     def emit(self, now: float, filters: Iterable[str]) -> Resync | None:
         """The joined resync when it is due.  Too many topics are replaced by the subscriber's filters."""

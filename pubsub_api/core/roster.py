@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterator
 from pubsub_api.core import messages
 from pubsub_api.core.frame import Header
 from pubsub_api.core.instream import InStream
-from pubsub_api.core.resync import LostRange
+from pubsub_api.core.resync import NEVER, LostRange
 from pubsub_api.core.settings import SubscriberSettings
 from pubsub_api.core.statistics import SubscriberCounters
 from pubsub_api.core.topics import FilterSet
@@ -161,8 +161,8 @@ class Roster:
         self._timer_count += 1
         heapq.heappush(self._timers, (deadline, self._timer_count, stream))
 
-    def next_timer(self) -> float | None:
-        return self._timers[0][0] if self._timers else None
+    def next_timer(self) -> float:
+        return self._timers[0][0] if self._timers else NEVER
 
     def due(self, now: float) -> Iterator[InStream]:
         while self._timers and self._timers[0][0] <= now:

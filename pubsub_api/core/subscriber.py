@@ -37,6 +37,9 @@ from pubsub_api.core.settings import History, SubscriberSettings
 from pubsub_api.core.statistics import SubscriberCounters
 from pubsub_api.core.topics import CONTROL_TOPIC, FilterSet
 
+_DATA = int(Kind.DATA)
+_LIVE = State.LIVE
+
 
 class SubscriberCore:
     """Not thread-safe: the owner serialises calls."""
@@ -85,11 +88,8 @@ class SubscriberCore:
 
     def next_deadline(self) -> float:
         """When `poll` has something to do, at the latest."""
-        due = [self._next_silence_check]
-        for deadline in (self._roster.next_timer(), self._resync.next_deadline(), self._questions.next_deadline()):
-            if deadline is not None:
-                due.append(deadline)
-        return min(due)
+        due = min(self._roster.next_timer(), self._resync.next_deadline(), self._questions.next_deadline())
+        return min(due, self._next_silence_check)
 
     @property
     def publishers(self) -> dict[bytes, InPublisher]:
@@ -106,7 +106,6 @@ class SubscriberCore:
         self._wake(now)
         for frame in received:
             self._on_frame(frame, now)
-        self._send_repairs(now)
         if self._resync.is_waiting:
             self._emit_resync(now)
 
@@ -183,7 +182,7 @@ class SubscriberCore:
     def _on_frame(self, frame: bytes, now: float) -> None:
         try:
             header = frames.unpack(frame, bytes_max=self.settings.frame.bytes_max, key=self.settings.frame.key)
-            if header.kind == Kind.DATA:
+            if header.kind == _DATA:
                 self._on_data(frame, header, now, is_repair=False)
             elif header.kind == Kind.REPLY:
                 self._on_reply(frame, header, now)
@@ -195,18 +194,20 @@ class SubscriberCore:
             self.counters.count_bad_frame(type(error).__name__)
 
     def _on_data(self, frame: bytes, header: Header, now: float, *, is_repair: bool) -> None:
-        counters = self.counters
-        counters.frames += 1
-        self.newest_timestamp = max(self.newest_timestamp, header.timestamp)
-        publisher = self._heard(header.guid, now) if not is_repair else self._publisher(header.guid, now)
-        stream = publisher.streams.get(header.topic) or self._open_stream(publisher, header.topic, header.after, now)
+        _, _, guid, first, after, count, timestamp, topic, _, _ = header
+        self.counters.frames += 1
+        self.newest_timestamp = max(self.newest_timestamp, timestamp)
+        publisher = self._heard(guid, now) if not is_repair else self._publisher(guid, now)
+        stream = publisher.streams.get(topic) or self._open_stream(publisher, topic, after, now)
         if stream is None:
-            counters.unwanted += 1
-            return
-        last = header.first + header.count - 1
-        if last < stream.next and stream.is_anchored:
-            counters.duplicates += header.count
-        elif header.after >= stream.next or stream.state is State.RESYNCING:
+            self.counters.unwanted += 1
+        elif first == stream.next and stream.state is _LIVE:
+            stream.next = first + count
+            stream.head = first + count - 1
+            self._deliver(stream, (frame, header, 0), now, is_repair=is_repair)
+        elif first + count <= stream.next and stream.is_anchored:
+            self.counters.duplicates += count
+        elif after >= stream.next or stream.state is State.RESYNCING:
             self._park(stream, frame, header, now)
         else:
             delivery = stream.advance(frame, header)
@@ -256,23 +257,23 @@ class SubscriberCore:
                 self._deliver(stream, delivery, now, is_repair=False)
 
     def _deliver(self, stream: InStream, delivery: Delivery, now: float, *, is_repair: bool) -> None:
-        _, header, already = delivery
+        frame, header, already = delivery
+        counters = self.counters
         fresh = header.count - already
-        self.counters.duplicates += already
+        counters.duplicates += already
         if is_repair:
             # What is still missing behind it has all its attempts before it.
             stream.attempts = min(stream.attempts, 1 - self._questions.hurry)
-            self.counters.repaired += fresh
+            counters.repaired += fresh
         if self._resync.is_blocked:
-            self.counters.discarded += fresh
+            counters.discarded += fresh
             lost = self._roster.lost_range(header, header.first + already, header.last)
             self._resync.request(Reason.SLOW_CONSUMER, [stream.topic], now, [lost])
             return
-        self.counters.delivered += fresh
-        if header.first - 1 > header.after:
-            self.counters.skipped += header.first - 1 - header.after
+        counters.delivered += fresh
+        counters.skipped += header.first - 1 - header.after
         self._out.append(delivery)
-        self.room_bytes -= len(delivery[0])
+        self.room_bytes -= len(frame)
         if self.room_bytes < 0:
             self._resync.is_blocked = True
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pubsub_api.core.resync import LOST_RANGES_MAX, TOPICS_MAX, LostRange, Reason, ResyncScheduler
+from pubsub_api.core.resync import LOST_RANGES_MAX, NEVER, TOPICS_MAX, LostRange, Reason, ResyncScheduler
 
 
 def scheduler(jitter: float = 0.5) -> ResyncScheduler:
@@ -19,7 +19,7 @@ def lost(number: int) -> LostRange:
 def test_nothing_is_emitted_unasked() -> None:
     one = scheduler()
     assert one.emit(1e9, ["#"]) is None
-    assert one.next_deadline() is None
+    assert one.next_deadline() == NEVER
     assert not one.is_waiting
 
 
@@ -81,7 +81,7 @@ def test_while_it_is_blocked_it_waits() -> None:
     one = scheduler(jitter=0.0)
     one.is_blocked = True
     one.request(Reason.SLOW_CONSUMER, ["a"], 100.0)
-    assert one.next_deadline() is None
+    assert one.next_deadline() == NEVER
     assert one.emit(1000.0, ["#"]) is None
     one.is_blocked = False
     assert one.emit(1000.0, ["#"]) is not None

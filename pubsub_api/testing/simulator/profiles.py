@@ -126,6 +126,10 @@ TINY_CACHES = Profile(
     name="tiny_caches", drop=0.3, late=0.1, caches=(1, 3), cache_sizes=(SMALL_CACHE, None), cache_crashes=3,
     cache_feed_drop=0.3, partitions=1, question_drop=0.3,
 )  # fmt: skip
+UNREPAIRED = Profile(
+    name="unrepaired", drop=0.1, late=0.2, bursts=(8, 20), caches=(0, 0),
+    subscriber=dataclasses.replace(SUBSCRIBER, pending_bytes_max=300, repair=False),
+)  # fmt: skip
 FEW_STREAMS = Profile(
     name="few_streams", drop=0.2, late=0.1, topics=(6, 12), subscriber=dataclasses.replace(SUBSCRIBER, streams_max=3),
     quiet_extra_s=8.0,
@@ -154,7 +158,7 @@ PROFILES = {
     profile.name: profile
     for profile in (
         CALM, CALM_BROKER, LOSSY, REPAIR, TAIL, PARTITION, BROKER, RESTART, REBIRTH, SLOW_CONSUMER, TINY_CACHES,
-        FEW_STREAMS, SIGNED, CHAOS, MANY_HEADS, MANY_TOPICS,
+        UNREPAIRED, FEW_STREAMS, SIGNED, CHAOS, MANY_HEADS, MANY_TOPICS,
     )
 }  # fmt: skip
 
