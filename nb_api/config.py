@@ -11,7 +11,8 @@ GROUP = "db"
 _MIB = 1024 * 1024
 
 
-def _seconds(name: str, default: float, low: float, high: float, help_text: str) -> cfg.Opt:
+def seconds(name: str, default: float, low: float, high: float, help_text: str) -> cfg.Opt:
+    """An option that is a time."""
     return cfg.Opt(name, type=types.Float(min=low, max=high), default=default, help=f"{help_text} Seconds.")
 
 
@@ -21,9 +22,9 @@ OPTIONS: Sequence[cfg.Opt] = (
     cfg.StrOpt("url", default="sqlite:///var/lib/heliograph/heliograph.db", secret=True,
                help="The database: sqlite:///path/file.db, postgresql://[user:password@]host:port/database, "
                     "etcd://host:port, redis://[user:password@]host:port/db, or unix:///path/of/redis.sock."),
-    _seconds("connect_timeout", 5.0, 0.05, 300.0, "How long an attempt to reach the database may take."),
-    _seconds("operation_timeout", 10.0, 0.05, 3600.0,
-             "How long one operation may take, waiting for others included. Then the database counts as unavailable."),
+    seconds("connect_timeout", 5.0, 0.05, 300.0, "How long an attempt to reach the database may take."),
+    seconds("operation_timeout", 10.0, 0.05, 3600.0,
+            "How long one operation may take, waiting for others included. Then the database counts as unavailable."),
     cfg.IntOpt("value_bytes_max", default=512 * 1024, min=1024, max=64 * _MIB,
                help="Largest value of an object, as msgpack. An event carries it, so frame_bytes_max must have room "
                     "for it. Bytes."),

@@ -186,6 +186,9 @@ class Election:
         """What the core is to be told at the time of the answer."""
         try:
             answer = self._look() if call.kind == "look" else self._write(call)
+        except Closed:
+            self._deadline = self._clock()  # the database was closed before us; the lease ends by itself
+            return self._core.failed
         except HeliographError as error:
             self._counters["failures"] += 1
             level = logging.DEBUG if self._is_failing else logging.WARNING  # one warning for a whole outage

@@ -5,8 +5,9 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
-from oslo_config import cfg, types
+from oslo_config import cfg
 
+from nb_api.config import seconds
 from pubsub_api.errors import InvalidConfig
 
 ELECTION_GROUP = "election"
@@ -16,23 +17,19 @@ RENEWALS_PER_LEASE_MIN = 3
 """One renewal may fail and the next be late before a lease ends."""
 
 
-def _seconds(name: str, default: float, low: float, high: float, help_text: str) -> cfg.Opt:
-    return cfg.Opt(name, type=types.Float(min=low, max=high), default=default, help=f"{help_text} Seconds.")
-
-
 ELECTION_OPTIONS: Sequence[cfg.Opt] = (
-    _seconds("lease", 10.0, 0.1, 3600.0,
-             "A leader that shows no progress for this long is replaced. It stops to lead a tenth earlier, and renews "
-             "its lease four times as often. The same for everybody who takes part."),
+    seconds("lease", 10.0, 0.1, 3600.0,
+            "A leader that shows no progress for this long is replaced. It stops to lead a tenth earlier, and renews "
+            "its lease four times as often. The same for everybody who takes part."),
 )  # fmt: skip
 
 DISCOVERY_OPTIONS: Sequence[cfg.Opt] = (
-    _seconds("lease", 60.0, 0.3, 86_400.0,
-             "A publisher that shows no progress for this long is taken out of the directory. The same for everybody."),
-    _seconds("renew_interval", 15.0, 0.1, 28_800.0,
-             "How often a publisher renews its entry in the directory. At most a third of lease."),
-    _seconds("refresh_interval", 5.0, 0.05, 3600.0,
-             "How often a subscriber looks into the directory; the time between two looks varies by half."),
+    seconds("lease", 60.0, 0.3, 86_400.0,
+            "A publisher that shows no progress for this long is taken out of the directory. The same for everybody."),
+    seconds("renew_interval", 15.0, 0.1, 28_800.0,
+            "How often a publisher renews its entry in the directory. At most a third of lease."),
+    seconds("refresh_interval", 5.0, 0.05, 3600.0,
+            "How often a subscriber looks into the directory; the time between two looks varies by half."),
     cfg.IntOpt("publishers_max", default=10_000, min=1, max=1_000_000,
                help="Entries of the directory that a subscriber listens to. More are ignored, counted and logged."),
 )  # fmt: skip

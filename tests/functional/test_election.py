@@ -101,13 +101,22 @@ class TestInOneProcess:
             election.wait_leader(timeout_s=WAIT_S)
 
     def test_waiting_ends(self, db: DbApi) -> None:
-        with Election(db, "n", holder="a") as first, Election(db, "n", holder="b") as second:
+        with Election(db, "n", holder="a", lease_s=WAIT_S) as first:
             first.wait_leader(timeout_s=WAIT_S)
-            with pytest.raises(WaitTimeout):
-                second.wait_leader(timeout_s=0.01)
-            second.close()
-            with pytest.raises(Closed):
-                second.wait_leader(timeout_s=WAIT_S)
+            with Election(db, "n", holder="b", lease_s=WAIT_S) as second:
+                with pytest.raises(WaitTimeout):
+                    second.wait_leader(timeout_s=0.01)
+                second.close()
+                with pytest.raises(Closed):
+                    second.wait_leader(timeout_s=WAIT_S)
+
+    def test_a_database_that_was_closed_first_does_not_hold_up_the_end(self, url: str) -> None:
+        db = open_db(url)
+        election = Election(db, "n", holder="a", lease_s=LEASE_S).start()
+        election.wait_leader(timeout_s=WAIT_S)
+        db.close()
+        election.close(timeout_s=10 * WAIT_S)
+        assert not election.is_leader()
 
     def test_renewals_are_no_news(self, db: DbApi) -> None:
         with Election(db, "n", holder="a", lease_s=LEASE_S) as election:
