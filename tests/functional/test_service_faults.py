@@ -32,16 +32,16 @@ def test_a_service_killed_under_load_loses_nothing_and_needs_no_resync() -> None
     with Host() as host:
         service = host.service()
         subscriber = host.subscriber()
-        workers = {topic: host.worker() for topic in topics(3)}
+        workers = {topic: host.worker() for topic in topics(2)}
         for topic, worker in workers.items():
             worker.start_flood(topic, rate=3000)
-        for round_number in range(3):
-            goal = 2000 * (round_number + 1)
+        for round_number in range(2):
+            goal = 1500 * (round_number + 1)
             wait_until(lambda goal=goal: subscriber.last("worker/0") > goal, START_S, "events to flow")  # type: ignore[misc]
             service.kill()
             service = host.service()
         last = {topic: worker.stop_flood() for topic, worker in workers.items()}
-        assert [worker.flush() for worker in workers.values()] == ["", "", ""]
+        assert [worker.flush() for worker in workers.values()] == ["", ""]
         check_complete(subscriber, last)
         assert subscriber.resyncs() == ["initial"]
         assert all(worker.statistics()["connects"] >= 2 for worker in workers.values())
