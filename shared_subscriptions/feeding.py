@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from durable_log.errors import LogError
 from durable_log.log_api import LogApi
@@ -84,8 +84,16 @@ class Feeder:
             else:
                 shard, offset = reader.place(loan.stream).shard, loan.lanes.next_offset
                 waits[shard] = min(waits.get(shard, offset), offset)
-        if is_at_end and not self._wakeup.is_set():
-            self._log.wait(waits, timeout_s=_WAIT_S)
+        if is_at_end:
+            self._wait_for_news(waits, len(hungry))
+
+    def _wait_for_news(self, waits: Mapping[int, int], hungry: int) -> None:
+        """Wait until a shard has grown, or there may be another stream to read."""
+        has_grown = False
+        while not has_grown and not self._wakeup.is_set() and not self._is_closed:
+            has_grown = self._log.wait(waits, timeout_s=_WAIT_S)
+            if hungry < len(self._handler.loans):
+                return  # some were full, and may have room by now
 
     def _read(self, loan: LoanState, reader: Reader) -> bool:
         portion = reader.read(loan, events_max=min(max(loan.lanes.room, 1), _READ_EVENTS_MAX))

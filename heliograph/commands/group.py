@@ -30,6 +30,7 @@ Groups of consumers that share the events of a topic filter, over a durable log.
   seek     go on at another place: now, earliest, a time or offsets
   destroy  remove the group and its progress; the log keeps its events
   serve    lead the group and record its events from the bus, without being a member, until interrupted
+  simulate put the protocol of groups through thousands of bad days in virtual time
 
 A program becomes a member by subscribing to $shared/NAME/FILTER or $queue/NAME/FILTER.
 """
@@ -44,6 +45,8 @@ EXAMPLES = """\
   heliograph group seek billing --start 2026-01-31T12:00:00+00:00 --log sqlite:////var/lib/heliograph/log.db
   heliograph group destroy billing --log sqlite:////var/lib/heliograph/log.db
   heliograph group serve billing --log sqlite:////var/lib/heliograph/log.db --url zmq://127.0.0.1:8866
+  heliograph group simulate --seeds 5000 --profile chaos
+  heliograph group simulate --seed 4711
 """
 
 STREAM_COLUMNS = (
@@ -60,7 +63,8 @@ def register(subparsers: options.Subparsers[argparse.ArgumentParser]) -> None:
     for name, (add, run) in _VERBS.items():
         examples = "".join(line for line in EXAMPLES.splitlines(keepends=True) if f"group {name} " in line)
         verb = options.add_command(verbs, name, summary=lines[name], description=lines[name], examples=examples)
-        verb.add_argument("--log", metavar="URL", help="the log, as in sqlite:///dir/log.db (default: [log] url)")
+        if name != "simulate":
+            verb.add_argument("--log", metavar="URL", help="the log, as in sqlite:///dir/log.db (default: [log] url)")
         options.add_json(verb, "JSON")
         add(verb)
         verb.set_defaults(run=run)
@@ -104,6 +108,14 @@ def _add_serve(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("name", metavar="NAME", help="the group")
     parser.add_argument("--timeout", metavar="S", type=options.seconds, help="end after S seconds")
     options.add_session(parser)
+
+
+def _add_simulate(parser: argparse.ArgumentParser) -> None:
+    which = parser.add_mutually_exclusive_group()
+    which.add_argument("--seeds", metavar="N", type=options.positive_int, default=1000, help="how many (default: 1000)")
+    which.add_argument("--seed", metavar="S", type=options.natural_int, help="replay one seed and show what happened")
+    parser.add_argument("--first", metavar="S", type=options.natural_int, default=0, help="the first seed (default: 0)")
+    parser.add_argument("--profile", metavar="NAME", help="the same kind of trouble for all seeds")
 
 
 def _start(text: str) -> Start:
@@ -276,6 +288,35 @@ def _serve(args: argparse.Namespace) -> int:
     return exits.OK
 
 
+def _simulate(args: argparse.Namespace) -> int:
+    """Raises UsageError for a profile that does not exist."""
+    from heliograph.progress import Progress
+    from shared_subscriptions.testing.simulator import PROFILES, run_seeds
+
+    if args.profile is not None and args.profile not in PROFILES:
+        raise UsageError(f"there is no profile {args.profile!r}; there are {', '.join(PROFILES)}")
+    output = Output(is_json=args.json)
+    first, count = (args.first, args.seeds) if args.seed is None else (args.seed, 1)
+    done = 0
+    with Progress("seeds", count) as progress:
+
+        def on_progress(_outcome: object) -> None:
+            nonlocal done
+            done += 1
+            progress.update(done)
+
+        failures = run_seeds(first, count, on_progress, profile=PROFILES.get(args.profile or ""))
+    if output.is_json:
+        found = [{"seed": one.seed, "profile": one.profile, "what": one.what, "trace": one.trace} for one in failures]
+        output.record({"seeds": count, "first": first, "failures": found})
+    else:
+        output.line(f"{counted(count, 'seed')} from {first}, {len(failures)} failed")
+        for failure in failures:
+            output.line(str(failure) if args.seed is not None else f"seed {failure.seed}: {failure.what}")
+            output.line(f"  replay: heliograph group simulate --seed {failure.seed} --profile {failure.profile}")
+    return exits.FAILED if failures else exits.OK
+
+
 _VERBS: dict[str, tuple[Callable[[argparse.ArgumentParser], None], Callable[[argparse.Namespace], int]]] = {
     "declare": (_add_declare, _declare),
     "list": (_add_config, _list),
@@ -286,4 +327,5 @@ _VERBS: dict[str, tuple[Callable[[argparse.ArgumentParser], None], Callable[[arg
     "seek": (_add_seek, _seek),
     "destroy": (_add_name, _destroy),
     "serve": (_add_serve, _serve),
+    "simulate": (_add_simulate, _simulate),
 }

@@ -133,6 +133,7 @@ class StreamLanes:
         if self._attempts:
             self._number(taken)
         self._counters.delivered += len(taken)
+        self._is_changed = True
         return taken
 
     def _take_retry(self, now: float) -> GroupEvent | None:
@@ -340,8 +341,9 @@ class StreamLanes:
         return self.progress()
 
     def progress(self) -> Progress:
-        """What is done.  An event that is out on its own counts as attempted: it may be what kills its consumer."""
+        """What is done.  An event that is out counts as attempted: it may be what kills its consumer."""
         attempts = self._attempts | {offset: event.attempt for offset, event in self._out.items()}
+        attempts.update((event.offset, event.attempt) for event in self._batch)
         return snapshot(self._done, self._generation, attempts)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import os
 import pathlib
 import socket
 import threading
@@ -16,7 +17,7 @@ import pytest
 import durable_log
 import pubsub_api
 from durable_log import LogApi
-from pubsub_api.errors import Closed, InvalidConfig, InvalidTopic, UsageError
+from pubsub_api.errors import Closed, Forked, InvalidConfig, InvalidTopic, UsageError
 from pubsub_api.testing.conf_fixture import fast_conf
 from shared_subscriptions import GroupEvent, GroupExists, GroupNotFound, GroupSubscriber, groups
 from shared_subscriptions.core import candidate as candidates
@@ -416,3 +417,20 @@ def test_streams_of_a_lost_log_connection_are_not_lost(url: str, source: Source)
         wait_until(lambda: len(member.seen) == 20, PATIENCE_S, "ten more")
         assert member.subscriber.statistics().resets == 1
         assert not duplicates(member.seen)
+
+
+def test_a_forked_child_does_not_touch_the_member(url: str, source: Source) -> None:
+    with Member(url, [SHARED]) as member:
+        member.subscriber.wait_ready(timeout_s=PATIENCE_S)
+        child = os.fork()
+        if child == 0:
+            try:
+                member.subscriber.subscribe("$shared/other/#")
+            except Forked:
+                member.subscriber.close()
+                os._exit(7)
+            os._exit(1)
+        _, status = os.waitpid(child, 0)
+        assert os.waitstatus_to_exitcode(status) == 7
+        source.publish(TOPIC, 10)
+        wait_until(lambda: len(member.seen) == 10, PATIENCE_S, "the parent goes on")

@@ -94,3 +94,11 @@ def test_serve_leads_and_records(url: str, tmp_path: pathlib.Path, capsys: pytes
     lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert lines[0]["name"] == "billing"
     assert "is_leading" in lines[-1]
+
+
+def test_simulate_says_how_many_seeds_held(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main.main(["group", "simulate", "--seeds", "3", "--json"]) == exits.OK
+    assert json.loads(capsys.readouterr().out) == {"seeds": 3, "first": 0, "failures": []}
+    assert main.main(["group", "simulate", "--seed", "5", "--profile", "calm"]) == exits.OK
+    assert "1 seed from 5, 0 failed" in capsys.readouterr().out
+    assert main.main(["group", "simulate", "--profile", "unheard-of"]) == exits.USAGE
