@@ -20,7 +20,7 @@ from pubsub_api.errors import DriverDependencyMissing, DriverError, DriverNotFou
 
 Base = TypeVar("Base")
 
-_OWN_PACKAGES = frozenset({"pubsub_api", "nb_api"})
+_OWN_PACKAGES = frozenset({"pubsub_api", "nb_api", "durable_log"})
 
 
 class Plugins(Generic[Base]):
