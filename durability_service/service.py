@@ -45,7 +45,7 @@ from durability_service.errors import DurabilityError, StoreFailed
 from durability_service.fellows import FellowBus
 from durability_service.protocol import Answer, Ask, ServiceStatus
 from durability_service.ranges import DurableRanges
-from durability_service.recorder import samples_of
+from durability_service.recorder import Recorder
 from durability_service.store import Store
 from durability_service.tracing import Tracer
 from durability_service.watchdog import Watchdog
@@ -68,6 +68,9 @@ _TOKENS_MAX = 1_000_000
 _PAGE_BYTES = 256 * 1024
 _LAG_MAX = 2_000
 _IDLE_S = 60.0
+
+StreamRange = tuple[bytes, str, int, int]
+"""GUID of the publisher, topic, first and last number."""
 
 
 class DurabilityService:
@@ -107,7 +110,8 @@ class DurabilityService:
         self._ended = threading.Event()
         self._looked_at = time.monotonic()
         self._token = 0
-        self._tokens: OrderedDict[int, tuple[bytes, str, int, int]] = OrderedDict()
+        self._tokens: OrderedDict[int, list[StreamRange]] = OrderedDict()
+        self._recorder = Recorder(self.settings.rules.depth_of)
         self.ranges = DurableRanges(options.confirmed_streams_max)
         self._actions: OrderedDict[str, str] = OrderedDict()
         self._waiting_actions: list[tuple[int, str]] = []
@@ -239,9 +243,7 @@ class DurabilityService:
             assert self._writer is not None, "data is persisted only where there is a store"
             self._writer.put(effect)
         elif isinstance(effect, Acknowledged):
-            kept = self._tokens.pop(effect.token, None)
-            if kept is not None:
-                guid, topic, first, last = kept
+            for guid, topic, first, last in self._tokens.pop(effect.token, ()):
                 self.ranges.add((guid, topic), first, last)
         elif isinstance(effect, Trace):
             self._tracer.write(effect)
@@ -272,26 +274,34 @@ class DurabilityService:
     # -- live events
 
     def _on_frames(self, deliveries: Sequence[Delivery]) -> None:
+        """From the subscriber's one dispatcher."""
+        if self._writer and self._writer.lag >= _LAG_MAX:
+            self._writer.wait_room(_LAG_MAX, self._options.watchdog_timeout)
+        ranges: list[StreamRange] = []
         for delivery in deliveries:
             _, header, already = delivery
-            with self._lock:
-                is_kept = self._core.keeps(header.topic)
-            if not is_kept:
+            if not self._keeps(header.topic):
                 continue
-            if self._writer and self._writer.lag >= _LAG_MAX:
-                self._writer.wait_room(_LAG_MAX, self._options.watchdog_timeout)
             try:
-                samples = samples_of(delivery)
+                self._recorder.add(delivery)
             except UndecodableBody as error:
                 self._undecodable += 1
                 LOG.error("Durability: %s. Nobody can keep them.", error)
                 continue
-            with self._lock:
-                self._token += 1
-                self._tokens[self._token] = (header.guid, header.topic, header.first + already, header.last)
-                if len(self._tokens) > _TOKENS_MAX:
-                    self._tokens.popitem(last=False)
-                self._step(Live(samples, self._token))
+            ranges.append((header.guid, header.topic, header.first + already, header.last))
+        samples = self._recorder.take()
+        if not samples:
+            return
+        with self._lock:
+            self._token += 1
+            self._tokens[self._token] = ranges
+            if len(self._tokens) > _TOKENS_MAX:
+                self._tokens.popitem(last=False)
+            self._step(Live(samples, self._token))
+
+    def _keeps(self, topic: str) -> bool:
+        with self._lock:
+            return self._core.keeps(topic)
 
     def _on_resync(self, _resync: Resync) -> None:
         self._step(LiveLost())
@@ -330,6 +340,7 @@ class DurabilityService:
             "bad_frames": bus.bad_frames + self._bad_questions,
             "questions": self._questions,
             "undecodable_frames": self._undecodable,
+            "replaced_at_once": self._recorder.replaced,
             "transactions": self._writer.transactions if self._writer else 0,
             "streams_confirmed": len(self.ranges),
             "streams_forgotten": self.ranges.forgotten,
