@@ -19,6 +19,8 @@ LOG = logging.getLogger(__name__)
 
 _LOOK_S = 1.0
 """How often the service is looked at, at least."""
+_MISSES_MAX = 3
+"""When the whole process stood still, this thread may be the first to notice; the others get some time to follow."""
 _ENDING = (signal.SIGTERM, signal.SIGINT)
 
 
@@ -74,9 +76,11 @@ def run(service: PublisherService, *, on_ready: Callable[[], None] = lambda: Non
 
 
 def _serve(service: PublisherService, notifier: Notifier, signals: _Signals) -> None:
+    misses = 0
     while True:
         came = signals.wait(min(_LOOK_S, notifier.watchdog_s or _LOOK_S))
-        if not service.is_well:
+        misses = 0 if service.is_well else misses + 1
+        if misses > _MISSES_MAX:
             raise ServiceFailed("the intake of the publisher service does not turn any more")
         notifier.tell(WATCHDOG=1)
         if any(number in _ENDING for number in came):

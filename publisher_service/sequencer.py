@@ -55,7 +55,7 @@ class Sequencer:
     def publish(self, groups: Iterable[Group]) -> None:
         """Publish events of the service's own, which it would find again by itself after a restart."""
         own = list(groups)
-        payload = messages.pack(Batch(0, own))[4:]
+        payload = messages.encode(Batch(0, own))
         with self._lock:
             self._publish(b"\0" * messages.GUID_BYTES, 0, own, payload)
         self.flush()
@@ -86,7 +86,7 @@ class Sequencer:
         if refused:
             self.counters.refused_events += refused
             LOG.error("%d events of a worker cannot be published: %s", refused, reason)
-            payload = messages.pack(Batch(number, list(good)))[4:]
+            payload = messages.encode(Batch(number, list(good)))
         self._write_ahead(worker, number, good, payload)
         for topic, encoded in good:
             self._publisher.send_encoded(topic, encoded)

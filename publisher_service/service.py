@@ -49,6 +49,8 @@ class PublisherService:
         self._started_at = time.monotonic()
         self.recovered = Recovered()
         self.journal_damaged = 0
+        self.health_address = ""
+        """Where the service tells how it is; empty when it does not."""
         self.duties: duties.Duties | None = None
         """None when there is no database to serve."""
 
@@ -171,12 +173,14 @@ class PublisherService:
         options = self.conf[config.GROUP]
         if options.health == "unix":
             path = socketfile.beside(self._path, socketfile.HEALTH_SUFFIX)
-            parts.callback(health.serve_unix(path, self.report).close)
+            server = health.serve_unix(path, self.report)
             parts.callback(path.unlink, missing_ok=True)
         elif options.health == "http":
             server = health.serve_http(options.health_port, self.report)
-            self.health_address = server.address
-            parts.callback(server.close)
+        else:
+            return
+        self.health_address = server.address
+        parts.callback(server.close)
 
     # -- looking at it
 

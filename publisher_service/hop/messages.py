@@ -81,6 +81,11 @@ _from_worker: msgspec.msgpack.Decoder[Hello | Batch | Bye] = msgspec.msgpack.Dec
 _from_service: msgspec.msgpack.Decoder[Welcome | Ack | Refusal] = msgspec.msgpack.Decoder(FromService)
 
 
+def encode(message: Hello | Welcome | Batch | Ack | Bye | Refusal) -> bytes:
+    """The payload alone."""
+    return _encode(message)
+
+
 def pack(message: Hello | Welcome | Batch | Ack | Bye | Refusal) -> bytes:
     """The bytes for the socket, length included."""
     payload = _encode(message)

@@ -20,7 +20,7 @@ import pytest
 
 import pubsub_api
 from heliograph.main import build_parser
-from publisher_service import health, socketfile
+from publisher_service import health, runner, socketfile
 from publisher_service.client import WorkerPublisher
 from publisher_service.errors import WindowFull
 from publisher_service.hop import messages
@@ -452,6 +452,14 @@ def test_systemd_is_told(host: Host) -> None:
         while not heard[-1].startswith(b"STOPPING"):
             heard.append(supervisor.recv(1000))
         assert service.stop() == 0
+
+
+def test_a_service_that_works_no_more_ends_its_process(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WATCHDOG_USEC", "20000")  # it looks at itself as often as systemd wants a sign of life
+    service = PublisherService(host.conf())
+    with pytest.raises(runner.ServiceFailed):
+        runner.run(service, on_ready=lambda: service.intake.stop(drain_timeout_s=0))
+    assert not host.socket.exists()
 
 
 def test_the_systemd_unit_runs_a_command_that_exists() -> None:

@@ -23,7 +23,7 @@ ALL = (
 
 
 def payload(message: object) -> bytes:
-    return messages.pack(message)[4:]  # type: ignore[arg-type]
+    return messages.encode(message)  # type: ignore[arg-type]
 
 
 # -- messages

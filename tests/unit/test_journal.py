@@ -32,7 +32,7 @@ def begin(directory: pathlib.Path, guid: bytes = b"1" * 16, bytes_max: int = 256
 
 
 def write(journal: Journal, number: int, groups: list[Group], worker: bytes = WORKER) -> None:
-    journal.append(worker, number, 1000 + number, groups, messages.pack(Batch(number, groups))[4:])
+    journal.append(worker, number, 1000 + number, groups, messages.encode(Batch(number, groups)))
 
 
 def write_many_topics(journal: Journal) -> None:
