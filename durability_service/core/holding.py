@@ -75,7 +75,7 @@ class Holding:
         """The highest counter seen anywhere."""
         self.held: list[Sample] = []
         self.held_tokens: list[int] = []
-        self.is_wanted = policy.alignee is Alignee.INITIAL
+        self.is_wanted = self.may_keep and policy.alignee is Alignee.INITIAL
         self.choice = _NO_CHOICE
         self.is_agreed = False
         self.master = ""
@@ -113,10 +113,14 @@ class Holding:
         return self.phase is Phase.COMPLETE and self.applying is None
 
     @property
+    def may_keep(self) -> bool:
+        """Whether anything may be kept here at all."""
+        return self.policy.durability >= Kind.TRANSIENT and self.policy.alignee is not Alignee.ON_REQUEST
+
+    @property
     def can_lead(self) -> bool:
-        policy = self.policy
-        is_keeper = policy.alignee is Alignee.INITIAL or (policy.alignee is Alignee.LAZY and self.is_wanted)
-        return policy.aligner and policy.master_priority > 0 and is_keeper
+        """Who has no interest in the data, or none yet, must not be the source of it."""
+        return self.policy.aligner and self.policy.master_priority > 0 and self.is_wanted
 
     def keeps(self, topic: str) -> bool:
         return min(self._settings.rules.kind_of(topic), self.policy.durability) >= Kind.TRANSIENT

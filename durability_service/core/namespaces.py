@@ -72,10 +72,6 @@ class Policy:
                 return merge
         return Merge.IGNORE
 
-    @property
-    def can_lead(self) -> bool:
-        return self.aligner and self.master_priority > 0 and self.alignee is Alignee.INITIAL
-
 
 def policy_for(name: str, policies: Sequence[Policy]) -> Policy | None:
     """The first policy whose expression matches the name-space."""

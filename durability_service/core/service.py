@@ -36,7 +36,7 @@ from durability_service.core.keeper import Keeper
 from durability_service.core.lifecycle import Cause, Phase
 from durability_service.core.membership import Change, Fellow, Membership
 from durability_service.core.messages import PROTOCOL, Advert, DeletionNotice, Message, NameSpaceAdvert
-from durability_service.core.namespaces import Alignee, NameSpace, incompatibility, intersect, policy_for
+from durability_service.core.namespaces import NameSpace, incompatibility, intersect, policy_for
 from durability_service.core.samples import Sample
 from durability_service.core.sets import Deletion
 from durability_service.core.settings import ServiceSettings
@@ -120,7 +120,7 @@ class DurabilityCore:
             elif isinstance(event, LiveLost):
                 keeper.holding.merged.clear()  # within a role sets are compared anyway
             elif isinstance(event, Interest) and keeper.holding.name in event.name_spaces:
-                keeper.holding.is_wanted |= keeper.holding.policy.alignee is not Alignee.ON_REQUEST
+                keeper.holding.is_wanted |= keeper.holding.may_keep
 
     def next_deadline(self) -> float:
         """When `Tick` is due, at the latest."""

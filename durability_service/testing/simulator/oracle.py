@@ -73,7 +73,8 @@ class Oracle:
             if space.is_master and not (space.can_lead and space.priority and space.is_aligner):
                 raise Violation(f"S2: {node.name} leads {space.name} and must not")
             on_disk = node.disk.current.get(space.name)
-            if space.is_complete and self._profile.kind is Kind.PERSISTENT:
+            assert node.core is not None
+            if space.is_complete and node.core.keepers[space.name].holding.is_persistent:
                 # S3, S4: what is said is on disk, and what is on disk is whole
                 if on_disk is None or not on_disk.is_complete:
                     raise Violation(f"S4: {node.name} says that {space.name} is complete and has no such set on disk")
@@ -96,6 +97,8 @@ class Oracle:
         key = (node.name, fields["name_space"])
         if what == "aligning" and fields["purpose"] == "fetch":
             self._fetches[key] = list(self._acknowledged[fields["peer"]].values())
+        elif what == "alignment abandoned":
+            self._fetches.pop(key, None)
         elif what == "complete":
             assert node.core is not None
             held = node.core.keepers[key[1]].holding
