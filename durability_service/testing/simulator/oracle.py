@@ -48,8 +48,9 @@ class Oracle:
         self.written[sample.digest] = sample
 
     def started(self, node: SimNode) -> None:
-        for key in [key for key in self._epochs if key[0] == node.name]:
-            del self._epochs[key]
+        for known in (self._epochs, self._fetches):
+            for key in [key for key in known if key[0] == node.name]:
+                del known[key]
         if self._profile.kind is not Kind.PERSISTENT:
             self._acknowledged.pop(node.name, None)
 
