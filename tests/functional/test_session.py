@@ -39,6 +39,27 @@ def test_events_arrive_in_order_with_every_field(bus: Bus, consumer: Consumer) -
     assert subscriber.statistics().gaps == 0
 
 
+def test_a_list_of_events_is_sent_up_to_the_first_bad_one(bus: Bus, consumer: Consumer) -> None:
+    publisher = bus.session().publisher()
+    bus.session().subscriber(["#"], consumer.on_event, addresses=bus.addresses(publisher)).wait_ready(timeout_s=20)
+    mixed = [event(number, f"tenant-{number // 700 % 2}/port") for number in range(1, 3001)]
+    publisher.send_events(mixed)
+    with pytest.raises(errors.InvalidEvent):
+        publisher.send_events([event(3001, "tenant-0/port"), event(-1, "tenant-0/port"), event(3002, "tenant-0/port")])
+    with pytest.raises(errors.InvalidTopic):
+        publisher.send_events(
+            (event(3003, "tenant-0/port"), event(3004, "not/+/a/topic"), event(3005, "tenant-0/port"))
+        )
+    publisher.flush(timeout_s=20)
+    wait_until(lambda: len(consumer.events) >= 3002, 20, "every event")
+    for topic in ("tenant-0/port", "tenant-1/port"):
+        wanted = [item.version for item in mixed if item.topic == topic]
+        received = [item for item in consumer.events if item.topic == topic]
+        assert [item.version for item in received] == wanted + [3001, 3003] * (topic == "tenant-0/port")
+        stamps = [item.timestamp for item in received]
+        assert stamps == sorted(set(stamps))
+
+
 def test_a_lossless_run_costs_no_extra_traffic(bus: Bus, consumer: Consumer) -> None:
     rarely = {"max_idle_time": 60.0, "idle_time_limit": 60.0, "publisher_forget_time": 600.0}
     publisher = bus.session(**rarely).publisher()
