@@ -8,8 +8,10 @@ It lives in the page cache: ``write`` without ``fsync``.  That survives the deat
 for; it does not survive the machine, and neither do the workers whose batches it remembers.
 
 Two files take turns.  Each begins with a *checkpoint*, which says everything that the files before it said of numbers,
-and goes on with batches.  When one is full the other is emptied and begun.  A record is ``length, CRC-32, number`` and
-its payload; records are numbered through, so that a torn or stale tail ends the reading and never misleads it.
+and goes on with batches.  When one is full the other is emptied and begun.  A new life goes on where the last one
+ended, with a checkpoint: so a service that dies several times within a minute can still repair what the first one
+published.  A record is ``length, CRC-32, number`` and its payload; records are numbered through, so that a torn or
+stale tail ends the reading and never misleads it.
 """
 
 from __future__ import annotations
@@ -23,6 +25,7 @@ import time
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from types import TracebackType
+from typing import NamedTuple
 
 import msgspec
 
@@ -80,6 +83,10 @@ class Recovered:
     stretches: list[Stretch] = dataclasses.field(default_factory=list)
     number: int = 0
     """Of the last record."""
+    turn: int = 1
+    """Which file that is in."""
+    end: int | None = None
+    """Where that record ends; None when the file cannot be gone on with."""
     age_s: float = 0.0
     """How long ago it was written last, by the clock of this host."""
     is_damaged: bool = False
@@ -110,27 +117,33 @@ class Journal:
 
     def recover(self) -> Recovered:
         """Read what the last owner left.  Never raises for what is in the files, only OSError."""
-        found = [list(_records(path)) for path in self._paths]
-        segments = sorted((records for records in found if records), key=lambda records: records[0][0])
+        found = [(turn, list(_records(path))) for turn, path in enumerate(self._paths)]
         recovered = Recovered()
-        for records in segments:
-            _replay(records, recovered)
+        for turn, records in sorted((one for one in found if one[1]), key=lambda one: one[1][0].number):
+            is_whole = _replay(records, recovered)
+            if recovered.number >= records[0].number:
+                recovered.turn, recovered.end = turn, records[-1].end if is_whole else None
         written = [path.stat().st_mtime for path in self._paths if path.exists()]
         recovered.age_s = max(0.0, time.time() - max(written)) if written else 0.0
         recovered.is_damaged = not recovered.lives and any(_has_content(path) for path in self._paths)
         return recovered
 
     def start(self, guid: bytes, recovered: Recovered) -> None:
-        """Begin a new life in the file that is not needed for the old ones.  Raises JournalError."""
+        """Begin a new life behind the old ones, or in the other file.  Raises JournalError."""
         # The file that holds the newest record stays until it is its turn: should this process die at once, it is all
         # there is.  Only whole checkpoints count, so a torn new one hides nothing.
-        newest = [records[-1][0] if (records := list(_records(path))) else -1 for path in self._paths]
-        self._turn = int(newest[1] > newest[0])
+        self._turn = recovered.turn
         self._number = recovered.number
         self._lives = [*recovered.lives[-(LIVES_MAX - 1) :], Life(guid, {})]
         self._heads = self._lives[-1].heads
         self._taken = dict(recovered.taken)
-        self._begin_segment()
+        checkpoint = self._checkpoint()
+        if recovered.end is not None and recovered.end + len(checkpoint) < self._segment_bytes * 3 // 4:
+            self._open_file(os.O_RDWR)
+            self._at = recovered.end
+            self._write(checkpoint, b"")
+        else:
+            self._begin_segment()
 
     def append(self, worker: bytes, number: int, stamp: int, groups: Iterable[Group], payload: bytes) -> None:
         """A batch is about to be published: ``payload`` is its message, ``groups`` what that says.  Number 0 is for
@@ -156,8 +169,13 @@ class Journal:
         return self._heads
 
     @property
+    def path(self) -> pathlib.Path:
+        """The file that is written to now."""
+        return self._paths[self._turn]
+
+    @property
     def written_bytes(self) -> int:
-        """In the file that is written to now."""
+        """In that file."""
         return self._at
 
     def close(self) -> None:
@@ -185,22 +203,29 @@ class Journal:
     def _begin_segment(self) -> None:
         self.close()
         self._turn = 1 - self._turn
+        checkpoint = self._checkpoint()
+        self._open_file(os.O_RDWR | os.O_CREAT | os.O_TRUNC)
+        self._at = 0
+        self.rotations += 1
+        self._write(checkpoint, b"")
+
+    def _open_file(self, flags: int) -> None:
         path = self._paths[self._turn]
         try:
-            self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+            self._file = os.open(path, flags | os.O_CLOEXEC, 0o600)
             # Reserved now, so that a full file system is refused here and not in the middle of a batch.
             os.posix_fallocate(self._file, 0, self._segment_bytes)
         except OSError as error:
             raise JournalError(f"the journal {path} cannot be begun: {error}") from error
-        self._at = 0
-        self.rotations += 1
+
+    def _checkpoint(self) -> bytes:
         checkpoint = _CHECKPOINT_KIND + _encode(Checkpoint(self._lives, self._taken))
         if _RECORD.size + len(checkpoint) > self._segment_bytes // 2:
             raise JournalError(
                 f"the heads of {len(self._heads)} streams do not fit a journal of {2 * self._segment_bytes} bytes: "
                 "raise journal_bytes_max"
             )
-        self._write(checkpoint, b"")
+        return checkpoint
 
     def _write(self, start: bytes, rest: bytes) -> None:
         self._number += 1
@@ -217,8 +242,15 @@ class Journal:
         self.records += 1
 
 
-def _records(path: pathlib.Path) -> Iterator[tuple[int, bytes]]:
-    """The sound records at the front of a file: number and payload."""
+class _Record(NamedTuple):
+    number: int
+    payload: bytes
+    end: int
+    """Where it ends in the file."""
+
+
+def _records(path: pathlib.Path) -> Iterator[_Record]:
+    """The sound records at the front of a file."""
     try:
         content = path.read_bytes()
     except FileNotFoundError:
@@ -226,12 +258,12 @@ def _records(path: pathlib.Path) -> Iterator[tuple[int, bytes]]:
     at, expected = 0, None
     while at + _RECORD.size <= len(content):
         magic, size, checksum, number = _RECORD.unpack_from(content, at)
-        payload = content[at + _RECORD.size : at + _RECORD.size + size]
+        at += _RECORD.size + size
+        payload = content[at - size : at]
         is_next = expected is None or number == expected
         if magic != MAGIC or not is_next or zlib.crc32(payload, zlib.crc32(_NUMBER.pack(number))) != checksum:
             return
-        yield number, payload
-        at += _RECORD.size + size
+        yield _Record(number, payload, at)
         expected = number + 1
 
 
@@ -239,24 +271,23 @@ def _has_content(path: pathlib.Path) -> bool:
     return path.exists() and path.stat().st_size > 0
 
 
-def _replay(records: list[tuple[int, bytes]], into: Recovered) -> None:
-    """Add what one file says.  It counts only from a checkpoint on."""
-    _, start = records[0]
-    try:
-        checkpoint = _decode_checkpoint(start[1:]) if start[:1] == _CHECKPOINT_KIND else None
-    except msgspec.MsgspecError:
-        checkpoint = None
-    if checkpoint is None or not checkpoint.lives:
+def _replay(records: list[_Record], into: Recovered) -> bool:
+    """Add what one file says, as far as it can be used; True when that is all of it."""
+    if records[0].payload[:1] != _CHECKPOINT_KIND:
         LOG.warning("A file of the journal does not begin with a checkpoint; it is ignored.")
-        return
-    into.lives, into.taken, into.number = checkpoint.lives, checkpoint.taken, records[0][0]
-    for number, payload in records[1:]:
+        return False
+    for record in records:
         try:
-            _replay_batch(payload, into)
-        except (HopError, struct.error) as error:
-            LOG.warning("Record %d of the journal cannot be used, nor what follows it: %s", number, error)
-            return
-        into.number = number
+            if record.payload[:1] == _CHECKPOINT_KIND:
+                checkpoint = _decode_checkpoint(record.payload[1:])
+                into.lives, into.taken = checkpoint.lives, checkpoint.taken
+            else:
+                _replay_batch(record.payload, into)
+        except (HopError, struct.error, msgspec.MsgspecError, IndexError) as error:
+            LOG.warning("Record %d of the journal cannot be used, nor what follows it: %s", record.number, error)
+            return False
+        into.number = record.number
+    return True
 
 
 def _replay_batch(payload: bytes, into: Recovered) -> None:

@@ -125,22 +125,30 @@ def test_each_life_goes_on_from_the_one_before_and_few_are_remembered(tmp_path: 
     assert len(told.lives) == LIVES_MAX
     assert [life.heads["a"] for life in told.lives] == [4, 5, 6, 7]
     assert told.taken == {WORKER: 7}
-    assert [(part.guid[0], part.first) for part in told.stretches] == [(6, 1), (7, 1)]
+    assert [(part.guid[0], part.first) for part in told.stretches] == [(life, 1) for life in range(1, 8)]
 
 
-def test_a_life_that_died_while_it_began_hides_nothing(tmp_path: pathlib.Path) -> None:
-    with begin(tmp_path) as journal:
-        write(journal, 1, [("a", [b"x"])])
-    before = {path: path.read_bytes() for path in tmp_path.iterdir()}
-    with begin(tmp_path, guid=b"2" * 16) as journal:
+@pytest.mark.parametrize("is_full", [False, True])
+def test_a_life_that_died_while_it_began_hides_nothing(tmp_path: pathlib.Path, is_full: bool) -> None:
+    """Behind the last life while there is room, in the other file when there is hardly any."""
+    with begin(tmp_path, bytes_max=8 * KIB) as journal:
+        write(journal, 1, [("a", [b"x" * (3500 if is_full else 10)])])
+        ended = journal.written_bytes
+    with begin(tmp_path, guid=b"2" * 16, bytes_max=8 * KIB) as journal:
         size = journal.written_bytes
-    begun = next(path for path in tmp_path.iterdir() if before.get(path) != path.read_bytes())
+        begun = journal.path
+    assert (size < ended) == is_full
     content = begun.read_bytes()
-    for cut in range(size):
+    for cut in range(0 if is_full else ended, size):
         begun.write_bytes(content[:cut])
         told = recover(tmp_path)
         assert [life.guid for life in told.lives] == [b"1" * 16]
         assert told.taken == {WORKER: 1}
+    with begin(tmp_path, guid=b"3" * 16, bytes_max=8 * KIB) as journal:
+        write(journal, 2, [("a", [b"y"])])
+    told = recover(tmp_path)
+    assert [life.guid[:1] for life in told.lives] == [b"1", b"3"]
+    assert [part.encoded[0][:1] for part in told.stretches] == [b"x", b"y"]
 
 
 def test_workers_are_bounded_and_those_that_ended_are_left_out(tmp_path: pathlib.Path) -> None:
