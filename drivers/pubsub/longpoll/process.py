@@ -85,6 +85,8 @@ class Process:
         loop.call_soon_threadsafe(loop.stop)
         if thread is not threading.current_thread():
             thread.join()
+        # gRPC has a thread of its own that ends when its last object is freed; some releases tie theirs in cycles.
+        gc.collect()
 
     def _before_fork(self) -> None:
         if MAY_CRASH_CHILDREN and self._ends and not self._has_warned:
