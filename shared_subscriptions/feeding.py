@@ -85,15 +85,17 @@ class Feeder:
                 shard, offset = reader.place(loan.stream).shard, loan.lanes.next_offset
                 waits[shard] = min(waits.get(shard, offset), offset)
         if is_at_end:
-            self._wait_for_news(waits, len(hungry))
+            self._wait_for_news(waits)
 
-    def _wait_for_news(self, waits: Mapping[int, int], hungry: int) -> None:
-        """Wait until a shard has grown, or there may be another stream to read."""
+    def _wait_for_news(self, waits: Mapping[int, int]) -> None:
+        """Wait until a shard has grown, or there may be another stream to read, or room in one that was full."""
         has_grown = False
         while not has_grown and not self._wakeup.is_set() and not self._is_closed:
+            with self._lock:
+                if any(loan.lanes.is_full for loan in self._handler.loans):
+                    self._lock.wait(_IDLE_S)
+                    return
             has_grown = self._log.wait(waits, timeout_s=_WAIT_S)
-            if hungry < len(self._handler.loans):
-                return  # some were full, and may have room by now
 
     def _read(self, loan: LoanState, reader: Reader) -> bool:
         portion = reader.read(loan, events_max=min(max(loan.lanes.room, 1), _READ_EVENTS_MAX))

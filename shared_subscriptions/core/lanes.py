@@ -76,6 +76,11 @@ class StreamLanes:
         """How many more events may be offered now."""
         return 0 if self.is_stopped else self._settings.window - self._load
 
+    @property
+    def is_full(self) -> bool:
+        """It waits for the user, and may have room when more is settled."""
+        return not self.is_stopped and self._load >= self._settings.window
+
     def skip(self, end: int) -> None:
         """Everything from `next_offset` up to ``end`` is not for this stream."""
         self._done.add(self.next_offset, end)
