@@ -6,15 +6,17 @@ this package asks for it.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from oslo_config import cfg
 
 from pubsub_api.config import check_group, new_conf
 from spark_pipeline.config import GROUP, OPTIONS
-from spark_pipeline.errors import SparkMissing
+from spark_pipeline.errors import PipelineError, SparkMissing
 from spark_pipeline.java import find_java
 
 if TYPE_CHECKING:
@@ -61,11 +63,19 @@ def check_pyspark() -> str:
     return version
 
 
-def spark_errors() -> type[Exception]:
-    """What Spark raises when a job fails."""
+@contextlib.contextmanager
+def translated_errors(job: str) -> Iterator[None]:
+    """Whatever Spark raises becomes a PipelineError with the one line that says what it was."""
+    from py4j.protocol import Py4JJavaError  # noqa: PLC0415
     from pyspark.errors import PySparkException  # noqa: PLC0415
 
-    return PySparkException
+    try:
+        yield
+    except Py4JJavaError as error:
+        reason = str(error.java_exception.getMessage() or error.java_exception)
+        raise PipelineError(f"Spark could not finish {job}: {reason.splitlines()[0]}") from error
+    except PySparkException as error:
+        raise PipelineError(f"Spark could not finish {job}: {str(error).splitlines()[0]}") from error
 
 
 def spark_options(conf: cfg.ConfigOpts, master: str) -> dict[str, str]:
@@ -80,6 +90,8 @@ def spark_options(conf: cfg.ConfigOpts, master: str) -> dict[str, str]:
         "spark.sql.session.timeZone": "UTC",
         "spark.sql.python.filterPushdown.enabled": "true",  # or a source that takes filters is refused
         "spark.sql.streaming.noDataMicroBatches.enabled": "false",
+        # Sealed segments have a checksum per page; a flipped byte must not pass for data.
+        "spark.hadoop.parquet.page.verify-checksum.enabled": "true",
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
         "spark.log.level": "ERROR",

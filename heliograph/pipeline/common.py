@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import datetime
-import os
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -54,14 +53,12 @@ def log_url(args: argparse.Namespace, conf: cfg.ConfigOpts) -> str:
 def spark_session(args: argparse.Namespace, conf: cfg.ConfigOpts, job: str) -> Iterator[SparkSession]:
     """A session that is stopped at the end.  Raises SparkMissing, JavaMissing, InvalidConfig, and PipelineError for
     whatever Spark itself raises."""
-    from spark_pipeline.errors import PipelineError
-    from spark_pipeline.session import open_session, spark_errors
+    from spark_pipeline.session import open_session, translated_errors
 
     session = open_session(conf, app_name=f"heliograph-{job}", master=args.master)
     try:
-        yield session
-    except spark_errors() as error:
-        raise PipelineError(f"Spark could not finish {job}: {str(error).partition(os.linesep)[0]}") from error
+        with translated_errors(job):
+            yield session
     finally:
         session.stop()
 

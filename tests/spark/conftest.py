@@ -26,6 +26,13 @@ from spark_pipeline.session import open_session
 TEST_OPTIONS = {"spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"}
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """A busy machine makes Spark slow long before it makes it wrong."""
+    for item in items:
+        if "tests/spark" in item.nodeid and item.get_closest_marker("timeout") is None:
+            item.add_marker(pytest.mark.timeout(900))
+
+
 @pytest.fixture(scope="session")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     directory = tmp_path_factory.mktemp("spark")

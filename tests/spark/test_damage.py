@@ -1,0 +1,96 @@
+"""Damaged and unusual logs: a clear error or a correct result, never a wrong one."""
+
+from __future__ import annotations
+
+import contextlib
+import pathlib
+
+import msgspec
+import pytest
+from pyspark.sql import SparkSession
+
+import durable_log
+from durable_log.sealing import Sealer
+from durable_log.segmented import SegmentedLog
+from pubsub_api.core import frame as frames
+from pubsub_api.core.frame import Kind
+from spark_pipeline.errors import PipelineError
+from spark_pipeline.jobs.audit import count_streams
+from spark_pipeline.jobs.compact import compact
+from spark_pipeline.reading import read_log
+from spark_pipeline.report import audit_report
+from spark_pipeline.session import translated_errors
+from tests.spark.conftest import log_frame, plain_rows
+
+
+@pytest.fixture
+def sealed(log_url: str) -> tuple[str, pathlib.Path]:
+    """A log of one topic whose first 1,000 events are sealed and whose last 100 are hot, and the sealed file."""
+    with contextlib.closing(durable_log.open(log_url)) as log:
+        assert isinstance(log, SegmentedLog)
+        shard = durable_log.shard_of("a/port", log.shards)
+        log.append([log_frame("a/port", first=start, count=100) for start in range(1, 1001, 100)])
+        Sealer(log).seal(shard)
+        log.append([log_frame("a/port", first=1001, count=100)])
+        (segment,) = log.segments(shard)
+    return log_url, pathlib.Path(segment.path)
+
+
+def test_sealed_and_hot_events_are_one_table(spark: SparkSession, sealed: tuple[str, pathlib.Path]) -> None:
+    url, _ = sealed
+    events = read_log(spark, url)
+    assert sorted(row[0] for row in events.select("seq").collect()) == list(range(1, 1101))
+    assert compact(events).count() == 1100
+    some = read_log(spark, url, start={durable_log.shard_of("a/port", 4): 990}, topics=["a/+"])
+    assert sorted(row[0] for row in some.select("seq").collect()) == list(range(991, 1101))
+
+
+def test_a_flipped_byte_in_a_segment_is_an_error_that_names_the_file(
+    spark: SparkSession, sealed: tuple[str, pathlib.Path]
+) -> None:
+    url, file = sealed
+    content = bytearray(file.read_bytes())
+    content[len(content) // 3] ^= 0x40
+    file.chmod(0o600)
+    file.write_bytes(content)
+    with pytest.raises(PipelineError, match=file.name), translated_errors("a test"):
+        read_log(spark, url).where("length(value) >= 0 and version >= 0 and seq >= 0 and length(key) > 0").count()
+
+
+def test_a_torn_or_missing_segment_is_an_error_that_names_the_file(
+    spark: SparkSession, sealed: tuple[str, pathlib.Path]
+) -> None:
+    url, file = sealed
+    file.chmod(0o600)
+    file.write_bytes(file.read_bytes()[:-100])
+    with pytest.raises(PipelineError, match=file.name), translated_errors("a test"):
+        read_log(spark, url).count()
+    file.unlink()
+    with pytest.raises(PipelineError, match=file.name), translated_errors("a test"):
+        read_log(spark, url).count()
+
+
+def test_what_cannot_be_decoded_is_counted_and_stops_nobody(spark: SparkSession, log_url: str) -> None:
+    """A body that is no event, an action that nobody knows; a value that is not a map is an event all right."""
+    strange = [["port", "p1", "explode", None, 1, 1]]
+    plain = [["port", "p2", "set", 17, 1, 1]]
+    with contextlib.closing(durable_log.open(log_url)) as log:
+        for first, body in enumerate(([1, 2], strange, plain), 1):
+            packed = msgspec.msgpack.encode(body)
+            log.append([frames.pack(Kind.DATA, b"x" * 16, f"t/{first}", packed, first=1, count=len(body), timestamp=1)])
+    events = read_log(spark, log_url)
+    assert events.count() == 4
+    assert [(row["key"], msgspec.msgpack.decode(row["value"])) for row in compact(events).collect()] == [("p2", 17)]
+    report = audit_report(events)
+    assert report.undecodable == 3
+    assert not report.is_clean
+
+
+def test_one_shard_with_nearly_all_of_the_data_is_read_by_many_tasks(spark: SparkSession, log_url: str) -> None:
+    with contextlib.closing(durable_log.open(log_url)) as log:
+        log.append([log_frame("busy", first=start, count=500) for start in range(1, 4501, 500)])
+        log.append([log_frame(f"quiet/{number}", first=1, count=10) for number in range(50)])
+    events = spark.read.format("heliograph").options(log=log_url, events_per_task="500").load()
+    assert events.rdd.getNumPartitions() >= 9
+    assert plain_rows(count_streams(events).where("lost > 0 or duplicated > 0")) == []
+    assert events.count() == 5000
