@@ -89,15 +89,20 @@ class Oracle:
     def check_alone(self, subscriber: Subscriber, kind: str, session: bytes) -> None:
         assert session not in subscriber.calls[kind].values(), "P4: two at a time"
 
-    def check_publisher(self, publisher: Publisher) -> None:
-        core = publisher.core
+    def check_mailboxes(self, publisher: Publisher) -> None:
         bounds = world_module.BOUNDS
+        for session in publisher.core.sessions.values():
+            mailbox = session.mailbox
+            assert not mailbox.is_overfull, "P9"
+            assert len(mailbox) <= bounds.frames_max + bounds.reply_frames_max, "P9"
+
+    def check_publisher(self, publisher: Publisher) -> None:
+        self.check_mailboxes(publisher)
+        core = publisher.core
         by_filter = dict(core.index.nodes())
         assert all(by_filter.values()), "P5: an empty entry"
         for session in core.sessions.values():
             mailbox = session.mailbox
-            assert not mailbox.is_overfull, "P9"
-            assert len(mailbox) <= bounds.frames_max + bounds.reply_frames_max, "P9"
             held = [entry for entry in mailbox._waiting if entry.is_waiting] + mailbox._sent
             assert mailbox.held_bytes == sum(len(entry.frame) + ENTRY_BYTES for entry in held), "P3"
             assert len(mailbox) == len(held), "P3"

@@ -81,7 +81,7 @@ class Publisher:
     def _put(self, topic: str, frame: bytes) -> None:
         self.core.publish(topic, frame)
         self.core.reset_overfull()
-        self._world.oracle.check_publisher(self)
+        self._world.oracle.check_mailboxes(self)
         if self._world.random.random() < 0.8:
             self.answer(self.core.flush(self._world.now))
         else:
