@@ -1,0 +1,67 @@
+"""``heliograph durability-service`` and ``heliograph durability`` in processes of their own."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+import signal
+
+import pubsub_api
+from durability_service.store import Store
+from heliograph import exits
+from tests.functional.test_cli import Command, run
+from tests.servers import RedisServer, free_port
+from tests.waiting import wait_until
+
+PATIENCE_S = 90.0
+
+
+def configured(directory: pathlib.Path, server: RedisServer) -> list[str]:
+    file = directory / "heliograph.conf"
+    file.write_text(
+        f"""
+[pubsub]
+pub_sub_driver = redis
+[redis]
+url = {server.address}
+channel_prefix = {directory.name}:
+[durability]
+initial_discovery_period = 0.2
+store = {directory}/durability.db
+snapshot_directory = {directory}/snapshots
+"""
+    )
+    return ["--config-file", str(file)]
+
+
+def test_the_service_from_its_start_to_its_end(redis_server: RedisServer, tmp_path: pathlib.Path) -> None:
+    where = configured(tmp_path, redis_server)
+    with Command("durability-service", "--node", "n1", "--json", *where) as service:
+        assert service.next_record()["node"] == "n1"
+        wait_until(
+            lambda: run("durability", "status", *where).process.returncode == exits.OK, PATIENCE_S, "a complete set"
+        )
+        with pubsub_api.open(config_files=[where[1]]) as session:
+            publisher = session.publisher(name="p")
+            publisher.send_event(pubsub_api.Event(topic="a/x", table="t", key="k", action="set", value=[1, 2]))
+            publisher.confirm(caches=1, timeout_s=PATIENCE_S)
+        shown = run("durability", "history", "a/#", "--json", *where)
+        assert [json.loads(line)["value"] for line in shown.out] == [[1, 2]]
+        (status,) = [json.loads(line) for line in run("durability", "status", "--json", *where).out]
+        assert status["name_spaces"][0]["master"] == "n1"
+        assert status["name_spaces"][0]["samples"] == 1
+        (snapshot,) = [json.loads(line) for line in run("durability", "snapshot", "#", "--json", *where).out]
+        with Store(snapshot["snapshot"]) as store:
+            assert len(store.restored()["all"].samples) == 1
+        assert run("durability", "delete", "a/#", *where).process.returncode == exits.OK
+        assert run("durability", "history", "a/#", *where).out == []
+        service.process.send_signal(signal.SIGTERM)
+        assert service.wait() == exits.OK
+    with Store(tmp_path / "durability.db") as store:
+        assert store.restored()["all"].samples == []
+
+
+def test_without_a_service_the_command_says_so() -> None:
+    shown = run("durability", "status", "--timeout", "0.5", "--url", f"zmq://127.0.0.1:{free_port()}")
+    assert shown.process.returncode == exits.ENVIRONMENT
+    assert "no durability service answered" in shown.errors
