@@ -70,7 +70,8 @@ class Reader:
             header = frames.unpack(item.frame, bytes_max=_FRAME_BYTES_MAX)
             if not self._is_wanted(header.topic) or not place.may_own(item.offset, item.end, mode):
                 return
-            events = decode(item.frame, header, origin, skip=item.skipped, offset=item.offset)
+            # A frame whose middle was known before is stored twice; each time only its own events count.
+            events = decode(item.frame, header, origin, skip=item.skipped, offset=item.offset)[: item.count]
         except FrameError as error:
             # Whatever it was, no attempt will ever decode it: it must not stop the stream for ever.
             portion.undecodable += item.count
