@@ -135,15 +135,18 @@ class CacheCore:
         for event in events:
             table, version = event.table, event.version
             topic = self._followed(event.topic)
-            entries = tables.get(table)
-            if entries is None:
-                entries = self._open_table(table)
-            if topic is None or entries is None:
+            if topic is None:
                 counters.unwanted += 1
                 continue
             if not version:
                 counters.unversioned += 1
                 continue
+            entries = tables.get(table)
+            if entries is None:
+                entries = self._open_table(table)
+                if entries is None:
+                    counters.unwanted += 1
+                    continue
             if version > newest:  # noqa: PLR1730  for every event, and a call would cost as much as all of this
                 newest = version
             key = event.key
