@@ -14,6 +14,7 @@ import subprocess
 import pytest
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
+PYTEST = "python -m pytest -m not chaos --numprocesses auto --maxprocesses 4 --dist loadgroup"
 VERBS = ["demo", "test", "chaos", "bench", "lint", "genconfig"]
 
 NOTE_TAKER = """#!/bin/sh
@@ -97,10 +98,10 @@ def test_an_unknown_verb_is_refused_with_the_list(checkout: Checkout) -> None:
     ("verb", "extras", "expected"),
     [
         ("demo", "all", ["heliograph demo -x"]),
-        ("test", "all,test", ["python -m pytest -m not chaos -x"]),
-        ("chaos", "all,test", ["python -m pytest -m chaos -x", "heliograph simulate --seeds 7"]),
-        ("bench", "all,bench", ["python -m bench -x"]),
-        ("lint", "all,lint", ["python -m ruff check -x", "python -m ruff format --check", "python -m mypy"]),
+        ("test", "all,spark,test", [f"{PYTEST} -x"]),
+        ("chaos", "all,spark,test", ["python -m pytest -m chaos -x", "heliograph simulate --seeds 7"]),
+        ("bench", "all,spark,bench", ["python -m bench -x"]),
+        ("lint", "all,spark,lint", ["python -m ruff check -x", "python -m ruff format --check", "python -m mypy"]),
     ],
 )
 def test_a_verb_installs_what_it_needs_and_passes_arguments_on(
@@ -120,7 +121,7 @@ def test_a_second_call_starts_at_once(checkout: Checkout) -> None:
     checkout.run("test")
     checkout.calls()
     done = checkout.run("test")
-    assert checkout.calls() == ["python -m pytest -m not chaos"]
+    assert checkout.calls() == [PYTEST]
     assert done.stderr == ""
 
 
@@ -153,7 +154,7 @@ def test_it_works_from_any_directory(checkout: Checkout, tmp_path: pathlib.Path)
     checkout.make_environment()
     done = checkout.run("test", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert checkout.calls()[-1] == "python -m pytest -m not chaos"
+    assert checkout.calls()[-1] == PYTEST
 
 
 def test_the_environment_can_be_elsewhere(checkout: Checkout, tmp_path: pathlib.Path) -> None:
@@ -161,7 +162,7 @@ def test_the_environment_can_be_elsewhere(checkout: Checkout, tmp_path: pathlib.
     checkout.venv = checkout.venv.rename(tmp_path / "elsewhere")
     done = checkout.run("test", cwd=tmp_path, HELIOGRAPH_VENV="elsewhere")
     assert done.returncode == 0, done.stderr
-    assert checkout.calls()[-1] == "python -m pytest -m not chaos"
+    assert checkout.calls()[-1] == PYTEST
 
 
 def test_a_directory_that_is_not_an_environment_is_left_alone(checkout: Checkout, tmp_path: pathlib.Path) -> None:
