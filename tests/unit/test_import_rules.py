@@ -46,6 +46,7 @@ LAYERS = {
     "nb_api": Layer(("pubsub_api", "nb_api")),
     "durable_log": Layer(("pubsub_api", "durable_log")),
     "publisher_service": Layer((*_CONTRACTS, "publisher_service")),
+    "durability_service.core": Layer(("pubsub_api.core", "durability_service.core")),
     "durability_service": Layer((*_CONTRACTS, "durability_service")),
     "shared_subscriptions": Layer((*_CONTRACTS, "shared_subscriptions")),
     "spark_pipeline": Layer((*_CONTRACTS, "spark_pipeline")),
@@ -74,11 +75,13 @@ _IMPURE = """
     _thread asyncio concurrent datetime glob logging multiprocessing os pathlib queue random secrets select selectors
     shutil signal socket socketserver sched ssl subprocess sys tempfile threading time urllib uuid warnings
 """
+_PURITY = {
+    **dict.fromkeys(_IMPURE.split(), "the core does no I/O and reads no clock"),
+    **dict.fromkeys(("oslo_config", "stevedore", "msgpack", "rich"), "the core needs msgspec and nothing else"),
+}
 UNAVAILABLE = {
-    "pubsub_api.core": {
-        **dict.fromkeys(_IMPURE.split(), "the core does no I/O and reads no clock"),
-        **dict.fromkeys(("oslo_config", "stevedore", "msgpack", "rich"), "the core needs msgspec and nothing else"),
-    },
+    "pubsub_api.core": _PURITY,
+    "durability_service.core": _PURITY,
 }
 
 
