@@ -1,0 +1,24 @@
+"""The benchmark of writers and controllers, at tiny sizes: it runs, and what it measures is complete."""
+
+from __future__ import annotations
+
+import pytest
+
+from bench.plan import Plan
+from bench.scenarios import commit, sync
+
+PLAN = Plan(events=300, rounds=1, is_quick=True, say=lambda _: None)
+
+
+def test_a_first_copy_is_compared_with_a_plain_reader() -> None:
+    outcome = sync.measure(PLAN, "zmq")
+    assert [row["objects"] for row in outcome.rows] == [1000, 1000]
+    assert {check.target.name for check in outcome.checks} == {"time", "memory", "missing"}
+    assert next(check.measured for check in outcome.checks if check.target.name == "missing") == 0
+
+
+def test_commits_are_compared_with_sqlite_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(commit, "SIZES", (10,))  # each size takes two processes
+    outcome = commit.measure(PLAN, "zmq")
+    assert [check.target.name for check in outcome.checks] == ["by 10"]
+    assert all(check.measured > 0 for check in outcome.checks)
