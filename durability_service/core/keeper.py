@@ -204,8 +204,8 @@ class Keeper(Aligning):
             held.counters.merges += 1
             self.delete([Deletion(topic_filter, t) for topic_filter in sorted(held.space.filters)])
             self._take_note(conflict)
-        elif peer.advert.digest == held.set.digest:
-            self._take_note(conflict)
+        elif purpose is not Purpose.FOREIGN and peer.advert.digest == held.set.digest:
+            self._take_note(conflict)  # an advert may be old, but within a role sets are compared again and again
         else:
             is_split = purpose in (Purpose.COLLECT, Purpose.FOREIGN) or (
                 purpose is Purpose.FOLLOW and held.epoch not in peer.advert.lineage
