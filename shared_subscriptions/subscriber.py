@@ -231,10 +231,13 @@ class GroupSubscriber:
     # -- the protocol thread
 
     def _run_protocol(self) -> None:
-        while not self._is_stopping:
+        is_last = False
+        while not is_last:
+            is_last = self._is_stopping  # the last round is one that begins after the last thing was said
             try:
                 self._exchange()
-                self._listen()
+                if not is_last:
+                    self._listen()
             except Exception:
                 self._protocol_errors += 1
                 LOG.exception("Shared subscription: talking to a leader failed; it goes on")
