@@ -137,6 +137,7 @@ class Aligning:
             buckets=alignment.covered()[::-1],
             finish=lambda applying: self._applied(alignment, applying, end),
             removed=held.for_store(gone),
+            is_change=bool(gone),
         )
 
     def pump(self, now: float) -> None:
@@ -151,12 +152,11 @@ class Aligning:
         held = self.holding
         alignment = held.alignment
         assert alignment is not None
-        recent = self._context.stamp() - int(self._settings.live_s * 1e9)
         for _ in range(min(self._settings.buckets_per_step, len(applying.buckets))):
             number = applying.buckets.pop()
             added, removed = self._apply_bucket(alignment, number)
             held.counters.aligned += len(added)
-            applying.is_old_news = applying.is_old_news or any(sample.timestamp < recent for sample in added)
+            applying.is_change = applying.is_change or bool(added or removed)
             applying.added += held.for_store(added)
             applying.removed += held.for_store(removed)
             held.was_written = held.was_written or bool(added)
@@ -198,11 +198,12 @@ class Aligning:
             epoch, lineage = self._next_epoch(end.epoch, *end.lineage)
         elif alignment.purpose is Purpose.FOREIGN:
             held.merged[alignment.role] = end.epoch
-            if applying.is_old_news or applying.removed:
+            held.merged_at[alignment.role] = self._context.now
+            if applying.is_change:
                 epoch, lineage = self._next_epoch()
         else:
             held.differs_since.pop(alignment.source, None)
-            if applying.is_old_news and held.leads:
+            if applying.is_change and held.leads and held.merged:
                 epoch, lineage = self._next_epoch()  # other roles must hear of it
         marks = held.marks(epoch, lineage, self._context.stamp())
         held.is_marking = True

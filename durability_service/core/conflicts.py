@@ -51,7 +51,7 @@ def find(
     if not holding.is_agreed or not holding.master:
         return []
     if holding.master == node:
-        found = [*_collect(holding, same_role, own), *_foreign(holding, known, role)]
+        found = [*_collect(holding, same_role, own), *_foreign(holding, known, role, now - reconcile_s)]
     else:
         found = [_follow(holding, peer, own) for peer in same_role if _is_ahead(holding, peer)]
         if own is Merge.MERGE and holding.policy.aligner:
@@ -81,8 +81,12 @@ def _collect(holding: Holding, members: list[Peer], own: Merge) -> list[Conflict
     ]
 
 
-def _foreign(holding: Holding, peers: list[Peer], role: str) -> list[Conflict]:
-    """The master of another role has something that we did not join with yet."""
+def _foreign(holding: Holding, peers: list[Peer], role: str, before: float) -> list[Conflict]:
+    """The master of another role has something that we did not join with yet.
+
+    Joining starts a new epoch, which the other role then joins with: while there are events on their way both find
+    something new each time.  So a role is joined with again only when the last time was ``before`` that.
+    """
     return [
         Conflict(Purpose.FOREIGN, peer, holding.policy.merge_for(peer.role, role))
         for peer in peers
@@ -90,6 +94,7 @@ def _foreign(holding: Holding, peers: list[Peer], role: str) -> list[Conflict]:
         and peer.advert.is_master
         and peer.advert.is_complete
         and holding.merged.get(peer.role) != peer.advert.epoch
+        and holding.merged_at.get(peer.role, before) <= before
     ]
 
 

@@ -82,6 +82,8 @@ class Holding:
         self.agreed_members: frozenset[str] = frozenset()
         self.merged: dict[str, Epoch] = {}
         """Role -> the epoch of its master that we joined with."""
+        self.merged_at: dict[str, float] = {}
+        """Role -> when that was, if data was asked for."""
         self.differs_since: dict[str, float] = {}
         """Fellow of the same epoch -> since when its set has been another than ours."""
         self.alignment: Alignment | None = None
@@ -265,5 +267,5 @@ class Applying:
     finish: Callable[[Applying], None]
     added: list[Sample] = dataclasses.field(default_factory=list)
     removed: list[Sample] = dataclasses.field(default_factory=list)
-    is_old_news: bool = False
-    """It brought something that is too old to be on its way to us as live data."""
+    is_change: bool = False
+    """It made a difference."""

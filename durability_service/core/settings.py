@@ -54,8 +54,6 @@ class ServiceSettings:
     """Sets that should be equal and are not for this long are compared bucket by bucket."""
     cleanup_s: float = 86_400.0
     """Deletions are remembered this long."""
-    live_s: float = 10.0
-    """What was written less long ago may still be on its way to us on the bus."""
     buckets: int = 1024
     chunk_bytes: int = 128 * 1024
     window_chunks: int = 32

@@ -31,7 +31,6 @@ SETTINGS = ServiceSettings(
     combine_initial_s=0.05,
     align_timeout_s=0.4,
     reconcile_s=0.6,
-    live_s=1.0,
     buckets=8,
     chunk_bytes=300,
     window_chunks=4,
