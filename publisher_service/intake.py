@@ -78,6 +78,7 @@ class Intake:
         self._is_accepting = True
         self._accept_at = 0.0
         self._stop_by: float | None = None
+        self._is_stopped = False
         self._waker = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._waker, selectors.EVENT_READ, self._woken)
@@ -93,10 +94,16 @@ class Intake:
 
     def stop(self, *, drain_timeout_s: float) -> None:
         """Accept nobody new, take what workers have sent already, acknowledge it, and end.  Idempotent."""
+        if self._is_stopped:
+            return
+        self._is_stopped = True
         self._stop_by = time.monotonic() + drain_timeout_s
         if self._thread.is_alive():
             os.eventfd_write(self._waker, 1)
             self._thread.join()
+        # Here and not in the thread, which may have noticed by itself that it shall end before it was woken.
+        self._selector.close()
+        os.close(self._waker)
 
     # -- the thread
 
@@ -110,8 +117,6 @@ class Intake:
         finally:
             for peer in list(self._peers.values()):
                 self._close(peer)
-            self._selector.close()
-            os.close(self._waker)
 
     def _turn(self) -> bool:
         """Wait for something to happen and handle it.  True when the loop should end."""
