@@ -37,8 +37,9 @@ class _CachedStream:
         return len(self.firsts) - self.start
 
     def insert(self, first: int, last: int, timestamp: int, frame: bytes) -> bool:
-        if not self.firsts or first > self.firsts[-1]:
-            self.firsts.append(first)
+        firsts = self.firsts
+        if not firsts or first > firsts[-1]:
+            firsts.append(first)
             self.frames.append((last, timestamp, frame))
         else:
             position = bisect.bisect_left(self.firsts, first, self.start)
@@ -47,7 +48,8 @@ class _CachedStream:
             self.firsts.insert(position, first)
             self.frames.insert(position, (last, timestamp, frame))
         self.events += last - first + 1
-        self.head = max(self.head, last)
+        if last > self.head:
+            self.head = last
         return True
 
     def pop_oldest(self) -> bytes:
@@ -103,14 +105,15 @@ class FrameCache:
             stream = self._streams[key] = _CachedStream()
         if not stream.insert(first, last, timestamp, frame):
             return False
-        self._by_age.append((now, key, first))
+        settings, by_age = self._settings, self._by_age
+        by_age.append((now, key, first))
         self.frames += 1
         self.bytes += len(frame)
-        while stream.events > self._settings.events_max and len(stream) > 1:
+        while stream.events > settings.events_max and len(stream) > 1:
             self._evict(key, stream)
-        if len(self._by_age) > 2 * self.frames + _SWEEP_SLACK:
+        if len(by_age) > 2 * self.frames + _SWEEP_SLACK:
             self._sweep()
-        if self.bytes > self._settings.bytes_max or self._by_age[0][0] < now - self._settings.age_max_s:
+        if self.bytes > settings.bytes_max or by_age[0][0] < now - settings.age_max_s:
             self.expire(now)
         return True
 

@@ -27,7 +27,7 @@ from pubsub_api.core import frame as frames
 from pubsub_api.core import messages
 from pubsub_api.core.cache import FrameCache
 from pubsub_api.core.errors import LimitReached
-from pubsub_api.core.events import pack_body
+from pubsub_api.core.events import pack_body, pack_one
 from pubsub_api.core.frame import Flag, Kind
 from pubsub_api.core.replies import Found, Responder
 from pubsub_api.core.settings import PublisherSettings
@@ -164,7 +164,7 @@ class PublisherCore:
 
     def lone_frame(self, stream: OutStream, encoded: bytes, stamp: int) -> bytes:
         """Number and pack one event of a stream that has nothing pending.  The owner sends it, then calls `keep`."""
-        return self._number(stream, pack_body((encoded,)), 1, stamp)
+        return self._number(stream, pack_one(encoded), 1, stamp)
 
     def _number(self, stream: OutStream, body: bytes, count: int, stamp: int) -> bytes:
         first = stream.head + 1
@@ -188,6 +188,8 @@ class PublisherCore:
         """The body of the next frame, and how many events it takes from those that are pending."""
         # Callers append concurrently; slicing and deleting by count touches only what was there.
         pending = stream.pending
+        if len(pending) == 1:
+            return pack_one(pending.pop(0)), 1
         encoded = pending[: self.settings.batch_events_max]
         body = pack_body(encoded)
         if len(body) > self.settings.batch_bytes_max and len(encoded) > 1:
