@@ -48,8 +48,7 @@ class _CachedStream:
             self.firsts.insert(position, first)
             self.frames.insert(position, (last, timestamp, frame))
         self.events += last - first + 1
-        if last > self.head:
-            self.head = last
+        self.head = max(self.head, last)
         return True
 
     def pop_oldest(self) -> bytes:
