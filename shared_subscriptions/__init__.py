@@ -10,7 +10,8 @@
 from shared_subscriptions.core.events import GroupEvent
 from shared_subscriptions.errors import GroupDestroyed, GroupError, GroupExists, GroupNotFound
 from shared_subscriptions.scheme import subscribe
-from shared_subscriptions.subscriber import GroupSubscriber, GroupSubscriberStatistics
+from shared_subscriptions.statistics import GroupSubscriberStatistics
+from shared_subscriptions.subscriber import GroupSubscriber
 
 __all__ = [
     "GroupDestroyed",

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from shared_subscriptions.core.leader import Leader, Member
+from shared_subscriptions.core.leader import Leader
+from shared_subscriptions.core.members import Member
 from shared_subscriptions.records import GroupStatus, MemberStatus, MoveStatus
 
 

@@ -40,43 +40,13 @@ from shared_subscriptions.parking import DeadLetters
 from shared_subscriptions.reading import Reader
 from shared_subscriptions.recording import Recording
 from shared_subscriptions.sockets import Waker
+from shared_subscriptions.statistics import GroupSubscriberStatistics
 
 LOG = logging.getLogger(__name__)
 
 _IDLE_S = 0.5
 _CLOSE_EXTRA_S = 1.0
 _ENDED_KEPT = 100
-
-
-@dataclasses.dataclass(frozen=True)
-class GroupSubscriberStatistics:
-    """Counters since the subscriber was made."""
-
-    delivered: int
-    """Events handed to the user."""
-    redelivered: int
-    """Of these, deliveries beyond the first of their event, as far as the group knows."""
-    acknowledged: int
-    failed: int
-    """Attempts that ended in a nack or an error of the callback."""
-    dead_letters: int
-    late: int
-    """Acknowledged or refused after the stream was lost: the group may deliver it again."""
-    expired: int
-    """Events that retention dropped before they were delivered."""
-    undecodable: int
-    streams: int
-    """Streams held now."""
-    waiting: int
-    """Events read and not settled."""
-    grants: int
-    resets: int
-    """How often a lease or the leader was lost and everything began anew."""
-    log_errors: int
-    protocol_errors: int
-    callback_errors: int
-    is_leading: int
-    """Groups that this process leads."""
 
 
 @dataclasses.dataclass

@@ -8,7 +8,9 @@
 ``borrower``    one subscription's side of the protocol; ``agent``: all of one member
 ``assignment``  which member gets which stream
 ``streams``     the leader's record of a stream, and the table of its states
-``leader``      the other side of the protocol
+``leader``      the other side of the protocol; ``members``: whom it knows
+``declaration`` what a group is, and what operators want of it
+``handler``     all of a member: its agent and the lanes of its streams
 ``candidate``   who leads: registration by compare-and-set, observed leases
 =============== ==================================================================================================
 """

@@ -13,7 +13,6 @@ nothing.
 
 from __future__ import annotations
 
-import dataclasses
 from collections import Counter, OrderedDict, deque
 from collections.abc import Collection, Mapping
 from typing import Final
@@ -21,6 +20,7 @@ from typing import Final
 from shared_subscriptions.core import messages as m
 from shared_subscriptions.core.assignment import assign
 from shared_subscriptions.core.declaration import Declaration, Wish
+from shared_subscriptions.core.members import Member, Move
 from shared_subscriptions.core.progress import Progress
 from shared_subscriptions.core.settings import LeaderSettings
 from shared_subscriptions.core.streams import HELD, Cause, Status, Stream, StreamInfo, StreamRecord
@@ -37,37 +37,6 @@ REACTIONS: Final[dict[type[m.ToLeader], str]] = {
 }
 MEMBERS_ONLY: Final = (m.Ping, m.UpdateProgress, m.RevokeFinished)
 """From anybody else these are answered with `Invalidate` and change nothing."""
-
-
-@dataclasses.dataclass
-class Member:
-    """A borrower that this leader knows."""
-
-    id: str
-    name: str
-    joined: int
-    """Rises with every member."""
-    expires: float
-    is_expelled: bool = False
-    """Gets no lease any more; its streams are free when the last one has ended."""
-    seen: dict[int, int] = dataclasses.field(default_factory=dict)
-    """The last sequence number by what it was about; at most one entry per stream."""
-    sent: int = 0
-
-    @property
-    def slot(self) -> str:
-        return self.name or self.id
-
-
-@dataclasses.dataclass(frozen=True)
-class Move:
-    """A stream went from one member to another."""
-
-    stream: int
-    source: str
-    target: str
-    reason: str
-    at: float
 
 
 class Leader:

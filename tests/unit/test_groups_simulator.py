@@ -7,7 +7,8 @@ import pytest
 
 from shared_subscriptions.core import messages as m
 from shared_subscriptions.core.handler import Handler
-from shared_subscriptions.core.leader import Leader, Member
+from shared_subscriptions.core.leader import Leader
+from shared_subscriptions.core.members import Member
 from shared_subscriptions.core.streams import Stream
 from shared_subscriptions.testing.simulator import PROFILES, Cores, run_seeds, simulate
 

@@ -48,6 +48,7 @@ LAYERS = {
     "publisher_service": Layer((*_CONTRACTS, "publisher_service")),
     "durability_service.core": Layer(("pubsub_api.core", "durability_service.core")),
     "durability_service": Layer((*_CONTRACTS, "durability_service")),
+    "shared_subscriptions.core": Layer(("pubsub_api.core", "shared_subscriptions.core")),
     "shared_subscriptions": Layer((*_CONTRACTS, "shared_subscriptions")),
     "spark_pipeline": Layer((*_CONTRACTS, "spark_pipeline")),
     "heliograph": Layer((*_CONTRACTS, *_SERVICES, *_PROGRAMS)),
@@ -82,6 +83,7 @@ _PURITY = {
 UNAVAILABLE = {
     "pubsub_api.core": _PURITY,
     "durability_service.core": _PURITY,
+    "shared_subscriptions.core": _PURITY,
 }
 
 

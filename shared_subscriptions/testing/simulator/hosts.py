@@ -1,7 +1,7 @@
 """A process of the simulation: a consumer, a candidate, and the leader when it is its turn.
 
-It does what the real ones do (`shared_subscriptions.member`, `shared_subscriptions.office`) with the same cores, and
-its consumer is what a user would write: it acknowledges batches or single events, sooner or later, and sometimes fails.
+It does what the real ones do (`shared_subscriptions.subscriber`, `shared_subscriptions.office`) with the same cores.
+Its consumer is what a user would write: it acknowledges batches or single events, sooner or later, and sometimes fails.
 """
 
 from __future__ import annotations
@@ -58,7 +58,8 @@ class SimHost:
         self._is_exclusive = is_exclusive
         self._serial = 0
         self._inbox: list[tuple[str, m.Message]] = []
-        self._borrower_homes: dict[str, tuple[str, int]] = {}
+        self._homes: dict[str, str] = {}
+        """Borrower -> the host that it was heard from."""
         self._is_writing = False
         self._is_leaving = False
         self._commit_at = 0.0
@@ -181,7 +182,7 @@ class SimHost:
 
     def _receive(self, source: str, message: m.Message) -> None:
         if isinstance(message, m.TO_LEADER):
-            self._borrower_homes[message.borrower] = (source, 0)
+            self._homes[message.borrower] = source
             if self.leader is not None:
                 self._oracle.leader_hears(self, self.leader, message)
         else:
@@ -199,8 +200,8 @@ class SimHost:
             said, self.leader.messages = self.leader.messages, []
             for answer in said:
                 self._oracle.leader_says(self.leader, answer)
-                if answer.borrower in self._borrower_homes:
-                    self._network.send(self.name, self._borrower_homes[answer.borrower][0], answer)
+                if answer.borrower in self._homes:
+                    self._network.send(self.name, self._homes[answer.borrower], answer)
 
     # -- who leads
 
@@ -241,7 +242,7 @@ class SimHost:
             waits_for=predecessor.leases if predecessor else (),
         )  # fmt: skip
         self._oracle.took_office(self.leader)
-        self._borrower_homes.clear()
+        self._homes.clear()
 
     def _declaration(self) -> declarations.Declaration:
         return _declaration(self._store.records[NAMES.group].value)
