@@ -2,6 +2,7 @@
 
 "sqlite alone" is the same driver with the same transactions, without an outbox and without a bus.  Ours commits, has an
 outbox, publishes everything and takes it out of the outbox again; the clock stops when the last change is confirmed.
+The objects of a transaction belong to one tenant, that is, to one topic.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ from pubsub_api.config import GROUP
 
 WRITES = 500
 """Of a transaction that fills a database."""
-SIZES = (1, 10, 100)
+SIZES = {1: 100, 10: 10, 100: 3}
+"""Writes per transaction -> which part of the events of a run is committed, so that all take about as long."""
 TIMEOUT_S = 600.0
 ALONE, OURS = "sqlite alone", "heliograph, published"
 _URLS = {"zmq": "zmq://127.0.0.1:0", "zenoh": "zenoh://127.0.0.1:0"}
@@ -50,8 +52,8 @@ def nb_conf(driver: str, url: str = "") -> cfg.ConfigOpts:
     return conf
 
 
-def writes(first: int, count: int) -> list[Write]:
-    """Objects as a network controller has them."""
+def writes(first: int, count: int, *, tenant: int | None = None) -> list[Write]:
+    """Objects as a network controller has them, of one tenant or of a thousand."""
     return [
         Write(
             "create",
@@ -64,7 +66,7 @@ def writes(first: int, count: int) -> list[Write]:
                 "tags": ["a", "b"],
                 "net": number % 1000,
             },
-            f"tenant-{number % 1000}",
+            f"tenant-{number % 1000 if tenant is None else tenant}",
         )
         for number in range(first, first + count)
     ]
@@ -74,8 +76,8 @@ def measure(plan: Plan, driver: str) -> Outcome:
     rows: list[Row] = []
     measured: dict[str, float] = {}
     with _server(driver) as url:
-        for size in SIZES:
-            transactions = max(1, plan.events // (30 * size if size > 1 else 100))
+        for size, share in SIZES.items():
+            transactions = max(1, plan.events // (size * share))
             runs: dict[str, list[Commits]] = {ALONE: [], OURS: []}
             for number in range(1, plan.rounds + 1):
                 for name, role in ((ALONE, commit_alone), (OURS, commit_and_publish)):
@@ -124,7 +126,7 @@ def commit_alone(pipe: Connection, path: pathlib.Path, _driver: str, _url: str, 
     with contextlib.closing(open_db(f"sqlite://{path}", with_outbox=False)) as db:
         start = time.monotonic()
         for number in range(transactions):
-            db.apply(writes(number * size, size))
+            db.apply(writes(number * size, size, tenant=number % 1000))
         pipe.send(Commits(transactions * size, time.monotonic() - start))
 
 
@@ -137,7 +139,7 @@ def commit_and_publish(
         start = time.monotonic()
         for number in range(transactions):
             with nb.transaction() as txn:
-                for write in writes(number * size, size):
+                for write in writes(number * size, size, tenant=number % 1000):
                     txn.create(write.table, write.key, write.value, topic=write.topic or "")
         nb.flush(timeout_s=TIMEOUT_S)
         pipe.send(Commits(transactions * size, time.monotonic() - start))

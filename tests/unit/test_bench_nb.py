@@ -18,7 +18,7 @@ def test_a_first_copy_is_compared_with_a_plain_reader() -> None:
 
 
 def test_commits_are_compared_with_sqlite_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(commit, "SIZES", (10,))  # each size takes two processes
+    monkeypatch.setattr(commit, "SIZES", {10: 3})  # each size takes two processes
     outcome = commit.measure(PLAN, "zmq")
     assert [check.target.name for check in outcome.checks] == ["by 10"]
     assert all(check.measured > 0 for check in outcome.checks)
