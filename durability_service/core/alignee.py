@@ -75,7 +75,7 @@ class Alignment:
         self._moved_at = 0.0
         self._parts: dict[int, dict[int, BucketPart]] = {}
         self.staged: dict[int, dict[InstanceKey, tuple[Sample, ...]]] = {}
-        self._digests: dict[int, bytes] = {}
+        self.digests: dict[int, bytes] = {}
         """Bucket -> digest, of those staged."""
         self._told_chunk = 0
         self.end: AlignEnd | None = None
@@ -104,9 +104,9 @@ class Alignment:
 
     def _known(self) -> dict[int, bytes] | None:
         if self._compares:
-            return {**self._set.digests(), **self._digests}
-        if self._digests:
-            return {number: self._digests.get(number, _UNKNOWN) for number in range(self._set.bucket_count)}
+            return {**self._set.digests(), **self.digests}
+        if self.digests:
+            return {number: self.digests.get(number, _UNKNOWN) for number in range(self._set.bucket_count)}
         return None
 
     def is_overdue(self, now: float) -> bool:
@@ -147,7 +147,7 @@ class Alignment:
         )
 
     def _take(self, part: BucketPart) -> None:
-        if self._digests.get(part.bucket) == part.digest or not 0 <= part.bucket < self._set.bucket_count:
+        if self.digests.get(part.bucket) == part.digest or not 0 <= part.bucket < self._set.bucket_count:
             return
         parts = self._parts.setdefault(part.bucket, {})
         parts[part.part] = part
@@ -165,7 +165,7 @@ class Alignment:
             self.refused += 1
             return
         self.staged[part.bucket] = instances
-        self._digests[part.bucket] = part.digest
+        self.digests[part.bucket] = part.digest
         self.received += sum(len(one.samples) for one in parts.values())
 
     def ended(self, message: AlignEnd, now: float) -> bool:
@@ -174,7 +174,7 @@ class Alignment:
         if not message.is_complete:
             return False
         for number, digest in message.buckets.items():
-            if self._digests.get(number, _UNKNOWN) != digest:
+            if self.digests.get(number, _UNKNOWN) != digest:
                 return False
         # What was staged from an earlier answer and is not in this one is equal to what we said we had: the same.
         self.end = message

@@ -229,6 +229,11 @@ class Aligner:
 
 def _portions(samples: list[Sample], bytes_max: int) -> Iterator[tuple[list[Sample], int]]:
     """The samples in portions of at most this size, at least one per portion; one empty portion for none."""
+    whole = sum(len(sample[7]) + len(sample[0]) + len(sample[2]) for sample in samples)
+    whole += _SAMPLE_OVERHEAD_BYTES * len(samples)
+    if whole <= bytes_max:  # as a bucket usually is
+        yield samples, whole
+        return
     portion: list[Sample] = []
     size = 0
     for sample in samples:

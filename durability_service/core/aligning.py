@@ -173,7 +173,7 @@ class Aligning:
         """What came and what went."""
         samples = self.holding.set
         theirs = alignment.staged[number]
-        adopted = samples.adopt(number, theirs)
+        adopted = samples.adopt(number, theirs, alignment.digests[number])
         if adopted is not None:  # nothing here yet: all policies that ask for data take what the other side has
             return adopted, []
         change = diff(alignment.policy, samples.bucket(number), theirs, alignment.asked_at, samples.kept)

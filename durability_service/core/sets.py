@@ -166,14 +166,19 @@ class SampleSet:
         self._count(number, added, removed)
         return added, removed
 
-    def adopt(self, number: int, instances: dict[InstanceKey, tuple[Sample, ...]]) -> list[Sample] | None:
-        """Make these, which another set with the same rules kept, the content of an empty bucket.  Returns what came;
-        None, and nothing was done, when that is not possible without looking at each."""
+    def adopt(
+        self, number: int, instances: dict[InstanceKey, tuple[Sample, ...]], digest: bytes
+    ) -> list[Sample] | None:
+        """Make these, which another set with the same rules kept and which have this digest, the content of an empty
+        bucket.  Returns what came; None, and nothing was done, when that is not possible without looking at each."""
         if self._buckets[number] or self._deletions:
             return None
         self._buckets[number] = instances
         samples = [sample for kept in instances.values() for sample in kept]
-        self._count(number, samples, ())
+        self.count += len(samples)
+        self.newest = max(self.newest, max((sample[3] for sample in samples), default=0))
+        self._digests[number] = digest_value(digest)
+        self._total = (self._total + self._digests[number]) % DIGEST_MODULUS
         return samples
 
     def _count(self, number: int, added: Iterable[Sample], removed: Iterable[Sample]) -> None:
