@@ -21,6 +21,7 @@ import msgspec
 from oslo_config import cfg
 
 from nb_api import checks, config, notify_config
+from nb_api.compaction import CompactionCounters, Compactor
 from nb_api.db_api import Action, Change, DbApi, DbObject, Write
 from nb_api.errors import ObjectExists, ObjectNotFound, VersionConflict
 from nb_api.handover import Committed, Handover, HandoverCounters
@@ -51,6 +52,7 @@ class NbStatistics:
     """Updates tried again because somebody else was faster."""
     handover: HandoverCounters
     sweeper: SweepCounters
+    compactor: CompactionCounters
 
 
 class NbApi:
@@ -75,18 +77,23 @@ class NbApi:
             self._publisher = change_publisher(session, db)
             self._handover = Handover(db, self._publisher, conf)
             self._sweeper = OutboxSweeper(db, self._publisher, conf, in_hand=self._handover.in_hand)
-        self._sweeps = session is not None and conf[config.GROUP].sweep_outbox and not uses_service(session)
+        self._compactor = Compactor(db, conf)
+        has_service = session is not None and uses_service(session)
+        self._upkeep: list[Callable[[threading.Event], None]] = [] if has_service else [self._compactor.run]
+        """What this process does for the database from its first write on, each in a thread of its own."""
+        if self._sweeper is not None and conf[config.GROUP].sweep_outbox and not has_service:
+            self._upkeep.append(self._sweeper.run)
         self._reset()
         forking.register(self)
 
     def _reset(self) -> None:
         self._lock = threading.Lock()
         self._stop = threading.Event()
-        self._sweep_thread: threading.Thread | None = None
+        self._upkeep_threads: list[threading.Thread] = []
         self._writes = self._unchanged = self._conflicts = 0
 
     def after_fork_in_child(self) -> None:
-        forking.set_aside((self._sweep_thread, self._stop))
+        forking.set_aside((self._upkeep_threads, self._stop))
         self._reset()
 
     @classmethod
@@ -215,7 +222,7 @@ class NbApi:
         self, version: int, action: Action, table: str, key: str, topic: str, value: Any, left_topic: str | None = None
     ) -> None:
         if self._handover is None:
-            self._writes += 1
+            self._committed(None)
             return
         self._committed(Committed([Change(version, action, table, key, topic, self._encoded(value), left_topic)]))
 
@@ -223,21 +230,20 @@ class NbApi:
         """As bytes: the caller may change the value before it is sent."""
         return msgspec.Raw(checks.encode_value(value, bytes_max=self._value_bytes_max))
 
-    def _committed(self, committed: Committed) -> None:
+    def _committed(self, committed: Committed | None) -> None:
+        """Something was written; ``committed`` None when there is nobody to be told."""
         self._writes += 1
-        if self._handover is not None:
+        if self._handover is not None and committed is not None:
             self._handover.put(committed)
-            if self._sweeps and self._sweep_thread is None:
-                self._start_sweeping()
+        if len(self._upkeep_threads) < len(self._upkeep):
+            self._start_upkeep()
 
-    def _start_sweeping(self) -> None:
-        assert self._sweeper is not None
+    def _start_upkeep(self) -> None:
         with self._lock:
-            if self._sweep_thread is None:
-                self._sweep_thread = threading.Thread(
-                    target=self._sweeper.run, args=(self._stop,), name="heliograph-sweeper", daemon=True
-                )
-                self._sweep_thread.start()
+            for work in self._upkeep[len(self._upkeep_threads) :]:
+                thread = threading.Thread(target=work, args=(self._stop,), name="heliograph-upkeep", daemon=True)
+                thread.start()
+                self._upkeep_threads.append(thread)
 
     # -- reading
 
@@ -283,6 +289,7 @@ class NbApi:
             self._conflicts,
             dataclasses.replace(self._handover.counters) if self._handover else HandoverCounters(),
             dataclasses.replace(self._sweeper.counters) if self._sweeper else SweepCounters(),
+            dataclasses.replace(self._compactor.counters),
         )
 
     def close(self) -> None:
@@ -290,8 +297,8 @@ class NbApi:
         self._stop.set()
         if self._handover is not None:
             self._handover.close()
-        if self._sweep_thread is not None:
-            self._sweep_thread.join()
+        for thread in self._upkeep_threads:
+            thread.join()
         if self._publisher is not None:
             self._publisher.close()
         if self._session is not None:

@@ -36,6 +36,12 @@ NOTIFY_OPTIONS: Sequence[cfg.Opt] = (
     cfg.BoolOpt("sweep_outbox", default=True,
                 help="Processes that write and publish directly sweep the outbox too. Where a publisher service is "
                      "used, it sweeps, whatever is said here."),
+    cfg.IntOpt("changes_kept", default=1_000_000, min=1, max=10_000_000_000,
+               help="Changes that the feed keeps at least. A controller that missed more reads a snapshot."),
+    _seconds("tombstones_kept", 86_400.0, 1.0, 31_536_000.0, "How long it is remembered that an object was deleted."),
+    _seconds("compact_interval", 300.0, 0.0, 86_400.0,
+             "How often what is beyond these bounds is forgotten: by the elected publisher service where there is one, "
+             "else by every process that writes. 0: never."),
 )  # fmt: skip
 
 CACHE_OPTIONS: Sequence[cfg.Opt] = (

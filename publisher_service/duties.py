@@ -1,8 +1,8 @@
 """What the service does for the whole installation, on behalf of the database: one service at a time, by election.
 
-Every service registers its publisher in the directory.  The one that is elected also sweeps the outbox, and publishes
-the changes of the watched tables.  So N services do not publish everything N times; that two do it for a moment, when
-the leader was frozen, costs events that are recognised by their version.
+Every service registers its publisher in the directory.  The one that is elected also sweeps the outbox, compacts the
+feed, and publishes the changes of the watched tables.  So N services do not publish everything N times; that two do it
+for a moment, when the leader was frozen, costs events that are recognised by their version.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from typing import Any
 from oslo_config import cfg
 
 from nb_api import notify_config
+from nb_api.compaction import Compactor
 from nb_api.db_api import DbApi
 from nb_api.discovery import Registration
 from nb_api.election import Election
@@ -69,6 +70,7 @@ class Duties:
             self.db: DbApi = open_db(None, self._conf, with_outbox=False)
             parts.callback(self.db.close)
             self._sweeper = OutboxSweeper(self.db, self._own, self._conf)
+            self._compactor = Compactor(self.db, self._conf)
             self._watcher = self._make_watcher()
             self._registration = parts.enter_context(
                 Registration(self.db, self._publisher, owns_address=self._owns_address)
@@ -99,6 +101,7 @@ class Duties:
             "election": dataclasses.asdict(elected),
             "registration": dataclasses.asdict(self._registration.statistics()),
             "sweeper": dataclasses.asdict(self._sweeper.counters),
+            "compactor": dataclasses.asdict(self._compactor.counters),
             "watcher": dataclasses.asdict(self._watcher.counters) if self._watcher else None,
             "invalid_events": self._own.invalid_events,
             **look_at(self.db, self._conf),
@@ -120,7 +123,7 @@ class Duties:
     def _take_office(self, token: int) -> None:
         LOG.info("This service was elected, with token %d: it sweeps the outbox and watches tables.", token)
         self._stop = stop = threading.Event()
-        tasks = [("sweeper", self._sweeper.run)]
+        tasks = [("sweeper", self._sweeper.run), ("compactor", self._compactor.run)]
         if self._watcher is not None:
             tasks.append(("watcher", self._watcher.run))
         self._threads = [

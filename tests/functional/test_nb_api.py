@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from nb_api import NbApi
-from nb_api.errors import InvalidObject, ObjectExists, ObjectNotFound, VersionConflict
+from nb_api import Change, NbApi
+from nb_api.errors import InvalidObject, ObjectExists, ObjectNotFound, RevisionTooOld, VersionConflict
 from nb_api.loading import open_db
 from pubsub_api import Event
 from pubsub_api.errors import InvalidConfig, LimitReached, UsageError, WaitTimeout
@@ -252,6 +252,24 @@ def test_an_update_that_is_always_overtaken_gives_up_with_a_conflict(tmp_path: p
 
 
 # -- the outbox
+
+
+@pytest.mark.parametrize("has_bus", [False, True])
+def test_the_feed_of_a_database_does_not_grow_for_ever(tmp_path: pathlib.Path, has_bus: bool) -> None:
+    bounds = {"changes_kept": 10, "compact_interval": 0.05}
+    with open_nb(sqlite_url(tmp_path), memory_bus() if has_bus else None, db=bounds) as nb:
+        for number in range(50):
+            nb.put("port", "p1", number, topic="t")
+        nb.flush(timeout_s=30)
+        wait_until(lambda: nb.statistics().compactor.dropped == 40, 30, "a compacted feed")
+        assert [change.value for change in _feed(nb)] == list(range(40, 50))
+
+
+def _feed(nb: NbApi) -> list[Change]:
+    try:
+        return nb.db.changes(0)
+    except RevisionTooOld as error:
+        return nb.db.changes(error.oldest_revision)
 
 
 def test_what_a_writer_left_is_swept(nb: NbApi) -> None:
