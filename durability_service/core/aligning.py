@@ -203,7 +203,7 @@ class Aligning:
                 epoch, lineage = self._next_epoch()
         else:
             held.differs_since.pop(alignment.source, None)
-            if applying.is_change and held.leads and held.merged:
+            if applying.is_change and held.leads and held.has_other_roles:
                 epoch, lineage = self._next_epoch()  # other roles must hear of it
         marks = held.marks(epoch, lineage, self._context.stamp())
         held.is_marking = True

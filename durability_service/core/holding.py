@@ -80,6 +80,8 @@ class Holding:
         self.is_agreed = False
         self.master = ""
         self.agreed_members: frozenset[str] = frozenset()
+        self.has_other_roles = False
+        """Services of other roles are there, who learn of what is new here only by a new epoch."""
         self.merged: dict[str, Epoch] = {}
         """Role -> the epoch of its master that we joined with."""
         self.merged_at: dict[str, float] = {}

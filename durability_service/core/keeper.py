@@ -81,6 +81,7 @@ class Keeper(Aligning):
             return
         members = [peer for peer in peers if peer.role == self._settings.role and peer.advert.is_ready]
         self._elect(members)
+        held.has_other_roles = any(peer.role != self._settings.role for peer in peers)
         held.epoch_max = max([held.epoch_max, *(peer.advert.epoch.counter for peer in peers)])
         if held.applying or held.is_marking:
             return
