@@ -9,7 +9,6 @@ There is no notification between processes: `wait` looks, more and more seldom, 
 from __future__ import annotations
 
 import math
-import random
 import sqlite3
 import threading
 import time
@@ -20,6 +19,7 @@ from urllib.parse import SplitResult
 from oslo_config import cfg, types
 
 from drivers.db.sqlite import schema
+from drivers.db.sqlite.patience import run_patiently
 from drivers.db.sqlite.pool import Pool
 from drivers.db.sqlite.snapshot import SqliteSnapshot
 from drivers.db.sqlite.writer import Operation, Writer
@@ -47,8 +47,6 @@ OPTIONS: Sequence[cfg.Opt] = (
                help="A write-ahead log that has grown beyond this is cut when it is recycled. Bytes."),
 )  # fmt: skip
 
-_LOCK_PAUSE_MIN_S = 0.0005
-_LOCK_PAUSE_MAX_S = 0.002
 _COMPACT_PORTION = 5000
 _CHANGE_COLUMNS = "changes.revision, action, table_name, key, topic, value, left_topic"
 
@@ -252,23 +250,8 @@ class SqliteDb(DbApi):
         return result
 
     def _run(self, work: Operation[T]) -> T:
-        """Call ``work`` with a connection; again, for a bounded time, while another process has the lock it needs."""
-        deadline = time.monotonic() + self._timeout_s
-        pause_s = _LOCK_PAUSE_MIN_S
-        while True:
-            self._check_open()
-            try:
-                return self._pool.run(work)
-            except sqlite3.OperationalError as error:
-                # "database is locked", and "locking protocol" when many open the file at the same moment.
-                if "lock" not in str(error):
-                    raise DbUnavailable(f"the database {self._path} cannot be used: {error}") from error
-                if time.monotonic() > deadline:
-                    raise DbUnavailable(f"the database {self._path} was locked for {self._timeout_s} s") from error
-            except sqlite3.Error as error:
-                raise DbError(f"the database {self._path} is damaged or refuses: {error}") from error
-            time.sleep(random.uniform(0.5, 1.0) * pause_s)  # by chance, so that processes do not stay in step
-            pause_s = min(2 * pause_s, _LOCK_PAUSE_MAX_S)
+        what = f"the database {self._path}"
+        return run_patiently(self._pool, work, what=what, timeout_s=self._timeout_s, check_open=self._check_open)
 
     def _check_open(self) -> None:
         if self._is_closed:

@@ -73,20 +73,31 @@ def make_file(path: pathlib.Path) -> None:
         raise InvalidConfig(f"the directory {path.parent} cannot be written: SQLite keeps its log beside the database")
 
 
-def make_schema(connection: sqlite3.Connection, path: pathlib.Path) -> None:
-    """Make the tables when they are missing.  Raises InvalidConfig for somebody else's file, and sqlite3.Error."""
+def claim(connection: sqlite3.Connection, path: pathlib.Path, *, application_id: int, version: int, what: str) -> bool:
+    """Begin a transaction in a file that is ours, or nobody's yet: then True, and it is to be filled.
+
+    ``what`` says what it should be.  Raises InvalidConfig for somebody else's file, and sqlite3.Error.
+    """
     (mode,) = connection.execute("PRAGMA journal_mode = WAL").fetchone()
     if mode != "wal":
         raise InvalidConfig(f"{path}: this file system cannot hold a write-ahead log (journal mode {mode!r})")
     connection.execute("BEGIN IMMEDIATE")
-    (application,) = connection.execute("PRAGMA application_id").fetchone()
-    (version,) = connection.execute("PRAGMA user_version").fetchone()
+    (found_application,) = connection.execute("PRAGMA application_id").fetchone()
+    (found_version,) = connection.execute("PRAGMA user_version").fetchone()
     (tables,) = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
-    if application == _APPLICATION_ID and version != _SCHEMA_VERSION:
-        raise InvalidConfig(f"{path} has schema {version}; this release knows only {_SCHEMA_VERSION}")
-    if application != _APPLICATION_ID and tables:
-        raise InvalidConfig(f"{path} is the SQLite database of another program")
-    if not tables:
+    if found_application == application_id and found_version != version:
+        raise InvalidConfig(f"{path} has schema {found_version}; this release knows only {version}")
+    if found_application != application_id and tables:
+        raise InvalidConfig(f"{path} is the SQLite database of another program, not {what}")
+    return not tables
+
+
+def make_schema(connection: sqlite3.Connection, path: pathlib.Path) -> None:
+    """Make the tables when they are missing.  Raises InvalidConfig for somebody else's file, and sqlite3.Error."""
+    is_new = claim(
+        connection, path, application_id=_APPLICATION_ID, version=_SCHEMA_VERSION, what="a database of objects"
+    )
+    if is_new:
         for statement in _SCHEMA:
             connection.execute(statement)
     connection.execute("COMMIT")

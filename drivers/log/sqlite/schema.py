@@ -9,6 +9,7 @@ from __future__ import annotations
 import pathlib
 import sqlite3
 
+from drivers.db.sqlite.schema import claim
 from durable_log.checks import OFFSET_MAX
 from durable_log.config import SHARDS_DEFAULT
 from pubsub_api.errors import InvalidConfig
@@ -56,18 +57,7 @@ def make_schema(connection: sqlite3.Connection, path: pathlib.Path, shards: int 
 
     Raises InvalidConfig for somebody else's file and for another number of shards, and sqlite3.Error.
     """
-    (mode,) = connection.execute("PRAGMA journal_mode = WAL").fetchone()
-    if mode != "wal":
-        raise InvalidConfig(f"{path}: this file system cannot hold a write-ahead log (journal mode {mode!r})")
-    connection.execute("BEGIN IMMEDIATE")
-    (application,) = connection.execute("PRAGMA application_id").fetchone()
-    (version,) = connection.execute("PRAGMA user_version").fetchone()
-    (tables,) = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
-    if application == _APPLICATION_ID and version != _SCHEMA_VERSION:
-        raise InvalidConfig(f"{path} has schema {version}; this release knows only {_SCHEMA_VERSION}")
-    if application != _APPLICATION_ID and tables:
-        raise InvalidConfig(f"{path} is the SQLite database of another program, or not a log")
-    if not tables:
+    if claim(connection, path, application_id=_APPLICATION_ID, version=_SCHEMA_VERSION, what="a log"):
         _fill(connection, shards or SHARDS_DEFAULT)
     (found,) = connection.execute("SELECT shards FROM log").fetchone()
     if shards not in (None, found):

@@ -7,12 +7,11 @@ and not to whom they serve.  So is the group commit.
 from __future__ import annotations
 
 import pathlib
-import random
 import sqlite3
 import threading
-import time
 from typing import TypeVar
 
+from drivers.db.sqlite.patience import run_patiently
 from drivers.db.sqlite.pool import Pool
 from drivers.db.sqlite.schema import make_file
 from drivers.db.sqlite.writer import Operation, Writer
@@ -20,9 +19,6 @@ from durable_log.errors import LogCorrupt, LogUnavailable
 from nb_api.errors import DbError, DbUnavailable
 from pubsub_api import forking
 from pubsub_api.errors import Closed
-
-_LOCK_PAUSE_MIN_S = 0.0005
-_LOCK_PAUSE_MAX_S = 0.002
 
 T = TypeVar("T")
 
@@ -102,26 +98,9 @@ class Store:
             raise Closed(f"the log {self.path} is closed")
 
     def _run(self, work: Operation[T]) -> T:
-        """Call ``work``; again, for a bounded time, while another process has the lock it needs.
-
-        Raises DbError, because the group commit that calls this knows no other.
-        """
-        deadline = time.monotonic() + self._timeout_s
-        pause_s = _LOCK_PAUSE_MIN_S
-        while True:
-            self.check_open()
-            try:
-                return self._pool.run(work)
-            except sqlite3.OperationalError as error:
-                # "database is locked", and "locking protocol" when many open the file at the same moment.
-                if "lock" not in str(error):
-                    raise DbUnavailable(f"the log {self.path} cannot be used: {error}") from error
-                if time.monotonic() > deadline:
-                    raise DbUnavailable(f"the log {self.path} was locked for {self._timeout_s} s") from error
-            except sqlite3.Error as error:
-                raise DbError(f"the log {self.path} is damaged or refuses: {error}") from error
-            time.sleep(random.uniform(0.5, 1.0) * pause_s)  # by chance, so that processes do not stay in step
-            pause_s = min(2 * pause_s, _LOCK_PAUSE_MAX_S)
+        """Raises DbError, because the group commit that calls this knows no other."""
+        what = f"the log {self.path}"
+        return run_patiently(self._pool, work, what=what, timeout_s=self._timeout_s, check_open=self.check_open)
 
     def _translate(self, error: DbError) -> LogUnavailable | LogCorrupt:
         if isinstance(error, DbUnavailable):
