@@ -62,7 +62,8 @@ OPTIONS: Sequence[cfg.Opt] = (
     cfg.ListOpt("depths", default=[], help="Samples kept per object, by topic: FILTER=NUMBER, the first match wins."),
     _count("default_depth", 1, 1, 1_000_000, "Samples kept per object of all other topics."),
     _seconds("expiry_time", 4.0, 0.2, 3600.0, "A fellow that is silent for this long is gone."),
-    cfg.FloatOpt("heartbeat_factor", default=0.25, min=0.1, max=0.9, help="Part of expiry_time between heartbeats."),
+    cfg.FloatOpt("heartbeat_factor", default=0.25, min=0.1, max=0.9,
+                 help="Part of expiry_time between heartbeats: 0.25 of 4 seconds is one second."),
     _seconds("initial_discovery_period", 3.0, 0.05, 60.0, "How long a service that starts listens for fellows."),
     _count("expected_peers", 0, 0, 1000, "Discovery ends early when this many fellows have answered. 0: unknown."),
     _seconds("combine_period_initial", 0.5, 0.0, 5.0, "How long an aligner waits for further requests of services "

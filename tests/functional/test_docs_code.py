@@ -45,7 +45,7 @@ def private(text: str, request: pytest.FixtureRequest, directory: pathlib.Path) 
     if "6379" in text:
         server: RedisServer = request.getfixturevalue("redis_server")
         text = text.replace("6379", str(server.port))
-    return text.replace("/run/unixgram", f"{directory}/bus")
+    return text.replace("/run/unixgram", f"{directory}/bus").replace("sqlite:///tmp/", f"sqlite://{directory}/")
 
 
 def run(arguments: list[str], directory: pathlib.Path) -> str:

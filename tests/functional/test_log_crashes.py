@@ -87,6 +87,7 @@ def kill_while_appending(url: str, log: SegmentedLog, seed: int) -> None:
     assert Sealer(log).clean() == []
 
 
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("seed", range(2))
 def test_whoever_is_killed_while_appending_loses_nothing(url: str, log: SegmentedLog, seed: int) -> None:
     kill_while_appending(url, log, seed)

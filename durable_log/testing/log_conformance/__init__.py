@@ -16,7 +16,7 @@ from __future__ import annotations
 import pytest
 
 _PARTS = ("appending", "base", "lifecycle", "processes", "reading", "records", "sealing", "trimming")
-pytest.register_assert_rewrite("durable_log.testing.sources", *(f"{__name__}.{part}" for part in _PARTS))
+pytest.register_assert_rewrite(*(f"{__name__}.{part}" for part in _PARTS))
 
 from durable_log.testing.log_conformance.appending import AppendConformance  # noqa: E402
 from durable_log.testing.log_conformance.base import LogConformanceBase  # noqa: E402
