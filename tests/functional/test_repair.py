@@ -138,7 +138,11 @@ def test_a_stand_alone_cache_remembers_for_a_publisher_that_has_none(bus: Bus, c
         return cache.statistics().stored > 0
 
     wait_until(is_cached, 20, "the cache to hear the publisher")
-    lossy = Lossy(bus, consumer, publisher, cache)
+    lossy = Lossy(bus, consumer, publisher)
+    for address in bus.addresses(cache) or ():
+        # A link of its own, which is up when its resync was told: or that one would make up for the loss.
+        lossy.subscriber.listen_to(address)
+        wait_until(lambda: len(consumer.resyncs) > 1, 20, "the link to the cache")
     before = cache.statistics().stored
     with lossy.losing(3):
         send_in_frames(publisher, range(1, 4))
