@@ -27,7 +27,7 @@ from pubsub_api.errors import HeliographError
 DESCRIPTION = """\
 Tells many controllers, quickly and reliably, what changed in a database.
 
-New here?  `heliograph demo` shows it at work in less than half a minute and needs no set-up.
+New here?  `heliograph demo` shows it at work in less than a minute and needs no set-up.
 Trouble?   `heliograph doctor` looks at everything and says how to fix it.
 """
 
