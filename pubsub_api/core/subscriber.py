@@ -1,4 +1,4 @@
-"""The receiving half of the envelope: order, loss detection, repair, resync.
+"""The receiving half of the envelope: who publishes, which streams there are, loss detection, resync.
 
 Sans-IO: every call is given the time; what has to be delivered, asked or told is collected and fetched with `take`.
 
@@ -30,18 +30,18 @@ from pubsub_api.core import messages
 from pubsub_api.core.errors import FrameError, MalformedFrame
 from pubsub_api.core.frame import Flag, Header, Kind
 from pubsub_api.core.instream import Cause, Delivery, InStream, State
-from pubsub_api.core.questions import Join, Questions
-from pubsub_api.core.resync import Reason, Resync, ResyncScheduler
-from pubsub_api.core.roster import InPublisher, Roster
+from pubsub_api.core.order import StreamOrder
+from pubsub_api.core.questions import Join
+from pubsub_api.core.resync import Reason, Resync
+from pubsub_api.core.roster import InPublisher
 from pubsub_api.core.settings import History, SubscriberSettings
-from pubsub_api.core.statistics import SubscriberCounters
 from pubsub_api.core.topics import CONTROL_TOPIC, FilterSet
 
 _DATA = int(Kind.DATA)
-_LIVE = State.LIVE
+_HAVE_HOLE = (State.WAITING, State.REPAIRING)
 
 
-class SubscriberCore:
+class SubscriberCore(StreamOrder):
     """Not thread-safe: the owner serialises calls."""
 
     def __init__(
@@ -54,24 +54,14 @@ class SubscriberCore:
         jitter: Callable[[], float],
         history: History | None = None,
     ) -> None:
-        self.settings = settings
-        self.counters = SubscriberCounters()
+        super().__init__(settings, guid=guid, jitter=jitter, history=history)
         self.filters = FilterSet(filters)
         self._joined = FilterSet()
         self._joined_at = float("-inf")
         """When the heads under the newest of them were asked for; what was known before says nothing about it."""
-        self._resync = ResyncScheduler(
-            jitter_s=settings.resync_jitter_s, interval_min_s=settings.resync_interval_min_s, jitter=jitter
-        )
-        self._questions = Questions(settings, guid=guid, jitter=jitter, history=history)
-        self._roster = Roster(settings, self.counters)
         self._publishers = self._roster.publishers
         self._links: dict[str, bool] = {}
         """Every address that ever was up -> whether it is now."""
-        self._to_repair: list[InStream] = []
-        self.room_bytes = float("inf")
-        """How much more the consumer's queue takes.  The owner sets it before it hands over frames."""
-        self._out: list[Delivery | Resync] = []
         self._last_call = now
         self._next_silence_check = now + settings.max_idle_time_s
         self.newest_timestamp = 0
@@ -113,7 +103,10 @@ class SubscriberCore:
         """Time passed."""
         self._wake(now)
         for stream in self._roster.due(now):
-            self._on_deadline(stream, now)
+            if stream.state in _HAVE_HOLE:
+                self._on_deadline(stream, now)
+            else:
+                self._stay_unknown(stream, now)
         self._send_repairs(now)
         if now >= self._next_silence_check:
             self._next_silence_check = now + self.settings.max_idle_time_s
@@ -194,88 +187,15 @@ class SubscriberCore:
             self.counters.count_bad_frame(type(error).__name__)
 
     def _on_data(self, frame: bytes, header: Header, now: float, *, is_repair: bool) -> None:
-        _, _, guid, first, after, count, timestamp, topic, _, _ = header
+        _, _, guid, _, after, _, timestamp, topic, _, _ = header
         self.counters.frames += 1
         self.newest_timestamp = max(self.newest_timestamp, timestamp)
         publisher = self._heard(guid, now) if not is_repair else self._publisher(guid, now)
         stream = publisher.streams.get(topic) or self._open_stream(publisher, topic, after, now)
         if stream is None:
             self.counters.unwanted += 1
-        elif first == stream.next and stream.state is _LIVE:
-            stream.next = first + count
-            stream.head = first + count - 1
-            self._deliver(stream, (frame, header, 0), now, is_repair=is_repair)
-        elif first + count <= stream.next and stream.is_anchored:
-            self.counters.duplicates += count
-        elif after >= stream.next or stream.state is State.RESYNCING:
-            self._park(stream, frame, header, now)
         else:
-            delivery = stream.advance(frame, header)
-            if delivery is not None:
-                self._deliver(stream, delivery, now, is_repair=is_repair)
-            if stream.state is not State.LIVE:
-                self._progress(stream, now)
-
-    def _park(self, stream: InStream, frame: bytes, header: Header, now: float) -> None:
-        if not stream.is_anchored:
-            stream.next = min(stream.next, header.after + 1)
-        self._roster.parked_bytes += stream.park(frame, header)
-        if stream.state is State.LIVE:
-            self._open_hole(stream, now)
-        if self._roster.parked_bytes > self.settings.pending_bytes_max:
-            self._make_room(stream, now)
-
-    def _make_room(self, stream: InStream, now: float) -> None:
-        """Too much waits behind holes.  Where caches can be asked, what is needed last goes, to be asked for later."""
-        if stream.state is not State.RESYNCING and self.settings.repair:
-            self._roster.drop_tail(stream)
-            return
-        self._roster.parked_bytes -= stream.drop_parked()
-        if stream.state is not State.RESYNCING:
-            self._give_up(stream, Reason.PENDING_FULL, now)
-
-    def _progress(self, stream: InStream, now: float) -> None:
-        """Something arrived in order on a stream that has parked frames or a hole."""
-        self._deliver_ready(stream, now)
-        if stream.state is State.WAITING and not stream.has_hole:
-            self.counters.closed_by_waiting += 1
-        elif stream.state is State.REPAIRING and stream.next > stream.asked:
-            self.counters.closed_by_repair += 1
-        else:
-            return
-        stream.move(Cause.CLOSED)
-        stream.attempts = 0
-        stream.deadline = 0.0
-        if stream.has_hole:
-            # It opened while an older one was repaired, and has all its time and attempts before it.
-            self._open_hole(stream, now)
-
-    def _deliver_ready(self, stream: InStream, now: float) -> None:
-        for delivery, size in stream.ready():
-            self._roster.parked_bytes -= size
-            if delivery is not None:
-                self._deliver(stream, delivery, now, is_repair=False)
-
-    def _deliver(self, stream: InStream, delivery: Delivery, now: float, *, is_repair: bool) -> None:
-        frame, header, already = delivery
-        counters = self.counters
-        fresh = header.count - already
-        counters.duplicates += already
-        if is_repair:
-            # What is still missing behind it has all its attempts before it.
-            stream.attempts = min(stream.attempts, 1 - self._questions.hurry)
-            counters.repaired += fresh
-        if self._resync.is_blocked:
-            counters.discarded += fresh
-            lost = self._roster.lost_range(header, header.first + already, header.last)
-            self._resync.request(Reason.SLOW_CONSUMER, [stream.topic], now, [lost])
-            return
-        counters.delivered += fresh
-        counters.skipped += header.first - 1 - header.after
-        self._out.append(delivery)
-        self.room_bytes -= len(frame)
-        if self.room_bytes < 0:
-            self._resync.is_blocked = True
+            self._accept(stream, frame, header, now, is_repair=is_repair)
 
     def _on_hello(self, frame: bytes, header: Header, now: float) -> None:
         hello = messages.decode(messages.Hello, frame, header)
@@ -403,16 +323,6 @@ class SubscriberCore:
             for stream in [stream for stream in life.streams.values() if not stream.is_anchored]:
                 self._begin_at_first(stream, now)
 
-    def _begin_at_first(self, stream: InStream, now: float) -> None:
-        """A stream that was seen in mid-flow is wanted from its first event on."""
-        stream.is_anchored = True
-        stream.next = 1
-        stream.deadline = 0.0
-        stream.move(Cause.RESYNCED)
-        self._deliver_ready(stream, now)
-        if stream.has_hole:
-            self._open_hole(stream, now)
-
     def _open_stream(self, publisher: InPublisher, topic: str, after: int, now: float) -> InStream | None:
         """A stream appeared of which number ``after`` exists; None when nobody asked for it."""
         if not self.filters.match(topic):
@@ -480,48 +390,13 @@ class SubscriberCore:
         if stream.state is State.LIVE:
             self._open_hole(stream, now)
 
-    # -- holes
-
-    def _open_hole(self, stream: InStream, now: float) -> None:
-        self.counters.gaps += 1
-        stream.move(Cause.HOLE)
-        self._roster.set_timer(stream, now + self.settings.message_delay_window_s)
-
-    def _on_deadline(self, stream: InStream, now: float) -> None:
-        if stream.state in (State.WAITING, State.REPAIRING):
-            if self.settings.repair and stream.attempts < self.settings.repair_attempts_max:
-                self._to_repair.append(stream)
-            else:
-                self._give_up(stream, Reason.LOSS, now)
-        else:
-            self._stay_unknown(stream, now)
-
     def _stay_unknown(self, stream: InStream, now: float) -> None:
         """Its publisher did not say, or not in time, that it continues one that is known."""
         if stream.deadline and stream.state is State.RESYNCING:
             stream.deadline = 0.0
             self._resync_unknown(stream.topic, now)
 
-    def _send_repairs(self, now: float) -> None:
-        """One query for all streams that need one now."""
-        if not self._to_repair:
-            return
-        streams, self._to_repair = self._to_repair, []
-        for stream in streams:
-            if stream.state is State.WAITING:
-                stream.attempts = -self._questions.hurry
-            stream.move(Cause.QUERY)
-            self._roster.set_timer(stream, now + self._questions.patience(stream.attempts))
-            stream.attempts += 1
-        self.counters.queries += self._questions.repair(streams, now)
-
-    def _wait_on(self, asked: Iterable[tuple[InStream, int]], now: float, *, has_ended: bool) -> None:
-        """A part of an answer came, however long it is; or its end, and then the parts that lack are late or lost."""
-        for stream, _ in asked:
-            if stream.state is State.REPAIRING and self._roster.knows(stream):
-                wait_s = self._questions.patience(stream.attempts - 1)
-                wait_s = min(wait_s, self.settings.message_delay_window_s) if has_ended else wait_s
-                self._roster.set_timer(stream, now + wait_s)
+    # -- joining and resync
 
     def _conclude(self, query_id: int, now: float) -> None:
         """Everybody who was asked has answered."""
@@ -530,20 +405,7 @@ class SubscriberCore:
             return
         if purpose.join is not None:
             self._finish_join(purpose.join, now)
-        for stream, asked in purpose.streams:
-            is_lacking = stream.next <= min(asked, stream.asked)
-            if stream.state is State.REPAIRING and is_lacking and self._roster.knows(stream):
-                self._give_up(stream, Reason.LOSS, now)
-
-    def _give_up(self, stream: InStream, reason: Reason, now: float) -> None:
-        lost = [self._roster.lost_range(stream, first, last) for first, last in stream.missing()]
-        self.counters.lost += sum(item.last - item.first + 1 for item in lost)
-        stream.move(Cause.GIVE_UP)
-        stream.attempts = 0
-        stream.deadline = 0.0
-        self._resync.request(reason, [stream.topic], now, lost)
-
-    # -- joining and resync
+        self._give_up_unanswered(purpose.streams, now)
 
     def _finish_join(self, join: Join, now: float) -> None:
         new = [kept for kept in join.filters if kept in self.filters and self._joined.add(kept)]
@@ -577,15 +439,6 @@ class SubscriberCore:
             for stream in publisher.streams.values():
                 if stream.state is State.RESYNCING and covered.match(stream.topic) and self._joined.match(stream.topic):
                     self._release(stream, now)
-
-    def _release(self, stream: InStream, now: float) -> None:
-        """The user was told: what is missing is covered, what waited may pass."""
-        stream.is_anchored = True
-        for delivery, size in stream.skip_holes():
-            self._roster.parked_bytes -= size
-            if delivery is not None:
-                self._deliver(stream, delivery, now, is_repair=False)
-        stream.move(Cause.RESYNCED)
 
     # -- silence
 

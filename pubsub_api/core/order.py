@@ -1,0 +1,191 @@
+"""Order within the streams that a subscriber knows: what passes, what waits behind a hole, how a hole is closed.
+
+Sans-IO.  `pubsub_api.core.instream` says which steps close a hole; here they are taken, with what they need of the
+outside: the counters, the questions to caches, the resync when nothing else helped, and the room that is left in the
+consumer's queue.  Which streams there are, and where they begin, is the subscriber core's business.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from pubsub_api.core.frame import Header
+from pubsub_api.core.instream import Cause, Delivery, InStream, State
+from pubsub_api.core.questions import Questions
+from pubsub_api.core.resync import Reason, Resync, ResyncScheduler
+from pubsub_api.core.roster import Roster
+from pubsub_api.core.settings import History, SubscriberSettings
+from pubsub_api.core.statistics import SubscriberCounters
+
+_LIVE = State.LIVE
+
+
+class StreamOrder:
+    """What the subscriber core does with one stream at a time.  Not thread-safe: the owner serialises calls."""
+
+    def __init__(
+        self, settings: SubscriberSettings, *, guid: bytes, jitter: Callable[[], float], history: History | None
+    ) -> None:
+        self.settings = settings
+        self.counters = SubscriberCounters()
+        self.room_bytes = float("inf")
+        """How much more the consumer's queue takes.  The owner sets it before it hands over frames."""
+        self._resync = ResyncScheduler(
+            jitter_s=settings.resync_jitter_s, interval_min_s=settings.resync_interval_min_s, jitter=jitter
+        )
+        self._questions = Questions(settings, guid=guid, jitter=jitter, history=history)
+        self._roster = Roster(settings, self.counters)
+        self._to_repair: list[InStream] = []
+        self._out: list[Delivery | Resync] = []
+
+    # -- frames of a stream
+
+    def _accept(self, stream: InStream, frame: bytes, header: Header, now: float, *, is_repair: bool) -> None:
+        """A frame of a stream came: deliver it, keep it for later, or see that it came before."""
+        _, _, _, first, after, count, _, _, _, _ = header
+        if first == stream.next and stream.state is _LIVE:
+            stream.next = first + count
+            stream.head = first + count - 1
+            self._deliver(stream, (frame, header, 0), now, is_repair=is_repair)
+        elif first + count <= stream.next and stream.is_anchored:
+            self.counters.duplicates += count
+        elif after >= stream.next or stream.state is State.RESYNCING:
+            self._park(stream, frame, header, now)
+        else:
+            delivery = stream.advance(frame, header)
+            if delivery is not None:
+                self._deliver(stream, delivery, now, is_repair=is_repair)
+            if stream.state is not State.LIVE:
+                self._progress(stream, now)
+
+    def _park(self, stream: InStream, frame: bytes, header: Header, now: float) -> None:
+        if not stream.is_anchored:
+            stream.next = min(stream.next, header.after + 1)
+        self._roster.parked_bytes += stream.park(frame, header)
+        if stream.state is State.LIVE:
+            self._open_hole(stream, now)
+        if self._roster.parked_bytes > self.settings.pending_bytes_max:
+            self._make_room(stream, now)
+
+    def _make_room(self, stream: InStream, now: float) -> None:
+        """Too much waits behind holes.  Where caches can be asked, what is needed last goes, to be asked for later."""
+        if stream.state is not State.RESYNCING and self.settings.repair:
+            self._roster.drop_tail(stream)
+            return
+        self._roster.parked_bytes -= stream.drop_parked()
+        if stream.state is not State.RESYNCING:
+            self._give_up(stream, Reason.PENDING_FULL, now)
+
+    def _progress(self, stream: InStream, now: float) -> None:
+        """Something arrived in order on a stream that has parked frames or a hole."""
+        self._deliver_ready(stream, now)
+        if stream.state is State.WAITING and not stream.has_hole:
+            self.counters.closed_by_waiting += 1
+        elif stream.state is State.REPAIRING and stream.next > stream.asked:
+            self.counters.closed_by_repair += 1
+        else:
+            return
+        stream.move(Cause.CLOSED)
+        stream.attempts = 0
+        stream.deadline = 0.0
+        if stream.has_hole:
+            # It opened while an older one was repaired, and has all its time and attempts before it.
+            self._open_hole(stream, now)
+
+    def _deliver_ready(self, stream: InStream, now: float) -> None:
+        for delivery, size in stream.ready():
+            self._roster.parked_bytes -= size
+            if delivery is not None:
+                self._deliver(stream, delivery, now, is_repair=False)
+
+    def _deliver(self, stream: InStream, delivery: Delivery, now: float, *, is_repair: bool) -> None:
+        frame, header, already = delivery
+        counters = self.counters
+        fresh = header.count - already
+        counters.duplicates += already
+        if is_repair:
+            # What is still missing behind it has all its attempts before it.
+            stream.attempts = min(stream.attempts, 1 - self._questions.hurry)
+            counters.repaired += fresh
+        if self._resync.is_blocked:
+            counters.discarded += fresh
+            lost = self._roster.lost_range(header, header.first + already, header.last)
+            self._resync.request(Reason.SLOW_CONSUMER, [stream.topic], now, [lost])
+            return
+        counters.delivered += fresh
+        counters.skipped += header.first - 1 - header.after
+        self._out.append(delivery)
+        self.room_bytes -= len(frame)
+        if self.room_bytes < 0:
+            self._resync.is_blocked = True
+
+    # -- holes
+
+    def _open_hole(self, stream: InStream, now: float) -> None:
+        self.counters.gaps += 1
+        stream.move(Cause.HOLE)
+        self._roster.set_timer(stream, now + self.settings.message_delay_window_s)
+
+    def _on_deadline(self, stream: InStream, now: float) -> None:
+        """Late frames, or an answer, did not come in time."""
+        if self.settings.repair and stream.attempts < self.settings.repair_attempts_max:
+            self._to_repair.append(stream)
+        else:
+            self._give_up(stream, Reason.LOSS, now)
+
+    def _send_repairs(self, now: float) -> None:
+        """One query for all streams that need one now."""
+        if not self._to_repair:
+            return
+        streams, self._to_repair = self._to_repair, []
+        for stream in streams:
+            if stream.state is State.WAITING:
+                stream.attempts = -self._questions.hurry
+            stream.move(Cause.QUERY)
+            self._roster.set_timer(stream, now + self._questions.patience(stream.attempts))
+            stream.attempts += 1
+        self.counters.queries += self._questions.repair(streams, now)
+
+    def _wait_on(self, asked: Iterable[tuple[InStream, int]], now: float, *, has_ended: bool) -> None:
+        """A part of an answer came, however long it is; or its end, and then the parts that lack are late or lost."""
+        for stream, _ in asked:
+            if stream.state is State.REPAIRING and self._roster.knows(stream):
+                wait_s = self._questions.patience(stream.attempts - 1)
+                wait_s = min(wait_s, self.settings.message_delay_window_s) if has_ended else wait_s
+                self._roster.set_timer(stream, now + wait_s)
+
+    def _give_up_unanswered(self, asked: Iterable[tuple[InStream, int]], now: float) -> None:
+        """Everybody has answered who was asked for these streams, each up to a number: what still lacks nobody has."""
+        for stream, last in asked:
+            is_lacking = stream.next <= min(last, stream.asked)
+            if stream.state is State.REPAIRING and is_lacking and self._roster.knows(stream):
+                self._give_up(stream, Reason.LOSS, now)
+
+    def _give_up(self, stream: InStream, reason: Reason, now: float) -> None:
+        lost = [self._roster.lost_range(stream, first, last) for first, last in stream.missing()]
+        self.counters.lost += sum(item.last - item.first + 1 for item in lost)
+        stream.move(Cause.GIVE_UP)
+        stream.attempts = 0
+        stream.deadline = 0.0
+        self._resync.request(reason, [stream.topic], now, lost)
+
+    # -- from where on a stream is wanted
+
+    def _begin_at_first(self, stream: InStream, now: float) -> None:
+        """A stream that was seen in mid-flow is wanted from its first event on."""
+        stream.is_anchored = True
+        stream.next = 1
+        stream.deadline = 0.0
+        stream.move(Cause.RESYNCED)
+        self._deliver_ready(stream, now)
+        if stream.has_hole:
+            self._open_hole(stream, now)
+
+    def _release(self, stream: InStream, now: float) -> None:
+        """The user was told: what is missing is covered, what waited may pass."""
+        stream.is_anchored = True
+        for delivery, size in stream.skip_holes():
+            self._roster.parked_bytes -= size
+            if delivery is not None:
+                self._deliver(stream, delivery, now, is_repair=False)
+        stream.move(Cause.RESYNCED)
