@@ -12,19 +12,15 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import sys
 from collections.abc import Iterator, Sequence
 from itertools import count
-from typing import Any
 
 from durable_log.errors import RecordConflict
 from durable_log.loading import open_log
 from durable_log.log_api import LogApi
 from durable_log.testing.sources import Source
-from pubsub_api.testing.child import ChildProcess
-
-Message = dict[str, Any]
+from pubsub_api.testing.child import ChildProcess, Message, obey
 
 FRAME_EVENTS = 3
 
@@ -65,20 +61,12 @@ def _append_without_end(log: LogApi, topics: Sequence[str], source: Source) -> I
         yield {"topic": topic, "last": FRAME_EVENTS * 5 * (number // len(topics) + 1)}
 
 
-def _say(message: Message) -> None:
-    sys.stdout.write(json.dumps(message) + "\n")
-    sys.stdout.flush()
-
-
 def main(arguments: Sequence[str]) -> None:
     """Open the log that the arguments name and obey, until the input ends."""
     _role, url = arguments
     log = open_log(url)
     try:
-        _say({"ready": True})
-        for line in sys.stdin:
-            for answer in _answers(log, json.loads(line)):
-                _say(answer)
+        obey(lambda command: _answers(log, command))
     finally:
         log.close()
 

@@ -15,18 +15,14 @@ from standard input and answers on standard output, one JSON object per line.  T
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Iterator, Sequence
 from itertools import count
-from typing import Any
 
 from nb_api.db_api import DbApi, Write
 from nb_api.errors import VersionConflict
 from nb_api.loading import open_db
-from pubsub_api.testing.child import ChildProcess
-
-Message = dict[str, Any]
+from pubsub_api.testing.child import ChildProcess, Message, obey
 
 TOGETHER = 5
 
@@ -66,20 +62,12 @@ def _answers(db: DbApi, command: Message) -> Iterator[Message]:
         yield from ({"version": db.create(table, f"{prefix}{i}", i, topic="t")} for i in count())
 
 
-def _say(message: Message) -> None:
-    sys.stdout.write(json.dumps(message) + "\n")
-    sys.stdout.flush()
-
-
 def main(arguments: Sequence[str]) -> None:
     """Open the database that the arguments name and obey, until the input ends."""
     _role, url = arguments
     db = open_db(url)
     try:
-        _say({"ready": True})
-        for line in sys.stdin:
-            for answer in _answers(db, json.loads(line)):
-                _say(answer)
+        obey(lambda command: _answers(db, command))
     finally:
         db.close()
 

@@ -21,7 +21,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from pubsub_api import loading
@@ -95,6 +95,14 @@ class ChildProcess:
         for line in self._process.stdout:
             self._lines.put(line)
         self._lines.put(b"")
+
+
+def obey(answers: Callable[[Message], Iterable[Message]]) -> None:
+    """The life of a child process: say ``{"ready": true}``, then answer every command until the input ends."""
+    _say({"ready": True})
+    for command in _commands():
+        for answer in answers(command):
+            _say(answer)
 
 
 def _say(message: Message) -> None:

@@ -8,9 +8,8 @@ from collections.abc import Iterable
 from durability_service.core.service import DurabilityCore
 from durability_service.testing.simulator.profiles import Profile, profile_of
 from durability_service.testing.simulator.scenario import Scenario
-from pubsub_api.testing.simulator.world import SimulationFailure, Violation, World
-
-TRACE_LINES = 80
+from pubsub_api.testing.simulator.seeds import failing_with_seed, run_each
+from pubsub_api.testing.simulator.world import SimulationFailure, World
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,14 +32,9 @@ def simulate(seed: int, profile: Profile | None = None, *, core_class: type[Dura
     """Run one seed under ``profile``, or under the one the seed selects.  Raises SimulationFailure."""
     profile = profile or profile_of(seed)
     world = World(seed)
-    try:
+    with failing_with_seed(seed, profile.name, world):
         scenario = Scenario(world, profile, core_class)
         scenario.run()
-    except Violation as violation:
-        raise SimulationFailure(seed, str(violation), world.lines(TRACE_LINES), profile.name) from None
-    except Exception as error:
-        what = f"{type(error).__name__}: {error}"
-        raise SimulationFailure(seed, what, world.lines(TRACE_LINES), profile.name) from error
     return Report(
         seed=seed,
         profile=profile.name,
@@ -56,10 +50,4 @@ def simulate(seed: int, profile: Profile | None = None, *, core_class: type[Dura
 
 def run_seeds(seeds: Iterable[int], profile: Profile | None = None) -> list[SimulationFailure]:
     """Run these seeds; returns the failures."""
-    failures: list[SimulationFailure] = []
-    for seed in seeds:
-        try:
-            simulate(seed, profile)
-        except SimulationFailure as failure:
-            failures.append(failure)
-    return failures
+    return run_each(seeds, lambda seed: simulate(seed, profile))

@@ -7,9 +7,8 @@ from collections.abc import Callable
 
 from pubsub_api.testing.simulator.profiles import Profile, profile_of
 from pubsub_api.testing.simulator.scenario import Cores, Scenario
-from pubsub_api.testing.simulator.world import SimulationFailure, Violation, World
-
-TRACE_LINES = 80
+from pubsub_api.testing.simulator.seeds import failing_with_seed, run_each
+from pubsub_api.testing.simulator.world import SimulationFailure, World
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,14 +34,9 @@ def simulate(seed: int, profile: Profile | None = None, *, cores: Cores | None =
     """Run one seed under ``profile``, or under the one the seed selects.  Raises SimulationFailure."""
     profile = profile or profile_of(seed)
     world = World(seed)
-    try:
+    with failing_with_seed(seed, profile.name, world):
         scenario = Scenario(world, profile, cores or Cores())
         scenario.run()
-    except Violation as violation:
-        raise SimulationFailure(seed, str(violation), world.lines(TRACE_LINES), profile.name) from None
-    except Exception as error:
-        what = f"{type(error).__name__}: {error}"
-        raise SimulationFailure(seed, what, world.lines(TRACE_LINES), profile.name) from error
     network, oracle = scenario.network, scenario.oracle
     return Report(
         seed=seed,
@@ -67,14 +61,4 @@ def run_seeds(
     profile: Profile | None = None,
 ) -> list[SimulationFailure]:
     """Run ``count`` seeds from ``first`` on; returns the failures.  ``on_progress`` is called after each seed."""
-    failures: list[SimulationFailure] = []
-    for seed in range(first, first + count):
-        outcome: Report | SimulationFailure
-        try:
-            outcome = simulate(seed, profile)
-        except SimulationFailure as failure:
-            outcome = failure
-            failures.append(failure)
-        if on_progress is not None:
-            on_progress(outcome)
-    return failures
+    return run_each(range(first, first + count), lambda seed: simulate(seed, profile), on_progress)

@@ -5,11 +5,10 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 
-from pubsub_api.testing.simulator.world import SimulationFailure, Violation, World
+from pubsub_api.testing.simulator.seeds import failing_with_seed, run_each
+from pubsub_api.testing.simulator.world import SimulationFailure, World
 from shared_subscriptions.testing.simulator.profiles import Profile, profile_of
 from shared_subscriptions.testing.simulator.scenario import Cores, Scenario
-
-TRACE_LINES = 80
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,14 +32,9 @@ def simulate(seed: int, profile: Profile | None = None, *, cores: Cores | None =
     """Run one seed under ``profile``, or under the one the seed selects.  Raises SimulationFailure."""
     profile = profile or profile_of(seed)
     world = World(seed)
-    try:
+    with failing_with_seed(seed, profile.name, world):
         scenario = Scenario(world, profile, cores or Cores())
         scenario.run()
-    except Violation as violation:
-        raise SimulationFailure(seed, str(violation), world.lines(TRACE_LINES), profile.name) from None
-    except Exception as error:
-        what = f"L16: {type(error).__name__}: {error}"
-        raise SimulationFailure(seed, what, world.lines(TRACE_LINES), profile.name) from error
     oracle = scenario.oracle
     return Report(
         seed=seed,
@@ -69,16 +63,7 @@ def run_seeds(
 
     ``on_progress`` is called after each seed.
     """
-    failures: list[SimulationFailure] = []
-    for seed in range(first, first + count):
-        outcome: Report | SimulationFailure
-        try:
-            outcome = simulate(seed, profile, cores=cores)
-        except SimulationFailure as failure:
-            outcome = failure
-            failures.append(failure)
-        if on_progress is not None:
-            on_progress(outcome)
-        if failures and is_first_enough:
-            break
-    return failures
+    seeds = range(first, first + count)
+    return run_each(
+        seeds, lambda seed: simulate(seed, profile, cores=cores), on_progress, is_first_enough=is_first_enough
+    )
