@@ -34,6 +34,8 @@ EXAMPLES = {
     "asyncio_subscriber.py": "has version 5",
     "standalone_cache.py": "has version 5",
     "controller.py": "host-1 knows the networks ['n7']",
+    "forked_workers.py": "100 events of 4 workers",
+    "shared_work.py": "40 jobs done",
 }
 """Example -> what it prints when all went well."""
 

@@ -1,0 +1,59 @@
+"""Two consumers share the jobs of a queue.  Each job is done once, also when one of the two refuses it at first."""
+
+from __future__ import annotations
+
+import logging
+import tempfile
+import threading
+from collections import Counter
+
+import durable_log
+import pubsub_api
+from pubsub_api import Event
+from pubsub_api.config import new_conf
+from shared_subscriptions import GroupEvent
+
+JOBS = 40
+TIMEOUT_S = 60.0
+
+
+class Worker:
+    """Does jobs, and fails at every tenth the first time: the job comes again, to this worker or to the other."""
+
+    done: Counter[str] = Counter()
+    is_over = threading.Event()
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def on_event(self, job: GroupEvent) -> None:
+        if job.value % 10 == 0 and job.attempt == 1:
+            raise ConnectionError("the printer is busy")
+        self.done[job.key] += 1
+        if len(self.done) == JOBS:
+            self.is_over.set()
+
+
+def main() -> None:
+    logging.getLogger("shared_subscriptions").setLevel(logging.CRITICAL)  # Refusals are wanted here.
+    conf = new_conf()
+    conf.set_override("pub_sub_driver", "memory", group="pubsub")
+    conf.register_opts(durable_log.config.OPTIONS, group="log")
+    with tempfile.TemporaryDirectory() as directory:
+        conf.set_override("url", f"sqlite://{directory}/log.db", group="log")
+        with pubsub_api.open(conf=conf) as session:
+            members = [session.subscriber(["$queue/print/jobs/#"], Worker(name).on_event) for name in ("one", "two")]
+            for member in members:
+                member.wait_ready(timeout_s=TIMEOUT_S)
+            publisher = session.publisher()
+            for number in range(1, JOBS + 1):
+                publisher.send_event(
+                    Event(topic="jobs/new", table="job", key=f"job-{number}", action="create", value=number)
+                )
+            if not Worker.is_over.wait(TIMEOUT_S):
+                raise SystemExit("not all jobs were done in time")
+    print(f"{len(Worker.done)} jobs done, {max(Worker.done.values())} time each")
+
+
+if __name__ == "__main__":
+    main()
