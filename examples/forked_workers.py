@@ -42,10 +42,13 @@ def main(url: str) -> None:
             if os.fork() == 0:
                 work(publisher, f"tenant-{number}")
                 os._exit(0)
-        with PublisherService(conf), pubsub_api.open(conf=conf) as session:
-            with session.subscriber(["#"], on_event, history=History()):
-                if not has_all.wait(TIMEOUT_S):
-                    raise SystemExit("not all events came in time")
+        with (
+            PublisherService(conf),
+            pubsub_api.open(conf=conf) as session,
+            session.subscriber(["#"], on_event, history=History()),
+        ):
+            if not has_all.wait(TIMEOUT_S):
+                raise SystemExit("not all events came in time")
         print(f"{sum(newest.values())} events of {len(newest)} workers")
 
 
