@@ -86,6 +86,11 @@ _ROWS: tuple[tuple[str, str, str, str, Literal[">=", "<="], float, str], ...] = 
     ("groups", "embedded", "zmq", "events/s acknowledged by 4 members, embedded log", ">=", 50_000.0, ""),
     ("groups", "member killed", "zmq", "until a killed member's streams flow again, beyond its lease", "<=", 1.0, "s"),
     ("groups", "leader killed", "zmq", "until a group flows without its leader, beyond the claim time", "<=", 1.0, "s"),
+    ("spark_live", "p95", "zmq", "p95 from the bus to a row in foreachBatch, 10,000 events/s", "<=", 500.0, "ms"),
+    ("spark_live", "growth", "zmq", "growth of that lag over the run, per minute", "<=", 50.0, "ms"),
+    ("spark_live", "missing", "zmq", "events that did not become a row, or became two", "<=", 0.0, ""),
+    ("spark_memory", "peak", "zmq", "memory of the JVM, of which 4 GB are the driver's", "<=", 5.0, "GB"),
+    ("spark_memory", "missing", "zmq", "objects missing in the snapshot", "<=", 0.0, ""),
 )
 
 TARGETS: tuple[Target, ...] = tuple(

@@ -16,7 +16,7 @@ import uuid
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from spark_pipeline.errors import PipelineError, SparkMissing
+from spark_pipeline.errors import PipelineError, SchemaMismatch, SparkMissing
 from spark_pipeline.ranges import Offsets
 from spark_pipeline.schema import EVENT_COLUMNS
 
@@ -76,12 +76,16 @@ class LakeTable:
         return rows
 
     def read(self, spark: SparkSession, *, version: int | None = None) -> DataFrame:
-        """The table as it is now, or as it was at a version.  Raises PipelineError when there is none."""
+        """The table as it is now, or as it was at a version.
+
+        Raises PipelineError when there is none, SchemaMismatch when somebody gave it other columns.
+        """
         if not self.exists:
             raise PipelineError(f"there is no table at {self.path}: run the ingest job first")
         table = self._table()
         if version is not None:
             table.load_as_version(version)
+        _check_schema(table)
         files = [str(self.path / file) for file in table.get_add_actions(flatten=True).column("path").to_pylist()]
         if not files:
             return spark.createDataFrame([], _SPARK_SCHEMA)
@@ -138,6 +142,17 @@ class LakeTable:
 
 _DELTA_TYPES: Mapping[str, str] = {"int": "integer", "bigint": "long", "binary": "binary", "string": "string"}
 _SPARK_SCHEMA = ", ".join(f"`{name}` {kind}" for name, kind in (*EVENT_COLUMNS.items(), (PARTITION, "string")))
+
+
+def _check_schema(table: Any) -> None:
+    kinds = {delta: kind for kind, delta in _DELTA_TYPES.items()}
+    found = {field.name: getattr(field.type, "type", str(field.type)) for field in table.schema().fields}
+    for name, wanted in EVENT_COLUMNS.items():
+        if name not in found:
+            raise SchemaMismatch(f"the table lacks the column {name!r}; there are: {', '.join(found)}")
+        kind = kinds.get(found[name], found[name])
+        if kind != wanted:
+            raise SchemaMismatch(f"column {name!r} is {kind}, and must be {wanted}")
 
 
 def _deltalake() -> Any:

@@ -15,15 +15,19 @@ import durable_log
 from pubsub_api.core.topics import is_wildcard
 from spark_pipeline.ranges import LogRange, Offsets, to_json
 from spark_pipeline.schema import EVENT_SCHEMA
+from spark_pipeline.verifying import SegmentChecker
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, SparkSession
 
 
+_CHECKER = SegmentChecker()
+
+
 class Plan(NamedTuple):
     """Where the events of a read come from."""
 
-    files: list[str]
+    sealed: list[durable_log.Segment]
     """Sealed segments that hold any of them."""
     trimmed: list[LogRange]
     """For shards whose segments hold more than was asked for: what of them counts."""
@@ -40,22 +44,18 @@ def read_log(
     topics: Sequence[str] = ("#",),
 ) -> DataFrame:
     """The events of a log from ``start`` on, up to but without ``end``, as offsets per shard; by default all that are
-    there now.  Filters apply as they do for subscribers.  Raises LogUnavailable, OffsetTooOld, InvalidTopic.
+    there now.  Filters apply as they do for subscribers.
+
+    Sealed files are compared with the manifest of the log first, each once per process.  Raises LogUnavailable,
+    LogCorrupt naming the file, OffsetTooOld, InvalidTopic.
     """
     with contextlib.closing(durable_log.open(url)) as log:
-        states = log.state()
-        starts = {state.shard: state.start for state in states} | dict(start or {})
-        ends = {state.shard: state.end for state in states} | dict(end or {})
-        for state in states:
-            if starts[state.shard] < min(state.start, ends[state.shard]):
-                raise durable_log.OffsetTooOld(
-                    f"shard {state.shard}: offset {starts[state.shard]} is gone, the oldest is {state.start}",
-                    start=state.start,
-                )
-        plan = make_plan(states, log.segments(), starts, ends)
+        starts, plan = _checked_plan(log, start or {}, end or {})
     parts = []
-    if plan.files:
-        sealed = spark.read.schema(EVENT_SCHEMA).parquet(*plan.files).where(_within(plan.trimmed))
+    if plan.sealed:
+        sealed = (
+            spark.read.schema(EVENT_SCHEMA).parquet(*(one.path for one in plan.sealed)).where(_within(plan.trimmed))
+        )
         parts.append(select_topics(sealed, topics))
     if plan.hot or not parts:
         # A shard that has nothing hot is given an empty range; without any, Python is not started at all.
@@ -65,6 +65,29 @@ def read_log(
         source = spark.read.format("heliograph").options(log=url, topics=",".join(topics))
         parts.append(source.options(start=_text(begins), end=_text(untils)).load())
     return functools.reduce(DataFrame.unionByName, parts)
+
+
+def _checked_plan(log: durable_log.LogApi, start: Offsets, end: Offsets) -> tuple[dict[int, int], Plan]:
+    """Where the read begins, and its plan, whose files are whole."""
+    while True:
+        states = log.state()
+        starts = {state.shard: state.start for state in states} | dict(start)
+        ends = {state.shard: state.end for state in states} | dict(end)
+        for state in states:
+            if starts[state.shard] < min(state.start, ends[state.shard]):
+                raise durable_log.OffsetTooOld(
+                    f"shard {state.shard}: offset {starts[state.shard]} is gone, the oldest is {state.start}",
+                    start=state.start,
+                )
+        listed = log.segments()
+        plan = make_plan(states, listed, starts, ends)
+        try:
+            _CHECKER.check(plan.sealed)
+        except durable_log.LogCorrupt:
+            if log.segments() == listed:
+                raise
+            continue  # retention or compaction has put others in their place
+        return starts, plan
 
 
 def make_plan(
@@ -79,7 +102,7 @@ def make_plan(
         start, end = starts[state.shard], ends[state.shard]
         sealed_end = min(end, state.sealed)
         wanted = [one for one in segments if one.shard == state.shard and one.first < sealed_end and one.end > start]
-        plan.files.extend(one.path for one in wanted)
+        plan.sealed.extend(wanted)
         if wanted and (wanted[0].first < start or wanted[-1].end > end):
             plan.trimmed.append(LogRange(state.shard, start, end))
         if end > max(start, state.sealed):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
@@ -73,9 +74,16 @@ def translated_errors(job: str) -> Iterator[None]:
         yield
     except Py4JJavaError as error:
         reason = str(error.java_exception.getMessage() or error.java_exception)
-        raise PipelineError(f"Spark could not finish {job}: {reason.splitlines()[0]}") from error
+        raise PipelineError(f"Spark could not finish {job}: {decisive_line(reason)}") from error
     except PySparkException as error:
-        raise PipelineError(f"Spark could not finish {job}: {str(error).splitlines()[0]}") from error
+        raise PipelineError(f"Spark could not finish {job}: {decisive_line(str(error))}") from error
+
+
+def decisive_line(message: str) -> str:
+    """What to show of an error of Spark, which may hold the traces of several processes: what our own code raised in a
+    worker, or else the first line."""
+    ours = re.findall(r"^(?:pubsub_api|nb_api|durable_log|spark_pipeline)[\w.]*\.(\w+: .+)$", message, re.MULTILINE)
+    return str(ours[-1]) if ours else message.splitlines()[0]
 
 
 def spark_options(conf: cfg.ConfigOpts, master: str) -> dict[str, str]:

@@ -1,22 +1,20 @@
 """``spark.read.format("heliograph")`` and ``spark.readStream.format("heliograph")``: the durable log as a table.
 
 Options: ``log`` (its URL), ``topics`` (filters, separated by commas), ``start`` and ``end`` (``earliest``, ``latest``,
-or offsets as JSON), ``events_per_batch``, ``events_per_task``.  Columns are those of
-`spark_pipeline.schema`.
+or offsets as JSON), ``events_per_batch``, ``events_per_task``; or ``group`` and ``query`` for a stream that is one of
+the jobs of a shared subscription (`spark_pipeline.group_source`).  Columns are those of `spark_pipeline.schema`.
 
 Offsets are the log's own: dense, per shard.  A streaming query keeps them in its checkpoint as ``{"0": 17, ...}`` and
 goes on exactly there; a shard it has not met begins at 0.  Every range can be read again as long as the log keeps it.
-Batches of Arrow go to Spark, never tuples.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
-import pyarrow.compute as pc
 from pyspark.sql.datasource import (
     DataSource,
     DataSourceReader,
@@ -29,10 +27,10 @@ from pyspark.sql.datasource import (
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 
 import durable_log
-from durable_log.arrow import arrow_batches
-from pubsub_api.core.topics import FilterSet, check_filter
 from pubsub_api.errors import UsageError
-from spark_pipeline.config import OPTIONS
+from spark_pipeline.group_source import GroupStreamReader
+from spark_pipeline.options import SourceOptions
+from spark_pipeline.partitions import LogPartition, read_partition
 from spark_pipeline.ranges import LogRange, Offsets, advance, from_json, split, to_json
 from spark_pipeline.schema import EVENT_SCHEMA
 from spark_pipeline.sink import LogStreamWriter, LogWriter
@@ -40,79 +38,14 @@ from spark_pipeline.sink import LogStreamWriter, LogWriter
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
-_DEFAULTS = {option.dest: option.default for option in OPTIONS}
-
-
-class SourceOptions:
-    """The options of a read, checked.  Raises UsageError naming the one that is wrong.  Travels to the workers."""
-
-    def __init__(self, given: Mapping[str, str]) -> None:
-        if not given.get("log"):
-            raise UsageError('option "log" is missing: the URL of the log, as in sqlite:///dir/log.db')
-        self.log = given["log"]
-        self.topics = [name.strip() for name in given.get("topics", "#").split(",")]
-        for topic_filter in self.topics:
-            check_filter(topic_filter)
-        self.start = given.get("start", "earliest")
-        self.end = given.get("end", "latest")
-        self.events_per_batch = _positive(given, "events_per_batch", _DEFAULTS["batch_events_max"])
-        self.events_per_task = _positive(given, "events_per_task", _DEFAULTS["partition_events_max"])
-
-    def starts(self, states: Iterable[durable_log.ShardState]) -> dict[int, int]:
-        """Where to begin in each shard."""
-        if self.start == "earliest":
-            return {state.shard: state.start for state in states}
-        if self.start == "latest":
-            return {state.shard: state.end for state in states}
-        asked = from_json(self.start)
-        return {state.shard: asked.get(state.shard, state.start) for state in states}
-
-    def ends(self, states: Iterable[durable_log.ShardState]) -> dict[int, int]:
-        """Where to stop in each shard, never beyond its end."""
-        if self.end == "latest":
-            return {state.shard: state.end for state in states}
-        asked = from_json(self.end)
-        return {state.shard: min(state.end, asked.get(state.shard, state.end)) for state in states}
-
-
-def _positive(given: Mapping[str, str], name: str, default: int) -> int:
-    try:
-        value = int(given.get(name, default))
-    except ValueError as error:
-        raise UsageError(f"option {name!r} is a number of events, not {given[name]!r}") from error
-    if value < 1:
-        raise UsageError(f"option {name!r} must be at least 1, not {value}")
-    return value
-
-
-class LogPartition(InputPartition):
-    """What one task reads."""
-
-    def __init__(self, what: LogRange) -> None:
-        super().__init__(what)
-        self.what = what
-
-
-def _read(options: SourceOptions, partition: LogPartition, topics: frozenset[str] | None) -> Iterator[pa.RecordBatch]:
-    """Runs in a worker, as often as Spark likes."""
-    takes_all = "#" in options.topics and topics is None
-    filters = FilterSet(options.topics)
-    with contextlib.closing(durable_log.open(options.log)) as log:
-        for batch in arrow_batches(log, *partition.what):
-            if takes_all:
-                yield batch
-                continue
-            present = batch.column("topic").unique().to_pylist()
-            wanted = [topic for topic in present if filters.match(topic) and (topics is None or topic in topics)]
-            if wanted:
-                yield batch.filter(pc.is_in(batch.column("topic"), pa.array(wanted)))
-
 
 class LogReader(DataSourceReader):
     """A batch read.  Equality on ``topic`` and ``shard`` is used to leave out shards, and frames without decoding
     them."""
 
     def __init__(self, options: SourceOptions) -> None:
+        if options.group:
+            raise UsageError('a group is followed by a stream: use readStream, or leave out the option "group"')
         self._options = options
         self._topics: frozenset[str] | None = None
         self._shards: frozenset[int] | None = None
@@ -139,13 +72,13 @@ class LogReader(DataSourceReader):
         if self._shards is not None:
             wanted &= self._shards
         ranges = [LogRange(shard, starts[shard], ends[shard]) for shard in sorted(wanted)]
-        parts = [LogPartition(part) for part in split(ranges, events_max=self._options.events_per_task)]
         # Spark wants at least one partition, also when there is nothing to read.
-        return parts or [LogPartition(LogRange(0, starts[0], starts[0]))]
+        parts = list(split(ranges, events_max=self._options.events_per_task)) or [LogRange(0, starts[0], starts[0])]
+        return [LogPartition(part, self._options.topics) for part in parts]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         assert isinstance(partition, LogPartition)
-        return _read(self._options, partition, self._topics)
+        return read_partition(self._options.log, partition, self._topics)
 
 
 def _equal_values(given: Filter) -> frozenset[Any] | None:
@@ -160,10 +93,13 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def __init__(self, options: SourceOptions) -> None:
         self._options = options
         self._target: Offsets | None = None
+        self._log: durable_log.LogApi | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_log": None}  # workers open their own
 
     def initialOffset(self) -> dict[str, int]:
-        with contextlib.closing(durable_log.open(self._options.log)) as log:
-            return to_json(self._options.starts(log.state()))
+        return to_json(self._options.starts(self._opened().state()))
 
     def getDefaultReadLimit(self) -> ReadLimit:
         return ReadMaxRows(self._options.events_per_batch)
@@ -184,15 +120,26 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def partitions(self, start: dict[str, int], end: dict[str, int]) -> list[LogPartition]:
         begins = from_json(start)
         ranges = [LogRange(shard, begins.get(shard, 0), until) for shard, until in from_json(end).items()]
-        return [LogPartition(part) for part in split(ranges, events_max=self._options.events_per_task)]
+        parts = split(ranges, events_max=self._options.events_per_task)
+        return [LogPartition(part, self._options.topics) for part in parts]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         assert isinstance(partition, LogPartition)
-        return _read(self._options, partition, None)
+        return read_partition(self._options.log, partition)
+
+    def stop(self) -> None:
+        if self._log is not None:
+            self._log.close()
+            self._log = None
 
     def _ends(self) -> dict[int, int]:
-        with contextlib.closing(durable_log.open(self._options.log)) as log:
-            return self._options.ends(log.state())
+        return self._options.ends(self._opened().state())
+
+    def _opened(self) -> durable_log.LogApi:
+        """The log, kept open on the driver: Spark asks several times per micro-batch."""
+        if self._log is None:
+            self._log = durable_log.open(self._options.log)
+        return self._log
 
 
 class HeliographDataSource(DataSource):
@@ -209,7 +156,8 @@ class HeliographDataSource(DataSource):
         return LogReader(SourceOptions(self.options))
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: ARG002
-        return LogStreamReader(SourceOptions(self.options))
+        options = SourceOptions(self.options)
+        return GroupStreamReader(options) if options.group else LogStreamReader(options)
 
     def writer(self, schema: StructType, overwrite: bool) -> LogWriter:
         return LogWriter(self.options, schema, overwrite=overwrite)

@@ -16,6 +16,8 @@ from bench.scenarios import (
     service,
     slow,
     spark,
+    spark_live,
+    spark_memory,
     subscriptions,
     sync,
     throughput,
@@ -39,5 +41,7 @@ SCENARIOS: dict[str, Scenario] = {
     "groups": groups.measure,
     "durability": durability.measure,
     "spark": spark.measure,
+    "spark_live": spark_live.measure,
+    "spark_memory": spark_memory.measure,
 }
 DEFAULT = ("throughput",)

@@ -16,15 +16,14 @@ from typing import TYPE_CHECKING, Any
 
 import durable_log
 from bench import events as made
+from bench import spark_session
 from bench.plan import Outcome, Plan, Row
 from bench.targets import check
 from durable_log.sealing import Sealer
 from durable_log.segmented import SegmentedLog
-from pubsub_api.config import new_conf
 from pubsub_api.core import frame as frames
 from pubsub_api.core.events import encode_event, pack_body
 from pubsub_api.core.frame import Kind
-from pubsub_api.errors import HeliographError
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -37,27 +36,20 @@ HOT_SHARE = 0.1
 FRAME_EVENTS = 64
 APPEND_FRAMES = 512
 TOPICS = 8
-MASTER = "local[2]"
-MEMORY = "6g"
 GUID = bytes(16)
 
 
 def measure(plan: Plan, driver: str) -> Outcome:
-    if driver != "zmq":
-        return Outcome("spark", driver, [], [], ["Spark belongs to no transport: see zmq"])
-    try:
-        from spark_pipeline.session import check_pyspark
-
-        check_pyspark()
-    except HeliographError as error:
-        return Outcome("spark", driver, [], [], [str(error)])
+    reason = "Spark belongs to no transport: see zmq" if driver != "zmq" else spark_session.problem()
+    if reason is not None:
+        return Outcome("spark", driver, [], [], [reason])
     count = int(plan.events * SHARE)
     with tempfile.TemporaryDirectory(prefix="heliograph-bench-") as name:
         plan.say(f"writing {count:,} events into a log and sealing them")
         sealed, hot = _make_log(pathlib.Path(name) / "sealed", count), pathlib.Path(name) / "hot"
         _seal(sealed)
         hot_url = _make_log(hot, int(count * HOT_SHARE))
-        with _session() as spark:
+        with spark_session.session() as spark:
             times = _Times(plan)
             for number in range(1, plan.rounds + 1):
                 plan.say(f"round {number} of {plan.rounds}: Spark over {count:,} events")
@@ -95,21 +87,6 @@ class _Times:
 
     def rows(self) -> list[Row]:
         return [{"case": name, "seconds": round(statistics.median(found), 2)} for name, found in self._seconds.items()]
-
-
-@contextlib.contextmanager
-def _session() -> Iterator[SparkSession]:
-    from spark_pipeline.config import GROUP, OPTIONS
-    from spark_pipeline.session import open_session
-
-    conf = new_conf()
-    conf.register_opts(OPTIONS, group=GROUP)
-    conf.set_override("driver_memory", MEMORY, group=GROUP)
-    session = open_session(conf, app_name="heliograph-bench", master=MASTER)
-    try:
-        yield session
-    finally:
-        session.stop()
 
 
 # -- the data

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pathlib
 import signal
@@ -12,6 +13,7 @@ import pyspark
 
 from spark_pipeline.java import find_java
 from tests.servers import free_port
+from tests.spark.streaming_job import descendants
 from tests.waiting import wait_until
 
 _DEPLOY = "org.apache.spark.deploy"
@@ -47,6 +49,20 @@ class SparkCluster:
 
     def kill_worker(self, number: int) -> None:
         self._kill(self._processes.pop(f"worker-{number}"))
+
+    def kill_executor(self, choice: int) -> bool:
+        """SIGKILL to one of the executors, whose worker starts another; False when there is none now."""
+        found = [
+            pid
+            for process in self._processes.values()
+            for pid, command in descendants(process.pid)
+            if "CoarseGrainedExecutorBackend" in command
+        ]
+        if not found:
+            return False
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(found[choice % len(found)], signal.SIGKILL)
+        return True
 
     def _start(self, name: str, *arguments: str) -> None:
         home = os.path.dirname(pyspark.__file__)

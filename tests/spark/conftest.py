@@ -33,16 +33,21 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.timeout(900))
 
 
-@pytest.fixture(scope="session")
-def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
-    directory = tmp_path_factory.mktemp("spark")
+def new_session(directory: pathlib.Path, *, master: str = "local[2]") -> SparkSession:
+    """A small session that keeps its files in a directory."""
     conf = new_conf()
     conf.register_opts(OPTIONS, group=GROUP)
     conf.set_override("driver_memory", "1g", group=GROUP)
+    conf.set_override("executor_memory", "512m", group=GROUP)
     conf.set_override("shuffle_partitions", 2, group=GROUP)
     conf.set_override("local_dir", str(directory), group=GROUP)
     conf.set_override("options", TEST_OPTIONS | {"spark.sql.warehouse.dir": str(directory / "warehouse")}, group=GROUP)
-    session = open_session(conf, app_name="heliograph-tests", master="local[2]")
+    return open_session(conf, app_name="heliograph-tests", master=master)
+
+
+@pytest.fixture(scope="session")
+def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
+    session = new_session(tmp_path_factory.mktemp("spark"))
     yield session
     session.stop()
 

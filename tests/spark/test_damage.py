@@ -4,19 +4,26 @@ from __future__ import annotations
 
 import contextlib
 import pathlib
+import sqlite3
+from collections.abc import Callable
 
+import deltalake
 import msgspec
+import pyarrow.parquet
 import pytest
 from pyspark.sql import SparkSession
 
 import durable_log
+from durable_log.errors import LogCorrupt
 from durable_log.sealing import Sealer
 from durable_log.segmented import SegmentedLog
 from pubsub_api.core import frame as frames
 from pubsub_api.core.frame import Kind
-from spark_pipeline.errors import PipelineError
+from pubsub_api.errors import UnsupportedVersion
+from spark_pipeline.errors import PipelineError, SchemaMismatch
 from spark_pipeline.jobs.audit import count_streams
 from spark_pipeline.jobs.compact import compact
+from spark_pipeline.lake import LakeTable
 from spark_pipeline.reading import read_log
 from spark_pipeline.report import audit_report
 from spark_pipeline.session import translated_errors
@@ -45,29 +52,96 @@ def test_sealed_and_hot_events_are_one_table(spark: SparkSession, sealed: tuple[
     assert sorted(row[0] for row in some.select("seq").collect()) == list(range(991, 1101))
 
 
-def test_a_flipped_byte_in_a_segment_is_an_error_that_names_the_file(
-    spark: SparkSession, sealed: tuple[str, pathlib.Path]
-) -> None:
-    url, file = sealed
+def flip(file: pathlib.Path) -> None:
     content = bytearray(file.read_bytes())
     content[len(content) // 3] ^= 0x40
-    file.chmod(0o600)
     file.write_bytes(content)
-    with pytest.raises(PipelineError, match=file.name), translated_errors("a test"):
-        read_log(spark, url).where("length(value) >= 0 and version >= 0 and seq >= 0 and length(key) > 0").count()
 
 
-def test_a_torn_or_missing_segment_is_an_error_that_names_the_file(
+def tear(file: pathlib.Path) -> None:
+    file.write_bytes(file.read_bytes()[:-100])
+
+
+def swap(file: pathlib.Path) -> None:
+    """Another good file in its place: other events, the same columns, every page with its checksum."""
+    table = pyarrow.parquet.read_table(file)
+    pyarrow.parquet.write_table(table.slice(0, table.num_rows - 1), file, write_page_checksum=True)
+
+
+def age(file: pathlib.Path) -> None:
+    """A column is gone, as after a change of the format."""
+    pyarrow.parquet.write_table(pyarrow.parquet.read_table(file).drop_columns(["version"]), file)
+
+
+def read_natively(spark: SparkSession, url: str, _directory: pathlib.Path) -> None:
+    read_log(spark, url).count()
+
+
+def read_through_python(spark: SparkSession, url: str, _directory: pathlib.Path) -> None:
+    spark.read.format("heliograph").option("log", url).load().count()
+
+
+def read_as_a_stream(spark: SparkSession, url: str, directory: pathlib.Path) -> None:
+    stream = spark.readStream.format("heliograph").option("log", url).load()
+    writer = stream.writeStream.format("noop").option("checkpointLocation", str(directory / "checkpoint"))
+    writer.trigger(availableNow=True).start().awaitTermination()
+
+
+@pytest.mark.parametrize("read", [read_natively, read_through_python, read_as_a_stream])
+@pytest.mark.parametrize("damage", [flip, tear, swap, age, pathlib.Path.unlink])
+def test_a_segment_that_is_not_the_sealed_one_is_an_error_that_names_the_file(
+    spark: SparkSession,
+    sealed: tuple[str, pathlib.Path],
+    tmp_path: pathlib.Path,
+    damage: Callable[[pathlib.Path], None],
+    read: Callable[[SparkSession, str, pathlib.Path], None],
+) -> None:
+    """Also when it was whole a moment ago, and both the driver and the workers have read it."""
+    url, file = sealed
+    read(spark, url, tmp_path / "before")
+    file.chmod(0o600)
+    damage(file)
+    with pytest.raises((LogCorrupt, PipelineError), match=file.name), translated_errors("a test"):
+        read(spark, url, tmp_path / "after")
+
+
+def test_a_page_that_changes_after_the_check_is_found_by_its_checksum(
     spark: SparkSession, sealed: tuple[str, pathlib.Path]
 ) -> None:
     url, file = sealed
+    events = read_log(spark, url)
     file.chmod(0o600)
-    file.write_bytes(file.read_bytes()[:-100])
+    flip(file)
     with pytest.raises(PipelineError, match=file.name), translated_errors("a test"):
-        read_log(spark, url).count()
-    file.unlink()
-    with pytest.raises(PipelineError, match=file.name), translated_errors("a test"):
-        read_log(spark, url).count()
+        events.where("length(value) >= 0 and version >= 0 and seq >= 0 and length(key) > 0").count()
+
+
+def test_a_frame_of_a_wire_version_from_the_future_is_refused_by_its_number(
+    spark: SparkSession, log_url: str, tmp_path: pathlib.Path
+) -> None:
+    future = bytearray(log_frame("a/port", first=1, count=3))
+    future[4] = 9
+    with contextlib.closing(durable_log.open(log_url)) as log:
+        with pytest.raises(UnsupportedVersion, match="wire version 9"):
+            log.append([bytes(future)])
+        log.append([log_frame("a/port", first=1, count=3)])
+    with contextlib.closing(sqlite3.connect(tmp_path / "log.db")) as store, store:
+        store.execute("UPDATE frames SET frame = ?", (bytes(future),))
+    with pytest.raises(PipelineError, match="wire version 9"), translated_errors("a test"):
+        read_log(spark, log_url).count()
+
+
+def test_a_table_of_the_lake_whose_schema_changed_is_refused_by_the_name_of_the_column(
+    spark: SparkSession, sealed: tuple[str, pathlib.Path], tmp_path: pathlib.Path
+) -> None:
+    lake = LakeTable(tmp_path / "lake")
+    lake.append(read_log(spark, sealed[0]), {})
+    table = deltalake.DeltaTable(str(tmp_path / "lake")).to_pyarrow_table()
+    place = table.schema.get_field_index("version")
+    changed = table.set_column(place, "version", table.column("version").cast(pyarrow.string()))
+    deltalake.write_deltalake(str(tmp_path / "lake"), changed, mode="overwrite", schema_mode="overwrite")
+    with pytest.raises(SchemaMismatch, match="'version' is string, and must be bigint"):
+        lake.read(spark)
 
 
 def test_what_cannot_be_decoded_is_counted_and_stops_nobody(spark: SparkSession, log_url: str) -> None:

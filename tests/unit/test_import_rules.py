@@ -50,7 +50,8 @@ LAYERS = {
     "durability_service": Layer((*_CONTRACTS, "durability_service")),
     "shared_subscriptions.core": Layer(("pubsub_api.core", "shared_subscriptions.core")),
     "shared_subscriptions": Layer((*_CONTRACTS, "shared_subscriptions")),
-    "spark_pipeline": Layer((*_CONTRACTS, "spark_pipeline")),
+    # Jobs of a group follow what was declared for it.
+    "spark_pipeline": Layer((*_CONTRACTS, "shared_subscriptions", "spark_pipeline")),
     "heliograph": Layer((*_CONTRACTS, *_SERVICES, *_PROGRAMS)),
     "bench": Layer((*_CONTRACTS, *_SERVICES, *_PROGRAMS)),
     "examples": Layer((*_CONTRACTS, *_SERVICES, *_PROGRAMS)),

@@ -67,7 +67,7 @@ def test_a_read_is_divided_between_segments_and_the_hot_tail() -> None:
     states = [ShardState(0, 0, 20, 25, 1), ShardState(1, 5, 5, 9, 1), ShardState(2, 0, 10, 10, 0)]
     segments = [segment(0, 0, 10), segment(0, 10, 20), segment(2, 0, 10)]
     plan = make_plan(states, segments, {0: 12, 1: 5, 2: 0}, {0: 25, 1: 9, 2: 10})
-    assert plan.files == ["0-10.parquet", "2-0.parquet"]
+    assert [one.path for one in plan.sealed] == ["0-10.parquet", "2-0.parquet"]
     assert plan.trimmed == [LogRange(0, 12, 25)]
     assert plan.hot == [LogRange(0, 20, 25), LogRange(1, 5, 9)]
     nothing = make_plan(states, segments, {0: 25, 1: 9, 2: 10}, {0: 25, 1: 9, 2: 10})

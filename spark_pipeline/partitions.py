@@ -1,0 +1,92 @@
+"""What one task of Spark reads from a log, and how: a range of a shard, as Arrow batches, never tuples."""
+
+from __future__ import annotations
+
+import atexit
+import os
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql.datasource import InputPartition
+
+import durable_log
+from durable_log.arrow import arrow_batches
+from durable_log.segmented import SegmentedLog
+from pubsub_api.core.topics import FilterSet
+from spark_pipeline.verifying import Looks, looks_of
+
+if TYPE_CHECKING:
+    from durable_log.log_api import LogApi
+    from spark_pipeline.ranges import LogRange
+
+_LOOKS_MAX = 256
+"""As many files as a reader of segments remembers."""
+
+
+class LogPartition(InputPartition):
+    """Events of these filters in a range."""
+
+    def __init__(self, what: LogRange, filters: Sequence[str]) -> None:
+        super().__init__(what)
+        self.what = what
+        self.filters = tuple(filters)
+
+
+def read_partition(url: str, partition: LogPartition, topics: frozenset[str] | None = None) -> Iterator[pa.RecordBatch]:
+    """Runs in a worker, as often as Spark likes.  ``topics`` narrows it further, to these topics."""
+    takes_all = "#" in partition.filters and topics is None
+    filters = FilterSet(partition.filters)
+    for batch in arrow_batches(_OPENED.get(url, partition.what), *partition.what):
+        if takes_all:
+            yield batch
+            continue
+        present = batch.column("topic").unique().to_pylist()
+        wanted = [topic for topic in present if filters.match(topic) and (topics is None or topic in topics)]
+        if wanted:
+            yield batch.filter(pc.is_in(batch.column("topic"), pa.array(wanted)))
+
+
+class _OpenedLog:
+    """The log that this process read last.  Spark keeps its workers, and gives them one task after the other of the
+    same log: opening it costs as much as reading some thousand events."""
+
+    def __init__(self) -> None:
+        self._owner = 0
+        self._url = ""
+        self._log: LogApi | None = None
+        self._looks: dict[str, Looks | None] = {}
+
+    def get(self, url: str, what: LogRange) -> LogApi:
+        """The log, ready to read this range."""
+        is_mine = self._owner == os.getpid()
+        if self._log is None or self._url != url or not is_mine:
+            if is_mine:
+                self.close()
+            self._log, self._url, self._owner, self._looks = durable_log.open(url), url, os.getpid(), {}
+        self._forget_changed(self._log, what)
+        return self._log
+
+    def _forget_changed(self, log: LogApi, what: LogRange) -> None:
+        """A file that was checked for an earlier task, and looks different now, is checked again."""
+        if not isinstance(log, SegmentedLog):
+            return
+        for segment in log.segments(what.shard):
+            if segment.end <= what.start or segment.first >= what.end:
+                continue
+            looks = looks_of(segment)
+            if self._looks.get(segment.path, looks) != looks:
+                log.segment_reader.forget(segment)
+            if len(self._looks) >= _LOOKS_MAX:
+                self._looks.pop(next(iter(self._looks)))
+            self._looks[segment.path] = looks
+
+    def close(self) -> None:
+        if self._log is not None and self._owner == os.getpid():
+            self._log.close()
+        self._log = None
+
+
+_OPENED = _OpenedLog()
+atexit.register(_OPENED.close)

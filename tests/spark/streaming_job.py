@@ -1,0 +1,131 @@
+"""A streaming query in a process of its own, to be killed: a log, or a share of a group, into a table of files.
+
+``python -m tests.spark.streaming_job MASTER LOG CHECKPOINT TABLE [GROUP JOB]`` runs until it is killed, or ended by the
+end of its input.  `StreamingJob` is the other end: it starts one, kills any of its processes, and knows how far it is.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+
+from tests.waiting import wait_until
+
+EVENTS_PER_BATCH = 150
+START_S = 240.0
+
+
+def main(arguments: Sequence[str]) -> None:
+    from tests.spark.conftest import new_session
+
+    master, log, checkpoint, table, *share = arguments
+    spark = new_session(pathlib.Path(checkpoint).parent, master=master)
+    stream = spark.readStream.format("heliograph").options(log=log, events_per_batch=str(EVENTS_PER_BATCH))
+    if share:
+        stream = stream.options(group=share[0], query=share[1])
+    query = stream.load().writeStream.format("parquet").option("checkpointLocation", checkpoint).start(table)
+    sys.stdin.read()
+    query.stop()
+    spark.stop()
+
+
+class StreamingJob:
+    """Use it in a ``with``: leaving it kills every process of the job."""
+
+    def __init__(
+        self,
+        directory: pathlib.Path,
+        log: str,
+        *,
+        name: str = "job",
+        group: str | None = None,
+        master: str = "local[2,4]",
+    ) -> None:
+        self.checkpoint = directory / f"{name}-checkpoint"
+        self.table = directory / f"{name}-table"
+        self._errors = directory / f"{name}.log"
+        share = [] if group is None else [group, name]
+        places = [str(self.checkpoint), str(self.table)]
+        self._command = [sys.executable, "-m", "tests.spark.streaming_job", master, log, *places, *share]
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def __enter__(self) -> StreamingJob:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.kill()
+
+    def start(self) -> None:
+        environment = os.environ | {"PYTHONPATH": os.pathsep.join(entry for entry in sys.path if entry)}
+        with open(self._errors, "ab") as errors:
+            self._process = subprocess.Popen(
+                self._command, stdin=subprocess.PIPE, stdout=errors, stderr=errors, env=environment
+            )
+
+    def kill(self) -> None:
+        """SIGKILL to the driver, its JVM, and every worker."""
+        if self._process is not None:
+            for pid, _ in [(self._process.pid, ""), *descendants(self._process.pid)]:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            self._process.wait(timeout=60)
+            assert self._process.stdin is not None
+            self._process.stdin.close()
+            self._process = None
+
+    def is_running(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
+    def kill_python_worker(self, choice: int) -> bool:
+        """SIGKILL to a process in which tasks read; False when there is none now."""
+        return self._process is not None and kill_python_worker(self._process.pid, choice)
+
+    @property
+    def batches(self) -> int:
+        """Micro-batches that have taken effect."""
+        return len(list(self.checkpoint.glob("commits/[0-9]*")))
+
+    def wait_batches(self, count: int) -> None:
+        def is_there() -> bool:
+            if not self.is_running():
+                self.start()  # a query that gave up is started again, as a supervisor does
+            return self.batches >= count
+
+        wait_until(is_there, START_S, f"{count} batches; {self._errors.read_text(errors='replace')[-2000:]}")
+
+
+def kill_python_worker(driver: int, choice: int) -> bool:
+    """SIGKILL to one of the processes that the daemon of PySpark has forked for a driver; False when there is none."""
+    daemons = [pid for pid, command in descendants(driver) if "pyspark.daemon" in command]
+    forked = [pid for daemon in daemons for pid, _ in descendants(daemon)]
+    if not forked:
+        return False
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(forked[choice % len(forked)], signal.SIGKILL)
+    return True
+
+
+def descendants(ancestor: int) -> list[tuple[int, str]]:
+    """Process and command line of everything that a process has started, and those in turn."""
+    children: dict[int, list[tuple[int, str]]] = {}
+    for path in pathlib.Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            parent = int((path / "stat").read_text().rpartition(")")[2].split()[1])
+            command = (path / "cmdline").read_text().replace("\0", " ")
+            children.setdefault(parent, []).append((int(path.name), command))
+    found: list[tuple[int, str]] = []
+    waiting = [ancestor]
+    while waiting:
+        direct = children.get(waiting.pop(), [])
+        found += direct
+        waiting += [pid for pid, _ in direct]
+    return found
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

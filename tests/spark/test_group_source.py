@@ -1,0 +1,148 @@
+"""Jobs that share the events of a group: each row in one of them, all rows in all of them, whatever is killed."""
+
+from __future__ import annotations
+
+import contextlib
+import pathlib
+import random
+
+import pytest
+from pyspark.errors import PySparkException
+from pyspark.sql import SparkSession
+
+import durable_log
+from pubsub_api.errors import UsageError
+from shared_subscriptions import groups
+from spark_pipeline.group_source import show
+from spark_pipeline.options import SourceOptions
+from tests.spark.conftest import log_frame
+from tests.spark.streaming_job import StreamingJob
+from tests.waiting import wait_until
+
+TOPICS = [f"tenant-{number}/port" for number in range(6)]
+Row = tuple[str, int]
+
+
+def fill(url: str, *, first: int, count: int, topics: list[str] = TOPICS) -> None:
+    with contextlib.closing(durable_log.open(url)) as log:
+        frames = [
+            log_frame(topic, first=start, count=min(7, first + count - start))
+            for start in range(first, first + count, 7)
+            for topic in topics
+        ]
+        log.append(frames)
+
+
+def expected(first: int, last: int) -> list[Row]:
+    return sorted((topic, seq) for topic in TOPICS for seq in range(first, last + 1))
+
+
+def rows_of(spark: SparkSession, table: pathlib.Path) -> list[Row]:
+    if not (table / "_spark_metadata").is_dir():
+        return []
+    return [(row["topic"], row["seq"]) for row in spark.read.parquet(str(table)).select("topic", "seq").collect()]
+
+
+def take_turns(
+    spark: SparkSession, url: str, group: str, job: StreamingJob, name: str, *, per_batch: int = 100
+) -> None:
+    """Let a job take what is there now, and end."""
+    stream = spark.readStream.format("heliograph").options(
+        log=url, group=group, query=name, events_per_batch=str(per_batch)
+    )
+    query = (
+        stream.load().writeStream.format("parquet").option("checkpointLocation", str(job.checkpoint))
+        .trigger(availableNow=True).start(str(job.table))
+    )  # fmt: skip
+    query.awaitTermination()
+
+
+@pytest.fixture
+def group(log_url: str) -> str:
+    with contextlib.closing(durable_log.open(log_url)) as log:
+        groups.declare(log, "billing", "+/port", start="earliest")
+    return "billing"
+
+
+def test_two_jobs_of_a_group_have_each_row_in_one_of_them(
+    spark: SparkSession, log_url: str, group: str, tmp_path: pathlib.Path
+) -> None:
+    jobs = {name: StreamingJob(tmp_path, log_url, name=name, group=group) for name in ("a", "b")}
+    fill(log_url, first=1, count=40)
+    fill(log_url, first=1, count=5, topics=["of-nobody/else"])
+    take_turns(spark, log_url, group, jobs["a"], "a")
+    fill(log_url, first=41, count=30)
+    running = [
+        spark.readStream.format("heliograph").options(log=log_url, group=group, query=name, events_per_batch="50")
+        .load().writeStream.format("parquet").option("checkpointLocation", str(jobs[name].checkpoint))
+        .start(str(jobs[name].table))
+        for name in jobs
+    ]  # fmt: skip
+
+    def is_done() -> bool:
+        with contextlib.closing(durable_log.open(log_url)) as log:
+            view = show(log, group)
+        assert all(query.exception() is None for query in running)
+        return view.lag == 0 and view.in_work == {}
+
+    wait_until(is_done, 120, "everything taken and acknowledged")
+    for query in running:
+        query.stop()
+    found = [rows_of(spark, job.table) for job in jobs.values()]
+    assert sorted(found[0] + found[1]) == expected(1, 70)
+
+
+def test_a_pause_a_drain_and_a_seek_hold_for_the_jobs(
+    spark: SparkSession, log_url: str, group: str, tmp_path: pathlib.Path
+) -> None:
+    job = StreamingJob(tmp_path, log_url, name="a", group=group)
+    fill(log_url, first=1, count=10)
+    with contextlib.closing(durable_log.open(log_url)) as log:
+        groups.pause(log, group)
+        take_turns(spark, log_url, group, job, "a")
+        assert rows_of(spark, job.table) == []
+        groups.drain(log, group)
+        fill(log_url, first=11, count=10)
+        take_turns(spark, log_url, group, job, "a")
+        assert sorted(rows_of(spark, job.table)) == expected(1, 10)
+        groups.resume(log, group)
+        groups.seek(log, group, "earliest")
+        take_turns(spark, log_url, group, job, "a")
+        assert sorted(rows_of(spark, job.table)) == sorted(expected(1, 10) + expected(1, 20))
+        groups.destroy(log, group)
+    with pytest.raises(PySparkException, match="no group 'billing' is declared"):
+        take_turns(spark, log_url, group, job, "a")
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"group": "g"}, '"query" is missing'),
+        ({"group": "g", "query": "q", "topics": "a"}, "'topics' does not go with a group"),
+        ({"group": "g", "query": "q", "start": "latest"}, "'start' does not go with a group"),
+    ],
+)
+def test_options_that_make_no_sense_for_a_group_are_refused(options: dict[str, str], reason: str) -> None:
+    with pytest.raises(UsageError, match=reason):
+        SourceOptions({"log": "sqlite:///log.db", **options})
+
+
+def test_a_job_killed_at_any_moment_loses_no_row_and_doubles_none(
+    spark: SparkSession, log_url: str, tmp_path: pathlib.Path
+) -> None:
+    group = "work"
+    fill(log_url, first=1, count=500)
+    with contextlib.closing(durable_log.open(log_url)) as log:
+        groups.declare(log, group, "+/port", mode="queue", start="earliest")
+    with StreamingJob(tmp_path, log_url, name="a", group=group) as job:
+        job.start()
+        job.wait_batches(random.randrange(1, 4))
+        job.kill()
+        assert job.batches < 20, "it was not done yet"
+        other = StreamingJob(tmp_path, log_url, name="b", group=group)
+        take_turns(spark, log_url, group, other, "b", per_batch=2000)
+        take_turns(spark, log_url, group, job, "a", per_batch=2000)
+    mine, others = rows_of(spark, job.table), rows_of(spark, other.table)
+    assert mine
+    assert others
+    assert sorted(mine + others) == expected(1, 500)

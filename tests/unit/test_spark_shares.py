@@ -1,0 +1,156 @@
+"""How jobs of a group share its events: every event is taken once, whoever takes turns, dies and comes back."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from pubsub_api.core.errors import UndecodableBody
+from pubsub_api.errors import UsageError
+from spark_pipeline import shares as sharing
+from spark_pipeline.ranges import LogRange
+from spark_pipeline.shares import JOBS_MAX, Job, Origin, Shares, Turn, Waiting
+
+ORIGIN = Origin(1, 1)
+
+
+def fresh(shards: int = 4) -> Shares:
+    return sharing.begin(ORIGIN, [0] * shards, None)
+
+
+def waiting(*ends: int, is_ordered: bool = False, events_max: int | None = None, starts: int = 0) -> Waiting:
+    return Waiting(dict.fromkeys(range(len(ends)), starts), dict(enumerate(ends)), is_ordered, events_max)
+
+
+def test_what_one_has_taken_no_other_gets() -> None:
+    shares, first = sharing.take(fresh(2), "a", 0, waiting(10, 4))
+    assert first == Turn(1, (LogRange(0, 0, 10), LogRange(1, 0, 4)))
+    shares, nothing = sharing.take(shares, "b", 0, waiting(10, 4))
+    assert nothing is None
+    shares, second = sharing.take(shares, "b", 0, waiting(12, 4))
+    assert second == Turn(1, (LogRange(0, 10, 12),))
+
+
+def test_a_turn_that_was_not_finished_is_offered_again_and_then_never() -> None:
+    shares, first = sharing.take(fresh(1), "a", 0, waiting(10))
+    again, offered = sharing.take(shares, "a", 0, waiting(20))
+    assert offered == first
+    assert again is shares
+    shares, second = sharing.take(shares, "a", 1, waiting(20))
+    assert second == Turn(2, (LogRange(0, 10, 20),))
+    assert sharing.finish(shares, "a", 1) is shares
+    shares = sharing.finish(shares, "a", 2)
+    assert shares.jobs["a"] == Job(2)
+    assert sharing.finish(shares, "a", 2) is shares
+
+
+def test_a_job_with_a_new_checkpoint_gets_what_it_left_and_goes_on_counting() -> None:
+    shares, _ = sharing.take(fresh(1), "a", 0, waiting(10))
+    shares, left = sharing.take(shares, "a", 1, waiting(20))
+    assert left is not None
+    shares, offered = sharing.take(shares, "a", 0, waiting(30))
+    assert offered == left
+    shares, following = sharing.take(shares, "a", left.number, waiting(30))
+    assert following == Turn(3, (LogRange(0, 20, 30),))
+
+
+def test_a_job_whose_checkpoint_is_older_than_the_group_goes_on_behind_it() -> None:
+    _, turn = sharing.take(fresh(1), "a", 7, waiting(5))
+    assert turn == Turn(8, (LogRange(0, 0, 5),))
+
+
+def test_in_order_a_shard_is_with_one_job_until_it_has_finished() -> None:
+    shares, _ = sharing.take(fresh(2), "a", 0, waiting(10, 0, is_ordered=True))
+    shares, nothing = sharing.take(shares, "b", 0, waiting(20, 0, is_ordered=True))
+    assert nothing is None
+    shares = sharing.finish(shares, "a", 1)
+    shares, turn = sharing.take(shares, "b", 0, waiting(20, 0, is_ordered=True))
+    assert turn == Turn(1, (LogRange(0, 10, 20),))
+
+
+def test_in_order_a_busy_job_leaves_shards_to_the_others() -> None:
+    shares = fresh(4)
+    for name in ("a", "b"):
+        shares, _ = sharing.take(shares, name, 0, waiting(0, 0, 0, 0, is_ordered=True))
+    shares, first = sharing.take(shares, "a", 0, waiting(5, 9, 7, 1, is_ordered=True))
+    shares, second = sharing.take(shares, "b", 0, waiting(5, 9, 7, 1, is_ordered=True))
+    assert first is not None
+    assert second is not None
+    assert [one.shard for one in first.ranges] == [1, 2], "the fullest ones"
+    assert [one.shard for one in second.ranges] == [0, 3]
+
+
+def test_what_retention_dropped_is_counted_and_skipped() -> None:
+    shares, turn = sharing.take(fresh(1), "a", 0, waiting(20, starts=15))
+    assert turn == Turn(1, (LogRange(0, 15, 20),))
+    assert shares.expired == 15
+
+
+def test_another_life_of_a_group_begins_at_its_positions_and_keeps_the_counting() -> None:
+    shares, _ = sharing.take(fresh(1), "a", 0, waiting(10))
+    shares = sharing.begin(Origin(1, 2), [3], shares)
+    shares, turn = sharing.take(shares, "a", 1, waiting(10))
+    assert turn == Turn(2, (LogRange(0, 3, 10),))
+
+
+def test_the_number_of_jobs_is_bounded() -> None:
+    crowded = Shares(ORIGIN, {0: 0}, {f"job-{number}": Job() for number in range(JOBS_MAX)})
+    with pytest.raises(UsageError, match="keep their names"):
+        sharing.take(crowded, "one more", 0, waiting(10))
+
+
+def test_records_and_offsets_come_back_as_they_were() -> None:
+    shares, turn = sharing.take(fresh(3), "a", 0, waiting(10, 0, 4))
+    assert turn is not None
+    assert sharing.decode(sharing.encode(shares)) == shares
+    assert sharing.turn_from_json(sharing.turn_to_json(turn)) == turn
+    with pytest.raises(UndecodableBody):
+        sharing.decode(b"\xc1")
+    with pytest.raises(UsageError, match="not written by a job of a group"):
+        sharing.turn_from_json({"0": 17})
+
+
+@pytest.mark.parametrize("is_ordered", [False, True])
+@pytest.mark.parametrize("seed", range(30))
+def test_every_event_takes_effect_once_whatever_dies(seed: int, is_ordered: bool) -> None:
+    """Jobs as Spark runs them: the turn is written to a checkpoint, the batch runs, the batch is noted as done; a job
+    may die before or after each of these and start again."""
+    chance = random.Random(seed)
+    shares, ends = fresh(3), [0, 0, 0]
+    planned: dict[str, list[Turn]] = {name: [Turn(0)] for name in "abc"}
+    done: dict[str, int] = dict.fromkeys("abc", 0)
+    effects: list[tuple[str, LogRange]] = []
+    for step in range(600):
+        if step < 400:
+            ends[chance.randrange(3)] += chance.randrange(20)
+        name = chance.choice("abc")
+        last = planned[name][-1]
+        if last.number > done[name]:  # Spark runs what was planned before it asks for more
+            effects += [(name, one) for one in last.ranges]
+            done[name] = last.number
+            continue
+        shares, turn = sharing.take(
+            shares, name, last.number, waiting(*ends, is_ordered=is_ordered, events_max=chance.choice([None, 7]))
+        )
+        if turn is not None and chance.random() < 0.7:  # else it died before the checkpoint was written
+            planned[name].append(turn)
+        if chance.random() < 0.3:
+            shares = sharing.finish(shares, name, done[name])
+    for name in "abcabc":
+        for turn in planned[name][-1:]:
+            if turn.number > done[name]:
+                effects += [(name, one) for one in turn.ranges]
+                done[name] = turn.number
+        while True:
+            shares, turn_left = sharing.take(shares, name, done[name], waiting(*ends, is_ordered=is_ordered))
+            if turn_left is None:
+                break
+            effects += [(name, one) for one in turn_left.ranges]
+            done[name] = turn_left.number
+    for shard, end in enumerate(ends):
+        ranges = [one for _, one in effects if one.shard == shard]
+        offsets = [offset for one in ranges for offset in range(one.start, one.end)]
+        assert sorted(offsets) == list(range(end)), f"seed {seed}, shard {shard}"
+        if is_ordered:
+            assert offsets == sorted(offsets), f"seed {seed}, shard {shard}: out of order"
