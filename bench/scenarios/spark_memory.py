@@ -100,8 +100,8 @@ def _compact(lake: pathlib.Path, directory: pathlib.Path) -> tuple[int, dict[str
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=err, start_new_session=True)
         while process.poll() is None:
             found = _resident(process.pid)
-            peaks["all"] = max(peaks["all"], sum(found.values()))
-            peaks["java"] = max(peaks["java"], found.get("java", 0))
+            found["all"] = sum(found.values())
+            peaks |= {name: max(size, peaks.get(name, 0)) for name, size in found.items()}
             time.sleep(LOOK_S)
         assert process.stdout is not None
         said = process.stdout.read()
