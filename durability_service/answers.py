@@ -40,6 +40,8 @@ def service_status(
         lag=lag,
         counters={"unwanted": core.unwanted, "fellows_refused": core.membership.refused, **counters},
         actions=actions,
+        kinds=[(wanted, kind.name) for wanted, kind in settings.rules.kinds],
+        default_kind=settings.rules.default_kind.name,
     )
 
 
@@ -65,6 +67,9 @@ def _space_status(held: Holding) -> SpaceStatus:
             "samples_sent": aligner.samples_sent,
             "askers_dropped": aligner.dropped_askers,
         },
+        durability=held.policy.durability.name,
+        joins=held.counters.joins,
+        replacements=held.counters.replacements,
     )
 
 

@@ -10,12 +10,14 @@ import time
 from collections.abc import Callable, Sequence
 
 from durability_service import config, protocol
+from durability_service.core import messages
+from durability_service.core.messages import Advert
 from durability_service.protocol import Answer, Ask
 from pubsub_api import Session, loading
 from pubsub_api import settings as pubsub_settings
 from pubsub_api.core import frame as frames
-from pubsub_api.core.errors import DriverError, FrameError
-from pubsub_api.core.frame import Kind
+from pubsub_api.core.errors import Closed, DriverError, FrameError
+from pubsub_api.core.frame import Header, Kind
 from pubsub_api.driver import LinkReport
 
 LOG = logging.getLogger(__name__)
@@ -25,15 +27,26 @@ _ASK_AGAIN_S = 0.3
 
 
 class Asker:
-    """A receiving end of its own, for questions and answers.  Any thread may ask."""
+    """A receiving end of its own, for questions and answers.  Any thread may ask.
 
-    def __init__(self, session: Session, addresses: Sequence[str] | None) -> None:
+    ``on_advert`` is called, from the driver's thread, with what services say of themselves to each other.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        addresses: Sequence[str] | None,
+        on_advert: Callable[[Advert], None] | None = None,
+    ) -> None:
         conf = session.conf
         config.register(conf)
         self._domain = conf[config.GROUP].domain
         self._frame = pubsub_settings.frame_settings(conf)
+        self._on_advert = on_advert
+        self._is_closed = False
         self._guid = os.urandom(frames.GUID_BYTES)
         self._changed = threading.Condition()
+        self.bad_frames = 0
         self._answers: dict[int, dict[str, Answer]] = {}
         self._id = random.getrandbits(32)
         driver = loading.build_driver(conf)
@@ -42,13 +55,22 @@ class Asker:
             addresses = named or driver.listen_addresses()
         self._end = driver.get_subscriber()
         self._end.initialize(self)
+        if on_advert is not None:
+            self._end.register_topic(config.control_topic(conf))
         for address in addresses:
             self._end.register_listen_address(address)
         self._end.daemonize()
 
     def close(self) -> None:
-        """Idempotent."""
+        """Whoever waits for an answer gets none.  Idempotent."""
+        self._is_closed = True
+        with self._changed:
+            self._changed.notify_all()
         self._end.close()
+
+    @property
+    def is_closed(self) -> bool:
+        return self._is_closed
 
     def ask(
         self,
@@ -74,7 +96,7 @@ class Asker:
             responders = self._send(frame)
             pause_s = min(deadline, time.monotonic() + _ASK_AGAIN_S)
             found = self._collect(answers, responders, pause_s, settle_s, enough)
-            if found or time.monotonic() >= deadline:
+            if found or self._is_closed or time.monotonic() >= deadline:
                 break
         with self._changed:
             del self._answers[ask.id]
@@ -83,7 +105,7 @@ class Asker:
     def _send(self, frame: bytes) -> int | None:
         try:
             return self._end.query(frame)
-        except DriverError as error:  # no link yet; it is asked again
+        except (DriverError, Closed) as error:  # no link yet; it is asked again
             LOG.debug("Durability client: a question went nowhere: %s", error)
             return None
 
@@ -100,7 +122,7 @@ class Asker:
                 ours = [one for one in answers.values() if one.status or one.page]
                 pause_s = deadline - time.monotonic()
                 is_all = responders is not None and len(answers) >= responders > 0
-                if pause_s <= 0 or (enough and any(map(enough, ours))) or (is_all and ours):
+                if pause_s <= 0 or self._is_closed or (enough and any(map(enough, ours))) or (is_all and ours):
                     return ours
                 if ours and not enough:
                     pause_s = min(settle_s, pause_s)
@@ -109,11 +131,11 @@ class Asker:
 
     def _wait_more(self, answers: dict[str, Answer], pause_s: float) -> bool:
         known = len(answers)
-        return self._changed.wait_for(lambda: len(answers) > known, max(0.0, pause_s))
+        return self._changed.wait_for(lambda: len(answers) > known or self._is_closed, max(0.0, pause_s))
 
     def pause(self, pause_s: float) -> None:
         with self._changed:
-            self._changed.wait(max(0.0, pause_s))
+            self._changed.wait_for(lambda: self._is_closed, max(0.0, pause_s))
 
     # -- what the driver calls
 
@@ -121,16 +143,21 @@ class Asker:
         for frame in received:
             try:
                 header = frames.unpack(frame, bytes_max=self._frame.bytes_max, key=self._frame.key)
-                if header.kind != Kind.REPLY:
-                    continue
-                answer = protocol.unpack_answer(frame, header)
+                if header.kind == Kind.REPLY:
+                    self._answered(header, protocol.unpack_answer(frame, header))
+                elif header.kind == Kind.CONTROL and self._on_advert is not None:
+                    message = messages.decode(frames.body(frame, header))
+                    if isinstance(message, Advert) and message.domain == self._domain:
+                        self._on_advert(message)
             except FrameError as error:
+                self.bad_frames += 1
                 LOG.debug("Durability client: refused a frame: %s", error)
-                continue
-            with self._changed:
-                if answer.id in self._answers:
-                    self._answers[answer.id][header.guid.hex()] = answer
-                    self._changed.notify_all()
+
+    def _answered(self, header: Header, answer: Answer) -> None:
+        with self._changed:
+            if answer.id in self._answers:
+                self._answers[answer.id][header.guid.hex()] = answer
+                self._changed.notify_all()
 
     def on_foreign(self, topic: str, payload: bytes) -> None:
         """Nothing without an envelope is an answer."""

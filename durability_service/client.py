@@ -1,33 +1,27 @@
 """History, deletion, snapshots and status, for processes that run no durability service of their own.
 
-`DurabilityClient` asks services over the bus's queries.  `HistoricalReader` is a subscriber that first delivers what
-was published before it came::
-
-    with HistoricalReader(session, ["orders/#"], on_event) as reader:
-        outcome = reader.wait_for_historical_data(timeout_s=10)     # COMPLETE, TIMED_OUT or NO_SERVICE
+`DurabilityClient` asks services over the bus's queries.  Who wants history and live events in one asks for
+``durability`` when a subscriber is made, see `durability_service.history`.
 """
 
 from __future__ import annotations
 
-import contextlib
-import enum
 import logging
 import random
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
 
 from durability_service import protocol
 from durability_service.asking import Asker
-from durability_service.core.namespaces import Kind, intersect
-from durability_service.core.samples import InstanceKey, Sample
+from durability_service.core.messages import Advert
+from durability_service.core.namespaces import intersect
+from durability_service.core.samples import Sample
 from durability_service.errors import DurabilityError, NoService
 from durability_service.protocol import Ask, Page, ServiceStatus
-from durability_service.recorder import event_of
-from pubsub_api import Event, Resync, Session
+from pubsub_api import Session
+from pubsub_api.core.durability import HistoryOutcome
 from pubsub_api.core.errors import UsageError
-from pubsub_api.core.settings import History
 from pubsub_api.core.topics import check_filter
 
 LOG = logging.getLogger(__name__)
@@ -37,17 +31,9 @@ NO_SERVICE_S = 2.0
 _ANSWER_S = 0.5
 _ATTEMPTS_MAX = 4
 _ASK_AGAIN_S = 0.1
-_READY_S = 1.0
-"""How long history waits for the live subscription."""
 
 
-class Outcome(enum.Enum):
-    """How a wait for history ended."""
-
-    COMPLETE = "complete"
-    TIMED_OUT = "timed out"
-    """There are services, and none has a complete set yet, or reading it took too long.  Waiting again is fine."""
-    NO_SERVICE = "no service"
+Outcome = HistoryOutcome
 
 
 class DurabilityClient:
@@ -56,8 +42,15 @@ class DurabilityClient:
     ``addresses`` are those of services on a bind-based driver; by default ``[durability] fellows`` or the publishers'.
     """
 
-    def __init__(self, session: Session, *, addresses: Sequence[str] | None = None) -> None:
-        self._asker = Asker(session, addresses)
+    def __init__(
+        self,
+        session: Session,
+        *,
+        addresses: Sequence[str] | None = None,
+        on_advert: Callable[[Advert], None] | None = None,
+    ) -> None:
+        """``on_advert`` is called, from any thread, with what services say of themselves to each other."""
+        self._asker = Asker(session, addresses, on_advert)
 
     # -- what the user calls
 
@@ -87,9 +80,17 @@ class DurabilityClient:
         return outcome, samples
 
     def read(
-        self, topics: Sequence[str], on_samples: Callable[[Sequence[Sample]], None], *, timeout_s: float
+        self,
+        topics: Sequence[str],
+        on_samples: Callable[[Sequence[Sample]], None],
+        *,
+        timeout_s: float,
+        on_services: Callable[[Sequence[ServiceStatus]], None] | None = None,
     ) -> Outcome:
-        """As `history`, page by page.  A page may come twice when a service had to be replaced by another."""
+        """As `history`, page by page.  A page may come twice when a service had to be replaced by another.
+
+        ``on_services`` is called with the services that answered, before anything is read from one of them.
+        """
         _check(topics)
         deadline = time.monotonic() + timeout_s
         done: set[str] = set()
@@ -97,6 +98,8 @@ class DurabilityClient:
         while True:
             services = self._services(topics, deadline, is_any_service=is_any_service)
             is_any_service = is_any_service or bool(services)
+            if services and on_services is not None:
+                on_services(services)
             if not is_any_service and time.monotonic() >= min(deadline, deadline - timeout_s + NO_SERVICE_S):
                 return Outcome.NO_SERVICE
             wanted = _wanted_spaces(services, topics)
@@ -107,7 +110,7 @@ class DurabilityClient:
                     done.add(name)
             if services and wanted <= done:
                 return Outcome.COMPLETE
-            if time.monotonic() >= deadline:
+            if time.monotonic() >= deadline or self._asker.is_closed:
                 return Outcome.TIMED_OUT if is_any_service else Outcome.NO_SERVICE
             self._asker.pause(min(_ASK_AGAIN_S, deadline - time.monotonic()))
 
@@ -224,150 +227,3 @@ def _is_complete(service: ServiceStatus, name: str) -> bool:
 def _rank(service: ServiceStatus, topics: Sequence[str]) -> tuple[int, int]:
     spaces = [one for one in service.name_spaces if one.name in _wanted_spaces([service], topics)]
     return sum(one.is_complete for one in spaces), sum(one.master == service.node for one in spaces)
-
-
-class HistoricalReader:
-    """A subscriber that delivers history first, then live events, each once and in order for each object.
-
-    History is asked for at once, whether somebody waits for it or not.  Live events are held back until it has been
-    delivered, or until it is clear that there is none; ``held_max`` bounds how many, then they are delivered and
-    history that is older than they are is left out.  After a resync history is read again, and what is new in it is
-    delivered: so loss on the bus is made up for by the service.
-
-    For this the time of the newest event of each object is remembered, and an event that is not newer is not delivered.
-
-    ``kind`` is what the topics are kept as: VOLATILE asks for nothing, TRANSIENT_LOCAL asks the publishers' own caches,
-    TRANSIENT and PERSISTENT ask durability services.
-    """
-
-    def __init__(
-        self,
-        session: Session,
-        topics: Sequence[str],
-        on_event: Callable[[Event], None],
-        *,
-        kind: Kind = Kind.PERSISTENT,
-        on_resync: Callable[[Resync], None] | None = None,
-        addresses: Sequence[str] | None = None,
-        services: Sequence[str] | None = None,
-        give_up_s: float = 60.0,
-        held_max: int = 1_000_000,
-    ) -> None:
-        """``addresses``: of publishers, ``services``: of services, on a bind-based driver."""
-        _check(topics)
-        self._topics = list(topics)
-        self._on_event = on_event
-        self._on_resync = on_resync
-        self._give_up_s = give_up_s
-        self._held_max = held_max
-        self._lock = threading.Lock()
-        self._held: list[Event] | None = [] if kind >= Kind.TRANSIENT else None
-        self._newest: dict[InstanceKey, int] = {}
-        self._done = threading.Event()
-        self._again = threading.Event()
-        self._outcome = Outcome.COMPLETE
-        self._is_closed = False
-        self.historical = 0
-        """Events delivered from history."""
-        self.duplicates = 0
-        """Live events that history had delivered already."""
-        self.rereads = 0
-        """How often history was read again after a resync."""
-        self._client = DurabilityClient(session, addresses=services) if kind >= Kind.TRANSIENT else None
-        self._subscriber = session.subscriber(
-            topics,
-            self._live,
-            on_resync=self._resync,
-            addresses=addresses,
-            history=History() if kind is Kind.TRANSIENT_LOCAL else None,
-        )
-        self._thread = threading.Thread(target=self._run, name="heliograph-history", daemon=True)
-        self._thread.start()
-
-    def wait_for_historical_data(self, timeout_s: float) -> Outcome:
-        """Block until history has been delivered, it is clear that there is no service, or the time is over."""
-        return self._outcome if self._done.wait(timeout_s) else Outcome.TIMED_OUT
-
-    def close(self) -> None:
-        """Stop receiving.  Idempotent."""
-        if self._is_closed:
-            return
-        self._is_closed = True
-        self._again.set()
-        self._subscriber.close()
-        if self._client:
-            self._client.close()
-        self._thread.join()
-
-    def __enter__(self) -> HistoricalReader:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-    def _run(self) -> None:
-        # First live, then history: what is published in between comes in one way or the other.  A publisher that is
-        # found later causes a resync, and history is read again.
-        with contextlib.suppress(TimeoutError):
-            self._subscriber.wait_ready(timeout_s=_READY_S)
-        if self._client is not None:
-            self._outcome = self._fetch(self._client)
-            self._release()
-        self._done.set()
-        while self._client is not None and not self._is_closed:
-            self._again.wait()
-            self._again.clear()
-            if not self._is_closed:
-                self.rereads += 1
-                self._fetch(self._client)
-
-    def _fetch(self, client: DurabilityClient) -> Outcome:
-        deadline = time.monotonic() + self._give_up_s
-        outcome = Outcome.TIMED_OUT
-        while outcome is Outcome.TIMED_OUT and time.monotonic() < deadline and not self._is_closed:
-            outcome = client.read(self._topics, self._historical, timeout_s=1.0 + NO_SERVICE_S)
-        return outcome
-
-    def _resync(self, resync: Resync) -> None:
-        if self._done.is_set():
-            self._again.set()
-        if self._on_resync is not None:
-            self._on_resync(resync)
-
-    def _historical(self, samples: Sequence[Sample]) -> None:
-        with self._lock:
-            for sample in samples:
-                if self._is_closed:
-                    return
-                if sample.timestamp > self._newest.get(sample.instance, -1):
-                    self._newest[sample.instance] = sample.timestamp
-                    self.historical += 1
-                    self._on_event(event_of(sample))
-
-    def _live(self, event: Event) -> None:
-        with self._lock:
-            if self._held is None:
-                self._deliver(event)
-                return
-            self._held.append(event)
-            is_full = len(self._held) > self._held_max
-        if is_full:
-            LOG.warning("History: more than %d live events came meanwhile; they are delivered now.", self._held_max)
-            self._release()
-
-    def _release(self) -> None:
-        with self._lock:
-            held, self._held = self._held or [], None
-            for event in held:
-                self._deliver(event)
-
-    def _deliver(self, event: Event) -> None:
-        instance = (event.topic, event.table, event.key)
-        if self._client is not None:
-            if event.timestamp <= self._newest.get(instance, -1):
-                self.duplicates += 1
-                return
-            self._newest[instance] = event.timestamp
-        self._on_event(event)

@@ -19,6 +19,7 @@ from durability_service.core.merging import Merge
 from durability_service.core.namespaces import PRIORITY_MAX, SAME_ROLE, Alignee, Kind, NameSpace, Policy, overlap
 from durability_service.core.settings import ServiceSettings, TopicRules
 from pubsub_api import config as pubsub_config
+from pubsub_api.core.durability import Durability
 from pubsub_api.core.topics import check_filter, check_topic
 from pubsub_api.errors import InvalidConfig, InvalidTopic
 
@@ -204,7 +205,7 @@ def topic_rules(conf: cfg.ConfigOpts) -> TopicRules:
     options = conf[GROUP]
     return TopicRules(
         kinds=tuple((wanted, _named(Kind, value, "kinds")) for wanted, value in _pairs(options.kinds, "kinds")),
-        default_kind=Kind[options.default_kind],
+        default_kind=Durability[options.default_kind],
         depths=tuple((wanted, _depth(value)) for wanted, value in _pairs(options.depths, "depths")),
         default_depth=options.default_depth,
     )
@@ -242,12 +243,17 @@ def _policy(conf: cfg.ConfigOpts, name: str) -> Policy:
         name_space=options.name_space,
         aligner=options.aligner,
         alignee=Alignee[options.alignee],
-        durability=Kind[options.durability] if conf[GROUP].store else min(Kind[options.durability], Kind.TRANSIENT),
+        durability=_durability(conf, options.durability),
         delayed_alignment=options.delayed_alignment,
         equality_check=options.equality_check,
         master_priority=options.master_priority,
         merges=tuple(merges),
     )
+
+
+def _durability(conf: cfg.ConfigOpts, wanted: str) -> Durability:
+    """Where there is no disk, nothing outlives the service."""
+    return Durability[wanted] if conf[GROUP].store else min(Durability[wanted], Durability.TRANSIENT)
 
 
 def _named(kind: type[Names], value: str, option: str) -> Names:

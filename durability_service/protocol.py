@@ -14,6 +14,7 @@ import msgspec
 from durability_service.core.messages import Epoch
 from durability_service.core.samples import Sample
 from pubsub_api.core import frame as frames
+from pubsub_api.core.durability import Durability
 from pubsub_api.core.errors import UndecodableBody
 from pubsub_api.core.frame import Flag, Header, Kind
 from pubsub_api.core.messages import Query, Reply
@@ -55,6 +56,12 @@ class SpaceStatus(msgspec.Struct, kw_only=True):
     persistent: bool
     conflicts: list[str]
     counters: dict[str, int]
+    durability: str = Durability.PERSISTENT.name
+    """The strongest kind that the policy lets it keep."""
+    joins: int = 0
+    """How often what another side had came in after this side was complete."""
+    replacements: int = 0
+    """How often this side gave way to another, so that what it had may be gone."""
 
 
 class FellowStatus(msgspec.Struct, kw_only=True):
@@ -78,6 +85,9 @@ class ServiceStatus(msgspec.Struct, kw_only=True):
     counters: dict[str, int]
     actions: dict[str, str]
     """Deletions and snapshots lately asked for -> what became of them; empty while they are under way."""
+    kinds: list[tuple[str, str]] = []
+    """Filter and kind, the first match wins; ``default_kind`` is for the rest."""
+    default_kind: str = Durability.PERSISTENT.name
 
 
 class Page(msgspec.Struct, kw_only=True):

@@ -22,10 +22,12 @@ from types import TracebackType
 from oslo_config import cfg
 
 from pubsub_api import session as blocking
+from pubsub_api.core.durability import Durability, HistoryOutcome
 from pubsub_api.core.events import Event
 from pubsub_api.core.publisher import Predecessor
 from pubsub_api.core.resync import Resync
 from pubsub_api.core.settings import History
+from pubsub_api.history import HistorySource, Mismatch
 from pubsub_api.publisher import Publisher, PublisherStatistics
 from pubsub_api.subscriber import Subscriber, SubscriberStatistics
 
@@ -111,6 +113,13 @@ class AsyncSubscriber:
         """As `Subscriber.wait_ready`."""
         await asyncio.to_thread(self.blocking.wait_ready, timeout_s=timeout_s)
 
+    async def wait_for_historical_data(self, timeout_s: float) -> HistoryOutcome:
+        """As `Subscriber.wait_for_historical_data`; history counts as delivered when it waits for the loop."""
+        return await asyncio.to_thread(self.blocking.wait_for_historical_data, timeout_s)
+
+    def durability_mismatches(self) -> Sequence[Mismatch]:
+        return self.blocking.durability_mismatches()
+
     async def subscribe(self, topic_filter: str) -> bool:
         return await asyncio.to_thread(self.blocking.subscribe, topic_filter)
 
@@ -148,13 +157,25 @@ class AsyncSession:
         return AsyncPublisher(publisher)
 
     def subscriber(
-        self, topics: Sequence[str], *, addresses: Sequence[str] | None = None, history: History | None = None
+        self,
+        topics: Sequence[str],
+        *,
+        addresses: Sequence[str] | None = None,
+        history: History | None = None,
+        durability: Durability | None = None,
+        history_source: HistorySource | None = None,
     ) -> AsyncSubscriber:
         """As `Session.subscriber`, with iteration as the only way to receive."""
         face = AsyncSubscriber(asyncio.get_running_loop())
         face.attach(
             self._session.subscriber(
-                topics, on_events=face.on_batch, on_resync=face.on_resync, addresses=addresses, history=history
+                topics,
+                on_events=face.on_batch,
+                on_resync=face.on_resync,
+                addresses=addresses,
+                history=history,
+                durability=durability,
+                history_source=history_source,
             )
         )
         return face

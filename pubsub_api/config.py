@@ -111,8 +111,24 @@ REPAIR_OPTIONS: Sequence[cfg.Opt] = (
     _bytes("reply_bytes_max", 512 * 1024, "Frames packed into one reply of a cache."),
 )
 
+HISTORY_OPTIONS: Sequence[cfg.Opt] = (
+    _text(
+        "history_source",
+        "durability",
+        "Who keeps the past for subscribers that ask for it: the name of a heliograph.history_source entry point.",
+    ),
+    _seconds("history_hold_time", 60.0, "How long live events wait for history before they are delivered without it."),
+    _count(
+        "history_objects_max",
+        1_000_000,
+        "Objects of which a subscriber that asks for history remembers what was delivered; then the one that changed "
+        "longest ago is forgotten.",
+        low=1,
+    ),
+)
+
 PUBSUB_OPTIONS: Sequence[cfg.Opt] = (
-    *SPECIFIED_OPTIONS, *ENVELOPE_OPTIONS, *QUEUE_OPTIONS, *RESYNC_OPTIONS, *REPAIR_OPTIONS,
+    *SPECIFIED_OPTIONS, *ENVELOPE_OPTIONS, *QUEUE_OPTIONS, *RESYNC_OPTIONS, *REPAIR_OPTIONS, *HISTORY_OPTIONS,
 )  # fmt: skip
 
 

@@ -9,18 +9,22 @@ from typing import Any
 
 from oslo_config import cfg
 
+from pubsub_api import history as histories
 from pubsub_api import loading, settings
 from pubsub_api.cache_node import CacheNode, CacheStatistics, FrameStore
 from pubsub_api.config import GROUP, new_conf
 from pubsub_api.core.clock import HybridClock
+from pubsub_api.core.durability import Durability
 from pubsub_api.core.errors import Closed, UsageError
 from pubsub_api.core.frame import GUID_BYTES
 from pubsub_api.core.publisher import Predecessor
 from pubsub_api.core.settings import History
 from pubsub_api.driver import Capabilities, PubSubApi
+from pubsub_api.history import HistorySource
+from pubsub_api.history_gate import HistoryGate
 from pubsub_api.publisher import Publisher, PublisherStatistics, default_name
 from pubsub_api.scheme import SchemeSubscriber, SubscriptionScheme, scheme_of
-from pubsub_api.subscriber import OnEvent, OnEvents, OnFrames, OnResync, Subscriber, SubscriberStatistics
+from pubsub_api.subscriber import OnEvent, OnEvents, OnFrames, OnResync, Subscriber, SubscriberStatistics, one_by_one
 
 
 class Session:
@@ -79,6 +83,8 @@ class Session:
         on_resync: OnResync | None = None,
         addresses: Sequence[str] | None = None,
         history: History | None = None,
+        durability: Durability | None = None,
+        history_source: HistorySource | None = None,
         auto_ack: bool = True,
         member: str = "",
     ) -> Subscriber:
@@ -87,6 +93,9 @@ class Session:
         ``on_event`` is called per event, ``on_events`` with whole batches (cheaper), ``on_frames`` with frames as they
         were sent, undecoded; with none of them, iterate over it.
         ``addresses`` replaces the publishers' addresses of the configuration.  ``history`` asks caches for the past.
+        ``durability`` asks for the past that is kept of the topics, delivered before what is live, and says how well
+        it should be kept at least; ``history_source`` is where it is read, by default what ``[pubsub] history_source``
+        names.  It is for events, not for frames.
         Filters such as ``$shared/GROUP/FILTER`` are served by what is installed for them; ``auto_ack`` and ``member``,
         the name under which this program takes part, are for those.  Raises InvalidTopic, InvalidConfig.
         """
@@ -95,9 +104,18 @@ class Session:
             raise UsageError(f"topics is a list of filters, not a string: [{topics!r}]")
         scheme = scheme_of(topics)
         if scheme is not None:
-            if on_frames or on_resync or addresses or history:
-                raise UsageError("on_frames, on_resync, addresses and history have no meaning for these filters")
+            if on_frames or on_resync or addresses or history or durability:
+                raise UsageError(
+                    "on_frames, on_resync, addresses, history and durability have no meaning for these filters"
+                )
             return self._scheme_subscriber(scheme, topics, on_event, on_events, auto_ack=auto_ack, member=member)
+        gate = None
+        if durability:
+            if on_frames:
+                raise UsageError("frames have no history: give durability together with on_event or on_events")
+            gate = self._gate(topics, durability, history_source, on_event, on_events, on_resync)
+            on_event, on_events, on_resync = None, gate.live, gate.resync
+            history = history or (History() if gate.asks_publishers else None)
         subscriber = Subscriber(
             self._driver,
             settings.subscriber_settings(self._conf, self._driver.capabilities),
@@ -108,11 +126,32 @@ class Session:
             on_frames=on_frames,
             on_resync=on_resync,
             history=history,
+            gate=gate,
             queue_bytes_max=self._conf[GROUP].receive_queue_bytes_max,
             clock=self._clock,
         )
         self._children.append(subscriber)
         return subscriber
+
+    def _gate(
+        self,
+        topics: Sequence[str],
+        durability: Durability,
+        source: HistorySource | None,
+        on_event: OnEvent | None,
+        on_events: OnEvents | None,
+        on_resync: OnResync | None,
+    ) -> HistoryGate:
+        if on_event and on_events:
+            raise UsageError("give one of on_event and on_events")
+        pubsub = self._conf[GROUP]
+        return HistoryGate(
+            source or histories.open_source(self, topics, durability),
+            on_events or (one_by_one(on_event) if on_event else None),
+            on_resync,
+            hold_s=pubsub.history_hold_time,
+            objects_max=pubsub.history_objects_max,
+        )
 
     def _scheme_subscriber(
         self,

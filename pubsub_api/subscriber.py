@@ -22,15 +22,18 @@ from pubsub_api import forking
 from pubsub_api.core import frame as frames
 from pubsub_api.core import messages
 from pubsub_api.core.clock import HybridClock
+from pubsub_api.core.durability import HistoryOutcome
 from pubsub_api.core.errors import Closed, DriverError, Forked, UndecodableBody, UsageError, WaitTimeout
 from pubsub_api.core.events import Event, decode_events
 from pubsub_api.core.frame import Kind
 from pubsub_api.core.instream import Delivery
-from pubsub_api.core.resync import Resync
+from pubsub_api.core.resync import Reason, Resync
 from pubsub_api.core.settings import History, SubscriberSettings
 from pubsub_api.core.subscriber import SubscriberCore
 from pubsub_api.core.topics import CONTROL_TOPIC
 from pubsub_api.driver import Asked, Connected, Disconnected, LinkReport, PubSubApi, Subscribed
+from pubsub_api.history import Mismatch
+from pubsub_api.history_gate import HistoryGate, HistoryStatistics
 
 LOG = logging.getLogger(__name__)
 
@@ -90,6 +93,16 @@ class SubscriberStatistics:
     """Frames waiting behind holes."""
     callback_errors: int
     bad_frames: dict[str, int]
+    historical: int
+    """Events delivered from history."""
+    history_duplicates: int
+    """Events that were delivered already, or are older than what was delivered of their object."""
+    history_reads: int
+    """How often history was read."""
+    history_forgotten: int
+    """Objects of which it is not remembered any more what was delivered."""
+    history_errors: int
+    """Calls of the user with history that raised."""
 
 
 class Subscriber:
@@ -112,6 +125,7 @@ class Subscriber:
         on_frames: OnFrames | None = None,
         on_resync: OnResync | None = None,
         history: History | None = None,
+        gate: HistoryGate | None = None,
         queue_bytes_max: int,
         clock: HybridClock,
     ) -> None:
@@ -121,9 +135,10 @@ class Subscriber:
             raise UsageError("a subscriber needs at least one topic filter")
         self._driver = driver
         self._settings = settings
-        self._on_events = on_events or (_one_by_one(on_event) if on_event else None)
+        self._on_events = on_events or (one_by_one(on_event) if on_event else None)
         self._on_frames = on_frames
         self._on_resync = on_resync
+        self._gate = gate
         self._queue_bytes_max = queue_bytes_max
         self._hybrid_clock = clock
         self._guid = os.urandom(frames.GUID_BYTES)
@@ -164,6 +179,8 @@ class Subscriber:
         forking.register(self)
         self._clock.start()
         self._end.daemonize()
+        if gate is not None:
+            gate.start(self)
 
     # -- what the driver calls
 
@@ -369,10 +386,10 @@ class Subscriber:
 
     def __iter__(self) -> Iterator[Event]:
         """Events until the subscriber is closed.  One iterating thread at a time."""
-        if self._dispatcher is not None:
+        if self._dispatcher is not None and not (self._gate and self._gate.is_iterated):
             raise UsageError("this subscriber calls back; make one without a callback to iterate")
         self._check_usable()
-        for events in self._batches():
+        for events in self._gate.batches() if self._gate else self._batches():
             yield from events
 
     # -- what the user calls
@@ -386,6 +403,26 @@ class Subscriber:
         if not self._ready.wait(timeout_s):
             state = ", ".join(f"{address} {'up' if up else 'down'}" for address, up in self._links.items()) or "no link"
             raise WaitTimeout(f"the subscription was not in effect within {timeout_s} s ({state})")
+
+    def wait_for_historical_data(self, timeout_s: float) -> HistoryOutcome:
+        """Block until history has been delivered, it is clear that nobody keeps it, or the time is over.
+
+        History is delivered whether somebody waits for it or not.  Without ``durability`` there is none, and this
+        returns COMPLETE at once.  For a subscriber that is iterated over, delivered means at hand: a history of many
+        megabytes is at hand only while somebody iterates.  Not for callbacks: history waits for them.
+        """
+        self._check_usable()
+        return self._gate.wait(timeout_s) if self._gate else HistoryOutcome.COMPLETE
+
+    def durability_mismatches(self) -> Sequence[Mismatch]:
+        """Where less is kept than ``durability`` asks for; what is kept is delivered all the same."""
+        return self._gate.mismatches() if self._gate else ()
+
+    def history_replaced(self) -> None:
+        """Have a resync told, because what was delivered from history may be gone.  For sources of history."""
+        with self._lock:
+            self._core.ask_resync(Reason.HISTORY_REPLACED, time.monotonic())
+            self._collect()
 
     def subscribe(self, topic_filter: str) -> bool:
         """Add a filter; True when it is new.  A resync for it follows once it is in effect.  Raises InvalidTopic."""
@@ -433,6 +470,7 @@ class Subscriber:
                 queue_bytes=self._queue_bytes,
                 parked_bytes=self._core.parked_bytes,
                 callback_errors=self._callback_errors,
+                **dataclasses.asdict(self._gate.statistics() if self._gate else HistoryStatistics()),
                 **counters,
             )
 
@@ -444,9 +482,13 @@ class Subscriber:
         self._end.close()
         self._clock_wakeup.set()
         self._queue.put(None)
+        if self._gate is not None:
+            self._gate.close()
         for thread in (self._clock, self._dispatcher):
             if thread is not None and thread is not threading.current_thread():
                 thread.join()
+        if self._gate is not None:
+            self._gate.join()
 
     def __enter__(self) -> Subscriber:
         return self
@@ -463,12 +505,12 @@ class Subscriber:
             raise Forked("a subscriber does not live on in a forked child: make a new one there")
 
     def after_fork_in_child(self) -> None:
-        forking.set_aside((self._end, self._clock, self._dispatcher, self._lock, self._queue))
+        forking.set_aside((self._end, self._clock, self._dispatcher, self._lock, self._queue, self._gate))
         self._is_inherited = True
         self._lock = threading.Lock()
 
 
-def _one_by_one(on_event: OnEvent) -> OnEvents:
+def one_by_one(on_event: OnEvent) -> OnEvents:
     def call(events: Sequence[Event]) -> None:
         for event in events:
             on_event(event)

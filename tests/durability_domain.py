@@ -12,9 +12,11 @@ import msgspec
 
 import pubsub_api
 from durability_service import config
-from durability_service.client import DurabilityClient, HistoricalReader, Outcome
+from durability_service.client import DurabilityClient, Outcome
+from durability_service.history import DurableHistory
 from durability_service.protocol import ServiceStatus
 from durability_service.service import DurabilityService
+from pubsub_api.core.durability import Durability
 from pubsub_api.testing.child import ChildProcess
 from pubsub_api.testing.conf_fixture import fast_conf
 from tests.waiting import wait_until
@@ -83,13 +85,23 @@ class Domain:
     def client(self) -> DurabilityClient:
         return DurabilityClient(self.session, addresses=self.addresses)
 
-    def reader(self, topics: Sequence[str], seen: list[pubsub_api.Event], **options: Any) -> HistoricalReader:
-        return HistoricalReader(
-            self.session,
+    def reader(
+        self,
+        topics: Sequence[str],
+        seen: list[pubsub_api.Event] | None = None,
+        *,
+        kind: Durability = Durability.PERSISTENT,
+        session: pubsub_api.Session | None = None,
+        **options: Any,
+    ) -> pubsub_api.Subscriber:
+        """A subscriber that asks for history; without ``seen``, to be iterated over."""
+        session = session or self.session
+        return session.subscriber(
             topics,
-            seen.append,
+            None if seen is None else seen.append,
+            durability=kind,
+            history_source=DurableHistory(session, topics, kind, services=self.addresses),
             addresses=self.publishers if self.is_bind_based else None,
-            services=self.addresses,
             **options,
         )
 

@@ -191,6 +191,8 @@ class Aligning:
         if alignment.purpose is Purpose.FETCH:
             self._fetched(alignment, applying, end)
             return
+        if applying.is_change and alignment.purpose is not Purpose.RECONCILE:
+            held.joined(alignment.policy)
         epoch, lineage = held.epoch, held.lineage
         if alignment.purpose is Purpose.FOLLOW and end.epoch > held.epoch:
             epoch, lineage = end.epoch, self._joint_lineage(alignment.policy, end.lineage)

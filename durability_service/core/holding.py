@@ -14,6 +14,7 @@ from durability_service.core.aligner import Aligner, Standing
 from durability_service.core.effects import Apply, BeginFill, CompleteFill, Fill, Marks, Restored, StoreOperation
 from durability_service.core.election import Choice, Member
 from durability_service.core.lifecycle import ALIGNED, Cause, Phase, after
+from durability_service.core.merging import Merge
 from durability_service.core.messages import NO_EPOCH, Epoch, NameSpaceAdvert
 from durability_service.core.namespaces import Alignee, Kind, NameSpace, Policy
 from durability_service.core.samples import Sample
@@ -37,6 +38,10 @@ class Counters:
     alignments: int = 0
     alignments_abandoned: int = 0
     merges: int = 0
+    joins: int = 0
+    """What another side had came in after this side was complete."""
+    replacements: int = 0
+    """This side gave way to another: what it had may be gone."""
     elections: int = 0
     injections: int = 0
     deletions: int = 0
@@ -174,6 +179,8 @@ class Holding:
             view=self.choice.view,
             candidate=self.choice.candidate,
             is_delayed=self.policy.delayed_alignment,
+            joins=self.counters.joins,
+            replacements=self.counters.replacements,
         )
 
     # -- changing
@@ -236,6 +243,13 @@ class Holding:
                 gone = (gone or []) + removed
                 self.held = [sample for sample in self.held if not deletion.covers(sample)]
         return gone
+
+    def joined(self, policy: Merge) -> None:
+        """The set changed by what another side had, or by giving it up: readers must hear of it."""
+        if policy is Merge.MERGE:
+            self.counters.joins += 1
+        else:
+            self.counters.replacements += 1
 
     def marks(self, epoch: Epoch, lineage: tuple[Epoch, ...], alive: int) -> Marks:
         """What the store is to remember from now on."""

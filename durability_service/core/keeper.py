@@ -43,7 +43,9 @@ class Keeper(Aligning):
     def signature(self) -> tuple[object, ...]:
         """What fellows must hear of at once when it changes."""
         held = self.holding
-        return held.phase, held.epoch, held.choice, held.master, held.is_agreed, held.can_lead
+        counters = held.counters
+        news = counters.joins, counters.replacements
+        return held.phase, held.epoch, held.choice, held.master, held.is_agreed, held.can_lead, news
 
     # -- live data
 
@@ -203,6 +205,7 @@ class Keeper(Aligning):
         elif policy is Merge.DELETE:
             t = self._context.stamp()
             held.counters.merges += 1
+            held.joined(policy)
             self.delete([Deletion(topic_filter, t) for topic_filter in sorted(held.space.filters)])
             self._take_note(conflict)
         elif purpose is not Purpose.FOREIGN and peer.advert.digest == held.set.digest:

@@ -54,6 +54,10 @@ class NameSpaceAdvert(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
     """Hash of the members it sees and of what they said: equal views mean equal choices."""
     candidate: str = ""
     is_delayed: bool = False
+    joins: int = 0
+    """How often, in this incarnation, what another side had came in after this side was complete.  For readers."""
+    replacements: int = 0
+    """How often this side gave way to another, so that what it had may be gone."""
 
 
 class Advert(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="advert"):

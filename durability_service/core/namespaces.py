@@ -13,6 +13,7 @@ import fnmatch
 from collections.abc import Iterable, Sequence
 
 from durability_service.core.merging import Merge
+from pubsub_api.core.durability import Durability
 from pubsub_api.core.topics import FilterSet, check_filter
 
 SAME_ROLE = "@same"
@@ -20,13 +21,7 @@ SAME_ROLE = "@same"
 PRIORITY_MAX = 255
 
 
-class Kind(enum.IntEnum):
-    """How long data is kept.  The order is that of strength."""
-
-    VOLATILE = 0
-    TRANSIENT_LOCAL = 1
-    TRANSIENT = 2
-    PERSISTENT = 3
+Kind = Durability
 
 
 class Alignee(enum.Enum):
@@ -91,6 +86,21 @@ def _intersect(one: list[str], other: list[str]) -> bool:
     if one[0] != other[0] and "+" not in (one[0], other[0]):
         return False
     return _intersect(one[1:], other[1:])
+
+
+def covers(one: str, other: str) -> bool:
+    """Whether every topic that ``other`` selects is selected by ``one``."""
+    return _covers(one.split("/"), other.split("/"))
+
+
+def _covers(one: list[str], other: list[str]) -> bool:
+    if one[:1] == ["#"]:
+        return True
+    if not one or not other:
+        return not one and not other
+    if other[0] == "#" or one[0] not in ("+", other[0]):
+        return False
+    return _covers(one[1:], other[1:])
 
 
 def overlap(one: NameSpace, other: NameSpace) -> tuple[str, str] | None:

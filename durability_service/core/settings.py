@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 
-from durability_service.core.namespaces import Kind, NameSpace, Policy
+from durability_service.core.namespaces import Kind, NameSpace, Policy, covers, intersect
 from pubsub_api.core.topics import matches
 
 
@@ -23,6 +23,16 @@ class TopicRules:
 
     def depth_of(self, topic: str) -> int:
         return next((depth for wanted, depth in self.depths if matches(wanted, topic)), self.default_depth)
+
+    def kinds_within(self, topic_filter: str) -> list[tuple[str, Kind]]:
+        """The kinds that topics of this filter can have, each with a filter that selects those topics."""
+        found: list[tuple[str, Kind]] = []
+        for wanted, kind in self.kinds:
+            if intersect(wanted, topic_filter):
+                found.append((wanted if covers(topic_filter, wanted) else topic_filter, kind))
+            if covers(wanted, topic_filter):
+                return found
+        return [*found, (topic_filter, self.default_kind)]
 
     def fingerprint(self) -> bytes:
         """Equal for services that keep the same; others could never agree on a set."""

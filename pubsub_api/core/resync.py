@@ -40,6 +40,8 @@ class Reason(enum.Enum):
     """A stream was first seen in mid-flow, and it is not known where this subscriber should have begun."""
     SUBSCRIBED = "subscribed"
     """A topic filter was added."""
+    HISTORY_REPLACED = "history replaced"
+    """Who keeps the past now keeps another: two sides of a split were joined, and one of them gave way."""
 
 
 _PRIORITY = {reason: position for position, reason in enumerate(Reason)}

@@ -165,6 +165,10 @@ class SubscriberCore(StreamOrder):
         """The user could not act on a resync: it is told again, later.  A resync is never dropped."""
         self._resync.request(resync.reason, resync.topics, now, resync.lost)
 
+    def ask_resync(self, reason: Reason, now: float) -> None:
+        """Somebody else found out that what was delivered is not the truth any more."""
+        self._resync.request(reason, self.filters, now)
+
     def asked(self, query_id: int, responders: int | None, now: float) -> None:
         """A query went out, to that many responders; None when the transport cannot tell."""
         if self._questions.asked(query_id, responders):

@@ -1,0 +1,250 @@
+"""What stands between a subscriber and its user when the past is wanted too: history first, then live events.
+
+Live events are held back, in the subscriber's own bounded queue, until history has been delivered or it is clear that
+there is none; when that takes longer than ``hold_s`` they pass, and history is merged with them as it comes.  An event
+that is not newer than what was delivered of its object is not delivered: so each comes once, in order for each object,
+whichever way it came.  After a resync history is read again, and what is new in it is delivered.
+
+Two threads meet here: the subscriber's dispatcher brings live events and resyncs, the reader brings history.  The user
+is called by one of them at a time.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from typing import Protocol
+
+from pubsub_api.core.durability import HistoryOutcome
+from pubsub_api.core.errors import Closed, WaitTimeout
+from pubsub_api.core.events import Event
+from pubsub_api.core.resync import Reason, Resync
+from pubsub_api.history import HistorySource, Mismatch
+
+LOG = logging.getLogger(__name__)
+
+_READY_S = 1.0
+"""How long history waits for the live subscription: what is published in between must come one way or the other."""
+_READ_S = 3.0
+_BATCHES_MAX = 64
+"""Batches that wait for an iterating user."""
+
+InstanceKey = tuple[str, str, str]
+
+
+@dataclasses.dataclass(frozen=True)
+class HistoryStatistics:
+    historical: int = 0
+    """Events delivered from history."""
+    history_duplicates: int = 0
+    """Events that were delivered already, or are older than what was delivered of their object."""
+    history_reads: int = 0
+    """How often history was read."""
+    history_forgotten: int = 0
+    """Objects of which it is not remembered any more what was delivered."""
+    history_errors: int = 0
+    """Calls of the user with history that raised."""
+
+
+class LiveSide(Protocol):
+    """What the gate needs of the subscriber."""
+
+    @property
+    def topics(self) -> list[str]: ...
+
+    def wait_ready(self, *, timeout_s: float) -> None: ...
+
+    def history_replaced(self) -> None:
+        """Have a resync told: what was delivered from history may be gone."""
+
+
+class HistoryGate:
+    """Made closed; `start` begins to read.  ``on_events`` None: the user iterates over `batches`."""
+
+    def __init__(
+        self,
+        source: HistorySource,
+        on_events: Callable[[Sequence[Event]], None] | None,
+        on_resync: Callable[[Resync], None] | None,
+        *,
+        hold_s: float,
+        objects_max: int,
+    ) -> None:
+        self._source = source
+        self._waiting: deque[Sequence[Event]] = deque()
+        self._is_iterated = on_events is None
+        self._on_events = on_events or self._wait_in_line
+        self._on_resync = on_resync
+        self._hold_s = hold_s
+        self._objects_max = objects_max
+        self._changed = threading.Condition(threading.RLock())
+        """Held while the user is called."""
+        self._is_open = False
+        self._is_closed = False
+        self._newest: dict[InstanceKey, int] = {}
+        self._must_forget = False
+        self._is_late = False
+        """The first read began before the live subscription was in effect."""
+        self._outcome = HistoryOutcome.TIMED_OUT
+        self._done = threading.Event()
+        self._joined = threading.Event()
+        self._again = threading.Event()
+        self._historical = self._duplicates = self._reads = self._forgotten = self._errors = 0
+        self._thread: threading.Thread | None = None
+
+    @property
+    def is_iterated(self) -> bool:
+        return self._is_iterated
+
+    @property
+    def asks_publishers(self) -> bool:
+        return self._source.asks_publishers
+
+    def start(self, live: LiveSide) -> None:
+        """Begin to read."""
+
+        def on_change(is_replaced: bool) -> None:
+            if is_replaced:
+                self._must_forget = True
+                live.history_replaced()
+            else:
+                self._again.set()
+
+        self._source.watch(on_change)
+        self._thread = threading.Thread(target=self._run, args=(live,), name="heliograph-history", daemon=True)
+        self._thread.start()
+
+    # -- what the subscriber calls
+
+    def live(self, events: Sequence[Event]) -> None:
+        """Live events: wait until history has been delivered, then pass on what is new."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._is_open or self._is_closed)
+            self._pass_on(events)
+
+    def resync(self, resync: Resync) -> None:
+        """Tell the user; then history makes up for what was lost."""
+        with self._changed:
+            if self._on_resync is not None:
+                self._on_resync(resync)
+            if self._must_forget:
+                self._must_forget = False
+                self._newest.clear()
+        if Reason.INITIAL in resync.reasons:
+            self._joined.set()
+        if self._is_late or Reason.INITIAL not in resync.reasons:
+            self._again.set()
+
+    def wait(self, timeout_s: float) -> HistoryOutcome:
+        return self._outcome if self._done.wait(timeout_s) else HistoryOutcome.TIMED_OUT
+
+    def mismatches(self) -> Sequence[Mismatch]:
+        return self._source.mismatches()
+
+    def batches(self) -> Iterator[Sequence[Event]]:
+        """For a user that iterates: history, then live events, until it is closed."""
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._waiting or self._is_closed)
+                if not self._waiting:
+                    return
+                batch = self._waiting.popleft()
+                self._changed.notify_all()
+            yield batch
+
+    def statistics(self) -> HistoryStatistics:
+        return HistoryStatistics(self._historical, self._duplicates, self._reads, self._forgotten, self._errors)
+
+    def close(self) -> None:
+        """Let everybody go.  Idempotent."""
+        self._is_closed = True
+        self._source.close()
+        self._again.set()
+        self._joined.set()
+        with self._changed:
+            self._changed.notify_all()
+
+    def join(self) -> None:
+        """Wait for the reader to end, unless this is the reader."""
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join()
+
+    # -- delivering
+
+    def _pass_on(self, events: Sequence[Event]) -> int:
+        """Hand over what is new; returns how many that was.  Under the lock."""
+        fresh = [event for event in events if self._is_new(event)]
+        self._duplicates += len(events) - len(fresh)
+        if fresh and not self._is_closed:
+            self._on_events(fresh)
+        return len(fresh)
+
+    def _is_new(self, event: Event) -> bool:
+        if not event.timestamp:  # from a program that does not know our envelope
+            return True
+        instance = (event.topic, event.table, event.key)
+        known = self._newest.pop(instance, 0)
+        if not known and len(self._newest) >= self._objects_max:
+            del self._newest[next(iter(self._newest))]
+            self._forgotten += 1
+        self._newest[instance] = max(known, event.timestamp)
+        return event.timestamp > known
+
+    def _wait_in_line(self, events: Sequence[Event]) -> None:
+        self._changed.wait_for(lambda: len(self._waiting) < _BATCHES_MAX or self._is_closed)
+        self._waiting.append(events)
+        self._changed.notify_all()
+
+    # -- the reader
+
+    def _run(self, live: LiveSide) -> None:
+        try:
+            live.wait_ready(timeout_s=_READY_S)
+        except WaitTimeout:
+            self._is_late = True
+        except Closed:
+            return
+        self._settle(self._read(live, time.monotonic() + self._hold_s))
+        while not self._is_closed:
+            self._again.wait()
+            self._again.clear()
+            if not self._is_closed:
+                self._settle(self._read(live, float("inf")))
+
+    def _read(self, live: LiveSide, hold_until: float) -> HistoryOutcome:
+        """Until history was read whole, or there is none.  When it takes too long live events pass meanwhile."""
+        outcome = HistoryOutcome.TIMED_OUT
+        self._reads += 1
+        while outcome is HistoryOutcome.TIMED_OUT and not self._is_closed:
+            outcome = self._source.read(live.topics, self._on_page, timeout_s=_READ_S)
+            if time.monotonic() >= hold_until and not self._is_open:
+                LOG.warning("History: not complete after %s s; live events are delivered meanwhile.", self._hold_s)
+                self._open()
+        return outcome
+
+    def _settle(self, outcome: HistoryOutcome) -> None:
+        if self._is_closed:
+            return
+        self._open()
+        if self._source.asks_publishers:
+            self._joined.wait()  # what publishers remember comes before it, as if it were live
+        if not (self._done.is_set() and outcome is HistoryOutcome.NO_SERVICE):
+            self._outcome = outcome
+        self._done.set()
+
+    def _open(self) -> None:
+        with self._changed:
+            self._is_open = True
+            self._changed.notify_all()
+
+    def _on_page(self, events: Sequence[Event]) -> None:
+        with self._changed:
+            try:
+                self._historical += self._pass_on(events)
+            except Exception:
+                self._errors += 1
+                LOG.exception("Subscriber: the event callback raised on history; going on with the next events.")
