@@ -1,7 +1,7 @@
-"""One run through the publisher service: workers, the service and a subscriber, each in a process of its own.
+"""One run through the publisher service: workers, the service and who listens, each in a process of its own.
 
 The conversation is that of `bench.runs`, with two kinds of publishing processes.  The service is the real one, journal
-and all, without a database.
+and all, without a database.  Who listens is a plain subscriber, or a controller whose copy has to hold every change.
 """
 
 from __future__ import annotations
@@ -10,16 +10,20 @@ import contextlib
 import dataclasses
 import tempfile
 import time
+from collections.abc import Sequence
 from multiprocessing.connection import Connection
 from typing import Any
 
 from oslo_config import cfg
 
 from bench import events
-from bench.ends import OPEN_TIMEOUT_S, Case
+from bench.ends import OPEN_TIMEOUT_S, Case, wait_while_it_comes
+from bench.ours import QUIET_S
 from bench.runs import RUN_TIMEOUT_S, Load, MakeSink, subscribe
 from bench.sinks import NS_PER_S, Sink
 from bench.workers import Worker, usage_now
+from nb_api import LocalCache, NbApi, Resynced, notify_config
+from nb_api.cache_changes import CacheChange
 from publisher_service.client import WorkerPublisher
 from publisher_service.service import PublisherService
 from pubsub_api import loading
@@ -50,16 +54,21 @@ class HopRun:
         return self.sent - self.received
 
 
-def run(case: Case, load: Load, workers: int, make_sink: MakeSink = Sink) -> HopRun:
-    """``load.count`` events from that many workers, each on a topic of its own.  Raises WorkerFailed."""
+def run(case: Case, load: Load, workers: int, make_sink: MakeSink = Sink, *, is_copied: bool = False) -> HopRun:
+    """``load.count`` events from that many workers, each on a topic of its own.  Raises WorkerFailed.
+
+    ``is_copied``: who listens is a controller, and what counts is a change in its copy, told to its callback.
+    """
     with contextlib.ExitStack() as stack:
         directory = stack.enter_context(tempfile.TemporaryDirectory(prefix="heliograph-bench-"))
         service = stack.enter_context(Worker(serve, case.server, directory))
         address = service.hear()
         all_topics = dataclasses.replace(load, topics=workers)
-        subscriber = stack.enter_context(
-            Worker(subscribe, case, all_topics, address=address, make_sink=make_sink, size=1)
-        )
+        if is_copied:
+            listener = Worker(control, case.server, directory, load.count, address)
+        else:
+            listener = Worker(subscribe, case, all_topics, address=address, make_sink=make_sink, size=1)
+        subscriber = stack.enter_context(listener)
         subscriber.hear()
         senders = [stack.enter_context(Worker(work, case.server, directory, load, workers, n)) for n in range(workers)]
         for sender in senders:
@@ -99,6 +108,37 @@ def serve(pipe: Connection, url: str, directory: str) -> None:
         before = usage_now()
         pipe.recv()
         pipe.send((usage_now() - before, service.report()))
+
+
+class _CopySink(Sink):
+    """Counts the changes that a copy tells."""
+
+    def on_changes(self, changes: Sequence[CacheChange]) -> None:
+        self.received += len(changes) - sum(isinstance(change, Resynced) for change in changes)
+        if self.received >= self.expected:
+            self.finish()
+
+
+def control(pipe: Connection, url: str, directory: str, count: int, address: str) -> None:
+    """Keep a copy of everything.  The database is empty and stays so, and is not asked whether it knows the versions."""
+    conf = _conf(url, directory)
+    conf.set_override("enable_df_pub_sub", True, group=GROUP)
+    notify_config.register(conf)
+    for option in ("verify_interval", "snapshot_slots"):
+        conf.set_override(option, 0, group=notify_config.CACHE_GROUP)
+    sink = _CopySink(count, int)
+    with (
+        NbApi.open(conf=conf, url=f"sqlite://{directory}/objects.db") as nb,
+        LocalCache(nb, addresses=[address], on_changes=sink.on_changes) as cache,
+    ):
+        cache.wait_synced(timeout_s=OPEN_TIMEOUT_S)
+        sink.received = 0
+        before = usage_now()
+        pipe.send("ready")
+        wait_while_it_comes(sink, QUIET_S)
+        news = cache.statistics().news
+        assert news.created + news.updated == sink.received, "a copy tells what it did"
+        pipe.send({"usage": usage_now() - before, "findings": [sink.findings()]})
 
 
 def work(pipe: Connection, url: str, directory: str, load: Load, workers: int, position: int) -> None:

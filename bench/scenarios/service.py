@@ -1,6 +1,8 @@
-"""From forked workers through the publisher service to a subscriber, compared with a publisher that sends directly.
+"""From workers through the publisher service to a subscriber and to a controller's copy, compared with a publisher that
+sends directly to a subscriber.
 
-Events/s of four workers together and CPU of everybody involved; then how long a lone event takes at 1,000 events/s.
+Events/s of four workers together and CPU of everybody involved: first until a subscriber was called with them, then
+until a `LocalCache` holds them and has told so.  Then how long a lone event takes at 1,000 events/s.
 Drivers that let every process publish need no service and are left out.
 """
 
@@ -32,6 +34,7 @@ def measure(plan: Plan, driver: str) -> Outcome:
         served: list[HopRun] = []
         direct_lone: list[Run] = []
         served_lone: list[HopRun] = []
+        copied: list[HopRun] = []
         for number in range(1, plan.rounds + 1):
             plan.say(f"round {number} of {plan.rounds}: {driver}, directly")
             direct.append(run(case, flood))
@@ -39,12 +42,18 @@ def measure(plan: Plan, driver: str) -> Outcome:
             plan.say(f"round {number} of {plan.rounds}: {driver}, through the service")
             served.append(hop.run(case, flood, WORKERS))
             served_lone.append(hop.run(case, lone, 1, LatencySink))
-    pairs = list(zip(served, direct, strict=True))
+            plan.say(f"round {number} of {plan.rounds}: {driver}, through the service into a copy")
+            copied.append(hop.run(case, flood, WORKERS, is_copied=True))
     measured = {
-        "ratio": statistics.median(ours.events_per_s / bus.events_per_s for ours, bus in pairs),
-        "lost": float(sum(one.lost for one in served)),
+        "received": _ratio(served, direct),
+        "applied": _ratio(copied, direct),
+        "lost": float(sum(one.lost for one in (*served, *copied))),
     }
-    rows = [_direct_row(direct, direct_lone), _served_row(served, served_lone)]
+    rows = [
+        _direct_row(direct, direct_lone),
+        _hop_row("received", served) | _lone_columns(served_lone),
+        _hop_row("applied in a copy", copied),
+    ]
     return Outcome("service", driver, rows, check("service", driver, measured))
 
 
@@ -60,18 +69,28 @@ def _direct_row(runs: Sequence[Run], lone: Sequence[Run]) -> Row:
     }
 
 
-def _served_row(runs: Sequence[HopRun], lone: Sequence[HopRun]) -> Row:
+def _hop_row(what: str, runs: Sequence[HopRun]) -> Row:
     return {
-        "case": f"{WORKERS} workers, through the service",
+        "case": f"{WORKERS} workers, through the service, {what}",
         "events/s": round(_median(runs, lambda run: run.events_per_s)),
         "worker us/event": round(_median(runs, lambda run: run.worker_cpu_us), 2),
         "service us/event": round(_median(runs, lambda run: run.service_cpu_us), 2),
         "subscriber us/event": round(_median(runs, lambda run: run.subscriber_cpu_us), 2),
-        "p50 us": round(_median(lone, lambda run: percentile_us(run.finding["latencies_ns"], 0.5))),
-        "p99 us": round(_median(lone, lambda run: percentile_us(run.finding["latencies_ns"], 0.99))),
         "lost": sum(run.lost for run in runs),
         "events per batch": round(_median(runs, lambda run: run.events_per_batch), 1),
     }
+
+
+def _lone_columns(runs: Sequence[HopRun]) -> Row:
+    return {
+        "p50 us": round(_median(runs, lambda run: percentile_us(run.finding["latencies_ns"], 0.5))),
+        "p99 us": round(_median(runs, lambda run: percentile_us(run.finding["latencies_ns"], 0.99))),
+    }
+
+
+def _ratio(ours: Sequence[HopRun], bus: Sequence[Run]) -> float:
+    """The median of the ratios within each round."""
+    return statistics.median(mine.events_per_s / its.events_per_s for mine, its in zip(ours, bus, strict=True))
 
 
 def _median(runs: Sequence[HopRun], value: Callable[[HopRun], float]) -> float:
