@@ -131,38 +131,63 @@ class CacheCore:
 
     def _apply(self, events: Iterable[Event], *, is_feed: bool) -> list[Difference]:
         out: list[Difference] = []
-        counters, tables, merge, newest = self.counters, self._tables, self._merge, self.newest
+        # This runs for every event there is.  So what a frame's events share is looked up once, and an update, which
+        # most of them are, is written out here and not called.
+        counters, merge, newest, is_telling = self.counters, self._merge, self.newest, self.is_telling
+        name: str | None = None
+        topic: str | None = None
+        table: str | None = None
+        entries: dict[str, Entry] | None = None
+        updated = 0
         for event in events:
-            table, version = event.table, event.version
-            topic = self._followed(event.topic)
-            if topic is None:
-                counters.unwanted += 1
+            if event.topic is not name:
+                name = event.topic
+                topic = self._followed(name)
+            if event.table != table:
+                table = event.table
+                entries = self._entries_of(table)
+            version = event.version
+            if topic is None or entries is None or not version:
+                self._count_useless(version, is_wanted=topic is not None and entries is not None)
                 continue
-            if not version:
-                counters.unversioned += 1
-                continue
-            entries = tables.get(table)
-            if entries is None:
-                entries = self._open_table(table)
-                if entries is None:
-                    counters.unwanted += 1
-                    continue
             if version > newest:  # noqa: PLR1730  for every event, and a call would cost as much as all of this
                 newest = version
             key = event.key
             held = entries.get(key)
             if event.action == "delete":
                 self._delete(entries, event, held, out)
-            elif version > held.version if held is not None else self._is_news(event, topic, is_feed=is_feed):
-                self._put(entries, table, key, held, Entry(version, topic, event.value), out)
-                if merge is not None:
-                    merge.touch(table, key)
+                continue
+            if held is None:
+                if not self._is_news(event, topic, is_feed=is_feed):
+                    counters.stale += 1
+                    continue
+                self._put(entries, event.table, key, None, Entry(version, topic, event.value), out)
+            elif version > held.version:
+                entries[key] = entry = Entry(version, topic, event.value)
+                updated += 1
+                if is_telling:
+                    out.append(Updated(event.table, key, entry, held))
             else:
                 counters.stale += 1
+                continue
+            if merge is not None:
+                merge.touch(event.table, key)
+        counters.updated += updated
         self.newest = newest
         if len(self._tombstones) > self._tombstones_max:
             self._limit_tombstones()
         return out
+
+    def _entries_of(self, table: str) -> dict[str, Entry] | None:
+        """None when the table is not followed."""
+        entries = self._tables.get(table)
+        return self._open_table(table) if entries is None else entries
+
+    def _count_useless(self, version: int, *, is_wanted: bool) -> None:
+        if is_wanted and not version:
+            self.counters.unversioned += 1
+        else:
+            self.counters.unwanted += 1
 
     def _is_news(self, event: Event, topic: str, *, is_feed: bool) -> bool:
         """Whether an object that is not held is new, and not one that was deleted."""

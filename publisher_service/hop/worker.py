@@ -87,9 +87,11 @@ class WorkerCore:
         self.resent = 0
         self.refused_events = 0
         self._open: dict[str, list[bytes]] = {}
-        self._open_events = 0
-        self._open_bytes = 0
         self._sealed: deque[_Sealed] = deque()
+        self._sealed_bytes = 0
+        self._sealed_position = 0
+        """Of the last event that is in a sealed batch, acknowledged or not."""
+        self._set_limits()
         self._next = 0
         """Which of the sealed batches is written next."""
 
@@ -104,31 +106,53 @@ class WorkerCore:
         """Put an event into the window; its position is ``position`` then.  True when something should be written now:
         a batch is full, or nothing is under way whose acknowledgement would give the occasion."""
         size = len(encoded)
-        open_bytes = self._open_bytes + size
-        if open_bytes > self._batch_bytes_max or self._open_events >= self._batch_events_max:
-            self.seal()
-            open_bytes = size
+        if self.window_bytes + size > self._bytes_limit:
+            self._make_room(size)
         try:
             self._open[topic].append(encoded)
         except KeyError:
             self._open[topic] = [encoded]
-        self._open_bytes = open_bytes
-        self._open_events += 1
-        self.position += 1
-        self.window_bytes += size
-        if self.position - self.acknowledged >= self._window_events_max or self.window_bytes >= self._window_bytes_max:
-            self.is_full = True
-        return not self._sealed or self._open_events >= self._batch_events_max
+        self.position = position = self.position + 1
+        self.window_bytes = window_bytes = self.window_bytes + size
+        if position >= self._position_limit or window_bytes >= self._bytes_limit:
+            return self._reached_limit()
+        return not self._sealed
+
+    def _make_room(self, size: int) -> None:
+        """An event of that size goes into the next batch when it does not fit the open one."""
+        if self.window_bytes - self._sealed_bytes + size > self._batch_bytes_max:
+            self.seal()
+
+    def _reached_limit(self) -> bool:
+        is_due = not self._sealed
+        if self.position - self._sealed_position >= self._batch_events_max:
+            self.seal()
+            is_due = True
+        self.is_full = self._is_window_full()
+        return is_due
 
     def seal(self) -> None:
         """Number and encode the open batch, if there is anything in it."""
-        if not self._open_events:
+        if not self._open:
             return
         self.batches += 1
         message = messages.pack(Batch(self.batches, list(self._open.items())))
-        self._sealed.append(_Sealed(self.batches, self.position, self._open_bytes, message))
+        size = self.window_bytes - self._sealed_bytes
+        self._sealed.append(_Sealed(self.batches, self.position, size, message))
         self._open = {}
-        self._open_events = self._open_bytes = 0
+        self._sealed_bytes = self.window_bytes
+        self._sealed_position = self.position
+        self._set_limits()
+
+    def _set_limits(self) -> None:
+        """Below these, an event that is added reaches neither the end of its batch nor that of the window."""
+        self._position_limit = min(
+            self._sealed_position + self._batch_events_max, self.acknowledged + self._window_events_max
+        )
+        self._bytes_limit = min(self._sealed_bytes + self._batch_bytes_max, self._window_bytes_max)
+
+    def _is_window_full(self) -> bool:
+        return self.waiting >= self._window_events_max or self.window_bytes >= self._window_bytes_max
 
     # -- the connection
 
@@ -194,5 +218,7 @@ class WorkerCore:
             batch = self._sealed.popleft()
             self.acknowledged = batch.last
             self.window_bytes -= batch.size
-        self.is_full = self.waiting >= self._window_events_max or self.window_bytes >= self._window_bytes_max
+            self._sealed_bytes -= batch.size
+        self._set_limits()
+        self.is_full = self._is_window_full()
         self._next = max(0, self._next - max(0, count))
