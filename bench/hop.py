@@ -120,7 +120,7 @@ class _CopySink(Sink):
 
 
 def control(pipe: Connection, url: str, directory: str, count: int, address: str) -> None:
-    """Keep a copy of everything.  The database is empty and stays so, and is not asked whether it knows the versions."""
+    """Keep a copy of everything.  The database is empty, stays so, and is not asked whether it knows the versions."""
     conf = _conf(url, directory)
     conf.set_override("enable_df_pub_sub", True, group=GROUP)
     notify_config.register(conf)

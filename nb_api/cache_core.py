@@ -157,19 +157,17 @@ class CacheCore:
             if event.action == "delete":
                 self._delete(entries, event, held, out)
                 continue
+            if not (version > held.version if held is not None else self._is_news(event, topic, is_feed=is_feed)):
+                counters.stale += 1
+                continue
+            entry = Entry(version, topic, event.value)
             if held is None:
-                if not self._is_news(event, topic, is_feed=is_feed):
-                    counters.stale += 1
-                    continue
-                self._put(entries, event.table, key, None, Entry(version, topic, event.value), out)
-            elif version > held.version:
-                entries[key] = entry = Entry(version, topic, event.value)
+                self._put(entries, event.table, key, None, entry, out)
+            else:
+                entries[key] = entry
                 updated += 1
                 if is_telling:
                     out.append(Updated(event.table, key, entry, held))
-            else:
-                counters.stale += 1
-                continue
             if merge is not None:
                 merge.touch(event.table, key)
         counters.updated += updated

@@ -65,6 +65,10 @@ DUTY_OPTIONS: Sequence[cfg.Opt] = (
     _seconds("watch_note_interval", 1.0, 0.01, 3600.0,
              "How far the watched tables were followed is noted this often. What came after the last note is "
              "published again by the next service that is elected, and recognised by its version."),
+    _seconds("database_retry_interval", 0.5, 0.01, 3600.0,
+             "First wait before a database that was away when the service started is tried again; later waits double, "
+             "with jitter."),
+    _seconds("database_retry_interval_max", 15.0, 0.01, 3600.0, "Longest wait before it is tried again."),
     _count("outbox_shown_max", 1000, 1, 10_000, "The status counts at most so many changes in the outbox."),
 )  # fmt: skip
 

@@ -1,14 +1,12 @@
-"""What the service does for the whole installation, on behalf of the database: one service at a time, by election.
+"""The service's part for the database, from its start on: waits for a database that is not there, then takes office.
 
-Every service registers its publisher in the directory.  The one that is elected also sweeps the outbox, compacts the
-feed, and publishes the changes of the watched tables.  So N services do not publish everything N times; that two do it
-for a moment, when the leader was frozen, costs events that are recognised by their version.
+Workers and subscribers need no database.  So the service starts without one, says in its log and its report that it is
+away, and tries again with growing pauses.  What it does when the database is there, `publisher_service.office` says.
 """
 
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import logging
 import threading
 from types import TracebackType
@@ -17,23 +15,19 @@ from typing import Any
 from oslo_config import cfg
 
 from nb_api import notify_config
-from nb_api.compaction import Compactor
 from nb_api.db_api import DbApi
-from nb_api.discovery import Registration
-from nb_api.election import Election
-from nb_api.loading import open_db
-from nb_api.outbox import OutboxSweeper
+from nb_api.loading import build_db, open_db
 from publisher_service import config
+from publisher_service.link import Backoff
+from publisher_service.office import Office
 from publisher_service.sequencer import Sequencer
-from publisher_service.watching import OwnPublisher, TableWatcher
+from publisher_service.watching import OwnPublisher
 from pubsub_api import Publisher
 from pubsub_api.config import GROUP as PUBSUB
 from pubsub_api.core.clock import HybridClock
 from pubsub_api.errors import HeliographError
 
 LOG = logging.getLogger(__name__)
-
-ELECTION = "publisher-service"
 
 
 def are_wanted(conf: cfg.ConfigOpts) -> bool:
@@ -43,16 +37,22 @@ def are_wanted(conf: cfg.ConfigOpts) -> bool:
 
 def look_at(db: DbApi, conf: cfg.ConfigOpts) -> dict[str, Any]:
     """Revision and outbox of a database, or the problem it has."""
-    limit = conf[config.GROUP].outbox_shown_max
-    seen: dict[str, Any] = {"revision": None, "outbox": None, "outbox_shown_max": limit, "problem": None}
     try:
-        return seen | {"revision": db.revision(), "outbox": len(db.unpublished(limit=limit))}
+        revision, outbox = db.revision(), len(db.unpublished(limit=conf[config.GROUP].outbox_shown_max))
     except HeliographError as error:
-        return seen | {"problem": str(error)}
+        return _seen(conf, problem=str(error))
+    return _seen(conf, revision=revision, outbox=outbox)
+
+
+def _seen(
+    conf: cfg.ConfigOpts, *, revision: int | None = None, outbox: int | None = None, problem: str | None = None
+) -> dict[str, Any]:
+    limit = conf[config.GROUP].outbox_shown_max
+    return {"revision": revision, "outbox": outbox, "outbox_shown_max": limit, "problem": problem}
 
 
 class Duties:
-    """From `start` to `close`.  Needs the database at `start`; later it may come and go."""
+    """From `start` to `close`, on a thread of its own."""
 
     def __init__(self, conf: cfg.ConfigOpts, publisher: Publisher, sequencer: Sequencer, *, owns_address: bool) -> None:
         notify_config.register(conf)
@@ -60,83 +60,79 @@ class Duties:
         self._publisher = publisher
         self._own = OwnPublisher(sequencer, HybridClock(int(conf[PUBSUB].clock_skew_max * 1e9)))
         self._owns_address = owns_address
+        options = conf[config.GROUP]
+        longest_s = max(options.database_retry_interval, options.database_retry_interval_max)
+        self._backoff = Backoff(options.database_retry_interval, longest_s)
+        self._db: DbApi | None = None
+        self._office: Office | None = None
+        self._failed_attempts = 0
+        self._problem: str | None = None
         self._parts = contextlib.ExitStack()
+        """What the thread has begun; whoever has joined it ends it."""
         self._stop = threading.Event()
-        self._threads: list[threading.Thread] = []
+        self._thread = threading.Thread(target=self._run, name="heliograph-duties", daemon=True)
 
     def start(self) -> None:
-        """Raises DbUnavailable, InvalidConfig."""
-        with contextlib.ExitStack() as parts:
-            self.db: DbApi = open_db(None, self._conf, with_outbox=False)
-            parts.callback(self.db.close)
-            self._sweeper = OutboxSweeper(self.db, self._own, self._conf)
-            self._compactor = Compactor(self.db, self._conf)
-            self._watcher = self._make_watcher()
-            self._registration = parts.enter_context(
-                Registration(self.db, self._publisher, owns_address=self._owns_address)
-            )
-            self._election = Election(
-                self.db,
-                ELECTION,
-                holder=f"{self._publisher.name} {self._publisher.guid.hex()[:8]}",
-                on_gain=self._take_office,
-                on_loss=self._leave_office,
-            )
-            parts.enter_context(self._election)
-            self._parts = parts.pop_all()
+        """Does not wait for the database.  Raises what is wrong with its configuration: InvalidConfig, DriverNotFound,
+        DriverDependencyMissing."""
+        build_db(None, self._conf, with_outbox=False).close()
+        self._thread.start()
 
     def close(self) -> None:
-        """Resign, so that another takes over at once, and leave the directory.  Idempotent."""
+        """Resign, so that another takes over at once, and leave the directory.  Blocks while the database is being
+        connected to, for as long as that may take.  Idempotent."""
+        self._stop.set()
+        if self._thread.ident is not None:
+            self._thread.join()
         self._parts.close()
 
     @property
     def is_leader(self) -> bool:
-        return self._election.is_leader()
+        return self._office is not None and self._office.is_leader
 
     def report(self) -> dict[str, Any]:
-        elected = self._election.statistics()
-        return {
-            "leader": elected.is_leader,
-            "leader_name": elected.leader,
-            "election": dataclasses.asdict(elected),
-            "registration": dataclasses.asdict(self._registration.statistics()),
-            "sweeper": dataclasses.asdict(self._sweeper.counters),
-            "compactor": dataclasses.asdict(self._compactor.counters),
-            "watcher": dataclasses.asdict(self._watcher.counters) if self._watcher else None,
-            "invalid_events": self._own.invalid_events,
-            **look_at(self.db, self._conf),
-        }
+        """How the database is and, once it has been there, what this service does for it."""
+        seen = {"failed_attempts": self._failed_attempts}
+        if self._db is None or self._office is None:
+            return seen | _seen(self._conf, problem=self._problem or "it has not answered yet")
+        return seen | self._office.report() | look_at(self._db, self._conf)
 
-    def _make_watcher(self) -> TableWatcher | None:
-        options = self._conf[config.GROUP]
-        if not options.watch_tables:
-            return None
-        return TableWatcher(
-            self.db,
-            self._own,
-            options.watch_tables,
-            name=ELECTION,
-            portion=options.watch_portion,
-            note_interval_s=options.watch_note_interval,
-        )
+    # -- the thread
 
-    def _take_office(self, token: int) -> None:
-        LOG.info("This service was elected, with token %d: it sweeps the outbox and watches tables.", token)
-        self._stop = stop = threading.Event()
-        tasks = [("sweeper", self._sweeper.run), ("compactor", self._compactor.run)]
-        if self._watcher is not None:
-            tasks.append(("watcher", self._watcher.run))
-        self._threads = [
-            threading.Thread(target=task, args=(stop,), name=f"heliograph-{name}", daemon=True) for name, task in tasks
-        ]
-        for thread in self._threads:
-            thread.start()
+    def _run(self) -> None:
+        while not self._stop.is_set():
+            try:
+                self._take_office()
+                return
+            except HeliographError as error:
+                self._failed(error)
+            except Exception as error:
+                LOG.exception("The duties for the database cannot be begun, in an unforeseen way.")
+                self._failed(error)
 
-    def _leave_office(self) -> None:
-        self._stop.set()
-        for thread in self._threads:
-            thread.join()
-        self._threads = []
+    def _take_office(self) -> None:
+        with contextlib.ExitStack() as parts:
+            db = open_db(None, self._conf, with_outbox=False)
+            parts.callback(db.close)
+            office = parts.enter_context(Office(db, self._publisher, self._own, owns_address=self._owns_address))
+            self._parts = parts.pop_all()
+        self._db, self._office, self._problem = db, office, None
+        if self._failed_attempts:
+            LOG.info("The database is there after %d attempts: its duties begin.", self._failed_attempts)
+
+    def _failed(self, error: Exception) -> None:
+        self._failed_attempts += 1
+        pause_s = self._backoff.wait_s()
+        # One warning for a whole outage; the report has the newest problem and the count.
+        level = logging.DEBUG if self._problem else logging.WARNING
+        LOG.log(
+            level,
+            "The database cannot be used: %s. Workers are served; the outbox is not swept, and the directory does not "
+            "have this service. Next attempt in %.1f s.",
+            error, pause_s,
+        )  # fmt: skip
+        self._problem = str(error)
+        self._stop.wait(pause_s)
 
     def __enter__(self) -> Duties:
         self.start()

@@ -49,12 +49,12 @@ class Host:
         self,
         *,
         journal_bytes_max: int = 128 * 1024 * 1024,
-        database: pathlib.Path | None = None,
+        database: pathlib.Path | str | None = None,
         outbox_age: float = 0.3,
         **options: Any,
     ) -> None:
-        """``database`` is the SQLite file whose changes are told on the bus; None for a host without one."""
-        self._database = database
+        """``database`` is the SQLite file, or the URL, whose changes are told on the bus; None for a host without."""
+        self._database_url = f"sqlite://{database}" if isinstance(database, pathlib.Path) else database
         self._outbox_age = outbox_age
         self._directory = tempfile.TemporaryDirectory(prefix="hg-", ignore_cleanup_errors=True)
         self.path = pathlib.Path(self._directory.name)
@@ -73,10 +73,10 @@ class Host:
         sections: dict[str, dict[str, Any]] = {
             "pubsub": pubsub, "zmq": {"ipc_path": self.path / "bus"}, "publisher_service": options,
         }  # fmt: skip
-        if self._database is not None:
+        if self._database_url is not None:
             pubsub["enable_df_pub_sub"] = True
             sections |= {
-                "db": {"url": f"sqlite://{self._database}", "outbox_age": self._outbox_age, **SWIFT_DB},
+                "db": {"url": self._database_url, "outbox_age": self._outbox_age, **SWIFT_DB},
                 "election": {"lease": 2.0},
                 "discovery": {"lease": 3.0, "renew_interval": 0.5},
             }

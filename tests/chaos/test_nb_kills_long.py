@@ -29,11 +29,10 @@ MOMENTS = int(os.environ.get("HELIOGRAPH_KILLS", "20"))
 WAIT_S = 180.0
 TIMES = {"operation_timeout": 2.0, "connect_timeout": 2.0}
 PAIRS = [
-    ("sqlite", "feed"), ("sqlite", "redis"), ("sqlite", "service"),
-    ("redis", "feed"), ("redis", "service"),
-    ("postgres", "feed"), ("postgres", "redis"),
-    ("etcd", "feed"), ("etcd", "redis"),
+    *((database, way) for database in ("sqlite", "redis", "postgres", "etcd") for way in ("feed", "redis", "zmq")),
+    ("sqlite", "zenoh"), ("postgres", "longpoll"),
 ]  # fmt: skip
+"""A database, and how it is followed: by its own feed, over redis, or through a publisher service that binds."""
 
 
 class World:
@@ -132,8 +131,8 @@ def world(request: pytest.FixtureRequest, tmp_path: pathlib.Path) -> Iterator[Wo
         bus = None
         if way == "redis":
             bus = stack.enter_context(RedisServer()).address
-        elif way == "service":
-            bus = f"zmq://127.0.0.1:{free_port()}"
+        elif way != "feed":
+            bus = f"{way}://127.0.0.1:{free_port()}"
             settings["publisher_multiproc_socket"] = str(tmp_path / "workers")
         world = World(url, bus, settings, server)
         stack.callback(world.close)

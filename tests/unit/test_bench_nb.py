@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from bench.plan import Plan
-from bench.scenarios import commit, sync
+from bench.scenarios import commit, service, sync
 
 PLAN = Plan(events=300, rounds=1, is_quick=True, say=lambda _: None)
 
@@ -22,3 +22,9 @@ def test_commits_are_compared_with_sqlite_alone(monkeypatch: pytest.MonkeyPatch)
     outcome = commit.measure(PLAN, "zmq")
     assert [check.target.name for check in outcome.checks] == ["by 10"]
     assert all(check.measured > 0 for check in outcome.checks)
+
+
+def test_the_way_through_the_service_ends_at_a_subscriber_and_in_a_copy() -> None:
+    outcome = service.measure(PLAN, "zmq")
+    assert [row["lost"] for row in outcome.rows] == [0, 0, 0]
+    assert {check.target.name for check in outcome.checks} == {"received", "applied", "lost"}

@@ -1,0 +1,113 @@
+"""What the service does for the whole installation with a database that is there: one service at a time, by election.
+
+Every service registers its publisher in the directory.  The one that is elected also sweeps the outbox, compacts the
+feed, and publishes the changes of the watched tables.  So N services do not publish everything N times; that two do it
+for a moment, when the leader was frozen, costs events that are recognised by their version.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import logging
+import threading
+from types import TracebackType
+from typing import Any
+
+from nb_api.compaction import Compactor
+from nb_api.db_api import DbApi
+from nb_api.discovery import Registration
+from nb_api.election import Election
+from nb_api.outbox import OutboxSweeper
+from publisher_service import config
+from publisher_service.watching import OwnPublisher, TableWatcher
+from pubsub_api import Publisher
+
+LOG = logging.getLogger(__name__)
+
+ELECTION = "publisher-service"
+
+
+class Office:
+    """From entering the ``with`` to leaving it, the database may come and go.  It stays the caller's."""
+
+    def __init__(self, db: DbApi, publisher: Publisher, own: OwnPublisher, *, owns_address: bool) -> None:
+        self._db = db
+        self._conf = db.conf
+        self._own = own
+        self._parts = contextlib.ExitStack()
+        self._stop = threading.Event()
+        self._threads: list[threading.Thread] = []
+        self._sweeper = OutboxSweeper(db, own, db.conf)
+        self._compactor = Compactor(db, db.conf)
+        self._watcher = self._make_watcher()
+        self._registration = Registration(db, publisher, owns_address=owns_address)
+        self._election = Election(
+            db,
+            ELECTION,
+            holder=f"{publisher.name} {publisher.guid.hex()[:8]}",
+            on_gain=self._take_office,
+            on_loss=self._leave_office,
+        )
+
+    @property
+    def is_leader(self) -> bool:
+        return self._election.is_leader()
+
+    def report(self) -> dict[str, Any]:
+        elected = self._election.statistics()
+        return {
+            "leader": elected.is_leader,
+            "leader_name": elected.leader,
+            "election": dataclasses.asdict(elected),
+            "registration": dataclasses.asdict(self._registration.statistics()),
+            "sweeper": dataclasses.asdict(self._sweeper.counters),
+            "compactor": dataclasses.asdict(self._compactor.counters),
+            "watcher": dataclasses.asdict(self._watcher.counters) if self._watcher else None,
+            "invalid_events": self._own.invalid_events,
+        }
+
+    def _make_watcher(self) -> TableWatcher | None:
+        options = self._conf[config.GROUP]
+        if not options.watch_tables:
+            return None
+        return TableWatcher(
+            self._db,
+            self._own,
+            options.watch_tables,
+            name=ELECTION,
+            portion=options.watch_portion,
+            note_interval_s=options.watch_note_interval,
+        )
+
+    def _take_office(self, token: int) -> None:
+        LOG.info("This service was elected, with token %d: it sweeps the outbox and watches tables.", token)
+        self._stop = stop = threading.Event()
+        tasks = [("sweeper", self._sweeper.run), ("compactor", self._compactor.run)]
+        if self._watcher is not None:
+            tasks.append(("watcher", self._watcher.run))
+        self._threads = [
+            threading.Thread(target=task, args=(stop,), name=f"heliograph-{name}", daemon=True) for name, task in tasks
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def _leave_office(self) -> None:
+        self._stop.set()
+        for thread in self._threads:
+            thread.join()
+        self._threads = []
+
+    def __enter__(self) -> Office:
+        """Take part.  Does not wait for the database."""
+        with contextlib.ExitStack() as parts:
+            parts.enter_context(self._registration)
+            parts.enter_context(self._election)
+            self._parts = parts.pop_all()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Resign, so that another takes over at once, and leave the directory."""
+        self._parts.close()
