@@ -30,6 +30,7 @@ LOG = logging.getLogger(__name__)
 _READY_S = 1.0
 """How long history waits for the live subscription: what is published in between must come one way or the other."""
 _READ_S = 3.0
+_RETRY_S = 0.5
 _BATCHES_MAX = 64
 """Batches that wait for an iterating user."""
 
@@ -47,7 +48,7 @@ class HistoryStatistics:
     history_forgotten: int = 0
     """Objects of which it is not remembered any more what was delivered."""
     history_errors: int = 0
-    """Calls of the user with history that raised."""
+    """Calls of the user with history that raised, and reads that did."""
 
 
 class LiveSide(Protocol):
@@ -80,6 +81,7 @@ class HistoryGate:
         self._on_events = on_events or self._wait_in_line
         self._on_resync = on_resync
         self._hold_s = hold_s
+        self._hold_until = time.monotonic() + hold_s
         self._objects_max = objects_max
         self._changed = threading.Condition(threading.RLock())
         """Held while the user is called."""
@@ -93,6 +95,7 @@ class HistoryGate:
         self._done = threading.Event()
         self._joined = threading.Event()
         self._again = threading.Event()
+        self._closing = threading.Event()
         self._historical = self._duplicates = self._reads = self._forgotten = self._errors = 0
         self._thread: threading.Thread | None = None
 
@@ -123,7 +126,10 @@ class HistoryGate:
     def live(self, events: Sequence[Event]) -> None:
         """Live events: wait until history has been delivered, then pass on what is new."""
         with self._changed:
-            self._changed.wait_for(lambda: self._is_open or self._is_closed)
+            left_s = max(0.0, self._hold_until - time.monotonic())
+            if not self._changed.wait_for(lambda: self._is_open or self._is_closed, left_s):
+                LOG.warning("History: not complete after %s s; live events are delivered meanwhile.", self._hold_s)
+                self._is_open = True
             self._pass_on(events)
 
     def resync(self, resync: Resync) -> None:
@@ -162,9 +168,10 @@ class HistoryGate:
     def close(self) -> None:
         """Let everybody go.  Idempotent."""
         self._is_closed = True
+        self._closing.set()
         self._source.close()
-        self._again.set()
-        self._joined.set()
+        for waited_for in (self._again, self._joined, self._done):
+            waited_for.set()
         with self._changed:
             self._changed.notify_all()
 
@@ -208,38 +215,41 @@ class HistoryGate:
             self._is_late = True
         except Closed:
             return
-        self._settle(self._read(live, time.monotonic() + self._hold_s))
+        self._settle(self._read(live))
         while not self._is_closed:
             self._again.wait()
             self._again.clear()
             if not self._is_closed:
-                self._settle(self._read(live, float("inf")))
+                self._settle(self._read(live))
 
-    def _read(self, live: LiveSide, hold_until: float) -> HistoryOutcome:
-        """Until history was read whole, or there is none.  When it takes too long live events pass meanwhile."""
+    def _read(self, live: LiveSide) -> HistoryOutcome:
+        """Until history was read whole, or there is none."""
         outcome = HistoryOutcome.TIMED_OUT
         self._reads += 1
         while outcome is HistoryOutcome.TIMED_OUT and not self._is_closed:
-            outcome = self._source.read(live.topics, self._on_page, timeout_s=_READ_S)
-            if time.monotonic() >= hold_until and not self._is_open:
-                LOG.warning("History: not complete after %s s; live events are delivered meanwhile.", self._hold_s)
-                self._open()
+            outcome = self._read_once(live)
         return outcome
+
+    def _read_once(self, live: LiveSide) -> HistoryOutcome:
+        try:
+            return self._source.read(live.topics, self._on_page, timeout_s=_READ_S)
+        except Exception:  # whatever a plug-in raises, live events must not wait for it for ever
+            self._errors += 1
+            LOG.exception("History: it could not be read; trying again.")
+            self._closing.wait(_RETRY_S)
+            return HistoryOutcome.TIMED_OUT
 
     def _settle(self, outcome: HistoryOutcome) -> None:
         if self._is_closed:
             return
-        self._open()
+        with self._changed:
+            self._is_open = True
+            self._changed.notify_all()
         if self._source.asks_publishers:
             self._joined.wait()  # what publishers remember comes before it, as if it were live
         if not (self._done.is_set() and outcome is HistoryOutcome.NO_SERVICE):
             self._outcome = outcome
         self._done.set()
-
-    def _open(self) -> None:
-        with self._changed:
-            self._is_open = True
-            self._changed.notify_all()
 
     def _on_page(self, events: Sequence[Event]) -> None:
         with self._changed:
