@@ -6,6 +6,7 @@ Reads the core; the caller holds the service's lock.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 
 from durability_service.core.holding import Holding
 from durability_service.core.samples import InstanceKey, Sample
@@ -14,6 +15,7 @@ from durability_service.protocol import Ask, FellowStatus, Page, ServiceStatus, 
 from pubsub_api.core.topics import FilterSet
 
 _SAMPLE_OVERHEAD_BYTES = 80
+_FOREVER_NS = 1 << 63
 
 
 def service_status(
@@ -62,19 +64,23 @@ def _space_status(held: Holding) -> SpaceStatus:
         counters={
             **dataclasses.asdict(held.counters),
             "held": len(held.held),
+            "expired": held.expiry.expired,
             "requests": aligner.requests,
             "requests_combined": aligner.combined,
             "samples_sent": aligner.samples_sent,
             "askers_dropped": aligner.dropped_askers,
         },
+        warnings=list(held.warnings),
         durability=held.policy.durability.name,
         joins=held.counters.joins,
         replacements=held.counters.replacements,
     )
 
 
-def page(core: DurabilityCore, ask: Ask, bytes_max: int) -> Page | None:
+def page(core: DurabilityCore, ask: Ask, bytes_max: int, now_ns: int) -> Page | None:
     """The part of a name-space's set that is asked for; None when it is not known here.
+
+    Without what has expired by ``now_ns``, and within the bounds that the question states.
 
     Objects come in the order of their keys within a bucket, so that a page can be followed by the next although the set
     changes meanwhile: what changes is delivered live.
@@ -94,13 +100,23 @@ def page(core: DurabilityCore, ask: Ask, bytes_max: int) -> Page | None:
             if topic not in selected:
                 selected[topic] = wanted.match(topic)
             if selected[topic]:
-                samples = held.set.get(instance)
+                samples = _within(ask, held, held.set.get(instance), now_ns)
                 size += sum(len(one.event) + len(topic) + len(one.key) + _SAMPLE_OVERHEAD_BYTES for one in samples)
                 found += reversed(samples)
             if size >= bytes_max:
                 return _page(held, found, number, instance)
         after = None
     return _page(held, found, -1, None)
+
+
+def _within(ask: Ask, held: Holding, samples: Sequence[Sample], now_ns: int) -> Sequence[Sample]:
+    """Of the samples of an object, newest first, those that are asked for and not expired."""
+    kept = [
+        sample
+        for sample in samples
+        if ask.since <= sample.timestamp <= (ask.until or _FOREVER_NS) and not held.expiry.is_expired(sample, now_ns)
+    ]
+    return kept[: ask.newest] if ask.newest else kept
 
 
 def _instances(held: Holding, number: int, after: InstanceKey | None) -> list[InstanceKey]:

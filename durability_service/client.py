@@ -6,10 +6,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import random
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from types import TracebackType
 
 from durability_service import protocol
@@ -34,6 +35,16 @@ _ASK_AGAIN_S = 0.1
 
 
 Outcome = HistoryOutcome
+
+
+@dataclasses.dataclass(frozen=True)
+class Within:
+    """What part of history is wanted.  Times are those that publishers stamped, in nanoseconds; 0: no bound."""
+
+    since: int = 0
+    until: int = 0
+    newest: int = 0
+    """Of each object the newest so many; 0 for all that are kept."""
 
 
 class DurabilityClient:
@@ -73,10 +84,12 @@ class DurabilityClient:
         """
         return self._act(protocol.SNAPSHOT, topics, timeout_s)
 
-    def history(self, topics: Sequence[str], *, timeout_s: float) -> tuple[Outcome, list[Sample]]:
+    def history(
+        self, topics: Sequence[str], *, timeout_s: float, within: Within | None = None
+    ) -> tuple[Outcome, list[Sample]]:
         """Everything that services keep of these topics, oldest first for each object.  Blocks up to ``timeout_s``."""
         samples: list[Sample] = []
-        outcome = self.read(topics, samples.extend, timeout_s=timeout_s)
+        outcome = self.read(topics, samples.extend, timeout_s=timeout_s, within=within)
         return outcome, samples
 
     def read(
@@ -86,10 +99,12 @@ class DurabilityClient:
         *,
         timeout_s: float,
         on_services: Callable[[Sequence[ServiceStatus]], None] | None = None,
+        within: Within | None = None,
     ) -> Outcome:
         """As `history`, page by page.  A page may come twice when a service had to be replaced by another.
 
-        ``on_services`` is called with the services that answered, before anything is read from one of them.
+        ``within`` leaves out, at the service, what is not wanted.  ``on_services`` is called with the services that
+        answered, before anything is read from one of them.
         """
         _check(topics)
         deadline = time.monotonic() + timeout_s
@@ -104,9 +119,14 @@ class DurabilityClient:
                 return Outcome.NO_SERVICE
             wanted = _wanted_spaces(services, topics)
             for name in sorted(wanted - done):
+                bounds = within or Within()
+                ask = Ask(
+                    id=0, durability=protocol.HISTORY, topics=list(topics), name_space=name,
+                    since=bounds.since, until=bounds.until, newest=bounds.newest,
+                )  # fmt: skip
                 sources = [one.node for one in services if _is_complete(one, name)]
                 random.shuffle(sources)
-                if any(self._read_space(source, name, topics, on_samples, deadline) for source in sources[:2]):
+                if any(self._read_space(source, ask, on_samples, deadline) for source in sources[:2]):
                     done.add(name)
             if services and wanted <= done:
                 return Outcome.COMPLETE
@@ -135,33 +155,18 @@ class DurabilityClient:
         return [one.status for one in found if one.status]
 
     def _read_space(
-        self,
-        source: str,
-        name: str,
-        topics: Sequence[str],
-        on_samples: Callable[[Sequence[Sample]], None],
-        deadline: float,
+        self, source: str, ask: Ask, on_samples: Callable[[Sequence[Sample]], None], deadline: float
     ) -> bool:
         """Read one name-space from one service.  False when it could not be read whole."""
-        for page in self._pages(source, name, topics, deadline):
+        ask.to, ask.bucket, ask.after = source, 0, None
+        while ask.bucket >= 0:
+            page = self._ask_one(ask, deadline)
             if page is None or not page.is_complete:
                 return False
             if page.samples:
                 on_samples(page.samples)
+            ask.bucket, ask.after = page.bucket, page.after
         return True
-
-    def _pages(self, source: str, name: str, topics: Sequence[str], deadline: float) -> Iterator[Page | None]:
-        bucket, after = 0, None
-        while bucket >= 0:
-            ask = Ask(
-                id=0, durability=protocol.HISTORY, topics=list(topics), to=source, name_space=name,
-                bucket=bucket, after=after,
-            )  # fmt: skip
-            page = self._ask_one(ask, deadline)
-            yield page
-            if page is None:
-                return
-            bucket, after = page.bucket, page.after
 
     def _ask_one(self, ask: Ask, deadline: float) -> Page | None:
         for _ in range(_ATTEMPTS_MAX):

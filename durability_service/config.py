@@ -8,6 +8,7 @@ matches a name-space applies to it.
 from __future__ import annotations
 
 import enum
+import math
 import socket
 from collections.abc import Sequence
 from typing import TypeVar
@@ -62,6 +63,11 @@ OPTIONS: Sequence[cfg.Opt] = (
     cfg.StrOpt("default_kind", default=Kind.PERSISTENT.name, choices=_choices(Kind), help="Kind of all other topics."),
     cfg.ListOpt("depths", default=[], help="Samples kept per object, by topic: FILTER=NUMBER, the first match wins."),
     _count("default_depth", 1, 1, 1_000_000, "Samples kept per object of all other topics."),
+    cfg.ListOpt("lifespans", default=[], help="How long samples are worth keeping, by topic: FILTER=SECONDS, the first "
+                "match wins; 0: for ever."),
+    _seconds("default_lifespan", 0.0, 0.0, 3_153_600_000.0, "Lifespan of samples of all other topics. 0: for ever."),
+    _seconds("expiry_interval", 5.0, 0.05, 86_400.0, "Samples whose lifespan is over leave memory and disk within this "
+             "time. Readers do not get them from the moment on at which it is over."),
     _seconds("expiry_time", 4.0, 0.2, 3600.0, "A fellow that is silent for this long is gone."),
     cfg.FloatOpt("heartbeat_factor", default=0.25, min=0.1, max=0.9,
                  help="Part of expiry_time between heartbeats: 0.25 of 4 seconds is one second."),
@@ -79,6 +85,8 @@ OPTIONS: Sequence[cfg.Opt] = (
     _count("chunk_bytes", 128 * 1024, 1024, 8 * 1024 * 1024, "Size of one message of an alignment. Bytes."),
     _count("window_chunks", 32, 2, 10_000, "Messages of an alignment on their way to the slowest receiver."),
     _count("held_samples_max", 1_000_000, 1, 1_000_000_000, "Live samples held back until the set is complete."),
+    cfg.BoolOpt("require_aligner", default=False, help="End with an error when, a discovery period after the first, "
+                "nobody may lead a name-space. Otherwise the service waits for somebody who may."),
     cfg.BoolOpt("read_publisher_caches", default=True, help="Ask publishers for what they published before this "
                 "service started."),
     _count("queue_events_max", 100_000, 100, 100_000_000, "Messages waiting for the service. Then the bus waits."),
@@ -175,6 +183,7 @@ def service_settings(conf: cfg.ConfigOpts, *, node: str, incarnation: int) -> Se
         align_timeout_s=options.align_timeout,
         reconcile_s=options.reconcile_interval,
         cleanup_s=options.cleanup_delay,
+        expiry_round_s=options.expiry_interval,
         buckets=options.buckets,
         chunk_bytes=options.chunk_bytes,
         window_chunks=options.window_chunks,
@@ -208,6 +217,8 @@ def topic_rules(conf: cfg.ConfigOpts) -> TopicRules:
         default_kind=Durability[options.default_kind],
         depths=tuple((wanted, _depth(value)) for wanted, value in _pairs(options.depths, "depths")),
         default_depth=options.default_depth,
+        lifespans=tuple((wanted, _lifespan(value)) for wanted, value in _pairs(options.lifespans, "lifespans")),
+        default_lifespan_s=options.default_lifespan,
     )
 
 
@@ -228,6 +239,16 @@ def _depth(value: str) -> int:
     if not value.isdigit() or int(value) < 1:
         raise InvalidConfig(f"[{GROUP}] depths: {value!r} is not a number of 1 or more")
     return int(value)
+
+
+def _lifespan(value: str) -> float:
+    try:
+        lifespan_s = float(value)
+    except ValueError:
+        lifespan_s = -1.0
+    if not 0 <= lifespan_s < math.inf:
+        raise InvalidConfig(f"[{GROUP}] lifespans: {value!r} is not a number of seconds, 0 or more")
+    return lifespan_s
 
 
 def _policy(conf: cfg.ConfigOpts, name: str) -> Policy:

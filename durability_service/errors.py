@@ -25,6 +25,12 @@ class StoreInUse(StoreFailed):
     fault = "caller"
 
 
+class NoAligner(DurabilityError):
+    """Nobody may lead a name-space whose data is wanted here, and ``require_aligner`` says not to wait for one."""
+
+    retriable = True
+
+
 class NoService(DurabilityError):
     """No durability service answered in time.  It may be down, out of reach, or busy."""
 

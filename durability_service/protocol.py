@@ -35,6 +35,8 @@ class Ask(Query, omit_defaults=True):
     bucket: int = 0
     after: tuple[str, str, str] | None = None
     """Where to go on: in this bucket, after this object."""
+    until: int = 0
+    """Of history, samples up to this timestamp; 0 for all.  ``since`` and ``newest`` bound it too, object by object."""
     wants_data: bool = False
     """The asker is going to read: a service that fetches on first interest should begin."""
     action: int = 0
@@ -56,6 +58,8 @@ class SpaceStatus(msgspec.Struct, kw_only=True):
     persistent: bool
     conflicts: list[str]
     counters: dict[str, int]
+    warnings: list[str] = []
+    """What is configured in a way that cannot work well."""
     durability: str = Durability.PERSISTENT.name
     """The strongest kind that the policy lets it keep."""
     joins: int = 0

@@ -41,7 +41,7 @@ from durability_service.core.effects import (
 from durability_service.core.messages import Message
 from durability_service.core.namespaces import intersect
 from durability_service.core.service import DurabilityCore
-from durability_service.errors import DurabilityError, StoreFailed
+from durability_service.errors import DurabilityError, NoAligner
 from durability_service.fellows import FellowBus
 from durability_service.protocol import Answer, Ask, ServiceStatus
 from durability_service.ranges import DurableRanges
@@ -106,7 +106,7 @@ class DurabilityService:
         self._outgoing: queue.SimpleQueue[Message] = queue.SimpleQueue()
         self._wakeup = threading.Event()
         self._is_closed = False
-        self._failure: StoreFailed | None = None
+        self._failure: DurabilityError | None = None
         self._ended = threading.Event()
         self._looked_at = time.monotonic()
         self._token = 0
@@ -196,7 +196,7 @@ class DurabilityService:
             )
 
     def wait(self, timeout_s: float | None = None) -> bool:
-        """Block until the service has ended by itself; False when the time is over.  Raises StoreFailed."""
+        """Block until the service has ended by itself; False when the time is over.  Raises StoreFailed, NoAligner."""
         is_ended = self._ended.wait(timeout_s)
         if self._failure is not None:
             raise self._failure
@@ -258,7 +258,10 @@ class DurabilityService:
                 return
             with self._lock:
                 deadline = self._core.next_deadline()
+                leaderless = self._core.without_aligner() if self._options.require_aligner else []
                 known = {one for keeper in self._core.keepers.values() for one in keeper.holding.space.filters}
+            if leaderless and self._failure is None:
+                self._on_failure(NoAligner(f"nobody may lead {', '.join(leaderless)}: see master_priority and aligner"))
             for topic_filter in sorted(known - filters):
                 self._subscriber.subscribe(topic_filter)
                 filters.add(topic_filter)
@@ -320,7 +323,7 @@ class DurabilityService:
         with self._lock:
             self._actions[str(number)] = outcome
 
-    def _on_failure(self, error: StoreFailed) -> None:
+    def _on_failure(self, error: DurabilityError) -> None:
         self._failure = error
         self._ended.set()
 
@@ -361,7 +364,9 @@ class DurabilityService:
         with self._lock:
             self._questions += 1
             if not ask.durability:
-                return self._responder.pack(ask.id, Found(held=self._held(ask)), time.time_ns())
+                held = self._held(ask)
+                durable = [position for position in held if self._core.keeps_fully(ask.wants[position].topic)]
+                return self._responder.pack(ask.id, Found(held=held, durable=durable), time.time_ns())
             is_for_us = ask.domain == self.settings.domain and ask.to in ("", self.node)
             answer = Answer(id=ask.id, responder=self.node, parts=1)
             if is_for_us:
@@ -381,7 +386,7 @@ class DurabilityService:
         if ask.wants_data:
             self._wake(ask.topics)
         if ask.durability == protocol.HISTORY:
-            answer.page = answers.page(self._core, ask, _PAGE_BYTES)
+            answer.page = answers.page(self._core, ask, _PAGE_BYTES, time.time_ns())
             return
         if ask.durability in (protocol.DELETE, protocol.SNAPSHOT) and str(ask.action) not in self._actions:
             self._act(ask)

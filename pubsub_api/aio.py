@@ -50,6 +50,19 @@ class AsyncPublisher:
     def statistics(self) -> PublisherStatistics:
         return self._publisher.statistics()
 
+    async def confirm(
+        self,
+        *,
+        caches: int = 1,
+        services: int | None = None,
+        timeout_s: float,
+        addresses: Sequence[str] | None = None,
+    ) -> None:
+        """As `Publisher.confirm`."""
+        await asyncio.to_thread(
+            self._publisher.confirm, caches=caches, services=services, timeout_s=timeout_s, addresses=addresses
+        )
+
     async def flush(self, *, timeout_s: float | None = None) -> None:
         """As `Publisher.flush`."""
         await asyncio.to_thread(self._publisher.flush, timeout_s=timeout_s)

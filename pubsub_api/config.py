@@ -112,6 +112,12 @@ REPAIR_OPTIONS: Sequence[cfg.Opt] = (
 )
 
 HISTORY_OPTIONS: Sequence[cfg.Opt] = (
+    _count(
+        "min_services",
+        0,
+        "How many of those who keep history durably must hold an event before Publisher.confirm returns.",
+        high=1000,
+    ),
     _text(
         "history_source",
         "durability",

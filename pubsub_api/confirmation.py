@@ -11,6 +11,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 from pubsub_api.core import frame as frames
 from pubsub_api.core import messages
@@ -26,6 +27,18 @@ _ASK_AGAIN_S = 0.1
 _ASK_AGAIN_S_MAX = 2.0
 
 
+class Needed(NamedTuple):
+    """How many must hold a range."""
+
+    caches: int
+    services: int = 0
+    """Of those who keep it durably."""
+
+    def __str__(self) -> str:
+        durably = f", {self.services} of them durably" if self.services else ""
+        return f"{max(self.caches, self.services)} caches{durably}"
+
+
 class Confirmer:
     """Asks caches what they hold.  Owns the receiving end it is given; one confirmation at a time."""
 
@@ -37,6 +50,8 @@ class Confirmer:
         self._changed = threading.Condition()
         self._holders: dict[int, set[bytes]] = {}
         """Query id * wants per query + position of a want -> the caches that hold it."""
+        self._keepers: dict[int, set[bytes]] = {}
+        """The same -> those that hold it durably."""
         self._next_id = 1
         end.initialize(self)
         for address in addresses:
@@ -44,31 +59,32 @@ class Confirmer:
         end.daemonize()
 
     def confirm(
-        self, wants: Sequence[Want], *, caches: int, timeout_s: float, resend: Callable[[Sequence[Want]], None]
+        self, wants: Sequence[Want], needed: Needed, *, timeout_s: float, resend: Callable[[Sequence[Want]], None]
     ) -> None:
-        """Return when each range is held by that many caches.  Raises WaitTimeout naming the first that is not."""
+        """Return when each range is held by that many.  Raises WaitTimeout naming the first that is not."""
         with self._one_at_a_time:
             deadline = time.monotonic() + timeout_s
             pause_s = _ASK_AGAIN_S
             open_wants = list(wants)
             while True:
-                open_wants = self._ask(open_wants, caches, min(deadline, time.monotonic() + pause_s))
+                open_wants = self._ask(open_wants, needed, min(deadline, time.monotonic() + pause_s))
                 if not open_wants:
                     return
                 if time.monotonic() >= deadline:
                     first = open_wants[0]
                     raise WaitTimeout(
-                        f"{len(open_wants)} ranges are not held by {caches} caches after {timeout_s} s, "
+                        f"{len(open_wants)} ranges are not held by {needed} after {timeout_s} s, "
                         f"the first is {first.topic} {first.first}..{first.last}"
                     )
                 resend(open_wants)
                 pause_s = min(2 * pause_s, _ASK_AGAIN_S_MAX)
 
-    def _ask(self, wants: list[Want], caches: int, until: float) -> list[Want]:
+    def _ask(self, wants: list[Want], needed: Needed, until: float) -> list[Want]:
         """One round: returns the ranges that too few caches hold."""
         keys: list[tuple[int, Want]] = []
         with self._changed:
             self._holders.clear()
+            self._keepers.clear()
         for start in range(0, len(wants), WANTS_PER_QUERY_MAX):
             query = Query(id=self._next_id, wants=wants[start : start + WANTS_PER_QUERY_MAX], confirm=True)
             self._next_id += 1
@@ -79,7 +95,11 @@ class Confirmer:
                 )
 
         def still_open() -> list[Want]:
-            return [want for key, want in keys if len(self._holders.get(key, ())) < caches]
+            return [
+                want
+                for key, want in keys
+                if len(self._holders.get(key, ())) < needed.caches or len(self._keepers.get(key, ())) < needed.services
+            ]
 
         with self._changed:
             self._changed.wait_for(lambda: not still_open(), timeout=max(0.0, until - time.monotonic()))
@@ -96,8 +116,9 @@ class Confirmer:
             return
         reply = messages.decode(messages.Reply, frame, header)
         with self._changed:
-            for position in reply.held:
-                self._holders.setdefault(reply.id * WANTS_PER_QUERY_MAX + position, set()).add(header.guid)
+            for known, positions in ((self._holders, reply.held), (self._keepers, reply.durable)):
+                for position in positions:
+                    known.setdefault(reply.id * WANTS_PER_QUERY_MAX + position, set()).add(header.guid)
             self._changed.notify_all()
 
     def on_foreign(self, topic: str, payload: bytes) -> None:

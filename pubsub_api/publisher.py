@@ -21,7 +21,7 @@ from time import time_ns
 from types import TracebackType
 
 from pubsub_api import forking
-from pubsub_api.confirmation import Confirmer
+from pubsub_api.confirmation import Confirmer, Needed
 from pubsub_api.core import frame as frames
 from pubsub_api.core import messages
 from pubsub_api.core.clock import HybridClock
@@ -299,12 +299,21 @@ class Publisher:
         if failure is not None:
             raise TransportUnavailable(f"publisher {self._name}: {failure}") from failure
 
-    def confirm(self, *, caches: int = 1, timeout_s: float, addresses: Sequence[str] | None = None) -> None:
+    def confirm(
+        self,
+        *,
+        caches: int = 1,
+        services: int | None = None,
+        timeout_s: float,
+        addresses: Sequence[str] | None = None,
+    ) -> None:
         """Return when that many stand-alone caches hold every event sent so far that was not confirmed before.
 
-        What too few of them hold is sent again under the same numbers.  ``addresses`` says where the caches listen on a
-        bind-based driver, by default where subscribers would.  Raises WaitTimeout naming a range, and NotSupported
-        when this publisher keeps no cache to send from or the driver has no queries.
+        Who keeps history counts as a cache.  ``services`` is how many of those must hold an event as well as its topic
+        is to be kept, PERSISTENT ones on disk; by default ``[pubsub] min_services``.  What too few of them hold is sent
+        again under the same numbers.  ``addresses`` says where they listen on a bind-based driver, by default where
+        subscribers would.  Raises WaitTimeout naming a range, and NotSupported when this publisher keeps no cache to
+        send from or the driver has no queries.
         """
         if self._is_unusable:
             self._reopen()
@@ -324,7 +333,8 @@ class Publisher:
             for topic, head in heads.items()
             if head > self._confirmed.get(topic, 0)
         ]
-        self._confirmer.confirm(wants, caches=caches, timeout_s=timeout_s, resend=self._resend)
+        needed = Needed(caches, self._settings.min_services if services is None else services)
+        self._confirmer.confirm(wants, needed, timeout_s=timeout_s, resend=self._resend)
         self._confirmed.update(heads)
 
     def _resend(self, wants: Sequence[Want]) -> None:

@@ -35,6 +35,7 @@ def publisher_settings(conf: cfg.ConfigOpts) -> PublisherSettings:
         max_idle_time_s=pubsub.max_idle_time,
         idle_time_limit_s=pubsub.idle_time_limit,
         hello_rate_max=pubsub.hello_rate_max,
+        min_services=pubsub.min_services,
         batch_events_max=pubsub.batch_events_max,
         batch_bytes_max=pubsub.batch_bytes_max,
         streams_max=pubsub.streams_max,

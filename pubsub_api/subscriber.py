@@ -102,7 +102,7 @@ class SubscriberStatistics:
     history_forgotten: int
     """Objects of which it is not remembered any more what was delivered."""
     history_errors: int
-    """Calls of the user with history that raised."""
+    """Calls of the user with history that raised, and reads that did."""
 
 
 class Subscriber:

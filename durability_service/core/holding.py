@@ -13,6 +13,7 @@ from durability_service.core.alignee import Alignment
 from durability_service.core.aligner import Aligner, Standing
 from durability_service.core.effects import Apply, BeginFill, CompleteFill, Fill, Marks, Restored, StoreOperation
 from durability_service.core.election import Choice, Member
+from durability_service.core.expiry import Expiry
 from durability_service.core.lifecycle import ALIGNED, Cause, Phase, after
 from durability_service.core.merging import Merge
 from durability_service.core.messages import NO_EPOCH, Epoch, NameSpaceAdvert
@@ -99,7 +100,10 @@ class Holding:
         """A new epoch is being made durable."""
         self.aligner = Aligner(settings, space.name, self.set)
         self.conflicts: list[str] = []
+        self.warnings: list[str] = []
+        """What is configured in a way that cannot work well."""
         self.sweep_next = 0
+        self.expiry = Expiry(settings, self.set, now)
 
     # -- asking
 

@@ -83,6 +83,7 @@ class Keeper(Aligning):
             return
         members = [peer for peer in peers if peer.role == self._settings.role and peer.advert.is_ready]
         self._elect(members)
+        self._warn(members)
         held.has_other_roles = any(peer.role != self._settings.role for peer in peers)
         held.epoch_max = max([held.epoch_max, *(peer.advert.epoch.counter for peer in peers)])
         if held.applying or held.is_marking:
@@ -108,6 +109,19 @@ class Keeper(Aligning):
         elif held.master and held.master not in held.choice.members:
             held.master = ""
             self._context.trace(Level.WARNING, "master lost", name_space=held.name)
+
+    def _warn(self, members: Sequence[Peer]) -> None:
+        """Say what is configured in a way that cannot work well."""
+        held = self.holding
+        is_delayed = held.policy.delayed_alignment
+        others = sorted(peer.node for peer in members if peer.advert.is_delayed != is_delayed)
+        warnings = [f"delayed_alignment is {is_delayed} here and not so in {', '.join(others)}"] if others else []
+        if not held.choice.candidate:
+            warnings.append("nobody may lead: an aligner with a master_priority above 0 that wants the data is missing")
+        for warning in warnings:
+            if warning not in held.warnings:
+                self._context.trace(Level.WARNING, warning, name_space=held.name)
+        held.warnings = warnings
 
     def _begin(self, now: float, peers: Sequence[Peer], members: Sequence[Peer]) -> None:
         """Nothing is complete here yet: fetch from whoever is, or inject when we are chosen and nobody is."""
@@ -262,12 +276,20 @@ class Keeper(Aligning):
         held.counters.swept += len(gone)
         self._context.store(held, held.change([], held.for_store(gone)), _nothing)
 
+    def expire(self) -> None:
+        """Forget samples whose lifespan is over."""
+        held = self.holding
+        if held.is_aligned and held.applying is None:  # what is being applied is told to the store at its end
+            gone = held.expiry.step(self._context.now, self._context.stamp())
+            self._context.store(held, held.change([], held.for_store(gone)), _nothing)
+
     def next_deadline(self) -> float:
         held = self.holding
         if held.applying is not None or held.aligner.is_ready_to_send(self._context.now):
             return self._context.now
         alignment = held.alignment.next_deadline() if held.alignment else float("inf")
-        return min(alignment, held.aligner.next_deadline())
+        expiry = held.expiry.next_deadline() if held.is_aligned else float("inf")
+        return min(alignment, expiry, held.aligner.next_deadline())
 
 
 def _nothing() -> None:

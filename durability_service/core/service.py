@@ -117,6 +117,7 @@ class DurabilityCore:
         for keeper in self.keepers.values():
             if isinstance(event, Tick):
                 keeper.sweep()
+                keeper.expire()
             elif isinstance(event, LiveLost):
                 keeper.holding.merged.clear()  # within a role sets are compared anyway
             elif isinstance(event, Interest) and keeper.holding.name in event.name_spaces:
@@ -167,6 +168,16 @@ class DurabilityCore:
     def has_strangers(self) -> bool:
         return any(not one.is_connected and not one.is_one_way for one in self.membership.fellows.values())
 
+    def without_aligner(self) -> list[str]:
+        """Name-spaces whose data is wanted here, and which nobody has led for a discovery period."""
+        held = [keeper.holding for keeper in self.keepers.values()]
+        patience_s = self.settings.discovery_s
+        return [
+            one.name
+            for one in held
+            if one.phase is Phase.ELECT and not one.choice.candidate and self.now - one.since >= patience_s
+        ]
+
     # -- live data
 
     def _live(self, event: Live) -> None:
@@ -191,6 +202,11 @@ class DurabilityCore:
     def keeps(self, topic: str) -> bool:
         """Whether data of the topic is kept here."""
         return self._keeper_of(topic) is not None
+
+    def keeps_fully(self, topic: str) -> bool:
+        """Whether data of the topic is kept here as well as its kind says: PERSISTENT data on disk."""
+        keeper = self._keeper_of(topic)
+        return keeper is not None and keeper.holding.policy.durability >= self.settings.rules.kind_of(topic)
 
     def _keeper_of(self, topic: str) -> Keeper | None:
         try:

@@ -17,12 +17,25 @@ class TopicRules:
     default_kind: Kind = Kind.PERSISTENT
     depths: tuple[tuple[str, int], ...] = ()
     default_depth: int = 1
+    lifespans: tuple[tuple[str, float], ...] = ()
+    """Seconds."""
+    default_lifespan_s: float = 0.0
+    """0: for ever."""
 
     def kind_of(self, topic: str) -> Kind:
         return next((kind for wanted, kind in self.kinds if matches(wanted, topic)), self.default_kind)
 
     def depth_of(self, topic: str) -> int:
         return next((depth for wanted, depth in self.depths if matches(wanted, topic)), self.default_depth)
+
+    def lifespan_ns_of(self, topic: str) -> int:
+        """How long a sample of the topic is worth keeping; 0: for ever."""
+        lifespan_s = next((one for wanted, one in self.lifespans if matches(wanted, topic)), self.default_lifespan_s)
+        return int(lifespan_s * 1e9)
+
+    @property
+    def has_lifespans(self) -> bool:
+        return bool(self.default_lifespan_s or self.lifespans)
 
     def kinds_within(self, topic_filter: str) -> list[tuple[str, Kind]]:
         """The kinds that topics of this filter can have, each with a filter that selects those topics."""
@@ -36,7 +49,8 @@ class TopicRules:
 
     def fingerprint(self) -> bytes:
         """Equal for services that keep the same; others could never agree on a set."""
-        rules = (self.kinds, int(self.default_kind), self.depths, self.default_depth)
+        kept = (self.kinds, int(self.default_kind), self.depths, self.default_depth)
+        rules = (*kept, self.lifespans, self.default_lifespan_s)
         return hashlib.blake2b(repr(rules).encode(), digest_size=8).digest()
 
 
@@ -64,6 +78,8 @@ class ServiceSettings:
     """Sets that should be equal and are not for this long are compared bucket by bucket."""
     cleanup_s: float = 86_400.0
     """Deletions are remembered this long."""
+    expiry_round_s: float = 5.0
+    """Samples whose lifespan is over leave a set within this time; they are not given to readers any more at once."""
     buckets: int = 1024
     chunk_bytes: int = 128 * 1024
     window_chunks: int = 32

@@ -99,7 +99,7 @@ def _rows(service: ServiceStatus) -> Iterator[list[str]]:
             f"{space.epoch.counter} {space.epoch.master}".strip(),
             f"{space.samples:,}",
             f"{service.lag:,}",
-            "; ".join([*space.conflicts, *trouble]),
+            "; ".join([*space.conflicts, *space.warnings, *trouble]),
         ]
 
 

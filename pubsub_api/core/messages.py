@@ -130,6 +130,8 @@ class Reply(msgspec.Struct, omit_defaults=True):
     frames: list[bytes] = []
     held: list[int] = []
     """Positions among the query's wants, when it asked for confirmation."""
+    durable: list[int] = []
+    """Those of ``held`` that are kept as well as their topic is to be kept, and not only in the memory of a cache."""
     former: list[bytes] = []
     """GUIDs of the answering publisher's former lives, the newest first: ``heads`` has their final heads as well."""
     part: int = 0

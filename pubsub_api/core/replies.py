@@ -27,6 +27,8 @@ class Found:
     heads: Sequence[Head] = ()
     held: Sequence[int] = ()
     """Positions, among the query's wants, of the ranges that are held whole."""
+    durable: Sequence[int] = ()
+    """Those of ``held`` that are kept as well as their topic is to be kept."""
     former: Sequence[bytes] = ()
     """GUIDs of the answering publisher's former lives, whose final heads are among the heads."""
 
@@ -54,6 +56,7 @@ class Responder:
                 heads=some_heads,
                 frames=some_frames,
                 held=list(found.held) if is_last else [],
+                durable=list(found.durable) if is_last else [],
                 former=list(found.former),
                 part=position,
                 parts=len(parts) if is_last else 0,

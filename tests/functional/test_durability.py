@@ -9,10 +9,13 @@ from typing import Any
 import pytest
 
 import pubsub_api
-from durability_service.client import Outcome
+from durability_service.client import Outcome, Within
 from durability_service.core.namespaces import Kind
-from durability_service.errors import NoService, StoreInUse
+from durability_service.errors import NoAligner, NoService, StoreInUse
+from durability_service.service import DurabilityService
 from durability_service.store import Store
+from pubsub_api.errors import WaitTimeout
+from pubsub_api.testing.conf_fixture import fast_conf
 from tests.durability_domain import TIMEOUT_S, Domain, durability_conf
 from tests.functional.conftest import Bus
 from tests.waiting import wait_until
@@ -213,6 +216,69 @@ def test_incompatible_services_say_so_and_leave_each_other_alone(local: Domain) 
     publisher.close()
 
 
+def test_samples_are_given_to_nobody_when_their_lifespan_is_over(local: Domain) -> None:
+    publisher = local.publisher()
+    local.start("a", lifespans=["brief/#=0.5"], expiry_interval=0.2)
+    local.wait_complete()
+    publish(publisher, event("k1", 1, topic="brief/x"), event("k2", 2))
+    publisher.confirm(caches=1, timeout_s=TIMEOUT_S)
+    local.wait_complete(samples=1)
+    assert local.services["a"].status().name_spaces[0].counters["expired"] == 1
+    with local.client() as client:
+        assert [one.key for one in client.history(["#"], timeout_s=TIMEOUT_S)[1]] == ["k2"]
+    publisher.close()
+
+
+def test_a_part_of_history_can_be_asked_for(local: Domain) -> None:
+    publisher = local.publisher()
+    local.start("a", default_depth=5)
+    local.wait_complete()
+    publish(publisher, *(event(key, number) for number in range(3) for key in ("k1", "k2")))
+    wait_samples(local, 6)
+    with local.client() as client:
+        whole = client.history(["#"], timeout_s=TIMEOUT_S)[1]
+        stamps = sorted(one.timestamp for one in whole)
+        middle = client.history(["#"], timeout_s=TIMEOUT_S, within=Within(since=stamps[2], until=stamps[4]))[1]
+        assert sorted(one.timestamp for one in middle) == stamps[2:5]
+        newest = client.history(["#"], timeout_s=TIMEOUT_S, within=Within(newest=1))[1]
+    assert sorted(one.timestamp for one in newest) == stamps[4:]
+    publisher.close()
+
+
+def test_confirmation_by_services_counts_only_those_that_keep_data_as_they_should(local: Domain) -> None:
+    publisher = local.publisher()
+    local.start("a")
+    local.start("b", store=False)  # holds PERSISTENT data in memory only
+    local.wait_complete()
+    publish(publisher, event("k1", 1))
+    publisher.confirm(caches=2, services=1, timeout_s=TIMEOUT_S)
+    publish(publisher, event("k2", 2))
+    with pytest.raises(WaitTimeout, match="2 caches, 2 of them durably"):
+        publisher.confirm(caches=2, services=2, timeout_s=1.0)
+    local.start("c")
+    publisher.confirm(services=2, timeout_s=TIMEOUT_S)
+    publisher.close()
+
+
+def test_the_number_of_services_may_come_from_the_configuration(local: Domain) -> None:
+    local.start("a")
+    local.wait_complete()
+    with pubsub_api.open(conf=fast_conf(local.url, min_services=2)) as session:
+        publisher = session.publisher()
+        publish(publisher, event("k1", 1))
+        with pytest.raises(WaitTimeout, match="2 of them durably"):
+            publisher.confirm(timeout_s=0.5)
+        local.start("b")
+        publisher.confirm(timeout_s=TIMEOUT_S)
+
+
+def test_a_service_that_must_not_wait_for_an_aligner_ends_with_an_error(local: Domain) -> None:
+    conf = durability_conf(local.url, node="a", require_aligner=True, initial_discovery_period=0.1)
+    conf.set_override("aligner", False, group="durability_policy:default")
+    with DurabilityService(conf) as service, pytest.raises(NoAligner, match="nobody may lead all"):
+        service.wait(TIMEOUT_S)
+
+
 def test_a_lazy_service_fetches_when_somebody_wants_to_read(local: Domain) -> None:
     publisher = local.publisher()
     local.start("a")
@@ -221,8 +287,6 @@ def test_a_lazy_service_fetches_when_somebody_wants_to_read(local: Domain) -> No
     wait_samples(local, 1)
     lazy_conf = durability_conf(local.url, node="lazy", store="")
     lazy_conf.set_override("alignee", "LAZY", group="durability_policy:default")
-    from durability_service.service import DurabilityService
-
     with DurabilityService(lazy_conf) as lazy:
         wait_until(lambda: lazy.status().name_spaces[0].phase == "DORMANT", TIMEOUT_S, "the lazy one to rest")
         assert lazy.status().name_spaces[0].samples == 0

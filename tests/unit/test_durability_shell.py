@@ -133,6 +133,8 @@ name_spaces = orders, rest
 policies = first, second
 kinds = a/memory=TRANSIENT, b/#=VOLATILE
 depths = a/+=3
+lifespans = a/+=1.5, b/#=0
+default_lifespan = 60
 [durability_name_space:orders]
 topics = a/#, b/#
 [durability_name_space:rest]
@@ -158,6 +160,7 @@ durability = TRANSIENT
     assert settings.rules.kind_of("a/memory") is Kind.TRANSIENT
     assert settings.rules.kind_of("c") is Kind.PERSISTENT
     assert (settings.rules.depth_of("a/x"), settings.rules.depth_of("c")) == (3, 1)
+    assert [settings.rules.lifespan_ns_of(topic) for topic in ("a/x", "b/x", "c")] == [1_500_000_000, 0, 60 * 10**9]
 
 
 def test_without_a_store_nothing_is_persistent(tmp_path: pathlib.Path) -> None:
@@ -171,6 +174,8 @@ def test_without_a_store_nothing_is_persistent(tmp_path: pathlib.Path) -> None:
         ("[durability]\nkinds = a/#\n", "is not FILTER=VALUE"),
         ("[durability]\nkinds = a/#=ETERNAL\n", "'ETERNAL' is none of VOLATILE"),
         ("[durability]\ndepths = a=0\n", "'0' is not a number"),
+        ("[durability]\nlifespans = a=soon\n", "'soon' is not a number of seconds"),
+        ("[durability]\nlifespans = a=-1\n", "'-1' is not a number of seconds"),
         ("[durability]\ndomain = a/b\n", "more than one level"),
         ("[durability_policy:default]\nmerge = MERGE\n", "is not SCOPE:POLICY"),
         ("[durability]\nname_spaces = all, b\n[durability_name_space:b]\ntopics = x\n", "has topics in common"),

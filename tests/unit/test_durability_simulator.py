@@ -8,6 +8,7 @@ import pytest
 
 from durability_service.core.alignee import Alignment
 from durability_service.core.effects import StoreOperation
+from durability_service.core.expiry import Expiry
 from durability_service.core.holding import Holding
 from durability_service.core.keeper import Keeper
 from durability_service.core.messages import AlignEnd, Epoch
@@ -122,6 +123,11 @@ def test_dropping_what_was_held_back_is_caught(monkeypatch: pytest.MonkeyPatch) 
 
     monkeypatch.setattr(Holding, "take_held", take_held)
     assert caught(DropsWhatItHeld, "calm", "crashes")
+
+
+def test_keeping_what_has_expired_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Expiry, "step", lambda *_: [])
+    assert "S21" in caught(DurabilityCore, "lifespan")
 
 
 def test_advertising_before_the_disk_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,7 +17,7 @@ from durability_service.core.merging import Merge
 from durability_service.core.messages import NO_EPOCH, Advert, Epoch
 from durability_service.core.namespaces import Kind
 from durability_service.core.samples import Sample
-from durability_service.core.sets import Deletion, SampleSet
+from durability_service.core.sets import Deletion
 from durability_service.testing.simulator.profiles import Profile
 from pubsub_api.testing.simulator.world import Violation
 
@@ -25,15 +25,19 @@ if TYPE_CHECKING:
     from durability_service.testing.simulator.nodes import SimNode
 
 
-def reflects(samples: SampleSet, sample: Sample) -> bool:
-    """Whether the set holds the sample, or something that replaced it, or a deletion of it."""
+def reflects(held: Holding, sample: Sample, now_ns: int) -> bool:
+    """Whether the set holds the sample, or something that replaced it, or a deletion of it, or it has expired."""
+    samples = held.set
     present = samples.get(sample.instance)
-    return samples.is_deleted(sample) or samples.kept((*present, sample)) == present
+    is_gone = samples.is_deleted(sample) or held.expiry.is_expired(sample, now_ns)
+    return is_gone or samples.kept((*present, sample)) == present
 
 
 class Oracle:
     def __init__(self, profile: Profile) -> None:
         self._profile = profile
+        self._slack_ns = int(2e9 * profile.skew_s)
+        """How far the clocks of two services may be apart."""
         self.written: dict[bytes, Sample] = {}
         self._acknowledged: dict[str, dict[bytes, Sample]] = defaultdict(dict)
         self._epochs: dict[tuple[str, str], Epoch] = {}
@@ -41,6 +45,9 @@ class Oracle:
         self.acknowledgements = 0
         self._fetches: dict[tuple[str, str], list[Sample]] = {}
         """Node and name-space -> what its source had acknowledged when it asked."""
+
+    def _reflects(self, node: SimNode, held: Holding, sample: Sample) -> bool:
+        return reflects(held, sample, node.wall_ns() + self._slack_ns)
 
     # -- what happens
 
@@ -104,7 +111,7 @@ class Oracle:
             assert node.core is not None
             held = node.core.keepers[key[1]].holding
             for sample in self._fetches.pop(key, []):
-                if held.matcher.match(sample.topic) and not reflects(held.set, sample):
+                if held.matcher.match(sample.topic) and not self._reflects(node, held, sample):
                     raise Violation(f"S8: {node.name} is complete without {sample[:6]}")
 
     def check_kept(self, node: SimNode) -> None:
@@ -114,7 +121,11 @@ class Oracle:
         for sample in self._acknowledged[node.name].values():
             for keeper in node.core.keepers.values():
                 held = keeper.holding
-                if held.matcher.match(sample.topic) and not reflects(held.set, sample) and held.applying is None:
+                if (
+                    held.matcher.match(sample.topic)
+                    and not self._reflects(node, held, sample)
+                    and held.applying is None
+                ):
                     raise Violation(f"S7: {node.name} acknowledged {sample[:6]} and does not have it")
 
     # -- the end
@@ -126,9 +137,21 @@ class Oracle:
                 node.name: node.core.keepers[name].holding for node in nodes if node.core and name in node.core.keepers
             }
             self._check_masters(nodes, name, holdings)
-            self._check_sets(holdings)
+            self._check_sets(holdings, [node for node in nodes if node.name in holdings])
         for node in nodes:
             self.check_kept(node)
+            self._check_expired(node)
+
+    def _check_expired(self, node: SimNode) -> None:
+        """S21: what has expired is gone, once everybody's clock says so and there was time to look."""
+        if node.core is None:
+            return
+        due_ns = node.wall_ns() - self._slack_ns - int(2e9 * node.settings.expiry_round_s)
+        for keeper in node.core.keepers.values():
+            held = keeper.holding
+            for sample in held.set:
+                if held.is_complete and held.expiry.is_expired(sample, due_ns):
+                    raise Violation(f"S21: {node.name} still holds {sample[:6]}, which has expired")
 
     def _check_masters(self, nodes: list[SimNode], name: str, holdings: dict[str, Holding]) -> None:
         """L1, L2, L4: one master per role, known to all; everybody complete; nothing left to resolve."""
@@ -147,7 +170,7 @@ class Oracle:
                 if held.conflicts and self._profile.merge is not Merge.IGNORE:
                     raise Violation(f"L4: {member} still has {held.conflicts}")
 
-    def _check_sets(self, holdings: dict[str, Holding]) -> None:
+    def _check_sets(self, holdings: dict[str, Holding], nodes: list[SimNode]) -> None:
         complete = {name: held for name, held in holdings.items() if held.is_complete}
         for name, held in holdings.items():
             for sample in held.set:
@@ -163,7 +186,7 @@ class Oracle:
             raise Violation(f"L3: the sets differ: {counts}")
         self._check_deletions(complete)
         if self._profile.merge is Merge.MERGE:
-            self._check_acknowledged(sources, complete)
+            self._check_acknowledged(sources, [node for node in nodes if node.name in complete], complete)
 
     def _check_deletions(self, complete: dict[str, Holding]) -> None:
         """S16: a deletion that anybody knows is known to all."""
@@ -172,10 +195,15 @@ class Oracle:
             if held.policy.aligner and held.set.deletions != known:
                 raise Violation(f"S16: {name} does not know {known - held.set.deletions}")
 
-    def _check_acknowledged(self, sources: dict[str, Holding], complete: dict[str, Holding]) -> None:
+    def _check_acknowledged(
+        self, sources: dict[str, Holding], nodes: list[SimNode], complete: dict[str, Holding]
+    ) -> None:
         """S7: what any service that shares its data acknowledged is in every complete set."""
         for acknowledger in sources:
             for sample in self._acknowledged[acknowledger].values():
-                for name, held in complete.items():
-                    if held.matcher.match(sample.topic) and not reflects(held.set, sample):
-                        raise Violation(f"S7: {acknowledger} acknowledged {sample[:6]} and {name} does not have it")
+                for node in nodes:
+                    held = complete[node.name]
+                    if held.matcher.match(sample.topic) and not self._reflects(node, held, sample):
+                        raise Violation(
+                            f"S7: {acknowledger} acknowledged {sample[:6]} and {node.name} does not have it"
+                        )

@@ -17,6 +17,8 @@ class Profile:
     writes: tuple[int, int] = (10, 40)
     keys: int = 6
     depth: int = 1
+    lifespan_s: float = 0.0
+    """Of samples of the topic ``a/x``; 0: for ever."""
     kind: Kind = Kind.PERSISTENT
     merge: Merge = Merge.MERGE
     policies: tuple[Policy, ...] = ()
@@ -77,6 +79,10 @@ MIXED = Profile(
         Policy(alignee=Alignee.ON_REQUEST),
     ),
 )
+LIFESPAN = Profile(
+    "lifespan", services=(2, 4), lifespan_s=1.0, depth=2, crashes=2, partitions=2, live_drop=0.05, skew_s=0.3,
+    preload=True,
+)  # fmt: skip
 CHAOS = Profile(
     "chaos", services=(3, 6), crashes=4, pauses=1, partitions=2, one_way_cuts=1, deletions=1, drop=0.1, duplicate=0.1,
     late_s=0.2, live_drop=0.05, skew_s=1.0, disk_s=0.1, depth=2, preload=True, restarts=1,
@@ -88,7 +94,7 @@ PROFILES = {
     profile.name: profile
     for profile in (
         CALM, LATE, LOSSY, CRASHES, DISK, SPLIT, SPLIT_DEEP, ONE_WAY, PAUSES, SKEW, DELETES, CATCHUP, REPLACE, DELETE,
-        IGNORE, ROLES, WHOLE, TRANSIENT, MIXED, CHAOS, CROWD, MULTITUDE,
+        IGNORE, ROLES, WHOLE, TRANSIENT, MIXED, LIFESPAN, CHAOS, CROWD, MULTITUDE,
     )
 }  # fmt: skip
 

@@ -31,6 +31,7 @@ SETTINGS = ServiceSettings(
     combine_initial_s=0.05,
     align_timeout_s=0.4,
     reconcile_s=0.6,
+    expiry_round_s=0.5,
     buckets=8,
     chunk_bytes=300,
     window_chunks=4,
@@ -67,7 +68,11 @@ class Scenario:
         self.oracle = Oracle(profile)
         self.duration_s = world.between(*profile.duration_s)
         spaces = SPACES if world.chance(0.3) else SPACES[:1]
-        rules = TopicRules(default_kind=profile.kind, default_depth=profile.depth)
+        rules = TopicRules(
+            default_kind=profile.kind,
+            default_depth=profile.depth,
+            lifespans=(("a/x", profile.lifespan_s),) if profile.lifespan_s else (),
+        )
         for number in range(self.random.randint(*profile.services)):
             settings = dataclasses.replace(
                 SETTINGS,

@@ -1,0 +1,156 @@
+"""Lifespans, what is said about a configuration that cannot work well, and what readers are told of joined sides."""
+
+from __future__ import annotations
+
+import pytest
+
+from durability_service.core.merging import Merge
+from durability_service.core.namespaces import Kind, covers
+from durability_service.core.settings import TopicRules
+from durability_service.history import find_mismatches
+from durability_service.protocol import ServiceStatus, SpaceStatus
+from pubsub_api.core.durability import Durability
+from pubsub_api.history import Mismatch
+from tests.unit.test_durability_core import LONG_S, SPACE, Rig, policy
+
+BRIEF = TopicRules(lifespans=(("a/x", 2.0),))
+
+
+def test_samples_leave_memory_and_disk_when_their_lifespan_is_over() -> None:
+    rig = Rig()
+    for name in "ab":
+        rig.add(name, rules=BRIEF)
+    rig.start()
+    rig.write("a", "x")
+    rig.write("a", "y", topic="a/y")
+    assert (rig.keys("a"), rig.keys("b")) == ("xy", "xy")
+    rig.run(LONG_S)
+    assert (rig.keys("a"), rig.keys("b")) == ("y", "y")
+    assert rig.held("a").expiry.expired == 1
+    on_disk = rig.nodes["b"].disk.current[SPACE.name]
+    assert [sample.key for sample in on_disk.samples.values()] == ["y"]
+
+
+def test_a_set_that_expired_on_disk_is_not_the_set_of_the_domain() -> None:
+    rig = Rig()
+    rig.add("a", rules=BRIEF)
+    rig.preload("a", "x")
+    rig.run(LONG_S)
+    rig.add("b", rules=BRIEF)
+    rig.start()
+    assert (rig.keys("a"), rig.keys("b")) == ("", "")
+
+
+def test_services_with_other_lifespans_do_not_work_together() -> None:
+    rig = Rig()
+    rig.add("a")
+    rig.add("b", rules=BRIEF)
+    rig.start()
+    core = rig.nodes["a"].core
+    assert core is not None
+    assert core.membership.fellows["b"].incompatibility
+
+
+def test_where_nobody_may_lead_that_is_said() -> None:
+    rig = Rig()
+    rig.add("a", policy(master_priority=0))
+    rig.start()
+    core = rig.nodes["a"].core
+    assert core is not None
+    assert core.without_aligner() == [SPACE.name]
+    assert any("nobody may lead" in warning for warning in rig.held("a").warnings)
+    rig.add("b")
+    rig.start("b")
+    assert core.without_aligner() == []
+    assert rig.held("a").warnings == []
+
+
+def test_unequal_settings_of_delayed_alignment_are_reported_by_both() -> None:
+    rig = Rig()
+    rig.add("a", policy(delayed_alignment=True))
+    rig.add("b")
+    rig.start()
+    assert rig.held("a").warnings == ["delayed_alignment is True here and not so in b"]
+    assert rig.held("b").warnings == ["delayed_alignment is False here and not so in a"]
+
+
+@pytest.mark.parametrize(
+    ("merge", "joins", "replacements"), [(Merge.MERGE, 1, 0), (Merge.CATCHUP, 0, 1), (Merge.DELETE, 0, 1)]
+)
+def test_readers_hear_of_sides_that_were_joined(merge: Merge, joins: int, replacements: int) -> None:
+    rig = Rig(merge)
+    for name in "ab":
+        rig.add(name)
+    rig.start()
+    rig.write("a", "x")
+    before = [rig.held(name).counters.joins + rig.held(name).counters.replacements for name in "ab"]
+    assert before == [0, 0]  # to start is not to be joined
+    rig.split("a")
+    rig.write("a", "y")
+    rig.write("b", "z")
+    rig.heal()
+    counters = rig.held("a").counters
+    assert (bool(counters.joins), bool(counters.replacements)) == (bool(joins), bool(replacements))
+    advert = rig.held("a").advert()
+    assert (advert.joins, advert.replacements) == (counters.joins, counters.replacements)
+
+
+def test_a_lost_event_that_is_made_up_for_is_no_news_to_readers() -> None:
+    rig = Rig()
+    for name in "ab":
+        rig.add(name)
+    rig.start()
+    rig.network.cut("a", "b")
+    sample = rig.writers["a"].sample("a/x", "x", is_delete=False)
+    rig.oracle.wrote(sample)
+    rig.network.publish("a", sample)  # too short a cut to be noticed
+    rig.run(0.1)
+    rig.network.mend("a", "b")
+    rig.run(LONG_S)
+    assert rig.keys("b") == "x"
+    assert rig.held("b").counters.joins == 0
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "expected"),
+    [
+        ("#", "a/b", True), ("a/#", "a", True), ("a/#", "a/+/c", True), ("a/+", "a/b", True), ("a/+", "a/+", True),
+        ("a/b", "a/+", False), ("a/+", "a/#", False), ("a/+", "a/b/c", False), ("a/b", "a/b", True), ("a", "b", False),
+    ],
+)  # fmt: skip
+def test_one_filter_covers_another(one: str, other: str, expected: bool) -> None:
+    assert covers(one, other) is expected
+
+
+def status(space: str, durability: Kind, *filters: str) -> ServiceStatus:
+    return ServiceStatus(
+        node="n", incarnation=1, domain="d", role="r", fellows=[], lag=0, counters={}, actions={},
+        kinds=[("a/memory", "TRANSIENT"), ("a/local/#", "TRANSIENT_LOCAL")],
+        name_spaces=[
+            SpaceStatus(
+                name=space, filters=list(filters), phase="COMPLETE", is_complete=True, epoch=(1, "n"),  # type: ignore[arg-type]
+                master="n", is_agreed=True, samples=0, digest="", persistent=True, conflicts=[], counters={},
+                durability=durability.name,
+            )
+        ],
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("topic", "asked", "expected"),
+    [
+        ("a/x", Durability.PERSISTENT, []),
+        ("a/memory", Durability.PERSISTENT, [("a/memory", Durability.TRANSIENT)]),
+        ("a/memory", Durability.TRANSIENT, []),
+        ("a/#", Durability.TRANSIENT, [("a/local/#", Durability.TRANSIENT_LOCAL)]),
+        ("b/x", Durability.TRANSIENT, [("b/x", Durability.VOLATILE)]),
+        ("c/x", Durability.PERSISTENT, [("c/x", Durability.TRANSIENT)]),
+    ],
+)
+def test_who_asks_for_more_than_is_kept_hears_of_what(
+    topic: str, asked: Durability, expected: list[tuple[str, Durability]]
+) -> None:
+    """The best that any service keeps counts; where there is no name-space, nobody keeps anything."""
+    services = [status("one", Kind.PERSISTENT, "a/#"), status("two", Kind.TRANSIENT, "c/#")]
+    found = find_mismatches([topic], asked, services)
+    assert found == [Mismatch(part, asked, offered) for part, offered in expected]
