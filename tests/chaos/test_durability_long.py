@@ -1,4 +1,5 @@
-"""The durability service for longer: many more seeds, fifty services at once, and processes killed again and again."""
+"""The durability service for longer: many more seeds, fifty services at once, processes killed and networks cut again
+and again."""
 
 from __future__ import annotations
 
@@ -9,6 +10,7 @@ import pytest
 
 from durability_service.testing.simulator import PROFILES, run_seeds, simulate
 from tests.functional.conftest import Bus, process_bus, redis_server  # noqa: F401  fixtures
+from tests.functional.test_durability_cuts import delete_beyond_a_cut, survive_a_cut
 from tests.functional.test_durability_processes import test_confirmed_data_survives_any_kill as kill_and_compare
 
 pytestmark = [pytest.mark.chaos, pytest.mark.timeout(1800)]
@@ -31,3 +33,12 @@ def test_fifty_services() -> None:
 @pytest.mark.parametrize("seed", range(2, 6))
 def test_processes_killed_again_and_again(process_bus: Bus, tmp_path: pathlib.Path, seed: int) -> None:  # noqa: F811
     kill_and_compare(process_bus, tmp_path, seed)
+
+
+@pytest.mark.parametrize("seed", range(2, 8))
+def test_networks_cut_again_and_again(process_bus: Bus, tmp_path: pathlib.Path, seed: int) -> None:  # noqa: F811
+    survive_a_cut(process_bus, tmp_path, seed)
+
+
+def test_deletions_beyond_a_cut(process_bus: Bus, tmp_path: pathlib.Path) -> None:  # noqa: F811
+    delete_beyond_a_cut(process_bus, tmp_path)

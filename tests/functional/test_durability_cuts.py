@@ -140,10 +140,7 @@ def _with_port(address: str, port: int) -> str:
     return re.sub(r":\d+", f":{port}", address, count=1)
 
 
-@pytest.mark.parametrize("seed", [1])
-def test_what_was_confirmed_on_either_side_of_a_cut_survives(
-    process_bus: Bus, tmp_path: pathlib.Path, seed: int
-) -> None:
+def survive_a_cut(process_bus: Bus, tmp_path: pathlib.Path, seed: int) -> None:
     chance = random.Random(seed)
     with contextlib.ExitStack() as stack:
         network = CutNetwork(process_bus, tmp_path, stack)
@@ -169,9 +166,7 @@ def test_what_was_confirmed_on_either_side_of_a_cut_survives(
         assert network.history("b") == network.expected
 
 
-def test_history_that_was_deleted_on_one_side_of_a_cut_is_gone_on_the_other(
-    process_bus: Bus, tmp_path: pathlib.Path
-) -> None:
+def delete_beyond_a_cut(process_bus: Bus, tmp_path: pathlib.Path) -> None:
     with contextlib.ExitStack() as stack:
         network = CutNetwork(process_bus, tmp_path, stack)
         network.start("a")
@@ -188,3 +183,18 @@ def test_history_that_was_deleted_on_one_side_of_a_cut_is_gone_on_the_other(
         network.wait_settled()
         kept = {key: value for key, value in network.expected.items() if key.startswith("a")}
         assert network.history("b") == network.history("a") == kept
+
+
+# The chaos tests do both on every driver, many times.
+
+
+@pytest.mark.parametrize("process_bus", ["zmq", "zenoh", "redis"], indirect=True)
+def test_what_was_confirmed_on_either_side_of_a_cut_survives(process_bus: Bus, tmp_path: pathlib.Path) -> None:
+    survive_a_cut(process_bus, tmp_path, seed=1)
+
+
+@pytest.mark.parametrize("process_bus", ["zmq"], indirect=True)
+def test_history_that_was_deleted_on_one_side_of_a_cut_is_gone_on_the_other(
+    process_bus: Bus, tmp_path: pathlib.Path
+) -> None:
+    delete_beyond_a_cut(process_bus, tmp_path)
