@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from heliograph import exits, options
 from heliograph.output import Output, clock_text, compact, note
-from pubsub_api import Event, History, Resync
+from pubsub_api import Durability, Event, History, Resync
 from pubsub_api.errors import UsageError, WaitTimeout
 
 if TYPE_CHECKING:
@@ -32,6 +32,7 @@ server could be reached at all.
 EXAMPLES = """\
   heliograph subscribe 'tenant-7/#'
   heliograph subscribe '#' --history all --count 10 --timeout 5 --json
+  heliograph subscribe 'orders/#' --durability persistent --url redis://127.0.0.1:6379/0
   heliograph subscribe --config-file /etc/heliograph.conf '+/port' --statistics
 """
 
@@ -50,6 +51,10 @@ def register(subparsers: options.Subparsers[argparse.ArgumentParser]) -> None:
         "--history", metavar="N|all", type=_history,
         help="first the newest N events of each stream that caches still hold, or all of them",
     )  # fmt: skip
+    parser.add_argument(
+        "--durability", metavar="KIND", type=_durability,
+        help="first the history of the topics, kept at least as transient_local, transient or persistent",
+    )  # fmt: skip
     parser.add_argument("--statistics", action="store_true", help="print the subscriber's counters at the end")
     options.add_session(parser)
     options.add_json(parser, 'one JSON object per event; a resync is {"resync": ...}, counters {"statistics": ...}')
@@ -60,6 +65,14 @@ def _history(text: str) -> History:
     if text == "all":
         return History()
     return History(newest=options.positive_int(text))
+
+
+def _durability(text: str) -> Durability:
+    try:
+        return Durability[text.upper()]
+    except KeyError:
+        names = ", ".join(kind.name.lower() for kind in Durability)
+        raise argparse.ArgumentTypeError(f"{text!r} is none of {names}") from None
 
 
 class Printer:
@@ -118,11 +131,14 @@ def run(args: argparse.Namespace) -> int:
         if args.history is not None and not session.capabilities.queries:
             raise UsageError("this driver has no queries, so caches cannot be asked for --history")
         subscriber = session.subscriber(
-            args.filters, on_events=printer.on_events, on_resync=printer.on_resync, history=args.history
-        )
+            args.filters, on_events=printer.on_events, on_resync=printer.on_resync, history=args.history,
+            durability=args.durability,
+        )  # fmt: skip
         try:
             is_reached = _wait(printer, subscriber, args.timeout)
         finally:
+            for mismatch in subscriber.durability_mismatches():
+                note(f"heliograph subscribe: {mismatch}")
             subscriber.close()
             if args.statistics:
                 _print_statistics(output, subscriber)

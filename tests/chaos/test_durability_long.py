@@ -11,6 +11,7 @@ import pytest
 from durability_service.testing.simulator import PROFILES, run_seeds, simulate
 from tests.functional.conftest import Bus, process_bus, redis_server  # noqa: F401  fixtures
 from tests.functional.test_durability_cuts import delete_beyond_a_cut, survive_a_cut
+from tests.functional.test_durability_processes import kill_while_aligning
 from tests.functional.test_durability_processes import test_confirmed_data_survives_any_kill as kill_and_compare
 
 pytestmark = [pytest.mark.chaos, pytest.mark.timeout(1800)]
@@ -42,3 +43,8 @@ def test_networks_cut_again_and_again(process_bus: Bus, tmp_path: pathlib.Path, 
 
 def test_deletions_beyond_a_cut(process_bus: Bus, tmp_path: pathlib.Path) -> None:  # noqa: F811
     delete_beyond_a_cut(process_bus, tmp_path)
+
+
+@pytest.mark.parametrize("seed", range(1, 4))
+def test_alignments_interrupted_at_any_moment(process_bus: Bus, tmp_path: pathlib.Path, seed: int) -> None:  # noqa: F811
+    kill_while_aligning(process_bus, tmp_path, seed, samples=30_000, kills=6)

@@ -47,6 +47,8 @@ def test_the_service_from_its_start_to_its_end(redis_server: RedisServer, tmp_pa
             publisher.confirm(caches=1, timeout_s=PATIENCE_S)
         shown = run("durability", "history", "a/#", "--json", *where)
         assert [json.loads(line)["value"] for line in shown.out] == [[1, 2]]
+        heard = run("subscribe", "a/#", "--durability", "persistent", "--count", "1", "--json", *where)
+        assert [json.loads(line)["value"] for line in heard.out if "value" in line] == [[1, 2]]
         (status,) = [json.loads(line) for line in run("durability", "status", "--json", *where).out]
         assert status["name_spaces"][0]["master"] == "n1"
         assert status["name_spaces"][0]["samples"] == 1

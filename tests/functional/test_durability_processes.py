@@ -9,6 +9,7 @@ import random
 import pytest
 
 import pubsub_api
+from durability_service.store import Store
 from pubsub_api.testing.conf_fixture import fast_conf
 from tests.durability_domain import TIMEOUT_S, ServiceProcess, durability_conf, is_settled, read_history
 from tests.functional.conftest import Bus
@@ -97,3 +98,39 @@ def test_confirmed_data_survives_any_kill(process_bus: Bus, tmp_path: pathlib.Pa
         cluster.start("a")
         cluster.wait_settled()
         assert cluster.history() == expected
+
+
+def kill_while_aligning(process_bus: Bus, directory: pathlib.Path, seed: int, *, samples: int, kills: int) -> None:
+    """What is on disk of a service that is killed at any time is the whole set, or nothing."""
+    chance = random.Random(seed)
+    with contextlib.ExitStack() as stack:
+        cluster = Cluster(process_bus, directory, stack)
+        cluster.start("a")
+        cluster.wait_settled()
+        cluster.publisher.send_events(
+            [
+                pubsub_api.Event(topic="orders/eu", table="order", key=f"k{number}", action="set", value=number)
+                for number in range(samples)
+            ]
+        )
+        cluster.publisher.confirm(services=1, timeout_s=TIMEOUT_S, addresses=cluster.addresses)
+        whole = cluster.services["a"].status().name_spaces[0].samples
+        assert whole == samples
+        for _ in range(kills):
+            cluster.start("b")
+            for _ in range(chance.randrange(1, 60)):  # each is a moment, and does not disturb it much
+                if cluster.services["b"].status().name_spaces[0].is_complete:
+                    break
+            cluster.kill("b")
+            with Store(directory / "b.db") as store:
+                found = store.restored()
+            assert {len(one.samples) for one in found.values()} <= {samples}
+        cluster.start("b")
+        cluster.wait_settled()
+        cluster.kill("a")
+        assert len(cluster.history()) == samples
+
+
+@pytest.mark.parametrize("process_bus", ["zmq"], indirect=True)
+def test_an_alignment_that_was_interrupted_is_never_used(process_bus: Bus, tmp_path: pathlib.Path) -> None:
+    kill_while_aligning(process_bus, tmp_path, seed=1, samples=2_000, kills=2)

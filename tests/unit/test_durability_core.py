@@ -36,7 +36,7 @@ class Rig:
 
     def __init__(self, merge: Merge = Merge.MERGE) -> None:
         self.world = World(1)
-        self.profile = Profile("rig", merge=merge)
+        self.profile = Profile("rig", merge=merge, partitions=1)
         self.network = Network(self.world, self.profile)
         self.oracle = Oracle(self.profile)
         self.nodes: dict[str, SimNode] = {}

@@ -125,6 +125,22 @@ def test_dropping_what_was_held_back_is_caught(monkeypatch: pytest.MonkeyPatch) 
     assert caught(DropsWhatItHeld, "calm", "crashes")
 
 
+def test_injecting_a_second_set_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Keeper, "_fetch", lambda self, now, *_: self._inject(now))
+    assert "S6" in caught(DurabilityCore, "calm", "late")
+
+
+def test_falling_silent_while_aligning_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    original = DurabilityCore._advertise
+
+    def advertise(self: DurabilityCore) -> None:
+        if not any(keeper.holding.alignment for keeper in self.keepers.values()):
+            original(self)
+
+    monkeypatch.setattr(DurabilityCore, "_advertise", advertise)
+    assert "L6" in caught(DurabilityCore, "lossy", "chaos")
+
+
 def test_keeping_what_has_expired_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Expiry, "step", lambda *_: [])
     assert "S21" in caught(DurabilityCore, "lifespan")

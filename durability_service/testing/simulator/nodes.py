@@ -56,6 +56,10 @@ class SimNode:
     def is_alive(self) -> bool:
         return self.core is not None
 
+    @property
+    def now(self) -> float:
+        return self._world.now
+
     def wall_ns(self) -> int:
         return EPOCH_NS + int(self._world.now * 1e9) + self._skew_ns
 
@@ -111,6 +115,7 @@ class SimNode:
     def resume(self) -> None:
         if self._is_paused:
             self._world.note(self.name, "resume")
+            self._oracle.resumed(self)
             self._is_paused = False
             missed, self._missed = self._missed, []
             for event in missed:

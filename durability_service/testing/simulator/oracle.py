@@ -45,6 +45,9 @@ class Oracle:
         self.acknowledgements = 0
         self._fetches: dict[tuple[str, str], list[Sample]] = {}
         """Node and name-space -> what its source had acknowledged when it asked."""
+        self._injected: dict[tuple[str, str], str] = {}
+        """Name-space and role -> who injected."""
+        self._advert_at: dict[str, float] = {}
 
     def _reflects(self, node: SimNode, held: Holding, sample: Sample) -> bool:
         return reflects(held, sample, node.wall_ns() + self._slack_ns)
@@ -60,6 +63,11 @@ class Oracle:
                 del known[key]
         if self._profile.kind is not Kind.PERSISTENT:
             self._acknowledged.pop(node.name, None)
+        self.resumed(node)
+
+    def resumed(self, node: SimNode) -> None:
+        """A service that stood still cannot have said anything."""
+        self._advert_at.pop(node.name, None)
 
     def acknowledged(self, node: SimNode, sample: Sample) -> None:
         self.acknowledgements += 1
@@ -73,6 +81,7 @@ class Oracle:
                     raise Violation(f"S19: {node.name} writes {sample.topic} to disk")
 
     def advertised(self, node: SimNode, advert: Advert) -> None:
+        self._check_period(node)
         for space in advert.name_spaces:
             if space.candidate:  # S1: one view, one choice
                 known = self._choices.setdefault((space.name, space.view), space.candidate)
@@ -89,6 +98,13 @@ class Oracle:
                 if on_disk.marks.epoch < space.epoch:
                     raise Violation(f"S3: {node.name} advertises {space.epoch} and has {on_disk.marks.epoch} on disk")
 
+    def _check_period(self, node: SimNode) -> None:
+        """L6: whatever a service is busy with, it is heard."""
+        silent_s = node.now - self._advert_at.get(node.name, node.now)
+        if silent_s > 2 * node.settings.heartbeat_s:
+            raise Violation(f"L6: {node.name} was not heard for {silent_s:.3f} s")
+        self._advert_at[node.name] = node.now
+
     def stepped(self, node: SimNode) -> None:
         """S3: epochs never decrease within a life."""
         assert node.core is not None
@@ -99,6 +115,13 @@ class Oracle:
             self._epochs[node.name, name] = epoch
 
     def traced(self, node: SimNode, what: str, fields: Mapping[str, Any]) -> None:
+        if what == "injecting" and self._profile.is_faultless:  # S6; otherwise the first may have died, or be cut off
+            known = self._injected.setdefault((fields["name_space"], node.settings.role), node.name)
+            if known != node.name:
+                raise Violation(f"S6: {node.name} injects {fields['name_space']}, which {known} did before")
+        self._check_fetched(node, what, fields)
+
+    def _check_fetched(self, node: SimNode, what: str, fields: Mapping[str, Any]) -> None:
         """S8: whoever has fetched has what its source had acknowledged when it was asked."""
         if self._profile.merge is not Merge.MERGE or "name_space" not in fields:
             return
@@ -176,6 +199,8 @@ class Oracle:
             for sample in held.set:
                 if sample.digest not in self.written:
                     raise Violation(f"S7: {name} holds {sample[:6]}, which nobody wrote")
+                if len(held.set.get(sample.instance)) > self._profile.depth:
+                    raise Violation(f"L5: {name} holds more of {sample[:3]} than the {self._profile.depth} it should")
                 if held.set.is_deleted(sample):
                     raise Violation(f"S16: {name} holds {sample[:6]}, which was deleted")
         if self._profile.merge is Merge.IGNORE:

@@ -40,6 +40,15 @@ class Profile:
     preload: bool = False
     """Some services start with a set on disk."""
 
+    @property
+    def is_faultless(self) -> bool:
+        """Nothing befalls anybody: services start, and that is all."""
+        faults = (
+            self.crashes, self.pauses, self.partitions, self.one_way_cuts, self.restarts, self.drop, self.late_s,
+            self.skew_s, self.policies,
+        )  # fmt: skip
+        return not any(faults)
+
     def policy(self) -> Policy:
         return Policy(
             merges=((SAME_ROLE, self.merge), ("*", self.merge)),
