@@ -101,7 +101,7 @@ def test_confirmed_data_survives_any_kill(process_bus: Bus, tmp_path: pathlib.Pa
 
 
 def kill_while_aligning(process_bus: Bus, directory: pathlib.Path, seed: int, *, samples: int, kills: int) -> None:
-    """What is on disk of a service that is killed at any time is the whole set, or nothing."""
+    """What is on disk of a service that is killed at any time is the whole set, or nothing, never a part of it."""
     chance = random.Random(seed)
     with contextlib.ExitStack() as stack:
         cluster = Cluster(process_bus, directory, stack)
@@ -124,7 +124,8 @@ def kill_while_aligning(process_bus: Bus, directory: pathlib.Path, seed: int, *,
             cluster.kill("b")
             with Store(directory / "b.db") as store:
                 found = store.restored()
-            assert {len(one.samples) for one in found.values()} <= {samples}
+            # It may have found itself alone at first: then its set was empty, and that is a set.
+            assert {len(one.samples) for one in found.values()} <= {0, samples}
         cluster.start("b")
         cluster.wait_settled()
         cluster.kill("a")
