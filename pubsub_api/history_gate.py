@@ -17,7 +17,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 from pubsub_api.core.durability import HistoryOutcome
 from pubsub_api.core.errors import Closed, WaitTimeout
@@ -88,7 +88,8 @@ class HistoryGate:
         self._is_open = False
         self._is_closed = False
         self._newest: dict[InstanceKey, int] = {}
-        self._must_forget = False
+        self._caller = 0
+        """The thread that is calling the user."""
         self._is_late = False
         """The first read began before the live subscription was in effect."""
         self._outcome = HistoryOutcome.TIMED_OUT
@@ -97,7 +98,7 @@ class HistoryGate:
         self._again = threading.Event()
         self._closing = threading.Event()
         self._historical = self._duplicates = self._reads = self._forgotten = self._errors = 0
-        self._thread: threading.Thread | None = None
+        self.thread: threading.Thread | None = None
 
     @property
     def is_iterated(self) -> bool:
@@ -112,14 +113,13 @@ class HistoryGate:
 
         def on_change(is_replaced: bool) -> None:
             if is_replaced:
-                self._must_forget = True
                 live.history_replaced()
             else:
                 self._again.set()
 
         self._source.watch(on_change)
-        self._thread = threading.Thread(target=self._run, args=(live,), name="heliograph-history", daemon=True)
-        self._thread.start()
+        self.thread = threading.Thread(target=self._run, args=(live,), name="heliograph-history", daemon=True)
+        self.thread.start()
 
     # -- what the subscriber calls
 
@@ -136,14 +136,19 @@ class HistoryGate:
         """Tell the user; then history makes up for what was lost."""
         with self._changed:
             if self._on_resync is not None:
-                self._on_resync(resync)
-            if self._must_forget:
-                self._must_forget = False
+                self._call(self._on_resync, resync)
+            if Reason.HISTORY_REPLACED in resync.reasons:
                 self._newest.clear()
         if Reason.INITIAL in resync.reasons:
             self._joined.set()
         if self._is_late or Reason.INITIAL not in resync.reasons:
             self._again.set()
+
+    @property
+    def is_calling(self) -> bool:
+        """Whether this is asked by the user while it is being called.  Then nobody who waits for it to return, and that
+        may be both threads, can be waited for."""
+        return self._caller == threading.get_ident()
 
     def wait(self, timeout_s: float) -> HistoryOutcome:
         return self._outcome if self._done.wait(timeout_s) else HistoryOutcome.TIMED_OUT
@@ -175,11 +180,6 @@ class HistoryGate:
         with self._changed:
             self._changed.notify_all()
 
-    def join(self) -> None:
-        """Wait for the reader to end, unless this is the reader."""
-        if self._thread is not None and self._thread is not threading.current_thread():
-            self._thread.join()
-
     # -- delivering
 
     def _pass_on(self, events: Sequence[Event]) -> int:
@@ -187,8 +187,15 @@ class HistoryGate:
         fresh = [event for event in events if self._is_new(event)]
         self._duplicates += len(events) - len(fresh)
         if fresh and not self._is_closed:
-            self._on_events(fresh)
+            self._call(self._on_events, fresh)
         return len(fresh)
+
+    def _call(self, callback: Callable[[Any], None], what: Any) -> None:
+        self._caller = threading.get_ident()
+        try:
+            callback(what)
+        finally:
+            self._caller = 0
 
     def _is_new(self, event: Event) -> bool:
         if not event.timestamp:  # from a program that does not know our envelope

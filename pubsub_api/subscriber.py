@@ -482,13 +482,13 @@ class Subscriber:
         self._end.close()
         self._clock_wakeup.set()
         self._queue.put(None)
+        threads: list[threading.Thread | None] = [self._clock, self._dispatcher]
         if self._gate is not None:
+            threads = [self._clock] if self._gate.is_calling else [*threads, self._gate.thread]
             self._gate.close()
-        for thread in (self._clock, self._dispatcher):
+        for thread in threads:
             if thread is not None and thread is not threading.current_thread():
                 thread.join()
-        if self._gate is not None:
-            self._gate.join()
 
     def __enter__(self) -> Subscriber:
         return self

@@ -192,6 +192,40 @@ def test_closing_lets_go_of_whoever_waits(rig: Rig) -> None:
     assert rig.seen == []
 
 
+@pytest.mark.parametrize("is_live", [False, True])
+def test_a_callback_may_close_the_subscriber_while_the_other_way_waits(is_live: bool) -> None:
+    """Whichever of the two threads calls, the other may be waiting for it to return."""
+    with pubsub_api.open(conf=fast_conf(f"memory://{uuid.uuid4().hex}")) as session:
+        source = Script()
+        entered, go_on, closed = threading.Event(), threading.Event(), threading.Event()
+
+        def on_event(_event: Event) -> None:
+            entered.set()
+            go_on.wait(TIMEOUT_S)
+            subscriber.close()
+            closed.set()
+
+        subscriber = session.subscriber(["t"], on_event, durability=Durability.TRANSIENT, history_source=source)
+        subscriber.wait_ready(timeout_s=TIMEOUT_S)
+        publisher = session.publisher()
+        if is_live:
+            source.steps.put(HistoryOutcome.COMPLETE)
+            assert subscriber.wait_for_historical_data(TIMEOUT_S) is HistoryOutcome.COMPLETE
+        else:
+            source.steps.put([event("k", 1, 1)])
+            assert entered.wait(TIMEOUT_S)
+        publisher.send_event(Event(topic="t", table="x", key="k", action="set", value=2))
+        wait_until(lambda: subscriber.statistics().delivered == 1, TIMEOUT_S, "the live event to arrive")
+        assert entered.wait(TIMEOUT_S)
+        if is_live:
+            assert source.on_change is not None
+            source.on_change(False)
+            source.steps.put([event("j", 1, 1)])
+            wait_until(lambda: len(source.topics) == 2, TIMEOUT_S, "the second read")
+        go_on.set()
+        assert closed.wait(TIMEOUT_S)
+
+
 def test_who_iterates_and_stops_is_not_waited_for() -> None:
     with pubsub_api.open(conf=fast_conf(f"memory://{uuid.uuid4().hex}")) as session:
         source = Script()
