@@ -56,7 +56,7 @@ class Asker:
         self._end = driver.get_subscriber()
         self._end.initialize(self)
         if on_advert is not None:
-            self._end.register_topic(config.control_topic(conf))
+            self._end.register_topic(config.control_topics(conf).adverts)
         for address in addresses:
             self._end.register_listen_address(address)
         self._end.daemonize()

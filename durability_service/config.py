@@ -11,7 +11,7 @@ import enum
 import math
 import socket
 from collections.abc import Sequence
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from oslo_config import cfg, types
 
@@ -28,7 +28,7 @@ GROUP = "durability"
 NAME_SPACE_GROUP = "durability_name_space"
 POLICY_GROUP = "durability_policy"
 CONTROL_TOPICS = "heliograph/durability"
-"""Services speak to each other on ``heliograph/durability/DOMAIN``, in frames that no subscriber is handed."""
+"""Services speak to each other on topics below ``heliograph/durability/DOMAIN``; no subscriber is handed that."""
 
 Names = TypeVar("Names", bound=enum.Enum)
 
@@ -147,13 +147,22 @@ def register(conf: cfg.ConfigOpts) -> None:
             pubsub_config.check_group(conf, f"{prefix}:{name}", options)
 
 
-def control_topic(conf: cfg.ConfigOpts) -> str:
-    """The topic on which the services of a domain speak.  Raises InvalidConfig."""
+class Topics(NamedTuple):
+    """Where the services of a domain speak."""
+
+    adverts: str
+    """How each stands.  Readers of history listen here, too."""
+    alignment: str
+    """Everything else, and that can be a lot."""
+
+
+def control_topics(conf: cfg.ConfigOpts) -> Topics:
+    """Raises InvalidConfig."""
     domain = conf[GROUP].domain
     try:
         if "/" in domain:
             raise InvalidTopic("it has more than one level")
-        return check_topic(f"{CONTROL_TOPICS}/{domain}")
+        return Topics(*(check_topic(f"{CONTROL_TOPICS}/{domain}/{name}") for name in Topics._fields))
     except InvalidTopic as error:
         raise InvalidConfig(f"[{GROUP}] domain = {domain!r} cannot be used: {error}") from error
 

@@ -1,4 +1,4 @@
-"""The bus between services: messages as CONTROL frames on the domain's topic, best effort, over any driver.
+"""The bus between services: messages as CONTROL frames on the domain's topics, best effort, over any driver.
 
 The sending end also serves queries of clients: on a bind-based driver it is this service's one address.
 """
@@ -10,8 +10,9 @@ import os
 import time
 from collections.abc import Callable, Iterable, Sequence
 
+from durability_service.config import Topics
 from durability_service.core import messages
-from durability_service.core.messages import Message
+from durability_service.core.messages import Advert, Message
 from pubsub_api.core import frame as frames
 from pubsub_api.core.errors import DriverError, FrameError, LimitReached, NotSupported
 from pubsub_api.core.frame import Kind
@@ -27,14 +28,14 @@ class FellowBus:
     def __init__(
         self,
         driver: PubSubApi,
-        topic: str,
+        topics: Topics,
         frame: FrameSettings,
         *,
         addresses: Sequence[str],
         on_message: Callable[[Message], None],
         answer: Callable[[bytes], Iterable[bytes]],
     ) -> None:
-        self._topic = topic
+        self._topics = topics
         self._frame = frame
         self._on_message = on_message
         self.guid = os.urandom(frames.GUID_BYTES)
@@ -47,7 +48,8 @@ class FellowBus:
             LOG.warning("Durability: this driver has no queries, so clients cannot ask for history.")
         self._receiving_end = driver.get_subscriber()
         self._receiving_end.initialize(self)
-        self._receiving_end.register_topic(topic)
+        for topic in topics:
+            self._receiving_end.register_topic(topic)
         for address in addresses:
             self._receiving_end.register_listen_address(address)
 
@@ -64,16 +66,17 @@ class FellowBus:
 
     def send(self, message: Message) -> None:
         """To every fellow.  From one thread at a time.  What the transport refuses is counted and gone."""
+        topic = self._topics.adverts if isinstance(message, Advert) else self._topics.alignment
         frame = frames.pack(
             Kind.CONTROL,
             self.guid,
-            self._topic,
+            topic,
             messages.encode(message),
             timestamp=time.time_ns(),
             key=self._frame.key,
         )
         try:
-            self._sending_end.send(self._topic, frame)
+            self._sending_end.send(topic, frame)
         except (DriverError, LimitReached) as error:
             self.unsent += 1
             LOG.debug("Durability: a message to the fellows was not sent: %s", error)
@@ -87,7 +90,7 @@ class FellowBus:
         for frame in received:
             try:
                 header = frames.unpack(frame, bytes_max=self._frame.bytes_max, key=self._frame.key)
-                if header.kind != Kind.CONTROL or header.topic != self._topic or header.guid == self.guid:
+                if header.kind != Kind.CONTROL or header.topic not in self._topics or header.guid == self.guid:
                     continue
                 message = messages.decode(frames.body(frame, header))
             except FrameError as error:

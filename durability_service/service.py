@@ -91,7 +91,7 @@ class DurabilityService:
         config.register(conf)
         options = self._options = conf[config.GROUP]
         self._frame = pubsub_settings.frame_settings(conf)
-        topic = config.control_topic(conf)
+        topics = config.control_topics(conf)
         store = Store(options.store) if options.store else None
         try:
             node, incarnation = _identity(options.node, store)
@@ -119,7 +119,7 @@ class DurabilityService:
         self._writer = self._open_writer(store)
         self._bus = FellowBus(
             self._driver,
-            topic,
+            topics,
             self._frame,
             addresses=self._fellow_addresses() if fellows is None else fellows,
             on_message=lambda message: self._step(Received(message)),

@@ -186,7 +186,7 @@ def test_without_a_store_nothing_is_persistent(tmp_path: pathlib.Path) -> None:
 def test_options_that_cannot_be_used_are_refused(tmp_path: pathlib.Path, text: str, reason: str) -> None:
     def use() -> None:
         conf = conf_of(tmp_path, text)
-        config.control_topic(conf)
+        config.control_topics(conf)
         config.service_settings(conf, node="n", incarnation=1)
 
     with pytest.raises(InvalidConfig, match=reason):
