@@ -32,6 +32,7 @@ NO_SERVICE_S = 2.0
 _ANSWER_S = 0.5
 _ATTEMPTS_MAX = 4
 _ASK_AGAIN_S = 0.1
+_ASK_AGAIN_S_MAX = 1.0
 
 
 Outcome = HistoryOutcome
@@ -109,6 +110,7 @@ class DurabilityClient:
         _check(topics)
         deadline = time.monotonic() + timeout_s
         done: set[str] = set()
+        pause_s = _ASK_AGAIN_S
         is_any_service = False
         while True:
             services = self._services(topics, deadline, is_any_service=is_any_service)
@@ -132,7 +134,8 @@ class DurabilityClient:
                 return Outcome.COMPLETE
             if time.monotonic() >= deadline or self._asker.is_closed:
                 return Outcome.TIMED_OUT if is_any_service else Outcome.NO_SERVICE
-            self._asker.pause(min(_ASK_AGAIN_S, deadline - time.monotonic()))
+            self._asker.pause(min(pause_s, deadline - time.monotonic()))
+            pause_s = min(2 * pause_s, _ASK_AGAIN_S_MAX)
 
     def close(self) -> None:
         """Idempotent."""

@@ -29,7 +29,8 @@ LOG = logging.getLogger(__name__)
 
 _READY_S = 1.0
 """How long history waits for the live subscription: what is published in between must come one way or the other."""
-_READ_S = 3.0
+_READ_S = 3600.0
+"""How long one read may take: it begins anew after that, so it must be long enough for the largest history."""
 _RETRY_S = 0.5
 _BATCHES_MAX = 64
 """Batches that wait for an iterating user."""
@@ -83,8 +84,9 @@ class HistoryGate:
         self._hold_s = hold_s
         self._hold_until = time.monotonic() + hold_s
         self._objects_max = objects_max
-        self._changed = threading.Condition(threading.RLock())
-        """Held while the user is called."""
+        self._turn = threading.RLock()
+        """Held by who delivers, from the look at what is new until the user has it: so the order stays."""
+        self._changed = threading.Condition()
         self._is_open = False
         self._is_closed = False
         self._newest: dict[InstanceKey, int] = {}
@@ -130,11 +132,12 @@ class HistoryGate:
             if not self._changed.wait_for(lambda: self._is_open or self._is_closed, left_s):
                 LOG.warning("History: not complete after %s s; live events are delivered meanwhile.", self._hold_s)
                 self._is_open = True
+        with self._turn:
             self._pass_on(events)
 
     def resync(self, resync: Resync) -> None:
         """Tell the user; then history makes up for what was lost."""
-        with self._changed:
+        with self._turn:
             if self._on_resync is not None:
                 self._call(self._on_resync, resync)
             if Reason.HISTORY_REPLACED in resync.reasons:
@@ -183,7 +186,7 @@ class HistoryGate:
     # -- delivering
 
     def _pass_on(self, events: Sequence[Event]) -> int:
-        """Hand over what is new; returns how many that was.  Under the lock."""
+        """Hand over what is new; returns how many that was.  In turn."""
         fresh = [event for event in events if self._is_new(event)]
         self._duplicates += len(events) - len(fresh)
         if fresh and not self._is_closed:
@@ -209,9 +212,10 @@ class HistoryGate:
         return event.timestamp > known
 
     def _wait_in_line(self, events: Sequence[Event]) -> None:
-        self._changed.wait_for(lambda: len(self._waiting) < _BATCHES_MAX or self._is_closed)
-        self._waiting.append(events)
-        self._changed.notify_all()
+        with self._changed:
+            self._changed.wait_for(lambda: len(self._waiting) < _BATCHES_MAX or self._is_closed)
+            self._waiting.append(events)
+            self._changed.notify_all()
 
     # -- the reader
 
@@ -259,7 +263,7 @@ class HistoryGate:
         self._done.set()
 
     def _on_page(self, events: Sequence[Event]) -> None:
-        with self._changed:
+        with self._turn:
             try:
                 self._historical += self._pass_on(events)
             except Exception:

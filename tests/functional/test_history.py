@@ -92,6 +92,18 @@ def test_history_comes_first_for_who_iterates(local: Domain) -> None:
     publisher.close()
 
 
+def test_a_history_of_many_pages_comes_whole(local: Domain) -> None:
+    publisher = local.publisher()
+    local.start("a")
+    local.wait_complete()
+    keep(local, publisher, *(event(f"k{number}", [number, "x" * 1000]) for number in range(3000)))
+    seen: list[pubsub_api.Event] = []
+    with local.reader(["orders/#"], seen) as subscriber:
+        assert subscriber.wait_for_historical_data(TIMEOUT_S) is HistoryOutcome.COMPLETE
+    assert sorted(one.value[0] for one in seen) == list(range(3000))
+    publisher.close()
+
+
 def test_history_of_a_filter_that_is_added_follows(local: Domain) -> None:
     publisher = local.publisher()
     local.start("a")
