@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
 from durability_service.core.merging import Merge
-from durability_service.core.namespaces import Kind, covers
+from durability_service.core.namespaces import Kind, NameSpace, covers
 from durability_service.core.settings import TopicRules
 from durability_service.history import find_mismatches
 from durability_service.protocol import ServiceStatus, SpaceStatus
@@ -154,3 +156,46 @@ def test_who_asks_for_more_than_is_kept_hears_of_what(
     services = [status("one", Kind.PERSISTENT, "a/#"), status("two", Kind.TRANSIENT, "c/#")]
     found = find_mismatches([topic], asked, services)
     assert found == [Mismatch(part, asked, offered) for part, offered in expected]
+
+
+def test_what_no_name_space_holds_is_not_kept_and_counted() -> None:
+    rig = Rig()
+    rig.add("a")
+    rig.start()
+    rig.write("a", "x", topic="elsewhere")
+    core = rig.nodes["a"].core
+    assert core is not None
+    assert (rig.held("a").set.count, core.unwanted) == (0, 1)
+
+
+def test_a_service_that_comes_back_with_a_mended_configuration_is_welcome() -> None:
+    rig = Rig()
+    rig.add("a")
+    clashing = rig.add("b", name_spaces=(NameSpace("other", frozenset({"a/x"})),))
+    rig.start()
+    rig.write("a", "x")
+    core = rig.nodes["a"].core
+    assert core is not None
+    assert core.membership.fellows["b"].incompatibility
+    clashing.stop()
+    clashing.settings = dataclasses.replace(clashing.settings, name_spaces=(SPACE,))
+    rig.start("b")
+    assert core.membership.fellows["b"].incompatibility == ""
+    assert rig.keys("b") == "x"
+
+
+def test_without_the_equality_check_one_difference_moves_the_whole_set() -> None:
+    moved = []
+    for is_checked in (True, False):
+        rig = Rig()
+        for name in "ab":
+            rig.add(name, policy(equality_check=is_checked))
+        rig.start()
+        rig.write("a", *(f"k{number}" for number in range(40)))
+        rig.split("a")
+        rig.write("a", "k1")
+        before = rig.network.samples_moved
+        rig.heal()
+        moved.append(rig.network.samples_moved - before)
+        assert rig.held("a").set.digest == rig.held("b").set.digest
+    assert moved[0] < 40 <= moved[1]
