@@ -26,7 +26,6 @@ from publisher_service.socketfile import socket_path
 from pubsub_api import forking, settings
 from pubsub_api.config import GROUP as PUBSUB
 from pubsub_api.core import frame as frames
-from pubsub_api.core.clock import HybridClock
 from pubsub_api.core.events import Event, encode_event
 from pubsub_api.core.topics import check_topic
 from pubsub_api.errors import Closed, InvalidEvent, WaitTimeout
@@ -62,7 +61,6 @@ class WorkerPublisher(WorkerPublisherApi):
         self._name = name or default_name()
         self._event_bytes_max = event_bytes_max(conf)
         self._send_timeout_s: float = hop.send_timeout
-        self._skew_max_ns = int(pubsub.clock_skew_max * 1e9)
         self._reconnect_s = (hop.reconnect_interval, max(hop.reconnect_interval, hop.reconnect_interval_max))
         self._settings = WorkerSettings(
             window_events_max=hop.window_events_max,
@@ -80,7 +78,8 @@ class WorkerPublisher(WorkerPublisherApi):
         """A fresh identity for this process.  Takes no lock but its own: after a fork others may be held for ever."""
         self._lock = threading.Lock()
         self._progress = threading.Condition(self._lock)
-        self._clock = HybridClock(self._skew_max_ns)
+        self._stamp = 0
+        """Of the last event.  Nobody's clock is listened to here, so this is all of a hybrid clock that is needed."""
         self._blocked_sends = 0
         self._timeouts = 0
         self._core = WorkerCore(self._settings, guid=os.urandom(frames.GUID_BYTES), name=self._name, pid=os.getpid())
@@ -98,7 +97,11 @@ class WorkerPublisher(WorkerPublisherApi):
                     self._note_topic(topic)
             except TypeError:  # what cannot be hashed is no topic, and is refused with the same error
                 check_topic(topic)
-            encoded = encode_event(event, self._clock.tick(time_ns()))
+            stamp = time_ns()
+            if stamp <= self._stamp:  # the wall clock has not moved, or was set back
+                stamp = self._stamp + 1
+            self._stamp = stamp
+            encoded = encode_event(event, stamp)
             if len(encoded) > self._event_bytes_max:
                 raise InvalidEvent(
                     f"event {event.table}/{event.key} takes {len(encoded)} bytes, more than frame_bytes_max allows "
