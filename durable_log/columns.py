@@ -132,7 +132,7 @@ def events_batch(stored: Sequence[StoredFrame], *, with_frames: bool = False) ->
         if with_frames:
             boundaries.append(_boundary(one, decoded.headers[-1], rows))
     arrays = _spread(stored, decoded.headers) | {
-        "table": decoded.tables, "key": decoded.keys, "action": decoded.actions,
+        "table": _few_names(decoded.tables), "key": decoded.keys, "action": _few_names(decoded.actions),
         "value": _raw_array(decoded.values, has_nulls=decoded.has_nulls),
         "version": decoded.versions, "timestamp": decoded.timestamps,
     }  # fmt: skip
@@ -215,6 +215,18 @@ def _raw_array(values: Sequence[msgspec.Raw | None], *, has_nulls: bool) -> Any:
     numpy.cumsum(numpy.fromiter(map(len, values), numpy.int32, len(values)), out=ends[1:])  # type: ignore[arg-type]
     buffers = [None, arrow.py_buffer(ends), arrow.py_buffer(_encode_without_length(values))]
     return arrow.Array.from_buffers(arrow.binary(), len(values), buffers)
+
+
+def _few_names(values: list[str | None]) -> Any:
+    """A column of text that says the same again and again: each name is converted once."""
+    arrow = import_pyarrow()
+    if not values or values.count(values[0]) == len(values):
+        return arrow.repeat(arrow.scalar(values[0] if values else None, arrow.string()), len(values))
+    import numpy  # noqa: PLC0415
+
+    known = {value: index for index, value in enumerate(dict.fromkeys(values))}
+    indices = numpy.fromiter(map(known.__getitem__, values), numpy.int32, len(values))
+    return arrow.array(list(known), arrow.string()).take(arrow.array(indices))
 
 
 def _spread(stored: Sequence[StoredFrame], headers: Sequence[Header]) -> dict[str, Any]:

@@ -28,8 +28,8 @@ from shared_subscriptions.core.declaration import Declaration, Wish
 from spark_pipeline import shares as sharing
 from spark_pipeline.errors import PipelineError
 from spark_pipeline.options import SourceOptions
-from spark_pipeline.partitions import LogPartition, read_partition
-from spark_pipeline.ranges import Offsets, split
+from spark_pipeline.partitions import LogPartition, read_partition, stream_partitions
+from spark_pipeline.ranges import Offsets
 from spark_pipeline.shares import Origin, Shares, Turn, Waiting
 
 LOG = logging.getLogger(__name__)
@@ -80,8 +80,9 @@ class GroupStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def partitions(self, start: dict[str, object], end: dict[str, object]) -> list[LogPartition]:  # noqa: ARG002
         """The ranges of the turn, whatever others have taken since the one before."""
         declaration = groups.get(self._opened(), self._options.group)
-        parts = split(sharing.turn_from_json(end).ranges, events_max=self._options.events_per_task)
-        return [LogPartition(part, [declaration.topic_filter]) for part in parts]
+        ranges = sharing.turn_from_json(end).ranges
+        filters = [declaration.topic_filter]
+        return stream_partitions(ranges, filters, events_per_task=self._options.events_per_task)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         assert isinstance(partition, LogPartition)

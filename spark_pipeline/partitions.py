@@ -1,10 +1,11 @@
-"""What one task of Spark reads from a log, and how: a range of a shard, as Arrow batches, never tuples."""
+"""What one task of Spark reads from a log, and how: ranges of shards, as Arrow batches, never tuples."""
 
 from __future__ import annotations
 
 import atexit
+import itertools
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -15,30 +16,40 @@ import durable_log
 from durable_log.arrow import arrow_batches
 from durable_log.segmented import SegmentedLog
 from pubsub_api.core.topics import FilterSet
+from spark_pipeline.ranges import LogRange, pack, split
 from spark_pipeline.verifying import Looks, looks_of
 
 if TYPE_CHECKING:
     from durable_log.log_api import LogApi
-    from spark_pipeline.ranges import LogRange
 
+_TASK_EVENTS_MIN = 10_000
+"""A task costs about as much as reading so many events."""
 _LOOKS_MAX = 256
 """As many files as a reader of segments remembers."""
 
 
 class LogPartition(InputPartition):
-    """Events of these filters in a range."""
+    """Events of these filters in some ranges."""
 
-    def __init__(self, what: LogRange, filters: Sequence[str]) -> None:
-        super().__init__(what)
-        self.what = what
+    def __init__(self, ranges: Sequence[LogRange], filters: Sequence[str]) -> None:
+        super().__init__(ranges)
+        self.ranges = tuple(ranges)
         self.filters = tuple(filters)
+
+
+def stream_partitions(
+    ranges: Iterable[LogRange], filters: Sequence[str], *, events_per_task: int
+) -> list[LogPartition]:
+    """The tasks of a micro-batch: long ranges divided, short ones together, because small batches come often."""
+    parts = split(ranges, events_max=events_per_task)
+    return [LogPartition(bundle, filters) for bundle in pack(parts, events_min=_TASK_EVENTS_MIN)]
 
 
 def read_partition(url: str, partition: LogPartition, topics: frozenset[str] | None = None) -> Iterator[pa.RecordBatch]:
     """Runs in a worker, as often as Spark likes.  ``topics`` narrows it further, to these topics."""
     takes_all = "#" in partition.filters and topics is None
     filters = FilterSet(partition.filters)
-    for batch in arrow_batches(_OPENED.get(url, partition.what), *partition.what):
+    for batch in itertools.chain.from_iterable(_batches(url, what) for what in partition.ranges):
         if takes_all:
             yield batch
             continue
@@ -46,6 +57,10 @@ def read_partition(url: str, partition: LogPartition, topics: frozenset[str] | N
         wanted = [topic for topic in present if filters.match(topic) and (topics is None or topic in topics)]
         if wanted:
             yield batch.filter(pc.is_in(batch.column("topic"), pa.array(wanted)))
+
+
+def _batches(url: str, what: LogRange) -> Iterator[pa.RecordBatch]:
+    return arrow_batches(_OPENED.get(url, what), *what)
 
 
 class _OpenedLog:

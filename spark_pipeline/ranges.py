@@ -34,6 +34,19 @@ def split(ranges: Iterable[LogRange], *, events_max: int) -> Iterator[LogRange]:
             yield LogRange(shard, start + (end - start) * part // parts, start + (end - start) * (part + 1) // parts)
 
 
+def pack(ranges: Iterable[LogRange], *, events_min: int) -> list[tuple[LogRange, ...]]:
+    """The same ranges in bundles: small ones stay together until a bundle has that many events.  In the order they came
+    in."""
+    bundles: list[tuple[LogRange, ...]] = []
+    bundle: tuple[LogRange, ...] = ()
+    for one in ranges:
+        bundle += (one,)
+        if sum(part.events for part in bundle) >= events_min:
+            bundles.append(bundle)
+            bundle = ()
+    return [*bundles, bundle] if bundle else bundles
+
+
 def advance(start: Offsets, ends: Offsets, *, events_max: int | None) -> dict[int, int]:
     """Where a micro-batch ends that takes at most so many events, spread over the shards in proportion to what
     waits."""

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 PYSPARK_VERSION_MIN = (4, 2)
 
+_LOCAL_CHECKPOINTS = "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
+
 
 def open_session(conf: cfg.ConfigOpts | None = None, *, app_name: str, master: str | None = None) -> SparkSession:
     """A session for jobs.  Stop it when done.  Under ``spark-submit`` its settings win over those of ``conf``.
@@ -104,6 +106,10 @@ def spark_options(conf: cfg.ConfigOpts, master: str) -> dict[str, str]:
         "spark.ui.showConsoleProgress": "false",
         "spark.log.level": "ERROR",
     }
+    if master.startswith("local"):
+        # The other one starts some twenty processes, chmod and readlink, for every micro-batch, where Hadoop has no
+        # native library: half the time that a small batch takes.
+        options["spark.sql.streaming.checkpointFileManagerClass"] = _LOCAL_CHECKPOINTS
     if spark.local_dir:
         options["spark.local.dir"] = spark.local_dir
     options.update(spark.options)

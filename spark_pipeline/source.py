@@ -30,7 +30,7 @@ import durable_log
 from pubsub_api.errors import UsageError
 from spark_pipeline.group_source import GroupStreamReader
 from spark_pipeline.options import SourceOptions
-from spark_pipeline.partitions import LogPartition, read_partition
+from spark_pipeline.partitions import LogPartition, read_partition, stream_partitions
 from spark_pipeline.ranges import LogRange, Offsets, advance, from_json, split, to_json
 from spark_pipeline.schema import EVENT_SCHEMA
 from spark_pipeline.sink import LogStreamWriter, LogWriter
@@ -74,7 +74,7 @@ class LogReader(DataSourceReader):
         ranges = [LogRange(shard, starts[shard], ends[shard]) for shard in sorted(wanted)]
         # Spark wants at least one partition, also when there is nothing to read.
         parts = list(split(ranges, events_max=self._options.events_per_task)) or [LogRange(0, starts[0], starts[0])]
-        return [LogPartition(part, self._options.topics) for part in parts]
+        return [LogPartition([part], self._options.topics) for part in parts]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         assert isinstance(partition, LogPartition)
@@ -120,8 +120,7 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def partitions(self, start: dict[str, int], end: dict[str, int]) -> list[LogPartition]:
         begins = from_json(start)
         ranges = [LogRange(shard, begins.get(shard, 0), until) for shard, until in from_json(end).items()]
-        parts = split(ranges, events_max=self._options.events_per_task)
-        return [LogPartition(part, self._options.topics) for part in parts]
+        return stream_partitions(ranges, self._options.topics, events_per_task=self._options.events_per_task)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         assert isinstance(partition, LogPartition)

@@ -61,6 +61,8 @@ def measure(plan: Plan, driver: str) -> Outcome:
         "compact": times.ratio("compact", "compact, best plain plan"),
         "audit": times.ratio("audit", "audit, bitmaps on bare files"),
     }
+    for engine in ("DuckDB", "Polars"):
+        times.notes.append(f"compact took {times.ratio('compact', f'compact, {engine}'):.1f} times as long as {engine}")
     return Outcome("spark", driver, times.rows(), check("spark", driver, measured), times.notes)
 
 

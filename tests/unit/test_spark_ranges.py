@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from durable_log import Segment, ShardState
 from pubsub_api.core.topics import matches
 from pubsub_api.errors import UsageError
-from spark_pipeline.ranges import LogRange, advance, from_json, split, to_json
+from spark_pipeline.ranges import LogRange, advance, from_json, pack, split, to_json
 from spark_pipeline.reading import filter_pattern, make_plan
 
 RANGES = st.tuples(st.integers(0, 3), st.integers(0, 1000), st.integers(0, 1000)).map(
@@ -83,3 +83,10 @@ def test_the_pattern_of_a_filter_selects_the_same_topics(wanted: list[str], has_
     topic_filter, topic = "/".join(wanted) + ("/#" if has_rest else ""), "/".join(levels)
     assert bool(re.fullmatch(filter_pattern(topic_filter), topic)) == matches(topic_filter, topic)
     assert bool(re.fullmatch(filter_pattern("#"), topic)) == matches("#", topic)
+
+
+def test_small_ranges_stay_together_and_none_is_lost() -> None:
+    ranges = [LogRange(0, 0, 3), LogRange(1, 5, 9), LogRange(2, 0, 20), LogRange(3, 1, 2)]
+    assert pack(ranges, events_min=7) == [tuple(ranges[:2]), (ranges[2],), (ranges[3],)]
+    assert pack(ranges, events_min=1000) == [tuple(ranges)]
+    assert pack([], events_min=7) == []

@@ -1,5 +1,4 @@
-"""Segments are compared with the manifest once, and again when they look different; errors of workers are told in one
-line."""
+"""Segments are compared with the manifest once, and again when they look different."""
 
 from __future__ import annotations
 
@@ -17,7 +16,6 @@ from durable_log.segmented import SegmentedLog
 from pubsub_api.core import frame as frames
 from pubsub_api.core.events import Event, encode_event, pack_body
 from pubsub_api.core.frame import Kind
-from spark_pipeline.session import decisive_line
 from spark_pipeline.verifying import SegmentChecker
 
 pytest.importorskip("pyarrow")
@@ -70,18 +68,3 @@ def test_a_missing_file_is_named(segments: list[Segment]) -> None:
     pathlib.Path(segments[0].path).unlink()
     with pytest.raises(LogCorrupt, match="is missing"):
         SegmentChecker().check(segments)
-
-
-@pytest.mark.parametrize(
-    ("message", "shown"),
-    [
-        ("one line", "one line"),
-        (
-            "Job aborted\nTraceback:\ndurable_log.errors.LogCorrupt: shard 1: gone\n\tat java.Foo",
-            "LogCorrupt: shard 1: gone",
-        ),
-        ("first\npubsub_api.core.errors.UnsupportedVersion: wire version 9\n", "UnsupportedVersion: wire version 9"),
-    ],
-)
-def test_of_an_error_of_spark_the_line_is_shown_that_says_what_it_was(message: str, shown: str) -> None:
-    assert decisive_line(message) == shown
