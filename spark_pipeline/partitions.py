@@ -22,7 +22,7 @@ from spark_pipeline.verifying import Looks, looks_of
 if TYPE_CHECKING:
     from durable_log.log_api import LogApi
 
-_TASK_EVENTS_MIN = 10_000
+_TASK_EVENTS = 10_000
 """A task costs about as much as reading so many events."""
 _LOOKS_MAX = 256
 """As many files as a reader of segments remembers."""
@@ -42,7 +42,8 @@ def stream_partitions(
 ) -> list[LogPartition]:
     """The tasks of a micro-batch: long ranges divided, short ones together, because small batches come often."""
     parts = split(ranges, events_max=events_per_task)
-    return [LogPartition(bundle, filters) for bundle in pack(parts, events_min=_TASK_EVENTS_MIN)]
+    bundles = pack(parts, events_max=min(_TASK_EVENTS, events_per_task))
+    return [LogPartition(bundle, filters) for bundle in bundles]
 
 
 def read_partition(url: str, partition: LogPartition, topics: frozenset[str] | None = None) -> Iterator[pa.RecordBatch]:
@@ -60,7 +61,11 @@ def read_partition(url: str, partition: LogPartition, topics: frozenset[str] | N
 
 
 def _batches(url: str, what: LogRange) -> Iterator[pa.RecordBatch]:
-    return arrow_batches(_OPENED.get(url, what), *what)
+    try:
+        yield from arrow_batches(_OPENED.get(url, what), *what)
+    except Exception:
+        _OPENED.close()  # Spark tries again, and whatever it was shall not outlive the attempt
+        raise
 
 
 class _OpenedLog:

@@ -34,17 +34,16 @@ def split(ranges: Iterable[LogRange], *, events_max: int) -> Iterator[LogRange]:
             yield LogRange(shard, start + (end - start) * part // parts, start + (end - start) * (part + 1) // parts)
 
 
-def pack(ranges: Iterable[LogRange], *, events_min: int) -> list[tuple[LogRange, ...]]:
-    """The same ranges in bundles: small ones stay together until a bundle has that many events.  In the order they came
-    in."""
+def pack(ranges: Iterable[LogRange], *, events_max: int) -> list[tuple[LogRange, ...]]:
+    """The same ranges in bundles: short ones together, of at most that many events; a longer one is alone."""
     bundles: list[tuple[LogRange, ...]] = []
-    bundle: tuple[LogRange, ...] = ()
     for one in ranges:
-        bundle += (one,)
-        if sum(part.events for part in bundle) >= events_min:
-            bundles.append(bundle)
-            bundle = ()
-    return [*bundles, bundle] if bundle else bundles
+        last = bundles[-1] if bundles else ()
+        if bundles and sum(part.events for part in last) + one.events <= events_max:
+            bundles[-1] = (*last, one)
+        else:
+            bundles.append((one,))
+    return bundles
 
 
 def advance(start: Offsets, ends: Offsets, *, events_max: int | None) -> dict[int, int]:

@@ -85,8 +85,9 @@ def test_the_pattern_of_a_filter_selects_the_same_topics(wanted: list[str], has_
     assert bool(re.fullmatch(filter_pattern("#"), topic)) == matches("#", topic)
 
 
-def test_small_ranges_stay_together_and_none_is_lost() -> None:
+def test_short_ranges_stay_together_and_none_is_lost() -> None:
     ranges = [LogRange(0, 0, 3), LogRange(1, 5, 9), LogRange(2, 0, 20), LogRange(3, 1, 2)]
-    assert pack(ranges, events_min=7) == [tuple(ranges[:2]), (ranges[2],), (ranges[3],)]
-    assert pack(ranges, events_min=1000) == [tuple(ranges)]
-    assert pack([], events_min=7) == []
+    assert pack(ranges, events_max=7) == [tuple(ranges[:2]), (ranges[2],), (ranges[3],)]
+    assert pack(ranges, events_max=1000) == [tuple(ranges)]
+    assert pack(ranges, events_max=1) == [(one,) for one in ranges]
+    assert pack([], events_max=7) == []
