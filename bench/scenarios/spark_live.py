@@ -2,7 +2,7 @@
 
 A publisher, a recorder that writes the log, and Spark with the streaming source are processes of their own, as in
 production.  An event is late by the time from its publishing, which is its timestamp, until ``foreachBatch`` has it in
-memory.  The first minute is not counted: Spark compiles while it runs.
+memory.  The first seconds are not counted: Spark compiles while it runs.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 EVENTS_PER_S, EVENTS_PER_S_QUICK = 10_000, 500
 SECONDS, SECONDS_QUICK = 60, 2
-WARM_UP_S, WARM_UP_S_QUICK = 60, 2
+WARM_UP_S, WARM_UP_S_QUICK = 40, 2
 TICK_S = 0.01
 TOPICS = 8
 OPEN_S = 60.0
