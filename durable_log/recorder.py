@@ -22,7 +22,7 @@ from durable_log.log_api import LogApi
 from pubsub_api import History, Resync, Session
 from pubsub_api.core.frame import Header
 from pubsub_api.errors import Closed, FrameError
-from pubsub_api.subscriber import SubscriberStatistics
+from pubsub_api.statistics import SubscriberStatistics
 
 LOG = logging.getLogger(__name__)
 

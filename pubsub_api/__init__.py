@@ -18,7 +18,8 @@ from pubsub_api.driver import Capabilities, PublisherApi, PubSubApi, SubscriberA
 from pubsub_api.history import HistorySource, Mismatch
 from pubsub_api.publisher import Publisher, PublisherStatistics
 from pubsub_api.session import Session, open
-from pubsub_api.subscriber import Subscriber, SubscriberStatistics
+from pubsub_api.statistics import SubscriberStatistics
+from pubsub_api.subscriber import Subscriber
 
 __all__ = [
     "Capabilities",

@@ -29,7 +29,8 @@ from pubsub_api.core.resync import Resync
 from pubsub_api.core.settings import History
 from pubsub_api.history import HistorySource, Mismatch
 from pubsub_api.publisher import Publisher, PublisherStatistics
-from pubsub_api.subscriber import Subscriber, SubscriberStatistics
+from pubsub_api.statistics import SubscriberStatistics
+from pubsub_api.subscriber import Subscriber
 
 BATCHES_MAX = 64
 """Batches of events that wait for the loop before the dispatcher is held back."""
@@ -100,7 +101,7 @@ class AsyncSubscriber:
         return self._subscriber
 
     def on_batch(self, batch: Sequence[Event | Resync]) -> None:
-        """Called by the dispatcher thread; waits while the loop has enough to do."""
+        """Called by the subscriber, on whatever thread calls the user; waits while the loop has enough to do."""
         self._room.acquire()
         if not self._is_closed:
             self._batches.append(batch)

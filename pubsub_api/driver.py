@@ -17,7 +17,7 @@ from __future__ import annotations
 import abc
 import dataclasses
 from collections.abc import Callable, Iterable, Sequence
-from typing import ClassVar, Literal, Protocol
+from typing import ClassVar, Literal, Protocol, runtime_checkable
 from urllib.parse import SplitResult
 
 from oslo_config import cfg
@@ -97,6 +97,22 @@ class Receiver(Protocol):
 
     def on_link(self, report: LinkReport) -> None:
         """A change of a link, as a value."""
+
+
+@runtime_checkable
+class LendingReceiver(Receiver, Protocol):
+    """A receiver that can use the driver's own thread to call its user, which spares a lone frame the way to another.
+
+    A driver that can go on receiving in another thread while this one is away looks for it; others never need to.
+    """
+
+    def on_frames_lent(self, frames: Sequence[bytes], relieve: Callable[[], None]) -> bool:
+        """As ``on_frames``, except that the call may last as long as a callback of the user does.
+
+        When it lasts, ``relieve`` is called from another thread: the driver goes on receiving in a new one.  True says
+        that this happened: the calling thread is not needed any more, must not touch what it shares with its successor,
+        and ends.  Until this call returns, the receiver may be called from other threads of the driver as well.
+        """
 
 
 QueryHandler = Callable[[bytes], Iterable[bytes]]

@@ -24,7 +24,8 @@ from pubsub_api.history import HistorySource
 from pubsub_api.history_gate import HistoryGate
 from pubsub_api.publisher import Publisher, PublisherStatistics, default_name
 from pubsub_api.scheme import SchemeSubscriber, SubscriptionScheme, scheme_of
-from pubsub_api.subscriber import OnEvent, OnEvents, OnFrames, OnResync, Subscriber, SubscriberStatistics, one_by_one
+from pubsub_api.statistics import SubscriberStatistics
+from pubsub_api.subscriber import OnEvent, OnEvents, OnFrames, OnResync, Subscriber, one_by_one
 
 
 class Session:

@@ -4,6 +4,9 @@ Three threads meet here.  The driver's thread brings frames and runs the core un
 The clock thread runs the core when time has passed.  The dispatcher takes whole frames from a bounded queue, decodes
 them and calls the user; a callback may be slow without delaying anything but itself.  When the queue is full, frames
 are discarded and counted, and a resync follows as soon as there is room.
+
+A frame that comes alone while nothing waits need not go to the dispatcher: where the driver lends its thread, that one
+calls the user, and the clock thread sees to it that receiving goes on when the callback lasts (`pubsub_api.lending`).
 """
 
 from __future__ import annotations
@@ -34,6 +37,8 @@ from pubsub_api.core.topics import CONTROL_TOPIC
 from pubsub_api.driver import Asked, Connected, Disconnected, LinkReport, PubSubApi, Subscribed
 from pubsub_api.history import Mismatch
 from pubsub_api.history_gate import HistoryGate, HistoryStatistics
+from pubsub_api.lending import LENT_MAX_S, Lending, Relieve
+from pubsub_api.statistics import SubscriberStatistics
 
 LOG = logging.getLogger(__name__)
 
@@ -47,68 +52,11 @@ Item = Delivery | Resync | Event
 """What waits for the dispatcher: a frame, a resync, or an event that came without an envelope."""
 
 
-@dataclasses.dataclass(frozen=True)
-class SubscriberStatistics:
-    """Counters since the subscriber was made; the names are those of `pubsub_api.core.statistics`."""
-
-    received: int
-    """Events handed to the user."""
-    delivered: int
-    """Events taken into order; what is not received yet waits in the queue."""
-    frames: int
-    duplicates: int
-    unwanted: int
-    foreign: int
-    """Messages of other programs, without an envelope, passed on unnumbered."""
-    foreign_discarded: int
-    """Such messages dropped, because the queue was full or frames were asked for: nobody numbers them, so nobody can
-    ask for them again."""
-    hellos: int
-    gaps: int
-    closed_by_waiting: int
-    closed_by_repair: int
-    repaired: int
-    lost: int
-    skipped: int
-    discarded: int
-    unparked: int
-    queries: int
-    replies: int
-    late_replies: int
-    resyncs: int
-    restarts: int
-    silences: int
-    freezes: int
-    verified_reconnects: int
-    streams: int
-    streams_evicted: int
-    publishers: int
-    publishers_forgotten: int
-    links_up: int
-    lag: int
-    """Events in the queue before the callback."""
-    queue_bytes: int
-    """Size of the frames in that queue."""
-    parked_bytes: int
-    """Frames waiting behind holes."""
-    callback_errors: int
-    bad_frames: dict[str, int]
-    historical: int
-    """Events delivered from history."""
-    history_duplicates: int
-    """Events that were delivered already, or are older than what was delivered of their object."""
-    history_reads: int
-    """How often history was read."""
-    history_forgotten: int
-    """Objects of which it is not remembered any more what was delivered."""
-    history_errors: int
-    """Calls of the user with history that raised, and reads that did."""
-
-
 class Subscriber:
     """Receives events.  Every method may be called from any thread; made by `Session.subscriber`.
 
-    With ``on_event`` or ``on_events`` the user is called from the dispatcher thread, one call at a time.  Without,
+    With ``on_event`` or ``on_events`` the user is called, one call at a time, from the dispatcher thread or from the
+    one that received; a program must not care which, and may take its time in either.  Without,
     iterate: ``for event in subscriber`` yields events until the subscriber is closed, and resyncs go to ``on_resync``.
     Who only stores or passes on what was sent takes ``on_frames`` instead, and nothing is decoded.
     """
@@ -153,7 +101,12 @@ class Subscriber:
         self._lock = threading.Lock()
         self._queue: queue.SimpleQueue[Sequence[Item] | None] = queue.SimpleQueue()
         self._queue_bytes = 0
+        self._waiting = 0
+        """Calls of the user that have to be made or are under way, for one batch of items each."""
         self._is_queue_full = False
+        self._lending = Lending()
+        # Not with history: its reader calls the user too, and a driver's thread would wait for it, even when it closes.
+        self._borrows = gate is None and (self._on_events is not None or on_frames is not None)
         self._received = 0
         self._foreign = 0
         self._foreign_discarded = 0
@@ -173,8 +126,7 @@ class Subscriber:
         self._clock = threading.Thread(target=self._run_clock, name="heliograph-subscriber-clock", daemon=True)
         self._dispatcher: threading.Thread | None = None
         if self._on_events is not None or self._on_frames is not None:
-            dispatch = self._dispatch if self._on_frames is None else self._dispatch_frames
-            self._dispatcher = threading.Thread(target=dispatch, name="heliograph-dispatcher", daemon=True)
+            self._dispatcher = threading.Thread(target=self._dispatch, name="heliograph-dispatcher", daemon=True)
             self._dispatcher.start()
         forking.register(self)
         self._clock.start()
@@ -192,6 +144,47 @@ class Subscriber:
             queries = self._collect()
         if queries:
             self._ask(queries)
+
+    def on_frames_lent(self, received: Sequence[bytes], relieve: Relieve) -> bool:
+        delivery = self._borrow(received[0], relieve) if len(received) == 1 and self._borrows else None
+        if delivery is None:
+            self.on_frames(received)
+            return False
+        is_relieved = False
+        try:
+            if self._on_frames is not None:
+                self._hand_over_run([delivery])
+            elif events := self._decode(delivery):
+                self._received += len(events)
+                self._tell_events(events)
+        finally:
+            with self._lock:
+                self._done(len(delivery[0]))
+                is_relieved = self._lending.end()
+        return is_relieved
+
+    def _borrow(self, frame: bytes, relieve: Relieve) -> Delivery | None:
+        """Get ready to call the user on this thread with a frame; None when it has to go the long way.
+
+        That is when something is before it, or anything is to be done with it that takes the core more than a look.
+        """
+        now = time.monotonic()
+        with self._lock:
+            if self._waiting or not self._lending.begin(relieve, now):
+                return None
+            core = self._core
+            core.room_bytes = self._queue_bytes_max - self._queue_bytes
+            delivery = core.on_lone_frame(frame, now)
+            if delivery is None:
+                self._lending.end()
+                return None
+            self._hybrid_clock.observe(core.newest_timestamp, time.time_ns())
+            self._waiting = 1
+            self._queue_bytes += len(frame)
+            if not self._lending.is_watched:
+                self._lending.is_watched = True
+                self._clock_wakeup.set()
+            return delivery
 
     def on_foreign(self, topic: str, payload: bytes) -> None:
         with self._lock:
@@ -239,11 +232,7 @@ class Subscriber:
         """Under the lock, after the core was called: queue what it delivers, return what is to be asked."""
         out, queries = self._core.take()
         if out:
-            size = 0
-            for item in out:
-                if isinstance(item, tuple):
-                    size += len(item[0])
-            self._enqueue(out, size)
+            self._enqueue(out, _size_of(out))
             if not self._ready.is_set() and self._core.is_ready:
                 self._ready.set()
         if self._core.next_deadline() < self._clock_deadline:
@@ -251,6 +240,7 @@ class Subscriber:
         return queries
 
     def _enqueue(self, items: Sequence[Item], size: int) -> None:
+        self._waiting += 1
         self._queue_bytes += size
         self._queue.put(items)
         if self._core.is_queue_full and not self._is_queue_full:
@@ -277,40 +267,55 @@ class Subscriber:
             with self._lock:
                 self._core.poll(time.monotonic())
                 queries = self._collect()
+                self._lending.look_after(time.monotonic())
                 self._clock_deadline = self._core.next_deadline()
                 self._clock_wakeup.clear()
+                wait_max_s = LENT_MAX_S if self._lending.is_watched else threading.TIMEOUT_MAX
             self._ask(queries)
-            self._clock_wakeup.wait(max(0.001, self._clock_deadline - time.monotonic()))
+            self._clock_wakeup.wait(min(max(0.001, self._clock_deadline - time.monotonic()), wait_max_s))
 
     # -- calling the user
 
     def _dispatch(self) -> None:
-        for events in self._batches():
-            assert self._on_events is not None
-            try:
-                self._on_events(events)
-            except Exception:
-                self._callback_errors += 1
-                LOG.exception("Subscriber: the event callback raised; going on with the next events.")
-
-    def _dispatch_frames(self) -> None:
-        """Hand over whole frames, as many together as are at hand; resyncs are told on the way."""
         while True:
             items = self._queue.get()
             if items is None:
                 return
-            run: list[Delivery] = []
-            for item in items:
-                if isinstance(item, tuple):
-                    run.append(item)
-                elif isinstance(item, Resync):
-                    self._hand_over(run)
-                    run = []
-                    self._tell_resync(item)
-            self._hand_over(run)
-            self._dequeued(sum(len(item[0]) for item in items if isinstance(item, tuple)))
+            with self._lending.calling:
+                self._call_user(items)
+            self._dequeued(items)
 
-    def _hand_over(self, deliveries: list[Delivery]) -> None:
+    def _call_user(self, items: Sequence[Item]) -> None:
+        """Call with what the items hold, in order, until the subscriber is closed."""
+        if self._on_frames is not None:
+            self._hand_over(items)
+            return
+        for events in self._events_of(items):
+            self._tell_events(events)
+
+    def _tell_events(self, events: list[Event]) -> None:
+        assert self._on_events is not None
+        try:
+            self._on_events(events)
+        except Exception:
+            self._callback_errors += 1
+            LOG.exception("Subscriber: the event callback raised; going on with the next events.")
+
+    def _hand_over(self, items: Sequence[Item]) -> None:
+        """Hand over whole frames, as many together as are at hand; resyncs are told on the way."""
+        run: list[Delivery] = []
+        for item in items:
+            if self._is_closed:
+                return
+            if isinstance(item, tuple):
+                run.append(item)
+            elif isinstance(item, Resync):
+                self._hand_over_run(run)
+                run = []
+                self._tell_resync(item)
+        self._hand_over_run(run)
+
+    def _hand_over_run(self, deliveries: list[Delivery]) -> None:
         if not deliveries or self._is_closed:
             return
         assert self._on_frames is not None
@@ -328,31 +333,37 @@ class Subscriber:
             if items is None:
                 self._queue.put(None)
                 return
-            size = 0
-            for item in items:
-                if isinstance(item, tuple):
-                    size += len(item[0])
-                    events = self._decode(item)
-                    if events:
-                        self._received += len(events)
-                        yield events
-                elif isinstance(item, Resync):
-                    self._tell_resync(item)
-                else:
-                    size += len(item.value)
-                    self._received += 1
-                    yield [item]
-                if self._is_closed:
-                    return
-            self._dequeued(size)
+            yield from self._events_of(items)
+            self._dequeued(items)
 
-    def _dequeued(self, size: int) -> None:
+    def _events_of(self, items: Sequence[Item]) -> Iterator[list[Event]]:
+        """The events of the items, in order; resyncs are told on the way.  Ends early when it is closed."""
+        for item in items:
+            if self._is_closed:
+                return
+            if isinstance(item, tuple):
+                events = self._decode(item)
+                if events:
+                    self._received += len(events)
+                    yield events
+            elif isinstance(item, Resync):
+                self._tell_resync(item)
+            else:
+                self._received += 1
+                yield [item]
+
+    def _dequeued(self, items: Sequence[Item]) -> None:
         with self._lock:
-            self._queue_bytes -= size
-            if self._is_queue_full and self._queue_bytes <= self._queue_bytes_max // 2:
-                self._is_queue_full = False
-                self._core.queue_full(False)
-                self._clock_wakeup.set()
+            self._done(_size_of(items))
+
+    def _done(self, size: int) -> None:
+        """Under the lock: the user was called with items of that size."""
+        self._waiting -= 1
+        self._queue_bytes -= size
+        if self._is_queue_full and self._queue_bytes <= self._queue_bytes_max // 2:
+            self._is_queue_full = False
+            self._core.queue_full(False)
+            self._clock_wakeup.set()
 
     def _decode(self, delivery: Delivery) -> list[Event]:
         frame, header, already = delivery
@@ -470,6 +481,7 @@ class Subscriber:
                 queue_bytes=self._queue_bytes,
                 parked_bytes=self._core.parked_bytes,
                 callback_errors=self._callback_errors,
+                relieved=self._lending.relieved,
                 **dataclasses.asdict(self._gate.statistics() if self._gate else HistoryStatistics()),
                 **counters,
             )
@@ -486,9 +498,14 @@ class Subscriber:
         if self._gate is not None:
             threads = [self._clock] if self._gate.is_calling else [*threads, self._gate.thread]
             self._gate.close()
+        elif self._lending.is_borrower:
+            threads = [self._clock]  # the dispatcher may wait for its turn, and that means for this very call
         for thread in threads:
             if thread is not None and thread is not threading.current_thread():
                 thread.join()
+        if self._borrows and not self._lending.is_borrower and threading.current_thread() is not self._dispatcher:
+            with self._lending.calling:
+                pass  # whoever was calling the user has returned
 
     def __enter__(self) -> Subscriber:
         return self
@@ -508,6 +525,17 @@ class Subscriber:
         forking.set_aside((self._end, self._clock, self._dispatcher, self._lock, self._queue, self._gate))
         self._is_inherited = True
         self._lock = threading.Lock()
+
+
+def _size_of(items: Sequence[Item]) -> int:
+    """What the items count in the queue: resyncs nothing, and there are few."""
+    size = 0
+    for item in items:
+        if isinstance(item, tuple):
+            size += len(item[0])
+        elif isinstance(item, Event):
+            size += len(item.value)
+    return size
 
 
 def one_by_one(on_event: OnEvent) -> OnEvents:

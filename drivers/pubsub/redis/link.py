@@ -7,11 +7,15 @@ to publish) under the lock and wake it.  Redis executes the commands of a connec
 so ``_expected``, the queue of commands that were not answered yet, tells what each answer belongs to.  A PING sent
 after some SUBSCRIBEs is answered when all of them are in effect: it carries the report that says so.  An idle link
 sends one to see whether the server lives; one that is owed an answer and hears nothing for ``send_timeout`` is lost.
+
+Between two turns, when nothing is under way, the thread may be lent with the messages it hands over.  When it stays
+away, another one goes on with the connection where it left off, and it ends when it comes back.
 """
 
 from __future__ import annotations
 
 import collections
+import functools
 import logging
 import select
 import threading
@@ -38,6 +42,11 @@ EXPECTED_MAX = 1024
 """Subscriptions asked for ahead of their answers, which the server keeps in the bounded buffer of a subscriber."""
 SOURCES_MAX = 65_536
 
+Relieve = Callable[[], None]
+"""Has another thread go on with the connection."""
+OnMessagesLent = Callable[[list[Message], Relieve], bool]
+"""Takes messages for as long as it likes; True when the thread was replaced meanwhile."""
+
 
 class _Expected(NamedTuple):
     """A command that the server owes an answer."""
@@ -55,7 +64,8 @@ class Link:
     """See the module's description.  Public methods may be called from any thread unless they say otherwise.
 
     ``on_messages`` and ``on_report`` are called on the thread of the link and must not raise, except that
-    ``on_messages`` may let through what `publish` raises.
+    ``on_messages`` may let through what `publish` raises.  ``on_messages_lent`` is called instead of the first where
+    the thread may be away.
     """
 
     def __init__(
@@ -66,6 +76,7 @@ class Link:
         channel: bytes,
         on_messages: Callable[[list[Message]], None],
         on_report: Callable[[LinkReport], None],
+        on_messages_lent: OnMessagesLent | None = None,
     ) -> None:
         """``channel`` is subscribed to always, beside the filters.  ``address`` is the name used in reports."""
         self.address = address
@@ -73,7 +84,9 @@ class Link:
         self._channel = Target(False, channel)
         self._on_messages = on_messages
         self._on_report = on_report
-        self._thread = threading.Thread(target=self._run, name=f"redis-link-{address}", daemon=True)
+        self._on_messages_lent = on_messages_lent
+        self._threads = [self._new_thread(self._run)]
+        """The last one has the connection; those before it were lent when they were replaced."""
         self._waker = Waker()
         self._backoff = Backoff(settings)
         self._is_stopping = False
@@ -93,26 +106,36 @@ class Link:
         self._users: collections.Counter[Target] = collections.Counter()
         self._sources: dict[bytes, bytes] = {}
         self._unsent: list[bytes] = []
+        self._messages: list[Message] = []
         self._asked_at = self._heard_at = 0.0
 
     def start(self, filters: Iterable[str] = ()) -> None:
         self._filters.update(dict.fromkeys(filters))
-        self._thread.start()
+        self._threads[0].start()
+
+    def _new_thread(self, target: Callable[[], None]) -> threading.Thread:
+        return threading.Thread(target=target, name=f"redis-link-{self.address}", daemon=True)
 
     def stop(self) -> None:
         """Ask the thread to end; it makes at most the call that is under way.  Does not wait.  Idempotent."""
         self._is_stopping = True
-        if self._thread.ident is None:
+        if self._threads[0].ident is None:
             self._waker.close()
         self._waker.wake()
 
     def join(self) -> None:
         """Wait, for a bounded time, until the thread has ended."""
-        join_thread(self._thread, self._settings)
+        for thread in self.threads:
+            join_thread(thread, self._settings)
+        join_thread(self._threads[-1], self._settings)  # one more may have come meanwhile
 
     @property
-    def thread(self) -> threading.Thread:
-        return self._thread
+    def threads(self) -> list[threading.Thread]:
+        return list(self._threads)
+
+    @property
+    def is_alive(self) -> bool:
+        return self._threads[-1].is_alive()
 
     @property
     def is_stopping(self) -> bool:
@@ -163,18 +186,33 @@ class Link:
 
     # Below: only the thread.
 
-    def _run(self) -> None:
+    def _run(self, *, is_connected: bool = False) -> None:
+        """Keep a connection until the end; with ``is_connected``, beginning with the one that is there."""
         try:
-            while not self._is_stopping:
+            while not self._is_stopping and self._is_ours():
                 try:
-                    self._live()
+                    self._live(is_connected=is_connected)
                 except TransportUnavailable as error:
+                    if self._on_messages_lent is not None:
+                        self._pass_on()  # what came before the end; nobody can be answered any more
                     if not self._is_stopping:
                         self._went_down(str(error))
                         self._waker.wait(self._backoff.next())
+                is_connected = False
         finally:
-            self._is_settled.set()
-            self._waker.close()
+            if self._is_ours():
+                self._is_settled.set()
+                self._waker.close()
+
+    def _is_ours(self) -> bool:
+        """Whether the connection has not been passed on to another thread."""
+        return self._threads[-1] is threading.current_thread()
+
+    def _relieve(self) -> None:
+        """Go on in a new thread.  Called while the present one is lent, so nobody uses the connection."""
+        successor = self._new_thread(functools.partial(self._run, is_connected=True))
+        self._threads = [thread for thread in self._threads if thread.is_alive()] + [successor]
+        successor.start()
 
     def _went_down(self, reason: str) -> None:
         """Report a loss, or that the first attempt failed.  When later ones fail for another reason, it is logged."""
@@ -185,21 +223,27 @@ class Link:
             LOG.warning("%s: %s", self.address, reason)
         self._is_settled.set()
 
-    def _live(self) -> None:
-        """One connection, from its beginning to its end.  Raises TransportUnavailable when it is lost."""
-        self._wire = Wire(self._settings)
+    def _live(self, *, is_connected: bool) -> None:
+        """One connection, from its beginning, or from where it is, to its end or until it is passed on.
+
+        Raises TransportUnavailable when it is lost.
+        """
+        if not is_connected:
+            self._wire = Wire(self._settings)
         try:
-            self._poller = select.poll()
-            self._poller.register(self._wire, select.POLLIN)
-            self._poller.register(self._waker, select.POLLIN)
-            self._begin()
-            while not self._is_stopping:
+            if not is_connected:
+                self._poller = select.poll()
+                self._poller.register(self._wire, select.POLLIN)
+                self._poller.register(self._waker, select.POLLIN)
+                self._begin()
+            while not self._is_stopping and not self._pass_on_lent():
                 self._turn()
         finally:
-            with self._lock:
-                self._is_up = self._takes_changes = False
-                self._outbox.clear()
-            self._wire.close()
+            if self._is_ours():
+                with self._lock:
+                    self._is_up = self._takes_changes = False
+                    self._outbox.clear()
+                self._wire.close()
 
     def _begin(self) -> None:
         with self._lock:
@@ -210,6 +254,7 @@ class Link:
         self._users.clear()
         self._sources.clear()
         self._unsent.clear()
+        self._messages.clear()
         self._heard_at = time.monotonic()
         self._subscribe([self._channel])
         for topic_filter in filters:
@@ -305,20 +350,18 @@ class Link:
         """Read what is there, hand over the messages in one call, and note the answers."""
         answers = self._wire.receive()
         self._heard_at = time.monotonic()
-        messages: list[Message] = []
+        self._pass_on()
         for answer in answers:
             is_push = isinstance(answer, list)
             if is_push and answer[0] in (b"message", b"pmessage"):
-                self._add_message(answer, messages)
+                self._add_message(answer)
                 continue
             if is_push:
                 self._sources.clear()  # a subscription came or went: which copy of a message is the first may change
-            self._hand_over(messages)
-            messages = []
+            self._pass_on()
             self._answered(answer)
-        self._hand_over(messages)
 
-    def _add_message(self, push: list[bytes], messages: list[Message]) -> None:
+    def _add_message(self, push: list[bytes]) -> None:
         """Keep one copy of each message.
 
         Redis sends a message once for each channel or pattern of the connection that it matches, all copies in a row.
@@ -327,13 +370,23 @@ class Link:
         """
         source, channel, payload = push[-3], push[-2], push[-1]  # a plain message has its kind in the pattern's place
         if self._sources.setdefault(channel, source) == source:
-            messages.append((channel, payload))
+            self._messages.append((channel, payload))
         if len(self._sources) > SOURCES_MAX:
             self._sources.clear()  # at worst one copy too many, which the core drops
 
-    def _hand_over(self, messages: list[Message]) -> None:
+    def _pass_on(self) -> None:
+        """Hand over the messages read so far."""
+        messages, self._messages = self._messages, []
         if messages and not self._is_stopping:
             self._on_messages(messages)
+
+    def _pass_on_lent(self) -> bool:
+        """Hand over the messages read so far, and this thread with them.  True when it was replaced meanwhile."""
+        if not self._messages or self._on_messages_lent is None:
+            self._pass_on()
+            return False
+        messages, self._messages = self._messages, []
+        return self._on_messages_lent(messages, self._relieve)
 
     def _answered(self, answer: Any) -> None:
         if not self._expected:

@@ -12,10 +12,10 @@ from collections.abc import Callable, Iterator
 from drivers.pubsub.reach import Reach
 from drivers.pubsub.redis import channels
 from drivers.pubsub.redis.config import Settings
-from drivers.pubsub.redis.link import Link, Message
+from drivers.pubsub.redis.link import Link, Message, Relieve
 from pubsub_api.core.frame import is_frame
 from pubsub_api.core.topics import CONTROL_TOPIC, check_filter
-from pubsub_api.driver import Asked, Disconnected, LinkReport, Receiver, SubscriberApi
+from pubsub_api.driver import Asked, Disconnected, LendingReceiver, LinkReport, Receiver, SubscriberApi
 from pubsub_api.errors import Closed, Forked, TransportUnavailable, UsageError
 
 LOG = logging.getLogger(__name__)
@@ -103,7 +103,7 @@ class RedisSubscriber(SubscriberApi):
         if os.getpid() != self._pid:
             return False
         with self._lock:
-            return self._is_started and not self._is_closed and all(thread.is_alive() for thread in self._threads())
+            return self._is_started and not self._is_closed and all(link.is_alive for link in self._links.values())
 
     def query(self, frame: bytes) -> int | None:
         """Hand the query to every link that is up.  The servers will tell how many responders that reached."""
@@ -140,6 +140,7 @@ class RedisSubscriber(SubscriberApi):
             channel=channels.reply_channel(settings.channel_prefix, self._nonce),
             on_messages=lambda messages: self._on_messages(link, messages),
             on_report=lambda report: self._on_report(link, report),
+            on_messages_lent=lambda messages, relieve: self._on_messages_lent(link, messages, relieve),
         )
         return link
 
@@ -155,6 +156,20 @@ class RedisSubscriber(SubscriberApi):
             topic = channel[len(self._settings.channel_prefix) :].decode(errors="replace")
             self._on_foreign(link, topic, payload)
         self._on_frames(link, frames)
+
+    def _on_messages_lent(self, link: Link, messages: list[Message], relieve: Relieve) -> bool:
+        """As `_on_messages`.  A lone frame goes with the thread, and nobody else is kept from calling meanwhile."""
+        receiver = self._receiver
+        if len(messages) > 1 or not is_frame(messages[0][1]) or not isinstance(receiver, LendingReceiver):
+            self._on_messages(link, messages)
+            return False
+        if self._is_closed or link.is_stopping:
+            return False
+        try:
+            return receiver.on_frames_lent([messages[0][1]], relieve)
+        except Exception:
+            LOG.exception("the receiver raised, which it must not; what it was called with is lost")
+            return threading.current_thread() is not link.threads[-1]
 
     def _on_frames(self, link: Link, frames: list[bytes]) -> None:
         if frames:
@@ -178,7 +193,7 @@ class RedisSubscriber(SubscriberApi):
                 LOG.exception("the receiver raised, which it must not; what it was called with is lost")
 
     def _threads(self) -> set[threading.Thread]:
-        return {link.thread for link in self._links.values()}
+        return {thread for link in self._links.values() for thread in link.threads}
 
     @contextlib.contextmanager
     def _usable(self) -> Iterator[None]:

@@ -52,7 +52,8 @@ class Link(Connection):
         self._filters = dict.fromkeys(filters)
         self._interests: dict[str, Channel] = {}
         self._unconfirmed: dict[str, Channel] = {}
-        self._pump: threading.Thread | None = None
+        self._pumps: list[threading.Thread] = []
+        """The last one moves frames; those before it were lent to the receiver when they were replaced."""
         self._is_up = False
         self._up_since = 0.0
         self._sync_number = 0
@@ -80,12 +81,19 @@ class Link(Connection):
         channel = session.keep(
             session.zenoh.declare_subscriber(self._keys.everything, zenoh.handlers.FifoChannel(CHANNEL_FRAMES))
         )
-        self._pump = threading.Thread(
-            target=pump, args=(channel, self._inbox, self._settings), name=f"zenoh channel {self.address}", daemon=True
-        )
-        self._pump.start()
+        self._start_pump(channel)
         for topic_filter in self._filters:
             self._declare(session, topic_filter)
+
+    def _start_pump(self, channel: Channel) -> None:
+        """Move what comes through the channel, in a new thread.  Called again when the former is kept by a callback."""
+        relieve = functools.partial(self._start_pump, channel)
+        thread = threading.Thread(
+            target=pump, args=(channel, self._inbox, self._settings, relieve), name=f"zenoh channel {self.address}",
+            daemon=True,
+        )  # fmt: skip
+        self._pumps = [former for former in self._pumps if former.is_alive()] + [thread]
+        thread.start()
 
     def _declare(self, session: Session, topic_filter: str) -> None:
         # A ring of one that nobody reads: samples are overwritten inside Zenoh and never reach Python.
@@ -206,18 +214,32 @@ class Link(Connection):
         self.is_connected = False
 
     def _closed(self) -> None:
-        if self._pump is not None:
-            self._pump.join()
+        for thread in list(self._pumps):
+            thread.join()
+
+    def join(self) -> None:
+        """As `Connection.join`; from within a callback of the user nothing is waited for."""
+        if threading.current_thread() not in self._pumps:
+            super().join()
 
 
-def pump(channel: Channel, inbox: Inbox, settings: Settings) -> None:
-    """Move what arrives to the inbox, as much at a time as is there, until the session is closed."""
+def pump(channel: Channel, inbox: Inbox, settings: Settings, relieve: Callable[[], None]) -> None:
+    """Move what arrives to the inbox, as much at a time as is there, until the session is closed.
+
+    A frame that comes alone is passed on before it is asked whether there are more.  ``relieve`` starts another pump
+    for the channel, should the receiver keep this thread; it ends then.
+    """
     sample: zenoh.Sample | None
     while True:
         try:
             sample = channel.recv()
         except zenoh.ZError:
             return
+        payload = sample.payload.to_bytes()
+        if is_frame(payload):
+            if inbox.pass_frames([payload], relieve):
+                return
+            sample = _try_recv(channel)
         frames: list[bytes] = []
         size = 0
         while sample is not None:

@@ -60,6 +60,8 @@ class Link:
         self.monitor: Socket | None = None
         self.dealer: Socket | None = None
         self.incoming: list[tuple[Socket, int]] = []
+        self.is_in_burst = False
+        """A frame was read, and more may have come with it."""
         """What ``zmq_poll`` takes to say whether ``sub`` has something to read."""
         self.is_up = False
         self.lost: str | None = None

@@ -1,7 +1,11 @@
 """The receiving thread of a ZeroMQ subscriber.  It owns the sockets of all links and makes all calls to the receiver.
 
 Other threads leave commands for it and wake it.  It reads what is there, a burst at a time, and passes frames on in one
-call per burst.
+call per burst.  The first frame of a burst is passed on by itself, before it is known whether there are more: the only
+frame, unless there is a flood, should not wait for that question.
+
+Between two turns, when nothing is under way, the thread is lent to the receiver.  When it stays away, another thread
+goes on where it left off, and it ends when it comes back: a socket may change hands, but two never use it at once.
 """
 
 from __future__ import annotations
@@ -25,7 +29,7 @@ from drivers.pubsub.zmq.watch import Watch
 from drivers.pubsub.zmq.wire import NUL, SYNC, PrefixCounts
 from pubsub_api.core.frame import is_frame
 from pubsub_api.core.topics import check_topic
-from pubsub_api.driver import Disconnected, LinkReport, Receiver
+from pubsub_api.driver import Disconnected, LendingReceiver, LinkReport, Receiver
 from pubsub_api.errors import InvalidTopic
 
 LOG = logging.getLogger(__name__)
@@ -37,6 +41,10 @@ _SOCKETS_MAX = 16_384
 """Sockets in the context.  A link has up to four, one of them hidden; the default would end at 255 links."""
 
 
+def _is_present(thread: threading.Thread) -> bool:
+    return thread is threading.current_thread()
+
+
 class ReceiveLoop:
     """The receiving thread and what it owns.  `post` and `stop` may be called from any thread, the rest is its own."""
 
@@ -44,6 +52,7 @@ class ReceiveLoop:
         self._conf = conf
         self._curve = curve
         self._receiver = receiver
+        self._lender = receiver if isinstance(receiver, LendingReceiver) else None
         self._context: zmq.Context[Socket] = zmq.Context()
         self._context.set(zmq.MAX_SOCKETS, _SOCKETS_MAX)
         self._waker = Waker()
@@ -55,12 +64,24 @@ class ReceiveLoop:
         self._watch.add(self._waker.fd, self._on_wake)
         self._frames: list[bytes] = []
         # What a lost link may still hold.  If ZeroMQ has connected again by itself, more comes, without an end.
-        self._drain_bursts_max = 1 + conf[GROUP].receive_hwm // _BURST_FRAMES
+        self._drain_bursts_max = 2 + conf[GROUP].receive_hwm // _BURST_FRAMES
         self.responders = 0
         """Links whose publisher answers queries.  Read by other threads."""
-        self.thread = threading.Thread(target=self._run, name="zmq-subscriber", daemon=True)
+        self._threads = [self._new_thread()]
 
     # -- called from any thread
+
+    def start(self) -> None:
+        self._threads[0].start()
+
+    @property
+    def is_alive(self) -> bool:
+        return self._threads[-1].is_alive()
+
+    def join(self) -> None:
+        """Wait until every thread has ended, except the calling one."""
+        while others := [thread for thread in self._threads if thread.is_alive() and not _is_present(thread)]:
+            others[0].join()  # one more may have come meanwhile
 
     def post(self, command: Callable[[], None]) -> None:
         """Have the thread call ``command``, after those posted before."""
@@ -108,19 +129,34 @@ class ReceiveLoop:
 
     # -- the thread
 
+    def _new_thread(self) -> threading.Thread:
+        return threading.Thread(target=self._run, name="zmq-subscriber", daemon=True)
+
     def _run(self) -> None:
+        is_relieved = False
         try:
-            while not self._is_stopping:
+            while not (self._is_stopping or is_relieved):
                 self._turn()
+                is_relieved = self._pass_on_lent()
         except zmq.ZMQError as error:
             LOG.exception("receiving has stopped")
             self._report(Disconnected(link.address, f"{error}") for link in self._links.values() if link.is_up)
         finally:
-            self._is_stopping = True
-            for link in self._links.values():
-                link.close()
-            self._context.term()
-            self._waker.close()
+            if threading.current_thread() is self._threads[-1]:
+                self._release()
+
+    def _release(self) -> None:
+        self._is_stopping = True
+        for link in self._links.values():
+            link.close()
+        self._context.term()
+        self._waker.close()
+
+    def _relieve(self) -> None:
+        """Go on in a new thread.  Called while the present one is lent, so nobody uses what it owned."""
+        successor = self._new_thread()
+        self._threads = [thread for thread in self._threads if thread.is_alive()] + [successor]
+        successor.start()
 
     def _turn(self) -> None:
         """Wait for something to happen, and handle it."""
@@ -193,7 +229,6 @@ class ReceiveLoop:
 
     def _on_data(self, link: Link) -> bool:
         is_more = self._read_burst(link)
-        self._pass_on()
         self._drop_if_lost(link)
         return is_more
 
@@ -214,24 +249,30 @@ class ReceiveLoop:
                     LOG.debug("%s: an answer of %d parts that is no frame was dropped", link.address, len(parts))
         except zmq.Again:
             is_more = False
-        self._pass_on()
         return is_more
 
     def _read_burst(self, link: Link) -> bool:
-        """Collect frames from a link.  False when there was nothing more to read.
+        """Collect frames from a link: one, and when called again, all that follow.  False when nothing more is there.
 
         The usual message costs two reads and two looks at bytes.  A read that finds nothing costs several times more,
-        so after the first message, the only one unless there is a flood, a poll asks whether there are more.
+        so after the first message a poll asks whether there are more.
 
         Whether a message has exactly two parts is not asked, which would cost more than a read.  A message of another
         shape shows itself by what its parts look like, at the latest in the message after it, and `_sort_out` then
         reads on to the end of that one.
         """
         assert link.sub is not None
+        if link.is_in_burst and not zmq.zmq_poll(link.incoming, 0):
+            link.is_in_burst = False
+            return False
+        frames_max = _BURST_FRAMES if link.is_in_burst else 1
+        if len(self._frames) >= frames_max:
+            self._pass_on()
+        link.is_in_burst = True
         recv, frames = link.sub.recv, self._frames
         topic: bytes | None = None
         try:
-            while len(frames) < _BURST_FRAMES:
+            while len(frames) < frames_max:
                 topic = None
                 topic = recv(_NOBLOCK)
                 if topic[-1:] != NUL:
@@ -242,9 +283,8 @@ class ReceiveLoop:
                     frames = self._sort_out(link, [topic, payload])
                     continue
                 frames.append(payload)
-                if len(frames) == 1 and not zmq.zmq_poll(link.incoming, 0):
-                    return False
         except zmq.Again:
+            link.is_in_burst = False
             if topic is not None:
                 LOG.debug("%s: a message of one part was dropped", link.address)
             return False
@@ -294,7 +334,20 @@ class ReceiveLoop:
             frames, self._frames = self._frames, []
             self._call(self._receiver.on_frames, frames)
 
+    def _pass_on_lent(self) -> bool:
+        """Hand over the frames collected so far, and this thread with them.  True when it was replaced meanwhile."""
+        if not self._frames or self._lender is None or self._is_stopping:
+            self._pass_on()
+            return False
+        frames, self._frames = self._frames, []
+        try:
+            return self._lender.on_frames_lent(frames, self._relieve)
+        except Exception:
+            LOG.exception("the receiver raised, which it must not; receiving goes on")
+            return self._threads[-1] is not threading.current_thread()
+
     def _report(self, reports: Iterable[LinkReport]) -> None:
+        self._pass_on()
         for report in reports:
             self._call(self._receiver.on_link, report)
 

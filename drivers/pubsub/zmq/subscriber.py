@@ -58,12 +58,12 @@ class ZmqSubscriber(SubscriberApi):
                 loop.post(functools.partial(loop.add_filter, topic_filter))
             for address in self._addresses:
                 loop.post(functools.partial(loop.add_link, address))
-            loop.thread.start()
+            loop.start()
 
     @property
     def is_running(self) -> bool:
         loop = self._loop
-        return loop is not None and not self._is_closed and not self._guard.is_child and loop.thread.is_alive()
+        return loop is not None and not self._is_closed and not self._guard.is_child and loop.is_alive
 
     def query(self, frame: bytes) -> int | None:
         self._check_usable()
@@ -86,8 +86,7 @@ class ZmqSubscriber(SubscriberApi):
         if loop is None:
             return
         loop.stop()
-        if threading.current_thread() is not loop.thread:
-            loop.thread.join()
+        loop.join()
 
     def _add(self, registered: dict[str, None], name: str, command: Callable[[ReceiveLoop, str], None]) -> bool:
         self._check_usable()
