@@ -202,7 +202,13 @@ class Publisher:
             if stream.pending:
                 return False
             frame = self._core.lone_frame(stream, encoded, stamp)
-            self._send_out([(stream.topic, frame)])
+            try:
+                self._end.send(stream.topic, frame)
+            except DriverError as error:
+                self._refused(1, error)
+            else:
+                if self._last_failure is not None:
+                    self._accepted()
             self._core.keep(stream, frame, 1, time.monotonic(), stamp)
         finally:
             self._lock.release()
@@ -398,14 +404,22 @@ class Publisher:
             else:
                 self._end.send_many(out)
         except DriverError as error:
-            self._send_failures += len(out)
-            if self._last_failure is None:
-                LOG.warning("Publisher %s cannot send: %s. Frames are kept for repair.", self._name, error)
-            self._last_failure = error
+            self._refused(len(out), error)
         else:
             if self._last_failure is not None:
-                LOG.info("Publisher %s sends again after %d refused frames.", self._name, self._send_failures)
-                self._last_failure = None
+                self._accepted()
+
+    def _refused(self, count: int, error: DriverError) -> None:
+        """The transport did not take frames."""
+        self._send_failures += count
+        if self._last_failure is None:
+            LOG.warning("Publisher %s cannot send: %s. Frames are kept for repair.", self._name, error)
+        self._last_failure = error
+
+    def _accepted(self) -> None:
+        """The transport takes frames again."""
+        LOG.info("Publisher %s sends again after %d refused frames.", self._name, self._send_failures)
+        self._last_failure = None
 
     # -- the thread
 

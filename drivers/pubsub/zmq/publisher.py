@@ -96,34 +96,54 @@ class ZmqPublisher(PublisherApi):
         return endpoints.tcp_address(options.local_ip if host in WILDCARD_HOSTS else host, self._port)
 
     def send(self, topic: str, frame: bytes) -> None:
-        self.send_many(((topic, frame),))
+        self._check_usable()
+        with self._lock:
+            xpub = self._opened()
+            try:
+                if self._drops_until:
+                    self._wait_again(xpub)
+                self._send(xpub, topic, frame)
+                self._look_for_subscriptions(xpub)
+            except zmq.ZMQError as error:
+                raise TransportUnavailable(f"{self.address}: {error}") from error
 
     def send_many(self, frames: Sequence[tuple[str, bytes]]) -> None:
         self._check_usable()
         with self._lock:
-            xpub = self._xpub
-            if xpub is None:
-                raise Closed(f"{self.address} is closed") if self._is_closed else UsageError("initialize comes first")
-            send = xpub.send
+            xpub = self._opened()
             try:
                 if self._drops_until:
                     self._wait_again(xpub)
                 for topic, frame in frames:
-                    name = topic.encode() + NUL
-                    try:
-                        send(name, _SNDMORE)
-                    except zmq.Again:
-                        self._stop_waiting(xpub)
-                        send(name, _SNDMORE)
-                    send(frame)
-                # Sending lets ZeroMQ look at its mailbox, and a subscription found there no longer makes the socket's
-                # file descriptor readable: the service thread would sleep on.  So whoever has sent must look.  This is
-                # the cheapest question pyzmq has (1 us; reading the EVENTS option 1.5, a recv that fails 4), and it is
-                # asked once per call, not per frame.
-                if zmq.zmq_poll(self._incoming, 0):
-                    self._read_subscriptions(xpub)
+                    self._send(xpub, topic, frame)
+                self._look_for_subscriptions(xpub)
             except zmq.ZMQError as error:
                 raise TransportUnavailable(f"{self.address}: {error}") from error
+
+    def _opened(self) -> Socket:
+        if self._xpub is None:
+            raise Closed(f"{self.address} is closed") if self._is_closed else UsageError("initialize comes first")
+        return self._xpub
+
+    def _send(self, xpub: Socket, topic: str, frame: bytes) -> None:
+        name = topic.encode() + NUL
+        try:
+            xpub.send(name, _SNDMORE)
+        except zmq.Again:
+            self._stop_waiting(xpub)
+            xpub.send(name, _SNDMORE)
+        xpub.send(frame)
+
+    def _look_for_subscriptions(self, xpub: Socket) -> None:
+        """Read what subscribers have sent, if anything.
+
+        Sending lets ZeroMQ look at its mailbox, and a subscription found there no longer makes the socket's file
+        descriptor readable: the service thread would sleep on.  So whoever has sent must look.  This is the cheapest
+        question pyzmq has (1 us; reading the EVENTS option 1.5, a recv that fails 4), and it is asked once per call,
+        not per frame.
+        """
+        if zmq.zmq_poll(self._incoming, 0):
+            self._read_subscriptions(xpub)
 
     def _stop_waiting(self, xpub: Socket) -> None:
         """A subscriber's queue stayed full."""
