@@ -359,3 +359,41 @@ def test_a_start_flag_needs_no_baseline() -> None:
     rig.run(6)
     assert rig.numbers("a") == []
     assert rig.reasons == ["initial", "loss"]
+
+
+# -- the short way
+
+
+def test_a_lone_frame_goes_the_short_way_only_when_nothing_else_is_to_be_done() -> None:
+    rig = Rig()
+    publisher = rig.publisher()
+    rig.join()
+    first, second, third, fourth = rig.publish(publisher, "a", 4)
+    hello = publisher.start(rig.now, rig.stamp)[0][1]
+    rig.deliver(first)
+
+    def is_refused(frame: bytes) -> bool:
+        before = dataclasses.replace(rig.subscriber.counters)
+        outcome = rig.subscriber.on_lone_frame(frame, rig.now)
+        return outcome is None and rig.subscriber.counters == before
+
+    assert is_refused(first), "it came before"
+    assert is_refused(third), "one is missing"
+    assert is_refused(hello)
+    assert is_refused(b"garbage")
+    assert is_refused(rig.publish(publisher, "b")[0]), "its stream is new"
+    rig.subscriber.queue_full(True)
+    assert is_refused(second), "there is no room"
+    rig.subscriber.queue_full(False)
+    rig.subscriber.room_bytes = len(second) - 1
+    assert is_refused(second), "there is not room enough"
+    rig.subscriber.room_bytes = len(second)
+    assert rig.subscriber.on_lone_frame(second, rig.now) == (second, frames.unpack(second, bytes_max=2**20), 0)
+    assert rig.subscriber.room_bytes == 0
+    assert rig.subscriber.take() == ([], []), "what it returns is not delivered twice"
+    rig.subscriber.room_bytes = float("inf")
+    rig.deliver(fourth)
+    assert is_refused(third), "another one waits behind it"
+    rig.deliver(third)
+    assert rig.numbers("a") == [1, 3, 4]
+    assert rig.subscriber.counters.delivered == 4
