@@ -76,6 +76,7 @@ _ROWS: tuple[tuple[str, str, str, str, Literal[">=", "<="], float, str], ...] = 
     ("subscriptions", "publish cost", "longpoll", "cost of a frame, times that with 100th of them", "<=", 1.5, "x"),
     ("durability", "append", "zmq", "events/s kept durably, of the log's own append", ">=", 0.7, "x"),
     ("durability", "align", "zmq", "samples/s aligned, of events/s read from the log", ">=", 0.5, "x"),
+    ("durability", "store", "zmq", "samples/s aligned and stored, of events/s from log to log", ">=", 0.5, "x"),
     ("durability", "equal", "zmq", "bytes of samples moved between equal sets", "<=", 0.0, "B"),
     ("durability", "one", "zmq", "data moved for one difference, of the whole set", "<=", 1.0, "%"),
     ("groups", "single", "redis", "events/s of 4 members, times XREADGROUP and XACK one by one", ">=", 2.0, "x"),

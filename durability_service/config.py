@@ -82,7 +82,7 @@ OPTIONS: Sequence[cfg.Opt] = (
     _seconds("cleanup_delay", 86_400.0, 1.0, 31_536_000.0, "Deletions are remembered this long. A service that was "
              "away for longer does not bring its old data back."),
     _count("buckets", 1024, 1, 65_536, "Parts in which sets are compared. The same in all services of a domain."),
-    _count("chunk_bytes", 128 * 1024, 1024, 8 * 1024 * 1024, "Size of one message of an alignment. Bytes."),
+    _count("chunk_bytes", 256 * 1024, 1024, 8 * 1024 * 1024, "Size of one message of an alignment. Bytes."),
     _count("window_chunks", 32, 2, 10_000, "Messages of an alignment on their way to the slowest receiver."),
     _count("held_samples_max", 1_000_000, 1, 1_000_000_000, "Live samples held back until the set is complete."),
     cfg.BoolOpt("require_aligner", default=False, help="End with an error when, a discovery period after the first, "

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import msgspec
 
-from durability_service.core.samples import InstanceKey, Sample, make_sample
+from durability_service.core.samples import Sample, make_sample
 from pubsub_api.core import frame as frames
 from pubsub_api.core.errors import UndecodableBody
 from pubsub_api.core.events import Action, Event
@@ -29,8 +29,43 @@ _encode = msgspec.msgpack.Encoder().encode
 _decode_event = msgspec.msgpack.Decoder(Event).decode
 
 
-_Found = tuple[tuple[int, bytes, int], _Key]
-"""Order and key of an event."""
+_Filed = tuple[int, _Key]
+"""Number of an event, and the event."""
+
+
+class _Stream:
+    """What came of one writer on one topic."""
+
+    __slots__ = ("_last", "_newest", "all", "replaced")
+
+    def __init__(self) -> None:
+        self.all: list[_Filed] = []
+        """Events of a topic with a history."""
+        self._newest: dict[tuple[str, str], _Filed] = {}
+        self._last = 0
+        self.replaced = 0
+
+    def samples(self) -> Iterable[_Filed]:
+        return self.all or self._newest.values()
+
+    def keep_newest(self, first: int, keys: list[_Key]) -> None:
+        """Of each object only the newest.  Per frame, while what was decoded is still in the processor's cache."""
+        stamps = [key.timestamp for key in keys]
+        before = len(self._newest)
+        if stamps[0] >= self._last and stamps == sorted(stamps):
+            self._newest.update(zip([(key.table, key.key) for key in keys], enumerate(keys, first), strict=True))
+            self._last = stamps[-1]
+        else:  # somebody stamped events by hand
+            for filed in enumerate(keys, first):
+                self._keep(filed)
+            self._last = max(self._last, *stamps)
+        self.replaced += before + len(keys) - len(self._newest)
+
+    def _keep(self, filed: _Filed) -> None:
+        number, key = filed
+        present = self._newest.get((key.table, key.key))
+        if present is None or (key.timestamp, number) > (present[1].timestamp, present[0]):
+            self._newest[key.table, key.key] = filed
 
 
 class Recorder:
@@ -44,8 +79,7 @@ class Recorder:
         self._depth_of = depth_of
         self.replaced = 0
         """Events that were replaced by newer ones before they were filed."""
-        self._newest: dict[InstanceKey, _Found] = {}
-        self._samples: list[Sample] = []
+        self._streams: dict[tuple[str, bytes], _Stream] = {}
 
     def add(self, delivery: Delivery) -> None:
         """Take the events of a frame that were not delivered before.  Raises UndecodableBody, and takes none."""
@@ -54,35 +88,31 @@ class Recorder:
             keys = _decode_keys(frames.body(frame, header))[already:]
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             raise UndecodableBody(f"the events of topic {header.topic!r} cannot be decoded: {error}") from error
-        topic, writer = header.topic, header.guid
-        keeps_one = self._depth_of(topic) == 1
-        for number, key in enumerate(keys, header.first + already):
-            found = ((key.timestamp, writer, number), key)
-            if not keeps_one:
-                self._samples.append(_sample(topic, found))
-                continue
-            instance = (topic, key.table, key.key)
-            present = self._newest.get(instance)
-            if present is not None:
-                self.replaced += 1
-            if present is None or found[0] > present[0]:
-                self._newest[instance] = found
+        stream = self._streams.get((header.topic, header.guid))
+        if stream is None:
+            stream = self._streams[header.topic, header.guid] = _Stream()
+        if self._depth_of(header.topic) > 1:
+            stream.all += enumerate(keys, header.first + already)
+        elif keys:
+            stream.keep_newest(header.first + already, keys)
 
     def take(self) -> list[Sample]:
         """The samples of the frames added since the last call."""
-        samples, self._samples = self._samples, []
-        newest, self._newest = self._newest, {}
-        samples += [_sample(instance[0], found) for instance, found in newest.items()]
-        return samples
+        streams, self._streams = self._streams, {}
+        self.replaced += sum(stream.replaced for stream in streams.values())
+        return [
+            _sample(topic, writer, number, key)
+            for (topic, writer), stream in streams.items()
+            for number, key in stream.samples()
+        ]
 
 
-def _sample(topic: str, found: _Found) -> Sample:
-    (timestamp, writer, number), filed = found
+def _sample(topic: str, writer: bytes, number: int, filed: _Key) -> Sample:
     return make_sample(
         topic,
         filed.table,
         filed.key,
-        timestamp=timestamp,
+        timestamp=filed.timestamp,
         writer=writer,
         number=number,
         is_delete=filed.action == "delete",

@@ -281,9 +281,11 @@ class DurabilityService:
         if self._writer and self._writer.lag >= _LAG_MAX:
             self._writer.wait_room(_LAG_MAX, self._options.watchdog_timeout)
         ranges: list[StreamRange] = []
+        with self._lock:
+            kept = {topic for topic in {header.topic for _, header, _ in deliveries} if self._core.keeps(topic)}
         for delivery in deliveries:
             _, header, already = delivery
-            if not self._keeps(header.topic):
+            if header.topic not in kept:
                 continue
             try:
                 self._recorder.add(delivery)
@@ -301,10 +303,6 @@ class DurabilityService:
             if len(self._tokens) > _TOKENS_MAX:
                 self._tokens.popitem(last=False)
             self._step(Live(samples, self._token))
-
-    def _keeps(self, topic: str) -> bool:
-        with self._lock:
-            return self._core.keeps(topic)
 
     def _on_resync(self, _resync: Resync) -> None:
         self._step(LiveLost())

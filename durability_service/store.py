@@ -1,4 +1,4 @@
-"""What a service keeps on disk: one SQLite file, in generations.
+"""What a service keeps on disk: one SQLite file, in generations.  What is in one: `durability_service.contents`.
 
 A *generation* is the whole set of a name-space.  It is ``filling`` until everything is in it, then ``complete``; the
 one it replaces is kept as its backup meanwhile and ``retired`` afterwards.  A start that finds a generation which is
@@ -23,54 +23,37 @@ from types import TracebackType
 
 import msgspec
 
+from durability_service import contents
 from durability_service.core.effects import Apply, BeginFill, CompleteFill, Marks, Restored, StoreOperation
 from durability_service.core.messages import Epoch
 from durability_service.core.samples import Sample
 from durability_service.core.sets import Deletion
 from durability_service.errors import StoreFailed, StoreInUse
+from pubsub_api.core.errors import UndecodableBody
 from pubsub_api.core.topics import FilterSet
 
 LOG = logging.getLogger(__name__)
 
 APPLICATION_ID = 0x48_47_44_53
 """Marks the file as ours."""
-SCHEMA_VERSION = 1
-PURGE_SAMPLES = 5_000
-"""Samples of a retired generation that are purged at a time."""
+SCHEMA_VERSION = 2
 
-_SCHEMA = """
-CREATE TABLE meta (name TEXT PRIMARY KEY, value) WITHOUT ROWID;
-CREATE TABLE generation (
-    id INTEGER PRIMARY KEY,
-    name_space TEXT NOT NULL,
-    filters TEXT NOT NULL,
-    state TEXT NOT NULL CHECK (state IN ('filling', 'complete', 'retired')),
-    marks BLOB NOT NULL,
-    created_ns INTEGER NOT NULL
-);
-CREATE TABLE current (
-    name_space TEXT PRIMARY KEY,
-    generation INTEGER NOT NULL REFERENCES generation (id),
-    backup INTEGER REFERENCES generation (id)
-) WITHOUT ROWID;
-CREATE TABLE sample (
-    id INTEGER PRIMARY KEY,
-    generation INTEGER NOT NULL,
-    digest BLOB NOT NULL,
-    topic TEXT NOT NULL,
-    object_table TEXT NOT NULL,
-    object_key TEXT NOT NULL,
-    timestamp INTEGER NOT NULL,
-    writer BLOB NOT NULL,
-    number INTEGER NOT NULL,
-    is_delete INTEGER NOT NULL,
-    event BLOB NOT NULL
-);
-CREATE UNIQUE INDEX sample_digest ON sample (generation, digest);
-"""
-_ADD = "INSERT OR IGNORE INTO sample VALUES (NULL, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
-_REMOVE = "DELETE FROM sample WHERE generation = ? AND digest = ?"
-_COLUMNS = "topic, object_table, object_key, timestamp, writer, number, is_delete, event, digest"
+_SCHEMA = (
+    "CREATE TABLE meta (name TEXT PRIMARY KEY, value) WITHOUT ROWID",
+    """CREATE TABLE generation (
+        id INTEGER PRIMARY KEY,
+        name_space TEXT NOT NULL,
+        filters TEXT NOT NULL,
+        buckets INTEGER NOT NULL,
+        state TEXT NOT NULL CHECK (state IN ('filling', 'complete', 'retired')),
+        marks BLOB NOT NULL,
+        created_ns INTEGER NOT NULL)""",
+    """CREATE TABLE current (
+        name_space TEXT PRIMARY KEY,
+        generation INTEGER NOT NULL REFERENCES generation (id),
+        backup INTEGER REFERENCES generation (id)) WITHOUT ROWID""",
+    *contents.SCHEMA,
+)
 _NEWLINE = "\n"
 
 
@@ -116,7 +99,7 @@ class Store:
                     f"{self.path} is not a store of this version (id {application:#x}, version {version})"
                 )
             if not tables:
-                for statement in filter(str.strip, _SCHEMA.split(";")):
+                for statement in _SCHEMA:
                     db.execute(statement)
                 db.execute(f"PRAGMA application_id={APPLICATION_ID}")
                 db.execute(f"PRAGMA user_version={SCHEMA_VERSION}")
@@ -163,33 +146,43 @@ class Store:
         """Every name-space with its current, complete generation."""
         with _translated(self.path):
             rows = self._db.execute(
-                "SELECT current.name_space, id, filters, marks FROM current JOIN generation ON generation = id "
-                "WHERE state = 'complete'"
+                "SELECT current.name_space, id, filters, buckets, marks "
+                "FROM current JOIN generation ON generation = id WHERE state = 'complete'"
             ).fetchall()
             return {
-                name: Restored(
-                    is_complete=True,
-                    samples=list(self._samples(generation)),
-                    marks=_unpacked(marks),
-                    filters=tuple(filters.split(_NEWLINE)),
-                )
-                for name, generation, filters, marks in rows
+                name: self._restored(generation, filters, buckets, marks)
+                for name, generation, filters, buckets, marks in rows
             }
 
-    def _samples(self, generation: int) -> Iterator[Sample]:
-        for row in self._db.execute(f"SELECT {_COLUMNS} FROM sample WHERE generation = ?", (generation,)):
-            topic, table, key, timestamp, writer, number, is_delete, event, digest = row
-            yield Sample(topic, table, key, timestamp, writer, number, bool(is_delete), event, digest)
+    def _restored(self, generation: int, filters: str, buckets: int, marks: bytes) -> Restored:
+        found = contents.load(self._db, generation, buckets=buckets)
+        return Restored(
+            is_complete=True,
+            samples=found.samples,
+            marks=_unpacked(marks),
+            filters=tuple(filters.split(_NEWLINE)),
+            buckets=buckets,
+            batches=found.batches,
+        )
 
     def generations(self) -> list[dict[str, object]]:
-        """Every generation, for inspection: name-space, state, when it was begun, how many samples."""
+        """Every generation, for inspection: name-space, state, when it was begun, how many samples it has, and how many
+        changes are not in all of its buckets yet."""
         with _translated(self.path):
             rows = self._db.execute(
-                "SELECT name_space, id, state, created_ns, "
-                "(SELECT count(*) FROM sample WHERE sample.generation = generation.id) FROM generation ORDER BY id"
+                "SELECT name_space, id, state, created_ns, buckets FROM generation ORDER BY id"
             ).fetchall()
-        keys = ("name_space", "generation", "state", "created_ns", "samples")
-        return [dict(zip(keys, row, strict=True)) for row in rows]
+            return [
+                {
+                    "name_space": name,
+                    "generation": generation,
+                    "state": state,
+                    "created_ns": created_ns,
+                    "samples": sum(1 for _ in contents.load(self._db, generation, buckets=buckets)),
+                    "changes": contents.changes(self._db, generation),
+                }
+                for name, generation, state, created_ns, buckets in rows
+            ]
 
     # -- writing
 
@@ -203,24 +196,35 @@ class Store:
         if isinstance(operation, BeginFill):
             self._begin(operation)
             return
-        generation = self._generation(operation.name_space, "complete" if isinstance(operation, Apply) else "filling")
+        if isinstance(operation, Apply):
+            self._apply(operation)
+            return
+        generation, _ = self._generation(operation.name_space, "filling")
         if isinstance(operation, CompleteFill):
             self._complete(operation, generation)
-            return
-        self._db.executemany(_ADD, [(generation, one[8], *one[:8]) for one in operation.added])
-        if isinstance(operation, Apply):
-            self._db.executemany(_REMOVE, [(generation, one[8]) for one in operation.removed])
-            if operation.marks is not None:
-                self._db.execute("UPDATE generation SET marks = ? WHERE id = ?", (_packed(operation.marks), generation))
+        else:
+            contents.write_batches(self._db, generation, operation.batches)
 
-    def _generation(self, name: str, state: str) -> int:
+    def _apply(self, operation: Apply) -> None:
+        generation, buckets = self._generation(operation.name_space, "complete")
+        if operation.added or operation.removed:
+            contents.write_change(self._db, generation, operation.added, operation.removed, buckets=buckets)
+        if operation.batches:
+            contents.write_batches(self._db, generation, operation.batches)
+            contents.trim(self._db, generation, buckets=buckets)
+        if operation.marks is not None:
+            self._db.execute("UPDATE generation SET marks = ? WHERE id = ?", (_packed(operation.marks), generation))
+
+    def _generation(self, name: str, state: str) -> tuple[int, int]:
+        """The current generation and its number of buckets."""
         row = self._db.execute(
-            "SELECT id FROM current JOIN generation ON generation = id WHERE current.name_space = ? AND state = ?",
+            "SELECT id, buckets FROM current JOIN generation ON generation = id "
+            "WHERE current.name_space = ? AND state = ?",
             (name, state),
         ).fetchone()
         if row is None:
             raise StoreFailed(f"{self.path}: the name-space {name!r} has no generation that is {state}")
-        return int(row[0])
+        return int(row[0]), int(row[1])
 
     def _begin(self, operation: BeginFill) -> None:
         name = operation.name_space
@@ -236,8 +240,9 @@ class Store:
             if row[1] != "complete":
                 self._db.execute("UPDATE generation SET state = 'retired' WHERE id = ?", (row[0],))
         cursor = self._db.execute(
-            "INSERT INTO generation (name_space, filters, state, marks, created_ns) VALUES (?, ?, 'filling', ?, ?)",
-            (name, _NEWLINE.join(operation.filters), _packed(Marks()), time.time_ns()),
+            "INSERT INTO generation (name_space, filters, buckets, state, marks, created_ns) "
+            "VALUES (?, ?, ?, 'filling', ?, ?)",
+            (name, _NEWLINE.join(operation.filters), operation.buckets, _packed(Marks()), time.time_ns()),
         )
         self._db.execute("INSERT OR REPLACE INTO current VALUES (?, ?, ?)", (name, cursor.lastrowid, backup))
 
@@ -252,7 +257,7 @@ class Store:
         self._db.execute("UPDATE current SET backup = NULL WHERE name_space = ?", (operation.name_space,))
 
     def purge(self) -> int:
-        """Remove a bounded number of samples of generations that nobody needs: all retired ones but the newest of each
+        """Remove a bounded number of rows of generations that nobody needs: all retired ones but the newest of each
         name-space.  Returns how many went."""
         with _translated(self.path), self._transaction():
             old = self._db.execute(
@@ -261,13 +266,10 @@ class Store:
             ).fetchone()
             if old is None:
                 return 0
-            gone = self._db.execute(
-                "DELETE FROM sample WHERE id IN "
-                "(SELECT id FROM sample WHERE generation = ?1 LIMIT ?2)", (old[0], PURGE_SAMPLES),
-            ).rowcount  # fmt: skip
-            if gone < PURGE_SAMPLES:
+            gone = contents.purge(self._db, old[0])
+            if not gone:
                 self._db.execute("DELETE FROM generation WHERE id = ?", (old[0],))
-            return gone
+            return max(gone, 1)
 
     # -- snapshots
 
@@ -318,27 +320,38 @@ class Store:
 
 
 def _joined(operations: Sequence[StoreOperation]) -> Iterator[StoreOperation]:
-    """The same operations, with neighbouring changes of one set joined: what is said last of a sample counts, so what
-    one adds and a later one removes again, as happens with every object that changes often, is not written."""
+    """The same operations, with neighbouring changes of one set joined."""
+    changes: list[Apply] = []
+    for operation in operations:
+        is_next = isinstance(operation, Apply) and changes and operation.name_space == changes[0].name_space
+        if changes and (changes[-1].batches or not is_next):
+            yield _one(changes)
+            changes = []
+        if isinstance(operation, Apply):
+            changes.append(operation)
+        else:
+            yield operation
+    if changes:
+        yield _one(changes)
+
+
+def _one(changes: Sequence[Apply]) -> Apply:
+    """Changes as one, the last of which may have batches.  What is said last of a sample counts: what one adds and a
+    later one removes again, as happens with every object that changes often, is not written."""
+    if len(changes) == 1:
+        return changes[0]
     added: dict[bytes, Sample] = {}
     removed: dict[bytes, Sample] = {}
     marks: Marks | None = None
-    name = ""
-    for operation in (*operations, None):
-        if name and not (isinstance(operation, Apply) and operation.name_space == name):
-            yield Apply(name, list(added.values()), list(removed.values()), marks)
-            added, removed, marks, name = {}, {}, None, ""
-        if isinstance(operation, Apply):
-            name = operation.name_space
-            for sample in operation.added:
-                removed.pop(sample.digest, None)
-                added[sample.digest] = sample
-            for sample in operation.removed:
-                added.pop(sample.digest, None)
-                removed[sample.digest] = sample
-            marks = operation.marks or marks
-        elif operation is not None:
-            yield operation
+    for change in changes:
+        for sample in change.added:
+            removed.pop(sample.digest, None)
+            added[sample.digest] = sample
+        for sample in change.removed:
+            added.pop(sample.digest, None)
+            removed[sample.digest] = sample
+        marks = change.marks or marks
+    return Apply(changes[0].name_space, list(added.values()), list(removed.values()), marks, changes[-1].batches)
 
 
 def _reduce(path: pathlib.Path, selected: FilterSet) -> None:
@@ -347,12 +360,10 @@ def _reduce(path: pathlib.Path, selected: FilterSet) -> None:
     try:
         copy.execute("PRAGMA journal_mode=DELETE")
         copy.execute("BEGIN")
-        topics = [row[0] for row in copy.execute("SELECT DISTINCT topic FROM sample")]
-        copy.executemany("DELETE FROM sample WHERE topic = ?", ((one,) for one in topics if not selected.match(one)))
-        copy.execute(
-            "DELETE FROM sample WHERE generation NOT IN "
-            "(SELECT id FROM current JOIN generation ON generation = id WHERE state = 'complete')"
-        )
+        for generation, buckets, state in copy.execute("SELECT id, buckets, state FROM generation").fetchall():
+            found = contents.load(copy, generation, buckets=buckets) if state == "complete" else ()
+            chosen = [sample for sample in found if selected.match(sample.topic)]
+            contents.rewrite(copy, generation, chosen, buckets=buckets)
         copy.execute("DELETE FROM generation WHERE state != 'complete'")
         copy.execute("DELETE FROM current WHERE generation NOT IN (SELECT id FROM generation)")
         copy.execute("COMMIT")
@@ -380,5 +391,5 @@ def _translated(path: pathlib.Path) -> Iterator[None]:
                 f"the store {path} is used by another service: give each its own [durability] store"
             ) from error
         raise StoreFailed(f"the store {path} failed: {error}") from error
-    except (sqlite3.Error, OSError, msgspec.MsgspecError) as error:
+    except (sqlite3.Error, OSError, msgspec.MsgspecError, UndecodableBody) as error:
         raise StoreFailed(f"the store {path} failed: {error}") from error

@@ -74,12 +74,15 @@ def measure(plan: Plan, driver: str) -> Outcome:
     return Outcome("log", driver, rates.rows(), check("log", driver, measured))
 
 
-def make_frames(count: int) -> list[bytes]:
-    """About ``count`` events of one stream, framed as a publisher does in a flood."""
+def make_frames(count: int, *, keys: int = 0) -> list[bytes]:
+    """About ``count`` events of one stream, framed as a publisher does in a flood; of so many objects, or of a few."""
     topic = events.topic()
     made = []
     for first in range(1, count + 1, FRAME_EVENTS):
-        encoded = [encode_event(events.event(first + i, topic), time.time_ns()) for i in range(FRAME_EVENTS)]
+        batch = [events.event(first + i, topic) for i in range(FRAME_EVENTS)]
+        for number, event in enumerate(batch if keys else (), first):
+            event.key = f"{number % keys:036x}"
+        encoded = [encode_event(event, time.time_ns()) for event in batch]
         body = pack_body(encoded)
         made.append(frames.pack(Kind.DATA, GUID, topic, body, first=first, after=first - 1, count=FRAME_EVENTS))
     return made

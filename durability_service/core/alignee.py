@@ -1,14 +1,16 @@
 """Getting aligned: asking one source, collecting its answer, and knowing when it is whole.
 
-A bucket counts when all its parts have come and the sum of their digests is what the source said.  When the answer has
-ended and a bucket is missing, or nothing moves any more, the rest is asked for again: the new request says what has
-come already, so that every round makes progress, whatever was lost.  Nothing is applied before all of it is there.
+A bucket counts when all its parts have come and it has the digest that the source said.  It stays packed: what is in it
+is looked at only where there is something here to merge it with.  When the answer has ended and a bucket is missing, or
+nothing moves any more, the rest is asked for again: the new request says what has come already, so that every round
+makes progress, whatever was lost.  Nothing is applied before all of it is there.
 """
 
 from __future__ import annotations
 
 import enum
 
+from durability_service.core.batches import Batch, from_content
 from durability_service.core.merging import Merge
 from durability_service.core.messages import (
     AlignData,
@@ -17,9 +19,10 @@ from durability_service.core.messages import (
     AlignRequest,
     BucketPart,
 )
-from durability_service.core.samples import DIGEST_BYTES, DIGEST_MODULUS, InstanceKey, Sample, digest_value
+from durability_service.core.samples import DIGEST_BYTES, digest_value
 from durability_service.core.sets import SampleSet
 from durability_service.core.settings import ServiceSettings
+from pubsub_api.core.errors import UndecodableBody
 
 ATTEMPTS_MAX = 8
 _UNKNOWN = b"\xff" * DIGEST_BYTES
@@ -74,7 +77,7 @@ class Alignment:
         self._received_before = -1
         self._moved_at = 0.0
         self._parts: dict[int, dict[int, BucketPart]] = {}
-        self.staged: dict[int, dict[InstanceKey, tuple[Sample, ...]]] = {}
+        self.staged: dict[int, Batch] = {}
         self.digests: dict[int, bytes] = {}
         """Bucket -> digest, of those staged."""
         self._told_chunk = 0
@@ -82,7 +85,7 @@ class Alignment:
         """The end of the answer, once everything it covers is here."""
         self.received = 0
         self.refused = 0
-        """Buckets whose samples did not add up to the digest that was stated."""
+        """Buckets that came damaged, or were not what the source said."""
 
     def request(self, number: int, now: float) -> AlignRequest:
         """The question, or the question for what is still missing."""
@@ -132,6 +135,7 @@ class Alignment:
         """A chunk came.  Returns what to tell the source, now and then."""
         if message.stream != self._stream:
             self._stream, self._told_chunk = message.stream, 0
+            self._parts.clear()  # a bucket may have been packed anew: pieces of two answers do not fit
         self._moved_at = now
         for part in message.parts:
             self._take(part)
@@ -154,19 +158,18 @@ class Alignment:
         if len(parts) < part.parts:
             return
         del self._parts[part.bucket]
-        total = 0
-        instances: dict[InstanceKey, tuple[Sample, ...]] = {}
-        for _, one in sorted(parts.items()):
-            for sample in one.samples:
-                total += digest_value(sample[8])
-                instance = sample[:3]
-                instances[instance] = (*instances[instance], sample) if instance in instances else (sample,)
-        if (total % DIGEST_MODULUS).to_bytes(DIGEST_BYTES, "big") != part.digest:
+        content = part.content if part.parts == 1 else b"".join(one.content for _, one in sorted(parts.items()))
+        try:
+            batch = from_content(content)
+        except UndecodableBody:
             self.refused += 1
             return
-        self.staged[part.bucket] = instances
+        if batch.digest != digest_value(part.digest):
+            self.refused += 1
+            return
+        self.staged[part.bucket] = batch
         self.digests[part.bucket] = part.digest
-        self.received += sum(len(one.samples) for one in parts.values())
+        self.received += batch.count
 
     def ended(self, message: AlignEnd, now: float) -> bool:
         """The answer ended.  True when it is whole; False when the rest must be asked for."""

@@ -21,11 +21,8 @@ from durability_service.core.messages import (
     BucketPart,
     Epoch,
 )
-from durability_service.core.samples import Sample
 from durability_service.core.sets import SampleSet
 from durability_service.core.settings import ServiceSettings
-
-_SAMPLE_OVERHEAD_BYTES = 64
 
 
 @dataclasses.dataclass(frozen=True)
@@ -126,7 +123,6 @@ class Aligner:
                 self._stream = None
                 break
             stream.sent += 1
-            self.samples_sent += sum(len(part.samples) for part in parts)
             out.append(self._data(stream, parts))
         if self._stream and not stream.addressees:
             self._stream = None
@@ -181,19 +177,23 @@ class Aligner:
                 yield number
 
     def _chunks(self, stream: _Stream) -> Iterator[list[BucketPart]]:
-        """Parts of buckets, packed up to the size of a chunk.  A bucket is read when its turn comes."""
+        """Pieces of packed buckets, up to the size of a chunk.  A bucket is read when its turn comes."""
         chunk: list[BucketPart] = []
+        bytes_max = self._settings.chunk_bytes
         size = 0
         for number in stream.buckets:
             digest = stream.covered[number] = self._set.digest_of(number)
-            samples = [sample for kept in self._set.bucket(number).values() for sample in kept]
-            portions = list(_portions(samples, self._settings.chunk_bytes))
-            for position, (portion, bytes_) in enumerate(portions):
-                if chunk and size + bytes_ > self._settings.chunk_bytes:
+            batch = self._set.batch(number)
+            self.samples_sent += batch.count
+            content = batch.content
+            parts = -(-len(content) // bytes_max)
+            for position in range(parts):
+                piece = content[position * bytes_max : (position + 1) * bytes_max] if parts > 1 else content
+                if chunk and size + len(piece) > bytes_max:
                     yield chunk
                     chunk, size = [], 0
-                chunk.append(BucketPart(number, position, len(portions), digest, portion))
-                size += bytes_
+                chunk.append(BucketPart(number, position, parts, digest, piece))
+                size += len(piece)
         if chunk:
             yield chunk
 
@@ -225,22 +225,3 @@ class Aligner:
             lineage=standing.lineage,
             deletions=sorted(self._set.deletions),
         )
-
-
-def _portions(samples: list[Sample], bytes_max: int) -> Iterator[tuple[list[Sample], int]]:
-    """The samples in portions of at most this size, at least one per portion; one empty portion for none."""
-    whole = sum(len(sample[7]) + len(sample[0]) + len(sample[2]) for sample in samples)
-    whole += _SAMPLE_OVERHEAD_BYTES * len(samples)
-    if whole <= bytes_max:  # as a bucket usually is
-        yield samples, whole
-        return
-    portion: list[Sample] = []
-    size = 0
-    for sample in samples:
-        bytes_ = len(sample.event) + len(sample.topic) + len(sample.key) + _SAMPLE_OVERHEAD_BYTES
-        if portion and size + bytes_ > bytes_max:
-            yield portion, size
-            portion, size = [], 0
-        portion.append(sample)
-        size += bytes_
-    yield portion, size

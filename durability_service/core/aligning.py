@@ -9,13 +9,15 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from durability_service.core.alignee import Alignment, Purpose
+from durability_service.core.batches import unpack
 from durability_service.core.conflicts import Peer
-from durability_service.core.effects import Level, StoreOperation
+from durability_service.core.effects import Level, Marks, StoreOperation
 from durability_service.core.holding import Applying, Holding
 from durability_service.core.lifecycle import Cause, Phase
 from durability_service.core.merging import Merge, diff
 from durability_service.core.messages import AlignData, AlignEnd, AlignProgress, AlignRequest, Epoch, Message
 from durability_service.core.samples import Sample
+from durability_service.core.sets import by_instance
 from durability_service.core.settings import ServiceSettings
 
 
@@ -154,12 +156,10 @@ class Aligning:
         assert alignment is not None
         for _ in range(min(self._settings.buckets_per_step, len(applying.buckets))):
             number = applying.buckets.pop()
-            added, removed = self._apply_bucket(alignment, number)
-            held.counters.aligned += len(added)
-            applying.is_change = applying.is_change or bool(added or removed)
-            applying.added += held.for_store(added)
-            applying.removed += held.for_store(removed)
-            held.was_written = held.was_written or bool(added)
+            came, is_change = self._apply_bucket(alignment, number, applying)
+            held.counters.aligned += came
+            applying.is_change = applying.is_change or is_change
+            held.was_written = held.was_written or came > 0
         if not applying.buckets:
             held.applying = None
             held.alignment = None
@@ -169,21 +169,24 @@ class Aligning:
                 received=alignment.received, samples=held.set.count,
             )  # fmt: skip
 
-    def _apply_bucket(self, alignment: Alignment, number: int) -> tuple[list[Sample], list[Sample]]:
-        """What came and what went."""
-        samples = self.holding.set
+    def _apply_bucket(self, alignment: Alignment, number: int, applying: Applying) -> tuple[int, bool]:
+        """How many samples came, and whether anything changed."""
+        held = self.holding
         theirs = alignment.staged[number]
-        adopted = samples.adopt(number, theirs, alignment.digests[number])
-        if adopted is not None:  # nothing here yet: all policies that ask for data take what the other side has
-            return adopted, []
-        change = diff(alignment.policy, samples.bucket(number), theirs, alignment.asked_at, samples.kept)
+        if held.set.adopt(number, theirs):  # nothing here: every policy that asks for data takes what the other has
+            applying.adopted.append(number)
+            return theirs.count, theirs.count > 0
+        local, remote = held.set.bucket(number), by_instance(unpack(theirs))
+        change = diff(alignment.policy, local, remote, alignment.asked_at, held.set.kept)
         added: list[Sample] = []
         removed: list[Sample] = []
         for instance, kept in change.changed.items():
-            came, went = samples.put(instance, kept)
+            came, went = held.set.put(instance, kept)
             added += came
             removed += went
-        return added, removed
+        applying.added += held.for_store(added)
+        applying.removed += held.for_store(removed)
+        return len(added), bool(added or removed)
 
     def _applied(self, alignment: Alignment, applying: Applying, end: AlignEnd) -> None:
         """An alignment is in the set: make it durable, then say so."""
@@ -209,21 +212,22 @@ class Aligning:
                 epoch, lineage = self._next_epoch()  # other roles must hear of it
         marks = held.marks(epoch, lineage, self._context.stamp())
         held.is_marking = True
-        self._context.store(
-            held, held.change(applying.added, applying.removed, marks), lambda: self._joined(epoch, lineage)
-        )
+        self._context.store(held, self._change(applying, marks), lambda: self._joined(epoch, lineage))
 
     def _fetched(self, alignment: Alignment, applying: Applying, end: AlignEnd) -> None:
         held = self.holding
         lineage = self._joint_lineage(alignment.policy, end.lineage)
         marks = held.marks(end.epoch, lineage, self._context.stamp())
-        is_kept = alignment.policy is Merge.MERGE and held.has_base
+        is_kept = alignment.policy is Merge.MERGE and held.has_usable_base
         held.is_marking = True
         self._context.store(
             held,
-            held.change(applying.added, applying.removed, marks) if is_kept else held.whole(marks),
+            self._change(applying, marks) if is_kept else held.whole(marks),
             lambda: self._completed(end.epoch, lineage),
         )
+
+    def _change(self, applying: Applying, marks: Marks) -> list[StoreOperation]:
+        return self.holding.change(applying.added, applying.removed, marks, applying.adopted)
 
     def _joined(self, epoch: Epoch, lineage: tuple[Epoch, ...]) -> None:
         held = self.holding

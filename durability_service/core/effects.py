@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import enum
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from durability_service.core.batches import Batch, unpack
 from durability_service.core.messages import NO_EPOCH, Epoch, Message
 from durability_service.core.samples import Sample
 from durability_service.core.sets import Deletion
@@ -87,6 +88,8 @@ class Apply:
     added: Sequence[Sample]
     removed: Sequence[Sample]
     marks: Marks | None = None
+    batches: Mapping[int, Batch] = dataclasses.field(default_factory=dict)
+    """Bucket -> all that is in it after this change, whatever was in it before."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -95,14 +98,16 @@ class BeginFill:
 
     name_space: str
     filters: tuple[str, ...]
+    buckets: int
+    """In how many buckets it is kept."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Fill:
-    """Add to the generation that is being filled."""
+    """Put whole buckets into the generation that is being filled."""
 
     name_space: str
-    added: Sequence[Sample]
+    batches: Mapping[int, Batch]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -167,3 +172,13 @@ class Restored:
     samples: Sequence[Sample] = ()
     marks: Marks = Marks()
     filters: tuple[str, ...] = ()
+    buckets: int = 0
+    """In how many buckets it is kept."""
+    batches: Mapping[int, Batch] = dataclasses.field(default_factory=dict)
+    """Whole buckets; ``samples`` are those of all others."""
+
+    def __iter__(self) -> Iterator[Sample]:
+        """Every sample."""
+        yield from self.samples
+        for batch in self.batches.values():
+            yield from unpack(batch)

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 
 from durability_service.core.alignee import Alignment
 from durability_service.core.aligner import Aligner, Standing
+from durability_service.core.batches import Batch, pack, unpack
 from durability_service.core.effects import Apply, BeginFill, CompleteFill, Fill, Marks, Restored, StoreOperation
 from durability_service.core.election import Choice, Member
 from durability_service.core.expiry import Expiry
@@ -18,12 +19,13 @@ from durability_service.core.lifecycle import ALIGNED, Cause, Phase, after
 from durability_service.core.merging import Merge
 from durability_service.core.messages import NO_EPOCH, Epoch, NameSpaceAdvert
 from durability_service.core.namespaces import Alignee, Kind, NameSpace, Policy
+from durability_service.core.repacking import Repacking
 from durability_service.core.samples import Sample
 from durability_service.core.sets import Deletion, SampleSet
 from durability_service.core.settings import ServiceSettings
 
-FILL_SAMPLES = 20_000
-"""Samples per operation while a generation is filled."""
+FILL_BUCKETS = 64
+"""Buckets per operation while a generation is filled."""
 _NO_CHOICE = Choice(b"", "", frozenset())
 
 
@@ -66,14 +68,13 @@ class Holding:
         self.has_base = restored is not None and restored.is_complete
         """A complete set was on disk; until the name-space is complete, it is what the set holds."""
         marks = restored.marks if restored and self.has_base else Marks()
-        self.epoch: Epoch = marks.epoch
-        self.lineage: tuple[Epoch, ...] = marks.lineage
-        self.marked = (marks.epoch, marks.lineage)
-        """Epoch and lineage as the store was last told: ours, or the next ones."""
-        for deletion in marks.deletions:
-            self.set.delete(deletion)
-        for sample in restored.samples if restored and self.has_base else ():
-            self.set.add(sample)
+        self.epoch, self.lineage = self.marked = (marks.epoch, marks.lineage)
+        """``marked``: epoch and lineage as the store was last told, ours or the next ones."""
+        self._repacking = Repacking(self.set, settings.repack_changes)
+        self._has_our_buckets = restored is None or restored.buckets == settings.buckets
+        """The set on disk is kept in as many buckets as ours; otherwise it is changed, but never bucket by bucket."""
+        if restored and self.has_base:
+            self._load(restored)
         self.quality = self.set.newest
         self.base_alive = max(marks.alive, self.set.newest)
         self.was_written = self.set.count > 0
@@ -105,6 +106,16 @@ class Holding:
         self.sweep_next = 0
         self.expiry = Expiry(settings, self.set, now)
 
+    def _load(self, restored: Restored) -> None:
+        for deletion in restored.marks.deletions:
+            self.set.delete(deletion)
+        samples = list(restored.samples)
+        for number, batch in restored.batches.items():
+            if not (self._has_our_buckets and self.set.adopt(number, batch)):
+                samples += unpack(batch)
+        for sample in samples:
+            self.set.add(sample)
+
     # -- asking
 
     @property
@@ -124,6 +135,11 @@ class Holding:
     def is_complete(self) -> bool:
         """The set is complete now: readers may rely on it."""
         return self.phase is Phase.COMPLETE and self.applying is None
+
+    @property
+    def has_usable_base(self) -> bool:
+        """The set on disk can be changed bucket by bucket."""
+        return self.has_base and self._has_our_buckets
 
     @property
     def may_keep(self) -> bool:
@@ -267,16 +283,41 @@ class Holding:
 
     def whole(self, marks: Marks) -> list[StoreOperation]:
         """A new generation with all there is."""
-        samples = self.for_store(list(self.set))
+        if not self.is_persistent:
+            return []
+        self._has_our_buckets = True
+        numbers = self.set.filled()
         return [
-            BeginFill(self.name, tuple(sorted(self.space.filters))),
-            *(Fill(self.name, samples[start : start + FILL_SAMPLES]) for start in range(0, len(samples), FILL_SAMPLES)),
+            BeginFill(self.name, tuple(sorted(self.space.filters)), self.set.bucket_count),
+            *(
+                Fill(self.name, self._batches(numbers[start : start + FILL_BUCKETS]))
+                for start in range(0, len(numbers), FILL_BUCKETS)
+            ),
             CompleteFill(self.name, marks),
         ]
 
-    def change(self, added: list[Sample], removed: list[Sample], marks: Marks | None = None) -> list[StoreOperation]:
-        """A change of the present generation; none when there is nothing to change."""
-        return [Apply(self.name, added, removed, marks)] if added or removed or marks else []
+    def change(
+        self, added: list[Sample], removed: list[Sample], marks: Marks | None = None, adopted: Sequence[int] = ()
+    ) -> list[StoreOperation]:
+        """A change of the present generation, with buckets that were taken over; none when there is nothing to change.
+        The set has changed already."""
+        if not self.is_persistent or not (added or removed or marks or adopted):
+            return []
+        numbers = [*adopted]
+        self._repacking.changed(len(added) + len(removed))
+        # While an alignment is applied the set has what the disk must not have before all of it is there.
+        if self.applying is None and self._has_our_buckets:
+            numbers += self._repacking.due()
+        return [Apply(self.name, added, removed, marks, self._batches(numbers))]
+
+    def _batches(self, numbers: Sequence[int]) -> dict[int, Batch]:
+        """What the store is to hold of these buckets."""
+        return {number: self._for_store(self.set.batch(number)) for number in numbers}
+
+    def _for_store(self, batch: Batch) -> Batch:
+        if all(map(self._is_persistent_topic, batch.topics)):
+            return batch
+        return pack(self.for_store(unpack(batch)))
 
 
 @dataclasses.dataclass
@@ -287,5 +328,7 @@ class Applying:
     finish: Callable[[Applying], None]
     added: list[Sample] = dataclasses.field(default_factory=list)
     removed: list[Sample] = dataclasses.field(default_factory=list)
+    adopted: list[int] = dataclasses.field(default_factory=list)
+    """Buckets that were empty and were taken over whole."""
     is_change: bool = False
     """It made a difference."""

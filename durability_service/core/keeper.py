@@ -155,7 +155,7 @@ class Keeper(Aligning):
         marks = held.marks(epoch, lineage, self._context.stamp())
         self._context.trace(Level.INFO, "injecting", name_space=held.name, samples=held.set.count, epoch=epoch)
         self._context.store(
-            held, held.change([], [], marks) if held.has_base else held.whole(marks),
+            held, held.change([], [], marks) if held.has_usable_base else held.whole(marks),
             lambda: self._completed(epoch, lineage),
         )  # fmt: skip
 
@@ -275,6 +275,7 @@ class Keeper(Aligning):
         held.sweep_next = (held.sweep_next + 1) % held.set.bucket_count
         held.counters.swept += len(gone)
         self._context.store(held, held.change([], held.for_store(gone)), _nothing)
+        held.set.cool(self._context.now, self._settings.heartbeat_s, samples_max=self._settings.cool_samples)
 
     def expire(self) -> None:
         """Forget samples whose lifespan is over."""

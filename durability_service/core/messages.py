@@ -10,11 +10,11 @@ from typing import NamedTuple
 
 import msgspec
 
-from durability_service.core.samples import DIGEST_BYTES, Sample
+from durability_service.core.samples import DIGEST_BYTES
 from durability_service.core.sets import Deletion
 from pubsub_api.core.errors import UndecodableBody
 
-PROTOCOL = 1
+PROTOCOL = 2
 
 
 class Epoch(NamedTuple):
@@ -93,13 +93,13 @@ class AlignRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
 
 
 class BucketPart(msgspec.Struct, frozen=True, array_like=True):
-    """Samples of a bucket; ``parts`` such parts make it whole, and then it has this digest."""
+    """Piece of a bucket as it is packed; ``parts`` pieces of one answer make it whole, and it has this digest."""
 
     bucket: int
     part: int
     parts: int
     digest: bytes
-    samples: list[Sample]
+    content: bytes
 
 
 class AlignData(msgspec.Struct, frozen=True, kw_only=True, tag="data"):

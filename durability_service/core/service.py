@@ -7,6 +7,8 @@ event, or with `Tick` at `next_deadline`.
 
 from __future__ import annotations
 
+import itertools
+import operator
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -47,6 +49,8 @@ _ADVERT_INTERVAL_MIN = 0.1
 """Of a heartbeat: adverts are not sent closer together than this."""
 _EVALUATE_DELAY = 0.03
 """Of a heartbeat: what fellows say is looked at together."""
+_topic = operator.itemgetter(0)
+"""Of a sample."""
 
 
 class DurabilityCore:
@@ -184,15 +188,17 @@ class DurabilityCore:
         parts: dict[str, list[Sample]] = {}
         newest = 0
         limit = self._wall_ns + int(self.settings.clock_skew_max_s * 1e9)
-        for sample in event.samples:
-            keeper = self._keeper_of(sample.topic)
+        for topic, together in itertools.groupby(event.samples, _topic):
+            samples = list(together)
+            keeper = self._keeper_of(topic)
             if keeper is None:
-                self.unwanted += 1
-            elif sample.timestamp > limit:
-                keeper.holding.counters.from_the_future += 1
-            else:
-                newest = max(newest, sample.timestamp)
-                parts.setdefault(keeper.holding.name, []).append(sample)
+                self.unwanted += len(samples)
+                continue
+            timely = [sample for sample in samples if sample[3] <= limit]
+            keeper.holding.counters.from_the_future += len(samples) - len(timely)
+            if timely:
+                newest = max(newest, *(sample[3] for sample in timely))
+                parts.setdefault(keeper.holding.name, []).extend(timely)
         self._clock.observe(newest, self._wall_ns)
         if event.token and parts:
             self._open_tokens[event.token] = len(parts)

@@ -81,10 +81,14 @@ class ServiceSettings:
     expiry_round_s: float = 5.0
     """Samples whose lifespan is over leave a set within this time; they are not given to readers any more at once."""
     buckets: int = 1024
-    chunk_bytes: int = 128 * 1024
+    chunk_bytes: int = 256 * 1024
     window_chunks: int = 32
     """Chunks on their way to the slowest alignee."""
     chunks_per_step: int = 8
+    repack_changes: int = 4096
+    """So many samples come and go before buckets on disk are packed anew."""
+    cool_samples: int = 2000
+    """So many samples that nobody looked at lately are packed per heartbeat."""
     buckets_per_step: int = 64
     lineage_max: int = 64
     clock_skew_max_s: float = 60.0

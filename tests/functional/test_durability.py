@@ -150,7 +150,7 @@ def test_volatile_topics_are_not_kept_and_transient_ones_not_written(local: Doma
     wait_until(lambda: local.services["a"].status().lag == 0, TIMEOUT_S, "the disk")
     local.stop("a")
     with Store(local.directory / "a.db") as store:
-        assert [one.key for one in store.restored()["all"].samples] == ["k3"]
+        assert [one.key for one in store.restored()["all"]] == ["k3"]
     publisher.close()
 
 
@@ -191,7 +191,7 @@ def test_a_snapshot_is_a_store(local: Domain) -> None:
     with local.client() as client:
         path = client.snapshot(["orders/#"], timeout_s=TIMEOUT_S)
     with Store(path) as store:
-        assert [one.key for one in store.restored()["all"].samples] == ["k1"]
+        assert [one.key for one in store.restored()["all"]] == ["k1"]
     publisher.close()
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from durability_service.core.batches import spread
 from durability_service.core.effects import BeginFill, CompleteFill, Fill, Interest, Marks
 from durability_service.core.holding import Holding
 from durability_service.core.lifecycle import Phase
@@ -75,8 +76,8 @@ class Rig:
         for sample in samples:
             self.oracle.wrote(sample)
         for operation in (
-            BeginFill(SPACE.name, tuple(sorted(SPACE.filters))),
-            Fill(SPACE.name, samples),
+            BeginFill(SPACE.name, tuple(sorted(SPACE.filters)), SETTINGS.buckets),
+            Fill(SPACE.name, spread(samples, SETTINGS.buckets)),
             CompleteFill(SPACE.name, Marks(Epoch(3, name), alive=EPOCH_NS)),
         ):
             self.nodes[name].disk.do(operation)
@@ -245,8 +246,9 @@ def test_a_late_set_is_not_used_when_something_was_written() -> None:
 def test_a_store_that_was_never_completed_is_not_injected() -> None:
     rig = Rig()
     node = rig.add("a")
-    node.disk.do(BeginFill(SPACE.name, ("a/#",)))
-    node.disk.do(Fill(SPACE.name, [rig.writers["a"].sample("a/x", "half", is_delete=False)]))
+    node.disk.do(BeginFill(SPACE.name, ("a/#",), SETTINGS.buckets))
+    half = rig.writers["a"].sample("a/x", "half", is_delete=False)
+    node.disk.do(Fill(SPACE.name, spread([half], SETTINGS.buckets)))
     rig.start()
     assert rig.held("a").is_complete
     assert rig.keys("a") == ""
@@ -256,8 +258,9 @@ def test_an_interrupted_fill_goes_back_to_the_set_before() -> None:
     rig = Rig()
     rig.add("a")
     rig.preload("a", "w", "h")
-    rig.nodes["a"].disk.do(BeginFill(SPACE.name, ("a/#",)))
-    rig.nodes["a"].disk.do(Fill(SPACE.name, [rig.writers["a"].sample("a/x", "half", is_delete=False)]))
+    rig.nodes["a"].disk.do(BeginFill(SPACE.name, ("a/#",), SETTINGS.buckets))
+    half = rig.writers["a"].sample("a/x", "half", is_delete=False)
+    rig.nodes["a"].disk.do(Fill(SPACE.name, spread([half], SETTINGS.buckets)))
     rig.start()
     assert rig.keys("a") == "hw"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import pathlib
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -32,8 +32,15 @@ GUID = b"g" * 16
 STREAM = (GUID, "a")
 
 
-def delivery(events: Sequence[Event], *, first: int = 1, already: int = 0, body: bytes | None = None) -> Delivery:
-    body = pack_body([encode_event(one, 1000 + first + at) for at, one in enumerate(events)]) if body is None else body
+def delivery(
+    events: Sequence[Event],
+    *,
+    first: int = 1,
+    already: int = 0,
+    body: bytes | None = None,
+    stamp: Callable[[int], int] = lambda number: 1000 + number,
+) -> Delivery:
+    body = pack_body([encode_event(one, stamp(first + at)) for at, one in enumerate(events)]) if body is None else body
     frame = frames.pack(FrameKind.DATA, GUID, "a", body, first=first, after=first - 1, count=len(events))
     return frame, frames.unpack(frame, bytes_max=1 << 20), already
 
@@ -61,13 +68,15 @@ def test_what_was_delivered_before_is_left_out() -> None:
     assert [(one.number, event_of(one).value) for one in recorder.take()] == [(8, 2), (9, 3)]
 
 
+@pytest.mark.parametrize("is_in_order", [True, False])
 @pytest.mark.parametrize("depth", [1, 2])
-def test_frames_that_come_together_make_the_set_that_they_make_one_by_one(depth: int) -> None:
+def test_frames_that_come_together_make_the_set_that_they_make_one_by_one(depth: int, is_in_order: bool) -> None:
     chance = random.Random(5)
+    clock = (lambda number: number // 2) if is_in_order else (lambda _number: chance.randrange(9))
     deliveries, number = [], 1
     for _ in range(20):
         events = [event(f"k{chance.randrange(4)}", chance.random()) for _ in range(3)]
-        deliveries.append(delivery(events, first=number))
+        deliveries.append(delivery(events, first=number, stamp=clock))
         number += 3
     together, one_by_one = (SampleSet(8, lambda _topic: depth) for _ in range(2))
     recorder = Recorder(lambda _topic: depth)
@@ -224,4 +233,4 @@ def test_the_service_is_measured_at_any_size() -> None:
     assert {row["case"] for row in outcome.rows} >= {"append, service", "append, log", "align", "read, log"}
     measured = {check.target.name: check.measured for check in outcome.checks}
     assert measured["equal"] == 0
-    assert len(measured) == 4
+    assert len(measured) == 5

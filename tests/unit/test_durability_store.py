@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import pathlib
 import random
 import shutil
@@ -9,15 +10,17 @@ import sqlite3
 
 import pytest
 
+from durability_service.core.batches import EMPTY, Batch, spread
 from durability_service.core.effects import Apply, BeginFill, CompleteFill, Fill, Marks, Restored, StoreOperation
 from durability_service.core.messages import Epoch
 from durability_service.core.samples import Sample, make_sample
 from durability_service.core.sets import Deletion
 from durability_service.errors import StoreFailed, StoreInUse
 from durability_service.store import Store
-from durability_service.testing.simulator.store import StoreModel
+from durability_service.testing.simulator.store import Generation, StoreModel
 
 NAMES = ("orders", "ports")
+BUCKETS = 4
 
 
 def sample(number: int, topic: str = "a/x") -> Sample:
@@ -31,6 +34,18 @@ def marks(number: int) -> Marks:
     return Marks(Epoch(number, "n1"), (Epoch(1, "n0"),), frozenset({Deletion("a/#", number)}), number)
 
 
+def repacked(current: Generation, added: list[Sample], removed: list[Sample]) -> dict[int, Batch]:
+    """Some of the buckets as they will be when this change was made."""
+    left = {**current.samples, **{one.digest: one for one in added}}
+    for one in removed:
+        left.pop(one.digest, None)
+    return {number: batch for number, batch in spread(left.values(), BUCKETS).items() if number % 3}
+
+
+def filled(name: str, samples: list[Sample], given: Marks) -> list[StoreOperation]:
+    return [BeginFill(name, ("a",), BUCKETS), Fill(name, spread(samples, BUCKETS)), CompleteFill(name, given)]
+
+
 def operations(seed: int, count: int) -> list[StoreOperation]:
     """Operations as a service makes them: fills that end or are begun again, changes of complete sets."""
     chance = random.Random(seed)
@@ -40,12 +55,13 @@ def operations(seed: int, count: int) -> list[StoreOperation]:
         name = chance.choice(NAMES)
         current = model.current.get(name)
         some = [sample(chance.randrange(200)) for _ in range(chance.randrange(6))]
-        choices: list[StoreOperation] = [BeginFill(name, ("a/#", "b"))]
+        choices: list[StoreOperation] = [BeginFill(name, ("a/#", "b"), BUCKETS)]
         if current is not None and current.is_complete:
             gone = list(current.samples.values())[: chance.randrange(3)]
-            choices += [Apply(name, some, gone, chance.choice((None, marks(len(made) + 1))))] * 8
+            batches = repacked(current, some, gone) if chance.random() < 0.3 else {}
+            choices += [Apply(name, some, gone, chance.choice((None, marks(len(made) + 1))), batches)] * 8
         elif current is not None:
-            choices += [Fill(name, some), CompleteFill(name, marks(len(made) + 1))] * 3
+            choices += [Fill(name, spread(some, BUCKETS)), CompleteFill(name, marks(len(made) + 1))] * 3
         operation = chance.choice(choices)
         model.do(operation)
         made.append(operation)
@@ -54,9 +70,7 @@ def operations(seed: int, count: int) -> list[StoreOperation]:
 
 def seen(restored: dict[str, Restored] | object) -> dict[str, tuple[object, ...]]:
     assert isinstance(restored, dict)
-    return {
-        name: (sorted(one.samples), one.marks, tuple(one.filters)) for name, one in restored.items() if one.is_complete
-    }
+    return {name: (sorted(one), one.marks, tuple(one.filters)) for name, one in restored.items() if one.is_complete}
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -99,14 +113,14 @@ def test_a_torn_write_leaves_a_prefix_of_the_operations(tmp_path: pathlib.Path) 
 def test_several_operations_are_one_transaction(tmp_path: pathlib.Path) -> None:
     with Store(tmp_path / "store.db") as store:
         with pytest.raises(StoreFailed, match="no generation that is complete"):
-            store.do([BeginFill("orders", ("a",)), Apply("orders", [sample(1)], [])])
+            store.do([BeginFill("orders", ("a",), BUCKETS), Apply("orders", [sample(1)], [])])
         assert store.generations() == []
 
 
 def test_a_set_that_was_set_aside_stays_for_inspection_and_older_ones_go(tmp_path: pathlib.Path) -> None:
     with Store(tmp_path / "store.db") as store:
         for number in range(1, 5):
-            store.do([BeginFill("orders", ("a",)), Fill("orders", [sample(number)]), CompleteFill("orders", marks(1))])
+            store.do(filled("orders", [sample(number)], marks(1)))
         while store.purge():
             pass
         store.purge()
@@ -126,17 +140,17 @@ def test_every_start_is_a_new_life_under_the_same_name(tmp_path: pathlib.Path) -
 def test_a_snapshot_is_a_store_with_what_was_selected(tmp_path: pathlib.Path) -> None:
     kept, left = sample(1, "a/x"), sample(2, "b")
     with Store(tmp_path / "store.db") as store:
-        store.do([BeginFill("orders", ("#",)), Fill("orders", [kept, left]), CompleteFill("orders", marks(3))])
-        store.do([BeginFill("ports", ("c",)), Fill("ports", [sample(3)])])
+        store.do(filled("orders", [kept, left], marks(3)))
+        store.do(filled("ports", [sample(3)], marks(1))[:2])
         path = store.snapshot(tmp_path / "snapshots", ["a/#"])
     assert [one.suffix for one in path.parent.iterdir()] == [".db"]
     with Store(path) as copy:
-        assert seen(copy.restored()) == {"orders": ([kept], marks(3), ("#",))}
+        assert seen(copy.restored()) == {"orders": ([kept], marks(3), ("a",))}
 
 
 def test_a_store_belongs_to_one_service(tmp_path: pathlib.Path) -> None:
     with Store(tmp_path / "store.db") as store:
-        store.do([BeginFill("orders", ("a",))])
+        store.do([BeginFill("orders", ("a",), BUCKETS)])
         with pytest.raises(StoreInUse, match="another service"):
             Store(tmp_path / "store.db", busy_timeout_s=0.05)
 
@@ -174,3 +188,32 @@ def test_operations_done_together_have_the_same_effect_as_one_by_one(tmp_path: p
             if one.is_complete
         }
         assert seen(store.restored()) == current
+
+
+def test_changes_that_all_buckets_include_are_trimmed(tmp_path: pathlib.Path) -> None:
+    current = Generation(("a",), buckets=BUCKETS)
+    with Store(tmp_path / "store.db") as store:
+        store.do(filled("orders", [], marks(1)))
+        longest = 0
+        for number in range(1, 60):
+            change = Apply("orders", [sample(number)], [])
+            current.samples[sample(number).digest] = sample(number)
+            whole = spread(current.samples.values(), BUCKETS)
+            turn = number % BUCKETS
+            store.do([dataclasses.replace(change, batches={turn: whole.get(turn, EMPTY)})])
+            (found,) = store.generations()
+            assert isinstance(found["changes"], int)
+            longest = max(longest, found["changes"])
+            assert found["samples"] == number
+        assert longest == BUCKETS - 1
+        assert sorted(store.restored()["orders"]) == sorted(current.samples.values())
+
+
+def test_a_damaged_bucket_is_told_and_not_used(tmp_path: pathlib.Path) -> None:
+    with Store(tmp_path / "store.db") as store:
+        store.do(filled("orders", [sample(1)], marks(1)))
+    with sqlite3.connect(tmp_path / "store.db") as database:
+        database.execute("UPDATE bucket SET content = CAST(substr(content, 1, length(content) - 1) || 'x' AS BLOB)")
+    database.close()
+    with Store(tmp_path / "store.db") as store, pytest.raises(StoreFailed, match="damaged"):
+        store.restored()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from durability_service.core import messages
+from durability_service.core.batches import from_content
 from durability_service.core.effects import Live, LiveLost, Received
 from durability_service.core.messages import AlignData, Message
 from durability_service.core.samples import Sample
@@ -30,6 +31,7 @@ class Network:
         self.messages = 0
         self.samples_moved = 0
         """Samples in alignment messages as sent, however many hear them."""
+        self._pieces: dict[tuple[str, int, int, int], list[bytes]] = {}
 
     def cut(self, source: str, target: str) -> None:
         self._cuts.add((source, target))
@@ -57,7 +59,7 @@ class Network:
     def broadcast(self, source: SimNode, message: Message) -> None:
         self.messages += 1
         if isinstance(message, AlignData):
-            self.samples_moved += sum(len(part.samples) for part in message.parts)
+            self._count(message)
         if self.world.chance(_CODEC_CHECKS):
             message = messages.decode(messages.encode(message))
         for node in self.nodes:
@@ -66,6 +68,14 @@ class Network:
             self._carry(node, message)
             if self.world.chance(self._duplicate):
                 self._carry(node, message)
+
+    def _count(self, message: AlignData) -> None:
+        for part in message.parts:
+            bucket = (message.node, message.incarnation, message.stream, part.bucket)
+            pieces = self._pieces.setdefault(bucket, [])
+            pieces.append(part.content)
+            if len(pieces) == part.parts:
+                self.samples_moved += from_content(b"".join(self._pieces.pop(bucket))).count
 
     def _carry(self, node: SimNode, message: Message) -> None:
         self.world.after(self._latency_s + self.world.random.random() * self._late_s, node.feed, Received(message))

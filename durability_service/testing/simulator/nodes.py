@@ -60,6 +60,10 @@ class SimNode:
     def now(self) -> float:
         return self._world.now
 
+    @property
+    def is_disk_idle(self) -> bool:
+        return not self._pending
+
     def wall_ns(self) -> int:
         return EPOCH_NS + int(self._world.now * 1e9) + self._skew_ns
 
@@ -76,7 +80,7 @@ class SimNode:
         self._life += 1
         self.settings = dataclasses.replace(self.settings, incarnation=self._life)
         restored = self.disk.open()
-        self._world.note(self.name, "start", self._life, {name: len(one.samples) for name, one in restored.items()})
+        self._world.note(self.name, "start", self._life, {name: len(list(one)) for name, one in restored.items()})
         self.core = self._core_class(self.settings, restored, self._world.now)
         self._oracle.started(self)
         self._tick(self._life)

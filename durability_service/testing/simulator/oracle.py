@@ -76,9 +76,11 @@ class Oracle:
     def storing(self, node: SimNode, operation: StoreOperation) -> None:
         """S19: nothing that is to be kept in memory only goes to disk."""
         if isinstance(operation, Apply | Fill):
-            for sample in operation.added:
-                if self._profile.kind is not Kind.PERSISTENT or sample.topic.endswith("/memory"):
-                    raise Violation(f"S19: {node.name} writes {sample.topic} to disk")
+            topics = {topic for batch in operation.batches.values() for topic in batch.topics}
+            topics |= {sample.topic for sample in operation.added} if isinstance(operation, Apply) else set()
+            for topic in topics:
+                if self._profile.kind is not Kind.PERSISTENT or topic.endswith("/memory"):
+                    raise Violation(f"S19: {node.name} writes {topic} to disk")
 
     def advertised(self, node: SimNode, advert: Advert) -> None:
         self._check_period(node)
@@ -164,6 +166,18 @@ class Oracle:
         for node in nodes:
             self.check_kept(node)
             self._check_expired(node)
+            self._check_disk(node)
+
+    def _check_disk(self, node: SimNode) -> None:
+        """S5: a start would find what the service holds, however it was written: in changes, in buckets, in both."""
+        for name, keeper in node.core.keepers.items() if node.core else ():
+            held = keeper.holding
+            on_disk = node.disk.current.get(name)
+            if not (held.is_persistent and held.is_complete and on_disk and node.is_disk_idle):
+                continue
+            expected = {sample.digest for sample in held.for_store(list(held.set))}
+            if set(on_disk.samples) != expected:
+                raise Violation(f"S5: {node.name} has {len(expected)} samples and {len(on_disk.samples)} on disk")
 
     def _check_expired(self, node: SimNode) -> None:
         """S21: what has expired is gone, once everybody's clock says so and there was time to look."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 
+from durability_service.core.batches import spread
 from durability_service.core.effects import BeginFill, CompleteFill, DeleteHistory, Fill, Interest, Marks
 from durability_service.core.messages import Epoch
 from durability_service.core.namespaces import NameSpace
@@ -34,6 +35,8 @@ SETTINGS = ServiceSettings(
     expiry_round_s=0.5,
     buckets=8,
     chunk_bytes=300,
+    repack_changes=4,
+    cool_samples=3,
     window_chunks=4,
     buckets_per_step=4,
 )
@@ -121,8 +124,8 @@ class Scenario:
             samples = [writer.sample(topic, f"old{number}", is_delete=False) for number in range(3)]
             marks = Marks(Epoch(self.random.randint(1, 5), node.name), alive=EPOCH_NS)
             for operation in (
-                BeginFill(space.name, tuple(sorted(space.filters))),
-                Fill(space.name, samples),
+                BeginFill(space.name, tuple(sorted(space.filters)), node.settings.buckets),
+                Fill(space.name, spread(samples, node.settings.buckets)),
                 CompleteFill(space.name, marks),
             ):
                 node.disk.do(operation)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 
+from durability_service.core.batches import Batch, spread, unpack
 from durability_service.core.effects import (
     Apply,
     BeginFill,
@@ -18,7 +19,7 @@ from durability_service.core.effects import (
     Restored,
     StoreOperation,
 )
-from durability_service.core.samples import Sample
+from durability_service.core.samples import Sample, bucket_of
 
 
 @dataclasses.dataclass
@@ -28,6 +29,14 @@ class Generation:
     marks: Marks = Marks()
     samples: dict[bytes, Sample] = dataclasses.field(default_factory=dict)
     """By digest."""
+    buckets: int = 1
+
+    def put(self, batches: Mapping[int, Batch]) -> None:
+        for number, batch in batches.items():
+            for digest, sample in list(self.samples.items()):
+                if bucket_of(sample.instance, self.buckets) == number:
+                    del self.samples[digest]
+            self.samples |= {sample.digest: sample for sample in unpack(batch)}
 
 
 class StoreModel:
@@ -43,12 +52,12 @@ class StoreModel:
         if isinstance(operation, BeginFill):
             if current is not None and current.is_complete:
                 self.backup[name] = current
-            self.current[name] = Generation(operation.filters)
+            self.current[name] = Generation(operation.filters, buckets=operation.buckets)
             return
         assert current is not None, f"{operation} before anything was begun"
         if isinstance(operation, Fill):
             assert not current.is_complete
-            current.samples |= {sample.digest: sample for sample in operation.added}
+            current.put(operation.batches)
         elif isinstance(operation, CompleteFill):
             current.is_complete, current.marks = True, operation.marks
             self.backup.pop(name, None)
@@ -57,6 +66,7 @@ class StoreModel:
             current.samples |= {sample.digest: sample for sample in operation.added}
             for sample in operation.removed:
                 current.samples.pop(sample.digest, None)
+            current.put(operation.batches)
             current.marks = operation.marks or current.marks
 
     def open(self) -> Mapping[str, Restored]:
@@ -64,7 +74,11 @@ class StoreModel:
         for name, generation in list(self.current.items()):
             if not generation.is_complete and name in self.backup:
                 self.current[name] = self.backup.pop(name)
-        return {
-            name: Restored(one.is_complete, tuple(one.samples.values()), one.marks, one.filters)
-            for name, one in self.current.items()
-        }
+        return {name: _restored(one) for name, one in self.current.items()}
+
+
+def _restored(found: Generation) -> Restored:
+    """Every other bucket whole, as a store finds buckets that were packed after the last change."""
+    batches = {number: batch for number, batch in spread(found.samples.values(), found.buckets).items() if number % 2}
+    rest = [one for one in found.samples.values() if bucket_of(one.instance, found.buckets) not in batches]
+    return Restored(found.is_complete, rest, found.marks, found.filters, found.buckets, batches)
