@@ -246,8 +246,7 @@ class Handover:
         revisions = list(self._unconfirmed)
         try:
             self._publisher.flush(timeout_s=self._timeout_s)
-            for start in range(0, len(revisions), self._batch_max):
-                self._db.mark_published(revisions[start : start + self._batch_max])
+            self._db.mark_published(revisions)
         except HeliographError as error:
             self._failed("confirmed", error)
         else:

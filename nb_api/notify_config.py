@@ -32,7 +32,7 @@ NOTIFY_OPTIONS: Sequence[cfg.Opt] = (
              "has died. Several times confirm_interval, or what is on its way is published twice."),
     _seconds("sweep_interval", 1.0, 0.01, 3600.0, "How often the sweeper looks into the outbox."),
     cfg.IntOpt("sweep_batch", default=500, min=1, max=10_000,
-               help="Changes that are swept, or taken out of the outbox, in one go."),
+               help="Changes that are published, or swept, in one go."),
     cfg.BoolOpt("sweep_outbox", default=True,
                 help="Processes that write and publish directly sweep the outbox too. Where a publisher service is "
                      "used, it sweeps, whatever is said here."),

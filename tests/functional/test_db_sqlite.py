@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 import pathlib
+import random
 import sqlite3
 import stat
 import threading
@@ -19,7 +20,7 @@ from typing import Any
 import pytest
 
 from nb_api import loading
-from nb_api.db_api import DbApi
+from nb_api.db_api import DbApi, Write
 from nb_api.errors import DbError, DbUnavailable, ObjectExists
 from nb_api.testing.replay import state_of, stored
 from pubsub_api.config import new_conf
@@ -288,3 +289,26 @@ def _locked(path: pathlib.Path) -> Iterator[sqlite3.Connection]:
     with contextlib.closing(sqlite3.connect(path, isolation_level=None, check_same_thread=False)) as other:
         other.execute("BEGIN IMMEDIATE")
         yield other
+
+
+class TestOutbox:
+    @pytest.mark.parametrize("seed", range(20))
+    def test_any_part_of_a_run_can_be_taken_out(self, db: DbApi, seed: int) -> None:
+        """The outbox keeps runs of revisions; what is marked need not be whole runs, nor be there at all."""
+        chance = random.Random(seed)
+        waiting: set[int] = set()
+        for step in range(40):
+            if chance.random() < 0.5:
+                writes = [Write("create", "t", f"{step}-{number}", 0, "t") for number in range(chance.randint(1, 8))]
+                waiting.update(db.apply(writes))
+            else:
+                newest = db.revision()
+                marked = {chance.randint(1, newest + 2) for _ in range(chance.randint(1, 12))}
+                if chance.random() < 0.3:
+                    first = chance.randint(1, newest + 1)
+                    marked.update(range(first, first + 10))
+                db.mark_published(chance.sample(sorted(marked), len(marked)))
+                waiting -= marked
+            if chance.random() < 0.2:
+                db.compact(keep_changes=chance.randint(0, 5), keep_tombstones_s=0)
+            assert [change.revision for change in db.unpublished(limit=1000)] == sorted(waiting)

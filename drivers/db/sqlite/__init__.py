@@ -18,7 +18,7 @@ from urllib.parse import SplitResult
 
 from oslo_config import cfg, types
 
-from drivers.db.sqlite import schema
+from drivers.db.sqlite import outbox, schema
 from drivers.db.sqlite.patience import run_patiently
 from drivers.db.sqlite.pool import Pool
 from drivers.db.sqlite.snapshot import SqliteSnapshot
@@ -104,7 +104,9 @@ class SqliteDb(DbApi):
             # All are looked at before the first is written: what is refused has changed nothing.
             topics = [_topic_found(connection, writes, position) for position in range(len(writes))]
             now = time.time()
-            return [self._record(connection, write, topic, now) for write, topic in zip(writes, topics, strict=True)]
+            revisions = [_record(connection, write, topic, now) for write, topic in zip(writes, topics, strict=True)]
+            outbox.add(connection, writes, revisions, now)
+            return revisions
 
         return self._write(operation)
 
@@ -206,8 +208,8 @@ class SqliteDb(DbApi):
         # Without an age the clock is not asked, so that one that was set back hides nothing.
         since = time.time() - older_than_s if older_than_s else math.inf
         sql = (
-            f"SELECT {_CHANGE_COLUMNS} FROM outbox JOIN changes USING (revision)"
-            " WHERE since <= ? ORDER BY outbox.revision LIMIT ?"
+            f"SELECT {_CHANGE_COLUMNS} FROM outbox CROSS JOIN changes ON revision BETWEEN first AND last"
+            " WHERE since <= ? ORDER BY first, revision LIMIT ?"
         )
         rows = self._run(lambda connection: connection.execute(sql, (since, limit)).fetchall())
         return [_change(row) for row in rows]
@@ -215,32 +217,12 @@ class SqliteDb(DbApi):
     def mark_published(self, revisions: Sequence[int]) -> None:
         for revision in revisions:
             checks.check_revision(revision)
-        parameters = [(revision,) for revision in revisions]
-        if not parameters:
+        if not revisions:
             self._check_open()
             return
-        sql = "DELETE FROM outbox WHERE revision = ?"
-        self._write(lambda connection: connection.executemany(sql, parameters).rowcount)
+        self._write(lambda connection: outbox.remove(connection, revisions))
 
     # -- inside
-
-    def _record(self, connection: sqlite3.Connection, write: CheckedWrite, old_topic: str | None, now: float) -> int:
-        """Write one change everywhere it belongs, in the transaction that is open; returns its revision."""
-        topic = old_topic if write.topic is None else write.topic
-        left_topic = old_topic if write.action == "set" and old_topic != topic else None
-        revision = connection.execute(
-            "INSERT INTO changes (action, table_name, key, topic, left_topic, value) VALUES (?, ?, ?, ?, ?, ?)",
-            (write.action, write.table, write.key, topic, left_topic, write.value),
-        ).lastrowid
-        assert revision is not None
-        connection.execute(
-            "INSERT INTO objects (table_name, key, topic, version, deleted_at, value) VALUES (?1, ?2, ?3, ?4, ?5, ?6) "
-            "ON CONFLICT (table_name, key) DO UPDATE SET topic = ?3, version = ?4, deleted_at = ?5, value = ?6",
-            (write.table, write.key, topic, revision, now if write.action == "delete" else None, write.value),
-        )
-        if write.with_outbox:
-            connection.execute("INSERT INTO outbox VALUES (?, ?)", (revision, now))
-        return revision
 
     def _write(self, operation: Operation[T]) -> T:
         result = self._writer.write(operation)
@@ -286,6 +268,23 @@ def _topic_found(connection: sqlite3.Connection, writes: Sequence[CheckedWrite],
     return None if topic is None else str(topic)
 
 
+def _record(connection: sqlite3.Connection, write: CheckedWrite, old_topic: str | None, now: float) -> int:
+    """Write one change into the feed and the objects, in the transaction that is open; returns its revision."""
+    topic = old_topic if write.topic is None else write.topic
+    left_topic = old_topic if write.action == "set" and old_topic != topic else None
+    revision = connection.execute(
+        "INSERT INTO changes (action, table_name, key, topic, left_topic, value) VALUES (?, ?, ?, ?, ?, ?)",
+        (write.action, write.table, write.key, topic, left_topic, write.value),
+    ).lastrowid
+    assert revision is not None
+    connection.execute(
+        "INSERT INTO objects (table_name, key, topic, version, deleted_at, value) VALUES (?1, ?2, ?3, ?4, ?5, ?6) "
+        "ON CONFLICT (table_name, key) DO UPDATE SET topic = ?3, version = ?4, deleted_at = ?5, value = ?6",
+        (write.table, write.key, topic, revision, now if write.action == "delete" else None, write.value),
+    )
+    return revision
+
+
 def _move_compacted(connection: sqlite3.Connection, keep_changes: int) -> tuple[int, int]:
     """Where the feed began and where it begins now.  First of all, so that nobody reads what is about to get holes."""
     compacted = _one(connection, "SELECT compacted FROM feed")
@@ -296,8 +295,9 @@ def _move_compacted(connection: sqlite3.Connection, keep_changes: int) -> tuple[
 
 def _remove_changes(connection: sqlite3.Connection, cut: int) -> int:
     sql = (
-        "DELETE FROM changes WHERE revision IN (SELECT revision FROM changes WHERE revision <= ? AND NOT EXISTS "
-        "(SELECT 1 FROM outbox WHERE outbox.revision = changes.revision) ORDER BY revision LIMIT ?)"
+        "DELETE FROM changes WHERE revision IN (SELECT revision FROM changes WHERE revision <= ? AND revision > "
+        "coalesce((SELECT last FROM outbox WHERE first <= changes.revision ORDER BY first DESC LIMIT 1), 0) "
+        "ORDER BY revision LIMIT ?)"
     )
     return connection.execute(sql, (cut, _COMPACT_PORTION)).rowcount
 

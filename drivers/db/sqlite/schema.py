@@ -1,7 +1,8 @@
 """The file: where the URL says it is, how it is made, what is in it, and how a foreign one is told.
 
 ``changes`` is the feed; AUTOINCREMENT never gives a revision twice, also after the newest changes are compacted away.
-``outbox`` is a table of its own and not a column, because clearing a column would write the value again.
+``outbox`` is a table of its own and not a column, because clearing a column would write the value again.  Its rows are
+runs of revisions, one for a transaction, and not single ones, because every row is paid for by who commits.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from nb_api.errors import DbUnavailable
 from pubsub_api.errors import InvalidConfig
 
 _APPLICATION_ID = 0x48656C69  # "Heli", where file(1) and we look for it
-_SCHEMA_VERSION = 1
+_SCHEMA_VERSION = 2
 
 _SCHEMA = (
     """CREATE TABLE objects (
@@ -31,7 +32,7 @@ _SCHEMA = (
         revision INTEGER PRIMARY KEY AUTOINCREMENT,
         action TEXT NOT NULL, table_name TEXT NOT NULL, key TEXT NOT NULL, topic TEXT NOT NULL, left_topic TEXT,
         value BLOB)""",
-    "CREATE TABLE outbox (revision INTEGER PRIMARY KEY, since REAL NOT NULL)",
+    "CREATE TABLE outbox (first INTEGER PRIMARY KEY, last INTEGER NOT NULL, since REAL NOT NULL)",
     "CREATE TABLE counters (name TEXT PRIMARY KEY, number INTEGER NOT NULL) WITHOUT ROWID",
     "CREATE TABLE feed (compacted INTEGER NOT NULL)",
     "INSERT INTO feed VALUES (0)",
