@@ -91,12 +91,19 @@ class StreamingJob:
         return len(list(self.checkpoint.glob("commits/[0-9]*")))
 
     def wait_batches(self, count: int) -> None:
+        """Return when so many micro-batches have taken effect.  A job that has ended is started again, as a supervisor
+        does."""
+
         def is_there() -> bool:
             if not self.is_running():
-                self.start()  # a query that gave up is started again, as a supervisor does
+                self.start()
             return self.batches >= count
 
-        wait_until(is_there, START_S, f"{count} batches; {self._errors.read_text(errors='replace')[-2000:]}")
+        try:
+            wait_until(is_there, START_S, f"{count} batches")
+        except AssertionError as error:
+            said = self._errors.read_text(errors="replace")[-2000:]
+            raise AssertionError(f"{error}; there are {self.batches}; it said: {said}") from None
 
 
 def kill_python_worker(driver: int, choice: int) -> bool:
