@@ -12,6 +12,7 @@ import pathlib
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Sequence
 
 from tests.waiting import wait_until
@@ -29,8 +30,8 @@ def main(arguments: Sequence[str]) -> None:
     if share:
         stream = stream.options(group=share[0], query=share[1])
     query = stream.load().writeStream.format("parquet").option("checkpointLocation", checkpoint).start(table)
-    sys.stdin.read()
-    query.stop()
+    threading.Thread(target=lambda: (sys.stdin.read(), query.stop()), daemon=True).start()
+    query.awaitTermination()  # raises what ended the query, and the process with it
     spark.stop()
 
 
@@ -61,6 +62,7 @@ class StreamingJob:
         self.kill()
 
     def start(self) -> None:
+        self.kill()
         environment = os.environ | {"PYTHONPATH": os.pathsep.join(entry for entry in sys.path if entry)}
         with open(self._errors, "ab") as errors:
             self._process = subprocess.Popen(
