@@ -11,7 +11,7 @@ from spark_pipeline.session import decisive_line, local_cores, spark_options
 MANAGER = "spark.sql.streaming.checkpointFileManagerClass"
 
 
-def test_checkpoints_on_a_local_disk_are_written_without_starting_processes() -> None:
+def test_checkpoints_on_a_local_disk_are_written_by_the_manager_that_starts_fewer_processes() -> None:
     conf = new_conf()
     conf.register_opts(OPTIONS, group=GROUP)
     assert "FileSystemBased" in spark_options(conf, "local[2]")[MANAGER]
