@@ -26,6 +26,8 @@ class Dispatcher:
     """
 
     def __init__(self, bytes_max: int, on_room: Callable[[], None]) -> None:
+        self.receiver_errors = 0
+        """Calls in which the receiver raised: what they brought is lost to it, unless its own numbers tell."""
         self._bytes_max = bytes_max
         self._on_room = on_room
         self._bytes = 0
@@ -95,6 +97,7 @@ class Dispatcher:
             else:
                 receiver.on_link(item)
         except Exception:
+            self.receiver_errors += 1
             LOG.exception("the receiver raised, which its contract forbids; the driver goes on")
         if isinstance(item, list):
             with self._news:

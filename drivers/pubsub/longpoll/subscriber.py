@@ -91,6 +91,11 @@ class LongpollSubscriber(SubscriberApi):
         """What happened to each link so far, by address."""
         return {address: dataclasses.replace(link.counters) for address, link in tuple(self._links.items())}
 
+    @property
+    def receiver_errors(self) -> int:
+        """How often the receiver raised, which its contract forbids."""
+        return self._dispatcher.receiver_errors
+
     def close(self) -> None:
         if PROCESS.is_forked:
             return
