@@ -166,6 +166,11 @@ class AsyncSession:
     def __init__(self, session: blocking.Session) -> None:
         self._session = session
 
+    @property
+    def blocking(self) -> blocking.Session:
+        """The session behind this face."""
+        return self._session
+
     async def publisher(self, *, name: str = "", predecessor: Predecessor | None = None) -> AsyncPublisher:
         publisher = await asyncio.to_thread(self._session.publisher, name=name, predecessor=predecessor)
         return AsyncPublisher(publisher)
