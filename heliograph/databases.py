@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -25,9 +26,12 @@ def add_database(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
 
 
-def open_nb(args: argparse.Namespace) -> NbApi:
-    """Raises UsageError, InvalidConfig, DbUnavailable, and what loading a driver may raise."""
-    from nb_api import NbApi
+def open_nb(args: argparse.Namespace, cache_options: Mapping[str, str] | None = None) -> NbApi:
+    """``cache_options`` are options of ``[local_cache]`` that the command line has.
+
+    Raises UsageError, InvalidConfig, DbUnavailable, and what loading a driver may raise.
+    """
+    from nb_api import NbApi, notify_config
     from pubsub_api import loading
     from pubsub_api.config import GROUP, new_conf
     from pubsub_api.errors import UsageError
@@ -35,9 +39,13 @@ def open_nb(args: argparse.Namespace) -> NbApi:
     if args.bus is not None and args.config_file:
         raise UsageError("give --bus or --config-file, not both")
     if args.bus is None:
-        return NbApi.open(conf=new_conf(args.config_file), url=args.db)
-    conf = loading.conf_from_url(args.bus)
-    conf.set_override("enable_df_pub_sub", True, group=GROUP)
+        conf = new_conf(args.config_file)
+    else:
+        conf = loading.conf_from_url(args.bus)
+        conf.set_override("enable_df_pub_sub", True, group=GROUP)
+    notify_config.register(conf)
+    for name, value in (cache_options or {}).items():
+        conf.set_override(name, value, group=notify_config.CACHE_GROUP)
     return NbApi.open(conf=conf, url=args.db)
 
 

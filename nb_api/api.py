@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import logging
 import os
 import random
 import threading
@@ -23,17 +24,21 @@ from oslo_config import cfg
 from nb_api import checks, config, notify_config
 from nb_api.compaction import CompactionCounters, Compactor
 from nb_api.db_api import Action, Change, DbApi, DbObject, Write
-from nb_api.errors import ObjectExists, ObjectNotFound, VersionConflict
+from nb_api.errors import DbUnavailable, ObjectExists, ObjectNotFound, VersionConflict
 from nb_api.handover import Committed, Handover, HandoverCounters
+from nb_api.late_db import LateDb
 from nb_api.loading import build_db
 from nb_api.outbox import OutboxSweeper, SweepCounters
 from nb_api.publishing import ChangePublisher, change_publisher, uses_service
+from nb_api.snapshot_source import may_stand_in
 from nb_api.transaction import Transaction
 from pubsub_api import Session, forking
 from pubsub_api import open as open_session
 from pubsub_api.config import GROUP, check_group, new_conf
 from pubsub_api.core.frame import FRAME_OVERHEAD_BYTES_MAX
 from pubsub_api.errors import InvalidConfig, UsageError
+
+LOG = logging.getLogger(__name__)
 
 _CONFLICT_PAUSE_S = 0.002
 _ENVELOPE_BYTES = 4096
@@ -107,7 +112,8 @@ class NbApi:
         """Connect to the database that the configuration names, or to ``url``.  Close it when done.
 
         ``conf`` may be any parsed oslo.config object: what it lacks is registered on it.  Opens no link to a bus; that
-        happens with the first write.  Raises InvalidConfig, DbUnavailable, and what loading a driver raises.
+        happens with the first write.  A database that is away is no error when ``[local_cache] resync_source`` can
+        stand in for it.  Raises InvalidConfig, DbUnavailable, and what loading a driver raises.
         """
         if conf is not None and config_files is not None:
             raise UsageError("give config_files or conf, not both")
@@ -117,8 +123,7 @@ class NbApi:
         db = build_db(url, conf, with_outbox=session is not None)
         try:
             _check(conf, has_bus=session is not None)
-            db.initialize()
-            return cls(conf, db, session)
+            return cls(conf, _initialized(db), session)
         except BaseException:
             db.close()
             if session is not None:
@@ -312,6 +317,18 @@ class NbApi:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def _initialized(db: DbApi) -> DbApi:
+    """Raises DbUnavailable, InvalidConfig."""
+    try:
+        db.initialize()
+    except DbUnavailable as error:
+        if not may_stand_in(db.conf):
+            raise
+        LOG.warning("NbApi: the database is away; until it is back, others stand in for it: %s", error)
+        return LateDb(db)
+    return db
 
 
 def _check(conf: cfg.ConfigOpts, *, has_bus: bool) -> None:

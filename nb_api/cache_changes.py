@@ -11,8 +11,9 @@ import msgspec
 
 from nb_api.db_api import DbObject
 
-SyncKind = Literal["snapshot", "topics", "delta", "overrun"]
+SyncKind = Literal["snapshot", "topics", "delta", "provisional", "overrun"]
 """How a copy was brought up to date: by all objects, by those of topics that are new, or by the changes it had missed.
+``provisional``: the database is away, and what another source has of it was applied; the database is still to be asked.
 ``overrun``: it is up to date, and what led there was not told one by one because nobody took it in time."""
 
 

@@ -346,8 +346,8 @@ class Merge:
         if self._replaces and table in self._unseen:
             self._unseen[table].discard(key)
 
-    def rows(self, objects: Iterable[DbObject]) -> list[Difference]:
-        """A portion of the snapshot."""
+    def rows(self, objects: Iterable[DbObject | Event]) -> list[Difference]:
+        """A portion of the snapshot; of events none that deletes."""
         core = self._core
         tables, tombstones, followed, put = core._tables, core._tombstones, core._followed, core._put
         out: list[Difference] = []
@@ -368,7 +368,7 @@ class Merge:
             put(entries, table, key, held, Entry(version, topic, row.value), out)
         return out
 
-    def _is_newer(self, row: DbObject, held: Entry) -> bool:
+    def _is_newer(self, row: DbObject | Event, held: Entry) -> bool:
         unseen = self._unseen.get(row.table, _NOTHING)
         if self._replaces and row.key in unseen:  # else an event was faster
             unseen.discard(row.key)

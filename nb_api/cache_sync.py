@@ -1,22 +1,32 @@
-"""Reading the database into a local cache: everything, the topics that are new, or the changes that were missed."""
+"""Reading the database into a local cache: everything, the topics that are new, or the changes that were missed.
+
+Everything may also come from a resync source (`nb_api.snapshot_source`), which spares the database all but the changes
+after the revision that the source proves.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import itertools
+import logging
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Protocol
 
 from nb_api.api import NbApi
-from nb_api.cache_changes import Difference, Resynced, SyncKind
+from nb_api.cache_changes import Difference, Resynced
 from nb_api.cache_core import CacheCore, Merge
 from nb_api.config import GROUP
 from nb_api.db_api import Snapshot
-from nb_api.errors import RevisionGone, RevisionUnknown
+from nb_api.errors import ObjectNotFound, RevisionGone, RevisionUnknown, SourceUnavailable
 from nb_api.notify_config import CACHE_GROUP
 from nb_api.resync import SyncTask
 from nb_api.slots import SlotCounters, Slots, SlotSettings
+from nb_api.snapshot_source import Doubt, SnapshotSource, SourceSnapshot
+from pubsub_api.core.events import Event
+
+LOG = logging.getLogger(__name__)
 
 EVERYTHING = "#"
 """The filter that selects every topic."""
@@ -39,6 +49,16 @@ class SyncCounters:
     """Changes read one by one."""
     failures: int = 0
     """Attempts that ended because the database could not be read; each is made again."""
+    from_source: int = 0
+    """Snapshots whose objects came from the resync source."""
+    source_failures: int = 0
+    """How often the source could not give what was wanted, so that the database was read, or tried again."""
+    source_repairs: int = 0
+    """Objects that the source had not, or not new enough, read from the database one by one."""
+    stand_ins: int = 0
+    """How often the source stood in for a database that was away."""
+    stand_in_doubts: int = 0
+    """Objects that were missing or old in what it had, until the database could be asked."""
     slots: SlotCounters = dataclasses.field(default_factory=SlotCounters)
 
 
@@ -60,8 +80,13 @@ class Owner(Protocol):
 class CacheSync:
     """For one thread."""
 
-    def __init__(self, nb: NbApi, core: CacheCore, owner: Owner, *, tables: Sequence[str] | None) -> None:
+    def __init__(
+        self, nb: NbApi, core: CacheCore, owner: Owner, *, tables: Sequence[str] | None, source: SnapshotSource | None
+    ) -> None:
+        """``source`` None: the database itself."""
         options = nb.conf[CACHE_GROUP]
+        self._source = source
+        self._repairs_max: int = options.source_repairs_max
         self._db = nb.db
         self._core = core
         self._owner = owner
@@ -81,7 +106,7 @@ class CacheSync:
         revision = self._db.revision()
         went_back = revision < newest
         if task.is_snapshot:
-            return [self._snapshot(task.reason, is_replacing=went_back or task.is_replacing)]
+            return self._snapshot(task, is_replacing=went_back or task.is_replacing)
         if went_back:
             self._escalate(_WENT_BACK, is_replacing=True)
             return []
@@ -92,7 +117,15 @@ class CacheSync:
             told += self._delta(task.reason, revision)
         return told
 
-    def _snapshot(self, reason: str, *, is_replacing: bool) -> Resynced:
+    def _snapshot(self, task: SyncTask, *, is_replacing: bool) -> list[Resynced]:
+        if self._source is not None and not is_replacing:  # a source has what the database was before it went back
+            try:
+                return self._from_source(self._source, task)
+            except (SourceUnavailable, RevisionGone) as error:
+                self.counters.source_failures += 1
+                LOG.warning("LocalCache: the resync source cannot be used, reading the database instead: %s", error)
+            newest = self._core.newest
+            is_replacing = self._db.revision() < newest
         with self._slots.hold() as show_progress:
             filters = self._owner.filters()
             # Without filters nobody has to match every row.
@@ -100,32 +133,125 @@ class CacheSync:
                 self._read(snapshot, filters, is_replacing, show_progress)
         self.counters.snapshots += 1
         self.counters.replaced += is_replacing
-        return Resynced("snapshot", reason, snapshot.revision, *self._told)
+        return [Resynced("snapshot", task.reason, snapshot.revision, *self._told)]
+
+    # -- the resync source
+
+    def _from_source(self, source: SnapshotSource, task: SyncTask) -> list[Resynced]:
+        """Raises SourceUnavailable and RevisionGone when the database has to be read; DbError, Closed."""
+        told: list[Resynced] = []
+        with (
+            self._slots.hold() if source.needs_slot else contextlib.nullcontext(_no_progress) as show_progress,
+            source.open(self._tables, filters := self._owner.filters()) as snapshot,
+        ):
+            revision = snapshot.revision
+            if not revision:
+                raise SourceUnavailable("it does not prove up to which revision it is complete")
+            if revision < self._core.position and task.topics:
+                raise SourceUnavailable(f"it proves revision {revision}, and the copy is at {self._core.position}")
+            if revision >= self._core.position:  # else what is held is newer, and the changes after it are enough
+                self._db.changes(revision, limit=1)  # whether what comes after can be had at all
+                self._merge(revision, filters, False, partial(self._fill, snapshot, show_progress))
+                told.append(Resynced("snapshot", task.reason, revision, *self._told))
+        self._told = (0, 0, 0)
+        newest = self._core.newest
+        now = self._db.revision()
+        if now < newest:
+            raise SourceUnavailable(f"version {newest} is known, and the database is at {now}: it went back")
+        position = self._catch_up(now)
+        self.counters.from_source += len(told)
+        return [*told, Resynced("delta", task.reason, position, *self._told)]
+
+    def _fill(self, snapshot: SourceSnapshot, show_progress: Callable[[], None], merge: Merge) -> None:
+        def put(events: Sequence[Event]) -> list[Difference]:
+            # A tombstone is a row that is not there; those of later than the proof are in the feed as well.
+            rows = [event for event in events if event.action != "delete"]
+            self._core.newest = max(self._core.newest, *(event.version for event in rows), 0)
+            return merge.rows(rows)
+
+        def take(events: Sequence[Event]) -> None:
+            self._take(partial(put, events), len(events))
+            show_progress()
+
+        doubts = snapshot.read(take)
+        self._check_doubts(doubts)
+        for doubt in doubts:
+            self._repair(doubt, merge)
+
+    def _check_doubts(self, doubts: Sequence[Doubt]) -> None:
+        """Raises SourceUnavailable."""
+        if len(doubts) > self._repairs_max:
+            raise SourceUnavailable(f"{len(doubts)} objects are missing or old in it, more than {self._repairs_max}")
+
+    def _repair(self, doubt: Doubt, merge: Merge) -> None:
+        with contextlib.suppress(ObjectNotFound):  # deleted since: the feed says so
+            found = self._db.get(doubt.table, doubt.key)
+            self._change(lambda: merge.rows([found]))
+        self.counters.source_repairs += 1
+
+    def _take(self, work: Callable[[], list[Difference]], rows: int) -> None:
+        self.counters.rows += rows
+        self._change(work)
+
+    def stand_in(self, reason: str) -> Resynced | None:
+        """The database is away: apply what the source has, by version.  None when it cannot.  Raises Closed."""
+        source = self._source
+        if source is None or not source.has_tail:
+            return None
+        self._told = (0, 0, 0)
+
+        def apply(events: Sequence[Event]) -> None:
+            self._take(partial(self._core.apply, events), len(events))
+
+        try:
+            with source.open(self._tables, self._owner.filters()) as snapshot:
+                doubts = snapshot.read(apply)
+                self._check_doubts(doubts)
+                apply([doubt.known for doubt in doubts if doubt.known is not None])
+        except SourceUnavailable as error:
+            self.counters.source_failures += 1
+            LOG.warning("LocalCache: the resync source cannot stand in for the database: %s", error)
+            return None
+        self.counters.stand_ins += 1
+        self.counters.stand_in_doubts += len(doubts)
+        if doubts:
+            LOG.warning("LocalCache: of %d objects the resync source has not the right version", len(doubts))
+        return Resynced("provisional", reason, snapshot.revision, *self._told)
+
+    # -- the database
 
     def _read_topics(self, reason: str, topics: tuple[str, ...]) -> Resynced:
         with self._db.snapshot(self._tables, topics) as snapshot:
-            self._read(snapshot, topics, False, lambda: None)
+            self._read(snapshot, topics, False, _no_progress)
         self.counters.topics += 1
         return Resynced("topics", reason, snapshot.revision, *self._told, topics)
 
     def _read(
         self, snapshot: Snapshot, filters: tuple[str, ...], is_replacing: bool, show_progress: Callable[[], None]
     ) -> None:
+        def fill(merge: Merge) -> None:
+            rows = iter(snapshot)
+            while portion := list(itertools.islice(rows, self._portion)):
+                self._take(partial(merge.rows, portion), len(portion))
+                show_progress()
+
+        self._merge(snapshot.revision, filters, is_replacing, fill)
+
+    def _merge(
+        self, revision: int, filters: tuple[str, ...], is_replacing: bool, fill: Callable[[Merge], None]
+    ) -> None:
+        """Make the copy what ``fill`` gives; when that fails, nothing is removed."""
         merges: list[Merge] = []
 
         def begin() -> list[Difference]:
-            merges.append(self._core.merge(snapshot.revision, filters, replaces=is_replacing))
+            merges.append(self._core.merge(revision, filters, replaces=is_replacing))
             return []
 
         self._told = (0, 0, 0)
         self._change(begin)
         (merge,) = merges
         try:
-            rows = iter(snapshot)
-            while portion := list(itertools.islice(rows, self._portion)):
-                self.counters.rows += len(portion)
-                self._change(partial(merge.rows, portion))
-                show_progress()
+            fill(merge)
             self._change(merge.finish)
         except BaseException:
             merge.abandon()
@@ -133,25 +259,31 @@ class CacheSync:
 
     def _delta(self, reason: str, revision: int) -> list[Resynced]:
         self._told = (0, 0, 0)
-        position = self._core.position
-        missed = 0
         try:
-            while position < revision and (changes := self._db.changes(position, limit=self._delta_portion)):
-                position = changes[-1].revision
-                missed += len(changes)  # counted, because revisions may skip numbers
-                self.counters.missed_changes += len(changes)
-                self._change(partial(self._core.apply_changes, changes))
-                if missed > self._delta_max:
-                    self._escalate(f"{reason}, more than {self._delta_max} changes missed", is_replacing=False)
-                    return []
+            position = self._catch_up(revision)
         except RevisionGone as error:
             self._escalate(f"{reason}, {error}", is_replacing=isinstance(error, RevisionUnknown))
             return []
+        self.counters.deltas += 1
+        return [Resynced("delta", reason, position, *self._told)]
+
+    def _catch_up(self, revision: int) -> int:
+        """Apply the changes after the position, at least up to ``revision``.  Returns the position then.
+
+        Raises RevisionGone when they are gone or too many.
+        """
+        position = self._core.position
+        missed = 0
+        while position < revision and (changes := self._db.changes(position, limit=self._delta_portion)):
+            position = changes[-1].revision
+            missed += len(changes)  # counted, because revisions may skip numbers
+            self.counters.missed_changes += len(changes)
+            self._change(partial(self._core.apply_changes, changes))
+            if missed > self._delta_max:
+                raise RevisionGone(f"more than {self._delta_max} changes missed")
         position = max(position, revision)
         self._change(partial(self._advance, position))
-        self.counters.deltas += 1
-        kind: SyncKind = "delta"
-        return [Resynced(kind, reason, position, *self._told)]
+        return position
 
     def _advance(self, position: int) -> list[Difference]:
         self._core.advance(position)
@@ -178,3 +310,7 @@ class CacheSync:
     def _counts(self) -> tuple[int, int, int]:
         counters = self._core.counters
         return counters.created, counters.updated, counters.deleted
+
+
+def _no_progress() -> None:
+    """Nobody waits for a slot."""

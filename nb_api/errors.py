@@ -74,3 +74,13 @@ class RevisionUnknown(RevisionGone):
         super().__init__(message)
         self.newest_revision = newest_revision
         """The newest revision that the database knows."""
+
+
+class SourceUnavailable(HeliographError):
+    """A resync source cannot give what was asked for now: nobody answers, a file is damaged, or it proves too little.
+
+    A local cache then reads the database instead.
+    """
+
+    fault: ClassVar[Fault] = "environment"
+    retriable = True

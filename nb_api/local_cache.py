@@ -19,16 +19,17 @@ from types import TracebackType
 from oslo_config import cfg
 
 from nb_api.api import NbApi
-from nb_api.cache_changes import CacheChange, Difference
+from nb_api.cache_changes import CacheChange, Difference, Resynced
 from nb_api.cache_core import CacheCore, CacheCounters
 from nb_api.cache_sync import EVERYTHING, CacheSync, SyncCounters
 from nb_api.change_queue import ChangeQueue
 from nb_api.change_source import BusSource, ChangeSource, FeedSource
 from nb_api.checks import Selection
 from nb_api.db_api import Change, DbObject
-from nb_api.errors import ObjectNotFound
+from nb_api.errors import DbUnavailable, ObjectNotFound
 from nb_api.notify_config import CACHE_GROUP
 from nb_api.resync import SyncScheduler, SyncSettings, SyncTask
+from nb_api.snapshot_source import SnapshotSource, build_source
 from pubsub_api import Event, SubscriberStatistics, forking
 from pubsub_api.core.topics import FilterSet
 from pubsub_api.errors import Closed, Forked, HeliographError, UsageError, WaitTimeout
@@ -49,6 +50,8 @@ class LocalCacheStatistics:
     position: int
     """Up to this revision of the database everything is reflected, and much after it."""
     is_synced: bool
+    is_provisional: bool
+    """The database is away, and the resync source has stood in for it."""
     news: CacheCounters
     syncs: SyncCounters
     overruns: int
@@ -74,10 +77,14 @@ class LocalCache:
         topics: Sequence[str] | None = None,
         on_changes: OnChanges | None = None,
         addresses: Sequence[str] | None = None,
+        resync_source: str | SnapshotSource | None = None,
     ) -> None:
         """Begins at once and returns at once.  ``addresses`` replaces the publishers' addresses of the configuration.
 
-        Raises InvalidObject, InvalidTopic, InvalidConfig.
+        ``resync_source`` is where a full resync reads the objects, by name or as it is; None takes
+        ``[local_cache] resync_source``.  One that is given is closed with the cache.
+
+        Raises InvalidObject, InvalidTopic, InvalidConfig, and what loading a source raises.
         """
         Selection(tables, topics)  # refuses what can never work
         options = nb.conf[CACHE_GROUP]
@@ -95,10 +102,18 @@ class LocalCache:
         self._scheduler = SyncScheduler(_settings(options), now=time.monotonic(), jitter=random.Random().random)
         self._is_loaded = False
         self._is_syncing = False
+        self._is_loading = False
+        """All objects are being read."""
         self._callback_errors = 0
         self._is_closed = False
         self._is_inherited = False
-        self._sync = CacheSync(nb, self._core, self, tables=tables)
+        self._requests = 0
+        self._stood_in_for = -1
+        """As many requests had been made when the resync source stood in for the database."""
+        if not isinstance(resync_source, SnapshotSource):
+            resync_source = build_source(resync_source or options.resync_source, nb.conf, nb.session)
+        self._resync_source = resync_source
+        self._sync = CacheSync(nb, self._core, self, tables=tables, source=resync_source)
         self._source: ChangeSource
         if nb.session is not None:
             self._source = BusSource(nb.session, nb.db, self, addresses, patience_s=options.bus_patience)
@@ -137,7 +152,11 @@ class LocalCache:
             yield change
 
     def wait_synced(self, *, timeout_s: float) -> None:
-        """Return when the copy is complete: everything was read that had to be.  Raises WaitTimeout."""
+        """Return when the copy is complete: everything was read that had to be.  Raises WaitTimeout.
+
+        With a resync source that can stand in for a database that is away, it also returns when that has happened;
+        `statistics` tells, and so does the `Resynced` of kind ``provisional``.
+        """
         self._check_usable()
         with self._changed:
             if not self._changed.wait_for(lambda: self._is_synced() or self._is_closed, timeout_s):
@@ -148,7 +167,13 @@ class LocalCache:
     def _is_synced(self) -> bool:
         if not len(self._core.filters):
             return True
-        return self._is_loaded and self._scheduler.is_idle and not self._is_syncing and not self._source.is_joining
+        is_read = self._is_loaded and self._scheduler.is_idle and not self._is_syncing
+        return (is_read or self._is_provisional) and not self._source.is_joining
+
+    @property
+    def _is_provisional(self) -> bool:
+        """Stood in for, and nothing was missed since."""
+        return self._stood_in_for == self._requests
 
     # -- topics
 
@@ -213,12 +238,18 @@ class LocalCache:
             self.need_delta("forgotten tombstones")
 
     def need_snapshot(self, reason: str, *, is_awaited: bool = False, is_replacing: bool = False) -> None:
+        now = time.monotonic()
         with self._changed:
-            self._scheduler.request_snapshot(reason, time.monotonic(), is_awaited=is_awaited, is_replacing=is_replacing)
+            self._requests += 1
+            if self._is_loading and is_awaited and not is_replacing:  # what came since it began is all that is missing
+                self._scheduler.request_delta(reason, now)
+            else:
+                self._scheduler.request_snapshot(reason, now, is_awaited=is_awaited, is_replacing=is_replacing)
         self._source.wake()
 
     def need_delta(self, reason: str) -> None:
         with self._changed:
+            self._requests += 1
             self._scheduler.request_delta(reason, time.monotonic())
         self._source.wake()
 
@@ -226,6 +257,7 @@ class LocalCache:
         followed = [topic for topic in topics if topic in self._core.filters]
         with self._changed:
             if followed:
+                self._requests += 1
                 self._scheduler.request_topics(followed, time.monotonic())
         self._source.wake()
 
@@ -287,10 +319,11 @@ class LocalCache:
             with self._changed:
                 task = self._scheduler.take(time.monotonic())
                 self._is_syncing = task is not None and task.is_reading
+                self._is_loading = task is not None and task.is_snapshot
                 wait_s = self._scheduler.next_deadline() - time.monotonic()
             try:
                 if task is not None:
-                    self._perform(task)
+                    self._attempt(task)
                 else:
                     self._source.wait(max(wait_s, 0.0))
             except Closed:
@@ -299,15 +332,35 @@ class LocalCache:
                 self._pause(task, error)
             finally:
                 with self._changed:
-                    self._is_syncing = False
+                    self._is_syncing = self._is_loading = False
                     self._changed.notify_all()
 
-    def _perform(self, task: SyncTask) -> None:
+    def _attempt(self, task: SyncTask) -> None:
         """Raises DbError, Closed."""
-        told = self._sync.perform(task)
+        requests = self._requests
+        try:
+            told = self._sync.perform(task)
+        except DbUnavailable:
+            self._stand_in(task, requests)
+            raise
         with self._changed:
             self._scheduler.done()
-            self._is_loaded |= any(resynced.kind == "snapshot" for resynced in told)
+            self._is_loaded |= task.is_snapshot
+            if task.is_reading:
+                self._stood_in_for = -1
+        self._tell_resynced(told)
+
+    def _stand_in(self, task: SyncTask, requests: int) -> None:
+        """The database is away: once for what was asked for; the attempts that follow are only about the database."""
+        if not task.is_reading or self._is_provisional:
+            return
+        told = self._sync.stand_in(task.reason)
+        if told is not None:
+            with self._changed:
+                self._stood_in_for = requests
+            self._tell_resynced([told])
+
+    def _tell_resynced(self, told: Sequence[Resynced]) -> None:
         for one in told:
             LOG.info(
                 "LocalCache: resynced by %s (%s) at revision %d: %d created, %d updated, %d deleted.",
@@ -333,12 +386,13 @@ class LocalCache:
 
     def statistics(self) -> LocalCacheStatistics:
         with self._changed:
-            is_synced = self._is_synced()
+            is_synced, is_provisional = self._is_synced(), self._is_provisional
         return LocalCacheStatistics(
             objects=self._core.objects,
             tombstones=self._core.tombstones,
             position=self._core.position,
             is_synced=is_synced,
+            is_provisional=is_provisional,
             news=dataclasses.replace(self._core.counters),
             syncs=dataclasses.replace(self._sync.counters),
             overruns=self._queue.overruns,
@@ -355,6 +409,8 @@ class LocalCache:
         self._queue.close()
         with self._changed:
             self._changed.notify_all()
+        if self._resync_source is not None:
+            self._resync_source.close()
         if threading.current_thread() is not self._thread:
             self._thread.join()
 
@@ -373,7 +429,7 @@ class LocalCache:
             raise Forked("a local cache does not live on in a forked child: make a new one there")
 
     def after_fork_in_child(self) -> None:
-        forking.set_aside((self._thread, self._source, self._turn, self._changed, self._queue))
+        forking.set_aside((self._thread, self._source, self._turn, self._changed, self._queue, self._resync_source))
         self._is_inherited = True
 
 

@@ -77,6 +77,19 @@ CACHE_OPTIONS: Sequence[cfg.Opt] = (
     _seconds("retry_interval", 0.5, 0.01, 3600.0,
              "Pause after a resync that failed; each further failure doubles it."),
     _seconds("retry_interval_max", 30.0, 0.01, 3600.0, "Longest such pause."),
+    cfg.StrOpt("resync_source", default="db",
+               help="Where a full resync reads the objects: db, the database; or the name of an entry point "
+                    "heliograph.resync_source: snapshot, files in snapshot_directory; durability, the durability "
+                    "services on the bus. Changes after what the source proves, and everything when it cannot, are "
+                    "read from the database."),
+    _seconds("source_timeout", 30.0, 0.1, 3600.0,
+             "How long durability services may take to answer, and then to give everything."),
+    cfg.IntOpt("source_repairs_max", default=1000, min=0, max=1_000_000,
+               help="Objects that the source has not, or not new enough, and that are read from the database one by "
+                    "one. When there are more, it reads all objects instead."),
+    cfg.StrOpt("snapshot_directory", default="",
+               help="For resync_source = snapshot: a snapshot, or a directory with snapshots, of which the newest is "
+                    "taken."),
 )  # fmt: skip
 
 

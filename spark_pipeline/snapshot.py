@@ -1,18 +1,19 @@
 """A snapshot: the newest version of every object, in Parquet files, and a manifest that says what it covers.
 
 The manifest is written last, so a directory without one is not a snapshot.  It names, per shard of the log, the offset
-up to which every event is in: load the objects, then go on there.
+up to which every event is in: load the objects, then go on there.  What the log has missed is not in it; `nb_api.
+snapshot_files.complete` compares it with the database and makes it a resync source of controllers.
 """
 
 from __future__ import annotations
 
-import os
 import pathlib
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
-import msgspec
-
+from nb_api import snapshot_files
+from nb_api.errors import SourceUnavailable
+from nb_api.snapshot_files import Manifest
 from spark_pipeline.errors import PipelineError
 from spark_pipeline.jobs.compact import DELETE, compact, count_objects
 from spark_pipeline.schema import EVENT_COLUMNS, EVENT_SCHEMA
@@ -20,22 +21,10 @@ from spark_pipeline.schema import EVENT_COLUMNS, EVENT_SCHEMA
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-FORMAT = 1
-MANIFEST = "manifest.json"
-_OBJECTS = "objects"
+_OBJECTS = snapshot_files.OBJECTS
 _BYTES_PER_NAME = 200
 _NAMES_BYTES_MAX = 256 * 1024 * 1024
 """While the names of all objects take less than about this, they are sent to every task."""
-
-
-class Manifest(msgspec.Struct, frozen=True):
-    objects: int
-    tombstones: int
-    version: int
-    """The newest version in it, 0 when it is empty."""
-    offsets: dict[str, int]
-    """Shard -> the offset to go on at."""
-    format: int = FORMAT
 
 
 class SnapshotObject(NamedTuple):
@@ -64,43 +53,26 @@ def write_snapshot(events: DataFrame, directory: str, *, tombstones_from_ns: int
         version=int(counted[2] or 0),
         offsets={str(row["shard"]): int(row["end"]) for row in ends},
     )
-    _write_manifest(path, manifest)
+    snapshot_files.write_manifest(path, manifest)
     return manifest
-
-
-def _write_manifest(path: pathlib.Path, manifest: Manifest) -> None:
-    new = path / f"{MANIFEST}.new"
-    with open(new, "wb") as file:
-        file.write(msgspec.json.encode(manifest))
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(new, path / MANIFEST)
 
 
 def read_manifest(directory: str) -> Manifest:
     """Raises PipelineError when there is none, or one of another release."""
     try:
-        manifest = msgspec.json.decode(pathlib.Path(directory, MANIFEST).read_bytes(), type=Manifest)
-    except (OSError, msgspec.MsgspecError) as error:
-        raise PipelineError(f"{directory} is not a finished snapshot: {error}") from error
-    if manifest.format != FORMAT:
-        raise PipelineError(f"{directory} has format {manifest.format}; this release reads {FORMAT}")
-    return manifest
+        return snapshot_files.read_manifest(directory)
+    except SourceUnavailable as error:
+        raise PipelineError(str(error)) from error
 
 
 def read_objects(directory: str) -> Iterator[SnapshotObject]:
     """The live objects of a snapshot, without Spark, in portions of bounded size.  Raises PipelineError."""
-    import pyarrow.dataset  # noqa: PLC0415
-
-    read_manifest(directory)
-    decode = msgspec.msgpack.Decoder().decode
-    names = ["table", "key", "topic", "value", "version", "action"]
-    files = pyarrow.dataset.dataset(str(pathlib.Path(directory, _OBJECTS)), format="parquet")
-    for batch in files.to_batches(columns=names):
-        columns = (batch.column(name).to_pylist() for name in names)
-        for table, key, topic, value, version, action in zip(*columns, strict=True):
-            if action != DELETE:
-                yield SnapshotObject(table, key, topic, None if value is None else decode(value), version)
+    try:
+        for event in snapshot_files.read_events(directory):
+            if event.action != DELETE:
+                yield SnapshotObject(event.table, event.key, event.topic, event.value, event.version)
+    except SourceUnavailable as error:
+        raise PipelineError(str(error)) from error
 
 
 def read_rows(spark: SparkSession, directory: str) -> DataFrame:

@@ -26,12 +26,16 @@ First come the objects that are there, as `created`, then a line `resynced`: the
 follows the bus ([pubsub] enable_df_pub_sub, or --bus) or, without one, the database's own feed.  Whatever is lost on
 the way is found and read again; what that changes is printed like any other change, followed by `resynced`.
 
+With --resync-source all objects are read from snapshot files or from durability services, where these can prove that
+they are complete, and only the changes after that from the database.
+
 With --count, exit code 1 means that fewer changes than that came before the time-out; 3 means that the copy was never
 complete: the database, or the bus, could not be reached.
 """
 EXAMPLES = """\
   heliograph controller --db sqlite:///tmp/objects.db --tables port --topics 'tenant-7/#'
   heliograph controller --config-file /etc/heliograph/heliograph.conf --json --statistics
+  heliograph controller --db sqlite:///tmp/objects.db --resync-source snapshot --snapshot-directory /data/snapshots
 """
 _WAIT_S = 0.5
 
@@ -44,6 +48,15 @@ def register(subparsers: options.Subparsers[argparse.ArgumentParser]) -> None:
     parser.add_argument("--tables", metavar="TABLE", nargs="+", help="tables to follow (default: all)")
     parser.add_argument(
         "--topics", metavar="FILTER", nargs="+", help="topics to follow, as in 'tenant-7/#' (default: all)"
+    )
+    parser.add_argument(
+        "--resync-source", metavar="NAME",
+        help="where a full resync reads the objects: db, snapshot or durability (default: [local_cache] resync_source)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--snapshot-directory",
+        metavar="DIR",
+        help="for snapshot: where it is (default: [local_cache] snapshot_directory)",
     )
     parser.add_argument("--count", metavar="N", type=options.positive_int, help="end after N changes of objects")
     parser.add_argument("--timeout", metavar="S", type=options.seconds, help="end after S seconds")
@@ -58,7 +71,9 @@ def run(args: argparse.Namespace) -> int:
     from nb_api import LocalCache
 
     output = Output(is_json=args.json)
-    with open_nb(args) as nb, LocalCache(nb, tables=args.tables, topics=args.topics) as cache:
+    given = {"resync_source": args.resync_source, "snapshot_directory": args.snapshot_directory}
+    cache_options = {name: value for name, value in given.items() if value is not None}
+    with open_nb(args, cache_options) as nb, LocalCache(nb, tables=args.tables, topics=args.topics) as cache:
         try:
             printed, is_complete = _follow(cache, output, args)
         finally:

@@ -16,10 +16,11 @@ if TYPE_CHECKING:
 DESCRIPTION = """\
 Ask the durability services of a domain.
 
-  status    name-spaces, masters, epochs, completeness, lag, conflicts and fellows of every service
-  history   print what is kept of topics; exit code 1 when no complete set could be read
-  delete    delete the history of topics, in all services, for good
-  snapshot  have a service write the sets of topics to its snapshot directory
+  status      name-spaces, masters, epochs, completeness, lag, conflicts and fellows of every service
+  history     print what is kept of topics; exit code 1 when no complete set could be read
+  delete      delete the history of topics, in all services, for good
+  snapshot    have a service write the sets of topics to its snapshot directory
+  checkpoint  compare services with a database and publish what they lack, so that controllers can resync from them
 
 With zmq and other bind-based drivers --service names the addresses of services.
 """
@@ -29,6 +30,7 @@ EXAMPLES = """\
   heliograph durability history 'tenant-7/#' --url redis://127.0.0.1:6379/0
   heliograph durability delete 'tenant-7/#' --url redis://127.0.0.1:6379/0
   heliograph durability snapshot '#' --url redis://127.0.0.1:6379/0
+  heliograph durability checkpoint '#' --db sqlite:///tmp/objects.db --url redis://127.0.0.1:6379/0
 """
 
 
@@ -50,6 +52,8 @@ def register(subparsers: options.Subparsers[argparse.ArgumentParser]) -> None:
         verb.add_argument(
             "--timeout", metavar="S", type=options.seconds, default=10.0, help="wait at most S seconds (default: 10)"
         )
+        if name == "checkpoint":
+            verb.add_argument("--db", metavar="URL", help="the database (default: [db] url of the file)")
         options.add_session(verb)
         options.add_json(verb, "JSON, one object per line")
         verb.set_defaults(run=_with_client(run))
@@ -63,6 +67,7 @@ def _with_client(run: Any) -> Any:
             options.open_session(args) as session,
             DurabilityClient(session, addresses=args.service or None) as client,
         ):
+            args.session = session
             code: int = run(client, args, Output(is_json=args.json))
             return code
 
@@ -143,6 +148,28 @@ def _snapshot(client: DurabilityClient, args: argparse.Namespace, output: Output
     return exits.OK
 
 
+def _checkpoint(client: DurabilityClient, args: argparse.Namespace, output: Output) -> int:
+    from durability_service.checkpoint import write_checkpoint
+    from nb_api.loading import open_db
+
+    db = open_db(args.db, args.session.conf, with_outbox=False)
+    try:
+        report = write_checkpoint(
+            args.session.publisher(), client, db,
+            topics=args.topics, services=args.service or None, timeout_s=args.timeout,
+        )  # fmt: skip
+    finally:
+        db.close()
+    if output.is_json:
+        output.record(report._asdict())
+    else:
+        output.line(
+            f"checkpoint of {report.objects:,} objects at revision {report.revision}: "
+            f"{report.published:,} published, {report.deleted:,} deleted"
+        )
+    return exits.OK
+
+
 def _say(output: Output, what: str, value: str) -> None:
     if output.is_json:
         output.record({what: value})
@@ -155,4 +182,5 @@ _VERBS = {
     "history": (_history, True),
     "delete": (_delete, True),
     "snapshot": (_snapshot, True),
+    "checkpoint": (_checkpoint, True),
 }

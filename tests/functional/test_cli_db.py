@@ -115,6 +115,23 @@ def _follow_up(nb: NbApi) -> None:
     nb.delete("port", "p1")
 
 
+def test_a_controller_resyncs_from_a_snapshot(run: Run, tmp_path: pathlib.Path) -> None:
+    run("db", "create", "port", "p1", "1", "--topic", "tenant-7")
+    snapshot = str(tmp_path / "snapshots" / "1")
+    assert run("db", "snapshot", snapshot) == [{"objects": 1, "revision": 1}]
+    run("db", "snapshot", snapshot, code=exits.ENVIRONMENT)  # complete already
+    run("db", "set", "port", "p1", "2")
+    source = ["--resync-source", "snapshot", "--snapshot-directory", str(tmp_path / "snapshots")]
+    shown = run("controller", "--count", "2", "--timeout", str(WAIT_S), "--statistics", *source)
+    assert [one["value"] for record in shown for kind, one in record.items() if kind in ("created", "updated")] == [
+        1,
+        2,
+    ]
+    syncs = shown[-1]["statistics"]["syncs"]
+    assert (syncs["snapshots"], syncs["source_failures"], syncs["rows"]) == (0, 0, 1)
+    run("controller", "--timeout", "0.3", "--resync-source", "tape", code=exits.USAGE)
+
+
 def test_a_controller_that_reaches_nothing_says_so(run: Run, tmp_path: pathlib.Path) -> None:
     bus = f"redis://127.0.0.1:{free_port()}/0"
     run("controller", "--bus", bus, "--timeout", "0.3", code=exits.ENVIRONMENT)

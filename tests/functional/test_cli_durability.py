@@ -10,6 +10,7 @@ import pubsub_api
 from durability_service.store import Store
 from heliograph import exits
 from tests.functional.test_cli import Command, run
+from tests.nb_tools import open_nb
 from tests.servers import RedisServer, free_port
 from tests.waiting import wait_until
 
@@ -55,12 +56,16 @@ def test_the_service_from_its_start_to_its_end(redis_server: RedisServer, tmp_pa
         (snapshot,) = [json.loads(line) for line in run("durability", "snapshot", "#", "--json", *where).out]
         with Store(snapshot["snapshot"]) as store:
             assert len(list(store.restored()["all"])) == 1
+        with open_nb(f"sqlite://{tmp_path}/objects.db") as nb:
+            nb.create("port", "p1", 1, topic="tenant-7")
+        made = run("durability", "checkpoint", "#", "--db", f"sqlite://{tmp_path}/objects.db", "--json", *where)
+        assert json.loads(made.out[0]) == {"revision": 1, "objects": 1, "published": 1, "deleted": 0, "pages": 1}
         assert run("durability", "delete", "a/#", *where).process.returncode == exits.OK
         assert run("durability", "history", "a/#", *where).out == []
         service.process.send_signal(signal.SIGTERM)
         assert service.wait() == exits.OK
     with Store(tmp_path / "durability.db") as store:
-        assert store.restored()["all"].samples == []
+        assert {sample.topic for sample in store.restored()["all"]} == {"tenant-7", "heliograph/checkpoint"}
 
 
 def test_without_a_service_the_command_says_so() -> None:

@@ -13,6 +13,9 @@ from pyspark.sql import SparkSession
 import durable_log
 import pubsub_api
 from heliograph.main import main
+from nb_api import LocalCache, NbApi
+from nb_api.notify_config import CACHE_GROUP
+from pubsub_api import config
 from spark_pipeline.errors import PipelineError
 from spark_pipeline.jobs.ingest import ingest
 from spark_pipeline.lake import LakeTable
@@ -110,6 +113,31 @@ def test_a_snapshot_has_the_newest_objects_and_says_where_to_go_on(
     (tmp_path / "snapshot" / "manifest.json").unlink()
     with pytest.raises(PipelineError, match="not a finished snapshot"):
         read_manifest(out)
+
+
+def test_a_controller_resyncs_from_what_was_compacted(
+    log_url: str, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The log has missed an update, a delete and a create; the database corrects it, and then knows what came after."""
+    snapshot, url = str(tmp_path / "snapshots" / "1"), f"sqlite://{tmp_path}/objects.db"
+    conf = config.new_conf()
+    with contextlib.closing(durable_log.open(log_url)) as log, NbApi.open(conf=conf, url=url) as nb:
+        for number in range(1, 31):
+            nb.create("port", f"p{number}", {"n": number}, topic="a/port")
+        log.append([log_frame("a/port", first=1, count=30)])
+        nb.update("port", "p1", {"n": "missed"})
+        nb.delete("port", "p2")
+        nb.create("net", "n1", None, topic="a/net")
+        run_json(capsys, "compact", "--log", log_url, "--out", snapshot)
+        assert main(["db", "snapshot", snapshot, "--db", url, "--json"]) == 0
+        assert json.loads(capsys.readouterr().out) == {"objects": 30, "revision": 33}
+        nb.update("port", "p3", {"n": "after"})
+        conf.set_override("snapshot_directory", str(tmp_path / "snapshots"), group=CACHE_GROUP)
+        with LocalCache(nb, resync_source="snapshot") as cache:
+            cache.wait_synced(timeout_s=60)
+            assert [cache.get_all(table) for table in ("port", "net")] == [nb.get_all("port"), nb.get_all("net")]
+            assert cache.statistics().syncs.from_source == 1
+        assert {one.key for one in read_objects(snapshot)} == {f"p{n}" for n in range(1, 31) if n != 2} | {"n1"}
 
 
 def test_an_audit_finds_what_is_missing_and_writes_a_page(

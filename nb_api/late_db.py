@@ -1,0 +1,75 @@
+"""A database that was away when it was opened, and is made ready by the first call that reaches it.
+
+For who can do without it for a while: a controller that has another source of objects (`nb_api.snapshot_source`).
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+
+from nb_api.db_api import Change, DbApi, DbObject, Snapshot, Write
+from nb_api.writes import CheckedWrite
+
+
+class LateDb(DbApi):
+    """Passes everything on to ``db``, which is constructed and not yet initialised.  Takes it over and closes it."""
+
+    def __init__(self, db: DbApi) -> None:
+        super().__init__(db.conf, db.url)
+        self.with_outbox = db.with_outbox
+        self._db = db
+        self._lock = threading.Lock()
+        self._is_ready = False
+
+    def initialize(self) -> None:
+        with self._lock:
+            if not self._is_ready:
+                self._db.initialize()
+                self._is_ready = True
+
+    def _ready(self) -> DbApi:
+        """Raises DbUnavailable, InvalidConfig."""
+        if not self._is_ready:
+            self.initialize()
+        return self._db
+
+    def close(self) -> None:
+        self._db.close()
+
+    @property
+    def writes_max(self) -> int:
+        return self._db.writes_max
+
+    def apply(self, writes: Sequence[Write]) -> list[int]:
+        return self._ready().apply(writes)
+
+    def commit(self, writes: Sequence[CheckedWrite]) -> list[int]:
+        return self._ready().commit(writes)
+
+    def get(self, table: str, key: str) -> DbObject:
+        return self._ready().get(table, key)
+
+    def snapshot(self, tables: Sequence[str] | None = None, topics: Sequence[str] | None = None) -> Snapshot:
+        return self._ready().snapshot(tables, topics)
+
+    def allocate(self, name: str) -> int:
+        return self._ready().allocate(name)
+
+    def revision(self) -> int:
+        return self._ready().revision()
+
+    def changes(self, after_revision: int, *, limit: int = 1000) -> list[Change]:
+        return self._ready().changes(after_revision, limit=limit)
+
+    def wait(self, after_revision: int, *, timeout_s: float) -> bool:
+        return self._ready().wait(after_revision, timeout_s=timeout_s)
+
+    def compact(self, *, keep_changes: int, keep_tombstones_s: float) -> int:
+        return self._ready().compact(keep_changes=keep_changes, keep_tombstones_s=keep_tombstones_s)
+
+    def unpublished(self, *, older_than_s: float = 0.0, limit: int = 1000) -> list[Change]:
+        return self._ready().unpublished(older_than_s=older_than_s, limit=limit)
+
+    def mark_published(self, revisions: Sequence[int]) -> None:
+        self._ready().mark_published(revisions)
