@@ -86,7 +86,7 @@ class OurReceiver(Receiver):
 
     def statistics(self) -> dict[str, Any]:
         statistics = self._subscriber.statistics()
-        names = ("frames", "gaps", "repaired", "lost", "duplicates", "discarded", "queries", "resyncs")
+        names = ("frames", "gaps", "repaired", "lost", "duplicates", "discarded", "unparked", "queries", "resyncs")
         return {name: getattr(statistics, name) for name in names} | {"dropped": self._faults.counts().dropped}
 
     def close(self) -> None:

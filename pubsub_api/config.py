@@ -83,9 +83,12 @@ QUEUE_OPTIONS: Sequence[cfg.Opt] = (
     _bytes(
         "send_queue_bytes_max", 16 * MIB, "Events waiting to be sent. When it is full, the sender sends them itself."
     ),
-    _bytes("receive_queue_bytes_max", 64 * MIB, "Frames waiting for the callback. When it is full, a resync follows."),
+    _bytes("receive_queue_bytes_max", 64 * MIB, "Frames waiting for the callback. When it is full, more wait as pending."),
     _bytes(
-        "pending_bytes_max", 64 * MIB, "Frames that wait behind holes, all streams together; the rest is asked for."
+        "pending_bytes_max",
+        64 * MIB,
+        "Frames that wait behind holes, or for room before the callback, all streams together. When it is full, the "
+        "rest is asked for again, or a resync follows where nothing was lost.",
     ),
     _count("publishers_max", 100_000, "Publishers that a subscriber keeps track of.", low=1),
     _count("streams_max", 1_000_000, "Streams that a publisher or a subscriber keeps track of.", low=1),

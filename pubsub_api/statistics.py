@@ -48,7 +48,7 @@ class SubscriberStatistics:
     queue_bytes: int
     """Size of the frames in that queue."""
     parked_bytes: int
-    """Frames waiting behind holes."""
+    """Frames waiting behind holes, or for room in that queue."""
     callback_errors: int
     relieved: int
     """How often a callback lasted so long that the driver had to go on receiving in another thread."""

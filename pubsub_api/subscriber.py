@@ -3,7 +3,8 @@
 Three threads meet here.  The driver's thread brings frames and runs the core under a lock, a few operations per frame.
 The clock thread runs the core when time has passed.  The dispatcher takes whole frames from a bounded queue, decodes
 them and calls the user; a callback may be slow without delaying anything but itself.  When the queue is full, frames
-are discarded and counted, and a resync follows as soon as there is room.
+wait in the core, and follow as the dispatcher makes room; when there are too many even for that, they are discarded and
+counted, and a resync follows.
 
 A frame that comes alone while nothing waits need not go to the dispatcher: where the driver lends its thread, that one
 calls the user, and the clock thread sees to it that receiving goes on when the callback lasts (`pubsub_api.lending`).
@@ -41,6 +42,9 @@ from pubsub_api.lending import LENT_MAX_S, Lending, Relieve
 from pubsub_api.statistics import SubscriberStatistics
 
 LOG = logging.getLogger(__name__)
+
+_PORTION_BYTES = 1024 * 1024
+"""What the dispatcher takes at once, somewhat more at most: room is made when all of it is done."""
 
 OnEvent = Callable[[Event], None]
 OnEvents = Callable[[Sequence[Event]], None]
@@ -103,7 +107,7 @@ class Subscriber:
         self._queue_bytes = 0
         self._waiting = 0
         """Calls of the user that have to be made or are under way, for one batch of items each."""
-        self._is_queue_full = False
+        self._is_overrun = False
         self._lending = Lending()
         # Not with history: its reader calls the user too, and a driver's thread would wait for it, even when it closes.
         self._borrows = gate is None and (self._on_events is not None or on_frames is not None)
@@ -232,9 +236,17 @@ class Subscriber:
         """Under the lock, after the core was called: queue what it delivers, return what is to be asked."""
         out, queries = self._core.take()
         if out:
-            self._enqueue(out, _size_of(out))
+            size = _size_of(out)
+            if size > _PORTION_BYTES:
+                self._enqueue_portions(out)
+            else:
+                self._enqueue(out, size)
             if not self._ready.is_set() and self._core.is_ready:
                 self._ready.set()
+        if self._core.is_overrun is not self._is_overrun:
+            self._is_overrun = self._core.is_overrun
+            if self._is_overrun:
+                LOG.warning("Subscriber: the callback is too slow and events are discarded. A resync will follow.")
         if self._core.next_deadline() < self._clock_deadline:
             self._clock_wakeup.set()
         return queries
@@ -243,9 +255,19 @@ class Subscriber:
         self._waiting += 1
         self._queue_bytes += size
         self._queue.put(items)
-        if self._core.is_queue_full and not self._is_queue_full:
-            self._is_queue_full = True
-            LOG.warning("Subscriber: the callback is too slow, %d bytes wait. A resync will follow.", self._queue_bytes)
+
+    def _enqueue_portions(self, items: Sequence[Item]) -> None:
+        """Queue what a repair made ready at once so that the dispatcher makes room while it works on it."""
+        portion: list[Item] = []
+        size = 0
+        for item in items:
+            portion.append(item)
+            size += _size_of((item,))
+            if size > _PORTION_BYTES:
+                self._enqueue(portion, size)
+                portion, size = [], 0
+        if portion:
+            self._enqueue(portion, size)
 
     def _ask(self, queries: list[messages.Query]) -> None:
         for query in queries:
@@ -360,10 +382,14 @@ class Subscriber:
         """Under the lock: the user was called with items of that size."""
         self._waiting -= 1
         self._queue_bytes -= size
-        if self._is_queue_full and self._queue_bytes <= self._queue_bytes_max // 2:
-            self._is_queue_full = False
-            self._core.queue_full(False)
-            self._clock_wakeup.set()
+        if self._core.is_queue_full:
+            self._make_room()
+
+    def _make_room(self) -> None:
+        """Under the lock: the queue was full and is shorter now, so what waits in the core may follow."""
+        room_bytes = self._queue_bytes_max - self._queue_bytes
+        self._core.make_room(room_bytes, is_half_empty=room_bytes >= self._queue_bytes_max // 2)
+        self._collect()
 
     def _decode(self, delivery: Delivery) -> list[Event]:
         frame, header, already = delivery

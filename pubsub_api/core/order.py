@@ -3,13 +3,20 @@
 Sans-IO.  `pubsub_api.core.instream` says which steps close a hole; here they are taken, with what they need of the
 outside: the counters, the questions to caches, the resync when nothing else helped, and the room that is left in the
 consumer's queue.  Which streams there are, and where they begin, is the subscriber core's business.
+
+**Room.**  The consumer's queue is bounded, and when a hole is closed a whole queue full may be ready at once.  So what
+is in order and finds no room is *held*, whatever its stream, and follows as the consumer makes room (`make_room`); it
+counts as parked, so that closing a hole changes nothing about how much is kept.  While much is held nothing is asked
+for.  When there is no room for what is in order even here, behind a hole it stays a part of the hole; otherwise the
+consumer is *overrun*: what comes is discarded until it has caught up, and then it is told by one resync.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable
 
-from pubsub_api.core.frame import Header
+from pubsub_api.core.frame import SEQUENCE_MAX, Header
 from pubsub_api.core.instream import Cause, Delivery, InStream, State
 from pubsub_api.core.questions import Questions
 from pubsub_api.core.resync import Reason, Resync, ResyncScheduler
@@ -37,6 +44,34 @@ class StreamOrder:
         self._roster = Roster(settings, self.counters)
         self._to_repair: list[InStream] = []
         self._out: list[Delivery | Resync] = []
+        self._held: deque[Delivery] = deque()
+        """In order, and waiting for room in the consumer's queue.  Their size is among the parked bytes."""
+        self._held_bytes = 0
+        self._event_bytes = 0.0
+        """Size of an event, as the frames tell that waited or were repaired last."""
+        self.is_overrun = False
+        """There is no room for anything: data is discarded, to be covered by a resync when the consumer caught up."""
+
+    @property
+    def is_queue_full(self) -> bool:
+        """What is in order is held or discarded, and resyncs wait, until `make_room` says that there is room."""
+        return self._resync.is_blocked
+
+    def make_room(self, room_bytes: float, *, is_half_empty: bool) -> None:
+        """The consumer has taken something from a queue that was full, which has so much room now.
+
+        What is held follows, as far as it fits.  An overrun ends when nothing is held and the queue is half empty.
+        """
+        held = self._held
+        while held and room_bytes >= 0:
+            size = len(held[0][0])
+            room_bytes -= size
+            self._held_bytes -= size
+            self._roster.parked_bytes -= size
+            self._out.append(held.popleft())
+        self.room_bytes = room_bytes
+        if not held and room_bytes >= 0 and (is_half_empty or not self.is_overrun):
+            self.is_overrun = self._resync.is_blocked = False
 
     # -- frames of a stream
 
@@ -51,6 +86,8 @@ class StreamOrder:
             self.counters.duplicates += count
         elif after >= stream.next or stream.state is State.RESYNCING:
             self._park(stream, frame, header, now)
+        elif stream.state is not _LIVE and self._resync.is_blocked and self._stays_missing(stream, frame, header):
+            self.counters.unparked += count
         else:
             delivery = stream.advance(frame, header)
             if delivery is not None:
@@ -62,6 +99,7 @@ class StreamOrder:
         if not stream.is_anchored:
             stream.next = min(stream.next, header.after + 1)
         self._roster.parked_bytes += stream.park(frame, header)
+        self._event_bytes = len(frame) / header.count
         if stream.state is State.LIVE:
             self._open_hole(stream, now)
         if self._roster.parked_bytes > self.settings.pending_bytes_max:
@@ -107,17 +145,45 @@ class StreamOrder:
             # What is still missing behind it has all its attempts before it.
             stream.attempts = min(stream.attempts, 1 - self._questions.hurry)
             counters.repaired += fresh
-        if self._resync.is_blocked:
+            self._event_bytes = len(frame) / header.count
+        if self._resync.is_blocked and not self._hold(delivery):
             counters.discarded += fresh
             lost = self._roster.lost_range(header, header.first + already, header.last)
             self._resync.request(Reason.SLOW_CONSUMER, [stream.topic], now, [lost])
             return
         counters.delivered += fresh
         counters.skipped += header.first - 1 - header.after
+        if self._resync.is_blocked:
+            return
         self._out.append(delivery)
         self.room_bytes -= len(frame)
         if self.room_bytes < 0:
             self._resync.is_blocked = True
+
+    def _hold(self, delivery: Delivery) -> bool:
+        """Keep what is in order until the consumer has room for it.  False: there is no room here either."""
+        size = len(delivery[0])
+        if self.is_overrun or self._roster.parked_bytes + size > self.settings.pending_bytes_max:
+            self.is_overrun = True
+            return False
+        self._held.append(delivery)
+        self._held_bytes += size
+        self._roster.parked_bytes += size
+        return True
+
+    def _stays_missing(self, stream: InStream, frame: bytes, header: Header) -> bool:
+        """Whether what comes next on a stream with a hole finds no room and has to be asked for later; if it can be.
+
+        What is parked behind the hole gives way to it.
+        """
+        if self.is_overrun or not self.settings.repair:
+            return False
+        if self._roster.parked_bytes + len(frame) > self.settings.pending_bytes_max:
+            self._roster.drop_tail(stream)
+        if self._roster.parked_bytes + len(frame) <= self.settings.pending_bytes_max:
+            return False
+        stream.asked = min(stream.asked, header.after)
+        return True
 
     # -- holes
 
@@ -128,7 +194,10 @@ class StreamOrder:
 
     def _on_deadline(self, stream: InStream, now: float) -> None:
         """Late frames, or an answer, did not come in time."""
-        if self.settings.repair and stream.attempts < self.settings.repair_attempts_max:
+        if self.settings.repair and self._held_bytes > self.settings.pending_bytes_max // 2:
+            # There would be little room for an answer.
+            self._roster.set_timer(stream, now + self.settings.message_delay_window_s)
+        elif self.settings.repair and stream.attempts < self.settings.repair_attempts_max:
             self._to_repair.append(stream)
         else:
             self._give_up(stream, Reason.LOSS, now)
@@ -144,7 +213,15 @@ class StreamOrder:
             stream.move(Cause.QUERY)
             self._roster.set_timer(stream, now + self._questions.patience(stream.attempts))
             stream.attempts += 1
-        self.counters.queries += self._questions.repair(streams, now)
+        self.counters.queries += self._questions.repair(streams, now, self._events_wanted())
+
+    def _events_wanted(self) -> int:
+        """For how many numbers from the next one on there is room, in the consumer's queue and here.
+
+        What is parked between them counts: it needs that room as well.  At least one, so that repair goes on.
+        """
+        room_bytes = self.settings.pending_bytes_max - self._held_bytes + max(0.0, self.room_bytes)
+        return max(1, int(min(room_bytes / self._event_bytes, SEQUENCE_MAX))) if self._event_bytes else SEQUENCE_MAX
 
     def _wait_on(self, asked: Iterable[tuple[InStream, int]], now: float, *, has_ended: bool) -> None:
         """A part of an answer came, however long it is; or its end, and then the parts that lack are late or lost."""

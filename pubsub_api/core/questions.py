@@ -133,14 +133,17 @@ class Questions:
         """Ask one publisher for its heads: it is new, or it was silent."""
         self._ask(Purpose(is_baseline=True, asked=now), Query(id=0, topics=list(filters), guid=guid))
 
-    def repair(self, streams: Sequence[InStream], now: float) -> int:
-        """Ask for what the streams miss, many streams in a question; returns how many questions that took."""
+    def repair(self, streams: Sequence[InStream], now: float, events_max: int) -> int:
+        """Ask for what the streams miss, many streams in a question; returns how many questions that took.
+
+        Of each stream no more than ``events_max`` numbers from the next one on are asked for: more would find no room.
+        """
         asked = 0
         wants: list[Want] = []
         askers: list[tuple[InStream, int]] = []
         for stream in streams:
-            # A question must fit a frame; what does not is asked when this part has come.
-            ranges = stream.missing()[:WANTS_PER_QUERY_MAX]
+            # A question must fit a frame, its answer the room there is; the rest is asked when this part has come.
+            ranges = list(_upto(stream.next + events_max - 1, stream.missing()[:WANTS_PER_QUERY_MAX]))
             stream.asked = ranges[-1][1]
             askers.append((stream, stream.asked))
             wants += [Want(stream.guid, stream.topic, first, last) for first, last in ranges]
@@ -219,3 +222,10 @@ class Questions:
         if self._history is None or self._join_id not in self._open:
             return None
         return max(1, head - self._history.newest + 1) if self._history.newest else 1
+
+
+def _upto(limit: int, ranges: Iterable[tuple[int, int]]) -> Iterator[tuple[int, int]]:
+    """The ranges as far as they are not beyond ``limit``."""
+    for first, last in ranges:
+        if first <= limit:
+            yield first, min(last, limit)

@@ -23,7 +23,7 @@ class Reason(enum.Enum):
     LOSS = "loss"
     """Events are missing and no cache could supply them."""
     SLOW_CONSUMER = "slow consumer"
-    """The callback did not keep up, and its queue was full."""
+    """The callback did not keep up: its queue was full, and so was the room for what waits."""
     PENDING_FULL = "pending full"
     """More frames waited behind holes than ``pending_bytes_max`` allows, and nobody is asked for the rest."""
     UNDECODABLE = "undecodable"

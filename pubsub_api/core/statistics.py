@@ -29,9 +29,9 @@ class SubscriberCounters:
     skipped: int = 0
     """Numbers that a publisher or mailbox left out on purpose."""
     discarded: int = 0
-    """Events dropped because the consumer's queue was full; a resync covers them."""
+    """Events dropped because the consumer did not keep up and there was no room left; a resync covers them."""
     unparked: int = 0
-    """Events that found no room behind a hole, to be asked for when it is closed."""
+    """Events of a stream with a hole that found no room, to be asked for in their turn."""
     queries: int = 0
     replies: int = 0
     late_replies: int = 0

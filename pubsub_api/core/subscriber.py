@@ -190,14 +190,6 @@ class SubscriberCore(StreamOrder):
         self._roster.forget_unselected(self.filters)
         return was_there
 
-    def queue_full(self, is_full: bool) -> None:
-        """The consumer's queue is full, or has room again.  While it is full, data is discarded and resynced later."""
-        self._resync.is_blocked = is_full
-
-    @property
-    def is_queue_full(self) -> bool:
-        return self._resync.is_blocked
-
     def undecodable(self, header: Header, now: float) -> None:
         """The consumer could not decode a frame that was delivered to it."""
         self.counters.count_bad_frame("UndecodableBody")

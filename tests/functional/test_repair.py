@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -22,11 +23,18 @@ PATIENT = {"repair_attempts_max": 12}
 class Lossy:
     """A subscriber whose link can be made bad."""
 
-    def __init__(self, bus: Bus, consumer: Consumer, *ends: object, **options: object) -> None:
+    def __init__(
+        self,
+        bus: Bus,
+        consumer: Consumer,
+        *ends: object,
+        on_event: Callable[[pubsub_api.Event], None] | None = None,
+        **options: object,
+    ) -> None:
         self.faults = Faults(seed=3)
         session = bus.session(wrap_driver=lambda driver: FaultyPubSub(driver, self.faults), **options)
         self.subscriber = session.subscriber(
-            ["#"], consumer.on_event, on_resync=consumer.on_resync, addresses=bus.addresses(*ends)
+            ["#"], on_event or consumer.on_event, on_resync=consumer.on_resync, addresses=bus.addresses(*ends)
         )
         self.subscriber.wait_ready(timeout_s=20)
 
@@ -77,6 +85,34 @@ def test_one_lost_event_is_noticed_by_the_next_and_only_it_travels_again(bus: Bu
     assert consumer.versions == list(range(1, 8))
     assert lossy.subscriber.statistics().repaired == 1
     assert lossy.subscriber.statistics().closed_by_repair == 1
+
+
+def test_what_a_repair_releases_waits_for_room_in_a_small_queue(bus: Bus, consumer: Consumer) -> None:
+    """Far more is ready at once than the queue takes, and nothing is lost: so nothing is resynced."""
+    release = threading.Event()
+
+    def on_event(item: pubsub_api.Event) -> None:
+        release.wait(60)
+        consumer.on_event(item)
+
+    publisher = bus.session().publisher()
+    lossy = Lossy(bus, consumer, publisher, on_event=on_event, receive_queue_bytes_max=2_000)
+    with lossy.losing(1):
+        send_in_frames(publisher, range(1, 2))
+    send_in_frames(publisher, range(2, 202))
+    wait_until(lambda: lossy.subscriber.statistics().closed_by_repair == 1, 20, "the repair")
+    wait_until(lambda: lossy.subscriber.statistics().delivered == 201, 20, "everything to be in order")
+    statistics = lossy.subscriber.statistics()
+    assert statistics.queue_bytes < 2_000 + 1_000, "bounded, but for the frame that filled it"
+    assert statistics.parked_bytes > 2_000
+    release.set()
+    wait_until(lambda: len(consumer.events) == 201, 20, "every event")
+    assert consumer.versions == list(range(1, 202))
+    assert reasons(consumer) == [pubsub_api.Reason.INITIAL]
+    statistics = lossy.subscriber.statistics()
+    assert (statistics.discarded, statistics.lag) == (0, 0)
+    wait_until(lambda: lossy.subscriber.statistics().queue_bytes == 0, 20, "an empty queue")
+    assert lossy.subscriber.statistics().parked_bytes == 0
 
 
 def test_the_lost_tail_of_an_idle_stream_is_found_by_its_hello(bus: Bus, consumer: Consumer) -> None:

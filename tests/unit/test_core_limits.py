@@ -10,20 +10,26 @@ from pubsub_api.core.frame import Kind
 from pubsub_api.core.resync import Reason
 from tests.unit.core_rig import NO_REPAIR, PUBLISHER, SUBSCRIBER, Rig
 
+NO_ROOM = dataclasses.replace(SUBSCRIBER, pending_bytes_max=1)
+"""What finds no room in the consumer's queue finds none in the core either."""
+
 # -- slow consumers, bounds
 
 
 def test_a_slow_consumer_loses_data_and_is_told_when_it_has_room() -> None:
-    rig = Rig()
+    rig = Rig(settings=NO_ROOM)
     publisher = rig.publisher()
     rig.join()
-    rig.deliver(*rig.publish(publisher, "a", 2))
-    rig.subscriber.queue_full(True)
-    rig.deliver(*rig.publish(publisher, "a", 3))
+    rig.deliver(*rig.publish(publisher, "a", 1))
+    rig.fill_queue()
+    rig.deliver(*rig.publish(publisher, "a", 4))
     rig.run(3)
     assert rig.reasons == ["initial"]
     assert rig.subscriber.counters.discarded == 3
-    rig.subscriber.queue_full(False)
+    rig.make_room(10_000, is_half_empty=False)
+    rig.run(3)
+    assert rig.reasons == ["initial"], "it is not told, and nothing passes, before it has caught up"
+    rig.make_room(10_000)
     rig.run(0.01)
     assert rig.reasons == ["initial", "slow consumer"]
     assert [(lost.first, lost.last) for lost in rig.resyncs[-1].lost] == [(3, 5)]
@@ -32,7 +38,7 @@ def test_a_slow_consumer_loses_data_and_is_told_when_it_has_room() -> None:
 
 
 def test_a_full_queue_blocks_from_the_frame_that_fills_it() -> None:
-    rig = Rig()
+    rig = Rig(settings=NO_ROOM)
     publisher = rig.publisher()
     rig.join()
     made = rig.publish(publisher, "a", 4)
@@ -161,15 +167,15 @@ def test_resyncs_are_joined_jittered_and_apart() -> None:
 
 
 def test_reasons_are_reported_most_telling_first() -> None:
-    rig = Rig(settings=NO_REPAIR, jitter=lambda: 0.0)
+    rig = Rig(settings=dataclasses.replace(NO_REPAIR, pending_bytes_max=100), jitter=lambda: 0.0)
     publisher = rig.publisher()
     rig.join()
-    rig.subscriber.queue_full(True)
-    rig.deliver(*rig.publish(publisher, "a"))
+    rig.fill_queue()
+    rig.deliver(*rig.publish(publisher, "a", 3))
     rig.publish(publisher, "b")
     rig.deliver(*rig.publish(publisher, "b"))
     rig.run(1)
-    rig.subscriber.queue_full(False)
+    rig.make_room(10_000)
     rig.run(0.1)
     assert rig.resyncs[-1].reason is Reason.LOSS
     assert rig.resyncs[-1].reasons == {Reason.LOSS, Reason.SLOW_CONSUMER}

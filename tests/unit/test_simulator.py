@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import pytest
 
 from pubsub_api.core.frame import Header
-from pubsub_api.core.instream import InStream
+from pubsub_api.core.instream import Delivery, InStream
 from pubsub_api.core.publisher import Outgoing, OutStream, PublisherCore
 from pubsub_api.core.questions import Join
 from pubsub_api.core.resync import Reason
@@ -159,6 +159,37 @@ class ParksWithoutBound(SubscriberCore):
             self._open_hole(stream, now)
 
 
+class DiscardsWhatFindsNoRoom(SubscriberCore):
+    """Takes whoever cannot swallow a repair at once for slow."""
+
+    def _hold(self, _delivery: Delivery) -> bool:
+        self.is_overrun = True
+        return False
+
+
+class HoldsWithoutBound(SubscriberCore):
+    def _hold(self, delivery: Delivery) -> bool:
+        self._held.append(delivery)
+        self._held_bytes += len(delivery[0])
+        self._roster.parked_bytes += len(delivery[0])
+        return True
+
+
+class ForgetsWhatIsHeld(SubscriberCore):
+    """Goes on with what is new as soon as there is room."""
+
+    def make_room(self, room_bytes: float, *, is_half_empty: bool) -> None:
+        super().make_room(room_bytes, is_half_empty=is_half_empty)
+        self._resync.is_blocked = False
+
+
+class FillsTheQueueAtOnce(SubscriberCore):
+    """Hands over all that is held, whatever room there is."""
+
+    def make_room(self, room_bytes: float, *, is_half_empty: bool) -> None:
+        super().make_room(float("inf"), is_half_empty=is_half_empty)
+
+
 class NeverRests(SubscriberCore):
     """Wants to be woken all the time."""
 
@@ -212,6 +243,10 @@ def _mutants() -> Iterator[tuple[str, Cores]]:
         ("tiny_caches", ForgetsToResync),
         ("rebirth", TrustsEveryReconnect),
         ("slow_consumer", ParksWithoutBound),
+        ("bursts", DiscardsWhatFindsNoRoom),
+        ("overrun", HoldsWithoutBound),
+        ("bursts", ForgetsWhatIsHeld),
+        ("bursts", FillsTheQueueAtOnce),
         ("calm", NeverRests),
         ("calm", ResyncsTooMuch),
         ("restart", Crashes),

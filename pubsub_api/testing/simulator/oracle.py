@@ -199,6 +199,8 @@ class Oracle:
             raise Violation(f"{subscriber.name} got resync {resync.generation} after {sum(view.resyncs.values())}")
         if self.profile.is_faultless and not resync.reasons <= JOIN_REASONS:
             raise Violation(f"{subscriber.name} resyncs for {resync.reason.value} although nothing went wrong")
+        if self.profile.keeps_up and Reason.SLOW_CONSUMER in resync.reasons:
+            raise Violation(f"{subscriber.name} is resynced for being slow although it keeps up")
         if self.profile.is_repairable and Reason.LOSS in resync.reasons:
             self._check_lost(subscriber, resync)
 
@@ -222,6 +224,8 @@ class Oracle:
         core = subscriber.core
         if core.parked_bytes > core.settings.pending_bytes_max + FRAME_BYTES_MAX or core.parked_bytes < 0:
             raise Violation(f"{subscriber.name} has {core.parked_bytes} bytes parked")
+        if subscriber.queue_bytes > max(0, self.profile.queue_bytes_max) + FRAME_BYTES_MAX:
+            raise Violation(f"{subscriber.name} has {subscriber.queue_bytes} bytes in its queue")
         if core.counters.streams > core.settings.streams_max:
             raise Violation(f"{subscriber.name} keeps {core.counters.streams} streams")
         if core.counters.publishers_forgotten != self.views[subscriber].forgotten:

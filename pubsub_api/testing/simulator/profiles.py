@@ -83,10 +83,16 @@ class Profile:
     """Publishers and subscribers may start in the middle; the seed decides."""
     history: bool = True
     """Subscribers may ask for the past; the seed decides."""
+    queue_bytes_max: int = 0
+    """Room before each consumer; 0: it takes everything at once."""
+    consume_s: tuple[float, float] = (0.0, 0.0)
+    """How long a consumer with such a queue takes for a frame."""
     is_faultless: bool = False
     """Nothing goes wrong: no traffic but data, hellos and the questions of joins; no resync but those of joins."""
     is_repairable: bool = False
     """Questions are always answered: what some cache holds is never given up."""
+    keeps_up: bool = False
+    """Consumers are quick enough on average: none is ever resynced for being slow."""
     is_hello_sure: bool = False
     """Hellos are never lost: loss is noticed within ``max_idle_time`` + ``message_delay_window``."""
     quiet_extra_s: float = 0.0
@@ -121,6 +127,15 @@ REBIRTH = Profile(
 SLOW_CONSUMER = Profile(
     name="slow_consumer", drop=0.3, late=0.1, slow=4, freezes=2, bursts=(8, 20), poison=0.02, question_drop=0.3,
     subscriber=dataclasses.replace(SUBSCRIBER, pending_bytes_max=300),
+)  # fmt: skip
+BURSTS = Profile(
+    name="bursts", drop=0.25, duplicate=0.1, caches=(0, 2), cache_feed_drop=0.3, bursts=(10, 25), freezes=1,
+    history=False, is_repairable=True, keeps_up=True, queue_bytes_max=500, consume_s=(0.001, 0.02),
+    subscriber=dataclasses.replace(SUBSCRIBER, pending_bytes_max=16 * 1024),
+)  # fmt: skip
+OVERRUN = Profile(
+    name="overrun", drop=0.2, late=0.1, question_drop=0.2, bursts=(10, 25), queue_bytes_max=500, consume_s=(0.02, 0.25),
+    subscriber=dataclasses.replace(SUBSCRIBER, pending_bytes_max=1000), quiet_extra_s=5.0,
 )  # fmt: skip
 TINY_CACHES = Profile(
     name="tiny_caches", drop=0.3, late=0.1, caches=(1, 3), cache_sizes=(SMALL_CACHE, None), cache_crashes=3,
@@ -157,8 +172,8 @@ MANY_TOPICS = Profile(
 PROFILES = {
     profile.name: profile
     for profile in (
-        CALM, CALM_BROKER, LOSSY, REPAIR, TAIL, PARTITION, BROKER, RESTART, REBIRTH, SLOW_CONSUMER, TINY_CACHES,
-        UNREPAIRED, FEW_STREAMS, SIGNED, CHAOS, MANY_HEADS, MANY_TOPICS,
+        CALM, CALM_BROKER, LOSSY, REPAIR, TAIL, PARTITION, BROKER, RESTART, REBIRTH, SLOW_CONSUMER, BURSTS, OVERRUN,
+        TINY_CACHES, UNREPAIRED, FEW_STREAMS, SIGNED, CHAOS, MANY_HEADS, MANY_TOPICS,
     )
 }  # fmt: skip
 

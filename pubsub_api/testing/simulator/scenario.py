@@ -146,6 +146,8 @@ class Scenario:
             filters=sorted(filters) if len(self.topics) <= 20 else ["#"],
             history=history,
             over_delivers=self._over_delivers,
+            queue_bytes_max=self.profile.queue_bytes_max,
+            consume_s=self.world.between(*self.profile.consume_s),
         ).start()
 
     def draw_filter(self) -> str:

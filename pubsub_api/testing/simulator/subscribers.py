@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from typing import TYPE_CHECKING
 
 from pubsub_api.core import frame as frames
@@ -45,6 +46,8 @@ class SimSubscriber:
         filters: list[str],
         history: History | None,
         over_delivers: bool,
+        queue_bytes_max: int,
+        consume_s: float,
     ) -> None:
         self.world = world
         self.network = network
@@ -53,6 +56,7 @@ class SimSubscriber:
         self.is_alive = True
         self.is_frozen = False
         self.is_slow = False
+        self._is_draining = False
         self.has_history = history is not None
         self._guid = world.random.randbytes(frames.GUID_BYTES)
         self.core = core_class(
@@ -64,6 +68,11 @@ class SimSubscriber:
         self._over_delivers = over_delivers
         self._links: dict[str, Link] = {}
         self._inbox: list[Arrival] = []
+        self._queue: deque[Delivery | Resync] = deque()
+        self._queue_bytes_max = queue_bytes_max
+        self.queue_bytes = 0
+        self._consume_s = consume_s
+        self._is_consuming = False
         self._wake_at = float("inf")
         self._idle_polls = 0
         self._idle_since = 0.0
@@ -111,6 +120,8 @@ class SimSubscriber:
     def _take_in(self, received: list[bytes]) -> None:
         if self.is_slow:
             self.core.room_bytes = self.world.random.randrange(600)
+        elif self._queue_bytes_max:
+            self.core.room_bytes = self._queue_bytes_max - self.queue_bytes
         self.core.on_frames(received, self.world.now)
         for frame in received:
             self.oracle.reached(self, frame[_GUID])
@@ -193,8 +204,6 @@ class SimSubscriber:
         if self.is_alive:
             self.world.note(self.name, "consumes slowly")
             self.is_slow = True
-            self.core.queue_full(self.world.chance(0.5))
-            self._watch_queue()
 
     def speed_up(self) -> None:
         if self.is_alive and self.is_slow:
@@ -203,40 +212,70 @@ class SimSubscriber:
             self.core.room_bytes = float("inf")
             self._drain_queue()
 
-    def _watch_queue(self) -> None:
-        if self.core.is_queue_full:
-            self.oracle.was_blocked(self)
-            self.world.after(self.world.between(0.05, 1.0), self._drain_queue)
-
     def _drain_queue(self) -> None:
+        """The slow consumer has taken something, or everything."""
+        self._is_draining = False
         if self.is_alive and self.core.is_queue_full:
-            self.core.queue_full(False)
+            room_bytes = self.world.random.randrange(600) if self.is_slow else float("inf")
+            self.core.make_room(room_bytes, is_half_empty=not self.is_slow or self.world.chance(0.5))
             if not self.is_frozen:
                 self._poll()
+            self._watch_queue()
+
+    def _watch_queue(self) -> None:
+        if self.core.is_overrun:
+            self.oracle.was_blocked(self)
+        if self.core.is_queue_full and not self._queue_bytes_max and not self._is_draining:
+            self._is_draining = True
+            self.world.after(self.world.between(0.05, 1.0), self._drain_queue)
 
     # -- between core, network and consumer
 
     def _after_call(self) -> None:
-        was_blocked = self.core.is_queue_full
         while True:
             out, queries = self.core.take()
             if not out and not queries:
                 break
             self._idle_polls = 0
             for item in out:
-                if isinstance(item, Resync):
-                    self.oracle.resynced(self, item)
+                if self._queue_bytes_max:
+                    self._enqueue(item)
                 else:
                     self._consume(item)
             for query in queries:
                 self._ask(query)
-        if self.core.is_queue_full and (self.is_slow or was_blocked):
-            self._watch_queue()
+        self._watch_queue()
         self.oracle.check_subscriber(self)
         self._schedule()
 
-    def _consume(self, delivery: Delivery) -> None:
-        frame, header, already = delivery
+    def _enqueue(self, item: Delivery | Resync) -> None:
+        self._queue.append(item)
+        self.queue_bytes += _size(item)
+        if not self._is_consuming:
+            self._is_consuming = True
+            self.world.after(self._consume_s, self._dequeue)
+
+    def _dequeue(self) -> None:
+        """The consumer is done with a frame."""
+        if not self.is_alive:
+            return
+        if not self.is_frozen:
+            item = self._queue.popleft()
+            self._consume(item)
+            self.queue_bytes -= _size(item)
+            if self.core.is_queue_full:
+                room_bytes = self._queue_bytes_max - self.queue_bytes
+                self.core.make_room(room_bytes, is_half_empty=room_bytes >= self._queue_bytes_max // 2)
+            self._after_call()
+        self._is_consuming = bool(self._queue)
+        if self._is_consuming:
+            self.world.after(self._consume_s, self._dequeue)
+
+    def _consume(self, item: Delivery | Resync) -> None:
+        if isinstance(item, Resync):
+            self.oracle.resynced(self, item)
+            return
+        frame, header, already = item
         try:
             events = decode_events(frame, header, skip=already)
         except UndecodableBody:
@@ -281,3 +320,7 @@ class SimSubscriber:
             if self.world.now - self._idle_since < 2 * IDLE_POLLS_MAX * TICK_S:
                 raise Violation(f"{self.name} asks to be woken again and again and does nothing")
             self._idle_polls = 0
+
+
+def _size(item: Delivery | Resync) -> int:
+    return len(item[0]) if isinstance(item, tuple) else 0
