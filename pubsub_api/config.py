@@ -83,7 +83,9 @@ QUEUE_OPTIONS: Sequence[cfg.Opt] = (
     _bytes(
         "send_queue_bytes_max", 16 * MIB, "Events waiting to be sent. When it is full, the sender sends them itself."
     ),
-    _bytes("receive_queue_bytes_max", 64 * MIB, "Frames waiting for the callback. When it is full, more wait as pending."),
+    _bytes(
+        "receive_queue_bytes_max", 64 * MIB, "Frames waiting for the callback. When it is full, more wait as pending."
+    ),
     _bytes(
         "pending_bytes_max",
         64 * MIB,

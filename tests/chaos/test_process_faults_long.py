@@ -31,10 +31,9 @@ def freeze(subscriber: SubscriberNode, publisher: PublisherNode, events: int) ->
 
 
 def test_a_subscriber_frozen_for_15_s_at_20_000_events_a_second_is_repaired(process_bus: Bus) -> None:  # noqa: F811
-    history = {"history": 2_000_000, "cache_bytes_max": 512 << 20, "receive_queue_bytes_max": 512 << 20}
     with (
-        PublisherNode(process_bus.url, **history, **STEADY) as publisher,
-        SubscriberNode(process_bus.url, listen_addresses(process_bus, publisher), **history, **STEADY) as subscriber,
+        PublisherNode(process_bus.url, **STEADY) as publisher,
+        SubscriberNode(process_bus.url, listen_addresses(process_bus, publisher), **STEADY) as subscriber,
     ):
         publisher.start_flood(TOPIC, first=1, rate=20_000)
         wait_until(lambda: subscriber.last(TOPIC) > 1000, 60, "the flood")

@@ -167,13 +167,13 @@ def test_resyncs_are_joined_jittered_and_apart() -> None:
 
 
 def test_reasons_are_reported_most_telling_first() -> None:
-    rig = Rig(settings=dataclasses.replace(NO_REPAIR, pending_bytes_max=100), jitter=lambda: 0.0)
+    rig = Rig(settings=dataclasses.replace(NO_REPAIR, pending_bytes_max=200), jitter=lambda: 0.0)
     publisher = rig.publisher()
     rig.join()
-    rig.fill_queue()
-    rig.deliver(*rig.publish(publisher, "a", 3))
     rig.publish(publisher, "b")
     rig.deliver(*rig.publish(publisher, "b"))
+    rig.fill_queue()
+    rig.deliver(*rig.publish(publisher, "a", 4))
     rig.run(1)
     rig.make_room(10_000)
     rig.run(0.1)
