@@ -58,7 +58,9 @@ def test_a_subscriber_frozen_for_15_s_gets_one_covering_resync_when_the_cache_is
         last = publisher.stop_flood()
         publisher.send(TOPIC, [last + 1])
         wait_until(lambda: not unexplained(subscriber.log(), TOPIC, range(1, last + 2)), 120, "a settled log")
-        assert len(subscriber.resyncs()) <= 3
+        # Where the server kept everything for it, nothing was lost; where it cut the link, that is a reason of its own.
+        assert subscriber.resyncs().count("loss") <= 1
+        assert set(subscriber.resyncs()) <= {"initial", "loss", "reconnected"}
 
 
 def test_publishers_killed_again_and_again(process_bus: Bus) -> None:  # noqa: F811
