@@ -169,7 +169,7 @@ class CacheCore:
                 if is_telling:
                     out.append(Updated(event.table, key, entry, held))
             if merge is not None:
-                merge.touch(event.table, key)
+                merge.heard(event.table, key, entry)
         counters.updated += updated
         self.newest = newest
         if len(self._tombstones) > self._tombstones_max:
@@ -334,22 +334,29 @@ class Merge:
         self.scope = scope
         self._core = core
         self._replaces = replaces
-        filters = None if core.covers_all(scope) else FilterSet(scope)
+        self._filters = None if core.covers_all(scope) else FilterSet(scope)
         self._unseen = {
-            table: {key for key, entry in entries.items() if filters is None or filters.match(entry.topic)}
+            table: {key for key, entry in entries.items() if self._is_in_scope(entry)}
             for table, entries in core._tables.items()
             if entries
         }
 
-    def touch(self, table: str, key: str) -> None:
-        """An event of after the database went back is true as well."""
-        if self._replaces and table in self._unseen:
-            self._unseen[table].discard(key)
+    def _is_in_scope(self, entry: Entry) -> bool:
+        return self._filters is None or self._filters.match(entry.topic)
+
+    def heard(self, table: str, key: str, entry: Entry) -> None:
+        """An event was put.  One that is not newer than the snapshot is true only if a row will say so: the object may
+        have gone since, and the event of that may have come before this one or be taken for an old one later."""
+        if self._replaces:  # an event of after the database went back is true as well
+            self._unseen.get(table, _NOTHING).discard(key)
+        elif entry.version <= self.revision and self._is_in_scope(entry):
+            self._unseen.setdefault(table, set()).add(key)
 
     def rows(self, objects: Iterable[DbObject | Event]) -> list[Difference]:
         """A portion of the snapshot; of events none that deletes."""
         core = self._core
         tables, tombstones, followed, put = core._tables, core._tombstones, core._followed, core._put
+        unseen = self._unseen
         out: list[Difference] = []
         for row in objects:
             table, key, version = row.table, row.key, row.version
@@ -363,6 +370,8 @@ class Merge:
             if held is None:
                 if tombstones and version < tombstones.get((table, key), 0):
                     continue
+                if unseen:  # it was held when this began, and dropped with a filter that its older self had
+                    unseen.get(table, _NOTHING).discard(key)
             elif not self._is_newer(row, held):
                 continue
             put(entries, table, key, held, Entry(version, topic, row.value), out)

@@ -95,9 +95,9 @@ def test_destroying_a_group_ends_its_members(url: str, log: LogApi, source: Sour
         for member in (one, two):
             with pytest.raises(GroupDestroyed):
                 member.subscriber.wait_streams(1000, timeout_s=PATIENCE_S)
+        wait_until(lambda: one.streams == two.streams == 0, PATIENCE_S, "the members to let go")
         seen = len(one.seen) + len(two.seen)
         publish_everywhere(source)
-        assert one.streams == two.streams == 0
         assert len(one.seen) + len(two.seen) == seen
         assert log.list_records("group/") == []
 
