@@ -51,7 +51,12 @@ def source(log: LogApi) -> Source:
 
 def new_subscriber(url: str, topics: list[str], **arguments: object) -> GroupSubscriber:
     conf = groups_conf()
-    return GroupSubscriber(durable_log.open(url, conf=conf), conf, topics, **arguments)  # type: ignore[arg-type]
+    log = durable_log.open(url, conf=conf)
+    try:
+        return GroupSubscriber(log, conf, topics, **arguments)  # type: ignore[arg-type]
+    except BaseException:
+        log.close()
+        raise
 
 
 def numbers(member: Member) -> list[int]:
