@@ -37,6 +37,7 @@ class SubscriberStatistics:
     restarts: int
     silences: int
     freezes: int
+    put_off: int
     verified_reconnects: int
     streams: int
     streams_evicted: int

@@ -227,8 +227,10 @@ class StreamOrder:
         """A part of an answer came, however long it is; or its end, and then the parts that lack are late or lost."""
         for stream, _ in asked:
             if stream.state is State.REPAIRING and self._roster.knows(stream):
-                wait_s = self._questions.patience(stream.attempts - 1)
-                wait_s = min(wait_s, self.settings.message_delay_window_s) if has_ended else wait_s
+                if has_ended:
+                    wait_s = min(self._questions.patience(stream.attempts - 1), self.settings.message_delay_window_s)
+                else:
+                    wait_s = self._questions.part_patience(stream.attempts - 1)
                 self._roster.set_timer(stream, now + wait_s)
 
     def _give_up_unanswered(self, asked: Iterable[tuple[InStream, int]], now: float) -> None:

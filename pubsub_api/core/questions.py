@@ -48,6 +48,8 @@ class Purpose:
     """Asks for all heads of a publisher that the filters select."""
     asked: float = 0.0
     """When."""
+    heard: float = 0.0
+    """When a part of an answer came last."""
     expected: int | None = None
     answers: dict[bytes, Parts] = dataclasses.field(default_factory=dict)
     finished: set[bytes] = dataclasses.field(default_factory=set)
@@ -71,6 +73,8 @@ class Questions:
         self._next_periodic = NEVER
         self._answer_s: float | None = None
         """How long it takes until an answer begins: rises at once, falls slowly."""
+        self._part_s = 0.0
+        """The same for each further part of an answer."""
 
     def take(self) -> list[Query]:
         to_ask, self._to_ask = self._to_ask, []
@@ -82,6 +86,15 @@ class Questions:
     def patience(self, attempts: int) -> float:
         """How long to wait for an answer to the attempt of that number: doubling, with up to half of it as jitter."""
         return float(self._settings.repair_timeout_s * 2.0**attempts * (1 + self._jitter() / 2))
+
+    def part_patience(self, attempts: int) -> float:
+        """How long to wait for the next part of an answer that has begun.
+
+        It is on its way, behind the part that came: so it has at least the time that late frames have, and twice the
+        time that parts take, though no more than ``repair_timeout`` for that reason alone.
+        """
+        usual_s = min(_ANSWER_TIMES * self._part_s, self._settings.repair_timeout_s)
+        return max(self.patience(attempts), self._settings.message_delay_window_s, usual_s)
 
     @property
     def hurry(self) -> int:
@@ -184,15 +197,14 @@ class Questions:
         An answer of which a part was lost never concludes: the asker's deadline does, and it asks again.
         """
         purpose = self._open[query_id]
-        if responder not in purpose.answers:
-            self._note_time(now - purpose.asked)
+        if responder in purpose.answers:
+            self._part_s = _smoothed(self._part_s, now - purpose.heard)
+        else:
+            self._answer_s = _smoothed(self._answer_s, now - purpose.asked)
+        purpose.heard = now
         if purpose.answers.setdefault(responder, Parts()).add(part, parts):
             purpose.finished.add(responder)
         return purpose.expected is not None and len(purpose.finished) >= purpose.expected
-
-    def _note_time(self, answer_s: float) -> None:
-        before = answer_s if self._answer_s is None else self._answer_s
-        self._answer_s = max(answer_s, (3 * before + answer_s) / 4)
 
     def close(self, query_id: int) -> Purpose | None:
         """The question is concluded; its join knows how many answered."""
@@ -222,6 +234,11 @@ class Questions:
         if self._history is None or self._join_id not in self._open:
             return None
         return max(1, head - self._history.newest + 1) if self._history.newest else 1
+
+
+def _smoothed(before: float | None, seconds: float) -> float:
+    """An estimate that rises at once and falls slowly."""
+    return seconds if before is None else max(seconds, (3 * before + seconds) / 4)
 
 
 def _upto(limit: int, ranges: Iterable[tuple[int, int]]) -> Iterator[tuple[int, int]]:

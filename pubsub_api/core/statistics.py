@@ -41,6 +41,8 @@ class SubscriberCounters:
     silences: int = 0
     freezes: int = 0
     """How often this process itself stood still."""
+    put_off: int = 0
+    """How often this process came late for what was due, and read what had come before it decided anything."""
     verified_reconnects: int = 0
     """Links that came back and had lost nothing that could not be repaired."""
     streams: int = 0

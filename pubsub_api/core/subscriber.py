@@ -18,7 +18,9 @@ silent for ``silence_timeout`` is suspected: the user resyncs, and its heads are
 that stays away is forgotten after ``forget_time``, and the user resyncs once more.
 
 **Freezing.**  When this process itself stood still, everybody else seems silent; a gap between two calls that is longer
-than the idle time therefore counts as heard.
+than the idle time therefore counts as heard.  And what came meanwhile waits to be read, answers too.  So when `poll`
+comes later than it should by more than ``message_delay_window``, what is due is put off by that time, once: what waits
+is looked at before anything is concluded from what has not come.
 """
 
 from __future__ import annotations
@@ -66,6 +68,8 @@ class SubscriberCore(StreamOrder):
         self._last_call = now
         self._excused_after_s = 2 * settings.max_idle_time_s
         """This process stood still when it was not called for so long."""
+        self._put_off_until: float | None = None
+        """Until then nothing is done that is due: we came late for it, and first read what has come."""
         self._next_silence_check = now + settings.max_idle_time_s
         self.newest_timestamp = 0
         """The highest timestamp of any data frame, for the owner's clock."""
@@ -81,8 +85,12 @@ class SubscriberCore(StreamOrder):
 
     def next_deadline(self) -> float:
         """When `poll` has something to do, at the latest."""
-        due = min(self._roster.next_timer(), self._resync.next_deadline(), self._questions.next_deadline())
-        return min(due, self._next_silence_check)
+        due = self._next_due() if self._put_off_until is None else self._put_off_until
+        return min(due, self._resync.next_deadline())
+
+    def _next_due(self) -> float:
+        """When something is to be concluded from what has not come."""
+        return min(self._roster.next_timer(), self._questions.next_deadline(), self._next_silence_check)
 
     @property
     def publishers(self) -> dict[bytes, InPublisher]:
@@ -145,6 +153,11 @@ class SubscriberCore(StreamOrder):
     def poll(self, now: float) -> None:
         """Time passed."""
         self._wake(now)
+        if not self._puts_off(now):
+            self._conclude_due(now)
+        self._emit_resync(now)
+
+    def _conclude_due(self, now: float) -> None:
         for stream in self._roster.due(now):
             if stream.state in _HAVE_HOLE:
                 self._on_deadline(stream, now)
@@ -156,7 +169,6 @@ class SubscriberCore(StreamOrder):
             self._check_silence(now)
         for join in self._questions.overdue(now, self.filters):
             self._finish_join(join, now)
-        self._emit_resync(now)
 
     def link_up(self, address: str, now: float) -> None:
         """The link to an address is up and every filter is in effect there."""
@@ -485,6 +497,18 @@ class SubscriberCore(StreamOrder):
         if now - self._last_call > self._excused_after_s:
             self._roster.excuse_silence(now)
         self._last_call = now
+
+    def _puts_off(self, now: float) -> bool:
+        """Whether what is due has to wait until what came meanwhile was read.  After that it is done, however late."""
+        if self._put_off_until is None:
+            if now - self._next_due() <= self.settings.message_delay_window_s:
+                return False
+            self.counters.put_off += 1
+            self._put_off_until = now + self.settings.message_delay_window_s
+        if now < self._put_off_until:
+            return True
+        self._put_off_until = None
+        return False
 
     def _check_silence(self, now: float) -> None:
         if self._roster.look_for_silence(now):

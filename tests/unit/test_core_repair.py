@@ -170,8 +170,8 @@ def test_the_first_wait_for_an_answer_follows_how_long_answers_take() -> None:
     assert questions.hurry == HURRY_MAX
 
 
-def test_a_long_answer_that_is_under_way_is_not_asked_for_again() -> None:
-    rig = Rig()
+def long_answer(rig: Rig) -> list[bytes]:
+    """A hole was asked for, and nobody has answered yet: the parts of the answer to come, many."""
     rig.knows_responders = False
     publisher = rig.publisher(settings=dataclasses.replace(PUBLISHER, cache=CacheSettings(reply_bytes_max=200)))
     rig.join()
@@ -180,13 +180,86 @@ def test_a_long_answer_that_is_under_way_is_not_asked_for_again() -> None:
     rig.deliver(made[0], made[39])
     rig.run(WINDOW_S + 0.001)
     parts = list(answer(rig.queries[-1]))
-    first_wait_s = SUBSCRIBER.repair_timeout_s / 2**HURRY_MAX
-    for part in parts:
-        rig.run(first_wait_s - 0.002)
-        rig.deliver(part)
     assert len(parts) > 10
     assert len(wanted(rig)) == 1
+    return parts
+
+
+def test_a_long_answer_that_is_under_way_is_not_asked_for_again() -> None:
+    """Its first part has to come as soon as answers do.  The others have the time that late frames have."""
+    rig = Rig()
+    parts = long_answer(rig)
+    rig.run(SUBSCRIBER.repair_timeout_s / 2**HURRY_MAX - 0.002)
+    for part in parts:
+        rig.deliver(part)
+        rig.run(WINDOW_S - 0.002)
+    assert len(wanted(rig)) == 1
     assert rig.numbers("a") == list(range(1, 41))
+
+
+def test_parts_that_come_slowly_are_waited_for_as_long_as_parts_take() -> None:
+    rig = Rig()
+    parts = long_answer(rig)
+    rig.deliver(parts[0])
+    rig.run(WINDOW_S - 0.002)
+    rig.deliver(parts[1])
+    for part in parts[2:]:
+        rig.run(2 * WINDOW_S - 0.005)
+        rig.deliver(part)
+    assert len(wanted(rig)) == 1
+    assert rig.numbers("a") == list(range(1, 41))
+
+
+def test_an_answer_that_breaks_off_is_asked_for_again() -> None:
+    """However long its parts took: no longer than ``repair_timeout`` is waited for the next one."""
+    rig = Rig()
+    parts = long_answer(rig)
+    rig.deliver(parts[0])
+    rig.now += 60.0
+    rig.deliver(parts[1])
+    rig.run(SUBSCRIBER.repair_timeout_s + 0.002)
+    assert len(wanted(rig)) == 2
+
+
+@pytest.mark.parametrize("still_s", [2 * WINDOW_S, 3.0, 60.0])
+def test_who_stood_still_reads_what_has_come_before_asking_again(still_s: float) -> None:
+    """After SIGCONT the clock runs first, and the answer waits in a socket: every deadline has passed meanwhile."""
+    rig = Rig()
+    parts = long_answer(rig)
+    rig.now = rig.subscriber.next_deadline() + still_s
+    rig.subscriber.poll(rig.now)
+    rig.settle()
+    assert len(wanted(rig)) == 1
+    assert rig.counters["put_off"] == 1
+    rig.deliver(*parts)
+    rig.run(5)
+    assert len(wanted(rig)) == 1
+    assert rig.numbers("a") == list(range(1, 41))
+
+
+def test_who_stood_still_asks_again_when_nothing_has_come() -> None:
+    """It is put off once, and then done, however late the clock comes again."""
+    rig = Rig()
+    long_answer(rig)
+    for still_s in (3.0, WINDOW_S, 3.0, 3.0):
+        rig.now += still_s
+        rig.subscriber.poll(rig.now)
+        rig.settle()
+    assert len(wanted(rig)) == 3
+    assert rig.counters["put_off"] == 2
+
+
+def test_who_stood_still_gives_nothing_up_before_reading_what_has_come() -> None:
+    rig = Rig()
+    parts = long_answer(rig)
+    while rig.reasons == ["initial"] and len(wanted(rig)) < HURRY_MAX + SUBSCRIBER.repair_attempts_max:
+        rig.run(0.01)
+    rig.now += 60.0
+    rig.subscriber.poll(rig.now)
+    rig.deliver(*parts)
+    rig.run(5)
+    assert rig.numbers("a") == list(range(1, 41))
+    assert rig.reasons == ["initial"]
 
 
 def test_a_lost_part_of_a_reply_is_asked_for_again() -> None:
