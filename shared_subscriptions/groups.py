@@ -141,12 +141,12 @@ def seek(log: LogApi, name: str, start: Start) -> Declaration:
 def destroy(log: LogApi, name: str) -> None:
     """Remove the group and its progress; members are told.  The log keeps its events.  Raises GroupNotFound."""
     get(log, name)
-    for _ in range(_ATTEMPTS):
-        group = Names(name)
-        doomed = [group.group, group.leader, group.status]
-        doomed += [record.name for record in log.list_records(group.streams)]
-        log.put_records([(record, None, None) for record in doomed])
-        if not log.list_records(f"{group.group}/"):
+    group = Names(name).group
+    doomed = [record.name for record in log.list_records(f"{group}/")]
+    for _ in range(_ATTEMPTS):  # a leader or a job may write once more before it notices
+        log.put_records([(record, None, None) for record in (group, *doomed)])
+        doomed = [record.name for record in log.list_records(f"{group}/")]
+        if not doomed:
             return
 
 

@@ -14,6 +14,8 @@ class Names:
         self.leader = f"{PREFIX}{group}/leader"
         self.status = f"{PREFIX}{group}/status"
         """What the leader tells operators."""
+        self.jobs = f"{PREFIX}{group}/jobs"
+        """What jobs know that are no members, and take ranges of the log by themselves."""
         self.streams = f"{PREFIX}{group}/stream/"
 
     def stream(self, number: int) -> str:

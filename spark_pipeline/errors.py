@@ -24,3 +24,7 @@ class SparkMissing(PipelineError):
 
 class SchemaMismatch(UsageError):
     """A table lacks a column that the job needs, or has it with another type."""
+
+
+class JobNameTaken(UsageError):
+    """A job of a group has the name of another one, whose checkpoint is not its own."""

@@ -9,6 +9,11 @@ made of, and when it died before, the record still has the turn and offers it ag
 So exactness rests on the write alone: there is no lease, no leader and no clock.  The price is that a turn waits for
 its own job to return: nobody else can know how much of it has taken effect.
 
+Two queries under one name would both be offered the turn that is not finished.  So a name belongs to one checkpoint.
+Every checkpoint gets a mark in its first micro-batch, which is empty; when it comes back with the mark, it exists, and
+claims the name in the same write that takes its first turn.  Who comes with another mark is refused.  A checkpoint that
+was lost gives its name back only when an operator says so (`release`).
+
 In a ``shared`` group a shard is with one job at a time, from the turn until it is finished, so the events of a topic
 and key are in order over all jobs.  In a ``queue`` group the next job takes what follows at once.
 """
@@ -22,6 +27,7 @@ import msgspec
 
 from pubsub_api.core.errors import UndecodableBody
 from pubsub_api.errors import UsageError
+from spark_pipeline.errors import JobNameTaken
 from spark_pipeline.ranges import LogRange, Offsets, advance
 
 JOBS_MAX = 1_000
@@ -35,12 +41,27 @@ class Turn(msgspec.Struct, frozen=True):
     """Rises with every turn of a job; 0 is before the first one."""
     ranges: tuple[LogRange, ...] = ()
 
+    @property
+    def events(self) -> int:
+        return sum(one.events for one in self.ranges)
+
+
+class Place(NamedTuple):
+    """Where a query is, as Spark keeps it in its checkpoint."""
+
+    turn: Turn
+    """The last one that was planned."""
+    checkpoint: str = ""
+    """The mark of the checkpoint; empty before it has one."""
+
 
 class Job(msgspec.Struct, frozen=True):
     last: int = 0
     """Number of its last turn."""
     turn: Turn | None = None
     """The one that is not finished."""
+    checkpoint: str = ""
+    """The mark of the checkpoint that the name belongs to; empty when whoever comes next may have it."""
 
 
 class Origin(NamedTuple):
@@ -73,39 +94,65 @@ class Waiting(NamedTuple):
 
 
 def begin(origin: Origin, positions: Sequence[int], former: Shares | None) -> Shares:
-    """A group that begins at these positions.  Its jobs go on counting their turns; turns that nobody finished belonged
-    to the life before."""
-    jobs = {} if former is None else {name: Job(job.last) for name, job in former.jobs.items()}
+    """A group that begins at these positions.  When it was moved, its jobs keep their names and go on counting; turns
+    that nobody finished belonged to the life before.  A group that was declared anew knows nothing of an older one."""
+    jobs = {}
+    if former is not None and former.origin.declared_ns == origin.declared_ns:
+        jobs = {name: msgspec.structs.replace(job, turn=None) for name, job in former.jobs.items()}
     return Shares(origin, dict(enumerate(positions)), jobs)
 
 
-def finish(shares: Shares, name: str, number: int) -> Shares:
-    """The turns of a job up to this number have taken effect.  Returns the very same value when that was known."""
+def finish(shares: Shares, name: str, place: Place) -> Shares:
+    """The turns of a job up to this place have taken effect.  Returns the very same value when that was known.  Raises
+    JobNameTaken."""
+    check_name(shares, name, place.checkpoint)
     job = shares.jobs.get(name)
-    if job is None or job.turn is None or job.turn.number > number:
+    if job is None or job.turn is None or job.turn.number > place.turn.number:
         return shares
-    return _with_job(shares, name, Job(max(job.last, number)))
+    last = max(job.last, place.turn.number)
+    return _with_job(shares, name, msgspec.structs.replace(job, last=last, turn=None))
 
 
-def take(shares: Shares, name: str, after: int, waiting: Waiting) -> tuple[Shares, Turn | None]:
-    """The turn that a job makes after the one of this number: the one it has taken and not finished, else a new one.
+def take(shares: Shares, name: str, place: Place, waiting: Waiting) -> tuple[Shares, Turn | None]:
+    """The turn that a job makes after this place: the one it has taken and not finished, else a new one.
 
-    None when there is nothing to take.  Raises UsageError when the group has too many jobs.
+    None when there is nothing to take.  The name is the checkpoint's from now on.  Raises JobNameTaken when it belongs
+    to another one, UsageError when the group has too many jobs.
     """
-    shares = finish(shares, name, after)
-    job = shares.jobs.get(name, Job())
+    shares = _claim(finish(shares, name, place), name, place.checkpoint)
+    job = shares.jobs[name]
     if job.turn is not None:
         return shares, job.turn
-    shares = _register(_expire(shares, waiting.starts), name)
+    shares = _expire(shares, waiting.starts)
     free = _free_shards(shares, name, waiting)
     begins = {shard: shares.taken[shard] for shard in free}
     until = advance(begins, {shard: waiting.ends[shard] for shard in free}, events_max=waiting.events_max)
     ranges = tuple(LogRange(shard, begins[shard], end) for shard, end in sorted(until.items()) if end > begins[shard])
     if not ranges:
         return shares, None
-    turn = Turn(max(job.last, after) + 1, ranges)
+    turn = Turn(max(job.last, place.turn.number) + 1, ranges)
     shares = msgspec.structs.replace(shares, taken=shares.taken | {one.shard: one.end for one in ranges})
-    return _with_job(shares, name, Job(turn.number, turn)), turn
+    return _with_job(shares, name, Job(turn.number, turn, place.checkpoint)), turn
+
+
+def check_name(shares: Shares, name: str, checkpoint: str) -> None:
+    """Raises JobNameTaken when the name belongs to another checkpoint."""
+    job = shares.jobs.get(name)
+    if job is not None and job.checkpoint not in ("", checkpoint):
+        raise JobNameTaken(
+            f"the name {name!r} belongs to a job with another checkpoint: give each job a name of its own; when that "
+            "checkpoint is gone for good, free the name with: heliograph group release GROUP JOB"
+        )
+
+
+def release(shares: Shares, name: str) -> Shares:
+    """The next job that comes under this name has it, whatever its checkpoint, and what is not finished.  Raises
+    UsageError when there is no such job."""
+    job = shares.jobs.get(name)
+    if job is None:
+        known = ", ".join(sorted(shares.jobs)) or "none"
+        raise UsageError(f"this group has no job {name!r}; there are: {known}")
+    return _with_job(shares, name, msgspec.structs.replace(job, checkpoint="")) if job.checkpoint else shares
 
 
 def _expire(shares: Shares, starts: Offsets) -> Shares:
@@ -116,12 +163,13 @@ def _expire(shares: Shares, starts: Offsets) -> Shares:
     return msgspec.structs.replace(shares, taken=taken, expired=shares.expired + gone)
 
 
-def _register(shares: Shares, name: str) -> Shares:
-    if name in shares.jobs:
-        return shares
-    if len(shares.jobs) >= JOBS_MAX:
+def _claim(shares: Shares, name: str, checkpoint: str) -> Shares:
+    job = shares.jobs.get(name)
+    if job is None and len(shares.jobs) >= JOBS_MAX:
         raise UsageError(f"this group has {JOBS_MAX} jobs already: let jobs keep their names across restarts")
-    return _with_job(shares, name, Job())
+    if job is not None and job.checkpoint == checkpoint:
+        return shares
+    return _with_job(shares, name, msgspec.structs.replace(job or Job(), checkpoint=checkpoint))
 
 
 def _free_shards(shares: Shares, name: str, waiting: Waiting) -> list[int]:
@@ -164,15 +212,17 @@ def decode(value: bytes) -> Shares:
         raise UndecodableBody(f"the record of a group's jobs cannot be decoded: {error}") from error
 
 
-def turn_to_json(turn: Turn) -> dict[str, object]:
+def place_to_json(place: Place) -> dict[str, object]:
     """As Spark keeps it in a checkpoint."""
-    return {"turn": turn.number, "ranges": [list(one) for one in turn.ranges]}
+    turn = place.turn
+    return {"turn": turn.number, "ranges": [list(one) for one in turn.ranges], "checkpoint": place.checkpoint}
 
 
-def turn_from_json(offset: Mapping[str, object]) -> Turn:
+def place_from_json(offset: Mapping[str, object]) -> Place:
     """Raises UsageError when the checkpoint is not that of a job of a group."""
     try:
-        return msgspec.convert({"number": offset["turn"], "ranges": offset["ranges"]}, Turn)
+        turn = msgspec.convert({"number": offset["turn"], "ranges": offset["ranges"]}, Turn)
+        return Place(turn, msgspec.convert(offset.get("checkpoint", ""), str))
     except (KeyError, TypeError, msgspec.MsgspecError) as error:
         raise UsageError(
             f"this checkpoint was not written by a job of a group: start with a new one ({offset!r})"

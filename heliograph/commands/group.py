@@ -17,17 +17,19 @@ if TYPE_CHECKING:
     from durable_log import LogApi
     from shared_subscriptions.core.declaration import Declaration
     from shared_subscriptions.groups import GroupView, Start
+    from spark_pipeline.group_jobs import JobsView
 
 DESCRIPTION = """\
 Groups of consumers that share the events of a topic filter, over a durable log.
 
   declare  make a group; from now on its events are kept, also while it has no member
   list     every group, with its lag
-  show     who has which stream, lag, the oldest unacknowledged event, redeliveries, and why streams moved
+  show     who has which stream, lag, the oldest unacknowledged event, redeliveries, why streams moved, and Spark jobs
   pause    deliver nothing; events go on being kept
   resume   end a pause or a drain
   drain    deliver what is there now and nothing after it
   seek     go on at another place: now, earliest, a time or offsets
+  release  free the name of a Spark job whose checkpoint is gone; its next one is given what it had in work
   destroy  remove the group and its progress; the log keeps its events
   serve    lead the group and record its events from the bus, without being a member, until interrupted
   simulate put the protocol of groups through thousands of bad days in virtual time
@@ -43,6 +45,7 @@ EXAMPLES = """\
   heliograph group resume billing --log sqlite:////var/lib/heliograph/log.db
   heliograph group drain billing --log sqlite:////var/lib/heliograph/log.db
   heliograph group seek billing --start 2026-01-31T12:00:00+00:00 --log sqlite:////var/lib/heliograph/log.db
+  heliograph group release billing job-1 --log sqlite:////var/lib/heliograph/log.db
   heliograph group destroy billing --log sqlite:////var/lib/heliograph/log.db
   heliograph group serve billing --log sqlite:////var/lib/heliograph/log.db --url zmq://127.0.0.1:8866
   heliograph group simulate --seeds 5000 --profile chaos
@@ -102,6 +105,11 @@ def _add_declare(parser: argparse.ArgumentParser) -> None:
 def _add_seek(parser: argparse.ArgumentParser) -> None:
     _add_name(parser)
     _add_start(parser, is_required=True)
+
+
+def _add_release(parser: argparse.ArgumentParser) -> None:
+    _add_name(parser)
+    parser.add_argument("job", metavar="JOB", help='the job, as its option "query" names it')
 
 
 def _add_serve(parser: argparse.ArgumentParser) -> None:
@@ -173,6 +181,21 @@ def _seek(args: argparse.Namespace) -> int:
         return _tell(args, groups.seek(log, args.name, args.start), "goes on at another place")
 
 
+def _release(args: argparse.Namespace) -> int:
+    from spark_pipeline import group_jobs
+
+    with _open(args) as log:
+        left = group_jobs.release(log, args.name, args.job)
+    output = Output(is_json=args.json)
+    if output.is_json:
+        output.record({"name": args.name, "job": args.job, "in_work": left})
+    else:
+        output.line(
+            f"the next job {args.job} of group {args.name} is given {counted(left, 'event')} that it had in work"
+        )
+    return exits.OK
+
+
 def _destroy(args: argparse.Namespace) -> int:
     from shared_subscriptions import groups
 
@@ -221,14 +244,16 @@ def _list(args: argparse.Namespace) -> int:
 
 def _show(args: argparse.Namespace) -> int:
     from shared_subscriptions import groups
+    from spark_pipeline import group_jobs
 
     output = Output(is_json=args.json)
     with _open(args) as log:
-        view = groups.show(log, args.name)
+        view, jobs = groups.show(log, args.name), group_jobs.show(log, args.name)
     if output.is_json:
-        output.record(_record(view))
+        output.record({**_record(view), "jobs": jobs if jobs.jobs else None})
     else:
         _print(output, view)
+        _print_jobs(output, jobs)
     return exits.OK
 
 
@@ -262,6 +287,13 @@ def _print(output: Output, view: GroupView) -> None:
     ]
     output.table("last moves", ("stream", "from", "to", "because", "before the last report"), moves)
     output.line(", ".join(f"{name} {count}" for name, count in sorted(view.status.counters.items())))
+
+
+def _print_jobs(output: Output, view: JobsView) -> None:
+    if not view.jobs:
+        return
+    rows = [(job.name, job.turns, job.in_work, "" if job.is_claimed else "released") for job in view.jobs]
+    output.table(f"Spark jobs, lag {view.lag}, expired {view.expired}", ("job", "turns", "in work", "state"), rows)
 
 
 def _serve(args: argparse.Namespace) -> int:
@@ -325,6 +357,7 @@ _VERBS: dict[str, tuple[Callable[[argparse.ArgumentParser], None], Callable[[arg
     "resume": (_add_name, _wish("resume", "is active")),
     "drain": (_add_name, _wish("drain", "is draining")),
     "seek": (_add_seek, _seek),
+    "release": (_add_release, _release),
     "destroy": (_add_name, _destroy),
     "serve": (_add_serve, _serve),
     "simulate": (_add_simulate, _simulate),

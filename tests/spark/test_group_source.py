@@ -13,7 +13,7 @@ from pyspark.sql import SparkSession
 import durable_log
 from pubsub_api.errors import UsageError
 from shared_subscriptions import groups
-from spark_pipeline.group_source import show
+from spark_pipeline.group_jobs import release, show
 from spark_pipeline.options import SourceOptions
 from tests.spark.conftest import log_frame
 from tests.spark.streaming_job import StreamingJob
@@ -38,8 +38,8 @@ def expected(first: int, last: int) -> list[Row]:
 
 
 def rows_of(spark: SparkSession, table: pathlib.Path) -> list[Row]:
-    if not (table / "_spark_metadata").is_dir():
-        return []
+    if not list(table.glob("_spark_metadata/[0-9]*")):
+        return []  # no batch has taken effect
     return [(row["topic"], row["seq"]) for row in spark.read.parquet(str(table)).select("topic", "seq").collect()]
 
 
@@ -112,6 +112,25 @@ def test_a_pause_a_drain_and_a_seek_hold_for_the_jobs(
         groups.destroy(log, group)
     with pytest.raises(PySparkException, match="no group 'billing' is declared"):
         take_turns(spark, log_url, group, job, "a")
+
+
+def test_two_jobs_cannot_run_under_one_name(
+    spark: SparkSession, log_url: str, group: str, tmp_path: pathlib.Path
+) -> None:
+    first, second = (StreamingJob(tmp_path, log_url, name=name, group=group) for name in ("first", "second"))
+    fill(log_url, first=1, count=10)
+    take_turns(spark, log_url, group, first, "a")
+    fill(log_url, first=11, count=10)
+    with pytest.raises(PySparkException, match="JobNameTaken: the name 'a' belongs to a job with another checkpoint"):
+        take_turns(spark, log_url, group, second, "a")
+    assert rows_of(spark, second.table) == []
+    with contextlib.closing(durable_log.open(log_url)) as log:
+        assert release(log, group, "a") == 0
+    take_turns(spark, log_url, group, second, "a")
+    assert sorted(rows_of(spark, second.table)) == expected(11, 20)
+    with pytest.raises(PySparkException, match="JobNameTaken"):
+        take_turns(spark, log_url, group, first, "a")
+    assert sorted(rows_of(spark, first.table)) == expected(1, 10)
 
 
 @pytest.mark.parametrize(

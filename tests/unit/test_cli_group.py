@@ -11,6 +11,7 @@ import pytest
 
 import durable_log
 from heliograph import exits, main
+from spark_pipeline import group_jobs, shares
 from tests.group_nodes import Member, Source
 from tests.waiting import wait_until
 
@@ -63,6 +64,31 @@ def test_show_says_who_has_what_and_why(url: str, capsys: pytest.CaptureFixture[
     assert "worker-1" in printed
     assert main.main(["group", "list", "--log", url]) == exits.OK
     assert "$queue/work/jobs/#" in capsys.readouterr().out
+
+
+def test_show_lists_spark_jobs_release_frees_a_name_and_destroy_forgets_them(
+    url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run(capsys, url, "declare", "work", "jobs/#", "--start", "earliest")
+    assert run(capsys, url, "show", "work")["jobs"] is None
+    with contextlib.closing(durable_log.open(url)) as log:
+        Source(log).publish("jobs/a", 100)
+        waiting = shares.Waiting({0: 0, 1: 0}, {0: 100, 1: 100}, is_ordered=True, events_max=30)
+        place = shares.Place(shares.Turn(0), "checkpoint")
+        turn = group_jobs.change(log, "work", lambda found: shares.take(found, "job-1", place, waiting))
+        assert turn is not None
+        shown = run(capsys, url, "show", "work")["jobs"]
+        assert shown["jobs"] == [{"name": "job-1", "turns": 1, "in_work": turn.events, "is_claimed": True}]
+        assert run(capsys, url, "release", "work", "job-1")["in_work"] == turn.events
+        capsys.readouterr()
+        assert main.main(["group", "show", "work", "--log", url]) == exits.OK
+        printed = capsys.readouterr().out
+        assert "Spark jobs" in printed
+        assert "released" in printed
+        assert main.main(["group", "release", "work", "job-2", "--log", url]) == exits.USAGE
+        assert "no job 'job-2'; there are: job-1" in capsys.readouterr().err
+        run(capsys, url, "destroy", "work")
+        assert log.list_records("") == []
 
 
 @pytest.mark.parametrize(

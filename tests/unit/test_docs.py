@@ -30,6 +30,7 @@ import nb_api.errors
 import nb_api.loading
 import publisher_service.errors
 import pubsub_api
+import spark_pipeline.errors
 from bench import cli as bench_cli
 from heliograph import main as command
 from heliograph import wire_reader
@@ -250,7 +251,7 @@ def test_modules_and_attributes_that_are_named_exist() -> None:
 def test_classes_that_are_named_exist() -> None:
     modules = (
         pubsub_api, errors, driver, conformance, cache_node, nb_api.errors, durable_log, durable_log.recorder,
-        durable_log.maintenance, nb_api, publisher_service.errors, durability_service.client,
+        durable_log.maintenance, nb_api, publisher_service.errors, durability_service.client, spark_pipeline.errors,
     )  # fmt: skip
     known = {name for module in modules for name in vars(module)}
     for page in documents.pages():

@@ -9,8 +9,9 @@ import pytest
 from pubsub_api.core.errors import UndecodableBody
 from pubsub_api.errors import UsageError
 from spark_pipeline import shares as sharing
+from spark_pipeline.errors import JobNameTaken
 from spark_pipeline.ranges import LogRange
-from spark_pipeline.shares import JOBS_MAX, Job, Origin, Shares, Turn, Waiting
+from spark_pipeline.shares import JOBS_MAX, Job, Origin, Place, Shares, Turn, Waiting
 
 ORIGIN = Origin(1, 1)
 
@@ -19,62 +20,78 @@ def fresh(shards: int = 4) -> Shares:
     return sharing.begin(ORIGIN, [0] * shards, None)
 
 
+def at(number: int, checkpoint: str = "checkpoint") -> Place:
+    """Where a job is that has planned so many turns."""
+    return Place(Turn(number), checkpoint)
+
+
 def waiting(*ends: int, is_ordered: bool = False, events_max: int | None = None, starts: int = 0) -> Waiting:
     return Waiting(dict.fromkeys(range(len(ends)), starts), dict(enumerate(ends)), is_ordered, events_max)
 
 
 def test_what_one_has_taken_no_other_gets() -> None:
-    shares, first = sharing.take(fresh(2), "a", 0, waiting(10, 4))
+    shares, first = sharing.take(fresh(2), "a", at(0), waiting(10, 4))
     assert first == Turn(1, (LogRange(0, 0, 10), LogRange(1, 0, 4)))
-    shares, nothing = sharing.take(shares, "b", 0, waiting(10, 4))
+    shares, nothing = sharing.take(shares, "b", at(0), waiting(10, 4))
     assert nothing is None
-    shares, second = sharing.take(shares, "b", 0, waiting(12, 4))
+    shares, second = sharing.take(shares, "b", at(0), waiting(12, 4))
     assert second == Turn(1, (LogRange(0, 10, 12),))
 
 
 def test_a_turn_that_was_not_finished_is_offered_again_and_then_never() -> None:
-    shares, first = sharing.take(fresh(1), "a", 0, waiting(10))
-    again, offered = sharing.take(shares, "a", 0, waiting(20))
+    shares, first = sharing.take(fresh(1), "a", at(0), waiting(10))
+    again, offered = sharing.take(shares, "a", at(0), waiting(20))
     assert offered == first
     assert again is shares
-    shares, second = sharing.take(shares, "a", 1, waiting(20))
+    shares, second = sharing.take(shares, "a", at(1), waiting(20))
     assert second == Turn(2, (LogRange(0, 10, 20),))
-    assert sharing.finish(shares, "a", 1) is shares
-    shares = sharing.finish(shares, "a", 2)
-    assert shares.jobs["a"] == Job(2)
-    assert sharing.finish(shares, "a", 2) is shares
+    assert sharing.finish(shares, "a", at(1)) is shares
+    shares = sharing.finish(shares, "a", at(2))
+    assert shares.jobs["a"] == Job(2, None, "checkpoint")
+    assert sharing.finish(shares, "a", at(2)) is shares
 
 
-def test_a_job_with_a_new_checkpoint_gets_what_it_left_and_goes_on_counting() -> None:
-    shares, _ = sharing.take(fresh(1), "a", 0, waiting(10))
-    shares, left = sharing.take(shares, "a", 1, waiting(20))
+def test_a_name_belongs_to_one_checkpoint_until_it_is_released() -> None:
+    shares, _ = sharing.take(fresh(1), "a", at(0), waiting(10))
+    shares, left = sharing.take(shares, "a", at(1), waiting(20))
     assert left is not None
-    shares, offered = sharing.take(shares, "a", 0, waiting(30))
-    assert offered == left
-    shares, following = sharing.take(shares, "a", left.number, waiting(30))
-    assert following == Turn(3, (LogRange(0, 20, 30),))
+    for number in (0, 2):
+        with pytest.raises(JobNameTaken, match="'a' belongs to a job with another checkpoint"):
+            sharing.take(shares, "a", at(number, "new"), waiting(30))
+        with pytest.raises(JobNameTaken):
+            sharing.finish(shares, "a", at(number, "new"))
+    shares = sharing.release(shares, "a")
+    assert sharing.release(shares, "a") is shares
+    shares, offered = sharing.take(shares, "a", at(0, "new"), waiting(30))
+    assert offered == left, "what it had in work is offered again"
+    shares, following = sharing.take(shares, "a", at(left.number, "new"), waiting(30))
+    assert following == Turn(3, (LogRange(0, 20, 30),)), "it goes on counting"
+    with pytest.raises(JobNameTaken):
+        sharing.finish(shares, "a", at(3))
+    with pytest.raises(UsageError, match="no job 'b'; there are: a"):
+        sharing.release(shares, "b")
 
 
 def test_a_job_whose_checkpoint_is_older_than_the_group_goes_on_behind_it() -> None:
-    _, turn = sharing.take(fresh(1), "a", 7, waiting(5))
+    _, turn = sharing.take(fresh(1), "a", at(7), waiting(5))
     assert turn == Turn(8, (LogRange(0, 0, 5),))
 
 
 def test_in_order_a_shard_is_with_one_job_until_it_has_finished() -> None:
-    shares, _ = sharing.take(fresh(2), "a", 0, waiting(10, 0, is_ordered=True))
-    shares, nothing = sharing.take(shares, "b", 0, waiting(20, 0, is_ordered=True))
+    shares, _ = sharing.take(fresh(2), "a", at(0), waiting(10, 0, is_ordered=True))
+    shares, nothing = sharing.take(shares, "b", at(0), waiting(20, 0, is_ordered=True))
     assert nothing is None
-    shares = sharing.finish(shares, "a", 1)
-    shares, turn = sharing.take(shares, "b", 0, waiting(20, 0, is_ordered=True))
+    shares = sharing.finish(shares, "a", at(1))
+    shares, turn = sharing.take(shares, "b", at(0), waiting(20, 0, is_ordered=True))
     assert turn == Turn(1, (LogRange(0, 10, 20),))
 
 
 def test_in_order_a_busy_job_leaves_shards_to_the_others() -> None:
     shares = fresh(4)
     for name in ("a", "b"):
-        shares, _ = sharing.take(shares, name, 0, waiting(0, 0, 0, 0, is_ordered=True))
-    shares, first = sharing.take(shares, "a", 0, waiting(5, 9, 7, 1, is_ordered=True))
-    shares, second = sharing.take(shares, "b", 0, waiting(5, 9, 7, 1, is_ordered=True))
+        shares, _ = sharing.take(shares, name, at(0), waiting(0, 0, 0, 0, is_ordered=True))
+    shares, first = sharing.take(shares, "a", at(0), waiting(5, 9, 7, 1, is_ordered=True))
+    shares, second = sharing.take(shares, "b", at(0), waiting(5, 9, 7, 1, is_ordered=True))
     assert first is not None
     assert second is not None
     assert [one.shard for one in first.ranges] == [1, 2], "the fullest ones"
@@ -82,33 +99,41 @@ def test_in_order_a_busy_job_leaves_shards_to_the_others() -> None:
 
 
 def test_what_retention_dropped_is_counted_and_skipped() -> None:
-    shares, turn = sharing.take(fresh(1), "a", 0, waiting(20, starts=15))
+    shares, turn = sharing.take(fresh(1), "a", at(0), waiting(20, starts=15))
     assert turn == Turn(1, (LogRange(0, 15, 20),))
     assert shares.expired == 15
 
 
-def test_another_life_of_a_group_begins_at_its_positions_and_keeps_the_counting() -> None:
-    shares, _ = sharing.take(fresh(1), "a", 0, waiting(10))
+def test_a_group_that_was_moved_begins_at_its_positions_and_keeps_names_and_counting() -> None:
+    shares, _ = sharing.take(fresh(1), "a", at(0), waiting(10))
     shares = sharing.begin(Origin(1, 2), [3], shares)
-    shares, turn = sharing.take(shares, "a", 1, waiting(10))
+    with pytest.raises(JobNameTaken):
+        sharing.take(shares, "a", at(0, "new"), waiting(10))
+    shares, turn = sharing.take(shares, "a", at(1), waiting(10))
     assert turn == Turn(2, (LogRange(0, 3, 10),))
+
+
+def test_a_group_that_was_declared_anew_knows_nothing_of_the_older_one() -> None:
+    shares, _ = sharing.take(fresh(1), "a", at(0), waiting(10))
+    assert sharing.begin(Origin(2, 1), [3], shares) == Shares(Origin(2, 1), {0: 3})
 
 
 def test_the_number_of_jobs_is_bounded() -> None:
     crowded = Shares(ORIGIN, {0: 0}, {f"job-{number}": Job() for number in range(JOBS_MAX)})
     with pytest.raises(UsageError, match="keep their names"):
-        sharing.take(crowded, "one more", 0, waiting(10))
+        sharing.take(crowded, "one more", at(0), waiting(10))
 
 
 def test_records_and_offsets_come_back_as_they_were() -> None:
-    shares, turn = sharing.take(fresh(3), "a", 0, waiting(10, 0, 4))
+    shares, turn = sharing.take(fresh(3), "a", at(0), waiting(10, 0, 4))
     assert turn is not None
     assert sharing.decode(sharing.encode(shares)) == shares
-    assert sharing.turn_from_json(sharing.turn_to_json(turn)) == turn
+    place = Place(turn, "mark")
+    assert sharing.place_from_json(sharing.place_to_json(place)) == place
     with pytest.raises(UndecodableBody):
         sharing.decode(b"\xc1")
     with pytest.raises(UsageError, match="not written by a job of a group"):
-        sharing.turn_from_json({"0": 17})
+        sharing.place_from_json({"0": 17})
 
 
 @pytest.mark.parametrize("is_ordered", [False, True])
@@ -131,19 +156,22 @@ def test_every_event_takes_effect_once_whatever_dies(seed: int, is_ordered: bool
             done[name] = last.number
             continue
         shares, turn = sharing.take(
-            shares, name, last.number, waiting(*ends, is_ordered=is_ordered, events_max=chance.choice([None, 7]))
+            shares,
+            name,
+            at(last.number, name),
+            waiting(*ends, is_ordered=is_ordered, events_max=chance.choice([None, 7])),
         )
         if turn is not None and chance.random() < 0.7:  # else it died before the checkpoint was written
             planned[name].append(turn)
         if chance.random() < 0.3:
-            shares = sharing.finish(shares, name, done[name])
+            shares = sharing.finish(shares, name, at(done[name], name))
     for name in "abcabc":
         for turn in planned[name][-1:]:
             if turn.number > done[name]:
                 effects += [(name, one) for one in turn.ranges]
                 done[name] = turn.number
         while True:
-            shares, turn_left = sharing.take(shares, name, done[name], waiting(*ends, is_ordered=is_ordered))
+            shares, turn_left = sharing.take(shares, name, at(done[name], name), waiting(*ends, is_ordered=is_ordered))
             if turn_left is None:
                 break
             effects += [(name, one) for one in turn_left.ranges]
