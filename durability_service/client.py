@@ -11,7 +11,6 @@ import logging
 import random
 import time
 from collections.abc import Callable, Sequence
-from types import TracebackType
 
 from durability_service import protocol
 from durability_service.asking import Asker
@@ -21,6 +20,7 @@ from durability_service.core.samples import Sample
 from durability_service.errors import DurabilityError, NoService
 from durability_service.protocol import Ask, Page, ServiceStatus
 from pubsub_api import Session
+from pubsub_api.closing import Closeable
 from pubsub_api.core.durability import HistoryOutcome
 from pubsub_api.core.errors import UsageError
 from pubsub_api.core.topics import check_filter
@@ -48,7 +48,7 @@ class Within:
     """Of each object the newest so many; 0 for all that are kept."""
 
 
-class DurabilityClient:
+class DurabilityClient(Closeable):
     """Asks services.  Any thread may call; each call blocks for as long as it says.  Close it when done.
 
     ``addresses`` are those of services on a bind-based driver; by default ``[durability] fellows`` or the publishers'.
@@ -140,14 +140,6 @@ class DurabilityClient:
     def close(self) -> None:
         """Idempotent."""
         self._asker.close()
-
-    def __enter__(self) -> DurabilityClient:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     # -- asking
 

@@ -14,7 +14,6 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
-from types import TracebackType
 
 from oslo_config import cfg
 
@@ -52,6 +51,7 @@ from durability_service.watchdog import Watchdog
 from durability_service.writer import StoreWriter
 from pubsub_api import Session, Subscriber, loading
 from pubsub_api import settings as pubsub_settings
+from pubsub_api.closing import Closeable
 from pubsub_api.config import GROUP as PUBSUB
 from pubsub_api.core import frame as frames
 from pubsub_api.core.errors import FrameError, InvalidTopic, UndecodableBody
@@ -73,7 +73,7 @@ StreamRange = tuple[bytes, str, int, int]
 """GUID of the publisher, topic, first and last number."""
 
 
-class DurabilityService:
+class DurabilityService(Closeable):
     """One service.  Raises what opening a driver, a store and the configuration may raise.
 
     ``publishers`` replaces the addresses of publishers of the configuration; ``fellows`` those of ``[durability]``.
@@ -217,14 +217,6 @@ class DurabilityService:
             self._writer.close(self._options.terminate_period)
         self._tracer.close()
         self._ended.set()
-
-    def __enter__(self) -> DurabilityService:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     # -- the core
 

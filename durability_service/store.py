@@ -19,7 +19,6 @@ import pathlib
 import sqlite3
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from types import TracebackType
 
 import msgspec
 
@@ -29,6 +28,7 @@ from durability_service.core.messages import Epoch
 from durability_service.core.samples import Sample
 from durability_service.core.sets import Deletion
 from durability_service.errors import StoreFailed, StoreInUse
+from pubsub_api.closing import Closeable
 from pubsub_api.core.errors import UndecodableBody
 from pubsub_api.core.topics import FilterSet
 
@@ -68,7 +68,7 @@ _encode_marks = msgspec.msgpack.Encoder().encode
 _decode_marks = msgspec.msgpack.Decoder(_StoredMarks).decode
 
 
-class Store:
+class Store(Closeable):
     """The file of one service.  Raises StoreFailed, StoreInUse."""
 
     def __init__(self, path: str | os.PathLike[str], *, busy_timeout_s: float = 5.0) -> None:
@@ -309,14 +309,6 @@ class Store:
     def close(self) -> None:
         """Idempotent."""
         self._db.close()
-
-    def __enter__(self) -> Store:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 def _joined(operations: Sequence[StoreOperation]) -> Iterator[StoreOperation]:

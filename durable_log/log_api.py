@@ -18,12 +18,12 @@ from __future__ import annotations
 import abc
 import zlib
 from collections.abc import Mapping, Sequence
-from types import TracebackType
 from typing import ClassVar, NamedTuple
 from urllib.parse import SplitResult
 
 from oslo_config import cfg
 
+from pubsub_api.closing import Closeable
 from pubsub_api.core import events as event_codec
 from pubsub_api.core import frame as frames
 from pubsub_api.core.events import Event
@@ -130,7 +130,7 @@ class Record(NamedTuple):
     version: int
 
 
-class LogApi(abc.ABC):
+class LogApi(Closeable):
     """A log.  Every method may be called from any thread and from several processes at once.
 
     All methods raise LogUnavailable after a bounded time when the store cannot be reached, and Closed after `close`.
@@ -157,14 +157,6 @@ class LogApi(abc.ABC):
     @abc.abstractmethod
     def close(self) -> None:
         """Release every handle and end every `wait`.  Idempotent, from any thread."""
-
-    def __enter__(self) -> LogApi:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     # -- frames
 

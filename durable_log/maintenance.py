@@ -10,7 +10,6 @@ import dataclasses
 import logging
 import threading
 import time
-from types import TracebackType
 
 from durable_log import config
 from durable_log.compaction import Compactor
@@ -18,6 +17,7 @@ from durable_log.errors import LogError, LogUnavailable
 from durable_log.log_api import ShardState
 from durable_log.sealing import Sealer
 from durable_log.segmented import SegmentedLog
+from pubsub_api.closing import Closeable
 from pubsub_api.errors import Closed
 
 LOG = logging.getLogger(__name__)
@@ -45,7 +45,7 @@ class MaintenanceStatistics:
     errors: int = 0
 
 
-class Maintainer:
+class Maintainer(Closeable):
     """Maintains a log; `start` does it in a thread, `run_once` here and now.  Close it when done, the log after it."""
 
     def __init__(self, log: SegmentedLog) -> None:
@@ -67,14 +67,6 @@ class Maintainer:
         self._closing.set()
         if self._thread is not None:
             self._thread.join()
-
-    def __enter__(self) -> Maintainer:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def run_once(self, now_ns: int | None = None) -> None:
         """Seal what is due, drop what is too much, clean up.  Raises LogError; what was done before it stays done."""

@@ -15,11 +15,11 @@ import dataclasses
 import logging
 import threading
 from collections.abc import Sequence
-from types import TracebackType
 
 from durable_log.errors import LogError
 from durable_log.log_api import LogApi
 from pubsub_api import History, Resync, Session
+from pubsub_api.closing import Closeable
 from pubsub_api.core.frame import Header
 from pubsub_api.errors import Closed, FrameError
 from pubsub_api.statistics import SubscriberStatistics
@@ -55,7 +55,7 @@ class RecorderStatistics:
     """Frames that were given up because the log is broken or closed."""
 
 
-class Recorder:
+class Recorder(Closeable):
     """Records the topics that filters select.  Close it before its session and its log.
 
     ``history`` says what caches are asked for at the start; None asks for nothing.  Drivers without queries are not
@@ -99,14 +99,6 @@ class Recorder:
         """Stop recording.  What is in the queue is not waited for: the next recorder asks the caches for it."""
         self._closing.set()
         self._subscriber.close()
-
-    def __enter__(self) -> Recorder:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _on_frames(self, deliveries: Sequence[Delivery]) -> None:
         """Called by the subscriber's dispatcher, which waits meanwhile: that is what bounds the memory."""

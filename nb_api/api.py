@@ -15,7 +15,6 @@ import random
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
-from types import TracebackType
 from typing import Any
 
 import msgspec
@@ -34,6 +33,7 @@ from nb_api.snapshot_source import may_stand_in
 from nb_api.transaction import Transaction
 from pubsub_api import Session, forking
 from pubsub_api import open as open_session
+from pubsub_api.closing import Closeable
 from pubsub_api.config import GROUP, check_group, new_conf
 from pubsub_api.core.frame import FRAME_OVERHEAD_BYTES_MAX
 from pubsub_api.errors import InvalidConfig, UsageError
@@ -60,7 +60,7 @@ class NbStatistics:
     compactor: CompactionCounters
 
 
-class NbApi:
+class NbApi(Closeable):
     """Objects in a database, with notifications.  Every method may be called from any thread; made by `NbApi.open`.
 
     Fork-safe: a child opens connections and a publisher of its own when it first needs them.  All methods raise
@@ -309,14 +309,6 @@ class NbApi:
         if self._session is not None:
             self._session.close()
         self._db.close()
-
-    def __enter__(self) -> NbApi:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 def _initialized(db: DbApi) -> DbApi:

@@ -24,6 +24,7 @@ from oslo_config import cfg
 
 from nb_api import config
 from nb_api.writes import CheckedWrite, WriteLimits, check_writes
+from pubsub_api.closing import Closeable
 
 Action = Literal["create", "set", "delete"]
 
@@ -63,7 +64,7 @@ class Write(msgspec.Struct, frozen=True):
     expected_version: int | None = None
 
 
-class Snapshot(abc.ABC):
+class Snapshot(Closeable):
     """All objects that were asked for, as of one revision.  Iterate once; close it when you stop early."""
 
     @property
@@ -78,12 +79,6 @@ class Snapshot(abc.ABC):
     @abc.abstractmethod
     def close(self) -> None:
         """Release what the snapshot holds in the database.  Idempotent."""
-
-    def __enter__(self) -> Snapshot:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 class DbApi(abc.ABC):

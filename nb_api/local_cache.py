@@ -14,7 +14,6 @@ import random
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from types import TracebackType
 
 from oslo_config import cfg
 
@@ -31,6 +30,7 @@ from nb_api.notify_config import CACHE_GROUP
 from nb_api.resync import SyncScheduler, SyncSettings, SyncTask
 from nb_api.snapshot_source import SnapshotSource, build_source
 from pubsub_api import Event, SubscriberStatistics, forking
+from pubsub_api.closing import Closeable
 from pubsub_api.core.topics import FilterSet
 from pubsub_api.errors import Closed, Forked, HeliographError, UsageError, WaitTimeout
 
@@ -61,7 +61,7 @@ class LocalCacheStatistics:
     """Of the subscriber; None when the database's feed is followed."""
 
 
-class LocalCache:
+class LocalCache(Closeable):
     """A copy of the objects of ``tables`` (None: all) whose topic any of the filters ``topics`` selects (None: all).
 
     ``on_changes`` is called with what changed, in order, one call at a time; it may read the cache and must not wait
@@ -413,14 +413,6 @@ class LocalCache:
             self._resync_source.close()
         if threading.current_thread() is not self._thread:
             self._thread.join()
-
-    def __enter__(self) -> LocalCache:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _check_usable(self) -> None:
         if self._is_closed:

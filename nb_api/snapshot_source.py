@@ -22,6 +22,7 @@ from oslo_config import cfg
 
 from nb_api import notify_config
 from pubsub_api import Session
+from pubsub_api.closing import Closeable
 from pubsub_api.config import check_group
 from pubsub_api.core.events import Event
 from pubsub_api.plugins import Plugins, register_options
@@ -42,7 +43,7 @@ class Doubt(NamedTuple):
     """What the source has of it."""
 
 
-class SourceSnapshot(abc.ABC):
+class SourceSnapshot(Closeable):
     """All that a source has of some tables and topics.  For one thread; read once, then close it."""
 
     @property
@@ -61,12 +62,6 @@ class SourceSnapshot(abc.ABC):
     @abc.abstractmethod
     def close(self) -> None:
         """Idempotent."""
-
-    def __enter__(self) -> SourceSnapshot:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 class SnapshotSource(abc.ABC):

@@ -24,7 +24,6 @@ import struct
 import time
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
-from types import TracebackType
 from typing import NamedTuple
 
 import msgspec
@@ -32,6 +31,7 @@ import msgspec
 from publisher_service.errors import HopError, JournalError, MalformedMessage
 from publisher_service.hop import messages
 from publisher_service.hop.messages import GUID_BYTES, Batch, Group
+from pubsub_api.closing import Closeable
 
 LOG = logging.getLogger(__name__)
 
@@ -97,7 +97,7 @@ _encode = msgspec.msgpack.Encoder().encode
 _decode_checkpoint = msgspec.msgpack.Decoder(Checkpoint).decode
 
 
-class Journal:
+class Journal(Closeable):
     """The writing side.  One owner at a time, who holds the lock of the service; calls are serialised by the owner."""
 
     def __init__(self, path: pathlib.Path, *, bytes_max: int, workers_max: int = 10_000) -> None:
@@ -191,14 +191,6 @@ class Journal:
                 path.unlink(missing_ok=True)
         except OSError as error:
             raise JournalError(f"the journal {path} cannot be removed, and it is not true any more: {error}") from error
-
-    def __enter__(self) -> Journal:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _begin_segment(self) -> None:
         self.close()

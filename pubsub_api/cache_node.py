@@ -13,12 +13,12 @@ import os
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from types import TracebackType
 from typing import Protocol
 
 from oslo_config import cfg
 
 from pubsub_api import settings
+from pubsub_api.closing import Closeable
 from pubsub_api.core import frame as frames
 from pubsub_api.core import messages
 from pubsub_api.core.cache import FrameCache
@@ -59,7 +59,7 @@ class FrameStore(Protocol):
         """Whether every number of the range is there."""
 
 
-class CacheNode:
+class CacheNode(Closeable):
     """Stores the frames of all publishers that the filters select, and serves queries.  Made by `Session.cache`.
 
     ``address`` is where subscribers reach it on a bind-based driver; they listen to it as to a publisher.
@@ -212,11 +212,3 @@ class CacheNode:
         self._listening_end.close()
         self._serving_end.close()
         self._sweeper.join()
-
-    def __enter__(self) -> CacheNode:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()

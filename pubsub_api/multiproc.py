@@ -10,11 +10,11 @@ from __future__ import annotations
 import abc
 import dataclasses
 from collections.abc import Iterable
-from types import TracebackType
 
 from oslo_config import cfg
 
 from pubsub_api import config
+from pubsub_api.closing import Closeable
 from pubsub_api.core.events import Event
 from pubsub_api.plugins import Plugins
 
@@ -49,7 +49,7 @@ class WorkerStatistics:
     """How often it waited in vain and raised."""
 
 
-class WorkerPublisherApi(abc.ABC):
+class WorkerPublisherApi(Closeable):
     """Sends events to the publisher service of this host.  Every method may be called from any thread.
 
     Opens nothing until the first event, and needs no service to be there yet: events wait in a bounded window and
@@ -103,14 +103,6 @@ class WorkerPublisherApi(abc.ABC):
     def close(self, *, timeout_s: float = 5.0) -> None:
         """Flush for at most that long, say goodbye, end the thread.  What could not be flushed is counted and logged.
         Idempotent; in a forked child it leaves the parent's connection alone."""
-
-    def __enter__(self) -> WorkerPublisherApi:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 class MultiprocDriver(abc.ABC):

@@ -18,9 +18,9 @@ import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from time import time_ns
-from types import TracebackType
 
 from pubsub_api import forking
+from pubsub_api.closing import Closeable
 from pubsub_api.confirmation import Confirmer, Needed
 from pubsub_api.core import frame as frames
 from pubsub_api.core import messages
@@ -73,7 +73,7 @@ class PublisherStatistics:
     cache_evictions: int
 
 
-class Publisher:
+class Publisher(Closeable):
     """Sends events.  Every method may be called from any thread; made by `Session.publisher`.
 
     After ``fork()`` the child's copy is a new publisher, with a GUID and handles of its own, opened at its first event.
@@ -534,14 +534,6 @@ class Publisher:
         if self._confirmer is not None:
             self._confirmer.close()
         self._end.close()
-
-    def __enter__(self) -> Publisher:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     # -- forking
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Sequence
-from types import TracebackType
 from typing import Any
 
 from oslo_config import cfg
@@ -12,6 +11,7 @@ from oslo_config import cfg
 from pubsub_api import history as histories
 from pubsub_api import loading, settings
 from pubsub_api.cache_node import CacheNode, CacheStatistics, FrameStore
+from pubsub_api.closing import Closeable
 from pubsub_api.config import GROUP, new_conf
 from pubsub_api.core.clock import HybridClock
 from pubsub_api.core.durability import Durability
@@ -28,7 +28,7 @@ from pubsub_api.statistics import SubscriberStatistics
 from pubsub_api.subscriber import OnEvent, OnEvents, OnFrames, OnResync, Subscriber, one_by_one
 
 
-class Session:
+class Session(Closeable):
     """Makes publishers, subscribers and caches, and closes those that are left when it is closed itself."""
 
     def __init__(self, conf: cfg.ConfigOpts, driver: PubSubApi) -> None:
@@ -210,14 +210,6 @@ class Session:
         self._is_closed = True
         while self._children:
             self._children.pop().close()
-
-    def __enter__(self) -> Session:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _check_open(self) -> None:
         if self._is_closed:

@@ -20,9 +20,9 @@ import random
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from types import TracebackType
 
 from pubsub_api import forking
+from pubsub_api.closing import Closeable
 from pubsub_api.core import frame as frames
 from pubsub_api.core import messages
 from pubsub_api.core.clock import HybridClock
@@ -56,7 +56,7 @@ Item = Delivery | Resync | Event
 """What waits for the dispatcher: a frame, a resync, or an event that came without an envelope."""
 
 
-class Subscriber:
+class Subscriber(Closeable):
     """Receives events.  Every method may be called from any thread; made by `Session.subscriber`.
 
     With ``on_event`` or ``on_events`` the user is called, one call at a time, from the dispatcher thread or from the
@@ -532,14 +532,6 @@ class Subscriber:
         if self._borrows and not self._lending.is_borrower and threading.current_thread() is not self._dispatcher:
             with self._lending.calling:
                 pass  # whoever was calling the user has returned
-
-    def __enter__(self) -> Subscriber:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _check_usable(self) -> None:
         if self._is_closed:

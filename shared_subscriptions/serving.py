@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from types import TracebackType
 from typing import TYPE_CHECKING
 
 from durable_log.log_api import LogApi
 from durable_log.recorder import RecorderStatistics
+from pubsub_api.closing import Closeable
 from shared_subscriptions import config
 from shared_subscriptions.office import Office
 from shared_subscriptions.recording import Recording
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from pubsub_api import Session
 
 
-class GroupService:
+class GroupService(Closeable):
     """Runs until it is closed.  The session and the log stay the caller's."""
 
     def __init__(self, session: Session, log: LogApi, group: str) -> None:
@@ -36,11 +36,3 @@ class GroupService:
     def close(self) -> None:
         """Resign in good order."""
         self._office.close(timeout_s=self._resign_timeout_s)
-
-    def __enter__(self) -> GroupService:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()

@@ -18,12 +18,12 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
-from types import TracebackType
 
 from oslo_config import cfg
 
 from durable_log.log_api import LogApi
 from pubsub_api import forking
+from pubsub_api.closing import Closeable
 from pubsub_api.errors import Closed, Forked, UsageError, WaitTimeout
 from shared_subscriptions import config, groups
 from shared_subscriptions.core import declaration as declarations
@@ -60,7 +60,7 @@ class _Group:
     letters: DeadLetters
 
 
-class GroupSubscriber:
+class GroupSubscriber(Closeable):
     """A member of one or several groups.  Every method may be called from any thread.
 
     With ``on_event`` or ``on_events`` the user is called from dispatcher threads; without, iterate.  With ``auto_ack``
@@ -380,14 +380,6 @@ class GroupSubscriber:
     def _stop_offices(self, timeout_s: float) -> None:
         for group in self._groups.values():
             group.office.close(timeout_s=timeout_s)
-
-    def __enter__(self) -> GroupSubscriber:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _check_usable(self) -> None:
         if self._is_inherited:
