@@ -22,7 +22,7 @@ from publisher_service import config
 from publisher_service.errors import WindowFull
 from publisher_service.hop.worker import WorkerCore, WorkerSettings
 from publisher_service.link import Backoff, WorkerLink
-from publisher_service.socketfile import socket_path
+from publisher_service.ownership import socket_path
 from pubsub_api import forking, settings
 from pubsub_api.config import GROUP as PUBSUB
 from pubsub_api.core import frame as frames

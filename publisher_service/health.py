@@ -15,7 +15,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from publisher_service import socketfile
+from pubsub_api import socket_file
 from pubsub_api.errors import AddressInUse, HeliographError, TransportUnavailable
 
 LOG = logging.getLogger(__name__)
@@ -74,7 +74,7 @@ class HealthServer:
                 if not received:
                     return
                 request += received
-        elif not socketfile.is_trusted(socketfile.credentials(sock)):
+        elif not socket_file.is_trusted(socket_file.credentials(sock)):
             return
         report = self._report()
         body = json.dumps(report).encode() + b"\n"
@@ -88,7 +88,7 @@ class HealthServer:
 
 def serve_unix(path: pathlib.Path, report: Callable[[], Report]) -> HealthServer:
     """Raises AddressInUse, InvalidConfig."""
-    return HealthServer(socketfile.listen(path), report, is_http=False)
+    return HealthServer(socket_file.listen(path), report, is_http=False)
 
 
 def serve_http(port: int, report: Callable[[], Report]) -> HealthServer:

@@ -17,10 +17,10 @@ import threading
 import time
 from collections.abc import Callable
 
-from publisher_service import socketfile
 from publisher_service.errors import HopError
 from publisher_service.hop.service import Connection, ServiceCore, State
 from publisher_service.sequencer import Sequencer
+from pubsub_api import socket_file
 
 LOG = logging.getLogger(__name__)
 
@@ -161,8 +161,8 @@ class Intake:
             self._pause_accepting(_TURN_S)
             return
         sock.setblocking(False)
-        peer = socketfile.credentials(sock)
-        if not socketfile.is_trusted(peer):
+        peer = socket_file.credentials(sock)
+        if not socket_file.is_trusted(peer):
             LOG.warning("Process %d of user %d may not publish through this service.", peer.pid, peer.uid)
             self.counters.denied += 1
             sock.close()

@@ -19,10 +19,10 @@ import threading
 import time
 from collections.abc import Callable
 
-from publisher_service import socketfile
 from publisher_service.errors import HopError, Refused
 from publisher_service.hop.messages import Inbox
 from publisher_service.hop.worker import State, WorkerCore
+from pubsub_api import socket_file
 
 LOG = logging.getLogger(__name__)
 
@@ -168,8 +168,8 @@ class WorkerLink:
             sock.setblocking(False)
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _BUFFER_BYTES)
             sock.connect(str(self._path))
-            peer = socketfile.credentials(sock)
-            if not socketfile.is_trusted(peer):
+            peer = socket_file.credentials(sock)
+            if not socket_file.is_trusted(peer):
                 raise PermissionError(f"{self._path} belongs to process {peer.pid} of user {peer.uid}")
         except OSError as error:
             sock.close()

@@ -17,14 +17,14 @@ from typing import Any
 from oslo_config import cfg
 
 import pubsub_api
-from publisher_service import config, duties, health, lives, socketfile
+from publisher_service import config, duties, health, lives, ownership
 from publisher_service.client import event_bytes_max
 from publisher_service.errors import JournalError
 from publisher_service.hop.service import ServiceCore, ServiceSettings
 from publisher_service.intake import Intake, IntakeLimits
 from publisher_service.journal import Journal, Recovered
 from publisher_service.sequencer import Sequencer
-from pubsub_api import settings
+from pubsub_api import settings, socket_file
 from pubsub_api.config import GROUP as PUBSUB
 from pubsub_api.errors import InvalidConfig
 from pubsub_api.publisher import Publisher, default_name
@@ -41,7 +41,7 @@ class PublisherService:
     def __init__(self, conf: cfg.ConfigOpts) -> None:
         config.register(conf)
         self.conf = conf
-        self._path = socketfile.socket_path(conf)
+        self._path = ownership.socket_path(conf)
         self._parts = contextlib.ExitStack()
         """What was started, to be ended in reverse."""
         self._is_started = False
@@ -57,7 +57,7 @@ class PublisherService:
     def start(self) -> None:
         """Own the socket, read the journal, bind the publisher, take workers.  Undoes everything when it fails."""
         with contextlib.ExitStack() as parts:
-            parts.enter_context(socketfile.Ownership(self._path))
+            parts.enter_context(ownership.Ownership(self._path))
             self.session = parts.enter_context(pubsub_api.open(conf=self.conf))
             journal = self._open_journal(parts)
             self.publisher = self._open_publisher(parts)
@@ -70,7 +70,7 @@ class PublisherService:
             self.core = self._make_core()
             if self.publisher.address == f"ipc://{self._path}":
                 raise InvalidConfig(f"{self._path} is the publisher's own socket: set [zmq] ipc_path to another one")
-            listener = parts.enter_context(socketfile.listen(self._path))
+            listener = parts.enter_context(socket_file.listen(self._path))
             parts.callback(self._path.unlink, missing_ok=True)
             self.intake = Intake(listener, self.core, self.sequencer, self._limits())
             self.intake.start()
@@ -113,7 +113,7 @@ class PublisherService:
     def _open_journal(self, parts: contextlib.ExitStack) -> Journal | None:
         """The journal with what it told in ``recovered``; None when there shall be none."""
         options = self.conf[config.GROUP]
-        path = socketfile.beside(self._path, ".journal")
+        path = ownership.beside(self._path, ".journal")
         journal = Journal(path, bytes_max=options.journal_bytes_max, workers_max=options.workers_remembered_max)
         if not options.journal_bytes_max:
             journal.discard()  # one that is not written on would tell the next service what is not true any more
@@ -172,7 +172,7 @@ class PublisherService:
     def _open_health(self, parts: contextlib.ExitStack) -> None:
         options = self.conf[config.GROUP]
         if options.health == "unix":
-            path = socketfile.beside(self._path, socketfile.HEALTH_SUFFIX)
+            path = ownership.beside(self._path, ownership.HEALTH_SUFFIX)
             server = health.serve_unix(path, self.report)
             parts.callback(path.unlink, missing_ok=True)
         elif options.health == "http":

@@ -67,17 +67,6 @@ def refusal(publisher: PublisherApi, topic: str = "t", frame: bytes | None = Non
     return wait_until(refused, 30, "the transport to refuse a frame")
 
 
-def wait_sent(publisher: PublisherApi, topic: str, frame: bytes) -> None:
-    def is_sent() -> bool:
-        try:
-            publisher.send(topic, frame)
-        except TransportUnavailable:
-            return False
-        return True
-
-    wait_until(is_sent, 30, "the transport to accept a frame")
-
-
 def reason(heard: RecordingReceiver) -> str:
     """Why the link went down last."""
     heard.wait_until(lambda: any(isinstance(link, Disconnected) for link in heard.links), "a Disconnected")

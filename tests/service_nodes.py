@@ -20,7 +20,7 @@ from typing import Any
 from oslo_config import cfg
 
 import pubsub_api
-from publisher_service import health, socketfile
+from publisher_service import health, ownership
 from publisher_service.client import WorkerPublisher
 from publisher_service.errors import WindowFull
 from pubsub_api.config import new_conf
@@ -149,7 +149,7 @@ class ServiceProcess:
         return self._log.read_text()
 
     def report(self) -> dict[str, Any]:
-        return health.ask(socketfile.beside(self._host.socket, socketfile.HEALTH_SUFFIX), timeout_s=START_S)
+        return health.ask(ownership.beside(self._host.socket, ownership.HEALTH_SUFFIX), timeout_s=START_S)
 
     def signal(self, number: int) -> None:
         self.process.send_signal(number)

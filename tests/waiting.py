@@ -6,6 +6,9 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
+from pubsub_api.driver import PublisherApi
+from pubsub_api.errors import TransportUnavailable
+
 T = TypeVar("T")
 
 POLL_S = 0.005
@@ -26,3 +29,16 @@ def wait_until(condition: Callable[[], T], timeout_s: float = 10, what: str = "t
         if is_last_chance:
             raise AssertionError(f"waited {timeout_s} s in vain for {what}; last value: {result!r}")
         time.sleep(POLL_S)
+
+
+def wait_sent(publisher: PublisherApi, topic: str, frame: bytes) -> None:
+    """Send, and again while the transport refuses the frame for now."""
+
+    def is_sent() -> bool:
+        try:
+            publisher.send(topic, frame)
+        except TransportUnavailable:
+            return False
+        return True
+
+    wait_until(is_sent, 30, "the transport to accept a frame")

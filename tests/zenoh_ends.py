@@ -11,9 +11,7 @@ import zenoh
 
 from pubsub_api import loading
 from pubsub_api.driver import PublisherApi, PubSubApi, SubscriberApi
-from pubsub_api.errors import TransportUnavailable
 from pubsub_api.testing.receivers import RecordingReceiver
-from tests.waiting import wait_until
 
 QUICK = "connect_retry_min=0.02&connect_retry_max=0.1&lease=60"
 """A lost link is tried again soon, and only the end of a connection counts as a loss: a loaded machine is not one."""
@@ -61,19 +59,6 @@ class Ends:
 
     def close(self) -> None:
         self._opened.close()
-
-
-def wait_sent(publisher: PublisherApi, topic: str, frame: bytes) -> None:
-    """Send, and again while the transport refuses the frame for now."""
-
-    def is_sent() -> bool:
-        try:
-            publisher.send(topic, frame)
-        except TransportUnavailable:
-            return False
-        return True
-
-    wait_until(is_sent, 30, "the transport to accept a frame")
 
 
 def plain_session(

@@ -61,7 +61,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _ask_service(conf: Any, timeout_s: float, problems: list[str]) -> dict[str, Any] | None:
-    from publisher_service import config, health, socketfile
+    from publisher_service import config, health, ownership
 
     config.register(conf)
     group = conf[config.GROUP]
@@ -71,7 +71,7 @@ def _ask_service(conf: Any, timeout_s: float, problems: list[str]) -> dict[str, 
     try:
         if group.health == "http":
             return health.ask_http(group.health_port, timeout_s=timeout_s)
-        path = socketfile.beside(socketfile.socket_path(conf), socketfile.HEALTH_SUFFIX)
+        path = ownership.beside(ownership.socket_path(conf), ownership.HEALTH_SUFFIX)
         return health.ask(path, timeout_s=timeout_s)
     except HeliographError as error:
         problems.append(str(error))

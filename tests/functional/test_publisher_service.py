@@ -20,7 +20,7 @@ import pytest
 
 import pubsub_api
 from heliograph.main import build_parser
-from publisher_service import health, runner, socketfile
+from publisher_service import health, ownership, runner
 from publisher_service.client import WorkerPublisher
 from publisher_service.errors import WindowFull
 from publisher_service.hop import messages
@@ -272,7 +272,7 @@ def test_too_many_workers_are_refused_and_wait(host: Host) -> None:
 
 def test_the_socket_is_private(host: Host) -> None:
     with serving(host):
-        for path in (host.socket, socketfile.beside(host.socket, ".health"), socketfile.beside(host.socket, ".lock")):
+        for path in (host.socket, ownership.beside(host.socket, ".health"), ownership.beside(host.socket, ".lock")):
             assert path.stat().st_mode & 0o777 == 0o600, path
     assert not host.socket.exists()
 
@@ -424,7 +424,7 @@ def test_health_over_http(host: Host) -> None:
 def test_health_can_be_off(host: Host) -> None:
     host.configure(health="off")
     with serving(host), pytest.raises(errors.TransportUnavailable):
-        health.ask(socketfile.beside(host.socket, socketfile.HEALTH_SUFFIX), timeout_s=1)
+        health.ask(ownership.beside(host.socket, ownership.HEALTH_SUFFIX), timeout_s=1)
 
 
 def test_sighup_reads_again_what_may_change_and_a_broken_file_changes_nothing(host: Host) -> None:

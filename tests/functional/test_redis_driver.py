@@ -15,9 +15,9 @@ from pubsub_api.driver import Asked, Connected, Disconnected, Subscribed
 from pubsub_api.errors import TransportUnavailable
 from pubsub_api.testing.frames import Frames
 from pubsub_api.testing.receivers import RecordingReceiver
-from tests.redis_ends import NERVOUS, PATIENT, Ends, is_answered, reason, refusal, wait_sent
+from tests.redis_ends import NERVOUS, PATIENT, Ends, is_answered, reason, refusal
 from tests.servers import RedisServer, TalkingServer
-from tests.waiting import wait_until
+from tests.waiting import wait_sent, wait_until
 
 
 @pytest.fixture

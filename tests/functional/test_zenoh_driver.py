@@ -23,8 +23,8 @@ from pubsub_api.testing.child import ChildProcess
 from pubsub_api.testing.frames import Frames
 from pubsub_api.testing.receivers import WAIT_S, RecordingReceiver
 from tests.servers import free_port
-from tests.waiting import wait_until
-from tests.zenoh_ends import QUICK, Ends, build, plain_session, wait_sent
+from tests.waiting import wait_sent, wait_until
+from tests.zenoh_ends import QUICK, Ends, build, plain_session
 
 TLS = pathlib.Path(__file__).parent / "tls"
 SCRIPT_S = 60

@@ -7,22 +7,19 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import os
 import pathlib
 import socket
-import stat
-from collections.abc import Iterator
 from urllib.parse import urlsplit
 
 import zmq
 
 from drivers.pubsub.zmq.options import WILDCARD_HOSTS
+from pubsub_api import socket_file
 from pubsub_api.errors import AddressInUse, DriverError, InvalidConfig
 
 Socket = zmq.Socket[bytes]
 
-_BACKLOG = 128
 _QUERY_SUFFIX = ".query"
 
 
@@ -117,7 +114,7 @@ class SocketFile:
         self._inode = path.stat().st_ino
 
     def remove(self) -> None:
-        with contextlib.suppress(FileNotFoundError), _directory_locked(self._path):
+        with contextlib.suppress(FileNotFoundError), socket_file.directory_locked(self._path):
             if self._path.stat().st_ino == self._inode:
                 self._path.unlink()
 
@@ -129,54 +126,20 @@ def bind_ipc(sock: Socket, path: pathlib.Path) -> SocketFile:
     the listening socket is made here, and given to it.
     """
     check_path(path)
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
-        # On a socket that is not bound yet this sets the mode that the file is created with: no moment is it open.
-        os.fchmod(listener.fileno(), 0o600)
-        listener.setblocking(False)
-        with _directory_locked(path):
-            _remove_dead(path)
-            listener.bind(str(path))
-            listener.listen(_BACKLOG)
-            owned = SocketFile(path)
+        listener = socket_file.listen(path)
+    except AddressInUse as error:
+        raise AddressInUse(
+            f"{error}: one process per address can publish. Publish through the publisher service of this host, or "
+            "choose another path"
+        ) from error
+    try:
+        owned = SocketFile(path)
         sock.set(zmq.USE_FD, listener.fileno())
         sock.bind(ipc_address(path))
         listener.detach()  # it is ZeroMQ's now, and closed by it
-    except OSError as error:
-        raise InvalidConfig(f"the socket {path} cannot be made: {error}") from error
-    except zmq.ZMQError as error:
+    except (OSError, zmq.ZMQError) as error:
         raise DriverError(f"{path} cannot be bound to: {error}") from error
     finally:
         listener.close()
     return owned
-
-
-@contextlib.contextmanager
-def _directory_locked(path: pathlib.Path) -> Iterator[None]:
-    """One process at a time looks at the file and replaces it.  The lock ends with the block, or with the process."""
-    descriptor = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield
-    finally:
-        fcntl.flock(descriptor, fcntl.LOCK_UN)  # closing is not enough: a child forked meanwhile has it open, too
-        os.close(descriptor)
-
-
-def _remove_dead(path: pathlib.Path) -> None:
-    """Remove the socket file of a process that is gone; raise AddressInUse when it lives."""
-    try:
-        is_socket = stat.S_ISSOCK(path.lstat().st_mode)
-    except FileNotFoundError:
-        return
-    if not is_socket:
-        raise InvalidConfig(f"{path} exists and is no socket; it was left alone")
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
-        probe.setblocking(False)
-        outcome = probe.connect_ex(str(path))
-    if outcome != errno.ECONNREFUSED:
-        raise AddressInUse(
-            f"{path} belongs to a living process: one process per address can publish. Publish through the publisher "
-            "service of this host, or choose another path"
-        )
-    path.unlink()

@@ -1,0 +1,89 @@
+"""Socket files: made for their user alone, and replaced only when nobody listens on them any more."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+import pathlib
+import socket
+import stat
+import struct
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from pubsub_api.errors import AddressInUse, InvalidConfig
+
+_BACKLOG = 512
+_CREDENTIALS = struct.Struct("3i")
+
+
+class Credentials(NamedTuple):
+    pid: int
+    uid: int
+    gid: int
+
+
+def credentials(sock: socket.socket) -> Credentials:
+    """Of the process at the other end, as the kernel knows them."""
+    raw = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    return Credentials(*_CREDENTIALS.unpack(raw))
+
+
+def is_trusted(peer: Credentials) -> bool:
+    """Whether the other end is run by our own user, or by the one who may do anything anyway."""
+    return peer.uid in (os.getuid(), 0)
+
+
+def listen(path: pathlib.Path) -> socket.socket:
+    """A non-blocking listener on a socket file that only this user may open.  Replaces a file that nobody listens on.
+
+    Raises AddressInUse with the process that listens there, InvalidConfig when the file cannot be made.
+    """
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        # On a socket that is not bound yet this sets the mode that the file is created with: no moment is it open.
+        os.fchmod(listener.fileno(), 0o600)
+        listener.setblocking(False)
+        with directory_locked(path):
+            _remove_dead(path)
+            listener.bind(str(path))
+            listener.listen(_BACKLOG)
+    except OSError as error:
+        listener.close()
+        raise InvalidConfig(f"the socket {path} cannot be made: {error}") from error
+    except BaseException:
+        listener.close()
+        raise
+    return listener
+
+
+@contextlib.contextmanager
+def directory_locked(path: pathlib.Path) -> Iterator[None]:
+    """One process at a time looks at the file and replaces it.  The lock ends with the block, or with the process."""
+    descriptor = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        fcntl.flock(descriptor, fcntl.LOCK_UN)  # closing is not enough: a child forked meanwhile has it open, too
+        os.close(descriptor)
+
+
+def _remove_dead(path: pathlib.Path) -> None:
+    """Remove the socket file of a process that is gone; raise AddressInUse when it lives."""
+    try:
+        is_socket = stat.S_ISSOCK(path.lstat().st_mode)
+    except FileNotFoundError:
+        return
+    if not is_socket:
+        raise InvalidConfig(f"{path} exists and is no socket; it was left alone")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.setblocking(False)
+        outcome = probe.connect_ex(str(path))
+        if outcome == 0:
+            raise AddressInUse(f"{path} belongs to process {credentials(probe).pid}, which is alive")
+    if outcome not in (errno.ECONNREFUSED, errno.ENOENT):
+        raise AddressInUse(f"{path} cannot be taken over: {os.strerror(outcome)}")
+    path.unlink(missing_ok=True)
