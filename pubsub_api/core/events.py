@@ -38,7 +38,9 @@ class Event(msgspec.Struct, array_like=True, kw_only=True, gc=False):
     topic: str = ""
 
 
-_encode = msgspec.msgpack.Encoder().encode
+encode_fields = msgspec.msgpack.Encoder().encode
+"""The wire form of the six elements of an event, which were checked.  Raises ENCODING_ERRORS."""
+ENCODING_ERRORS = (TypeError, ValueError, OverflowError, RecursionError, msgspec.MsgspecError)
 _decode_list = msgspec.msgpack.Decoder(list[Event]).decode
 _ARRAY32 = struct.Struct(">BI")
 _ONE_EVENT = _ARRAY32.pack(0xDD, 1)
@@ -57,15 +59,16 @@ def encode_event(event: Event, timestamp: int) -> bytes:
     if not (
         type(table) is str
         and type(key) is str
+        and isinstance(action, str)
         and action in ACTIONS
         and type(version) is int
-        and 0 <= version <= VERSION_MAX
+        and not version >> 63  # from 0 to VERSION_MAX, in one operation
         and (stamp is timestamp or (type(stamp) is int and 0 < stamp <= VERSION_MAX))
     ):
         raise InvalidEvent(_explain(event))
     try:
-        return _encode((table, key, action, event.value, version, stamp))
-    except (TypeError, ValueError, OverflowError, RecursionError, msgspec.MsgspecError) as error:
+        return encode_fields((table, key, action, event.value, version, stamp))
+    except ENCODING_ERRORS as error:
         raise InvalidEvent(f"event {table}/{key}: its value cannot be sent as msgpack: {error}") from error
 
 
@@ -98,7 +101,7 @@ def _explain(event: Event) -> str:
     for field in ("table", "key"):
         if type(getattr(event, field)) is not str:
             return f"{name}: {field} must be a str, not {type(getattr(event, field)).__name__}"
-    if event.action not in ACTIONS:
+    if not (isinstance(event.action, str) and event.action in ACTIONS):
         return f"{name}: action {event.action!r} is none of {', '.join(sorted(ACTIONS))}"
     for field in ("version", "timestamp"):
         value = getattr(event, field)

@@ -31,6 +31,7 @@ def round_trip(*made: Event, stamp: int = 5) -> list[Event]:
         ({"key": b"k"}, "key must be a str, not bytes"),
         ({"action": "update"}, "action 'update' is none of create, delete, set"),
         ({"action": None}, "action None is none of"),
+        ({"action": ["set"]}, r"action \['set'\] is none of"),
         ({"version": -1}, "version -1 is not an int"),
         ({"version": VERSION_MAX + 1}, "is not an int from 0"),
         ({"version": 1.0}, r"version 1\.0 is not an int"),
