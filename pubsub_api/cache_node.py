@@ -47,6 +47,8 @@ class CacheStatistics:
     from_store: int
     """Frames that the store behind the cache had."""
     store_errors: int
+    receiver_errors: int
+    """Calls of the driver in which the cache itself raised, which must not happen."""
 
 
 class FrameStore(Protocol):
@@ -201,6 +203,7 @@ class CacheNode(Closeable):
                 bad_frames=self._bad_frames,
                 from_store=self._from_store,
                 store_errors=self._store_errors,
+                receiver_errors=self._listening_end.receiver_errors,
             )
 
     def close(self) -> None:

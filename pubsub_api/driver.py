@@ -193,6 +193,12 @@ class SubscriberApi(abc.ABC):
     def is_running(self) -> bool:
         """True from ``daemonize`` to ``close`` while the receiving thread lives."""
 
+    @property
+    @abc.abstractmethod
+    def receiver_errors(self) -> int:
+        """How often the receiver raised, which its contract forbids.  The driver logs it, counts it and goes on: hold
+        a `pubsub_api.guarding.GuardedReceiver` in the receiver's place, which does that."""
+
     @abc.abstractmethod
     def query(self, frame: bytes) -> int | None:
         """Send a QUERY frame to everyone that serves queries; the REPLY frames arrive through ``on_frames``.

@@ -51,6 +51,8 @@ class SubscriberStatistics:
     parked_bytes: int
     """Frames waiting behind holes, or for room in that queue."""
     callback_errors: int
+    receiver_errors: int
+    """Calls of the driver in which the subscriber itself raised, which must not happen."""
     relieved: int
     """How often a callback lasted so long that the driver had to go on receiving in another thread."""
     bad_frames: dict[str, int]

@@ -507,6 +507,7 @@ class Subscriber(Closeable):
                 queue_bytes=self._queue_bytes,
                 parked_bytes=self._core.parked_bytes,
                 callback_errors=self._callback_errors,
+                receiver_errors=self._end.receiver_errors,
                 relieved=self._lending.relieved,
                 **dataclasses.asdict(self._gate.statistics() if self._gate else HistoryStatistics()),
                 **counters,

@@ -32,6 +32,7 @@ from pubsub_api.driver import (
     SubscriberApi,
 )
 from pubsub_api.errors import Closed, Forked, TransportUnavailable, UsageError
+from pubsub_api.guarding import GuardedReceiver
 from pubsub_api.testing.faults import FaultInjector, Faults
 
 LOG = logging.getLogger(__name__)
@@ -96,7 +97,7 @@ class FaultySubscriber(SubscriberApi):
         self._inner = inner
         self._pid = os.getpid()
         self._faults = faults
-        self._receiver: Receiver | None = None
+        self._receiver: GuardedReceiver | None = None
         self._frames = FaultInjector(faults, f"frames {name}")
         """Used by who has the turn."""
         self._query_lock = threading.Lock()
@@ -112,7 +113,7 @@ class FaultySubscriber(SubscriberApi):
         self._timer = threading.Thread(target=self._run, name=f"faulty-{name}", daemon=True)
 
     def initialize(self, receiver: Receiver) -> None:
-        self._receiver = receiver
+        self._receiver = GuardedReceiver(receiver)
         self._inner.initialize(self)
 
     def register_topic(self, topic_filter: str) -> bool:
@@ -137,6 +138,11 @@ class FaultySubscriber(SubscriberApi):
     @property
     def is_running(self) -> bool:
         return self._inner.is_running
+
+    @property
+    def receiver_errors(self) -> int:
+        """Of the receiver, and of this object in its place."""
+        return self._inner.receiver_errors + (self._receiver.errors if self._receiver is not None else 0)
 
     def query(self, frame: bytes) -> int | None:
         """As the contract says.  A query that the faults drop or delay is not an error: None is returned."""

@@ -7,7 +7,6 @@ import pathlib
 import subprocess
 import sys
 import textwrap
-from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -16,7 +15,6 @@ from pubsub_api.driver import Connected, Disconnected
 from pubsub_api.errors import LimitReached
 from pubsub_api.testing.child import ChildProcess
 from pubsub_api.testing.frames import header
-from pubsub_api.testing.receivers import RecordingReceiver
 from tests.longpoll_ends import QUICK, URL, BlockedReceiver, Ends, ends  # noqa: F401
 from tests.nodes import PublisherNode, SubscriberNode, unexplained
 from tests.waiting import wait_until
@@ -285,19 +283,6 @@ def test_lossy_topics_drop_the_oldest_and_say_so() -> None:
     assert statistics["skipped"] == 1000 - len(numbers)
     assert (statistics["gaps"], statistics["lost"], statistics["bad_frames"]) == (0, 0, {})
     assert resyncs == ["initial"]
-
-
-def test_a_receiver_that_raises_is_counted_and_goes_on_hearing(ends: Ends) -> None:  # noqa: F811
-    class Failing(RecordingReceiver):
-        def on_frames(self, frames: Sequence[bytes]) -> None:
-            super().on_frames(frames)
-            raise ValueError("this is not allowed")
-
-    publisher = ends.publisher()
-    subscriber, heard = ends.subscriber(publisher.address, "t", heard=Failing())
-    heard.wait_frame(ends.send(publisher, "t")[0])
-    heard.wait_frame(ends.send(publisher, "t")[0])
-    wait_until(lambda: subscriber.receiver_errors >= 2, 30, "both errors to be counted")
 
 
 # -- strangers, forks and the end of the program

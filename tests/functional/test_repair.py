@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import pytest
 
@@ -12,7 +12,8 @@ import pubsub_api
 from pubsub_api import errors
 from pubsub_api.core.frame import Kind
 from pubsub_api.testing.faults import Faults
-from pubsub_api.testing.faulty import FaultyPubSub
+from pubsub_api.testing.faulty import FaultyPubSub, FaultySubscriber
+from pubsub_api.testing.frames import header
 from tests.functional.conftest import Bus, Consumer, event
 from tests.waiting import wait_until
 
@@ -85,6 +86,34 @@ def test_one_lost_event_is_noticed_by_the_next_and_only_it_travels_again(bus: Bu
     assert consumer.versions == list(range(1, 8))
     assert lossy.subscriber.statistics().repaired == 1
     assert lossy.subscriber.statistics().closed_by_repair == 1
+
+
+class StumblingSubscriber(FaultySubscriber):
+    """Raises once, when the first DATA frame comes, as a bug above the driver would."""
+
+    has_stumbled = False
+
+    def on_frames(self, frames: Sequence[bytes]) -> None:
+        if not self.has_stumbled and any(header(frame).kind == Kind.DATA for frame in frames):
+            self.has_stumbled = True
+            raise ValueError("a bug above the driver, on purpose")
+        super().on_frames(frames)
+
+
+class StumblingPubSub(FaultyPubSub):
+    def get_subscriber(self) -> StumblingSubscriber:
+        return StumblingSubscriber(self._inner.get_subscriber(), self.faults)
+
+
+def test_what_is_lost_to_a_receiver_that_raises_is_counted_and_repaired(bus: Bus, consumer: Consumer) -> None:
+    publisher = bus.session().publisher()
+    session = bus.session(wrap_driver=lambda driver: StumblingPubSub(driver, Faults()))
+    subscriber = session.subscriber(["#"], consumer.on_event, addresses=bus.addresses(publisher))
+    subscriber.wait_ready(timeout_s=20)
+    send_in_frames(publisher, range(1, 4))
+    wait_until(lambda: consumer.versions == [1, 2, 3], 20, "every event")
+    assert subscriber.statistics().receiver_errors == 1
+    assert subscriber.statistics().repaired >= 1
 
 
 def test_what_a_repair_releases_waits_for_room_in_a_small_queue(bus: Bus, consumer: Consumer) -> None:

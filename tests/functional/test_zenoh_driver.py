@@ -215,7 +215,7 @@ class TestFlow:
         )
         _, witness = ends.subscriber("zenoh://127.0.0.1:1", "t", address=publisher.address)
         frames = Frames()
-        with caplog.at_level(logging.WARNING, logger="drivers.pubsub.zenoh.inbox"):
+        with caplog.at_level(logging.WARNING, logger="pubsub_api.inbox"):
             for _ in range(200):
                 frame = frames.data("t", 10_000)
                 publisher.send("t", frame)

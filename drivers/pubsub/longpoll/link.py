@@ -13,12 +13,12 @@ from typing import Any
 from drivers.pubsub.longpoll import actions, wire
 from drivers.pubsub.longpoll.channels import open_channel
 from drivers.pubsub.longpoll.config import Settings
-from drivers.pubsub.longpoll.dispatcher import Dispatcher
 from drivers.pubsub.longpoll.library import aio, grpc
 from drivers.pubsub.longpoll.subscriber_core import LinkCore
 from drivers.pubsub.longpoll.wire import SESSION_BYTES, Applied, Batch, Mail
 from pubsub_api.driver import Connected, Disconnected, Subscribed
 from pubsub_api.errors import MalformedFrame
+from pubsub_api.inbox import Inbox
 
 LOG = logging.getLogger(__name__)
 
@@ -28,10 +28,10 @@ _LEAVE_TIMEOUT_S = 1.0
 class Link:
     """Every method is called in the loop, but for `is_up` and `counters`, which may be read anywhere."""
 
-    def __init__(self, settings: Settings, address: str, filters: list[str], dispatcher: Dispatcher) -> None:
+    def __init__(self, settings: Settings, address: str, filters: list[str], inbox: Inbox) -> None:
         self.address = address
         self._settings = settings
-        self._dispatcher = dispatcher
+        self._inbox = inbox
         self._core = LinkCore(
             settings.link,
             filters,
@@ -124,9 +124,9 @@ class Link:
 
     def _do(self, action: actions.Action) -> None:
         if isinstance(action, actions.Deliver):
-            self._dispatcher.put_frames(action.frames)
+            self._inbox.put_frames(action.frames)
         elif isinstance(action, actions.SendPoll):
-            if self._dispatcher.has_room:
+            if self._inbox.has_room:
                 self._spawn(self._send_poll(action))
             else:
                 self._held = action
@@ -136,11 +136,11 @@ class Link:
             self._spawn(self._send_leave(action))
         elif isinstance(action, actions.Up):
             self._has_complained = False
-            self._dispatcher.put_report(Connected(self.address))
+            self._inbox.put_report(Connected(self.address))
         elif isinstance(action, actions.Down):
-            self._dispatcher.put_report(Disconnected(self.address, action.reason))
+            self._inbox.put_report(Disconnected(self.address, action.reason))
         else:
-            self._dispatcher.put_report(Subscribed(self.address, action.topic_filter))
+            self._inbox.put_report(Subscribed(self.address, action.topic_filter))
 
     def _spawn(self, coroutine: Coroutine[Any, Any, None]) -> None:
         task = self._loop.create_task(coroutine)
@@ -184,7 +184,7 @@ class Link:
                     is_first = False
                     tell(int(part == wire.SERVED))
                 else:
-                    self._dispatcher.put_frames([part])
+                    self._inbox.put_frames([part])
                     await self._wait_for_room()
         except aio.AioRpcError as error:
             LOG.debug("%s: a query was not answered: %s", self.address, error.details())
@@ -193,7 +193,7 @@ class Link:
 
     async def _wait_for_room(self) -> None:
         """Let the rest of an answer wait in the connection while the receiver is behind."""
-        while not self._dispatcher.has_room:
+        while not self._inbox.has_room:
             self._room.clear()
             await self._room.wait()
 

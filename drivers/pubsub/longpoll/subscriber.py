@@ -11,13 +11,14 @@ from collections.abc import Callable
 
 from drivers.pubsub.longpoll.actions import LinkCounters
 from drivers.pubsub.longpoll.config import Settings, check_address
-from drivers.pubsub.longpoll.dispatcher import Dispatcher
 from drivers.pubsub.longpoll.link import Link
 from drivers.pubsub.longpoll.process import PROCESS, in_loop, post
 from drivers.pubsub.reach import Reach
 from pubsub_api.core.topics import check_filter
 from pubsub_api.driver import Asked, Disconnected, Receiver, SubscriberApi
 from pubsub_api.errors import Closed, TransportUnavailable, UsageError
+from pubsub_api.guarding import GuardedReceiver
+from pubsub_api.inbox import Inbox
 
 _LOOP_TIMEOUT_S = 30.0
 
@@ -29,13 +30,15 @@ class LongpollSubscriber(SubscriberApi):
         self._settings = settings
         self._lock = threading.Lock()
         self._is_closed = False
-        self._receiver: Receiver | None = None
+        self._receiver: GuardedReceiver | None = None
         self._filters: dict[str, None] = {}
         self._addresses: dict[str, None] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
         self._commands: deque[Callable[[], None]] = deque()
         self._is_posted = False
-        self._dispatcher = Dispatcher(settings.options.receive_queue_bytes_max, self._on_room)
+        # A link does not poll while there is no room: so frames wait where there is a policy for them, in the
+        # publisher's mailbox.
+        self._inbox = Inbox(settings.options.receive_queue_bytes_max, name="longpoll receiver", on_room=self._on_room)
         # The loop's own:
         self._links: dict[str, Link] = {}
         self._wanted: dict[str, None] = {}
@@ -45,7 +48,7 @@ class LongpollSubscriber(SubscriberApi):
 
     def initialize(self, receiver: Receiver) -> None:
         self._check_usable()
-        self._receiver = receiver
+        self._receiver = GuardedReceiver(receiver)
 
     def register_topic(self, topic_filter: str) -> bool:
         if not topic_filter.startswith("$"):
@@ -68,7 +71,7 @@ class LongpollSubscriber(SubscriberApi):
             if self._receiver is None or self._loop is not None:
                 raise UsageError("daemonize() is called once, after initialize()")
             self._loop = PROCESS.enter(self)
-            self._dispatcher.start(self._receiver)
+            self._inbox.start(self._receiver)
             for topic_filter in self._filters:
                 self._post(functools.partial(self._add_filter, topic_filter))
             for address in self._addresses:
@@ -76,7 +79,11 @@ class LongpollSubscriber(SubscriberApi):
 
     @property
     def is_running(self) -> bool:
-        return not PROCESS.is_forked and self._dispatcher.is_running
+        return not PROCESS.is_forked and self._inbox.is_running
+
+    @property
+    def receiver_errors(self) -> int:
+        return self._receiver.errors if self._receiver is not None else 0
 
     def query(self, frame: bytes) -> int | None:
         """How many serve is known when each has answered: `Asked` tells."""
@@ -91,23 +98,18 @@ class LongpollSubscriber(SubscriberApi):
         """What happened to each link so far, by address."""
         return {address: dataclasses.replace(link.counters) for address, link in tuple(self._links.items())}
 
-    @property
-    def receiver_errors(self) -> int:
-        """How often the receiver raised, which its contract forbids."""
-        return self._dispatcher.receiver_errors
-
     def close(self) -> None:
         if PROCESS.is_forked:
             return
         with self._lock:
             self._is_closed = True
             loop, self._loop = self._loop, None
-        self._dispatcher.close()
+        self._inbox.close()
         if loop is not None:
             try:
                 in_loop(loop, self._close_links(), _LOOP_TIMEOUT_S)
             finally:
-                self._dispatcher.join()
+                self._inbox.join()
                 PROCESS.leave(self)
 
     def _register(self, registered: dict[str, None], name: str, command: Callable[[str], None]) -> bool:
@@ -166,7 +168,7 @@ class LongpollSubscriber(SubscriberApi):
             link.unsubscribe(topic_filter)
 
     def _add_link(self, address: str) -> None:
-        link = self._links[address] = Link(self._settings, address, list(self._wanted), self._dispatcher)
+        link = self._links[address] = Link(self._settings, address, list(self._wanted), self._inbox)
         link.start()
 
     def _remove_link(self, address: str) -> None:
@@ -176,7 +178,7 @@ class LongpollSubscriber(SubscriberApi):
         self._leaving.add(task)
         task.add_done_callback(self._leaving.discard)
         if was_up:
-            self._dispatcher.put_report(Disconnected(address, "the address was unregistered"))
+            self._inbox.put_report(Disconnected(address, "the address was unregistered"))
 
     def _resume_polls(self) -> None:
         for link in self._links.values():
@@ -185,7 +187,7 @@ class LongpollSubscriber(SubscriberApi):
     def _ask(self, frame: bytes) -> None:
         links = list(self._links.values())
         address = next(iter(self._links), "")
-        reach = Reach(len(links), lambda total: self._dispatcher.put_report(Asked(address, frame, total)))
+        reach = Reach(len(links), lambda total: self._inbox.put_report(Asked(address, frame, total)))
         reach.ask(functools.partial(link.query, frame) for link in links)
 
     async def _close_links(self) -> None:

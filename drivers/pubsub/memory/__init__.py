@@ -37,6 +37,7 @@ from pubsub_api.driver import (
     SubscriberApi,
 )
 from pubsub_api.errors import Closed, InvalidConfig, TransportUnavailable, UsageError
+from pubsub_api.guarding import GuardedReceiver
 from pubsub_api.testing.faults import FaultInjector
 
 GROUP = "memory"
@@ -77,7 +78,7 @@ class MemorySubscriber(Endpoint, SubscriberApi):
 
     def __init__(self, options: cfg.ConfigOpts.GroupAttr) -> None:
         super().__init__(options)
-        self._receiver: Receiver | None = None
+        self._receiver: GuardedReceiver | None = None
         self._filters = FilterSet()
         self._hears_control = False
         self._links: dict[str, _Link | None] = {}
@@ -89,7 +90,7 @@ class MemorySubscriber(Endpoint, SubscriberApi):
 
     def initialize(self, receiver: Receiver) -> None:
         self._check_usable()
-        self._receiver = receiver
+        self._receiver = GuardedReceiver(receiver)
 
     def register_topic(self, topic_filter: str) -> bool:
         self._check_usable()
@@ -143,6 +144,10 @@ class MemorySubscriber(Endpoint, SubscriberApi):
     @property
     def is_running(self) -> bool:
         return self._mailbox.is_alive
+
+    @property
+    def receiver_errors(self) -> int:
+        return self._receiver.errors if self._receiver is not None else 0
 
     def query(self, frame: bytes) -> int | None:
         self._check_usable()

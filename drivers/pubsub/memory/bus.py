@@ -9,7 +9,6 @@ Lock order: the lock of a member, then the lock of a bus.  A bus calls its membe
 from __future__ import annotations
 
 import dataclasses
-import logging
 import os
 import threading
 import time
@@ -22,8 +21,6 @@ from oslo_config import cfg
 from pubsub_api.errors import Forked, LimitReached
 from pubsub_api.testing.faults import Faults
 
-LOG = logging.getLogger(__name__)
-
 SCHEME = "memory"
 ITEM_BYTES = 64
 """What an item in a queue costs besides its own bytes, so that empty ones are bounded too."""
@@ -34,9 +31,9 @@ _Item = TypeVar("_Item")
 class Mailbox(Generic[_Item]):
     """A bounded queue and the one thread that empties it.
 
-    ``deliver`` is called on the thread with all items at hand, outside the lock.  ``tick``, if given, is called on the
-    thread, under the lock, before it sleeps: it may `put`, and returns when it wants to be called again (monotonic
-    seconds) or None.
+    ``deliver`` is called on the thread with all items at hand, outside the lock, and does not raise.  ``tick``, if
+    given, is called on the thread, under the lock, before it sleeps: it may `put`, and returns when it wants to be
+    called again (monotonic seconds) or None.
     """
 
     def __init__(
@@ -84,11 +81,7 @@ class Mailbox(Generic[_Item]):
 
     def _run(self) -> None:
         while items := self._take():
-            try:
-                self._deliver(items)
-            except Exception:
-                # The contract forbids callbacks to raise, and a dead thread would be silence: say so and go on.
-                LOG.exception("%s: a callback raised; the rest of its batch is lost", self._thread.name)
+            self._deliver(items)
 
     def _take(self) -> list[_Item]:
         """All items, after waiting for at least one.  Nothing only when closed."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import logging
 import os
 import threading
 from collections.abc import Callable, Iterator
@@ -15,10 +14,9 @@ from drivers.pubsub.redis.config import Settings
 from drivers.pubsub.redis.link import Link, Message, Relieve
 from pubsub_api.core.frame import is_frame
 from pubsub_api.core.topics import CONTROL_TOPIC, check_filter
-from pubsub_api.driver import Asked, Disconnected, LendingReceiver, LinkReport, Receiver, SubscriberApi
+from pubsub_api.driver import Asked, Disconnected, LinkReport, Receiver, SubscriberApi
 from pubsub_api.errors import Closed, Forked, TransportUnavailable, UsageError
-
-LOG = logging.getLogger(__name__)
+from pubsub_api.guarding import GuardedReceiver
 
 
 class RedisSubscriber(SubscriberApi):
@@ -28,7 +26,7 @@ class RedisSubscriber(SubscriberApi):
         self._settings = settings
         self._pid = os.getpid()
         self._nonce = os.urandom(channels.NONCE_BYTES)
-        self._receiver: Receiver | None = None
+        self._receiver: GuardedReceiver | None = None
         # Held during each call of the receiver.  Reentrant, because the receiver may unregister an address.
         self._calling = threading.RLock()
         # Guards the rest.  Never held while calling the receiver or waiting for a thread.
@@ -40,7 +38,7 @@ class RedisSubscriber(SubscriberApi):
 
     def initialize(self, receiver: Receiver) -> None:
         self._check_process()
-        self._receiver = receiver
+        self._receiver = GuardedReceiver(receiver)
 
     def register_topic(self, topic_filter: str) -> bool:
         if topic_filter != CONTROL_TOPIC:
@@ -105,6 +103,10 @@ class RedisSubscriber(SubscriberApi):
         with self._lock:
             return self._is_started and not self._is_closed and all(link.is_alive for link in self._links.values())
 
+    @property
+    def receiver_errors(self) -> int:
+        return self._receiver.errors if self._receiver is not None else 0
+
     def query(self, frame: bytes) -> int | None:
         """Hand the query to every link that is up.  The servers will tell how many responders that reached."""
         channel = channels.query_channel(self._settings.channel_prefix)
@@ -160,16 +162,12 @@ class RedisSubscriber(SubscriberApi):
     def _on_messages_lent(self, link: Link, messages: list[Message], relieve: Relieve) -> bool:
         """As `_on_messages`.  A lone frame goes with the thread, and nobody else is kept from calling meanwhile."""
         receiver = self._receiver
-        if len(messages) > 1 or not is_frame(messages[0][1]) or not isinstance(receiver, LendingReceiver):
+        if len(messages) > 1 or not is_frame(messages[0][1]) or receiver is None or not receiver.lends:
             self._on_messages(link, messages)
             return False
         if self._is_closed or link.is_stopping:
             return False
-        try:
-            return receiver.on_frames_lent([messages[0][1]], relieve)
-        except Exception:
-            LOG.exception("the receiver raised, which it must not; what it was called with is lost")
-            return threading.current_thread() is not link.threads[-1]
+        return receiver.on_frames_lent([messages[0][1]], relieve)
 
     def _on_frames(self, link: Link, frames: list[bytes]) -> None:
         if frames:
@@ -184,13 +182,8 @@ class RedisSubscriber(SubscriberApi):
     def _call(self, call: Callable[[Receiver], None], link: Link | None = None) -> None:
         """Call the receiver, one at a time, and not at all after closing or for a link that was left."""
         with self._calling:
-            if self._is_closed or self._receiver is None or (link is not None and link.is_stopping):
-                return
-            try:
+            if not self._is_closed and self._receiver is not None and not (link is not None and link.is_stopping):
                 call(self._receiver)
-            except Exception:
-                # A dead thread would be silence: say so and go on.
-                LOG.exception("the receiver raised, which it must not; what it was called with is lost")
 
     def _threads(self) -> set[threading.Thread]:
         return {thread for link in self._links.values() for thread in link.threads}

@@ -26,10 +26,10 @@ import zenoh
 
 from drivers.pubsub.zenoh.config import Settings
 from drivers.pubsub.zenoh.connection import Connection
-from drivers.pubsub.zenoh.inbox import Inbox
 from drivers.pubsub.zenoh.session import Session
 from pubsub_api.core.frame import GUID_AT, is_frame
 from pubsub_api.driver import Connected, Disconnected, Subscribed
+from pubsub_api.inbox import Inbox
 
 CHANNEL_FRAMES = 1024
 """Frames between Zenoh's thread and ours.  Ours never waits for the receiver, so this need not hold much."""

@@ -7,11 +7,12 @@ import threading
 
 from drivers.pubsub.reach import Reach
 from drivers.pubsub.zenoh.config import Settings, check_address
-from drivers.pubsub.zenoh.inbox import Inbox
 from drivers.pubsub.zenoh.link import Link
 from drivers.pubsub.zenoh.session import PROCESS
 from pubsub_api.driver import Asked, Receiver, SubscriberApi
 from pubsub_api.errors import Closed, TransportUnavailable, UsageError
+from pubsub_api.guarding import GuardedReceiver
+from pubsub_api.inbox import Inbox
 
 
 class ZenohSubscriber(SubscriberApi):
@@ -20,18 +21,20 @@ class ZenohSubscriber(SubscriberApi):
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._lock = threading.Lock()
-        self._receiver: Receiver | None = None
+        self._receiver: GuardedReceiver | None = None
         self._filters: dict[str, None] = {}
         self._links: dict[str, Link | None] = {}
         """None until the subscriber runs."""
         self._ending: list[Link] = []
-        self._inbox = Inbox(settings.options.receive_queue_bytes_max)
+        # It drops rather than wait: that would keep a thread of Zenoh, and with it the answers and the signs of life of
+        # everybody on that link.
+        self._inbox = Inbox(settings.options.receive_queue_bytes_max, name="zenoh receiver")
         self._is_running = False
         self._is_closed = False
 
     def initialize(self, receiver: Receiver) -> None:
         self._check_usable()
-        self._receiver = receiver
+        self._receiver = GuardedReceiver(receiver)
 
     def register_topic(self, topic_filter: str) -> bool:
         self._settings.keys.interest(topic_filter)  # raises InvalidTopic
@@ -90,6 +93,10 @@ class ZenohSubscriber(SubscriberApi):
     @property
     def is_running(self) -> bool:
         return not PROCESS.is_forked and self._inbox.is_running
+
+    @property
+    def receiver_errors(self) -> int:
+        return self._receiver.errors if self._receiver is not None else 0
 
     def query(self, frame: bytes) -> int | None:
         """Zenoh tells when a query has ended: only then is it known how many have answered."""

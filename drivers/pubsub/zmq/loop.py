@@ -29,8 +29,9 @@ from drivers.pubsub.zmq.watch import Watch
 from drivers.pubsub.zmq.wire import NUL, SYNC, PrefixCounts
 from pubsub_api.core.frame import is_frame
 from pubsub_api.core.topics import check_topic
-from pubsub_api.driver import Disconnected, LendingReceiver, LinkReport, Receiver
+from pubsub_api.driver import Disconnected, LinkReport
 from pubsub_api.errors import InvalidTopic
+from pubsub_api.guarding import GuardedReceiver
 
 LOG = logging.getLogger(__name__)
 
@@ -48,11 +49,10 @@ def _is_present(thread: threading.Thread) -> bool:
 class ReceiveLoop:
     """The receiving thread and what it owns.  `post` and `stop` may be called from any thread, the rest is its own."""
 
-    def __init__(self, conf: cfg.ConfigOpts, curve: Curve, receiver: Receiver) -> None:
+    def __init__(self, conf: cfg.ConfigOpts, curve: Curve, receiver: GuardedReceiver) -> None:
         self._conf = conf
         self._curve = curve
         self._receiver = receiver
-        self._lender = receiver if isinstance(receiver, LendingReceiver) else None
         self._context: zmq.Context[Socket] = zmq.Context()
         self._context.set(zmq.MAX_SOCKETS, _SOCKETS_MAX)
         self._waker = Waker()
@@ -324,7 +324,8 @@ class ReceiveLoop:
             LOG.debug("%s: a foreign message was dropped: %s", link.address, error)
             return
         self._pass_on()
-        self._call(self._receiver.on_foreign, topic, payload)
+        if not self._is_stopping:
+            self._receiver.on_foreign(topic, payload)
 
     # -- calling the receiver
 
@@ -332,29 +333,19 @@ class ReceiveLoop:
         """Hand over the frames collected so far."""
         if self._frames:
             frames, self._frames = self._frames, []
-            self._call(self._receiver.on_frames, frames)
+            if not self._is_stopping:
+                self._receiver.on_frames(frames)
 
     def _pass_on_lent(self) -> bool:
         """Hand over the frames collected so far, and this thread with them.  True when it was replaced meanwhile."""
-        if not self._frames or self._lender is None or self._is_stopping:
+        if not self._frames or not self._receiver.lends or self._is_stopping:
             self._pass_on()
             return False
         frames, self._frames = self._frames, []
-        try:
-            return self._lender.on_frames_lent(frames, self._relieve)
-        except Exception:
-            LOG.exception("the receiver raised, which it must not; receiving goes on")
-            return self._threads[-1] is not threading.current_thread()
+        return self._receiver.on_frames_lent(frames, self._relieve)
 
     def _report(self, reports: Iterable[LinkReport]) -> None:
         self._pass_on()
         for report in reports:
-            self._call(self._receiver.on_link, report)
-
-    def _call(self, function: Callable[..., None], *arguments: object) -> None:
-        if self._is_stopping:
-            return
-        try:
-            function(*arguments)
-        except Exception:
-            LOG.exception("the receiver raised, which it must not; receiving goes on")
+            if not self._is_stopping:
+                self._receiver.on_link(report)

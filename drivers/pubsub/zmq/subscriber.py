@@ -15,6 +15,7 @@ from drivers.pubsub.zmq.security import Curve
 from drivers.pubsub.zmq.wire import subscription_prefixes
 from pubsub_api.driver import Receiver, SubscriberApi
 from pubsub_api.errors import Closed, TransportUnavailable, UsageError
+from pubsub_api.guarding import GuardedReceiver
 
 
 class ZmqSubscriber(SubscriberApi):
@@ -26,14 +27,14 @@ class ZmqSubscriber(SubscriberApi):
         self._guard = ForkGuard("subscriber")
         self._lock = threading.Lock()
         self._is_closed = False
-        self._receiver: Receiver | None = None
+        self._receiver: GuardedReceiver | None = None
         self._filters: dict[str, None] = {}
         self._addresses: dict[str, None] = {}
         self._loop: ReceiveLoop | None = None
 
     def initialize(self, receiver: Receiver) -> None:
         self._check_usable()
-        self._receiver = receiver
+        self._receiver = GuardedReceiver(receiver)
 
     def register_topic(self, topic_filter: str) -> bool:
         subscription_prefixes(topic_filter)
@@ -64,6 +65,10 @@ class ZmqSubscriber(SubscriberApi):
     def is_running(self) -> bool:
         loop = self._loop
         return loop is not None and not self._is_closed and not self._guard.is_child and loop.is_alive
+
+    @property
+    def receiver_errors(self) -> int:
+        return self._receiver.errors if self._receiver is not None else 0
 
     def query(self, frame: bytes) -> int | None:
         self._check_usable()

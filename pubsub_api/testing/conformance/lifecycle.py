@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import pytest
 from oslo_config import cfg
@@ -34,6 +34,35 @@ class ClosingReceiver(RecordingReceiver):
         if self.subscriber is not None:
             self.subscriber.close()
         self.is_done.set()
+
+
+class FailingReceiver(RecordingReceiver):
+    """Raises in every call, which the contract forbids."""
+
+    def on_frames(self, frames: Sequence[bytes]) -> None:
+        super().on_frames(frames)
+        raise ValueError("a receiver that raises in on_frames, on purpose")
+
+    def on_link(self, report: LinkReport) -> None:
+        super().on_link(report)
+        raise ValueError("a receiver that raises in on_link, on purpose")
+
+
+class FailingLender(FailingReceiver):
+    """Raises as well where the driver lends its thread."""
+
+    def on_frames_lent(self, frames: Sequence[bytes], relieve: Callable[[], None]) -> bool:  # noqa: ARG002
+        self.on_frames(frames)
+        return False
+
+
+class FailingKeeper(FailingReceiver):
+    """Has the driver go on in another thread before it raises."""
+
+    def on_frames_lent(self, frames: Sequence[bytes], relieve: Callable[[], None]) -> bool:
+        relieve()
+        self.on_frames(frames)
+        return True
 
 
 class SolitaryReceiver(RecordingReceiver):
@@ -142,6 +171,26 @@ class LifecycleConformance(ConformanceBase):
         listener.api.close()
         eventually(lambda: python_threads() <= before, "the threads end")
         assert len(receiver.frames) == 1
+
+    @pytest.mark.parametrize("receiver_class", [FailingReceiver, FailingLender, FailingKeeper])
+    def test_a_receiver_that_raises_is_counted_and_goes_on_hearing(
+        self, stage: Stage, receiver_class: type[FailingReceiver]
+    ) -> None:
+        before = python_threads()
+        speaker = stage.publisher()
+        receiver = receiver_class()
+        listener = stage.unstarted_subscriber("t", receiver=receiver)
+        assert listener.api.receiver_errors == 0
+        listener.listen_to(stage.addresses(stage.speakers))
+        listener.start()
+        for _ in range(3):
+            receiver.wait_frame(speaker.send("t"))
+        eventually(lambda: listener.api.receiver_errors == receiver.calls, "every call that raised is counted")
+        assert receiver.calls >= 4
+        assert listener.api.is_running
+        listener.api.close()
+        speaker.api.close()
+        eventually(lambda: python_threads() <= before, "the threads end")
 
     def test_the_receiver_is_called_by_one_thread_at_a_time(self, stage: Stage) -> None:
         speakers = [stage.publisher(), stage.second_publisher()]

@@ -1,0 +1,76 @@
+"""A receiver that never raises, for drivers to hold in place of the one they were given.
+
+The contract forbids a receiver to raise.  When it does so all the same, a driver must neither die of it, which would be
+silence, nor hide it: the exception is logged with its traceback and counted, and the driver goes on with what comes
+next.  What the call brought is lost to the receiver, unless its own numbers tell.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Sequence
+
+from pubsub_api.driver import LendingReceiver, LinkReport, Receiver
+
+LOG = logging.getLogger(__name__)
+
+_RAISED = "the receiver raised in %s, which its contract forbids; the driver goes on"
+
+
+class GuardedReceiver:
+    """See the module's description.  As a `Receiver`, and as a `LendingReceiver` where ``lends`` is true."""
+
+    def __init__(self, receiver: Receiver) -> None:
+        self._receiver = receiver
+        self._lender = receiver if isinstance(receiver, LendingReceiver) else None
+        self.lends = self._lender is not None
+        """The receiver can use the driver's own thread.  Otherwise `on_frames_lent` is `on_frames`."""
+        self._lock = threading.Lock()
+        self.errors = 0
+        """Calls in which the receiver raised."""
+
+    def on_frames(self, frames: Sequence[bytes]) -> None:
+        try:
+            self._receiver.on_frames(frames)
+        except Exception:
+            LOG.exception(_RAISED, "on_frames")
+            self._count()
+
+    def on_foreign(self, topic: str, payload: bytes) -> None:
+        try:
+            self._receiver.on_foreign(topic, payload)
+        except Exception:
+            LOG.exception(_RAISED, "on_foreign")
+            self._count()
+
+    def on_link(self, report: LinkReport) -> None:
+        try:
+            self._receiver.on_link(report)
+        except Exception:
+            LOG.exception(_RAISED, "on_link")
+            self._count()
+
+    def on_frames_lent(self, frames: Sequence[bytes], relieve: Callable[[], None]) -> bool:
+        """As the receiver's own, which may have had the thread replaced before it raised: the answer says so."""
+        if self._lender is None:
+            self.on_frames(frames)
+            return False
+        is_relieved = False
+
+        def note_relief() -> None:
+            nonlocal is_relieved
+            relieve()
+            is_relieved = True
+
+        try:
+            return self._lender.on_frames_lent(frames, note_relief)
+        except Exception:
+            LOG.exception(_RAISED, "on_frames_lent")
+            self._count()
+            return is_relieved
+
+    def _count(self) -> None:
+        """Two threads of a driver may come here at once, where one of them is lent."""
+        with self._lock:
+            self.errors += 1
