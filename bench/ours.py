@@ -11,6 +11,8 @@ from bench.ends import OPEN_TIMEOUT_S, Receiver, Sender, wait_while_it_comes
 from bench.sinks import Sink
 from pubsub_api import PubSubApi, Resync, Session, loading
 from pubsub_api.config import GROUP
+from pubsub_api.core import frame as frames
+from pubsub_api.core.frame import Kind
 from pubsub_api.testing.faults import Faults
 from pubsub_api.testing.faulty import FaultyPubSub
 
@@ -55,7 +57,7 @@ class OurSender(Sender):
 
 
 class OurReceiver(Receiver):
-    """``drop`` is the part of the frames, of every kind, that is lost on the way in."""
+    """``drop`` is the part of the frames that is lost on the way in: of every kind, or with ``data_only`` of one."""
 
     def __init__(
         self,
@@ -66,9 +68,11 @@ class OurReceiver(Receiver):
         *,
         settings: Settings | None = None,
         drop: float = 0.0,
+        data_only: bool = False,
     ) -> None:
         self._sink = sink
-        self._faults = Faults(seed=1)
+        self._faults = Faults(seed=1, on_drop=self._on_drop, kinds={Kind.DATA} if data_only else None)
+        self._dropped_ranges: list[tuple[int, int]] = []
         wrap = (lambda driver: FaultyPubSub(driver, self._faults)) if drop else None
         self._session = open_session(server, settings or {}, wrap)
         self._subscriber = self._session.subscriber(
@@ -81,13 +85,20 @@ class OurReceiver(Receiver):
     def _on_resync(self, _resync: Resync) -> None:
         self._sink.on_resync()
 
+    def _on_drop(self, frame: bytes) -> None:
+        header = frames.unpack(frame, bytes_max=len(frame))
+        if header.kind == Kind.DATA:
+            self._dropped_ranges.append((header.first, header.last))
+
     def run(self) -> None:
         wait_while_it_comes(self._sink, QUIET_S)
 
     def statistics(self) -> dict[str, Any]:
+        """With the numbers of the events whose frames were dropped; of several topics one cannot tell which."""
         statistics = self._subscriber.statistics()
+        dropped = {"dropped": self._faults.counts().dropped, "dropped_ranges": self._dropped_ranges}
         names = ("frames", "gaps", "repaired", "lost", "duplicates", "discarded", "unparked", "queries", "resyncs")
-        return {name: getattr(statistics, name) for name in names} | {"dropped": self._faults.counts().dropped}
+        return {name: getattr(statistics, name) for name in names} | dropped
 
     def close(self) -> None:
         self._session.close()

@@ -177,6 +177,8 @@ class AdvancedSender(PutSender):
         super().__init__(server, settings={"low_pass_filter": [limit]} if drop else {})
         self._drop = drop
         self._random = random.Random(1)
+        self._sent = 0
+        self._dropped_ranges: list[tuple[int, int]] = []
 
     def declare(self, topic: str) -> Any:
         return zenoh.ext.declare_advanced_publisher(
@@ -191,9 +193,14 @@ class AdvancedSender(PutSender):
 
     def send(self, topic: str, number: int) -> None:
         event = events.mapping(number)
+        self._sent += 1
         if self._random.random() < self._drop:
             event["padding"] = bytes(OVERSIZE_BYTES)
+            self._dropped_ranges.append((self._sent, self._sent))
         self.publisher(topic).put(self._pack(event))
+
+    def statistics(self) -> dict[str, Any]:
+        return {"dropped": len(self._dropped_ranges), "dropped_ranges": self._dropped_ranges}
 
 
 class AdvancedReceiver(PutReceiver):

@@ -65,6 +65,21 @@ class LatencySink(Sink):
         return super().findings() | {"latencies_ns": self._latencies_ns}
 
 
+class RepairSink(LatencySink):
+    """Notes as well which event it was, by its version."""
+
+    def __init__(self, expected: int, version_of: Callable[[Any], int]) -> None:
+        super().__init__(expected, version_of)
+        self._versions = array("q")
+
+    def on_event(self, event: Any) -> None:
+        self._versions.append(self._version_of(event))
+        super().on_event(event)
+
+    def findings(self) -> dict[str, Any]:
+        return super().findings() | {"versions": self._versions}
+
+
 class AuditSink(Sink):
     """Versions are 1, 2, 3, ...: notes what is missing, what is out of order or repeated, and when a resync was told.
 

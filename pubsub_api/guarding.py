@@ -15,8 +15,6 @@ from pubsub_api.driver import LendingReceiver, LinkReport, Receiver
 
 LOG = logging.getLogger(__name__)
 
-_RAISED = "the receiver raised in %s, which its contract forbids; the driver goes on"
-
 
 class GuardedReceiver:
     """See the module's description.  As a `Receiver`, and as a `LendingReceiver` where ``lends`` is true."""
@@ -31,24 +29,19 @@ class GuardedReceiver:
         """Calls in which the receiver raised."""
 
     def on_frames(self, frames: Sequence[bytes]) -> None:
-        try:
-            self._receiver.on_frames(frames)
-        except Exception:
-            LOG.exception(_RAISED, "on_frames")
-            self._count()
+        self._call(self._receiver.on_frames, frames)
 
     def on_foreign(self, topic: str, payload: bytes) -> None:
-        try:
-            self._receiver.on_foreign(topic, payload)
-        except Exception:
-            LOG.exception(_RAISED, "on_foreign")
-            self._count()
+        self._call(self._receiver.on_foreign, topic, payload)
 
     def on_link(self, report: LinkReport) -> None:
+        self._call(self._receiver.on_link, report)
+
+    def _call(self, method: Callable[..., object], *arguments: object) -> None:
         try:
-            self._receiver.on_link(report)
+            method(*arguments)
         except Exception:
-            LOG.exception(_RAISED, "on_link")
+            LOG.exception("the receiver raised, which its contract forbids; the driver goes on")
             self._count()
 
     def on_frames_lent(self, frames: Sequence[bytes], relieve: Callable[[], None]) -> bool:
@@ -66,7 +59,7 @@ class GuardedReceiver:
         try:
             return self._lender.on_frames_lent(frames, note_relief)
         except Exception:
-            LOG.exception(_RAISED, "on_frames_lent")
+            LOG.exception("the receiver raised, which its contract forbids; the driver goes on")
             self._count()
             return is_relieved
 

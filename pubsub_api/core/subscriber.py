@@ -19,8 +19,8 @@ that stays away is forgotten after ``forget_time``, and the user resyncs once mo
 
 **Freezing.**  When this process itself stood still, everybody else seems silent; a gap between two calls that is longer
 than the idle time therefore counts as heard.  And what came meanwhile waits to be read, answers too.  So when `poll`
-comes later than it should by more than ``message_delay_window``, what is due is put off by that time, once: what waits
-is looked at before anything is concluded from what has not come.
+comes much later than it should, what is due is put off for a moment, once: what waits is looked at before anything is
+concluded from what has not come.
 """
 
 from __future__ import annotations
@@ -42,6 +42,8 @@ from pubsub_api.core.topics import CONTROL_TOPIC, FilterSet
 _DATA = int(Kind.DATA)
 _LIVE = State.LIVE
 _HAVE_HOLE = (State.WAITING, State.REPAIRING)
+LATE_S = 0.05
+"""Who is called so much later than asked for had no processor; so long do those who receive have to get theirs."""
 
 
 class SubscriberCore(StreamOrder):
@@ -501,10 +503,10 @@ class SubscriberCore(StreamOrder):
     def _puts_off(self, now: float) -> bool:
         """Whether what is due has to wait until what came meanwhile was read.  After that it is done, however late."""
         if self._put_off_until is None:
-            if now - self._next_due() <= self.settings.message_delay_window_s:
+            if now - self._next_due() <= LATE_S:
                 return False
             self.counters.put_off += 1
-            self._put_off_until = now + self.settings.message_delay_window_s
+            self._put_off_until = now + LATE_S
         if now < self._put_off_until:
             return True
         self._put_off_until = None

@@ -17,7 +17,7 @@ import heapq
 import random
 import threading
 import weakref
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import Any, Protocol
 
 from pubsub_api.errors import UsageError
@@ -97,8 +97,10 @@ class FaultsWatcher(Protocol):
 class Faults:
     """The controls of a link, or of several links that shall behave alike.  Thread-safe."""
 
-    def __init__(self, seed: int = 0, **settings: Any) -> None:
+    def __init__(self, seed: int = 0, *, on_drop: Callable[[bytes], None] | None = None, **settings: Any) -> None:
         self.seed = seed
+        self.on_drop = on_drop
+        """Called with every frame that ``drop`` loses, by the thread that brought it.  Must be quick and not raise."""
         self.settings = FaultSettings(**settings)
         """The present settings.  Replaced as a whole, never changed in place: read it without a lock."""
         self._lock = threading.Lock()
@@ -255,6 +257,8 @@ class FaultInjector:
             return
         if drop < settings.drop:
             self._counts["dropped"] += 1
+            if self._faults.on_drop is not None:
+                self._faults.on_drop(frame)
             return
         if duplicate < settings.duplicate:
             self._counts["duplicated"] += 1

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import json
 import math
 import os
@@ -19,7 +18,8 @@ from bench.plan import Outcome, Plan, in_turns, median, ratio
 from bench.runs import Load, Run, run
 from bench.scenarios import SCENARIOS
 from bench.scenarios.latency import percentile_us
-from bench.sinks import AuditSink, LatencySink, Sink
+from bench.scenarios.repair import repair_times_ns
+from bench.sinks import AuditSink, LatencySink, RepairSink, Sink
 from bench.targets import TARGETS, Check, check
 from bench.workers import Worker, WorkerFailed, usage_now
 
@@ -160,13 +160,29 @@ def test_loads_can_be_paced_and_spread() -> None:
 
 
 @measurable("zenoh")
-def test_zenoh_ext_repairs_samples_that_were_filtered_out() -> None:
+def test_the_time_to_repair_is_that_of_the_events_that_were_dropped() -> None:
+    """Of ours, where the receiver drops frames, and of zenoh.ext, where the sender has samples filtered out."""
     from bench import raw_zenoh as raw
 
-    dropped = {"drop": 0.05}
-    advanced = Case("advanced", "zenoh", raw.AdvancedSender, raw.AdvancedReceiver, sender_options=dropped)
-    done = run(advanced, Load(EVENTS, rate=2000), functools.partial(AuditSink, rate_max=None))
-    assert done.received + done.subscriber["lost"] == EVENTS
+    advanced = Case("a", "zenoh", raw.AdvancedSender, raw.AdvancedReceiver, sender_options={"drop": 0.1})
+    with catalog.transport("zenoh") as transport:
+        ours = transport.ours_with("o", receiver={"drop": 0.1, "data_only": True})
+        for case in (ours, advanced):
+            done = run(case, Load(EVENTS, rate=2000, stamped=True), RepairSink)
+            dropped = done.publisher.get("dropped", 0) + done.subscriber.get("dropped", 0)
+            times_ns = repair_times_ns(done)
+            assert done.received + done.subscriber["lost"] == EVENTS
+            assert 0 < dropped <= len(times_ns) + done.subscriber["lost"]
+            assert min(times_ns) > min(done.findings[0]["latencies_ns"])
+
+
+def test_events_that_were_not_dropped_have_no_time_to_repair() -> None:
+    seen = {"versions": array("q", [30, 10, 20, 40]), "latencies_ns": array("q", [3, 1, 2, 4])}
+    sent = array("q", [10, 20, 30, 40, 50])
+    ranges = {"dropped_ranges": [(2, 3), (5, 5)]}
+    assert repair_times_ns(a_run(findings=[seen], sent_ns=sent, subscriber=ranges)) == [3, 2]
+    assert repair_times_ns(a_run(findings=[seen], sent_ns=sent, publisher=ranges)) == [3, 2]
+    assert repair_times_ns(a_run(findings=[seen], sent_ns=sent)) == []
 
 
 @pytest.mark.parametrize("driver", ["zmq", pytest.param("redis", marks=measurable("redis"))])

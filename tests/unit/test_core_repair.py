@@ -12,6 +12,7 @@ from pubsub_api.core import messages
 from pubsub_api.core.frame import Kind
 from pubsub_api.core.questions import HURRY_MAX, WANTS_PER_QUERY_MAX, Questions
 from pubsub_api.core.settings import CacheSettings, History
+from pubsub_api.core.subscriber import LATE_S
 from pubsub_api.core.topics import CONTROL_TOPIC
 from tests.unit.core_rig import PUBLISHER, SUBSCRIBER, Rig, guid_of, header_of
 
@@ -221,7 +222,7 @@ def test_an_answer_that_breaks_off_is_asked_for_again() -> None:
     assert len(wanted(rig)) == 2
 
 
-@pytest.mark.parametrize("still_s", [2 * WINDOW_S, 3.0, 60.0])
+@pytest.mark.parametrize("still_s", [LATE_S + 0.001, 3.0, 60.0])
 def test_who_stood_still_reads_what_has_come_before_asking_again(still_s: float) -> None:
     """After SIGCONT the clock runs first, and the answer waits in a socket: every deadline has passed meanwhile."""
     rig = Rig()
@@ -241,7 +242,7 @@ def test_who_stood_still_asks_again_when_nothing_has_come() -> None:
     """It is put off once, and then done, however late the clock comes again."""
     rig = Rig()
     long_answer(rig)
-    for still_s in (3.0, WINDOW_S, 3.0, 3.0):
+    for still_s in (3.0, LATE_S, 3.0, 3.0):
         rig.now += still_s
         rig.subscriber.poll(rig.now)
         rig.settle()

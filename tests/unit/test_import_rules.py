@@ -28,10 +28,11 @@ _CONTRACTS = ("pubsub_api", "nb_api", "durable_log")
 _SERVICES = ("publisher_service", "durability_service", "shared_subscriptions", "spark_pipeline")
 _PROGRAMS = ("heliograph", "bench", "examples")
 
-# A driver sees the contract it implements and what the contract is made of, not the sessions built on it.
+# A driver sees the contract it implements, what the contract is made of and what is made for drivers, not the sessions
+# built on it.
 _DRIVER_CONTRACTS = (
     "drivers", "pubsub_api.driver", "pubsub_api.errors", "pubsub_api.config", "pubsub_api.core",
-    "pubsub_api.forking", "pubsub_api.socket_file",
+    "pubsub_api.forking", "pubsub_api.guarding", "pubsub_api.inbox", "pubsub_api.socket_file",
     "nb_api.db_api", "nb_api.checks", "nb_api.writes", "nb_api.errors", "nb_api.config",
     "durable_log.log_api", "durable_log.segmented", "durable_log.placing", "durable_log.checks", "durable_log.config",
     "durable_log.errors",
