@@ -89,6 +89,10 @@ OPTIONS: Sequence[cfg.Opt] = (
                 "nobody may lead a name-space. Otherwise the service waits for somebody who may."),
     cfg.BoolOpt("read_publisher_caches", default=True, help="Ask publishers for what they published before this "
                 "service started."),
+    _count("missing_ranges_max", 1000, 0, 1_000_000, "Ranges of events that the bus gave up and that publishers are "
+           "asked for again, in case they were only cut off. 0: they are not."),
+    _seconds("ask_again_interval", 2.0, 0.05, 600.0, "When they are asked for the second time; then after twice as "
+             "long, and so on, nine times in all."),
     _count("queue_events_max", 100_000, 100, 100_000_000, "Messages waiting for the service. Then the bus waits."),
     _count("confirmed_streams_max", 100_000, 1, 100_000_000, "Streams of which the service knows what it holds "
            "durably, to answer publishers that ask."),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import bisect
 from collections import OrderedDict
+from collections.abc import Iterator
 
 Stream = tuple[bytes, str]
 """GUID of the publisher, topic."""
@@ -34,6 +35,19 @@ class DurableRanges:
         firsts, lasts = self._ranges.get(stream, ([], []))
         position = bisect.bisect_left(lasts, last)
         return position < len(firsts) and firsts[position] <= first
+
+    def missing(self, stream: Stream, first: int, last: int) -> Iterator[tuple[int, int]]:
+        """The parts of a range that are not durable."""
+        for known_first, known_last in zip(*self._ranges.get(stream, ([], [])), strict=True):
+            if known_last < first:
+                continue
+            if known_first > last:
+                break
+            if known_first > first:
+                yield first, known_first - 1
+            first = known_last + 1
+        if first <= last:
+            yield first, last
 
     def __len__(self) -> int:
         return len(self._ranges)

@@ -7,6 +7,7 @@ events wait when the disk is behind, so that nothing piles up in memory.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import queue
@@ -42,6 +43,7 @@ from durability_service.core.namespaces import intersect
 from durability_service.core.service import DurabilityCore
 from durability_service.errors import DurabilityError, NoAligner
 from durability_service.fellows import FellowBus
+from durability_service.missing import MissingRanges
 from durability_service.protocol import Answer, Ask, ServiceStatus
 from durability_service.ranges import DurableRanges
 from durability_service.recorder import Recorder
@@ -54,7 +56,7 @@ from pubsub_api import settings as pubsub_settings
 from pubsub_api.closing import Closeable
 from pubsub_api.config import GROUP as PUBSUB
 from pubsub_api.core import frame as frames
-from pubsub_api.core.errors import FrameError, InvalidTopic, UndecodableBody
+from pubsub_api.core.errors import Closed, FrameError, InvalidTopic, UndecodableBody
 from pubsub_api.core.instream import Delivery
 from pubsub_api.core.replies import Found, Responder
 from pubsub_api.core.resync import Resync
@@ -113,6 +115,9 @@ class DurabilityService(Closeable):
         self._tokens: OrderedDict[int, list[StreamRange]] = OrderedDict()
         self._recorder = Recorder(self.settings.rules.depth_of)
         self.ranges = DurableRanges(options.confirmed_streams_max)
+        self._missing = MissingRanges(
+            self.ranges, ranges_max=options.missing_ranges_max, interval_s=options.ask_again_interval
+        )
         self._actions: OrderedDict[str, str] = OrderedDict()
         self._waiting_actions: list[tuple[int, str]] = []
         self._questions = self._bad_questions = self._undecodable = 0
@@ -167,6 +172,7 @@ class DurabilityService(Closeable):
             filters or [config.CONTROL_TOPICS],  # name-spaces may be learned from fellows
             on_frames=self._on_frames,
             on_resync=self._on_resync,
+            takes_repeats=True,  # of what was given up, and then sent again by a publisher that wants to be sure
             addresses=publishers,
             history=History() if self._options.read_publisher_caches else None,
         )
@@ -249,14 +255,18 @@ class DurabilityService(Closeable):
             if self._is_closed:
                 return
             with self._lock:
-                deadline = self._core.next_deadline()
+                missing = self._missing.take_due(time.monotonic())
+                deadline = min(self._core.next_deadline(), self._missing.next_deadline())
                 leaderless = self._core.without_aligner() if self._options.require_aligner else []
                 known = {one for keeper in self._core.keepers.values() for one in keeper.holding.space.filters}
             if leaderless and self._failure is None:
                 self._on_failure(NoAligner(f"nobody may lead {', '.join(leaderless)}: see master_priority and aligner"))
-            for topic_filter in sorted(known - filters):
-                self._subscriber.subscribe(topic_filter)
-                filters.add(topic_filter)
+            with contextlib.suppress(Closed):  # when the service is closed meanwhile
+                if missing:
+                    self._subscriber.ask_again(missing)
+                for topic_filter in sorted(known - filters):
+                    self._subscriber.subscribe(topic_filter)
+                    filters.add(topic_filter)
             if time.monotonic() >= deadline:
                 self._step(Tick())
             elif self._outgoing.empty():
@@ -273,12 +283,8 @@ class DurabilityService(Closeable):
         if self._writer and self._writer.lag >= _LAG_MAX:
             self._writer.wait_room(_LAG_MAX, self._options.watchdog_timeout)
         ranges: list[StreamRange] = []
-        with self._lock:
-            kept = {topic for topic in {header.topic for _, header, _ in deliveries} if self._core.keeps(topic)}
-        for delivery in deliveries:
+        for delivery in self._news(deliveries):
             _, header, already = delivery
-            if header.topic not in kept:
-                continue
             try:
                 self._recorder.add(delivery)
             except UndecodableBody as error:
@@ -296,8 +302,22 @@ class DurabilityService(Closeable):
                 self._tokens.popitem(last=False)
             self._step(Live(samples, self._token))
 
-    def _on_resync(self, _resync: Resync) -> None:
-        self._step(LiveLost())
+    def _news(self, deliveries: Sequence[Delivery]) -> list[Delivery]:
+        """Those that are to be kept and are not durable yet: frames come again when somebody else missed them."""
+        with self._lock:
+            kept = {topic for topic in {header.topic for _, header, _ in deliveries} if self._core.keeps(topic)}
+            return [
+                delivery
+                for delivery in deliveries
+                if (header := delivery[1]).topic in kept
+                and not self.ranges.has((header.guid, header.topic), header.first + delivery[2], header.last)
+            ]
+
+    def _on_resync(self, resync: Resync) -> None:
+        with self._lock:
+            self._missing.add((one for one in resync.lost if self._core.keeps(one.topic)), time.monotonic())
+            self._step(LiveLost())
+        self._wakeup.set()
 
     # -- the store
 
@@ -337,6 +357,9 @@ class DurabilityService(Closeable):
             "transactions": self._writer.transactions if self._writer else 0,
             "streams_confirmed": len(self.ranges),
             "streams_forgotten": self.ranges.forgotten,
+            "ranges_missing": len(self._missing),
+            "ranges_recovered": self._missing.recovered,
+            "ranges_forgotten": self._missing.forgotten,
             "traces_failed": self._tracer.failed,
         }
 

@@ -82,6 +82,7 @@ class Session(Closeable):
         on_events: OnEvents | None = None,
         on_frames: OnFrames | None = None,
         on_resync: OnResync | None = None,
+        takes_repeats: bool = False,
         addresses: Sequence[str] | None = None,
         history: History | None = None,
         durability: Durability | None = None,
@@ -92,7 +93,9 @@ class Session(Closeable):
         """A new subscriber to topic filters.  Returns at once; `Subscriber.wait_ready` waits until it is in effect.
 
         ``on_event`` is called per event, ``on_events`` with whole batches (cheaper), ``on_frames`` with frames as they
-        were sent, undecoded; with none of them, iterate over it.
+        were sent, undecoded; with none of them, iterate over it.  With ``takes_repeats``, ``on_frames`` is also called
+        with frames that come again, or after a resync has said that they are lost: that is for who keeps them, knows by
+        their numbers what it has, and does not care for their order.
         ``addresses`` replaces the publishers' addresses of the configuration.  ``history`` asks caches for the past.
         ``durability`` asks for the past that is kept of the topics, delivered before what is live, and says how well
         it should be kept at least; ``history_source`` is where it is read, by default what ``[pubsub] history_source``
@@ -105,11 +108,14 @@ class Session(Closeable):
             raise UsageError(f"topics is a list of filters, not a string: [{topics!r}]")
         scheme = scheme_of(topics)
         if scheme is not None:
-            if on_frames or on_resync or addresses or history or durability:
+            if on_frames or on_resync or takes_repeats or addresses or history or durability:
                 raise UsageError(
-                    "on_frames, on_resync, addresses, history and durability have no meaning for these filters"
+                    "on_frames, on_resync, takes_repeats, addresses, history and durability have no meaning for these "
+                    "filters"
                 )
             return self._scheme_subscriber(scheme, topics, on_event, on_events, auto_ack=auto_ack, member=member)
+        if takes_repeats and not on_frames:
+            raise UsageError("events are delivered once: give takes_repeats together with on_frames")
         gate = None
         if durability:
             if on_frames:
@@ -126,6 +132,7 @@ class Session(Closeable):
             on_events=on_events,
             on_frames=on_frames,
             on_resync=on_resync,
+            takes_repeats=takes_repeats,
             history=history,
             gate=gate,
             queue_bytes_max=self._conf[GROUP].receive_queue_bytes_max,

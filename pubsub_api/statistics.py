@@ -15,6 +15,7 @@ class SubscriberStatistics:
     """Events taken into order; what is not received yet waits in the queue."""
     frames: int
     duplicates: int
+    repeats: int
     unwanted: int
     foreign: int
     """Messages of other programs, without an envelope, passed on unnumbered."""

@@ -19,7 +19,7 @@ import queue
 import random
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from pubsub_api import forking
 from pubsub_api.closing import Closeable
@@ -31,7 +31,7 @@ from pubsub_api.core.errors import Closed, DriverError, Forked, UndecodableBody,
 from pubsub_api.core.events import Event, decode_events
 from pubsub_api.core.frame import Kind
 from pubsub_api.core.instream import Delivery
-from pubsub_api.core.resync import Reason, Resync
+from pubsub_api.core.resync import LostRange, Reason, Resync
 from pubsub_api.core.settings import History, SubscriberSettings
 from pubsub_api.core.subscriber import SubscriberCore
 from pubsub_api.core.topics import CONTROL_TOPIC
@@ -76,6 +76,7 @@ class Subscriber(Closeable):
         on_events: OnEvents | None = None,
         on_frames: OnFrames | None = None,
         on_resync: OnResync | None = None,
+        takes_repeats: bool = False,
         history: History | None = None,
         gate: HistoryGate | None = None,
         queue_bytes_max: int,
@@ -101,6 +102,7 @@ class Subscriber(Closeable):
             now=time.monotonic(),
             jitter=random.Random().random,
             history=history,
+            takes_repeats=takes_repeats,
         )
         self._lock = threading.Lock()
         self._queue: queue.SimpleQueue[Sequence[Item] | None] = queue.SimpleQueue()
@@ -460,6 +462,15 @@ class Subscriber(Closeable):
         with self._lock:
             self._core.ask_resync(Reason.HISTORY_REPLACED, time.monotonic())
             self._collect()
+
+    def ask_again(self, lost: Iterable[LostRange]) -> None:
+        """Ask caches once more for what a resync said is lost.  What they have comes to ``on_frames``, if it takes
+        repeats."""
+        self._check_usable()
+        with self._lock:
+            self._core.ask_again(lost, time.monotonic())
+            queries = self._collect()
+        self._ask(queries)
 
     def subscribe(self, topic_filter: str) -> bool:
         """Add a filter; True when it is new.  A resync for it follows once it is in effect.  Raises InvalidTopic."""

@@ -39,7 +39,11 @@ class Context(Protocol):
 
     def request_number(self) -> int: ...
 
-    def acknowledge(self, token: int) -> None: ...
+    def acknowledge(self, token: int) -> None:
+        """One of the name-spaces to which an event of the bus belonged has made it durable."""
+
+    def refuse(self, token: int) -> None:
+        """One of them did not take it: it is not acknowledged, whatever the others did."""
 
     def has_strangers(self) -> bool:
         """Whether a fellow was heard that has not had the time to hear us."""

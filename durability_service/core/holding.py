@@ -209,15 +209,16 @@ class Holding:
         self.phase = after(self.phase, cause)
         self.since = now
 
-    def hold(self, samples: Sequence[Sample], token: int) -> None:
-        """Keep live samples back until the set is complete."""
+    def hold(self, samples: Sequence[Sample], token: int) -> bool:
+        """Keep live samples back until the set is complete.  False when there is no room."""
         room = self._settings.held_max - len(self.held)
         if room < len(samples):
             self.counters.held_dropped += len(samples)  # not acknowledged, so whoever needs to be sure sends again
-            return
+            return False
         self.held += samples
         if token:
             self.held_tokens.append(token)
+        return True
 
     def take_held(self) -> tuple[list[Sample], list[int]]:
         """The samples held back, to be put into the set, and the tokens to acknowledge when they are durable."""

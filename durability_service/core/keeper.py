@@ -53,7 +53,8 @@ class Keeper(Aligning):
         held = self.holding
         held.counters.live += len(samples)
         if not held.is_aligned:
-            held.hold(samples, token)
+            if not held.hold(samples, token):
+                self._context.refuse(token)
             return
         added, removed = held.add(samples)
         self._context.store(

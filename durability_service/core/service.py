@@ -163,7 +163,12 @@ class DurabilityCore:
         self._requests += 1
         return self._requests
 
+    def refuse(self, token: int) -> None:
+        self._open_tokens.pop(token, None)
+
     def acknowledge(self, token: int) -> None:
+        if token not in self._open_tokens:
+            return  # another part of the same event was refused
         self._open_tokens[token] -= 1
         if not self._open_tokens[token]:
             del self._open_tokens[token]
@@ -187,6 +192,7 @@ class DurabilityCore:
     def _live(self, event: Live) -> None:
         parts: dict[str, list[Sample]] = {}
         newest = 0
+        token = event.token
         limit = self._wall_ns + int(self.settings.clock_skew_max_s * 1e9)
         for topic, together in itertools.groupby(event.samples, _topic):
             samples = list(together)
@@ -195,15 +201,17 @@ class DurabilityCore:
                 self.unwanted += len(samples)
                 continue
             timely = [sample for sample in samples if sample[3] <= limit]
-            keeper.holding.counters.from_the_future += len(samples) - len(timely)
+            if len(timely) < len(samples):
+                keeper.holding.counters.from_the_future += len(samples) - len(timely)
+                token = 0  # what was not taken must not be acknowledged along with the rest
             if timely:
                 newest = max(newest, *(sample[3] for sample in timely))
                 parts.setdefault(keeper.holding.name, []).extend(timely)
         self._clock.observe(newest, self._wall_ns)
-        if event.token and parts:
-            self._open_tokens[event.token] = len(parts)
+        if token and parts:
+            self._open_tokens[token] = len(parts)
         for name, samples in parts.items():
-            self.keepers[name].live(samples, event.token)
+            self.keepers[name].live(samples, token)
 
     def keeps(self, topic: str) -> bool:
         """Whether data of the topic is kept here."""

@@ -31,9 +31,17 @@ class StreamOrder:
     """What the subscriber core does with one stream at a time.  Not thread-safe: the owner serialises calls."""
 
     def __init__(
-        self, settings: SubscriberSettings, *, guid: bytes, jitter: Callable[[], float], history: History | None
+        self,
+        settings: SubscriberSettings,
+        *,
+        guid: bytes,
+        jitter: Callable[[], float],
+        history: History | None,
+        takes_repeats: bool,
     ) -> None:
         self.settings = settings
+        self._takes_repeats = takes_repeats
+        self._misses_the_past = takes_repeats and history is not None
         self.counters = SubscriberCounters()
         self.room_bytes = float("inf")
         """How much more the consumer's queue takes.  The owner sets it before it hands over frames."""
@@ -83,7 +91,7 @@ class StreamOrder:
             stream.head = first + count - 1
             self._deliver(stream, (frame, header, 0), now, is_repair=is_repair)
         elif first + count <= stream.next and stream.is_anchored:
-            self.counters.duplicates += count
+            self._repeat((frame, header, 0))
         elif after >= stream.next or stream.state is State.RESYNCING:
             self._park(stream, frame, header, now)
         elif stream.state is not _LIVE and self._resync.is_blocked and self._stays_missing(stream, frame, header):
@@ -94,6 +102,20 @@ class StreamOrder:
                 self._deliver(stream, delivery, now, is_repair=is_repair)
             if stream.state is not State.LIVE:
                 self._progress(stream, now)
+
+    def _repeat(self, delivery: Delivery) -> None:
+        """What was delivered, or given up, came again.  It waits for nobody: who wants it, and it in particular, can
+        have it sent once more."""
+        count = delivery[1].count
+        if not self._takes_repeats or self._resync.is_blocked:
+            self.counters.duplicates += count
+            return
+        self.counters.repeats += count
+        self.counters.delivered += count
+        self._out.append(delivery)
+        self.room_bytes -= len(delivery[0])
+        if self.room_bytes < 0:
+            self._resync.is_blocked = True
 
     def _park(self, stream: InStream, frame: bytes, header: Header, now: float) -> None:
         if not stream.is_anchored:
@@ -139,6 +161,10 @@ class StreamOrder:
     def _deliver(self, stream: InStream, delivery: Delivery, now: float, *, is_repair: bool) -> None:
         frame, header, already = delivery
         counters = self.counters
+        if already and self._takes_repeats:
+            counters.repeats += already
+            already = 0
+            delivery = (frame, header, 0)
         fresh = header.count - already
         counters.duplicates += already
         if is_repair:
@@ -260,8 +286,16 @@ class StreamOrder:
         if stream.has_hole:
             self._open_hole(stream, now)
 
+    def _tell_past(self, stream: InStream, last: int, now: float) -> None:
+        """Who wants history and takes what comes late hears what it has not got of a stream that is first met now."""
+        if last and self._misses_the_past and not self._questions.is_reading_history:
+            past = self._roster.lost_range(stream, 1, last)
+            self._resync.request(Reason.UNKNOWN_STREAM, [stream.topic], now, [past])
+
     def _release(self, stream: InStream, now: float) -> None:
         """The user was told: what is missing is covered, what waited may pass."""
+        if not stream.is_anchored:
+            self._tell_past(stream, stream.next - 1, now)
         stream.is_anchored = True
         for delivery, size in stream.skip_holes():
             self._roster.parked_bytes -= size

@@ -142,6 +142,13 @@ class Questions:
             return False
         return FilterSet(purpose.join.filters).match(topic)
 
+    @property
+    def is_reading_history(self) -> bool:
+        """Whether the answers that are awaited hold what was published before."""
+        purpose = self._open.get(self._join_id)
+        is_first = purpose is not None and purpose.join is not None and purpose.join.reason is Reason.INITIAL
+        return is_first and self._history is not None
+
     def heads_of(self, guid: bytes, filters: Iterable[str], now: float) -> None:
         """Ask one publisher for its heads: it is new, or it was silent."""
         self._ask(Purpose(is_baseline=True, asked=now), Query(id=0, topics=list(filters), guid=guid))
@@ -167,6 +174,13 @@ class Questions:
             self._ask(Purpose(streams=askers, asked=now), Query(id=0, wants=wants))
             asked += 1
         return asked
+
+    def ranges(self, wants: Sequence[Want], now: float) -> int:
+        """Ask for ranges that no stream waits for any more; returns how many questions that took."""
+        starts = range(0, len(wants), WANTS_PER_QUERY_MAX)
+        for start in starts:
+            self._ask(Purpose(asked=now), Query(id=0, wants=list(wants[start : start + WANTS_PER_QUERY_MAX])))
+        return len(starts)
 
     def _ask(self, purpose: Purpose, query: Query) -> int:
         query.id = self._next_id

@@ -206,6 +206,11 @@ class Roster:
         self.parked_bytes -= freed
         self._counters.unparked += events
 
+    def has(self, guid: bytes, topic: str) -> bool:
+        """Whether the stream is known."""
+        publisher = self.publishers.get(guid)
+        return publisher is not None and topic in publisher.streams
+
     def knows(self, stream: InStream) -> bool:
         """Whether the stream was not forgotten meanwhile."""
         publisher = self.publishers.get(stream.guid)

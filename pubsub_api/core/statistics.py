@@ -13,6 +13,8 @@ class SubscriberCounters:
     """Events handed to the consumer."""
     duplicates: int = 0
     """Events that came again and were dropped."""
+    repeats: int = 0
+    """Events that came again, or after they had been given up, and were handed over to a consumer that takes them."""
     unwanted: int = 0
     """Frames of topics that no filter selects: the transport delivers too much."""
     hellos: int = 0

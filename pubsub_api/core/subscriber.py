@@ -32,9 +32,10 @@ from pubsub_api.core import messages
 from pubsub_api.core.errors import FrameError, MalformedFrame
 from pubsub_api.core.frame import Flag, Header, Kind
 from pubsub_api.core.instream import Cause, Delivery, InStream, State
+from pubsub_api.core.messages import Want
 from pubsub_api.core.order import StreamOrder
 from pubsub_api.core.questions import Join
-from pubsub_api.core.resync import Reason, Resync
+from pubsub_api.core.resync import LostRange, Reason, Resync
 from pubsub_api.core.roster import InPublisher
 from pubsub_api.core.settings import History, SubscriberSettings
 from pubsub_api.core.topics import CONTROL_TOPIC, FilterSet
@@ -58,8 +59,10 @@ class SubscriberCore(StreamOrder):
         now: float,
         jitter: Callable[[], float],
         history: History | None = None,
+        takes_repeats: bool = False,
     ) -> None:
-        super().__init__(settings, guid=guid, jitter=jitter, history=history)
+        """``takes_repeats``: deliver, too, what was delivered or given up before, whenever it comes."""
+        super().__init__(settings, guid=guid, jitter=jitter, history=history, takes_repeats=takes_repeats)
         self.filters = FilterSet(filters)
         self._joined = FilterSet()
         self._joined_at = float("-inf")
@@ -217,6 +220,12 @@ class SubscriberCore(StreamOrder):
     def ask_resync(self, reason: Reason, now: float) -> None:
         """Somebody else found out that what was delivered is not the truth any more."""
         self._resync.request(reason, self.filters, now)
+
+    def ask_again(self, lost: Iterable[LostRange], now: float) -> None:
+        """Ask caches for ranges that were given up, those of streams that are known.  What comes is a repeat."""
+        wants = [Want(bytes.fromhex(one.guid), one.topic, one.first, one.last) for one in lost]
+        known = [one for one in wants if self._roster.has(one.guid, one.topic)]
+        self.counters.queries += self._questions.ranges(known, now)
 
     def asked(self, query_id: int, responders: int | None, now: float) -> None:
         """A query went out, to that many responders; None when the transport cannot tell."""
@@ -412,7 +421,7 @@ class SubscriberCore(StreamOrder):
         if stream is not None and stream.is_anchored:
             self._note_head(publisher, topic, head, now)
         elif stream is not None:
-            self._anchor(stream, head)
+            self._anchor(stream, head, now)
             self._stay_unknown(stream, now)
         elif self._joined.match(topic) and (self._knows_starts(publisher) or not head):
             self._note_head(publisher, topic, head, now)
@@ -421,13 +430,14 @@ class SubscriberCore(StreamOrder):
             publisher.has_evicted = True
         else:
             stream = self._roster.add_stream(publisher, topic, head + 1, is_anchored=False)
-            self._anchor(stream, head)
+            self._anchor(stream, head, now)
             stream.move(Cause.GIVE_UP)
             if self._joined.match(topic):
                 self._resync_unknown(topic, now)
 
-    def _anchor(self, stream: InStream, head: int) -> None:
+    def _anchor(self, stream: InStream, head: int, now: float) -> None:
         """From this baseline on numbers are checked; with history, from where it begins."""
+        self._tell_past(stream, head, now)
         stream.is_anchored = True
         stream.next = self._questions.history_start(head) or head + 1
         stream.head = max(stream.head, head)

@@ -54,11 +54,18 @@ class Rig:
         *filters: str,
         settings: SubscriberSettings = SUBSCRIBER,
         history: History | None = None,
+        takes_repeats: bool = False,
         jitter: Callable[[], float] = lambda: 0.0,
     ) -> None:
         self.now = 1000.0
         self.subscriber = SubscriberCore(
-            settings, filters or ("#",), guid=guid_of(2**100), now=self.now, jitter=jitter, history=history
+            settings,
+            filters or ("#",),
+            guid=guid_of(2**100),
+            now=self.now,
+            jitter=jitter,
+            history=history,
+            takes_repeats=takes_repeats,
         )
         self.publishers: list[PublisherCore] = []
         """Those that live."""

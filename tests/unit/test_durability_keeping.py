@@ -1,4 +1,5 @@
-"""Lifespans, what is said about a configuration that cannot work well, and what readers are told of joined sides."""
+"""Lifespans, what is said about a configuration that cannot work well, what readers are told of joined sides, and what
+is acknowledged."""
 
 from __future__ import annotations
 
@@ -6,11 +7,16 @@ import dataclasses
 
 import pytest
 
+from durability_service.core.effects import Acknowledged, Live, Store, Stored
 from durability_service.core.merging import Merge
 from durability_service.core.namespaces import Kind, NameSpace, covers
+from durability_service.core.samples import Sample, make_sample
+from durability_service.core.service import DurabilityCore
 from durability_service.core.settings import TopicRules
 from durability_service.history import find_mismatches
 from durability_service.protocol import ServiceStatus, SpaceStatus
+from durability_service.testing.simulator.nodes import EPOCH_NS
+from durability_service.testing.simulator.scenario import SPACES
 from pubsub_api.core.durability import Durability
 from pubsub_api.history import Mismatch
 from tests.unit.test_durability_core import LONG_S, SPACE, Rig, policy
@@ -199,3 +205,49 @@ def test_without_the_equality_check_one_difference_moves_the_whole_set() -> None
         moved.append(rig.network.samples_moved - before)
         assert rig.held("a").set.digest == rig.held("b").set.digest
     assert moved[0] < 40 <= moved[1]
+
+
+# -- what is acknowledged
+
+
+def acknowledged(core: DurabilityCore, samples: list[Sample], token: int) -> bool:
+    """Whether live samples are acknowledged, on a disk that works at once."""
+    effects = list(core.step(core.now, EPOCH_NS, Live(samples, token)))
+    done = False
+    while effects:
+        effect = effects.pop(0)
+        done = done or effect == Acknowledged(token)
+        if isinstance(effect, Store):
+            effects += core.step(core.now, EPOCH_NS, Stored(effect.number))
+    return done
+
+
+def test_what_is_not_taken_because_its_clock_is_wrong_is_not_acknowledged_with_the_rest() -> None:
+    rig = Rig()
+    node = rig.add("a", name_spaces=SPACES)
+    rig.start()
+    core = node.core
+    assert core is not None
+    good, other = (rig.writers["a"].sample(topic, "k", is_delete=False) for topic in ("a/x", "b/x"))
+    future = make_sample(
+        "a/x", "t", "l", timestamp=2 * EPOCH_NS, writer=b"w" * 16, number=1, is_delete=False, event=b"later"
+    )
+    assert not acknowledged(core, [good, future, other], 1001)
+    assert core.keepers["orders"].holding.counters.from_the_future == 1
+    assert acknowledged(core, [good, other], 1002)
+    assert rig.keys("a") == "k"
+
+
+def test_what_finds_no_room_before_the_set_is_complete_is_not_acknowledged() -> None:
+    rig = Rig()
+    node = rig.add("a", held_max=1)
+    node.start()
+    core = node.core
+    assert core is not None
+    samples = [rig.writers["a"].sample("a/x", key, is_delete=False) for key in "kl"]
+    assert not acknowledged(core, samples, 1001)
+    assert core.keepers[SPACE.name].holding.counters.held_dropped == 2
+    rig.run()
+    assert rig.keys("a") == ""
+    assert acknowledged(core, samples, 1002)
+    assert rig.keys("a") == "kl"

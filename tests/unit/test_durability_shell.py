@@ -18,6 +18,7 @@ from durability_service.core.effects import Level, Trace
 from durability_service.core.merging import Merge
 from durability_service.core.namespaces import Alignee, Kind
 from durability_service.core.sets import SampleSet
+from durability_service.missing import ATTEMPTS_MAX, MissingRanges
 from durability_service.ranges import DurableRanges
 from durability_service.recorder import Recorder, event_of
 from durability_service.tracing import Tracer
@@ -26,6 +27,7 @@ from pubsub_api.core import frame as frames
 from pubsub_api.core.events import Event, decode_events, encode_event, pack_body
 from pubsub_api.core.frame import Kind as FrameKind
 from pubsub_api.core.instream import Delivery
+from pubsub_api.core.resync import LostRange
 from pubsub_api.errors import InvalidConfig, UndecodableBody
 
 GUID = b"g" * 16
@@ -113,6 +115,56 @@ def test_ranges_join_and_answer_exactly() -> None:
         for first in range(1, 35):
             for last in range(first, 35):
                 assert ranges.has(STREAM, first, last) == (set(range(first, last + 1)) <= known)
+
+
+def test_what_is_missing_of_a_range_is_the_rest_of_it() -> None:
+    chance = random.Random(4)
+    for _ in range(200):
+        ranges, known = DurableRanges(10), set()
+        for _ in range(chance.randrange(6)):
+            first = chance.randrange(1, 30)
+            last = first + chance.randrange(5)
+            ranges.add(STREAM, first, last)
+            known.update(range(first, last + 1))
+        first = chance.randrange(1, 35)
+        last = first + chance.randrange(20)
+        missing = [number for low, high in ranges.missing(STREAM, first, last) for number in range(low, high + 1)]
+        assert missing == [number for number in range(first, last + 1) if number not in known]
+
+
+def lost(first: int, last: int) -> LostRange:
+    return LostRange("host", GUID.hex(), "a", first, last)
+
+
+def test_a_missing_range_is_asked_for_until_it_is_durable() -> None:
+    ranges = DurableRanges(10)
+    missing = MissingRanges(ranges, ranges_max=10, interval_s=2.0)
+    missing.add([lost(3, 9)], 100.0)
+    missing.add([lost(3, 9)], 100.0)
+    assert missing.take_due(100.0) == [lost(3, 9)]
+    assert missing.next_deadline() == 102.0
+    assert missing.take_due(101.0) == []
+    ranges.add(STREAM, 5, 6)
+    assert missing.take_due(102.0) == [lost(3, 4), lost(7, 9)]
+    assert missing.next_deadline() == 106.0
+    ranges.add(STREAM, 1, 9)
+    assert missing.take_due(106.0) == []
+    assert (len(missing), missing.recovered, missing.forgotten) == (0, 1, 0)
+    assert missing.next_deadline() == float("inf")
+
+
+def test_a_range_that_nobody_has_is_forgotten_and_so_is_the_oldest_of_too_many() -> None:
+    missing = MissingRanges(DurableRanges(10), ranges_max=2, interval_s=2.0)
+    missing.add([lost(1, 1), lost(3, 3), lost(5, 5)], 0.0)
+    asked, now = [], 0.0
+    while missing:
+        asked.append(missing.take_due(now))
+        now = missing.next_deadline()
+    assert asked == [[lost(3, 3), lost(5, 5)]] * ATTEMPTS_MAX + [[]]
+    assert (missing.recovered, missing.forgotten) == (0, 3)
+    never = MissingRanges(DurableRanges(10), ranges_max=0, interval_s=2.0)
+    never.add([lost(1, 1)], 0.0)
+    assert never.take_due(0.0) == []
 
 
 def test_the_stream_touched_longest_ago_is_forgotten() -> None:
