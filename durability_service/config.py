@@ -73,8 +73,8 @@ OPTIONS: Sequence[cfg.Opt] = (
                  help="Part of expiry_time between heartbeats: 0.25 of 4 seconds is one second."),
     _seconds("initial_discovery_period", 3.0, 0.05, 60.0, "How long a service that starts listens for fellows."),
     _count("expected_peers", 0, 0, 1000, "Discovery ends early when this many fellows have answered. 0: unknown."),
-    _seconds("combine_period_initial", 0.5, 0.0, 5.0, "How long an aligner waits for further requests of services "
-             "that start."),
+    _seconds("combine_period_initial", 0.5, 0.0, 10.0, "How long an aligner waits for further requests of services "
+             "that start, unless all that it knows of have asked."),
     _seconds("combine_period_operational", 0.01, 0.0, 5.0, "How long it waits for further requests of others."),
     _seconds("align_timeout", 2.0, 0.05, 600.0, "An alignment that does not move for this long is asked for again."),
     _seconds("reconcile_interval", 5.0, 0.05, 3600.0, "Sets that should be equal and differ for this long are "

@@ -1,6 +1,7 @@
 """Answering requests for alignment: combined, in bounded chunks, no faster than the slowest asker.
 
 Requests that come within the combine period share one answer: it holds every bucket in which any of the askers differs.
+The period of services that start ends when all who may ask have asked.
 A bucket that an asker has already does it no harm, so a shared answer leaves everybody with the set that an answer of
 its own would have given it.  The chunks go out once, to all.
 
@@ -10,7 +11,7 @@ Nothing is repeated: whoever misses a chunk asks again for what it still lacks.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 
 from durability_service.core.messages import (
     NO_DIGEST,
@@ -71,8 +72,11 @@ class Aligner:
     def is_busy(self) -> bool:
         return bool(self._pending) or self._stream is not None
 
-    def requested(self, request: AlignRequest, now: float) -> None:
-        """A fellow asks.  What it asked before and has not been answered is forgotten."""
+    def requested(self, request: AlignRequest, now: float, askers: Set[str]) -> None:
+        """A fellow asks.  What it asked before and has not been answered is forgotten.
+
+        ``askers`` are those who lack a set, and so have asked or may do so any moment.
+        """
         if self._served.get(request.node, (0, 0)) >= (request.incarnation, request.number):
             return
         known = self._pending.get(request.node)
@@ -83,6 +87,8 @@ class Aligner:
             self._due = now + (settings.combine_initial_s if request.is_initial else settings.combine_operational_s)
         self._pending[request.node] = request
         self.requests += 1
+        if request.is_initial and askers <= self._pending.keys():
+            self._due = now
 
     def progressed(self, progress: AlignProgress, now: float) -> None:
         stream = self._stream

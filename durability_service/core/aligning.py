@@ -5,7 +5,7 @@ What is asked for, of whom and why, is decided in `durability_service.core.keepe
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from typing import Any, Protocol
 
 from durability_service.core.alignee import Alignment, Purpose
@@ -38,6 +38,9 @@ class Context(Protocol):
         """The time as a hybrid logical clock value."""
 
     def request_number(self) -> int: ...
+
+    def askers(self, name_space: str) -> Set[str]:
+        """Connected fellows of our role that have no complete set."""
 
     def acknowledge(self, token: int) -> None:
         """One of the name-spaces to which an event of the bus belonged has made it durable."""
@@ -121,7 +124,7 @@ class Aligning:
         alignment = held.alignment
         if isinstance(message, AlignRequest):
             if message.to == self._settings.node and held.policy.aligner:
-                held.aligner.requested(message, now)
+                held.aligner.requested(message, now, self._context.askers(held.name))
         elif isinstance(message, AlignProgress):
             if message.to == self._settings.node:
                 held.aligner.progressed(message, now)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import operator
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from typing import Any
 
 from durability_service.core.conflicts import Peer
@@ -162,6 +162,10 @@ class DurabilityCore:
     def request_number(self) -> int:
         self._requests += 1
         return self._requests
+
+    def askers(self, name_space: str) -> Set[str]:
+        role = self.settings.role
+        return {one.node for one in self._peers(name_space) if one.role == role and not one.advert.is_complete}
 
     def refuse(self, token: int) -> None:
         self._open_tokens.pop(token, None)

@@ -18,10 +18,10 @@ CALM = {
     "heartbeat_factor": 0.1,
     "initial_discovery_period": 30.0,
     "expected_peers": SERVICES - 1,
-    "combine_period_initial": 3.0,
+    "combine_period_initial": 10.0,
     "align_timeout": 20.0,
 }
-"""Twenty services in one process are slow to answer: discovery ends when all have, and requests have time to meet."""
+"""Twenty services in one process are slow to answer: discovery ends when all have, and the wait for requests, too."""
 
 
 @pytest.fixture
@@ -59,7 +59,5 @@ def test_twenty_services_that_start_at_once_get_one_master_and_one_stream_of_dat
     assert {space.master for space in found.values()} == {"s07"}
     assert [node for node, space in found.items() if space.counters["injections"]] == ["s07"]
     sent = {node: space.counters["samples_sent"] for node, space in found.items()}
-    # Once is what it takes when no request comes late and nothing is lost on the way; never once per service.
-    assert EVENTS <= sent["s07"] <= 3 * EVENTS
-    assert sum(sent.values()) <= 3 * EVENTS
-    assert found["s07"].counters["requests_combined"] >= SERVICES - 4
+    assert sum(sent.values()) == sent["s07"] == EVENTS
+    assert found["s07"].counters["requests_combined"] == SERVICES - 2
