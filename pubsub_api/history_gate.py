@@ -142,10 +142,12 @@ class HistoryGate:
                 self._call(self._on_resync, resync)
             if Reason.HISTORY_REPLACED in resync.reasons:
                 self._newest.clear()
-        if Reason.INITIAL in resync.reasons:
-            self._joined.set()
         if self._is_late or Reason.INITIAL not in resync.reasons:
             self._again.set()
+
+    def joined(self) -> None:
+        """The live subscription is in effect, and what publishers remembered then has been passed on."""
+        self._joined.set()
 
     @property
     def is_calling(self) -> bool:
@@ -257,7 +259,7 @@ class HistoryGate:
             self._is_open = True
             self._changed.notify_all()
         if self._source.asks_publishers:
-            self._joined.wait()  # what publishers remember comes before it, as if it were live
+            self._joined.wait()  # what publishers remember comes as if it were live
         if not (self._done.is_set() and outcome is HistoryOutcome.NO_SERVICE):
             self._outcome = outcome
         self._done.set()

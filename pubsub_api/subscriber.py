@@ -13,6 +13,7 @@ calls the user, and the clock thread sees to it that receiving goes on when the 
 from __future__ import annotations
 
 import dataclasses
+import enum
 import logging
 import os
 import queue
@@ -52,8 +53,16 @@ OnResync = Callable[[Resync], None]
 OnFrames = Callable[[Sequence[Delivery]], None]
 """Gets whole frames, in order, each with its header and how many of its first events were delivered before."""
 
-Item = Delivery | Resync | Event
-"""What waits for the dispatcher: a frame, a resync, or an event that came without an envelope."""
+
+class Mark(enum.Enum):
+    """A place in the queue."""
+
+    JOINED = "joined"
+    """All that publishers remembered when the subscription came into effect is before it."""
+
+
+Item = Delivery | Resync | Event | Mark
+"""What waits for the dispatcher: a frame, a resync, an event that came without an envelope, or a mark for the gate."""
 
 
 class Subscriber(Closeable):
@@ -245,6 +254,8 @@ class Subscriber(Closeable):
                 self._enqueue(out, size)
             if not self._ready.is_set() and self._core.is_ready:
                 self._ready.set()
+                if self._gate is not None:
+                    self._enqueue([Mark.JOINED], 0)
         if self._core.is_overrun is not self._is_overrun:
             self._is_overrun = self._core.is_overrun
             if self._is_overrun:
@@ -372,6 +383,9 @@ class Subscriber(Closeable):
                     yield events
             elif isinstance(item, Resync):
                 self._tell_resync(item)
+            elif isinstance(item, Mark):
+                if self._gate is not None:
+                    self._gate.joined()
             else:
                 self._received += 1
                 yield [item]
