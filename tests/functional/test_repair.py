@@ -10,7 +10,10 @@ import pytest
 
 import pubsub_api
 from pubsub_api import errors
+from pubsub_api.core import messages
 from pubsub_api.core.frame import Kind
+from pubsub_api.core.topics import CONTROL_TOPIC
+from pubsub_api.driver import PubSubApi, SubscriberApi
 from pubsub_api.testing.faults import Faults
 from pubsub_api.testing.faulty import FaultyPubSub, FaultySubscriber
 from pubsub_api.testing.frames import header
@@ -30,10 +33,11 @@ class Lossy:
         consumer: Consumer,
         *ends: object,
         on_event: Callable[[pubsub_api.Event], None] | None = None,
+        wrap: Callable[[PubSubApi, Faults], PubSubApi] = FaultyPubSub,
         **options: object,
     ) -> None:
         self.faults = Faults(seed=3)
-        session = bus.session(wrap_driver=lambda driver: FaultyPubSub(driver, self.faults), **options)
+        session = bus.session(wrap_driver=lambda driver: wrap(driver, self.faults), **options)
         self.subscriber = session.subscriber(
             ["#"], on_event or consumer.on_event, on_resync=consumer.on_resync, addresses=bus.addresses(*ends)
         )
@@ -144,12 +148,65 @@ def test_what_a_repair_releases_waits_for_room_in_a_small_queue(bus: Bus, consum
     assert lossy.subscriber.statistics().parked_bytes == 0
 
 
+class WatchedPubSub(FaultyPubSub):
+    """Writes down how a subscriber finds a hole."""
+
+    def __init__(self, inner: PubSubApi, faults: Faults) -> None:
+        super().__init__(inner, faults)
+        self.gaps: Callable[[], int] = lambda: 0
+        self.hellos: list[tuple[int, int, int]] = []
+        """Of each hello of a stream: the head it tells, and the holes seen before and after it was handed over."""
+        self.asked: list[tuple[int, int]] = []
+        """The ranges that caches were asked for."""
+
+    def get_subscriber(self) -> WatchedSubscriber:
+        return WatchedSubscriber(self._inner.get_subscriber(), self)
+
+
+class WatchedSubscriber(FaultySubscriber):
+    def __init__(self, inner: SubscriberApi, watch: WatchedPubSub) -> None:
+        super().__init__(inner, watch.faults)
+        self._watch = watch
+
+    def on_frames(self, frames: Sequence[bytes]) -> None:
+        for frame in frames:
+            gaps = self._watch.gaps()
+            super().on_frames([frame])
+            seen = header(frame)
+            if seen.kind == Kind.HELLO and seen.topic != CONTROL_TOPIC:
+                self._watch.hellos.append((seen.after, gaps, self._watch.gaps()))
+
+    def query(self, frame: bytes) -> int | None:
+        wants = messages.decode(messages.Query, frame, header(frame)).wants
+        self._watch.asked += [(want.first, want.last) for want in wants]
+        return super().query(frame)
+
+
 def test_the_lost_tail_of_an_idle_stream_is_found_by_its_hello(bus: Bus, consumer: Consumer) -> None:
+    """Within ``max_idle_time`` + ``message_delay_window``, on every driver.  No clock is read here: it would tell how
+    busy the machine is.
+
+    That the publisher says the first hello of an idle stream ``max_idle_time`` after its last event, and the subscriber
+    asks ``message_delay_window`` after it saw a hole, is shown where time is a value, by
+    ``tests/unit/test_core_repair.py::test_the_lost_tail_is_asked_for_within_the_bound``.  What a driver adds is which
+    frames arrive.  So what is shown here is that nothing else is needed: the very first hello that the driver brings
+    after the loss opens the hole, no sooner and no later, and exactly what was lost is asked for.
+    """
+    watches: list[WatchedPubSub] = []
+
+    def wrap(driver: PubSubApi, faults: Faults) -> WatchedPubSub:
+        watches.append(WatchedPubSub(driver, faults))
+        return watches[-1]
+
     publisher = bus.session().publisher()
-    lossy = Lossy(bus, consumer, publisher)
-    with lossy.losing(3):
-        send_in_frames(publisher, range(1, 4))
-    wait_until(lambda: consumer.versions == [1, 2, 3], 20, "the tail, without any further event")
+    lossy = Lossy(bus, consumer, publisher, wrap=wrap)
+    (watch,) = watches
+    watch.gaps = lambda: lossy.subscriber.statistics().gaps
+    with lossy.losing(1):
+        send_in_frames(publisher, range(1, 2))
+    wait_until(lambda: consumer.versions == [1], 20, "the tail, without any further event")
+    assert watch.hellos[0] == (1, 0, 1), "head, and holes seen before and after"
+    assert set(watch.asked) == {(1, 1)}
     assert reasons(consumer) == [pubsub_api.Reason.INITIAL]
 
 

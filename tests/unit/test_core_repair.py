@@ -51,13 +51,27 @@ def test_holes_of_many_streams_are_asked_for_in_one_question() -> None:
     assert sorted(rig.received) == [("a", 1), ("a", 2), ("b", 1), ("b", 2), ("c", 1), ("c", 2)]
 
 
-def test_the_lost_tail_of_an_idle_stream_is_repaired() -> None:
+@pytest.mark.parametrize("idle_s", [0.0, 0.001, 2.5, 4.999, 5.0, 7.3, 12.0, 61.0, 1000.0])
+@pytest.mark.parametrize("others", [0, 50])
+def test_the_lost_tail_is_asked_for_within_the_bound(idle_s: float, others: int) -> None:
+    """``max_idle_time`` + ``message_delay_window`` after the lost event, whatever the stream did before it and however
+    many others there are; and no sooner, since it is the stream's first hello that shows the hole."""
     rig = Rig()
     publisher = rig.publisher()
     rig.join()
+    rig.deliver(*rig.publish(publisher, "a"))
+    rig.run(idle_s)
+    for number in range(others):
+        rig.publish(publisher, f"other/{number}")
+    lost_at, hellos = rig.now, rig.subscriber.counters.hellos
     rig.publish(publisher, "a", 3)
-    rig.run(PUBLISHER.max_idle_time_s + WINDOW_S + 0.01)
-    assert rig.numbers("a") == [1, 2, 3]
+    while not rig.subscriber.counters.queries:
+        rig.run(0.01)
+        assert rig.now < lost_at + PUBLISHER.max_idle_time_s + WINDOW_S + 0.02, "late"
+    assert rig.now >= lost_at + PUBLISHER.max_idle_time_s + WINDOW_S
+    assert rig.subscriber.counters.hellos > hellos
+    assert ("a", 2, 4) in wanted(rig)[0]
+    assert rig.numbers("a") == [1, 2, 3, 4]
     assert rig.reasons == ["initial"]
 
 
