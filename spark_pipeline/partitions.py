@@ -9,7 +9,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
-import pyarrow.compute as pc
 from pyspark.sql.datasource import InputPartition
 
 import durable_log
@@ -48,6 +47,8 @@ def stream_partitions(
 
 def read_partition(url: str, partition: LogPartition, topics: frozenset[str] | None = None) -> Iterator[pa.RecordBatch]:
     """Runs in a worker, as often as Spark likes.  ``topics`` narrows it further, to these topics."""
+    import pyarrow.compute as pc  # noqa: PLC0415  # needed where rows are read, and slow to import where it is planned
+
     takes_all = "#" in partition.filters and topics is None
     filters = FilterSet(partition.filters)
     for batch in itertools.chain.from_iterable(_batches(url, what) for what in partition.ranges):

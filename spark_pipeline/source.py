@@ -28,7 +28,6 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMa
 
 import durable_log
 from pubsub_api.errors import UsageError
-from spark_pipeline.group_source import GroupStreamReader
 from spark_pipeline.options import SourceOptions
 from spark_pipeline.partitions import LogPartition, read_partition, stream_partitions
 from spark_pipeline.ranges import LogRange, Offsets, advance, from_json, split, to_json
@@ -156,7 +155,12 @@ class HeliographDataSource(DataSource):
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: ARG002
         options = SourceOptions(self.options)
-        return GroupStreamReader(options) if options.group else LogStreamReader(options)
+        if not options.group:
+            return LogStreamReader(options)
+        # Only when asked for: Spark starts a process for every step of planning, and each imports the format anew.
+        from spark_pipeline.group_source import GroupStreamReader  # noqa: PLC0415
+
+        return GroupStreamReader(options)
 
     def writer(self, schema: StructType, overwrite: bool) -> LogWriter:
         return LogWriter(self.options, schema, overwrite=overwrite)

@@ -19,6 +19,7 @@ import pytest
 from tests import documents
 from tests.documents import ROOT, Block
 from tests.servers import RedisServer, free_port
+from tests.spark.small_java import SMALL_JAVA
 
 RUN_TIMEOUT_S = 500.0
 """Far more than any of them takes: one starts Spark, and the machine may be busy."""
@@ -52,7 +53,12 @@ def private(text: str, request: pytest.FixtureRequest, directory: pathlib.Path) 
 
 def run(arguments: list[str], directory: pathlib.Path) -> str:
     """Run a program to its end in a directory that is also on its import path; return what it printed."""
-    environment = {**os.environ, "PYTHONPATH": str(directory), "XDG_CACHE_HOME": str(directory / "cache")}
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(directory),
+        "XDG_CACHE_HOME": str(directory / "cache"),
+        "JDK_JAVA_OPTIONS": SMALL_JAVA,
+    }
     done = subprocess.run(
         [sys.executable, *arguments],
         cwd=directory, env=environment, capture_output=True, text=True, timeout=RUN_TIMEOUT_S, check=False,

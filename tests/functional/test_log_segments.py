@@ -52,7 +52,8 @@ def test_pyarrow_reads_them(log: SegmentedLog, files: list[str]) -> None:
 
 
 def test_duckdb_reads_them(files: list[str]) -> None:
-    duckdb = pytest.importorskip("duckdb")
+    import duckdb
+
     query = (
         'SELECT topic, count(*), min("offset"), max("offset"), max(seq) FROM read_parquet(?) GROUP BY topic ORDER BY 1'
     )
@@ -62,7 +63,8 @@ def test_duckdb_reads_them(files: list[str]) -> None:
 
 
 def test_polars_reads_them(files: list[str]) -> None:
-    polars = pytest.importorskip("polars")
+    import polars
+
     found = polars.scan_parquet(files).select(polars.len(), polars.col("version").sum()).collect().row(0)
     half = FRAMES * EVENTS // 2
     assert found == (2 * half, half * (half + 1))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import pathlib
 import signal
@@ -13,7 +12,7 @@ import pyspark
 
 from spark_pipeline.java import find_java
 from tests.servers import free_port
-from tests.spark.streaming_job import descendants
+from tests.spark.streaming_job import kill_executor
 from tests.waiting import wait_until
 
 _DEPLOY = "org.apache.spark.deploy"
@@ -52,17 +51,7 @@ class SparkCluster:
 
     def kill_executor(self, choice: int) -> bool:
         """SIGKILL to one of the executors, whose worker starts another; False when there is none now."""
-        found = [
-            pid
-            for process in self._processes.values()
-            for pid, command in descendants(process.pid)
-            if "CoarseGrainedExecutorBackend" in command
-        ]
-        if not found:
-            return False
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(found[choice % len(found)], signal.SIGKILL)
-        return True
+        return kill_executor([process.pid for process in self._processes.values()], choice)
 
     def _start(self, name: str, *arguments: str) -> None:
         home = os.path.dirname(pyspark.__file__)

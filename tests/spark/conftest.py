@@ -21,9 +21,9 @@ from spark_pipeline import staging
 from spark_pipeline.config import GROUP, OPTIONS
 from spark_pipeline.schema import EVENT_COLUMNS, EVENT_SCHEMA
 from spark_pipeline.session import open_session
+from tests.spark.small_java import SMALL_JAVA
 
-# A small, quickly compiled JVM: these tests move kilobytes.
-TEST_OPTIONS = {"spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"}
+TEST_OPTIONS = {f"spark.{part}.extraJavaOptions": SMALL_JAVA for part in ("driver", "executor")}
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -13,7 +13,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from tests.waiting import wait_until
 
@@ -87,6 +87,10 @@ class StreamingJob:
         """SIGKILL to a process in which tasks read; False when there is none now."""
         return self._process is not None and kill_python_worker(self._process.pid, choice)
 
+    def kill_executor(self, choice: int) -> bool:
+        """SIGKILL to an executor of a local cluster; False when there is none now."""
+        return self._process is not None and kill_executor([self._process.pid], choice)
+
     @property
     def batches(self) -> int:
         """Micro-batches that have taken effect."""
@@ -111,11 +115,21 @@ class StreamingJob:
 def kill_python_worker(driver: int, choice: int) -> bool:
     """SIGKILL to one of the processes that the daemon of PySpark has forked for a driver; False when there is none."""
     daemons = [pid for pid, command in descendants(driver) if "pyspark.daemon" in command]
-    forked = [pid for daemon in daemons for pid, _ in descendants(daemon)]
-    if not forked:
+    return _kill_one([pid for daemon in daemons for pid, _ in descendants(daemon)], choice)
+
+
+def kill_executor(ancestors: Iterable[int], choice: int) -> bool:
+    """SIGKILL to one of the executors that any of these has started; whoever started it starts another.  False when
+    there is none."""
+    found = [one for ancestor in ancestors for one in descendants(ancestor)]
+    return _kill_one([pid for pid, command in found if "CoarseGrainedExecutorBackend" in command], choice)
+
+
+def _kill_one(found: Sequence[int], choice: int) -> bool:
+    if not found:
         return False
     with contextlib.suppress(ProcessLookupError):
-        os.kill(forked[choice % len(forked)], signal.SIGKILL)
+        os.kill(found[choice % len(found)], signal.SIGKILL)
     return True
 
 

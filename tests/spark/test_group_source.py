@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import pathlib
-import random
 
 import pytest
 from pyspark.errors import PySparkException
@@ -144,24 +143,3 @@ def test_two_jobs_cannot_run_under_one_name(
 def test_options_that_make_no_sense_for_a_group_are_refused(options: dict[str, str], reason: str) -> None:
     with pytest.raises(UsageError, match=reason):
         SourceOptions({"log": "sqlite:///log.db", **options})
-
-
-def test_a_job_killed_at_any_moment_loses_no_row_and_doubles_none(
-    spark: SparkSession, log_url: str, tmp_path: pathlib.Path
-) -> None:
-    group = "work"
-    fill(log_url, first=1, count=500)
-    with contextlib.closing(durable_log.open(log_url)) as log:
-        groups.declare(log, group, "+/port", mode="queue", start="earliest")
-    with StreamingJob(tmp_path, log_url, name="a", group=group) as job:
-        job.start()
-        job.wait_batches(random.randrange(1, 4))
-        job.kill()
-        assert job.batches < 20, "it was not done yet"
-        other = StreamingJob(tmp_path, log_url, name="b", group=group)
-        take_turns(spark, log_url, group, other, "b", per_batch=2000)
-        take_turns(spark, log_url, group, job, "a", per_batch=2000)
-    mine, others = rows_of(spark, job.table), rows_of(spark, other.table)
-    assert mine
-    assert others
-    assert sorted(mine + others) == expected(1, 500)

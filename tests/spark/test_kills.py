@@ -16,9 +16,11 @@ import pytest
 from pyspark.sql import SparkSession
 
 import durable_log
+from shared_subscriptions import groups
 from tests.spark.cluster import SparkCluster
 from tests.spark.conftest import log_frame
 from tests.spark.streaming_job import StreamingJob, kill_python_worker
+from tests.spark.test_group_source import rows_of, take_turns
 from tests.waiting import wait_until
 
 TOPICS = [f"tenant-{number}/port" for number in range(5)]
@@ -78,6 +80,28 @@ def test_a_query_goes_on_exactly_after_its_python_worker_was_killed(
     assert finish(spark, log_url, job) == expected(600)
 
 
+def test_jobs_of_a_group_go_on_exactly_after_an_executor_and_then_the_driver_was_killed(
+    spark: SparkSession, log_url: str, tmp_path: pathlib.Path
+) -> None:
+    fill(log_url, first=1, count=600)
+    with contextlib.closing(durable_log.open(log_url)) as log:
+        groups.declare(log, "work", "#", mode="queue", start="earliest")
+    other = StreamingJob(tmp_path, log_url, name="b", group="work")
+    # Two executors, each a process of its own, but their master and workers are in the driver: three JVMs, not six.
+    with StreamingJob(tmp_path, log_url, name="a", group="work", master="local-cluster[2,1,1024]") as job:
+        job.wait_batches(2)
+        wait_until(lambda: job.kill_executor(random.randrange(2)), 60, "an executor to kill")
+        job.wait_batches(job.batches + 2)
+        job.kill()
+        assert job.batches < 20, "it was not done yet"
+        take_turns(spark, log_url, "work", other, "b", per_batch=20_000)
+        take_turns(spark, log_url, "work", job, "a", per_batch=20_000)
+    mine, others = rows_of(spark, job.table), rows_of(spark, other.table)
+    assert mine
+    assert others
+    assert sorted(mine + others) == expected(600)
+
+
 @pytest.mark.chaos
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("seed", range(3))
@@ -123,9 +147,6 @@ def test_executors_killed_at_random_moments(
 def test_two_jobs_of_a_group_killed_at_random_moments(
     spark: SparkSession, log_url: str, tmp_path: pathlib.Path, mode: str, seed: int
 ) -> None:
-    from shared_subscriptions import groups
-    from tests.spark.test_group_source import rows_of, take_turns
-
     chance = random.Random(seed)
     with contextlib.closing(durable_log.open(log_url)) as log:
         groups.declare(log, "work", "#", mode=mode, start="earliest")  # type: ignore[arg-type]

@@ -15,7 +15,10 @@ from nb_api import NbApi
 from pubsub_api.errors import UsageError
 from spark_pipeline import staging
 from spark_pipeline.errors import PipelineError
-from spark_pipeline.targets import BusTarget, DbTarget, LogTarget, Target, open_target
+from spark_pipeline.targets import Target, open_target
+from spark_pipeline.targets.bus import BusTarget
+from spark_pipeline.targets.db import DbTarget
+from spark_pipeline.targets.log import LogTarget
 from spark_pipeline.targets.target import Ledger
 from tests.spark.conftest import stage
 from tests.waiting import wait_until
@@ -140,6 +143,12 @@ def test_two_writers_under_one_name_are_told(tmp_path: pathlib.Path, monkeypatch
     monkeypatch.setattr(Target, "portions", meanwhile)
     with pytest.raises(PipelineError, match="two writers"):
         target.deliver("q", 6, [stage(tmp_path, "mine")])
+
+
+@pytest.mark.parametrize(("name", "kind"), [("log", LogTarget), ("db", DbTarget), ("bus", BusTarget)])
+def test_the_option_names_the_kind_of_target(name: str, kind: type[Target], tmp_path: pathlib.Path) -> None:
+    found = open_target({name: "memory://somewhere"}, str(tmp_path))
+    assert (type(found), found.url, found.directory) == (kind, "memory://somewhere", str(tmp_path))
 
 
 @pytest.mark.parametrize("options", [{}, {"log": "sqlite:///a", "db": "sqlite:///b"}])

@@ -232,7 +232,6 @@ def an_outcome() -> Outcome:
 
 
 def test_results_are_stored_and_drawn(tmp_path: pathlib.Path) -> None:
-    pytest.importorskip("matplotlib")
     stored = results.store(Plan(1, 1, True, print), [an_outcome()], tmp_path)
     content = json.loads(stored.read_text())
     assert content["outcomes"][0]["checks"][0]["met"] is True
