@@ -43,7 +43,6 @@ encode_fields = msgspec.msgpack.Encoder().encode
 ENCODING_ERRORS = (TypeError, ValueError, OverflowError, RecursionError, msgspec.MsgspecError)
 _decode_list = msgspec.msgpack.Decoder(list[Event]).decode
 _ARRAY32 = struct.Struct(">BI")
-_ONE_EVENT = _ARRAY32.pack(0xDD, 1)
 
 
 def encode_event(event: Event, timestamp: int) -> bytes:
@@ -75,11 +74,6 @@ def encode_event(event: Event, timestamp: int) -> bytes:
 def pack_body(encoded: Sequence[bytes]) -> bytes:
     """The body of a DATA frame from events that are encoded already."""
     return b"".join((_ARRAY32.pack(0xDD, len(encoded)), *encoded))
-
-
-def pack_one(encoded: bytes) -> bytes:
-    """`pack_body` of a single event: over many topics this is what most frames hold."""
-    return _ONE_EVENT + encoded
 
 
 def decode_events(frame: bytes, header: frames.Header, *, skip: int = 0) -> list[Event]:

@@ -29,6 +29,7 @@ import enum
 import functools
 import hmac
 import struct
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from pubsub_api.core.errors import (
@@ -95,6 +96,8 @@ class Header(NamedTuple):
 
 _FIXED = struct.Struct(">4sBBB2s16scQcQcIcQcH")
 _AFTER_VERSION = struct.Struct(">BB2s16scQcQcIcQcH")
+_NUMBERS = struct.Struct(">cQcQcIcQ")
+_ARRAY32 = struct.Struct(">BI")
 _PREFIX = b"\x9c\xa2HG"
 _BEGINNING = _PREFIX + bytes((WIRE_VERSION,))
 _GUID_MARK = b"\xc4\x10"
@@ -139,6 +142,33 @@ def pack(
         return b"".join((fixed, name, body, _NIL))
     unsigned = b"".join((fixed, name, body))
     return b"".join((unsigned, _MAC_MARK, hmac.digest(key, unsigned, "sha256")))
+
+
+class DataPacker:
+    """Packs DATA frames of one publisher as `pack` does.  What all of them have in common is packed once."""
+
+    __slots__ = ("_beginning", "_key")
+
+    def __init__(self, guid: bytes, key: bytes | None) -> None:
+        self._beginning = b"".join((_BEGINNING, bytes((_DATA, Flag.SIGNED if key else 0)), _GUID_MARK, guid))
+        self._key = key
+
+    def pack(self, topic: bytes, events: Sequence[bytes], *, first: int, timestamp: int) -> bytes:
+        """A frame of events that are encoded already, numbered from ``first`` on.  ``topic`` is a `topic_element`."""
+        count = len(events)
+        numbers = _NUMBERS.pack(_UINT64, first, _UINT64, first - 1, _UINT32, count, _UINT64, timestamp)
+        parts = [self._beginning, numbers, topic, _ARRAY32.pack(0xDD, count), *events]
+        if self._key:
+            parts += (_MAC_MARK, hmac.digest(self._key, b"".join(parts), "sha256"))
+        else:
+            parts.append(_NIL)
+        return b"".join(parts)
+
+
+def topic_element(topic: str) -> bytes:
+    """The topic as it stands in a frame.  It was checked before."""
+    name = topic.encode()
+    return _STR16 + len(name).to_bytes(2, "big") + name
 
 
 def unpack(frame: bytes, *, bytes_max: int, key: bytes | None = None) -> Header:

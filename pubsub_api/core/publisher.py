@@ -27,8 +27,7 @@ from pubsub_api.core import frame as frames
 from pubsub_api.core import messages
 from pubsub_api.core.cache import FrameCache
 from pubsub_api.core.errors import LimitReached
-from pubsub_api.core.events import pack_body, pack_one
-from pubsub_api.core.frame import Flag, Kind
+from pubsub_api.core.frame import DataPacker, Flag, Kind, topic_element
 from pubsub_api.core.replies import Found, Responder
 from pubsub_api.core.settings import PublisherSettings
 from pubsub_api.core.topics import CONTROL_TOPIC, FilterSet, check_topic
@@ -36,7 +35,6 @@ from pubsub_api.core.topics import CONTROL_TOPIC, FilterSet, check_topic
 Outgoing = tuple[str, bytes]
 """Topic and frame."""
 
-_DATA = int(Kind.DATA)
 _EMPTY_HELLO = messages.encode(messages.Hello())
 _ONE_HELLO = 1 - 1e-9
 """Of the budget, allowing for what rounding takes from a sum of parts."""
@@ -68,10 +66,11 @@ class Predecessor:
 class OutStream:
     """One stream as its publisher sees it.  ``pending`` holds encoded events that have no number yet."""
 
-    __slots__ = ("head", "hello_due", "hello_interval", "is_dirty", "last_data", "pending", "topic")
+    __slots__ = ("element", "head", "hello_due", "hello_interval", "is_dirty", "last_data", "pending", "topic")
 
     def __init__(self, topic: str) -> None:
         self.topic = topic
+        self.element = topic_element(topic)
         self.head = 0
         self.pending: list[bytes] = []
         self.is_dirty = False
@@ -102,6 +101,7 @@ class PublisherCore:
         self.events = 0
         self.frames = 0
         self.hellos = 0
+        self._packer = DataPacker(guid, settings.frame.key)
         self._responder = Responder(
             guid=guid,
             name=name,
@@ -155,24 +155,27 @@ class PublisherCore:
 
     def next_frame(self, stream: OutStream, now: float, stamp: int) -> bytes | None:
         """Number pending events of the stream, as many as one frame takes, and pack them; None when there are none."""
-        body, count = self._take(stream)
-        if not count:
+        # Callers append concurrently; slicing and deleting by count touches only what was there.
+        encoded = stream.pending[: self.settings.batch_events_max]
+        if not encoded:
             return None
-        frame = self._number(stream, body, count, stamp)
-        self.keep(stream, frame, count, now, stamp)
+        frame = self._pack(stream, encoded, stamp)
+        if len(frame) > self.settings.batch_bytes_max and len(encoded) > 1:
+            encoded = list(_upto_bytes(encoded, self.settings.batch_bytes_max))
+            frame = self._pack(stream, encoded, stamp)
+        del stream.pending[: len(encoded)]
+        stream.head += len(encoded)
+        self.keep(stream, frame, len(encoded), now, stamp)
         return frame
 
     def lone_frame(self, stream: OutStream, encoded: bytes, stamp: int) -> bytes:
         """Number and pack one event of a stream that has nothing pending.  The owner sends it, then calls `keep`."""
-        return self._number(stream, pack_one(encoded), 1, stamp)
+        frame = self._pack(stream, (encoded,), stamp)
+        stream.head += 1
+        return frame
 
-    def _number(self, stream: OutStream, body: bytes, count: int, stamp: int) -> bytes:
-        first = stream.head + 1
-        stream.head += count
-        return frames.pack(
-            _DATA, self.guid, stream.topic, body, first=first, after=first - 1,
-            count=count, timestamp=stamp, key=self.settings.frame.key,
-        )  # fmt: skip
+    def _pack(self, stream: OutStream, encoded: Sequence[bytes], stamp: int) -> bytes:
+        return self._packer.pack(stream.element, encoded, first=stream.head + 1, timestamp=stamp)
 
     def keep(self, stream: OutStream, frame: bytes, count: int, now: float, stamp: int) -> None:
         """Remember the stream's newest frame for repair, and to announce its head."""
@@ -183,20 +186,6 @@ class PublisherCore:
         stream.last_data = now
         if not stream.hello_due or stream.hello_interval:
             self._schedule_first_hello(stream, now + self.settings.max_idle_time_s)
-
-    def _take(self, stream: OutStream) -> tuple[bytes, int]:
-        """The body of the next frame, and how many events it takes from those that are pending."""
-        # Callers append concurrently; slicing and deleting by count touches only what was there.
-        pending = stream.pending
-        if len(pending) == 1:
-            return pack_one(pending.pop(0)), 1
-        encoded = pending[: self.settings.batch_events_max]
-        body = pack_body(encoded)
-        if len(body) > self.settings.batch_bytes_max and len(encoded) > 1:
-            encoded = list(_upto_bytes(encoded, self.settings.batch_bytes_max))
-            body = pack_body(encoded)
-        del pending[: len(encoded)]
-        return body, len(encoded)
 
     def _schedule_first_hello(self, stream: OutStream, due: float) -> None:
         stream.hello_interval = 0.0

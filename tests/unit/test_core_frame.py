@@ -180,6 +180,16 @@ def test_the_header_stands_at_constant_offsets(kind: Kind, first: int, count: in
 # -- what is refused
 
 
+@pytest.mark.parametrize("key", [None, b"secret"])
+@pytest.mark.parametrize("count", [1, 2, 300])
+def test_the_packer_of_a_publisher_makes_the_same_frames(key: bytes | None, count: int) -> None:
+    encoded = [events.encode_event(events.Event(table="t", key=f"k{n}", action="set"), 1) for n in range(count)]
+    packed = frame.DataPacker(GUID, key).pack(frame.topic_element("a/é"), encoded, first=7, timestamp=55)
+    assert packed == frame.pack(
+        Kind.DATA, GUID, "a/é", events.pack_body(encoded), first=7, after=6, count=count, timestamp=55, key=key
+    )
+
+
 def test_a_signed_frame_needs_its_key() -> None:
     packed = make(key=KEY)
     assert read(packed, KEY).flags == Flag.SIGNED
