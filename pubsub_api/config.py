@@ -73,8 +73,8 @@ ENVELOPE_OPTIONS: Sequence[cfg.Opt] = (
     _count("missed_hellos_max", 3, "A publisher silent for this many max_idle_time is suspected.", low=2, high=1000),
     _seconds("publisher_forget_time", 300.0, "State of a publisher that vanished is kept this long.", low=0.1),
     _bytes("frame_bytes_max", MIB, "Largest frame sent or accepted; checked before anything is decoded.", low=65_536),
-    _count("batch_events_max", 512, "Most events in one frame.", low=1, high=65_536),
-    _bytes("batch_bytes_max", 128 * 1024, "A frame is sent when its events reach this size."),
+    _count("batch_events_max", 1024, "Most events in one frame.", low=1, high=65_536),
+    _bytes("batch_bytes_max", 256 * 1024, "A frame is sent when its events reach this size."),
     _text("hmac_key", None, "Shared key. Frames are signed with it, and frames that are not are refused.", secret=True),
     _seconds("clock_skew_max", 60.0, "Timestamps of peers further in the future than this do not move our clock."),
 )

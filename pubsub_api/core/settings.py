@@ -27,8 +27,8 @@ class PublisherSettings:
     idle_time_limit_s: float = 80.0
     hello_rate_max: int = 500
     min_services: int = 0
-    batch_events_max: int = 512
-    batch_bytes_max: int = 128 * 1024
+    batch_events_max: int = 1024
+    batch_bytes_max: int = 256 * 1024
     streams_max: int = 1_000_000
 
 

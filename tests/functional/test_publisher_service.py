@@ -391,12 +391,12 @@ def test_a_service_without_a_journal_leaves_none_behind(host: Host) -> None:
 def test_a_journal_that_fails_is_given_up_and_removed(host: Host) -> None:
     host.configure(journal_bytes_max=8192)
     with serving(host) as service, working(host) as worker:
-        worker.send_events(event(number, f"t/{number}") for number in range(1, 1001))
+        worker.send_events(event(number, f"t/{number}") for number in range(1, 3001))
         worker.flush(timeout_s=START_S)
         report = service.report()
         assert report["sequencer"]["journal_failures"] == 1
         assert not report["journal"]["on"]
-        assert report["events"] == 1000
+        assert report["events"] == 3000
     assert not [path for path in host.path.iterdir() if ".journal." in path.name]
 
 
