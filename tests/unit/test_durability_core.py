@@ -43,14 +43,14 @@ class Rig:
         self.nodes: dict[str, SimNode] = {}
         self.writers: dict[str, Writer] = {}
 
-    def add(self, name: str, own: Policy | None = None, **settings: Any) -> SimNode:
+    def add(self, name: str, own: Policy | None = None, *, skew_s: float = 0.0, **settings: Any) -> SimNode:
         made = dataclasses.replace(
             SETTINGS,
             node=name,
             **{"name_spaces": (SPACE,), "policies": (own or policy(self.profile.merge),), **settings},
         )
         node = self.nodes[name] = SimNode(
-            self.world, self.network, self.oracle, made, core_class=DurabilityCore, skew_s=0.0, disk_s=0.001
+            self.world, self.network, self.oracle, made, core_class=DurabilityCore, skew_s=skew_s, disk_s=0.001
         )
         self.writers[name] = Writer(node, bytes([len(self.nodes)]) * 16)
         return node

@@ -12,10 +12,15 @@ from tests import documents
 PAGE = "docs/durability.md"
 
 
+def table(header: str) -> list[list[str]]:
+    """The rows of the table that begins with this header."""
+    (found,) = [rows for rows in documents.tables(documents.read(PAGE)) if rows[0][0] == header]
+    return [list(row) for row in found[1:]]
+
+
 def column(header: str) -> list[str]:
-    """The first column of the table that begins with this header."""
-    (table,) = [rows for rows in documents.tables(documents.read(PAGE)) if rows[0][0] == header]
-    return [row[0] for row in table[1:]]
+    """The first column of that table."""
+    return [row[0] for row in table(header)]
 
 
 def test_the_tables_are_those_of_the_code() -> None:
@@ -27,6 +32,13 @@ def test_the_tables_are_those_of_the_code() -> None:
     assert column("Policy") == [merge.name for merge in Merge]
 
 
-def test_every_invariant_that_the_oracle_looks_for_is_stated() -> None:
-    source = documents.read("durability_service/testing/simulator/oracle.py")
-    assert set(column("Invariant")) == set(re.findall(r'Violation\(\s*f?"([SL]\d+):', source))
+def test_every_invariant_is_looked_for_where_the_page_says() -> None:
+    oracle = documents.read("durability_service/testing/simulator/oracle.py")
+    checked = set(re.findall(r'"([SL]\d+)[":]', oracle))
+    stated = {invariant: where for invariant, _, where in table("Invariant")}
+    assert {invariant for invariant, where in stated.items() if "simulator" in where} == checked
+    assert list(stated) == [f"S{number}" for number in range(1, 22)] + [f"L{number}" for number in range(1, 7)]
+    tests = "".join(path.read_text() for path in (documents.ROOT / "tests" / "unit").glob("test_durability_*.py"))
+    for where in stated.values():
+        for name in re.findall(r"`(\w+)`", where):
+            assert f"def {name}(" in tests

@@ -6,16 +6,20 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
+from durability_service.core import merging
 from durability_service.core.alignee import Alignment
+from durability_service.core.aligner import Aligner
 from durability_service.core.effects import StoreOperation
 from durability_service.core.expiry import Expiry
 from durability_service.core.holding import Holding
 from durability_service.core.keeper import Keeper
 from durability_service.core.messages import AlignEnd, Epoch
+from durability_service.core.namespaces import Policy
 from durability_service.core.samples import Sample
 from durability_service.core.service import DurabilityCore
 from durability_service.core.sets import Deletion
 from durability_service.testing.simulator import PROFILES, SimulationFailure, run_seeds, simulate
+from pubsub_api.core.clock import HybridClock
 
 SEEDS_PER_TEST = 50
 SEEDS = 1000
@@ -155,3 +159,24 @@ def test_advertising_before_the_disk_is_caught(monkeypatch: pytest.MonkeyPatch) 
 
     monkeypatch.setattr(Keeper, "_adopt", adopt)
     assert "S3" in caught(DurabilityCore, "disk", "split")
+
+
+def test_joining_by_the_wrong_scope_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    original = Policy.merge_for
+    monkeypatch.setattr(Policy, "merge_for", lambda self, role, own_role: original(self, own_role, role))
+    assert "S14" in caught(DurabilityCore, "scopes")
+
+
+def test_taking_different_sets_for_equal_ones_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Aligner, "_differing", lambda *_: iter(()))
+    assert "S17" in caught(DurabilityCore, "lossy", "split")
+
+
+def test_giving_up_what_was_written_after_the_request_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(merging, "_newer", lambda *_: ())
+    assert "S13" in caught(DurabilityCore, "catchup", "replace")
+
+
+def test_going_by_a_clock_that_jumps_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(HybridClock, "tick", lambda _self, wall_ns: wall_ns)
+    assert "S20" in caught(DurabilityCore, "skew")

@@ -67,6 +67,10 @@ class SimNode:
     def wall_ns(self) -> int:
         return EPOCH_NS + int(self._world.now * 1e9) + self._skew_ns
 
+    def set_clock(self, skew_s: float) -> None:
+        self._world.note(self.name, "clock set", skew_s)
+        self._skew_ns = int(skew_s * 1e9)
+
     def new_token(self, sample: Sample) -> int:
         self._token += 1
         self._tokens[self._token] = sample

@@ -6,6 +6,7 @@ faults are over and time has passed, `check_settled` looks at everything.
 
 from __future__ import annotations
 
+import fnmatch
 from collections import defaultdict
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -15,7 +16,7 @@ from durability_service.core.holding import Holding
 from durability_service.core.lifecycle import Phase
 from durability_service.core.merging import Merge
 from durability_service.core.messages import NO_EPOCH, Advert, Epoch
-from durability_service.core.namespaces import Kind
+from durability_service.core.namespaces import SAME_ROLE, Kind
 from durability_service.core.samples import Sample
 from durability_service.core.sets import Deletion
 from durability_service.testing.simulator.profiles import Profile
@@ -43,8 +44,13 @@ class Oracle:
         self._epochs: dict[tuple[str, str], Epoch] = {}
         self._choices: dict[tuple[str, bytes], str] = {}
         self.acknowledgements = 0
-        self._fetches: dict[tuple[str, str], list[Sample]] = {}
+        self._alignments: dict[tuple[str, str], list[Sample]] = {}
         """Node and name-space -> what its source had acknowledged when it asked."""
+        self._replaced_at: dict[tuple[str, str], int] = {}
+        """Node and name-space -> up to when it may have given its own data up, for that of another side."""
+        self._roles: dict[str, str] = {}
+        self._stamps: dict[tuple[bytes, str], int] = {}
+        """Writer and topic -> the newest timestamp."""
         self._injected: dict[tuple[str, str], str] = {}
         """Name-space and role -> who injected."""
         self._advert_at: dict[str, float] = {}
@@ -55,10 +61,16 @@ class Oracle:
     # -- what happens
 
     def wrote(self, sample: Sample) -> None:
+        """S20: whatever the clock of a writer does, what it writes later is newer."""
+        stream = (sample.writer, sample.topic)
+        if sample.timestamp <= self._stamps.get(stream, 0):
+            raise Violation(f"S20: {sample[:6]} is not newer than what was written before")
+        self._stamps[stream] = sample.timestamp
         self.written[sample.digest] = sample
 
     def started(self, node: SimNode) -> None:
-        for known in (self._epochs, self._fetches):
+        self._roles[node.name] = node.settings.role
+        for known in (self._epochs, self._alignments, self._replaced_at):
             for key in [key for key in known if key[0] == node.name]:
                 del known[key]
         if self._profile.kind is not Kind.PERSISTENT:
@@ -75,12 +87,24 @@ class Oracle:
 
     def storing(self, node: SimNode, operation: StoreOperation) -> None:
         """S19: nothing that is to be kept in memory only goes to disk."""
+        if isinstance(operation, Apply):
+            self._check_removed(node, operation)
         if isinstance(operation, Apply | Fill):
             topics = {topic for batch in operation.batches.values() for topic in batch.topics}
             topics |= {sample.topic for sample in operation.added} if isinstance(operation, Apply) else set()
             for topic in topics:
                 if self._profile.kind is not Kind.PERSISTENT or topic.endswith("/memory"):
                     raise Violation(f"S19: {node.name} writes {topic} to disk")
+
+    def _check_removed(self, node: SimNode, operation: Apply) -> None:
+        """S13: a merge touches nothing that was written after it was asked for.  All else that goes was replaced."""
+        assert node.core is not None
+        name = operation.name_space
+        held = node.core.keepers[name].holding
+        for sample in operation.removed:
+            is_given_up = sample.timestamp <= self._replaced_at.get((node.name, name), 0)
+            if not is_given_up and not self._reflects(node, held, sample):
+                raise Violation(f"S13: {node.name} removes {sample[:6]}, which nothing replaced")
 
     def advertised(self, node: SimNode, advert: Advert) -> None:
         self._check_period(node)
@@ -121,23 +145,48 @@ class Oracle:
             known = self._injected.setdefault((fields["name_space"], node.settings.role), node.name)
             if known != node.name:
                 raise Violation(f"S6: {node.name} injects {fields['name_space']}, which {known} did before")
-        self._check_fetched(node, what, fields)
-
-    def _check_fetched(self, node: SimNode, what: str, fields: Mapping[str, Any]) -> None:
-        """S8: whoever has fetched has what its source had acknowledged when it was asked."""
-        if self._profile.merge is not Merge.MERGE or "name_space" not in fields:
-            return
-        key = (node.name, fields["name_space"])
-        if what == "aligning" and fields["purpose"] == "fetch":
-            self._fetches[key] = list(self._acknowledged[fields["peer"]].values())
+        if what == "aligning":
+            self._note_alignment(node, fields)
         elif what == "alignment abandoned":
-            self._fetches.pop(key, None)
-        elif what == "complete":
-            assert node.core is not None
-            held = node.core.keepers[key[1]].holding
-            for sample in self._fetches.pop(key, []):
-                if held.matcher.match(sample.topic) and not self._reflects(node, held, sample):
-                    raise Violation(f"S8: {node.name} is complete without {sample[:6]}")
+            self._alignments.pop((node.name, fields["name_space"]), None)
+        elif what in ("aligned", "complete"):
+            self._check_aligned(node, what, fields)
+
+    def _note_alignment(self, node: SimNode, fields: Mapping[str, Any]) -> None:
+        """Somebody asks."""
+        assert node.core is not None
+        key = (node.name, fields["name_space"])
+        self._check_policy(node, fields)
+        if self._profile.merge is Merge.MERGE:
+            self._alignments[key] = list(self._acknowledged[fields["peer"]].values())
+        alignment = node.core.keepers[key[1]].holding.alignment
+        if alignment is not None and alignment.policy in (Merge.CATCHUP, Merge.REPLACE):
+            self._replaced_at[key] = alignment.asked_at
+
+    def _check_policy(self, node: SimNode, fields: Mapping[str, Any]) -> None:
+        """S14: sides of a split are joined as the first scope says that matches the role of the other side."""
+        if fields["purpose"] not in ("collect", "foreign"):
+            return
+        own, role = node.settings.role, self._roles[fields["peer"]]
+        matching = [
+            merge
+            for scope, merge in node.settings.policies[0].merges
+            if fnmatch.fnmatchcase(role, own if scope == SAME_ROLE else scope)
+        ]
+        expected = [*matching, Merge.IGNORE][0]
+        if fields["policy"] != expected.value:
+            raise Violation(f"S14: {node.name} of {own} joins {fields['peer']} of {role} by {fields['policy']}")
+
+    def _check_aligned(self, node: SimNode, what: str, fields: Mapping[str, Any]) -> None:
+        """S8, S17: whoever was aligned has what its source had acknowledged when it was asked, also when that was said
+        to be what it had already; and whoever is complete has it still."""
+        assert node.core is not None
+        key = (node.name, fields["name_space"])
+        invariant = "S17" if fields.get("received") == 0 else "S8"
+        held = node.core.keepers[key[1]].holding
+        for sample in self._alignments.get(key, []):
+            if held.matcher.match(sample.topic) and not self._reflects(node, held, sample):
+                raise Violation(f"{invariant}: {node.name} is {what} without {sample[:6]}")
 
     def check_kept(self, node: SimNode) -> None:
         """S7, at any time: what a service acknowledged is in its set."""
@@ -162,11 +211,20 @@ class Oracle:
                 node.name: node.core.keepers[name].holding for node in nodes if node.core and name in node.core.keepers
             }
             self._check_masters(nodes, name, holdings)
-            self._check_sets(holdings, [node for node in nodes if node.name in holdings])
+            for group in self._sharers(nodes):
+                members = {node.name: holdings[node.name] for node in group if node.name in holdings}
+                self._check_sets(members, [node for node in group if node.name in members])
         for node in nodes:
             self.check_kept(node)
             self._check_expired(node)
             self._check_disk(node)
+
+    def _sharers(self, nodes: list[SimNode]) -> list[list[SimNode]]:
+        """Services that should end with the same set: all, unless roles treat each other differently."""
+        if not self._profile.merges:
+            return [nodes]
+        roles = sorted({node.settings.role for node in nodes})
+        return [[node for node in nodes if node.settings.role == role] for role in roles]
 
     def _check_disk(self, node: SimNode) -> None:
         """S5: a start would find what the service holds, however it was written: in changes, in buckets, in both."""

@@ -21,6 +21,8 @@ class Profile:
     """Of samples of the topic ``a/x``; 0: for ever."""
     kind: Kind = Kind.PERSISTENT
     merge: Merge = Merge.MERGE
+    merges: tuple[tuple[str, Merge], ...] = ()
+    """Scopes and policies; none: ``merge`` for everybody."""
     policies: tuple[Policy, ...] = ()
     """Drawn from for each service; none: one made from ``merge``."""
     crashes: int = 0
@@ -29,6 +31,8 @@ class Profile:
     one_way_cuts: int = 0
     restarts: int = 0
     deletions: int = 0
+    clock_jumps: int = 0
+    """How often a clock is set to another time, within ``skew_s`` of the right one."""
     drop: float = 0.0
     live_drop: float = 0.0
     duplicate: float = 0.0
@@ -51,7 +55,7 @@ class Profile:
 
     def policy(self) -> Policy:
         return Policy(
-            merges=((SAME_ROLE, self.merge), ("*", self.merge)),
+            merges=self.merges or ((SAME_ROLE, self.merge), ("*", self.merge)),
             equality_check=self.equality_check,
             durability=self.kind,
         )
@@ -66,13 +70,18 @@ SPLIT = Profile("split", partitions=3, services=(2, 5))
 SPLIT_DEEP = Profile("split_deep", partitions=3, depth=3, crashes=1)
 ONE_WAY = Profile("one_way", one_way_cuts=3)
 PAUSES = Profile("pauses", pauses=3, skew_s=0.5)
-SKEW = Profile("skew", skew_s=5.0, partitions=2)
+SKEW = Profile("skew", skew_s=5.0, partitions=2, clock_jumps=4)
 DELETES = Profile("deletes", partitions=2, deletions=3, crashes=1)
 CATCHUP = Profile("catchup", merge=Merge.CATCHUP, partitions=2)
 REPLACE = Profile("replace", merge=Merge.REPLACE, partitions=2)
 DELETE = Profile("delete", merge=Merge.DELETE, partitions=2)
 IGNORE = Profile("ignore", merge=Merge.IGNORE, partitions=2)
 ROLES = Profile("roles", roles=2, partitions=2, services=(2, 5))
+SCOPES = Profile(
+    "scopes", roles=2, partitions=2, services=(2, 5),
+    merges=((SAME_ROLE, Merge.MERGE), ("r0", Merge.MERGE), ("*", Merge.IGNORE)),
+)  # fmt: skip
+"""What r0 has is taken over by r1, and not the other way round."""
 WHOLE = Profile("whole", equality_check=False, partitions=2, crashes=1)
 TRANSIENT = Profile("transient", kind=Kind.TRANSIENT, partitions=1)
 MIXED = Profile(
@@ -103,7 +112,7 @@ PROFILES = {
     profile.name: profile
     for profile in (
         CALM, LATE, LOSSY, CRASHES, DISK, SPLIT, SPLIT_DEEP, ONE_WAY, PAUSES, SKEW, DELETES, CATCHUP, REPLACE, DELETE,
-        IGNORE, ROLES, WHOLE, TRANSIENT, MIXED, LIFESPAN, CHAOS, CROWD, MULTITUDE,
+        IGNORE, ROLES, SCOPES, WHOLE, TRANSIENT, MIXED, LIFESPAN, CHAOS, CROWD, MULTITUDE,
     )
 }  # fmt: skip
 

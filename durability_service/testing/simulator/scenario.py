@@ -160,6 +160,7 @@ class Scenario:
             (profile.partitions, self._partition),
             (profile.one_way_cuts, self._cut_one_way),
             (profile.deletions, self._delete),
+            (profile.clock_jumps, self._set_clock),
         ):
             for _ in range(self.random.randint(0, count_max)):
                 self.world.at(self.world.between(0.3, self.duration_s), action)
@@ -213,6 +214,9 @@ class Scenario:
         topic_filter = self.random.choice(("a/#", "a/x", "#", "+/x"))
         self.world.note("user", "delete history", topic_filter)
         self._a_node().feed(DeleteHistory([topic_filter]))
+
+    def _set_clock(self) -> None:
+        self._a_node().set_clock(self.profile.skew_s * self.world.between(-1, 1))
 
     def _wake(self) -> None:
         self._a_node().feed(Interest([space.name for space in SPACES]))
