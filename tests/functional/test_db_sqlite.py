@@ -6,6 +6,7 @@ That it is a correct database is shown by the conformance suite.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import pathlib
 import random
@@ -293,14 +294,17 @@ def _locked(path: pathlib.Path) -> Iterator[sqlite3.Connection]:
 
 class TestOutbox:
     @pytest.mark.parametrize("seed", range(20))
-    def test_any_part_of_a_run_can_be_taken_out(self, db: DbApi, seed: int) -> None:
-        """The outbox keeps runs of revisions; what is marked need not be whole runs, nor be there at all."""
+    def test_it_is_what_wants_to_be_published_and_is_not(self, path: pathlib.Path, db: DbApi, seed: int) -> None:
+        """What is marked need not be what was written together, nor be there at all; some changes want nothing."""
         chance = random.Random(seed)
         waiting: set[int] = set()
         for step in range(40):
             if chance.random() < 0.5:
-                writes = [Write("create", "t", f"{step}-{number}", 0, "t") for number in range(chance.randint(1, 8))]
-                waiting.update(db.apply(writes))
+                db.with_outbox = chance.random() < 0.8
+                table = "heliograph.own" if chance.random() < 0.2 else "t"
+                writes = [Write("create", table, f"{step}-{number}", 0, "t") for number in range(chance.randint(1, 8))]
+                revisions = db.apply(writes)
+                waiting.update(revisions if db.with_outbox and table == "t" else ())
             else:
                 newest = db.revision()
                 marked = {chance.randint(1, newest + 2) for _ in range(chance.randint(1, 12))}
@@ -312,3 +316,92 @@ class TestOutbox:
             if chance.random() < 0.2:
                 db.compact(keep_changes=chance.randint(0, 5), keep_tombstones_s=0)
             assert [change.revision for change in db.unpublished(limit=1000)] == sorted(waiting)
+            _check_runs(path, waiting)
+
+    def test_what_nobody_wants_published_is_not_looked_at_for_ever(self, path: pathlib.Path, db: DbApi) -> None:
+        db.with_outbox = False
+        for portion in range(22):
+            db.apply([Write("create", "t", f"{portion}-{number}", 0, "t") for number in range(500)])
+        assert _runs(path) == [(0, 0)]
+        assert db.unpublished() == []
+        assert _runs(path) == [(0, 11_000)]
+        db.with_outbox = True
+        assert [db.create("t", "k", 0, topic="t")] == [change.revision for change in db.unpublished()]
+
+    def test_the_newest_revision_outlives_the_feed(self, path: pathlib.Path, db: DbApi) -> None:
+        revisions = [db.create("t", f"k{number}", 0, topic="t") for number in range(3)]
+        db.mark_published(revisions)
+        assert db.compact(keep_changes=0, keep_tombstones_s=0) == 3
+        db.close()
+        with contextlib.closing(open_with(path)) as again:
+            assert again.revision() == 3
+            assert again.create("t", "k3", 0, topic="t") == 4
+
+
+_SCHEMA_2 = """
+    CREATE TABLE objects (
+        table_name TEXT NOT NULL, key TEXT NOT NULL, topic TEXT NOT NULL, version INTEGER NOT NULL,
+        deleted_at REAL, value BLOB, UNIQUE (table_name, key));
+    CREATE INDEX objects_by_topic ON objects (topic);
+    CREATE INDEX tombstones ON objects (deleted_at) WHERE deleted_at IS NOT NULL;
+    CREATE TABLE changes (
+        revision INTEGER PRIMARY KEY AUTOINCREMENT,
+        action TEXT NOT NULL, table_name TEXT NOT NULL, key TEXT NOT NULL, topic TEXT NOT NULL, left_topic TEXT,
+        value BLOB);
+    CREATE TABLE outbox (first INTEGER PRIMARY KEY, last INTEGER NOT NULL, since REAL NOT NULL);
+    CREATE TABLE counters (name TEXT PRIMARY KEY, number INTEGER NOT NULL) WITHOUT ROWID;
+    CREATE TABLE feed (compacted INTEGER NOT NULL);
+    INSERT INTO feed VALUES (2);
+    INSERT INTO sqlite_sequence (name, seq) VALUES ('changes', 0);
+    PRAGMA application_id = 0x48656C69;
+    PRAGMA user_version = 2;
+"""
+
+
+class TestUpgrade:
+    """A file of schema 2, where the outbox was a table of the revisions that wait, and the counter was SQLite's own."""
+
+    def make(self, path: pathlib.Path, revisions: list[int], runs: list[tuple[int, int]]) -> None:
+        with contextlib.closing(sqlite3.connect(path)) as old:
+            old.executescript(_SCHEMA_2)
+            rows = [(f"k{revision}", revision, bytes([revision])) for revision in revisions]
+            old.executemany("INSERT INTO objects VALUES ('t', ?, 'topic', ?, NULL, ?)", rows)
+            old.execute(
+                "INSERT INTO changes SELECT version, 'create', table_name, key, topic, NULL, value FROM objects"
+            )
+            old.executemany("INSERT INTO outbox VALUES (?, ?, 1000.0)", runs)
+            old.commit()
+
+    def test_everything_is_kept_and_what_waited_waits(self, path: pathlib.Path) -> None:
+        self.make(path, [1, *range(3, 10)], [(1, 1), (4, 5), (9, 9)])  # 1 is compacted, but not published
+        with contextlib.closing(open_with(path)) as db:
+            assert [change.revision for change in db.unpublished(older_than_s=60)] == [1, 4, 5, 9]
+            assert [(change.revision, change.value) for change in db.changes(2)] == [(n, n) for n in range(3, 10)]
+            assert db.get("t", "k7").version == 7
+            db.mark_published([1, 4, 5])
+            assert db.create("t", "new", 0, topic="t") == 10
+        with contextlib.closing(open_with(path)) as again:  # and once is enough
+            assert [change.revision for change in again.unpublished()] == [9, 10]
+
+    def test_the_newest_revision_is_known_though_its_change_is_gone(self, path: pathlib.Path) -> None:
+        self.make(path, [1, 2], [])
+        with contextlib.closing(sqlite3.connect(path)) as old:
+            old.execute("DELETE FROM changes")
+            old.commit()
+        with contextlib.closing(open_with(path)) as db:
+            assert db.revision() == 2
+            assert db.create("t", "new", 0, topic="t") == 3
+
+
+def _runs(path: pathlib.Path) -> list[tuple[int, int]]:
+    with contextlib.closing(sqlite3.connect(path)) as other:
+        return other.execute("SELECT first, last FROM published ORDER BY first").fetchall()
+
+
+def _check_runs(path: pathlib.Path, waiting: set[int]) -> None:
+    """Runs do not touch what waits, and no more of them are kept than that takes."""
+    runs = _runs(path)
+    assert runs[0][0] == 0
+    assert all(not waiting.intersection(range(first, last + 1)) for first, last in runs)
+    for (_, last), (first, _) in itertools.pairwise(runs):
+        assert waiting.intersection(range(last + 1, first))

@@ -21,12 +21,13 @@ from oslo_config import cfg, types
 from drivers.db.sqlite import outbox, schema
 from drivers.db.sqlite.patience import run_patiently
 from drivers.db.sqlite.pool import Pool
+from drivers.db.sqlite.recording import record
 from drivers.db.sqlite.snapshot import SqliteSnapshot
 from drivers.db.sqlite.writer import Operation, Writer
 from nb_api import checks
 from nb_api.db_api import Action, Change, DbApi, DbObject
 from nb_api.errors import DbError, DbUnavailable
-from nb_api.writes import CheckedWrite, find_refusal, not_found, refusal_error
+from nb_api.writes import CheckedWrite, not_found
 from pubsub_api import forking
 from pubsub_api.errors import Closed, InvalidConfig
 
@@ -48,7 +49,7 @@ OPTIONS: Sequence[cfg.Opt] = (
 )  # fmt: skip
 
 _COMPACT_PORTION = 5000
-_CHANGE_COLUMNS = "changes.revision, action, table_name, key, topic, value, left_topic"
+_CHANGE_COLUMNS = "revision, action, table_name, key, topic, value, left_topic"
 
 T = TypeVar("T")
 
@@ -100,15 +101,7 @@ class SqliteDb(DbApi):
     # -- objects
 
     def commit(self, writes: Sequence[CheckedWrite]) -> list[int]:
-        def operation(connection: sqlite3.Connection) -> list[int]:
-            # All are looked at before the first is written: what is refused has changed nothing.
-            topics = [_topic_found(connection, writes, position) for position in range(len(writes))]
-            now = time.time()
-            revisions = [_record(connection, write, topic, now) for write, topic in zip(writes, topics, strict=True)]
-            outbox.add(connection, writes, revisions, now)
-            return revisions
-
-        return self._write(operation)
+        return self._write(lambda connection: record(connection, writes, time.time()))
 
     def get(self, table: str, key: str) -> DbObject:
         checks.check_object(table, key)
@@ -147,7 +140,7 @@ class SqliteDb(DbApi):
     # -- changes
 
     def revision(self) -> int:
-        return self._run(_newest)
+        return self._run(schema.newest)
 
     def changes(self, after_revision: int, *, limit: int = 1000) -> list[Change]:
         checks.check_revision(after_revision)
@@ -157,7 +150,7 @@ class SqliteDb(DbApi):
         def read(connection: sqlite3.Connection) -> tuple[list[Any], int, int]:
             # In this order: a compaction in between makes us say "too old", never return a list with holes.
             rows = connection.execute(sql, (after_revision, limit)).fetchall()
-            return rows, _one(connection, "SELECT compacted FROM feed"), _newest(connection)
+            return rows, _one(connection, "SELECT compacted FROM feed"), schema.newest(connection)
 
         rows, compacted, newest = self._run(read)
         checks.check_in_feed(after_revision, compacted=compacted, newest=newest)
@@ -207,11 +200,14 @@ class SqliteDb(DbApi):
         checks.check_limit(limit)
         # Without an age the clock is not asked, so that one that was set back hides nothing.
         since = time.time() - older_than_s if older_than_s else math.inf
-        sql = (
-            f"SELECT {_CHANGE_COLUMNS} FROM outbox CROSS JOIN changes ON revision BETWEEN first AND last"
-            " WHERE since <= ? ORDER BY first, revision LIMIT ?"
-        )
-        rows = self._run(lambda connection: connection.execute(sql, (since, limit)).fetchall())
+
+        def read(connection: sqlite3.Connection) -> tuple[list[Any], bool]:
+            rows = outbox.waiting(connection, _CHANGE_COLUMNS, since=since, limit=limit)
+            return rows, not rows and outbox.is_unsettled(connection)
+
+        rows, is_unsettled = self._run(read)
+        if is_unsettled:
+            self._write(outbox.settle)
         return [_change(row) for row in rows]
 
     def mark_published(self, revisions: Sequence[int]) -> None:
@@ -220,7 +216,7 @@ class SqliteDb(DbApi):
         if not revisions:
             self._check_open()
             return
-        self._write(lambda connection: outbox.remove(connection, revisions))
+        self._write(lambda connection: outbox.mark(connection, revisions))
 
     # -- inside
 
@@ -245,10 +241,6 @@ def _one(connection: sqlite3.Connection, sql: str, *parameters: object) -> int:
     return int(number)
 
 
-def _newest(connection: sqlite3.Connection) -> int:
-    return _one(connection, "SELECT seq FROM sqlite_sequence WHERE name = 'changes'")
-
-
 def _change(row: tuple[int, Action, str, str, str, bytes | None, str | None]) -> Change:
     revision, action, table, key, topic, value, left_topic = row
     return Change(
@@ -256,48 +248,18 @@ def _change(row: tuple[int, Action, str, str, str, bytes | None, str | None]) ->
     )
 
 
-def _topic_found(connection: sqlite3.Connection, writes: Sequence[CheckedWrite], position: int) -> str | None:
-    """The topic of the object that is about to be written, None when there is none.  Raises what refuses the write."""
-    write = writes[position]
-    sql = "SELECT version, topic, deleted_at FROM objects WHERE table_name = ? AND key = ?"
-    found = connection.execute(sql, (write.table, write.key)).fetchone()
-    version, topic, deleted_at = (None, None, None) if found is None else found
-    refusal = find_refusal(write, version, is_alive=found is not None and deleted_at is None)
-    if refusal is not None:
-        raise refusal_error(writes, position, refusal, version)
-    return None if topic is None else str(topic)
-
-
-def _record(connection: sqlite3.Connection, write: CheckedWrite, old_topic: str | None, now: float) -> int:
-    """Write one change into the feed and the objects, in the transaction that is open; returns its revision."""
-    topic = old_topic if write.topic is None else write.topic
-    left_topic = old_topic if write.action == "set" and old_topic != topic else None
-    revision = connection.execute(
-        "INSERT INTO changes (action, table_name, key, topic, left_topic, value) VALUES (?, ?, ?, ?, ?, ?)",
-        (write.action, write.table, write.key, topic, left_topic, write.value),
-    ).lastrowid
-    assert revision is not None
-    connection.execute(
-        "INSERT INTO objects (table_name, key, topic, version, deleted_at, value) VALUES (?1, ?2, ?3, ?4, ?5, ?6) "
-        "ON CONFLICT (table_name, key) DO UPDATE SET topic = ?3, version = ?4, deleted_at = ?5, value = ?6",
-        (write.table, write.key, topic, revision, now if write.action == "delete" else None, write.value),
-    )
-    return revision
-
-
 def _move_compacted(connection: sqlite3.Connection, keep_changes: int) -> tuple[int, int]:
     """Where the feed began and where it begins now.  First of all, so that nobody reads what is about to get holes."""
     compacted = _one(connection, "SELECT compacted FROM feed")
-    cut = max(compacted, _newest(connection) - keep_changes)
+    cut = max(compacted, schema.newest(connection) - keep_changes)
     connection.execute("UPDATE feed SET compacted = ?", (cut,))
     return compacted, cut
 
 
 def _remove_changes(connection: sqlite3.Connection, cut: int) -> int:
     sql = (
-        "DELETE FROM changes WHERE revision IN (SELECT revision FROM changes WHERE revision <= ? AND revision > "
-        "coalesce((SELECT last FROM outbox WHERE first <= changes.revision ORDER BY first DESC LIMIT 1), 0) "
-        "ORDER BY revision LIMIT ?)"
+        "DELETE FROM changes WHERE revision IN (SELECT revision FROM changes "
+        f"WHERE revision <= ? AND (since IS NULL OR {outbox.IS_PUBLISHED}) ORDER BY revision LIMIT ?)"
     )
     return connection.execute(sql, (cut, _COMPACT_PORTION)).rowcount
 

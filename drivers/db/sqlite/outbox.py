@@ -1,53 +1,103 @@
-"""The outbox of an SQLite database: runs of revisions that nobody has published yet, without overlap.
+"""The outbox of an SQLite database: the changes that want to be published and that no published run covers.
 
-Everything here runs in the transaction that the caller has begun.
+A commit writes nothing for it but a time into the change itself (``changes.since``; NULL when nobody shall publish it).
+What is published is noted later, many changes at a time, as runs of revisions in the table ``published``.  Runs do not
+overlap, and at least one change that waits is between any two: in the normal case there is one run, from 0 on.
+
+`mark` and `settle` run in the transaction that the caller has begun; the others only read.
 """
 
 from __future__ import annotations
 
 import sqlite3
 from collections.abc import Iterable, Iterator
+from typing import Any
 
-from nb_api.writes import CheckedWrite
+from drivers.db.sqlite import schema
+from nb_api.checks import REVISION_MAX
+
+IS_PUBLISHED = "(SELECT last FROM published WHERE first <= changes.revision ORDER BY first DESC LIMIT 1) >= revision"
+"""A condition on ``changes``."""
+
+_SETTLE_MIN = 10_000
+"""Changes that nobody wants published and that are looked at again and again, before it pays to note that."""
+
+_WANTED = "SELECT revision FROM changes WHERE revision > ? AND revision < ? AND since IS NOT NULL ORDER BY revision"
 
 
-def add(connection: sqlite3.Connection, writes: Iterable[CheckedWrite], revisions: list[int], now: float) -> None:
-    """Put in what these writes, which are being committed under these revisions, want published."""
-    wanted = (revision for write, revision in zip(writes, revisions, strict=True) if write.with_outbox)
-    rows = [(first, last, now) for first, last in runs_of(wanted)]
-    if rows:
-        connection.executemany("INSERT INTO outbox VALUES (?, ?, ?)", rows)
+def waiting(connection: sqlite3.Connection, columns: str, *, since: float, limit: int) -> list[tuple[Any, ...]]:
+    """These columns of the changes that wait since then or longer, oldest first."""
+    sql = f"SELECT {columns} FROM changes WHERE revision > ? AND revision < ? AND since <= ? ORDER BY revision LIMIT ?"
+    rows: list[tuple[Any, ...]] = []
+    for low, high in _gaps(connection):
+        rows += connection.execute(sql, (low, high, since, limit - len(rows))).fetchall()
+        if len(rows) >= limit:
+            break
+    return rows
 
 
-def remove(connection: sqlite3.Connection, revisions: Iterable[int]) -> None:
-    """Take these revisions out, as far as they are in it."""
+def _gaps(connection: sqlite3.Connection) -> Iterator[tuple[int, int]]:
+    """Before and after what: the places that no published run covers."""
+    runs = connection.execute("SELECT first, last FROM published ORDER BY first").fetchall()
+    for (_, last), (following, _) in zip(runs, [*runs[1:], (REVISION_MAX, REVISION_MAX)], strict=True):
+        yield last, following
+
+
+def is_unsettled(connection: sqlite3.Connection) -> bool:
+    """Whether `settle` would spare the readers much: after the last run comes a long row of changes that nobody wants
+    published, as where there is no bus."""
+    (last,) = connection.execute("SELECT last FROM published ORDER BY first DESC LIMIT 1").fetchone()
+    if schema.newest(connection) - last < _SETTLE_MIN:
+        return False
+    return connection.execute(_WANTED + " LIMIT 1", (last, last + _SETTLE_MIN)).fetchone() is None
+
+
+def settle(connection: sqlite3.Connection) -> None:
+    """Let the last run reach over the changes after it that nobody wants published."""
+    _cover(connection, *connection.execute("SELECT first, last FROM published ORDER BY first DESC LIMIT 1").fetchone())
+
+
+def mark(connection: sqlite3.Connection, revisions: Iterable[int]) -> None:
+    """Note that these are published, as far as they exist."""
+    newest = schema.newest(connection)
     for first, last in runs_of(sorted(set(revisions))):
-        _cut_before(connection, first, last)
-        connection.execute("DELETE FROM outbox WHERE first BETWEEN ? AND ? AND last <= ?", (first, last, last))
-        # What is left of those that begin within is one that goes on beyond.
-        connection.execute("UPDATE outbox SET first = ? WHERE first BETWEEN ? AND ?", (last + 1, first, last))
+        if first <= newest:
+            _cover(connection, first, min(last, newest))
 
 
-def _cut_before(connection: sqlite3.Connection, first: int, last: int) -> None:
-    """Where a run begins before ``first`` and reaches into the range, keep what is outside."""
-    sql = "SELECT first, last, since FROM outbox WHERE first < ? ORDER BY first DESC LIMIT 1"
-    row = connection.execute(sql, (first,)).fetchone()
-    if row is None or row[1] < first:
-        return
-    connection.execute("UPDATE outbox SET last = ? WHERE first = ?", (first - 1, row[0]))
-    if row[1] > last:
-        connection.execute("INSERT INTO outbox VALUES (?, ?, ?)", (last + 1, row[1], row[2]))
+def _cover(connection: sqlite3.Connection, first: int, last: int) -> None:
+    """Have these revisions in one run, with all around them that do not wait."""
+    begin, end = connection.execute(
+        "SELECT first, last FROM published WHERE first <= ? ORDER BY first DESC LIMIT 1", (first,)
+    ).fetchone()
+    if end < first:
+        waits = connection.execute(_WANTED + " DESC LIMIT 1", (end, first)).fetchone()
+        begin = begin if waits is None else waits[0] + 1
+    end = _end(connection, begin, max(end, last))
+    connection.execute("DELETE FROM published WHERE first BETWEEN ? AND ?", (begin, end))
+    connection.execute("INSERT INTO published VALUES (?, ?)", (begin, end))
+
+
+def _end(connection: sqlite3.Connection, begin: int, end: int) -> int:
+    """How far a run from ``begin``, at least to ``end``, reaches before a change that waits."""
+    sql = "SELECT max(last) FROM published WHERE first BETWEEN ? AND ?"
+    (absorbed,) = connection.execute(sql, (begin, end)).fetchone()
+    end = max(end, absorbed or 0)
+    sql = "SELECT first, last FROM published WHERE first > ? ORDER BY first LIMIT 1"
+    following, its_end = connection.execute(sql, (end,)).fetchone() or (REVISION_MAX, schema.newest(connection))
+    waits = connection.execute(_WANTED + " LIMIT 1", (end, following)).fetchone()
+    return int(its_end if waits is None else waits[0] - 1)
 
 
 def runs_of(revisions: Iterable[int]) -> Iterator[tuple[int, int]]:
     """Rising numbers as runs without a gap: the first and the last of each."""
-    first = last = 0
+    first = last = -1
     for revision in revisions:
-        if revision == last + 1 and first:
+        if revision == last + 1 and first >= 0:
             last = revision
             continue
-        if first:
+        if first >= 0:
             yield first, last
         first = last = revision
-    if first:
+    if first >= 0:
         yield first, last

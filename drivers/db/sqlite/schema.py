@@ -1,8 +1,8 @@
 """The file: where the URL says it is, how it is made, what is in it, and how a foreign one is told.
 
-``changes`` is the feed; AUTOINCREMENT never gives a revision twice, also after the newest changes are compacted away.
-``outbox`` is a table of its own and not a column, because clearing a column would write the value again.  Its rows are
-runs of revisions, one for a transaction, and not single ones, because every row is paid for by who commits.
+``changes`` is the feed, and with ``published`` the outbox (`drivers.db.sqlite.outbox`).  A commit writes into the trees
+of ``objects`` and ``changes`` and into no other: every further one is a page more to write and to sync.  So the counter
+of revisions is not stored either: the newest is the last of the feed, or where it was compacted to, if nothing is left.
 """
 
 from __future__ import annotations
@@ -12,14 +12,26 @@ import pathlib
 import sqlite3
 import stat
 import urllib.parse
+from collections.abc import Collection
 from urllib.parse import SplitResult
 
 from nb_api.errors import DbUnavailable
 from pubsub_api.errors import InvalidConfig
 
 _APPLICATION_ID = 0x48656C69  # "Heli", where file(1) and we look for it
-_SCHEMA_VERSION = 2
+_SCHEMA_VERSION = 3
 
+_FEED = (
+    """CREATE TABLE changes (
+        revision INTEGER PRIMARY KEY,
+        action TEXT NOT NULL, table_name TEXT NOT NULL, key TEXT NOT NULL, topic TEXT NOT NULL, left_topic TEXT,
+        since REAL,  -- seconds since 1970 when it shall be published, else NULL
+        value BLOB)""",
+    # Runs of revisions that need not be published any more; the first begins at 0.
+    "CREATE TABLE published (first INTEGER PRIMARY KEY, last INTEGER NOT NULL)",
+    "INSERT INTO published VALUES (0, 0)",
+    f"PRAGMA user_version = {_SCHEMA_VERSION}",
+)
 _SCHEMA = (
     """CREATE TABLE objects (
         table_name TEXT NOT NULL, key TEXT NOT NULL, topic TEXT NOT NULL, version INTEGER NOT NULL,
@@ -28,19 +40,25 @@ _SCHEMA = (
         UNIQUE (table_name, key))""",
     "CREATE INDEX objects_by_topic ON objects (topic)",
     "CREATE INDEX tombstones ON objects (deleted_at) WHERE deleted_at IS NOT NULL",
-    """CREATE TABLE changes (
-        revision INTEGER PRIMARY KEY AUTOINCREMENT,
-        action TEXT NOT NULL, table_name TEXT NOT NULL, key TEXT NOT NULL, topic TEXT NOT NULL, left_topic TEXT,
-        value BLOB)""",
-    "CREATE TABLE outbox (first INTEGER PRIMARY KEY, last INTEGER NOT NULL, since REAL NOT NULL)",
     "CREATE TABLE counters (name TEXT PRIMARY KEY, number INTEGER NOT NULL) WITHOUT ROWID",
     "CREATE TABLE feed (compacted INTEGER NOT NULL)",
     "INSERT INTO feed VALUES (0)",
-    # The row that AUTOINCREMENT keeps; with it there from the start, the newest revision is one look-up.
-    "INSERT INTO sqlite_sequence (name, seq) VALUES ('changes', 0)",
     f"PRAGMA application_id = {_APPLICATION_ID}",
-    f"PRAGMA user_version = {_SCHEMA_VERSION}",
+    *_FEED,
 )
+_FROM_2 = (
+    "ALTER TABLE changes RENAME TO old_changes",
+    *_FEED,
+    # The runs that schema 2 kept were those that wait.
+    """INSERT INTO changes SELECT revision, action, table_name, key, topic, left_topic,
+        (SELECT CASE WHEN last >= revision THEN since END
+            FROM outbox WHERE first <= revision ORDER BY first DESC LIMIT 1),
+        value FROM old_changes""",
+    "DROP TABLE old_changes",
+    "DROP TABLE outbox",
+)
+_UPGRADES = {2: _FROM_2}
+_NEWEST = "SELECT max(compacted, coalesce((SELECT max(revision) FROM changes), 0)) FROM feed"
 
 
 def path_of(url: SplitResult) -> pathlib.Path:
@@ -74,10 +92,20 @@ def make_file(path: pathlib.Path) -> None:
         raise InvalidConfig(f"the directory {path.parent} cannot be written: SQLite keeps its log beside the database")
 
 
-def claim(connection: sqlite3.Connection, path: pathlib.Path, *, application_id: int, version: int, what: str) -> bool:
-    """Begin a transaction in a file that is ours, or nobody's yet: then True, and it is to be filled.
+def claim(
+    connection: sqlite3.Connection,
+    path: pathlib.Path,
+    *,
+    application_id: int,
+    version: int,
+    what: str,
+    older: Collection[int] = (),
+) -> int:
+    """Begin a transaction in a file that is ours, or nobody's yet; returns the version of its schema, 0 when it is to
+    be filled.
 
-    ``what`` says what it should be.  Raises InvalidConfig for somebody else's file, and sqlite3.Error.
+    ``older`` are versions that the caller will bring up to ``version``; ``what`` says what the file should be.  Raises
+    InvalidConfig for somebody else's file, and sqlite3.Error.
     """
     (mode,) = connection.execute("PRAGMA journal_mode = WAL").fetchone()
     if mode != "wal":
@@ -86,19 +114,30 @@ def claim(connection: sqlite3.Connection, path: pathlib.Path, *, application_id:
     (found_application,) = connection.execute("PRAGMA application_id").fetchone()
     (found_version,) = connection.execute("PRAGMA user_version").fetchone()
     (tables,) = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
-    if found_application == application_id and found_version != version:
+    if found_application == application_id and found_version != version and found_version not in older:
         raise InvalidConfig(f"{path} has schema {found_version}; this release knows only {version}")
     if found_application != application_id and tables:
         raise InvalidConfig(f"{path} is the SQLite database of another program, not {what}")
-    return not tables
+    return int(found_version) if tables else 0
 
 
 def make_schema(connection: sqlite3.Connection, path: pathlib.Path) -> None:
-    """Make the tables when they are missing.  Raises InvalidConfig for somebody else's file, and sqlite3.Error."""
-    is_new = claim(
-        connection, path, application_id=_APPLICATION_ID, version=_SCHEMA_VERSION, what="a database of objects"
+    """Make the tables when they are missing, and bring those of an older release up to date, which takes as long as
+    copying the feed.  Raises InvalidConfig for somebody else's file, and sqlite3.Error."""
+    found = claim(
+        connection,
+        path,
+        application_id=_APPLICATION_ID,
+        version=_SCHEMA_VERSION,
+        what="a database of objects",
+        older=_UPGRADES,
     )
-    if is_new:
-        for statement in _SCHEMA:
-            connection.execute(statement)
+    for statement in _SCHEMA if not found else _UPGRADES.get(found, ()):
+        connection.execute(statement)
     connection.execute("COMMIT")
+
+
+def newest(connection: sqlite3.Connection) -> int:
+    """The newest revision, 0 when there is none."""
+    (revision,) = connection.execute(_NEWEST).fetchone()
+    return int(revision)

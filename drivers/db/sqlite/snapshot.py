@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Collection, Iterator
 
+from drivers.db.sqlite import schema
 from drivers.db.sqlite.pool import GATE
 from nb_api.checks import Selection, decode_value
 from nb_api.db_api import DbObject, Snapshot
@@ -69,8 +70,7 @@ class SqliteSnapshot(Snapshot):
         self._is_closed = False
         self._kept: list[_Row] | None = None
         connection.execute("BEGIN")
-        (revision,) = connection.execute("SELECT seq FROM sqlite_sequence WHERE name = 'changes'").fetchone()
-        self._revision = int(revision)
+        self._revision = schema.newest(connection)
         self._rows = connection.execute(*query(selection))
         GATE.members.add(self)
 

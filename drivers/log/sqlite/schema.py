@@ -57,7 +57,7 @@ def make_schema(connection: sqlite3.Connection, path: pathlib.Path, shards: int 
 
     Raises InvalidConfig for somebody else's file and for another number of shards, and sqlite3.Error.
     """
-    if claim(connection, path, application_id=_APPLICATION_ID, version=_SCHEMA_VERSION, what="a log"):
+    if not claim(connection, path, application_id=_APPLICATION_ID, version=_SCHEMA_VERSION, what="a log"):
         _fill(connection, shards or SHARDS_DEFAULT)
     (found,) = connection.execute("SELECT shards FROM log").fetchone()
     if shards not in (None, found):
