@@ -1,8 +1,8 @@
 """NbApi: what a program writes and reads objects with, so that everybody who follows them is told.
 
-A write is one transaction of the database: the object with its new version and a row in the outbox.  Then it is
-published, by a thread of its own, and taken out of the outbox.  Without a bus (``[pubsub] enable_df_pub_sub`` false,
-the default) there is no outbox either: controllers follow the database's own feed.
+A write is one transaction of the database: the object with its new version, the change in the feed and in the outbox.
+Then it is published, by a thread of its own, and taken out of the outbox.  Without a bus (``[pubsub]
+enable_df_pub_sub`` false, the default) there is no outbox either: controllers follow the database's own feed.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import dataclasses
 import logging
 import os
 import random
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -22,7 +23,7 @@ from oslo_config import cfg
 
 from nb_api import checks, config, notify_config
 from nb_api.compaction import CompactionCounters, Compactor
-from nb_api.db_api import Action, Change, DbApi, DbObject, Write
+from nb_api.db_api import Change, DbApi, DbObject, Write
 from nb_api.errors import DbUnavailable, ObjectExists, ObjectNotFound, VersionConflict
 from nb_api.handover import Committed, Handover, HandoverCounters
 from nb_api.late_db import LateDb
@@ -31,6 +32,7 @@ from nb_api.outbox import OutboxSweeper, SweepCounters
 from nb_api.publishing import ChangePublisher, change_publisher, uses_service
 from nb_api.snapshot_source import may_stand_in
 from nb_api.transaction import Transaction
+from nb_api.writes import CheckedWrite
 from pubsub_api import Session, forking
 from pubsub_api import open as open_session
 from pubsub_api.closing import Closeable
@@ -74,7 +76,6 @@ class NbApi(Closeable):
         self._db = db
         self._session = session
         self._attempts_max: int = conf[config.GROUP].update_attempts_max
-        self._value_bytes_max: int = conf[config.GROUP].value_bytes_max
         self._publisher: ChangePublisher | None = None
         self._handover: Handover | None = None
         self._sweeper: OutboxSweeper | None = None
@@ -134,9 +135,7 @@ class NbApi(Closeable):
 
     def create(self, table: str, key: str, value: Any, *, topic: str) -> int:
         """Add an object; returns its version.  Raises ObjectExists, InvalidObject, InvalidTopic, LimitReached."""
-        version = self._db.create(table, key, value, topic=topic)
-        self._committed_one(version, "create", table, key, topic, value)
-        return version
+        return self._apply([Write("create", table, key, value, topic)])[0]
 
     def update(
         self,
@@ -171,22 +170,21 @@ class NbApi(Closeable):
         if expected_version not in (None, found.version):
             raise VersionConflict(f"{table} {key!r} has version {found.version}, not {expected_version} as expected")
         # Before the function is called, which may change what it is given.  And as bytes, because 1 == True.
-        before = self._encoded(found.value)
+        before = checks.encode_value(found.value, bytes_max=sys.maxsize)
         wanted = value(found.value) if callable(value) else value
         goal = found.topic if topic is None else topic
-        if self._encoded(wanted) == before and goal == found.topic:
+        (write,) = self._db.check([Write("set", table, key, wanted, goal, found.version)])
+        if write.value == before and goal == found.topic:
             self._unchanged += 1
             return found.version
-        version = self._db.set(table, key, wanted, topic=goal, expected_version=found.version)
-        self._committed_one(version, "set", table, key, goal, wanted, None if goal == found.topic else found.topic)
+        (version,) = self._db.commit([write])
+        self._committed(Committed([_change(version, write, None if goal == found.topic else found.topic)]))
         return version
 
     def delete(self, table: str, key: str, *, expected_version: int | None = None) -> int:
         """Remove an object; returns the version of its tombstone.  Raises ObjectNotFound, VersionConflict.  A delete
         that is refused tells nobody."""
-        version = self._db.delete(table, key, expected_version=expected_version)
-        self._committed(Committed(unknown=[version]))
-        return version
+        return self._apply([Write("delete", table, key, expected_version=expected_version)])[0]
 
     def put(self, table: str, key: str, value: Any, *, topic: str) -> int:
         """Create the object, or update it when it exists; returns its version.  Raises as both."""
@@ -202,38 +200,16 @@ class NbApi(Closeable):
         return Transaction(self._apply)
 
     def _apply(self, writes: Sequence[Write]) -> list[int]:
-        versions = self._db.apply(writes)
-        if versions:
-            self._committed(self._known(writes, versions))
+        if not writes:
+            return []
+        checked = self._db.check(writes)
+        versions = self._db.commit(checked)
+        self._committed(None if self._handover is None else _known(checked, versions))
         return versions
-
-    def _known(self, writes: Sequence[Write], versions: Sequence[int]) -> Committed:
-        """What is known of a transaction without reading: of a create everything, of others not the topic."""
-        if self._handover is None:
-            return Committed()
-        changes = [
-            Change(version, "create", write.table, write.key, write.topic or "", self._encoded(write.value))
-            for version, write in zip(versions, writes, strict=True)
-            if write.action == "create"
-        ]
-        unknown = [version for version, write in zip(versions, writes, strict=True) if write.action != "create"]
-        return Committed(changes, unknown)
 
     def allocate(self, name: str) -> int:
         """The next number, from 1, of the named counter: never the same twice, not even after a crash."""
         return self._db.allocate(name)
-
-    def _committed_one(
-        self, version: int, action: Action, table: str, key: str, topic: str, value: Any, left_topic: str | None = None
-    ) -> None:
-        if self._handover is None:
-            self._committed(None)
-            return
-        self._committed(Committed([Change(version, action, table, key, topic, self._encoded(value), left_topic)]))
-
-    def _encoded(self, value: Any) -> msgspec.Raw:
-        """As bytes: the caller may change the value before it is sent."""
-        return msgspec.Raw(checks.encode_value(value, bytes_max=self._value_bytes_max))
 
     def _committed(self, committed: Committed | None) -> None:
         """Something was written; ``committed`` None when there is nobody to be told."""
@@ -309,6 +285,21 @@ class NbApi(Closeable):
         if self._session is not None:
             self._session.close()
         self._db.close()
+
+
+def _known(writes: Sequence[CheckedWrite], versions: Sequence[int]) -> Committed:
+    """What is known of a transaction without reading: of a create everything, of others not the topic."""
+    pairs = list(zip(versions, writes, strict=True))
+    return Committed(
+        [_change(version, write) for version, write in pairs if write.action == "create"],
+        [version for version, write in pairs if write.action != "create"],
+    )
+
+
+def _change(version: int, write: CheckedWrite, left_topic: str | None = None) -> Change:
+    """A write that has a value and a topic, as the feed has it; the value stays as it was encoded for the database."""
+    value = msgspec.Raw(write.value or b"")
+    return Change(version, write.action, write.table, write.key, write.topic or "", value, left_topic)
 
 
 def _initialized(db: DbApi) -> DbApi:

@@ -39,8 +39,11 @@ class DbObject(msgspec.Struct, frozen=True):
     version: int
 
 
-class Change(msgspec.Struct, frozen=True):
-    """One committed change.  ``value`` is None for a delete, and ``topic`` is the one the object had until then."""
+class Change(msgspec.Struct, frozen=True, gc=False):
+    """One committed change.  ``value`` is None for a delete, and ``topic`` is the one the object had until then.
+
+    As with events, the garbage collector does not look at changes.
+    """
 
     revision: int
     action: Action
@@ -52,7 +55,7 @@ class Change(msgspec.Struct, frozen=True):
     """The topic that a ``set`` moved the object away from: who follows only that one must drop the object."""
 
 
-class Write(msgspec.Struct, frozen=True):
+class Write(msgspec.Struct, frozen=True, gc=False):
     """A change that is asked for.  A ``create`` needs a topic and expects no version; a ``delete`` has no value."""
 
     action: Action
@@ -146,9 +149,11 @@ class DbApi(abc.ABC):
         object may be written once.  Raises what the single calls raise, naming the write that is refused by its
         position, and LimitReached for more than `writes_max` writes or ``[db] transaction_bytes_max`` bytes of values.
         """
-        if not writes:
-            return []
-        return self.commit(check_writes(writes, self._write_limits, self.with_outbox))
+        return self.commit(self.check(writes)) if writes else []
+
+    def check(self, writes: Sequence[Write]) -> list[CheckedWrite]:
+        """The first half of `apply`, which asks no database: the writes as `commit` wants them."""
+        return check_writes(writes, self._write_limits, self.with_outbox)
 
     @property
     def writes_max(self) -> int:
@@ -157,7 +162,7 @@ class DbApi(abc.ABC):
 
     @abc.abstractmethod
     def commit(self, writes: Sequence[CheckedWrite]) -> list[int]:
-        """What `apply` does, for writes that are checked and at least one.  `apply` calls it; others should not."""
+        """The second half of `apply`, for what `check` has returned, which is at least one write."""
 
     @abc.abstractmethod
     def get(self, table: str, key: str) -> DbObject:

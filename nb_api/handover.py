@@ -172,12 +172,12 @@ class Handover:
     def _take(self) -> list[Committed]:
         """All that waits, up to a batch.  Blocks while there is nothing to do."""
         with self._changed:
+            self._pause()
             if not self._queue and not self._is_confirmation_due() and (self._unconfirmed or not self._is_closed):
                 self._is_asleep = True
                 rest_s = self._last_confirmed + self._confirm_interval_s - time.monotonic()
                 self._changed.wait(max(rest_s, 0.0) if self._unconfirmed else None)
                 self._is_asleep = False
-            self._gather()
             batch: list[Committed] = []
             count = 0
             while self._queue and count < self._batch_max:
@@ -189,10 +189,11 @@ class Handover:
                 self._changed.notify_all()
             return batch
 
-    def _gather(self) -> None:
-        """In a flood, let some more come: a thread that runs for every commit costs the writers more than it sends."""
+    def _pause(self) -> None:
+        """After a batch, let some more come: a thread that runs for every commit costs the writers more than it sends.
+        Nobody wakes it but who waits for the end."""
         rest_s = self._last_published + self._publish_interval_s - time.monotonic()
-        if self._queue and rest_s > 0 and not self._is_hurried and not self._is_closed:
+        if rest_s > 0 and self._queued < self._queue_max and not self._is_hurried and not self._is_closed:
             self._changed.wait(rest_s)
 
     def _publish(self, batch: Sequence[Committed]) -> None:

@@ -41,8 +41,8 @@ class LateDb(DbApi):
     def writes_max(self) -> int:
         return self._db.writes_max
 
-    def apply(self, writes: Sequence[Write]) -> list[int]:
-        return self._ready().apply(writes)
+    def check(self, writes: Sequence[Write]) -> list[CheckedWrite]:
+        return self._db.check(writes)
 
     def commit(self, writes: Sequence[CheckedWrite]) -> list[int]:
         return self._ready().commit(writes)

@@ -8,9 +8,10 @@ point that ``[pubsub] pub_sub_multiproc_driver`` names.
 from __future__ import annotations
 
 import abc
+import itertools
 import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from nb_api.db_api import Change, DbApi
 from nb_api.discovery import Registration
@@ -76,7 +77,12 @@ class DirectPublisher(ChangePublisher):
             return self._publisher
 
     def publish(self, changes: Sequence[Change]) -> None:
-        self.refused += send_all(self.publisher.send_event, changes)
+        publisher, events = self.publisher, all_events_of(changes)
+        try:
+            publisher.send_events(events)
+        except (InvalidEvent, InvalidTopic):
+            # One by one it shows which.  What was sent together with it is sent again, and recognised by its version.
+            self.refused += send_each(publisher.send_event, events)
 
     def flush(self, *, timeout_s: float) -> None:
         self.publisher.flush(timeout_s=timeout_s)
@@ -95,7 +101,7 @@ class ServicePublisher(ChangePublisher):
         self._worker = worker
 
     def publish(self, changes: Sequence[Change]) -> None:
-        self.refused += send_all(self._worker.send_event, changes)
+        self.refused += send_each(self._worker.send_event, all_events_of(changes))
 
     def flush(self, *, timeout_s: float) -> None:
         self._worker.flush(timeout_s=timeout_s)
@@ -104,19 +110,22 @@ class ServicePublisher(ChangePublisher):
         self._worker.close()
 
 
-def send_all(send: Callable[[Event], object], changes: Sequence[Change]) -> int:
-    """Send the events of the changes; returns how many can never be sent."""
+def all_events_of(changes: Iterable[Change]) -> list[Event]:
+    return list(itertools.chain.from_iterable(map(events_of, changes)))
+
+
+def send_each(send: Callable[[Event], object], events: Iterable[Event]) -> int:
+    """Send the events; returns how many can never be sent."""
     refused = 0
-    for change in changes:
-        for event in events_of(change):
-            try:
-                send(event)
-            except (InvalidEvent, InvalidTopic) as error:
-                refused += 1
-                LOG.error(
-                    "Revision %d of %s %r cannot be published; controllers learn of it only when they resync: %s",
-                    change.revision, change.table, change.key, error,
-                )  # fmt: skip
+    for event in events:
+        try:
+            send(event)
+        except (InvalidEvent, InvalidTopic) as error:
+            refused += 1
+            LOG.error(
+                "Revision %d of %s %r cannot be published; controllers learn of it only when they resync: %s",
+                event.version, event.table, event.key, error,
+            )  # fmt: skip
     return refused
 
 
