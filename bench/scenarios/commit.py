@@ -1,20 +1,25 @@
 """Committing objects and telling the bus of them, against committing alone.
 
-"sqlite alone" is the same driver with the same transactions, without an outbox and without a bus.  Ours commits, has an
-outbox, publishes everything and takes it out of the outbox again; the clock stops when the last change is confirmed.
-The objects of a transaction belong to one tenant, that is, to one topic.
+"sqlite alone" is the same driver with the same transactions, without an outbox and without a bus.  "sqlite3 by hand" is
+less than that: a program that puts the same two rows per object into tables like the driver's, an object with its
+version and a change for whoever polls, and that checks nothing, expects no second writer and has no driver around it.
+Ours commits, has an outbox, publishes everything and notes what is published; the clock stops when the last change is
+confirmed.  The objects of a transaction belong to one tenant, that is, to one topic.
 """
 
 from __future__ import annotations
 
 import contextlib
 import pathlib
+import sqlite3
+import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection
 from typing import NamedTuple
 
+import msgspec
 from oslo_config import cfg
 
 from bench.plan import Outcome, Plan, Row
@@ -31,7 +36,18 @@ WRITES = 500
 SIZES = {1: 100, 10: 10, 100: 3}
 """Writes per transaction -> which part of the events of a run is committed, so that all take about as long."""
 TIMEOUT_S = 600.0
-ALONE, OURS = "sqlite alone", "heliograph, published"
+BY_HAND, ALONE, OURS = "sqlite3 by hand", "sqlite alone", "heliograph, published"
+_TABLES = """
+    PRAGMA journal_mode = WAL;
+    PRAGMA synchronous = FULL;
+    CREATE TABLE objects (
+        table_name TEXT NOT NULL, key TEXT NOT NULL, topic TEXT NOT NULL, version INTEGER NOT NULL, value BLOB,
+        UNIQUE (table_name, key));
+    CREATE INDEX objects_by_topic ON objects (topic);
+    CREATE TABLE changes (
+        revision INTEGER PRIMARY KEY, action TEXT NOT NULL, table_name TEXT NOT NULL, key TEXT NOT NULL,
+        topic TEXT NOT NULL, value BLOB);
+"""
 _URLS = {"zmq": "zmq://127.0.0.1:0", "zenoh": "zenoh://127.0.0.1:0"}
 
 
@@ -78,13 +94,14 @@ def measure(plan: Plan, driver: str) -> Outcome:
     with _server(driver) as url:
         for size, share in SIZES.items():
             transactions = max(1, plan.events // (size * share))
-            runs: dict[str, list[Commits]] = {ALONE: [], OURS: []}
+            roles = {BY_HAND: commit_by_hand, ALONE: commit_alone, OURS: commit_and_publish}
+            runs: dict[str, list[Commits]] = {name: [] for name in roles}
             for number in range(1, plan.rounds + 1):
-                for name, role in ((ALONE, commit_alone), (OURS, commit_and_publish)):
+                for name, role in roles.items():
                     plan.say(f"round {number} of {plan.rounds}: {name}, {size} per transaction")
                     runs[name].append(_run(role, driver, url, transactions, size))
-            measured[f"by {size}"] = _median_ratio(runs)
-            rows += [_row(name, size, found) for name, found in runs.items()]
+            measured[f"by {size}"] = _median_ratio(runs, OURS, ALONE)
+            rows += [_row(name, size, runs) for name in runs]
     return Outcome("commit", driver, rows, check("commit", driver, measured))
 
 
@@ -109,17 +126,37 @@ def _run(role: Callable[..., None], driver: str, url: str, transactions: int, si
         return found
 
 
-def _median_ratio(runs: dict[str, list[Commits]]) -> float:
-    ratios = sorted(ours.per_s / alone.per_s for ours, alone in zip(runs[OURS], runs[ALONE], strict=True))
-    return ratios[len(ratios) // 2]
+def _median_ratio(runs: dict[str, list[Commits]], name: str, other: str) -> float:
+    return statistics.median(mine.per_s / its.per_s for mine, its in zip(runs[name], runs[other], strict=True))
 
 
-def _row(name: str, size: int, runs: list[Commits]) -> Row:
-    rates = sorted(run.per_s for run in runs)
-    return {"case": f"{name}, {size} per transaction", "changes/s": round(rates[len(rates) // 2])}
+def _row(name: str, size: int, runs: dict[str, list[Commits]]) -> Row:
+    return {
+        "case": f"{name}, {size} per transaction",
+        "changes/s": round(statistics.median(run.per_s for run in runs[name])),
+        "of by hand": round(_median_ratio(runs, name, BY_HAND), 2),
+    }
 
 
 # -- in processes of their own
+
+
+def commit_by_hand(pipe: Connection, path: pathlib.Path, _driver: str, _url: str, transactions: int, size: int) -> None:
+    with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as connection:
+        connection.executescript(_TABLES)
+        start = time.monotonic()
+        for number in range(transactions):
+            connection.execute("BEGIN IMMEDIATE")
+            (newest,) = connection.execute("SELECT coalesce(max(revision), 0) FROM changes").fetchone()
+            rows = [
+                (revision, write.action, write.table, write.key, write.topic, msgspec.msgpack.encode(write.value))
+                for revision, write in enumerate(writes(number * size, size, tenant=number % 1000), newest + 1)
+            ]
+            connection.executemany("INSERT INTO changes VALUES (?, ?, ?, ?, ?, ?)", rows)
+            objects = [(table, key, topic, revision, value) for revision, _, table, key, topic, value in rows]
+            connection.executemany("INSERT INTO objects VALUES (?, ?, ?, ?, ?)", objects)
+            connection.execute("COMMIT")
+        pipe.send(Commits(transactions * size, time.monotonic() - start))
 
 
 def commit_alone(pipe: Connection, path: pathlib.Path, _driver: str, _url: str, transactions: int, size: int) -> None:
