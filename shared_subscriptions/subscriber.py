@@ -24,7 +24,9 @@ from oslo_config import cfg
 from durable_log.log_api import LogApi
 from pubsub_api import forking
 from pubsub_api.closing import Closeable
+from pubsub_api.core.durability import HistoryOutcome
 from pubsub_api.errors import Closed, Forked, UsageError, WaitTimeout
+from pubsub_api.history import Mismatch
 from shared_subscriptions import config, groups
 from shared_subscriptions.core import declaration as declarations
 from shared_subscriptions.core.candidate import LeaderRecord
@@ -312,6 +314,16 @@ class GroupSubscriber(Closeable):
         self._wait_for(self._is_ready, timeout_s, "the leader of the group was not found")
         if self._recording is not None:
             self._recording.wait_ready(timeout_s=max(0.0, deadline - time.monotonic()))
+
+    def wait_for_historical_data(self, timeout_s: float) -> HistoryOutcome:  # noqa: ARG002  the same call for all
+        """COMPLETE at once, as for any subscriber without ``durability``: a group gets what the log has in one order,
+        from where it begins, and its past is no other thing than its present.  `statistics` tell what waits."""
+        self._check_usable()
+        return HistoryOutcome.COMPLETE
+
+    def durability_mismatches(self) -> Sequence[Mismatch]:
+        """None: the log keeps everything that it is to record."""
+        return ()
 
     def wait_streams(self, count: int = 1, *, timeout_s: float) -> None:
         """Return when at least so many streams are held.  Raises WaitTimeout."""

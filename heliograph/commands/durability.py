@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
+import logging
+import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from heliograph import exits, options
 from heliograph.output import Output
+from pubsub_api.errors import HeliographError
 
 if TYPE_CHECKING:
     from durability_service.client import DurabilityClient
     from durability_service.protocol import ServiceStatus
+    from nb_api.db_api import DbApi
+    from pubsub_api import Publisher
+
+LOG = logging.getLogger(__name__)
 
 DESCRIPTION = """\
 Ask the durability services of a domain.
@@ -31,6 +39,7 @@ EXAMPLES = """\
   heliograph durability delete 'tenant-7/#' --url redis://127.0.0.1:6379/0
   heliograph durability snapshot '#' --url redis://127.0.0.1:6379/0
   heliograph durability checkpoint '#' --db sqlite:///tmp/objects.db --url redis://127.0.0.1:6379/0
+  heliograph durability checkpoint '#' --every 300 --config-file /etc/heliograph/heliograph.conf
 """
 
 
@@ -54,6 +63,10 @@ def register(subparsers: options.Subparsers[argparse.ArgumentParser]) -> None:
         )
         if name == "checkpoint":
             verb.add_argument("--db", metavar="URL", help="the database (default: [db] url of the file)")
+            verb.add_argument(
+                "--every", metavar="S", type=options.seconds, default=0.0,
+                help="go on, and make one every S seconds; what goes wrong is said and tried again (default: one)",
+            )  # fmt: skip
         options.add_session(verb)
         options.add_json(verb, "JSON, one object per line")
         verb.set_defaults(run=_with_client(run))
@@ -149,17 +162,35 @@ def _snapshot(client: DurabilityClient, args: argparse.Namespace, output: Output
 
 
 def _checkpoint(client: DurabilityClient, args: argparse.Namespace, output: Output) -> int:
-    from durability_service.checkpoint import write_checkpoint
     from nb_api.loading import open_db
 
-    db = open_db(args.db, args.session.conf, with_outbox=False)
-    try:
-        report = write_checkpoint(
-            args.session.publisher(), client, db,
-            topics=args.topics, services=args.service or None, timeout_s=args.timeout,
-        )  # fmt: skip
-    finally:
-        db.close()
+    with contextlib.closing(open_db(args.db, args.session.conf, with_outbox=False)) as db:
+        publisher = args.session.publisher()
+        if not args.every:
+            _make_checkpoint(publisher, client, db, args, output)
+            return exits.OK
+        try:
+            while True:
+                try:
+                    _make_checkpoint(publisher, client, db, args, output)
+                except HeliographError as error:
+                    if error.fault != "environment":
+                        raise
+                    LOG.warning("No checkpoint this time: %s", error)
+                output.flush()
+                time.sleep(args.every)
+        except KeyboardInterrupt:
+            return exits.OK
+
+
+def _make_checkpoint(
+    publisher: Publisher, client: DurabilityClient, db: DbApi, args: argparse.Namespace, output: Output
+) -> None:
+    from durability_service.checkpoint import write_checkpoint
+
+    report = write_checkpoint(
+        publisher, client, db, topics=args.topics, services=args.service or None, timeout_s=args.timeout
+    )
     if output.is_json:
         output.record(report._asdict())
     else:
@@ -167,7 +198,6 @@ def _checkpoint(client: DurabilityClient, args: argparse.Namespace, output: Outp
             f"checkpoint of {report.objects:,} objects at revision {report.revision}: "
             f"{report.published:,} published, {report.deleted:,} deleted"
         )
-    return exits.OK
 
 
 def _say(output: Output, what: str, value: str) -> None:

@@ -60,6 +60,12 @@ def test_the_service_from_its_start_to_its_end(redis_server: RedisServer, tmp_pa
             nb.create("port", "p1", 1, topic="tenant-7")
         made = run("durability", "checkpoint", "#", "--db", f"sqlite://{tmp_path}/objects.db", "--json", *where)
         assert json.loads(made.out[0]) == {"revision": 1, "objects": 1, "published": 1, "deleted": 0, "pages": 1}
+        database = f"sqlite://{tmp_path}/objects.db"
+        with Command("durability", "checkpoint", "#", "--every", "0.1", "--db", database, "--json", *where) as maker:
+            found = [maker.next_record() for _ in range(2)]
+            maker.process.send_signal(signal.SIGTERM)
+            assert maker.wait() == exits.OK
+        assert [one["published"] for one in found] == [0, 0]
         assert run("durability", "delete", "a/#", *where).process.returncode == exits.OK
         assert run("durability", "history", "a/#", *where).out == []
         service.process.send_signal(signal.SIGTERM)

@@ -12,6 +12,7 @@ import pytest
 
 import durable_log
 from durable_log import LogApi
+from pubsub_api import HistoryOutcome
 from pubsub_api.errors import WaitTimeout
 from shared_subscriptions import GroupDestroyed, groups
 from tests.group_nodes import HASTY, Member, MemberProcess, Source, disordered, duplicates
@@ -73,6 +74,8 @@ def test_a_single_member_gets_what_comes_before_and_after(url: str, source: Sour
         wait_for_all(source, member)
         assert not duplicates(member.seen)
         assert not disordered(member.seen)
+        assert member.subscriber.wait_for_historical_data(0) is HistoryOutcome.COMPLETE
+        assert not member.subscriber.durability_mismatches()
 
 
 def test_a_declared_group_keeps_events_without_members(url: str, log: LogApi, source: Source) -> None:
