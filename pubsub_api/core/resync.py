@@ -111,6 +111,11 @@ class ResyncScheduler:
     def is_waiting(self) -> bool:
         return bool(self._reasons)
 
+    @property
+    def is_for_loss(self) -> bool:
+        """Whether what waits are losses and nothing else."""
+        return self._reasons == {Reason.LOSS}
+
     def next_deadline(self) -> float:
         return self._due if self._reasons and not self.is_blocked else NEVER
 

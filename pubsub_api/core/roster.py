@@ -132,6 +132,14 @@ class Roster:
             publisher.is_familiar and (publisher.has_ended or publisher.guid in responders) for publisher in heard
         )
 
+    def living(self) -> list[InPublisher]:
+        """The publishers that spoke to us and have neither ended nor fallen silent."""
+        return [
+            publisher
+            for publisher in self.publishers.values()
+            if publisher.is_heard and not (publisher.has_ended or publisher.is_suspect)
+        ]
+
     def look_for_silence(self, now: float) -> bool:
         """Suspect who is silent and forget who stays away.  True when nobody else would tell what they published."""
         is_unsure = False

@@ -18,9 +18,8 @@ silent for ``silence_timeout`` is suspected: the user resyncs, and its heads are
 that stays away is forgotten after ``forget_time``, and the user resyncs once more.
 
 **Freezing.**  When this process itself stood still, everybody else seems silent; a gap between two calls that is longer
-than the idle time therefore counts as heard.  And what came meanwhile waits to be read, answers too.  So when `poll`
-comes much later than it should, what is due is put off for a moment, once: what waits is looked at before anything is
-concluded from what has not come.
+than the idle time therefore counts as heard.  And what came meanwhile waits to be read, answers too: see
+`pubsub_api.core.standstill`.
 """
 
 from __future__ import annotations
@@ -38,13 +37,12 @@ from pubsub_api.core.questions import Join
 from pubsub_api.core.resync import LostRange, Reason, Resync
 from pubsub_api.core.roster import InPublisher
 from pubsub_api.core.settings import History, SubscriberSettings
+from pubsub_api.core.standstill import Standstill
 from pubsub_api.core.topics import CONTROL_TOPIC, FilterSet
 
 _DATA = int(Kind.DATA)
 _LIVE = State.LIVE
 _HAVE_HOLE = (State.WAITING, State.REPAIRING)
-LATE_S = 0.05
-"""Who is called so much later than asked for had no processor; so long do those who receive have to get theirs."""
 
 
 class SubscriberCore(StreamOrder):
@@ -73,11 +71,10 @@ class SubscriberCore(StreamOrder):
         self._last_call = now
         self._excused_after_s = 2 * settings.max_idle_time_s
         """This process stood still when it was not called for so long."""
-        self._put_off_until: float | None = None
-        """Until then nothing is done that is due: we came late for it, and first read what has come."""
+        self._standstill = Standstill(self.counters)
         self._next_silence_check = now + settings.max_idle_time_s
         self.newest_timestamp = 0
-        """The highest timestamp of any data frame, for the owner's clock."""
+        """The highest timestamp of any data frame or hello, for the owner's clock."""
         self.is_ready = False
         """The first resync was emitted: what is published from now on is delivered or its loss is noticed."""
 
@@ -90,8 +87,12 @@ class SubscriberCore(StreamOrder):
 
     def next_deadline(self) -> float:
         """When `poll` has something to do, at the latest."""
-        due = self._next_due() if self._put_off_until is None else self._put_off_until
-        return min(due, self._resync.next_deadline())
+        standstill = self._standstill
+        due = self._next_due() if standstill.put_off_until is None else standstill.put_off_until
+        resync_due = self._resync.next_deadline()
+        if standstill.behind_until is not None and self._resync.is_for_loss:
+            resync_due = max(resync_due, standstill.behind_until)
+        return min(due, resync_due)
 
     def _next_due(self) -> float:
         """When something is to be concluded from what has not come."""
@@ -158,7 +159,7 @@ class SubscriberCore(StreamOrder):
     def poll(self, now: float) -> None:
         """Time passed."""
         self._wake(now)
-        if not self._puts_off(now):
+        if not self._standstill.puts_off(now, self._next_due()):
             self._conclude_due(now)
         self._emit_resync(now)
 
@@ -263,6 +264,7 @@ class SubscriberCore(StreamOrder):
         hello = messages.decode(messages.Hello, frame, header)
         publisher = self._heard(header.guid, now)
         self.counters.hellos += 1
+        self.newest_timestamp = max(self.newest_timestamp, header.timestamp)
         if header.topic != CONTROL_TOPIC:
             self._note_head(publisher, header.topic, header.after, now)
             return
@@ -490,6 +492,8 @@ class SubscriberCore(StreamOrder):
             self._resync.request(reason, list(self.filters), now)
 
     def _emit_resync(self, now: float) -> None:
+        if self._resync.is_for_loss and self._is_catching_up(now):
+            return
         resync = self._resync.emit(now, self.filters)
         if resync is None:
             return
@@ -506,21 +510,28 @@ class SubscriberCore(StreamOrder):
     # -- silence
 
     def _wake(self, now: float) -> None:
-        if now - self._last_call > self._excused_after_s:
+        still_s = now - self._last_call
+        if still_s > self._excused_after_s:
             self._roster.excuse_silence(now)
+            self._standstill.stood_still(still_s, self.newest_timestamp, now + self.settings.silence_timeout_s)
         self._last_call = now
 
-    def _puts_off(self, now: float) -> bool:
-        """Whether what is due has to wait until what came meanwhile was read.  After that it is done, however late."""
-        if self._put_off_until is None:
-            if now - self._next_due() <= LATE_S:
-                return False
-            self.counters.put_off += 1
-            self._put_off_until = now + LATE_S
-        if now < self._put_off_until:
-            return True
-        self._put_off_until = None
-        return False
+    def _is_catching_up(self, now: float) -> bool:
+        """Whether more losses may show, because what came during a standstill was not all read, or heads lack."""
+        standstill = self._standstill
+        if standstill.behind_until is None:
+            return False
+        if standstill.asked_at is None and standstill.has_read_all(self.newest_timestamp):
+            standstill.asked_at = now
+            standstill.behind_until = min(standstill.behind_until, now + self.settings.ready_timeout_s)
+            for publisher in self._roster.living():
+                self._ask_heads(publisher, now)
+        if now >= standstill.behind_until or self._knows_heads_since(standstill.asked_at):
+            standstill.behind_until = None
+        return standstill.behind_until is not None
+
+    def _knows_heads_since(self, moment: float | None) -> bool:
+        return moment is not None and all(life.baseline_at >= moment for life in self._roster.living())
 
     def _check_silence(self, now: float) -> None:
         if self._roster.look_for_silence(now):

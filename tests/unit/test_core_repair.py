@@ -10,9 +10,10 @@ import pytest
 from pubsub_api.core import frame as frames
 from pubsub_api.core import messages
 from pubsub_api.core.frame import Kind
+from pubsub_api.core.publisher import PublisherCore
 from pubsub_api.core.questions import HURRY_MAX, WANTS_PER_QUERY_MAX, Questions
 from pubsub_api.core.settings import CacheSettings, History
-from pubsub_api.core.subscriber import LATE_S
+from pubsub_api.core.standstill import LATE_S
 from pubsub_api.core.topics import CONTROL_TOPIC
 from tests.unit.core_rig import PUBLISHER, SUBSCRIBER, Rig, guid_of, header_of
 
@@ -275,6 +276,85 @@ def test_who_stood_still_gives_nothing_up_before_reading_what_has_come() -> None
     rig.run(5)
     assert rig.numbers("a") == list(range(1, 41))
     assert rig.reasons == ["initial"]
+
+
+def frozen_with_two_losses(rig: Rig, publisher: PublisherCore) -> list[bytes]:
+    """Stand still for a minute.  What waits then: frames 2..30, of which two runs were lost and no cache has them."""
+    rig.deliver(*rig.publish(publisher, "a"))
+    waiting: list[bytes] = []
+    for _ in range(29):
+        rig.now += 2.0
+        waiting += rig.publish(publisher, "a")
+    rig.now += 2.0
+    rig.subscriber.poll(rig.now)
+    return waiting[:5] + waiting[9:15] + waiting[20:]
+
+
+@pytest.mark.parametrize("sign", ["data", "hello"])
+def test_losses_that_show_after_a_standstill_are_told_by_one_resync(sign: str) -> None:
+    """Each shows when what waits is read; the first must not be told before the rest was read as well."""
+    rig = Rig()
+    publisher = rig.publisher(settings=NO_CACHE)
+    rig.join()
+    for frame in frozen_with_two_losses(rig, publisher):
+        rig.deliver(frame)
+        rig.run(0.3, hellos=False)
+    assert rig.reasons == ["initial"]
+    if sign == "data":
+        rig.deliver(*rig.publish(publisher, "a"))
+    rig.run(PUBLISHER.max_idle_time_s + 0.01)
+    assert rig.reasons == ["initial", "loss"]
+    last = 31 if sign == "data" else 30
+    assert rig.numbers("a") == [*range(1, 7), *range(11, 17), *range(22, last + 1)]
+    assert rig.told.index(rig.resyncs[-1]) == 1 + len(range(1, 7)), "where the first of them happened"
+    rig.deliver(*rig.publish(publisher, "a")[1:])
+    rig.publish(publisher, "a")
+    rig.deliver(*rig.publish(publisher, "a"))
+    rig.run(WINDOW_S + 0.01)
+    assert rig.reasons == ["initial", "loss", "loss"], "a loss after that is told at once"
+
+
+def test_a_tail_that_was_lost_during_a_standstill_is_covered_by_the_same_resync() -> None:
+    """A sign of life comes first; what was lost at the end would show only when the stream itself says hello."""
+    rig = Rig()
+    publisher = rig.publisher(settings=NO_CACHE)
+    rig.join()
+    rig.deliver(*frozen_with_two_losses(rig, publisher)[:11])
+    rig.run(1.0, hellos=False)
+    assert rig.reasons == ["initial"]
+    rig.now += PUBLISHER.max_idle_time_s
+    said = publisher.poll(rig.now, rig.stamp)
+    rig.deliver(*(frame for topic, frame in said if topic == CONTROL_TOPIC))
+    assert rig.reasons == ["initial", "loss"], "at once, since the publisher has told its head"
+    rig.run(2 * PUBLISHER.max_idle_time_s)
+    assert rig.reasons == ["initial", "loss"]
+    rig.deliver(*rig.publish(publisher, "a"))
+    assert rig.numbers("a") == [*range(1, 7), *range(11, 17), 31]
+
+
+def test_losses_after_a_standstill_are_told_in_time_though_nobody_sends_any_more() -> None:
+    rig = Rig()
+    publisher = rig.publisher(settings=NO_CACHE)
+    rig.join()
+    waiting = frozen_with_two_losses(rig, publisher)
+    rig.publishers.clear()
+    rig.deliver(*waiting)
+    rig.run(SUBSCRIBER.silence_timeout_s - 0.1)
+    assert rig.reasons == ["initial"]
+    rig.run(0.2)
+    assert rig.reasons[:2] == ["initial", "loss"]
+
+
+def test_what_is_no_loss_is_told_at_once_after_a_standstill() -> None:
+    rig = Rig()
+    publisher = rig.publisher(settings=NO_CACHE)
+    rig.join()
+    waiting = frozen_with_two_losses(rig, publisher)
+    rig.disconnect()
+    rig.deliver(*waiting)
+    rig.connect()
+    rig.run(SUBSCRIBER.ready_timeout_s + 0.01, hellos=False)
+    assert rig.reasons[:2] == ["initial", "reconnected"]
 
 
 def test_a_lost_part_of_a_reply_is_asked_for_again() -> None:
