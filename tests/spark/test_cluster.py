@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import pathlib
 import subprocess
 import sys
 
+import pyspark
 import pytest
 
 import durable_log
+import heliograph.__main__
+from spark_pipeline.java import find_java
 from spark_pipeline.snapshot import read_objects
 from tests.spark.cluster import SparkCluster
 from tests.spark.conftest import log_frame
@@ -19,9 +23,24 @@ from tests.waiting import wait_until
 TOPICS = [f"tenant-{number}/port" for number in range(8)]
 
 
-def submit(cluster: SparkCluster, *arguments: str) -> subprocess.Popen[bytes]:
+def run(cluster: SparkCluster, *arguments: str) -> subprocess.Popen[bytes]:
     command = [sys.executable, "-m", "heliograph", "pipeline", *arguments, "--master", cluster.url, "--json"]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+
+
+def submit(cluster: SparkCluster, *arguments: str) -> subprocess.Popen[bytes]:
+    """The same through ``spark-submit``."""
+    home = os.path.dirname(pyspark.__file__)
+    program = [str(heliograph.__main__.__file__), "pipeline", *arguments, "--json"]
+    settings = ["--conf", "spark.executor.memory=512m", "--conf", "spark.driver.host=127.0.0.1"]
+    return subprocess.Popen(
+        [os.path.join(home, "bin", "spark-submit"), "--master", cluster.url, *settings, *program],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        env=os.environ | {
+            "PYSPARK_PYTHON": sys.executable, "JAVA_HOME": str(find_java().home), "SPARK_LOCAL_IP": "127.0.0.1",
+            "PYTHONPATH": os.pathsep.join(entry for entry in sys.path if entry),
+        },
+    )  # fmt: skip
 
 
 def finish(process: subprocess.Popen[bytes]) -> dict[str, object]:
@@ -41,12 +60,12 @@ def test_a_worker_killed_in_the_middle_changes_no_result(log_url: str, tmp_path:
     with SparkCluster(tmp_path, workers=2) as cluster:
         lake = str(tmp_path / "lake")
         common = ("--config-file", str(config))
-        ingesting = submit(cluster, "ingest", "--log", log_url, "--lake", lake, "--commit-events", "10000", *common)
+        ingesting = run(cluster, "ingest", "--log", log_url, "--lake", lake, "--commit-events", "10000", *common)
         wait_until(lambda: list(pathlib.Path(lake).glob("_delta_log/*1.json")) != [], 200, "the first commit")
         cluster.kill_worker(0)
         finish(ingesting)
         snapshot = str(tmp_path / "snapshot")
-        manifest = finish(submit(cluster, "compact", "--lake", lake, "--out", snapshot, *common))
+        manifest = finish(run(cluster, "compact", "--lake", lake, "--out", snapshot, *common))
         report = finish(submit(cluster, "audit", "--lake", lake, *common))
     assert manifest["objects"] == 5000
     assert {one.key for one in read_objects(snapshot)} == {f"p{number}" for number in range(1, 5001)}

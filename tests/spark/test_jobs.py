@@ -12,6 +12,8 @@ from pyspark.sql import SparkSession
 
 import durable_log
 import pubsub_api
+from durable_log.sealing import Sealer
+from durable_log.segmented import SegmentedLog
 from heliograph.main import main
 from nb_api import LocalCache, NbApi
 from nb_api.notify_config import CACHE_GROUP
@@ -20,6 +22,7 @@ from spark_pipeline.errors import PipelineError
 from spark_pipeline.jobs.ingest import ingest
 from spark_pipeline.lake import LakeTable
 from spark_pipeline.snapshot import read_manifest, read_objects
+from tests.servers import RedisServer
 from tests.spark.conftest import log_frame, plain_rows
 from tests.waiting import wait_until
 
@@ -113,6 +116,25 @@ def test_a_snapshot_has_the_newest_objects_and_says_where_to_go_on(
     (tmp_path / "snapshot" / "manifest.json").unlink()
     with pytest.raises(PipelineError, match="not a finished snapshot"):
         read_manifest(out)
+
+
+def test_a_log_in_redis_is_read_as_its_configuration_says(
+    tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Sealed segments in a directory that only the file names, a hot tail in the server, and workers without the
+    file."""
+    with RedisServer() as server:
+        config_file = tmp_path / "heliograph.conf"
+        config_file.write_text(f"[log]\nurl = {server.address}?shards=2\nsegment_directory = {tmp_path}/segments\n")
+        with contextlib.closing(durable_log.open(config_files=[config_file])) as log:
+            assert isinstance(log, SegmentedLog)
+            log.append([log_frame("a/port", first=1, count=30)])
+            Sealer(log).seal(durable_log.shard_of("a/port", 2))
+            log.append([log_frame("a/port", first=31, count=10)])
+        out = str(tmp_path / "snapshot")
+        (manifest,) = run_json(capsys, "compact", "--config-file", str(config_file), "--out", out)
+    assert manifest["objects"] == 40
+    assert {one.key for one in read_objects(out)} == {f"p{number}" for number in range(1, 41)}
 
 
 def test_a_controller_resyncs_from_what_was_compacted(

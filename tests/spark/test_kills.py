@@ -17,9 +17,10 @@ from pyspark.sql import SparkSession
 
 import durable_log
 from shared_subscriptions import groups
+from spark_pipeline.reading import read_log
 from tests.spark.cluster import SparkCluster
 from tests.spark.conftest import log_frame
-from tests.spark.streaming_job import StreamingJob, kill_python_worker
+from tests.spark.streaming_job import StreamingJob, kill_python_worker, writer_of
 from tests.spark.test_group_source import rows_of, take_turns
 from tests.waiting import wait_until
 
@@ -37,14 +38,12 @@ def fill(url: str, *, first: int, count: int) -> None:
 
 
 def finish(spark: SparkSession, url: str, job: StreamingJob) -> list[tuple[str, int]]:
-    """Let the job come to an end in the session of the tests; returns what is in its table."""
+    """Let the job come to an end in the session of the tests; returns what it has written."""
     stream = spark.readStream.format("heliograph").options(log=url, events_per_batch="20000").load()
-    query = (
-        stream.writeStream.format("parquet").option("checkpointLocation", str(job.checkpoint))
-        .trigger(availableNow=True).start(str(job.table))
-    )  # fmt: skip
-    query.awaitTermination()
-    return sorted((row[0], row[1]) for row in spark.read.parquet(str(job.table)).select("topic", "seq").collect())
+    writer_of(stream, str(job.checkpoint), job.target).trigger(availableNow=True).start().awaitTermination()
+    is_log = "://" in job.target
+    rows = read_log(spark, job.target) if is_log else spark.read.parquet(job.target)
+    return sorted((row[0], row[1]) for row in rows.select("topic", "version").collect())
 
 
 def expected(last: int) -> list[tuple[str, int]]:
@@ -109,6 +108,17 @@ def test_a_driver_killed_at_random_moments(
     spark: SparkSession, log_url: str, tmp_path: pathlib.Path, seed: int
 ) -> None:
     with StreamingJob(tmp_path, log_url) as job:
+        last = disturb(log_url, job, random.Random(seed), job.kill)
+        assert finish(spark, log_url, job) == expected(last)
+
+
+@pytest.mark.chaos
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("seed", range(2))
+def test_a_driver_that_writes_to_a_log_killed_at_random_moments(
+    spark: SparkSession, log_url: str, tmp_path: pathlib.Path, seed: int
+) -> None:
+    with StreamingJob(tmp_path, log_url, target=f"sqlite://{tmp_path}/target.db?shards=2") as job:
         last = disturb(log_url, job, random.Random(seed), job.kill)
         assert finish(spark, log_url, job) == expected(last)
 

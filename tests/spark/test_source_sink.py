@@ -11,6 +11,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
 import durable_log
+from nb_api import NbApi
 from spark_pipeline import staging
 from spark_pipeline.errors import PipelineError
 from spark_pipeline.reading import read_log
@@ -122,6 +123,38 @@ def test_rows_become_events_of_a_log(spark: SparkSession, log_url: str, tmp_path
     assert list((tmp_path / "staged").iterdir()) == [], "nothing is left behind"
     with contextlib.closing(durable_log.open(log_url)) as log:
         assert log.list_records("") == [], "a write that never comes again leaves no note"
+
+
+@pytest.mark.parametrize("target", ["log", "db"])
+def test_a_batch_that_spark_runs_again_after_a_crash_is_written_once(
+    spark: SparkSession, log_url: str, tmp_path: pathlib.Path, target: str
+) -> None:
+    """The driver died when the rows were in, and before Spark noted that."""
+    fill(log_url, count=20)
+    checkpoint, url = tmp_path / "checkpoint", f"sqlite://{tmp_path}/target.db"
+    options = {target: url, "staging": str(tmp_path / "staged"), "query": "copy"}
+
+    def copy() -> None:
+        stream = spark.readStream.format("heliograph").option("log", log_url).load()
+        writer = stream.writeStream.format("heliograph").options(checkpointLocation=str(checkpoint), **options)
+        writer.trigger(availableNow=True).start().awaitTermination()
+
+    def written() -> list[tuple[str, int]]:
+        if target == "log":
+            return sorted(
+                (row["topic"], row["version"])
+                for row in spark.read.format("heliograph").option("log", url).load().collect()
+            )
+        with contextlib.closing(NbApi.open(url=url)) as nb:
+            return sorted((change.topic, change.value["n"]) for change in nb.db.changes(0) if change.table == "port")
+
+    copy()
+    assert written() == expected(1, 20)
+    last = max(checkpoint.glob("commits/[0-9]*"), key=lambda file: int(file.name))
+    last.unlink()
+    copy()
+    assert last.exists(), "Spark ran the batch again"
+    assert written() == expected(1, 20)
 
 
 def test_rows_that_are_no_events_are_refused(spark: SparkSession, log_url: str, tmp_path: pathlib.Path) -> None:

@@ -322,13 +322,22 @@ def test_every_block_has_a_language_that_is_checked() -> None:
 def test_commands_are_understood(block: Block) -> None:
     for line in block.text.splitlines():
         words = shlex.split(line, comments=True)
-        check = {"heliograph": check_heliograph, "./run": check_run, "pip": check_pip}.get(words[0])
+        check = {
+            "heliograph": check_heliograph, "./run": check_run, "pip": check_pip, "spark-submit": check_spark_submit,
+        }.get(words[0])  # fmt: skip
         assert check, f"{block}: nobody checks {words[0]}"
         check(words[1:])
 
 
 def check_heliograph(words: list[str]) -> None:
     command.build_parser().parse_args(words)
+
+
+def check_spark_submit(words: list[str]) -> None:
+    """Its own settings, then a program, then the words of a command."""
+    (program,) = [number for number, word in enumerate(words) if word.endswith(".py")]
+    assert (ROOT / words[program]).is_file()
+    check_heliograph(words[program + 1 :])
 
 
 def check_run(words: list[str]) -> None:

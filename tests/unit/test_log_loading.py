@@ -9,6 +9,8 @@ import sqlite3
 import pytest
 
 import durable_log
+from durable_log.loading import portable_url
+from durable_log.segmented import SegmentedLog
 from pubsub_api.config import new_conf
 from pubsub_api.errors import DriverNotFound, HeliographError, InvalidConfig
 
@@ -19,6 +21,25 @@ def test_the_url_of_the_configuration_is_used(tmp_path: pathlib.Path) -> None:
     for opened in (durable_log.open(config_files=[file]), durable_log.open(conf=new_conf([file]))):
         with contextlib.closing(opened) as log:
             assert log.shards == 3
+
+
+def test_a_portable_url_says_what_the_configuration_says(tmp_path: pathlib.Path) -> None:
+    place = f"sqlite:///{tmp_path}/log.db"  # a fourth slash, which must stay
+    conf = new_conf()
+    assert portable_url(place, conf=conf) == place
+    file = tmp_path / "heliograph.conf"
+    file.write_text(
+        f"[log]\nurl = {place}?shards=3\nshards = 5\nsegment_directory = {tmp_path}/a b&c\n"
+        "compact_topics = a/#, b\n[log_sqlite]\nsynchronous = normal\n"
+    )
+    url = portable_url(None, conf=new_conf([file]))
+    assert url.startswith(f"{place}?shards=3&")
+    with contextlib.closing(durable_log.open(url)) as log:
+        assert isinstance(log, SegmentedLog)
+        assert log.shards == 3, "the URL has the last word"
+        assert log.directory == tmp_path / "a b&c"
+        assert log.conf["log"].compact_topics == ["a/#", "b"]
+        assert log.conf["log_sqlite"].synchronous == "normal"
 
 
 def test_a_new_log_has_sixteen_shards(tmp_path: pathlib.Path) -> None:
