@@ -21,7 +21,7 @@ RESYNCING   RESYNCED        LIVE        the user was told; whatever was missing 
 =========== =============== =========== ===========================================================================
 
 While a stream is RESYNCING its frames wait, so that the user learns of the loss before seeing what came after it.
-Should too much wait, the oldest may go: the resync that is on its way covers them.
+Should too much wait, it may go: the resync that is on its way covers it.
 """
 
 from __future__ import annotations
@@ -165,9 +165,10 @@ class InStream:
         heapq.heapify(self.order)
         return freed, events
 
-    def drop_parked(self) -> int:
-        """Forget what is parked; returns how many bytes that freed."""
+    def drop_parked(self) -> tuple[int, int]:
+        """Forget what is parked; returns the bytes and events freed."""
         freed = sum(len(frame) for frame, _ in self.parked.values())
+        events = sum(header.count for _, header in self.parked.values())
         self.parked.clear()
         self.order.clear()
-        return freed
+        return freed, events

@@ -92,6 +92,8 @@ class StreamOrder:
             self._deliver(stream, (frame, header, 0), now, is_repair=is_repair)
         elif first + count <= stream.next and stream.is_anchored:
             self._repeat((frame, header, 0))
+        elif stream.state is State.RESYNCING and self.is_overrun:
+            self._discard(stream, header, first, now)
         elif after >= stream.next or stream.state is State.RESYNCING:
             self._park(stream, frame, header, now)
         elif stream.state is not _LIVE and self._resync.is_blocked and self._stays_missing(stream, frame, header):
@@ -132,8 +134,11 @@ class StreamOrder:
         if stream.state is not State.RESYNCING and self.settings.repair:
             self._roster.drop_tail(stream)
             return
-        self._roster.parked_bytes -= stream.drop_parked()
-        if stream.state is not State.RESYNCING:
+        freed, events = stream.drop_parked()
+        self._roster.parked_bytes -= freed
+        if stream.state is State.RESYNCING:
+            self.counters.discarded += events
+        else:
             self._give_up(stream, Reason.PENDING_FULL, now)
 
     def _progress(self, stream: InStream, now: float) -> None:
@@ -173,9 +178,7 @@ class StreamOrder:
             counters.repaired += fresh
             self._event_bytes = len(frame) / header.count
         if self._resync.is_blocked and not self._hold(delivery):
-            counters.discarded += fresh
-            lost = self._roster.lost_range(header, header.first + already, header.last)
-            self._resync.request(Reason.SLOW_CONSUMER, [stream.topic], now, [lost])
+            self._discard(stream, header, header.first + already, now)
             return
         counters.delivered += fresh
         counters.skipped += header.first - 1 - header.after
@@ -196,6 +199,15 @@ class StreamOrder:
         self._held_bytes += size
         self._roster.parked_bytes += size
         return True
+
+    def _discard(self, stream: InStream, header: Header, first: int, now: float) -> None:
+        """There is no room for a frame, from ``first`` on.  The consumer learns of it before it sees what follows."""
+        self.counters.discarded += header.last - first + 1
+        stream.head = max(stream.head, header.last)
+        if stream.state is not State.RESYNCING:
+            self._await_resync(stream)
+        lost = self._roster.lost_range(header, first, header.last)
+        self._resync.request(Reason.SLOW_CONSUMER, [stream.topic], now, [lost])
 
     def _stays_missing(self, stream: InStream, frame: bytes, header: Header) -> bool:
         """Whether what comes next on a stream with a hole finds no room and has to be asked for later; if it can be.
@@ -269,10 +281,13 @@ class StreamOrder:
     def _give_up(self, stream: InStream, reason: Reason, now: float) -> None:
         lost = [self._roster.lost_range(stream, first, last) for first, last in stream.missing()]
         self.counters.lost += sum(item.last - item.first + 1 for item in lost)
+        self._await_resync(stream)
+        self._resync.request(reason, [stream.topic], now, lost)
+
+    def _await_resync(self, stream: InStream) -> None:
         stream.move(Cause.GIVE_UP)
         stream.attempts = 0
         stream.deadline = 0.0
-        self._resync.request(reason, [stream.topic], now, lost)
 
     # -- from where on a stream is wanted
 
@@ -283,7 +298,7 @@ class StreamOrder:
         stream.deadline = 0.0
         stream.move(Cause.RESYNCED)
         self._deliver_ready(stream, now)
-        if stream.has_hole:
+        if stream.has_hole and stream.state is State.LIVE:
             self._open_hole(stream, now)
 
     def _tell_past(self, stream: InStream, last: int, now: float) -> None:
@@ -297,8 +312,8 @@ class StreamOrder:
         if not stream.is_anchored:
             self._tell_past(stream, stream.next - 1, now)
         stream.is_anchored = True
+        stream.move(Cause.RESYNCED)
         for delivery, size in stream.skip_holes():
             self._roster.parked_bytes -= size
             if delivery is not None:
                 self._deliver(stream, delivery, now, is_repair=False)
-        stream.move(Cause.RESYNCED)

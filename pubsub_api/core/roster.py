@@ -196,7 +196,7 @@ class Roster:
     def forget_stream(self, publisher: InPublisher, topic: str) -> None:
         stream = publisher.streams.pop(topic)
         stream.deadline = -1.0
-        self.parked_bytes -= stream.drop_parked()
+        self.parked_bytes -= stream.drop_parked()[0]
         self._counters.streams -= 1
 
     def forget_unselected(self, filters: FilterSet) -> None:

@@ -89,7 +89,7 @@ def test_parking_returns_by_how_much_it_grew() -> None:
     assert one.park(*large) == len(large[0]) - len(small[0])
     assert one.park(*small) == 0
     assert one.parked[5] == large
-    assert one.drop_parked() == len(large[0])
+    assert one.drop_parked() == (len(large[0]), large[1].count)
     assert (one.parked, one.order) == ({}, [])
 
 

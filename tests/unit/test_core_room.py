@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from pubsub_api.core.publisher import PublisherCore
+from pubsub_api.core.resync import Reason
 from tests.unit.core_rig import NO_REPAIR, SUBSCRIBER, Rig
 
 
@@ -92,6 +93,33 @@ def test_too_much_that_finds_no_room_is_discarded_and_told_once() -> None:
     assert [(lost.first, lost.last) for lost in rig.resyncs[-1].lost] == [(held[-1] + 1, 40)]
     rig.deliver(*rig.publish(publisher, "a"))
     assert rig.numbers("a")[-1] == 41
+
+
+def test_who_was_overrun_is_told_before_it_sees_what_follows() -> None:
+    rig, publisher = joined(500, resync_interval_min_s=4.0)
+    rig.fill_queue()
+    rig.deliver(*rig.publish(publisher, "a", 40))
+    assert rig.subscriber.is_overrun
+    rig.make_room(10_000)
+    rig.deliver(*rig.publish(publisher, "a", 2))
+    assert rig.reasons == ["initial"], "it is not due yet"
+    assert 41 not in rig.numbers("a")
+    rig.run(5)
+    assert [getattr(item, "reason", item) for item in rig.told[-3:]] == [Reason.SLOW_CONSUMER, ("a", 41), ("a", 42)]
+
+
+def test_what_waits_for_the_resync_of_an_overrun_is_bounded_and_what_goes_is_counted() -> None:
+    rig, publisher = joined(500, resync_interval_min_s=4.0)
+    rig.fill_queue()
+    rig.deliver(*rig.publish(publisher, "a", 40))
+    rig.make_room(10_000)
+    for frame in rig.publish(publisher, "a", 40):
+        rig.deliver(frame)
+        assert rig.subscriber.parked_bytes <= 500
+    rig.run(5)
+    assert rig.reasons == ["initial", "slow consumer"]
+    assert rig.numbers("a")[-1] == 80
+    assert rig.subscriber.counters.discarded == 80 - len(rig.numbers("a"))
 
 
 def test_nothing_is_asked_for_while_much_is_held() -> None:

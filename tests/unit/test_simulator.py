@@ -167,6 +167,14 @@ class DiscardsWhatFindsNoRoom(SubscriberCore):
         return False
 
 
+class GoesOnAfterAnOverrun(SubscriberCore):
+    """Tells what it discarded, and meanwhile delivers what follows."""
+
+    def _await_resync(self, stream: InStream) -> None:
+        if not self.is_overrun:
+            super()._await_resync(stream)
+
+
 class HoldsWithoutBound(SubscriberCore):
     def _hold(self, delivery: Delivery) -> bool:
         self._held.append(delivery)
@@ -244,6 +252,7 @@ def _mutants() -> Iterator[tuple[str, Cores]]:
         ("rebirth", TrustsEveryReconnect),
         ("slow_consumer", ParksWithoutBound),
         ("bursts", DiscardsWhatFindsNoRoom),
+        ("overrun", GoesOnAfterAnOverrun),
         ("overrun", HoldsWithoutBound),
         ("bursts", ForgetsWhatIsHeld),
         ("bursts", FillsTheQueueAtOnce),

@@ -59,7 +59,6 @@ class View:
         self.reached: set[bytes] = set()
         """Publishers that were heard and are not forgotten."""
         self.forgotten = 0
-        self.was_blocked = False
         self.resyncs: Counter[Reason] = Counter()
         self._forced: dict[str, bool] = {}
 
@@ -138,9 +137,6 @@ class Oracle:
     def filter_removed(self, subscriber: SimSubscriber) -> None:
         self.views[subscriber].narrow(subscriber.core.filters)
 
-    def was_blocked(self, subscriber: SimSubscriber) -> None:
-        self.views[subscriber].was_blocked = True
-
     def delivered(self, subscriber: SimSubscriber, header: Header, first: int, events: Sequence[Event]) -> None:
         view = self.views[subscriber]
         key = (header.guid, header.topic)
@@ -161,7 +157,6 @@ class Oracle:
         view = self.views[subscriber]
         key = (header.guid, header.topic)
         view.last[key] = max(header.last, view.last.get(key, 0))
-        view.was_blocked = True
 
     def _check_order(self, subscriber: SimSubscriber, view: View, key: StreamKey, first: int) -> None:
         last = view.last.get(key)
@@ -172,7 +167,7 @@ class Oracle:
         if not view.is_in_force(key[1]):
             return
         skipped_from = max(view.owed_from.get(key, first), (last or 0) + 1, view.covered.get(key, 0) + 1)
-        if skipped_from < first and not view.was_blocked:
+        if skipped_from < first:
             raise Violation(f"{subscriber.name} got {key[1]} {first} and was not told of {skipped_from}..{first - 1}")
 
     def resynced(self, subscriber: SimSubscriber, resync: Resync) -> None:

@@ -223,8 +223,6 @@ class SimSubscriber:
             self._watch_queue()
 
     def _watch_queue(self) -> None:
-        if self.core.is_overrun:
-            self.oracle.was_blocked(self)
         if self.core.is_queue_full and not self._queue_bytes_max and not self._is_draining:
             self._is_draining = True
             self.world.after(self.world.between(0.05, 1.0), self._drain_queue)
