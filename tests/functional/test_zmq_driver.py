@@ -349,24 +349,7 @@ class TestGarbage:
         assert listener.heard.foreign == [("exact", b"1"), ("wild/x", b"2"), ("wild/y", b"")]
 
 
-class RaisingReceiver(RecordingReceiver):
-    """Breaks its contract."""
-
-    def on_frames(self, frames: Sequence[bytes]) -> None:
-        super().on_frames(frames)
-        raise RuntimeError("a receiver that raises")
-
-
 class TestLife:
-    def test_a_receiver_that_raises_is_called_again(self, stage: Stage) -> None:
-        speaker = stage.publisher()
-        listener = stage.unstarted_subscriber("t", receiver=RaisingReceiver())
-        listener.listen_to([speaker.address])
-        listener.start()
-        for _ in range(3):
-            listener.heard.wait_frame(speaker.send("t"))
-        assert listener.api.is_running
-
     def test_calls_out_of_order_are_refused(self, stage: Stage) -> None:
         speaker, listener = stage.unopened_publisher(), stage.driver.get_subscriber()
         with pytest.raises(UsageError):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import logging
 import threading
 import weakref
 from collections.abc import Iterator, Sequence
@@ -60,20 +59,6 @@ class BlockedReceiver(RecordingReceiver):
         super().on_frames(frames)
         self.is_blocked.set()
         assert self.may_go_on.wait(60)
-
-
-class RaisingReceiver(RecordingReceiver):
-    """Breaks its contract once."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.has_raised = threading.Event()
-
-    def on_frames(self, frames: Sequence[bytes]) -> None:
-        if not self.has_raised.is_set():
-            self.has_raised.set()
-            raise RuntimeError("a receiver that breaks its contract")
-        super().on_frames(frames)
 
 
 def test_buses_of_different_names_do_not_hear_each_other(stage: Stage) -> None:
@@ -277,19 +262,6 @@ def test_a_query_says_how_many_will_answer(stage: Stage) -> None:
     number, query = listener.new_query()
     assert listener.api.query(query) == 3
     assert len(listener.wait_answers(number, 3)) == 3
-
-
-def test_a_receiver_that_raises_is_logged_and_called_again(stage: Stage, caplog: pytest.LogCaptureFixture) -> None:
-    speaker = stage.publisher()
-    receiver = RaisingReceiver()
-    listener = stage.unstarted_subscriber("t", receiver=receiver)
-    listener.listen_to([URL])
-    listener.start()
-    with caplog.at_level(logging.ERROR):
-        speaker.send("t")
-        assert receiver.has_raised.wait(60)
-        receiver.wait_frame(speaker.send("t"))
-    assert "a callback raised" in caplog.text
 
 
 def test_the_number_of_buses_is_bounded() -> None:
