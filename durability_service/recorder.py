@@ -50,16 +50,16 @@ class _Stream:
 
     def keep_newest(self, first: int, keys: list[_Key]) -> None:
         """Of each object only the newest.  Per frame, while what was decoded is still in the processor's cache."""
-        stamps = [key.timestamp for key in keys]
-        before = len(self._newest)
-        if stamps[0] >= self._last and stamps == sorted(stamps):
-            self._newest.update(zip([(key.table, key.key) for key in keys], enumerate(keys, first), strict=True))
-            self._last = stamps[-1]
-        else:  # somebody stamped events by hand
-            for filed in enumerate(keys, first):
-                self._keep(filed)
-            self._last = max(self._last, *stamps)
-        self.replaced += before + len(keys) - len(self._newest)
+        newest, last, before = self._newest, self._last, len(self._newest)
+        for number, key in enumerate(keys, first):
+            stamp = key.timestamp
+            if stamp >= last:
+                last = stamp
+                newest[key.table, key.key] = (number, key)
+            else:  # somebody stamped events by hand
+                self._keep((number, key))
+        self._last = last
+        self.replaced += before + len(keys) - len(newest)
 
     def _keep(self, filed: _Filed) -> None:
         number, key = filed
