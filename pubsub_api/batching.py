@@ -204,7 +204,7 @@ class Batcher(abc.ABC):
     def send_events(self, events: Iterable[Event]) -> None:
         """Send many events, in order.  As `send_event` for each: what precedes a bad one is sent.
 
-        Cheaper than that when they are a list or tuple in which events of one topic follow each other.
+        In a list or tuple, events of one topic that follow each other leave together, also when nothing else goes on.
         """
         if isinstance(events, list | tuple):
             self._send_runs(events)
