@@ -65,7 +65,7 @@ def test_a_late_joiner_gets_what_was_published_before_and_after(domain: Domain) 
         assert {one.key: one.value for one in seen}["k3"] == "newer"
         assert [one.action for one in seen if one.key == "k4"] == ["delete"]
         publish(publisher, event("k5", "live"))
-        wait_until(lambda: seen[-1].value == "live", TIMEOUT_S, "the live event")
+        wait_until(lambda: seen and seen[-1].value == "live", TIMEOUT_S, "the live event")
     assert len(seen) == 21
     publisher.close()
 

@@ -139,6 +139,7 @@ class TestDatabaseInTrouble:
             log = Log()
             with contextlib.closing(open_db(server.address)) as db, log.election(db, "a") as election:
                 token = election.wait_leader(timeout_s=WAIT_S)
+                wait_until(lambda: log.calls, WAIT_S, "the gain to be told")
                 server.freeze()
                 try:
                     # The thread that renews hangs in a call for longer than the lease.

@@ -55,7 +55,7 @@ def test_the_installed_source_is_used_when_durability_is_asked_for(local: Domain
             assert subscriber.wait_for_historical_data(TIMEOUT_S) is HistoryOutcome.COMPLETE
             assert sorted(one.key for one in seen) == ["k1", "k2"]
             publisher.send_event(event("k1", "live"))
-            wait_until(lambda: seen[-1].value == "live", TIMEOUT_S, "the live event")
+            wait_until(lambda: seen and seen[-1].value == "live", TIMEOUT_S, "the live event")
             assert subscriber.statistics().historical == 2
             assert subscriber.durability_mismatches() == []
         with pytest.raises(Closed):
