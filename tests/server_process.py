@@ -7,26 +7,19 @@ import contextlib
 import os
 import pathlib
 import signal
-import socket
 import subprocess
 import tempfile
 from collections.abc import Sequence
 from types import TracebackType
 from typing import ClassVar, TypeVar
 
+from pubsub_api.testing.ports import free_port
 from tests.waiting import wait_until
 
-START_TIMEOUT_S = 30.0
+START_TIMEOUT_S = 60.0
 START_ATTEMPTS = 20
 
 S = TypeVar("S", bound="ServerProcess")
-
-
-def free_port() -> int:
-    """A port that was free a moment ago."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 class ServerProcess(abc.ABC):

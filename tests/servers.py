@@ -22,7 +22,8 @@ from types import TracebackType
 
 import redis
 
-from tests.server_process import START_TIMEOUT_S, ServerProcess, free_port
+from pubsub_api.testing.ports import free_port
+from tests.server_process import START_TIMEOUT_S, ServerProcess
 
 __all__ = ["START_TIMEOUT_S", "RedisServer", "TalkingServer", "TlsProxy", "find_redis_server", "free_port"]
 

@@ -20,7 +20,8 @@ from collections.abc import Sequence
 
 import psycopg
 
-from tests.server_process import START_TIMEOUT_S, ServerProcess, free_port
+from pubsub_api.testing.ports import free_port
+from tests.server_process import START_TIMEOUT_S, ServerProcess
 
 _USER = "heliograph"
 _SERVER_USER = "nobody"

@@ -6,6 +6,7 @@
 ``faults``         what a link does wrong, seeded and counted
 ``faulty``         a wrapper that makes any driver lose, repeat, reorder and delay
 ``frames``         sound frames for tests of drivers
+``ports``          ports that nobody else is given
 ``simulator``      the core in a simulated network, from a seed, judged by an oracle of the delivery contract
 ``receivers``      a receiver that records, and waits with a deadline
 ``child``          the publisher or subscriber in another process that the suite talks to

@@ -13,6 +13,8 @@ from pubsub_api import loading
 from pubsub_api.testing.conformance import DriverConformance
 from tests.zenoh_ends import plain_session
 
+PATIENT = "drop_wait=5&block_wait=60"
+"""A link is congested only when it is, not when a loaded machine stands still."""
 TLS = pathlib.Path(__file__).parents[1] / "functional" / "tls"
 
 
@@ -25,19 +27,19 @@ class ZenohConformance(DriverConformance):
 
 
 class TestPeers(ZenohConformance):
-    url = "zenoh://127.0.0.1:0"
+    url = f"zenoh://127.0.0.1:0?{PATIENT}"
 
 
 class TestPeersThatBlock(ZenohConformance):
     """The other half of the options that change how a frame is sent."""
 
-    url = "zenoh://127.0.0.1:0?congestion=block&publishers_max=0&shared_memory=false"
+    url = f"zenoh://127.0.0.1:0?congestion=block&publishers_max=0&shared_memory=false&{PATIENT}"
 
 
 class TestRouter(ZenohConformance):
     """The publisher is the router of its subscribers."""
 
-    url = "zenoh://127.0.0.1:0?mode=router"
+    url = f"zenoh://127.0.0.1:0?mode=router&{PATIENT}"
 
 
 class TestClients(ZenohConformance):
@@ -45,15 +47,17 @@ class TestClients(ZenohConformance):
 
     @pytest.fixture
     def driver_url(self) -> Iterator[str]:
-        router = loading.build_driver(loading.conf_from_url("zenoh://127.0.0.1:0?mode=router")).get_publisher()
+        router = loading.build_driver(
+            loading.conf_from_url(f"zenoh://127.0.0.1:0?mode=router&{PATIENT}")
+        ).get_publisher()
         router.initialize(lambda _report: None)
-        yield f"zenoh://{router.address.removeprefix('tcp/')}?mode=client"
+        yield f"zenoh://{router.address.removeprefix('tcp/')}?mode=client&{PATIENT}"
         router.close()
 
 
 class TestMutualTls(ZenohConformance):
     url = (
-        f"zenoh://127.0.0.1:0?protocol=tls&tls_root_ca={TLS}/ca.pem&tls_enable_mtls=true"
+        f"zenoh://127.0.0.1:0?{PATIENT}&protocol=tls&tls_root_ca={TLS}/ca.pem&tls_enable_mtls=true"
         f"&tls_listen_certificate={TLS}/server.pem&tls_listen_private_key={TLS}/server-key.pem"
         f"&tls_connect_certificate={TLS}/client.pem&tls_connect_private_key={TLS}/client-key.pem"
     )

@@ -13,6 +13,7 @@ from oslo_config import cfg
 from pubsub_api import loading
 from pubsub_api.driver import PubSubApi
 from pubsub_api.testing.conformance.stage import Stage
+from pubsub_api.testing.ports import free_port
 
 
 class ConformanceBase:
@@ -52,6 +53,13 @@ class ConformanceBase:
             return url
         port = re.findall(r":(\d+)", address)[-1]
         return parts._replace(netloc=f"{parts.netloc[:-2]}:{port}").geturl()
+
+    def lasting_url(self, url: str) -> str:
+        """The URL with a port of its own where it asks for any: nobody takes it while a publisher is away from it."""
+        parts = urlsplit(url)
+        if parts.port != 0:
+            return url
+        return parts._replace(netloc=f"{parts.netloc[:-2]}:{free_port()}").geturl()
 
     def send_foreign(self, address: str, topic: str, payload: bytes) -> None:  # noqa: ARG002 - for who overrides it
         """Send bytes that are no frame, as a plain user of the transport would.  Override it to run that test."""

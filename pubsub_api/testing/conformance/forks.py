@@ -17,7 +17,7 @@ from pubsub_api.testing.conformance.base import ConformanceBase
 from pubsub_api.testing.conformance.stage import Stage
 from pubsub_api.testing.receivers import WAIT_S
 
-FORK_S = 2 * WAIT_S
+FORK_S = 1.5 * WAIT_S
 
 
 def in_forked_child(work: Callable[[], str]) -> str:

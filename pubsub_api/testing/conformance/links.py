@@ -118,21 +118,23 @@ class LinkConformance(ConformanceBase):
             listener = stage.subscriber("t")
             listener.heard.wait_frame(stage.publisher().send("t"))
             return
-        gone = stage.publisher()
+        url = self.lasting_url(driver_url)
+        gone = stage.publisher(stage.at(url))
         address = gone.address
         gone.api.close()
         listener = stage.unstarted_subscriber("t")
         listener.api.register_listen_address(address)
         listener.api.daemonize()
         assert listener.api.is_running
-        speaker = stage.publisher(stage.at(self.url_at(driver_url, address)))
+        speaker = stage.publisher(stage.at(url))
         assert speaker.address == address
         listener.heard.wait_connected(address)
         listener.heard.wait_frame(speaker.send("t"))
 
     def test_frames_flow_again_when_a_publisher_comes_back(self, stage: Stage, driver_url: str) -> None:
         skip_unless_bind_based(stage)
-        speaker = stage.publisher()
+        url = self.lasting_url(driver_url)
+        speaker = stage.publisher(stage.at(url))
         address = speaker.address
         listener = stage.subscriber("t")
         listener.heard.wait_frame(speaker.send("t"))
@@ -140,7 +142,7 @@ class LinkConformance(ConformanceBase):
             speaker.api.close()
             if "disconnect" in stage.capabilities.reports:
                 listener.heard.wait_link(Disconnected(address, ""), count=restarts)
-            speaker = stage.publisher(stage.at(self.url_at(driver_url, address)))
+            speaker = stage.publisher(stage.at(url))
             listener.heard.wait_connected(address, count=1 + restarts)
             listener.heard.wait_frame(speaker.send("t"))
         kinds = [type(report) for report in listener.heard.links if not isinstance(report, Subscribed)]
@@ -149,7 +151,8 @@ class LinkConformance(ConformanceBase):
 
     def test_filters_changed_while_the_link_is_down_hold_when_it_is_up(self, stage: Stage, driver_url: str) -> None:
         skip_unless_bind_based(stage)
-        speaker = stage.publisher()
+        url = self.lasting_url(driver_url)
+        speaker = stage.publisher(stage.at(url))
         address = speaker.address
         listener = stage.subscriber("t", "dropped", SENTINEL)
         speaker.api.close()
@@ -157,7 +160,7 @@ class LinkConformance(ConformanceBase):
             listener.heard.wait_link(Disconnected(address, ""))
         listener.api.register_topic("meanwhile/#")
         listener.api.unregister_topic("dropped")
-        speaker = stage.publisher(stage.at(self.url_at(driver_url, address)))
+        speaker = stage.publisher(stage.at(url))
         listener.heard.wait_connected(address, count=2)
         listener.heard.wait_frame(speaker.send("meanwhile/x"))
         wait_silenced(speaker, listener, "dropped")

@@ -5,6 +5,7 @@ Everything opened here is closed at the end of the test, whatever happened in be
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable, Sequence
 
 from pubsub_api.core.frame import Kind
@@ -12,6 +13,9 @@ from pubsub_api.driver import Capabilities, PublisherApi, PubSubApi, QueryHandle
 from pubsub_api.errors import TransportUnavailable, WaitTimeout
 from pubsub_api.testing.frames import Frames, header
 from pubsub_api.testing.receivers import WAIT_S, RecordingReceiver, eventually
+
+_query_numbers = itertools.count(1)
+"""Of all listeners, so that an answer which reaches the wrong one is told from its own."""
 
 
 class Speaker:
@@ -56,7 +60,6 @@ class Listener:
         self.api = api
         self.heard = heard
         self.addresses: list[str] = []
-        self._query_number = 0
         self._frames = Frames()
 
     def listen_to(self, addresses: Iterable[str]) -> None:
@@ -77,9 +80,9 @@ class Listener:
             self.heard.wait_link(Subscribed(address, topic_filter))
 
     def new_query(self) -> tuple[int, bytes]:
-        """A QUERY that was not asked before, and its number."""
-        self._query_number += 1
-        return self._query_number, self._frames.query(self._query_number)
+        """A QUERY that nobody has asked before, and its number."""
+        number = next(_query_numbers)
+        return number, self._frames.query(number)
 
     def ask(self) -> int:
         """Ask a new query; return its number, by which `answers` finds the replies."""
