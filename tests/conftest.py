@@ -14,6 +14,19 @@ os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 # Whoever starts the tests in the background may have SIGINT ignored, and programs that are started inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
+# How long the product waits for somebody else before it gives up, where a test does not say: on a loaded machine
+# anybody may stand still for seconds.  Programs that tests start inherit it.
+_PATIENCE = {
+    "OS_DB__CONNECT_TIMEOUT": "60", "OS_DB__OPERATION_TIMEOUT": "60",
+    "OS_DURABILITY__NO_SERVICE_TIME": "30",
+    "OS_LOG__CONNECT_TIMEOUT": "60", "OS_LOG__OPERATION_TIMEOUT": "60",
+    "OS_LONGPOLL__POLL_GRACE": "60", "OS_LONGPOLL__SESSION_TIMEOUT": "120", "OS_LONGPOLL__CONNECT_TIMEOUT": "30",
+    "OS_REDIS__CONNECT_TIMEOUT": "30", "OS_REDIS__SEND_TIMEOUT": "60", "OS_REDIS__HEALTH_INTERVAL": "60",
+    "OS_ZENOH__LEASE": "60", "OS_ZENOH__SYNC_TIMEOUT": "30",
+}  # fmt: skip
+for _name, _value in _PATIENCE.items():
+    os.environ.setdefault(_name, _value)
+
 # A loaded machine must not fail a property test: how long one example takes says nothing about correctness.
 hypothesis.settings.register_profile(
     "heliograph", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]

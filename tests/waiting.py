@@ -12,9 +12,11 @@ from pubsub_api.errors import TransportUnavailable
 T = TypeVar("T")
 
 POLL_S = 0.005
+WAIT_S = 60.0
+"""How long a wait goes on by default: a bound for a machine on which everything stands still at times."""
 
 
-def wait_until(condition: Callable[[], T], timeout_s: float = 10, what: str = "the condition") -> T:
+def wait_until(condition: Callable[[], T], timeout_s: float = WAIT_S, what: str = "the condition") -> T:
     """Call ``condition`` until it returns something true and return that; fail with ``what`` after ``timeout_s``.
 
     The condition is called at least once, and once more after the deadline, so that a machine that stood still for the
@@ -41,4 +43,4 @@ def wait_sent(publisher: PublisherApi, topic: str, frame: bytes) -> None:
             return False
         return True
 
-    wait_until(is_sent, 30, "the transport to accept a frame")
+    wait_until(is_sent, what="the transport to accept a frame")

@@ -29,7 +29,11 @@ FAST = {
     "ready_timeout": 1.0,
     "repair_timeout": 0.2,
 }
-"""Options of ``[pubsub]``, in seconds.  Long enough that a loaded machine does not see faults that are not there."""
+"""Options of ``[pubsub]``, times in seconds: short where somebody waits for them, and long where a loaded machine, on
+which a process may stand still for seconds, would see a fault that is not there."""
+SILENCE_S = 20.0
+"""A publisher is suspected after this long, unless ``missed_hellos_max`` is given: who tests silence gives it."""
+_MISSED_HELLOS = range(3, 1001)
 
 ConfMaker = Callable[..., cfg.ConfigOpts]
 
@@ -37,7 +41,10 @@ ConfMaker = Callable[..., cfg.ConfigOpts]
 def fast_conf(url: str = "memory://default", **overrides: Any) -> cfg.ConfigOpts:
     """A new ``conf`` for the driver of ``url``.  ``overrides`` are options of ``[pubsub]``; they win over `FAST`."""
     conf = loading.conf_from_url(url)
-    for name, value in {**FAST, **overrides}.items():
+    values = {**FAST, **overrides}
+    silence_s = min(SILENCE_S, values["publisher_forget_time"])
+    missed = min(max(int(silence_s / values["max_idle_time"]), _MISSED_HELLOS[0]), _MISSED_HELLOS[-1])
+    for name, value in {"missed_hellos_max": missed, **values}.items():
         conf.set_override(name, value, group=config.GROUP)
     return conf
 

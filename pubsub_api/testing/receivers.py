@@ -10,7 +10,7 @@ from typing import TypeVar
 from pubsub_api.driver import Connected, LinkReport
 from pubsub_api.errors import WaitTimeout
 
-WAIT_S = 20.0
+WAIT_S = 60.0
 """How long a wait goes on by default.  It is a bound for a heavily loaded machine, not an expectation."""
 POLL_S = 0.01
 
