@@ -12,7 +12,7 @@ import random
 import time
 from collections.abc import Callable, Sequence
 
-from durability_service import protocol
+from durability_service import config, protocol
 from durability_service.asking import Asker
 from durability_service.core.messages import Advert
 from durability_service.core.namespaces import intersect
@@ -27,8 +27,6 @@ from pubsub_api.core.topics import check_filter
 
 LOG = logging.getLogger(__name__)
 
-NO_SERVICE_S = 2.0
-"""Without an answer for this long there is no service."""
 _ANSWER_S = 0.5
 _ATTEMPTS_MAX = 4
 _ASK_AGAIN_S = 0.1
@@ -63,11 +61,16 @@ class DurabilityClient(Closeable):
     ) -> None:
         """``on_advert`` is called, from any thread, with what services say of themselves to each other."""
         self._asker = Asker(session, addresses, on_advert)
+        self._no_service_s: float = session.conf[config.GROUP].no_service_time
 
     # -- what the user calls
 
-    def status(self, *, timeout_s: float = NO_SERVICE_S, topics: Sequence[str] = ()) -> list[ServiceStatus]:
-        """The state of every service that answers, by name.  Empty after ``timeout_s`` when none does."""
+    def status(self, *, timeout_s: float | None = None, topics: Sequence[str] = ()) -> list[ServiceStatus]:
+        """The state of every service that answers, by name.
+
+        Empty when none does within ``timeout_s``, which is ``no_service_time`` by default.
+        """
+        timeout_s = self._no_service_s if timeout_s is None else timeout_s
         found = self._asker.ask(Ask(id=0, durability=protocol.STATUS, topics=list(topics)), timeout_s=timeout_s)
         return sorted((one.status for one in found if one.status), key=lambda status: status.node)
 
@@ -117,7 +120,7 @@ class DurabilityClient(Closeable):
             is_any_service = is_any_service or bool(services)
             if services and on_services is not None:
                 on_services(services)
-            if not is_any_service and time.monotonic() >= min(deadline, deadline - timeout_s + NO_SERVICE_S):
+            if not is_any_service and time.monotonic() >= min(deadline, deadline - timeout_s + self._no_service_s):
                 return Outcome.NO_SERVICE
             wanted = _wanted_spaces(services, topics)
             for name in sorted(wanted - done):
@@ -181,7 +184,7 @@ class DurabilityClient(Closeable):
         _check(topics)
         deadline = time.monotonic() + timeout_s
         action = random.getrandbits(63) | 1
-        target = self._best(topics, min(timeout_s, NO_SERVICE_S))
+        target = self._best(topics, min(timeout_s, self._no_service_s))
         while time.monotonic() < deadline:
             ask = Ask(id=0, durability=what, topics=list(topics), to=target, action=action)
             for answer in self._asker.ask(ask, timeout_s=_ANSWER_S, enough=lambda answer: answer.status is not None):

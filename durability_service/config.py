@@ -69,6 +69,8 @@ OPTIONS: Sequence[cfg.Opt] = (
     _seconds("expiry_interval", 5.0, 0.05, 86_400.0, "Samples whose lifespan is over leave memory and disk within this "
              "time. Readers do not get them from the moment on at which it is over."),
     _seconds("expiry_time", 4.0, 0.2, 3600.0, "A fellow that is silent for this long is gone."),
+    _seconds("no_service_time", 2.0, 0.1, 3600.0, "Who asks for history and hears from no service for this long is "
+             "told that there is none."),
     cfg.FloatOpt("heartbeat_factor", default=0.25, min=0.1, max=0.9,
                  help="Part of expiry_time between heartbeats: 0.25 of 4 seconds is one second."),
     _seconds("initial_discovery_period", 3.0, 0.05, 60.0, "How long a service that starts listens for fellows."),
