@@ -110,6 +110,8 @@ class LocalCache(Closeable):
         self._requests = 0
         self._stood_in_for = -1
         """As many requests had been made when the resync source stood in for the database."""
+        self._is_standing_in = False
+        """It has, and whoever is called back does not know yet."""
         if not isinstance(resync_source, SnapshotSource):
             resync_source = build_source(resync_source or options.resync_source, nb.conf, nb.session)
         self._resync_source = resync_source
@@ -168,7 +170,8 @@ class LocalCache(Closeable):
         if not len(self._core.filters):
             return True
         is_read = self._is_loaded and self._scheduler.is_idle and not self._is_syncing
-        return (is_read or self._is_provisional) and not self._source.is_joining
+        is_stood_in_for = self._is_provisional and not self._is_standing_in
+        return (is_read or is_stood_in_for) and not self._source.is_joining
 
     @property
     def _is_provisional(self) -> bool:
@@ -348,6 +351,7 @@ class LocalCache(Closeable):
             self._is_loaded |= task.is_snapshot
             if task.is_reading:
                 self._stood_in_for = -1
+        self._is_standing_in = False
         self._tell_resynced(told)
 
     def _stand_in(self, task: SyncTask, requests: int) -> None:
@@ -355,10 +359,16 @@ class LocalCache(Closeable):
         if not task.is_reading or self._is_provisional:
             return
         told = self._sync.stand_in(task.reason)
-        if told is not None:
-            with self._changed:
-                self._stood_in_for = requests
+        if told is None:
+            return
+        with self._changed:
+            self._stood_in_for, self._is_standing_in = requests, True
+        try:
             self._tell_resynced([told])
+        finally:
+            with self._changed:
+                self._is_standing_in = False
+                self._changed.notify_all()
 
     def _tell_resynced(self, told: Sequence[Resynced]) -> None:
         for one in told:
