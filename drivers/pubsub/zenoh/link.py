@@ -187,7 +187,7 @@ class Link(Connection):
         """The question has ended.  ``answers``: one for each answer and False when time ran out."""
         if number != self._sync_number or not self._is_up:
             return
-        if not (any(answers) or self._is_ended_by_router() or (not answers and self._is_grace_over())):
+        if not (any(answers) or self._is_ended(has_timed_out=bool(answers))):
             self._after(self._sync_retry_s, self._sync)
             self._sync_retry_s = min(2 * self._sync_retry_s, SYNC_RETRY_MAX_S)
             return
@@ -202,6 +202,15 @@ class Link(Connection):
         elif not self.is_connected:
             self.is_connected = True
             self._inbox.put_report(Connected(self.address))
+
+    def _is_ended(self, *, has_timed_out: bool) -> bool:
+        """Whether a question that nobody has answered counts nevertheless.
+
+        When time ran out it may be the router that has not heard of it yet, so that is asked again for a while.
+        """
+        if has_timed_out:
+            return self._is_grace_over() and self._is_ended_by_router()
+        return self._is_grace_over() or self._is_ended_by_router()
 
     def _is_ended_by_router(self) -> bool:
         """A client's query goes to the router and ends there, unless the link was lost while it was under way."""
