@@ -17,7 +17,7 @@ async def publish(publisher: aio.AsyncPublisher) -> None:
     for version in range(1, CHANGES + 1):
         publisher.send_event(Event(topic="tenant-7/port", table="port", key="p1", action="set", version=version))
         await asyncio.sleep(0.01)
-    await publisher.flush(timeout_s=10)
+    await publisher.flush(timeout_s=60)
 
 
 async def follow(subscriber: aio.AsyncSubscriber) -> None:
@@ -34,8 +34,8 @@ async def main(url: str) -> None:
     async with aio.open(url) as session:
         publisher = await session.publisher(name="example")
         async with session.subscriber(["tenant-7/#"]) as subscriber:
-            await subscriber.wait_ready(timeout_s=10)
-            await asyncio.gather(publish(publisher), asyncio.wait_for(follow(subscriber), timeout=10))
+            await subscriber.wait_ready(timeout_s=60)
+            await asyncio.gather(publish(publisher), asyncio.wait_for(follow(subscriber), timeout=60))
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ def main() -> None:
         for version in range(1, CHANGES + 1):
             publisher.send_event(Event(topic="tenant-7/port", table="port", key="p1", action="set", version=version))
         # Sent again, under the same numbers, until the cache has them: it may have come too late for the first ones.
-        publisher.confirm(caches=1, timeout_s=10, addresses=[cache.address])
+        publisher.confirm(caches=1, timeout_s=60, addresses=[cache.address])
         publisher.close()
         print(f"the publisher is gone, the cache holds {cache.statistics().frames} frames")
         late = session.subscriber(["tenant-7/#"], addresses=[cache.address], history=History())

@@ -23,8 +23,9 @@ from tests.waiting import wait_until
 
 TIMEOUT_S = 60.0
 FAST = {
-    "expiry_time": 3.0,
+    "expiry_time": 6.0,
     "heartbeat_factor": 0.1,
+    "no_service_time": 30.0,
     "initial_discovery_period": 0.3,
     "combine_period_initial": 0.02,
     "align_timeout": 1.0,
@@ -32,6 +33,8 @@ FAST = {
     "buckets": 64,
 }
 """Options of ``[durability]``: nobody waits, and a loaded machine does not look like a dead one."""
+HASTY = {"expiry_time": 3.0}
+"""For services that are killed or cut off: the others must notice soon.  Nothing may depend on who was thought dead."""
 
 
 def durability_conf(url: str, **options: Any) -> Any:
@@ -151,7 +154,7 @@ class ServiceProcess(ChildProcess):
         publishers: Sequence[str] | None,
         fellows: Sequence[str] | None,
     ) -> None:
-        settings = {"node": node, "store": str(store), "publishers": publishers, "fellows": fellows}
+        settings = {"node": node, "store": str(store), "publishers": publishers, "fellows": fellows, **HASTY}
         super().__init__("service", url, json.dumps(settings), module="tests.durability_domain")
         self.node = node
         self.address: str = self.receive()["address"]

@@ -25,8 +25,9 @@ from shared_subscriptions import GroupEvent, GroupSubscriber, config
 
 CALM = {"member_lease": 30.0, "claim_time": 60.0, "find_leader_interval": 0.2, "resend_interval": 0.5,
         "rebalance_delay": 0.05, "progress_interval": 0.05, "commit_interval": 0.1,
-        "renew_streams_interval": 0.1, "retry_delay": 0.05, "retry_delay_max": 0.2}  # fmt: skip
-"""Nobody is killed: leases are so long that no load of the machine ends one."""
+        "renew_streams_interval": 0.1, "retry_delay": 0.05, "retry_delay_max": 0.2,
+        "revoke_timeout": 60.0, "unsubscribe_timeout": 60.0}  # fmt: skip
+"""Nobody is killed: leases and patience are so long that no load of the machine ends them."""
 HASTY = {**CALM, "member_lease": 1.0, "claim_time": 2.0}
 """Somebody is killed, and the others must notice soon."""
 

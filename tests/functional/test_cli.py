@@ -20,6 +20,7 @@ import pytest
 import pubsub_api
 from heliograph import exits
 from pubsub_api import Event
+from pubsub_api.testing.ports import free_port
 from tests.waiting import wait_until
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -128,7 +129,7 @@ def test_publish_reaches_subscribe(url: str) -> None:
         assert heard.wait() == exits.OK, heard.errors
         assert sent.wait() == exits.OK, sent.errors
     assert json.loads(sent.out[0])["sent"] == 3
-    events = [json.loads(line) for line in heard.out[1:]]
+    events = [record for line in heard.out if "key" in (record := json.loads(line))]
     assert [(it["key"], it["action"], it["value"]) for it in events] == [
         ("p1", "set", [1]), ("p2", "set", [2]), ("p3", "set", [3]),
     ]  # fmt: skip
@@ -169,8 +170,8 @@ def test_a_signal_ends_subscribe(url: str, publisher: pubsub_api.Publisher, numb
         assert "resync" in heard.next_record()
         heard.process.send_signal(number)
         assert heard.wait() == exits.INTERRUPTED
-        assert "statistics" in heard.next_record()
-        assert heard.errors == "heliograph subscribe: interrupted\n"
+        assert "statistics" in json.loads(heard.out[-1])
+        assert heard.errors.endswith("heliograph subscribe: interrupted\n")
 
 
 def test_subscribe_ends_when_nobody_reads_it(url: str, publisher: pubsub_api.Publisher) -> None:
@@ -271,9 +272,15 @@ def test_decode_reads_what_was_captured(url: str, publisher: pubsub_api.Publishe
     assert [record for record in records if record["kind"] == "DATA"][0]["events"][0]["value"] == {"up": True}
 
 
+def own_url() -> str:
+    """A bus at a port that nobody takes while the service, which is killed, is away from it."""
+    return f"zmq://127.0.0.1:{free_port()}"
+
+
 @pytest.mark.parametrize("driver", ["zmq", "memory"])
 def test_demo_proves_its_point(driver: str) -> None:
-    demo = run("demo", "--seconds", "3", "--controllers", "3", "--writers", "2", "--driver", driver, "--json")
+    where = ("--url", own_url()) if driver == "zmq" else ("--driver", driver)
+    demo = run("demo", "--seconds", "3", "--controllers", "3", "--writers", "2", *where, "--json")
     assert demo.process.returncode == exits.OK, demo.errors
     outcome = json.loads(demo.out[0])
     assert outcome["is_equal"] is True
@@ -284,7 +291,7 @@ def test_demo_proves_its_point(driver: str) -> None:
 
 
 def test_demo_for_people() -> None:
-    demo = run("demo", "--seconds", "1", "--controllers", "1", "--rate", "50")
+    demo = run("demo", "--seconds", "1", "--controllers", "1", "--rate", "50", "--url", own_url())
     assert demo.process.returncode == exits.OK, demo.errors
     shown = "".join(demo.out)
     for scene in ("SIGSTOP", "goes on", "SIGKILL", "is back", "the changes stop", "Proven: all 1 copies are equal"):

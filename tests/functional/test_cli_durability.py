@@ -28,6 +28,7 @@ url = {server.address}
 channel_prefix = {directory.name}:
 [durability]
 initial_discovery_period = 0.2
+no_service_time = {PATIENCE_S}
 store = {directory}/durability.db
 snapshot_directory = {directory}/snapshots
 """

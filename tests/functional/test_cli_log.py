@@ -119,7 +119,7 @@ def test_a_recorder_process_records_until_it_is_interrupted(url: str) -> None:
             wait_until(lambda: command.out, 60, "the recorder to start")
             for number in range(1, 101):
                 publisher.send_event(event(number))
-            publisher.flush(timeout_s=20)
+            publisher.flush(timeout_s=60)
             wait_until(lambda: sum(state.end for state in log.state()) == 100, 60, "everything to be recorded")
             command.process.send_signal(signal.SIGINT)
             assert command.process.wait(60) == exits.OK
@@ -133,7 +133,7 @@ def test_a_cache_process_with_a_log_behind_it_repairs(url: str) -> None:
     publisher = bus.session(with_cache=False).publisher()
     with contextlib.closing(durable_log.open(url)) as log, contextlib.closing(bus):
         recorder = Recorder(bus.session(), log, ["#"], addresses=[publisher.address])
-        recorder.wait_ready(timeout_s=20)
+        recorder.wait_ready(timeout_s=60)
         arguments = ("--listen", publisher.address, "--url", f"zmq://127.0.0.1:{free_port()}", "--log", url, "--json")
         with recorder, Command("cache", "--topics", "nothing-that-is-sent", TOPIC, *arguments) as cache:
             address = json.loads(wait_until(lambda: cache.out and cache.out[0], 60, "the cache to start"))["address"]
@@ -142,13 +142,13 @@ def test_a_cache_process_with_a_log_behind_it_repairs(url: str) -> None:
             )
             session.subscriber(
                 ["#"], lambda one: versions.append(one.version), addresses=[publisher.address, address]
-            ).wait_ready(timeout_s=20)
+            ).wait_ready(timeout_s=60)
             publisher.send_event(event(0))
-            wait_until(lambda: versions == [0], 30, "the first event")
+            wait_until(lambda: versions == [0], 60, "the first event")
             faults.set(drop=1.0, kinds={Kind.DATA})
             publisher.send_events([event(number) for number in range(1, 50)])
-            publisher.flush(timeout_s=20)
-            wait_until(lambda: recorder.statistics().events == 50, 30, "everything to be recorded")
+            publisher.flush(timeout_s=60)
+            wait_until(lambda: recorder.statistics().events == 50, 60, "everything to be recorded")
             faults.heal()
             publisher.send_event(event(50))
             wait_until(lambda: len(versions) == 51, 60, "the loss to be repaired")

@@ -9,13 +9,14 @@ import ssl
 from collections.abc import Callable, Iterator
 
 import pytest
+import redis
 
 from nb_api.db_api import DbApi
 from nb_api.errors import DbUnavailable, RevisionGone, RevisionTooOld, RevisionUnknown
 from nb_api.loading import open_db
 from nb_api.testing.replay import WAIT_S, apply, state_of, stored
 from pubsub_api.errors import InvalidConfig
-from tests.db_faults import ServerInTrouble, opened
+from tests.db_faults import ServerInTrouble, opened, opened_hastily
 from tests.servers import RedisServer, TlsProxy
 from tests.waiting import wait_until
 
@@ -45,16 +46,23 @@ def blocked_clients(server: RedisServer) -> int:
         return int(client.info("clients")["blocked_clients"])  # type: ignore[index]
 
 
+def is_linked(replica: redis.Redis) -> bool:
+    try:
+        return bool(replica.info("replication")["master_link_status"] == "up")  # type: ignore[index]
+    except redis.BusyLoadingError:
+        return False
+
+
 class TestServerInTrouble(ServerInTrouble):
     def wait_for_waiter(self, server: RedisServer, url: str) -> None:
         wait_until(lambda: blocked_clients(server) == 1, WAIT_S, "the wait to reach the server")
 
     def test_a_wait_notices_that_the_server_is_frozen(self, server: RedisServer, url: str) -> None:
-        with opened(url, operation_timeout=0.2, connect_timeout=0.2) as db:
+        with opened_hastily(url, operation_timeout=0.2, connect_timeout=0.2) as db:
             server.freeze()
             try:
                 with pytest.raises(DbUnavailable):
-                    db.wait(0, timeout_s=10 * WAIT_S)
+                    db.wait(0, timeout_s=60 * WAIT_S)
             finally:
                 server.thaw()
 
@@ -130,7 +138,7 @@ class TestWhatRedisForgets:
             with pytest.raises(RevisionUnknown):
                 db.changes(revision)
             with pytest.raises(RevisionUnknown):
-                db.wait(revision, timeout_s=10 * WAIT_S)
+                db.wait(revision, timeout_s=60 * WAIT_S)
 
     def test_an_old_copy_gives_no_revision_twice(self, server: RedisServer, db: DbApi) -> None:
         """A restored copy does not know of the runs since it was made."""
@@ -257,10 +265,11 @@ class TestSetUp:
     def test_a_replica_does_not_take_writes(self, server: RedisServer) -> None:
         with (
             RedisServer(config={"replicaof": f"127.0.0.1 {server.port}"}) as replica,
-            opened(replica.address) as db,
-            pytest.raises(DbUnavailable),
+            contextlib.closing(replica.client()) as client,
         ):
-            db.create("t", "k", 1, topic="t")
+            wait_until(lambda: is_linked(client), WAIT_S, "the replica to have what the server has")
+            with opened(replica.address) as db, pytest.raises(DbUnavailable):
+                db.create("t", "k", 1, topic="t")
 
     @pytest.mark.parametrize(
         "url",

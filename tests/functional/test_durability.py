@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import pathlib
 from collections.abc import Iterator
 from typing import Any
@@ -129,7 +130,8 @@ def test_deleted_history_stays_deleted_also_in_a_service_that_was_away(domain: D
 def test_without_a_service_that_is_said_soon(domain: Domain) -> None:
     seen: list[pubsub_api.Event] = []
     publisher = domain.publisher()
-    with domain.reader(["orders/#"], seen) as reader:
+    hasty = pubsub_api.open(conf=durability_conf(domain.url, no_service_time=0.5))
+    with hasty as session, domain.reader(["orders/#"], seen, session=session) as reader:
         assert reader.wait_for_historical_data(TIMEOUT_S) is Outcome.NO_SERVICE
         publish(publisher, event("k1", "live"))
         wait_until(lambda: [one.value for one in seen] == ["live"], TIMEOUT_S, "live events all the same")
@@ -314,8 +316,7 @@ def test_the_lease_is_renewed_and_the_trace_is_json(local: Domain) -> None:
     local.wait_complete()
     first = wait_until(lambda: lease.exists() and lease.stat().st_mtime_ns, TIMEOUT_S, "the lease")
     wait_until(lambda: lease.stat().st_mtime_ns > first, TIMEOUT_S, "its renewal")
-    import json
-
+    local.stop("a")  # all is written then
     lines = [json.loads(line) for line in trace.read_text().splitlines()]
     assert "complete" in {line["what"] for line in lines}
     assert {line["node"] for line in lines} == {"a"}

@@ -20,6 +20,7 @@ CALM = {
     "expected_peers": SERVICES - 1,
     "combine_period_initial": 10.0,
     "align_timeout": 20.0,
+    "reconcile_interval": 60.0,
 }
 """Twenty services in one process are slow to answer: discovery ends when all have, and the wait for requests, too."""
 

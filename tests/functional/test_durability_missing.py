@@ -86,5 +86,6 @@ def test_what_was_given_up_is_asked_for_again_until_it_comes(rig: Rig) -> None:
     rig.have_some_given_up()
     rig.faults.heal()
     wait_until(lambda: rig.samples == 2 * EVENTS, TIMEOUT_S, "the events")
-    wait_until(lambda: rig.counter("ranges_recovered") == 1, TIMEOUT_S, "nothing to be missing")
-    assert (rig.counter("ranges_missing"), rig.counter("ranges_forgotten")) == (0, 0)
+    wait_until(lambda: rig.counter("ranges_missing") == 0, TIMEOUT_S, "nothing to be missing")
+    assert rig.counter("ranges_recovered") >= 1
+    assert rig.counter("ranges_forgotten") == 0

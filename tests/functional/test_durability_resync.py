@@ -89,17 +89,18 @@ class Site:
         self.nb.flush(timeout_s=WAIT_S)
         self.writer.confirm(caches=1, timeout_s=WAIT_S, addresses=self.services)
 
-    def checkpoint(self) -> Report:
+    def checkpoint(self, **options: Any) -> Report:
         with (
-            pubsub_api.open(conf=durability_conf(self.writer_bus)) as session,
+            pubsub_api.open(conf=durability_conf(self.writer_bus, **options)) as session,
             DurabilityClient(session, addresses=self.services) as client,
         ):
             return write_checkpoint(self.seeder, client, self.nb.db, services=self.services, timeout_s=WAIT_S)
 
     def conf(self, **options: Any) -> Any:
-        conf = nb_conf(self.writer_bus, cache={"resync_source": "durability", "source_timeout": 10.0, **options})
+        conf = nb_conf(self.writer_bus, cache={"resync_source": "durability", "source_timeout": WAIT_S, **options})
         durability_config.register(conf)
         conf.set_override("fellows", self.services or [], group=durability_config.GROUP)
+        conf.set_override("no_service_time", WAIT_S, group=durability_config.GROUP)
         return conf
 
     def open(self, url: str | None = None, **options: Any) -> NbApi:
@@ -275,14 +276,14 @@ def test_a_service_killed_in_the_middle_of_a_load_costs_time_and_nothing_else(si
             snapshot.read = read_and_kill  # type: ignore[method-assign]
             return snapshot
 
-    nb = site.open(source_timeout=3.0)
+    nb = site.open(source_timeout=8.0)
     cache = site.cache(nb, resync_source=Killing(nb.conf, nb.session))
     site.wait_equal(cache)
     syncs = cache.statistics().syncs
     assert (syncs.snapshots, syncs.from_source, syncs.source_failures) == (1, 0, 1)
     assert Killing.portions == 1
     with pytest.raises(NoService):
-        site.checkpoint()
+        site.checkpoint(no_service_time=0.5)
 
 
 def test_checkpoints_amid_writes_and_a_writer_that_is_killed_lead_to_the_same_copy(small_site: Site) -> None:
@@ -320,9 +321,8 @@ def test_a_controller_that_starts_while_the_database_is_down_syncs_and_follows(
     told: list[Any] = []
     cache = site.cache(on_changes=told.extend)
     assert cache.get_all("port") == expected
-    statistics = cache.statistics()
-    assert statistics.is_provisional
-    assert statistics.syncs.stand_ins >= 1
+    wait_until(lambda: cache.statistics().is_provisional, WAIT_S, "the service to stand in")
+    assert cache.statistics().syncs.stand_ins >= 1
     assert {one.kind for one in told if isinstance(one, Resynced)} == {"provisional"}
     # Committed before the end and published after it.
     newest = max(found.version for found in expected) + 1
@@ -347,13 +347,13 @@ def test_a_controller_that_cannot_reach_the_database_follows_who_can(redis_site:
     with pytest.raises(DbUnavailable):
         nb.get("port", "p0")
     cache = site.cache(nb)
-    assert cache.statistics().is_provisional
+    wait_until(lambda: cache.statistics().is_provisional, WAIT_S, "the service to stand in")
     site.wait_equal(cache)
     site.change("while")
     site.wait_equal(cache)
     site.nb.delete("port", "p4")
     site.wait_equal(cache)
-    assert cache.statistics().is_provisional
+    wait_until(lambda: cache.statistics().is_provisional, WAIT_S, "the service to stand in still")
     os.rename(tmp_path / "away.sock", socket)
     wait_until(lambda: not cache.statistics().is_provisional and cache.statistics().is_synced, WAIT_S, "the database")
     assert cache.statistics().syncs.from_source == 1

@@ -27,7 +27,7 @@ def memory() -> Iterator[Bus]:
 def joined(bus: Bus, consumer: Consumer, **options: Any) -> pubsub_api.Publisher:
     publisher = bus.session(**options).publisher()
     subscriber = bus.session(**options).subscriber(["#"], consumer.on_event)
-    subscriber.wait_ready(timeout_s=20)
+    subscriber.wait_ready(timeout_s=60)
     return publisher
 
 
@@ -57,8 +57,8 @@ def test_a_bad_event_is_refused_in_the_midst_of_a_flood_and_the_others_are_not(
         if number % 7 == 0:
             with pytest.raises(errors.InvalidEvent, match=reason):
                 publisher.send_event(msgspec.structs.replace(event(number), **fields))
-    publisher.flush(timeout_s=20)
-    wait_until(lambda: len(consumer.events) >= 300, 20, "300 events")
+    publisher.flush(timeout_s=60)
+    wait_until(lambda: len(consumer.events) >= 300, 60, "300 events")
     assert consumer.versions == list(range(1, 301))
 
 
@@ -69,8 +69,8 @@ def test_a_bad_topic_is_refused_in_the_midst_of_a_flood(memory: Bus, consumer: C
         publisher.send_event(event(number))
         with pytest.raises(errors.InvalidTopic):
             publisher.send_event(event(number, topic))
-    publisher.flush(timeout_s=20)
-    wait_until(lambda: len(consumer.events) >= 20, 20, "20 events")
+    publisher.flush(timeout_s=60)
+    wait_until(lambda: len(consumer.events) >= 20, 60, "20 events")
     assert publisher.heads() == {TOPIC: 20}
 
 
@@ -84,9 +84,9 @@ def test_timestamps_of_a_publisher_only_grow_however_its_events_are_sent(memory:
         publisher.send_events([event(number + 1), event(number + 2)])
         number += 2
         if run == 3:
-            publisher.flush(timeout_s=20)
-    publisher.flush(timeout_s=20)
-    wait_until(lambda: len(consumer.events) >= number, 20, "all events")
+            publisher.flush(timeout_s=60)
+    publisher.flush(timeout_s=60)
+    wait_until(lambda: len(consumer.events) >= number, 60, "all events")
     stamps = [one.timestamp for one in consumer.events]
     assert consumer.versions == list(range(1, number + 1))
     assert stamps == sorted(set(stamps))
@@ -96,8 +96,8 @@ def test_an_event_that_has_a_timestamp_keeps_it_in_a_flood(memory: Bus, consumer
     publisher = joined(memory, consumer)
     for number in range(1, 101):
         publisher.send_event(event(number, timestamp=number % 2 * 1_000))
-    publisher.flush(timeout_s=20)
-    wait_until(lambda: len(consumer.events) >= 100, 20, "100 events")
+    publisher.flush(timeout_s=60)
+    wait_until(lambda: len(consumer.events) >= 100, 60, "100 events")
     assert {one.timestamp == 1_000 for one in consumer.events if one.version % 2} == {True}
     assert {one.timestamp > 1_000 for one in consumer.events if not one.version % 2} == {True}
 
@@ -108,8 +108,8 @@ def test_what_was_changed_after_it_was_sent_arrives_as_it_was(memory: Bus, consu
     for number in range(1, 101):
         value["n"] = number
         publisher.send_event(event(number, value=value))
-    publisher.flush(timeout_s=20)
-    wait_until(lambda: len(consumer.events) >= 100, 20, "100 events")
+    publisher.flush(timeout_s=60)
+    wait_until(lambda: len(consumer.events) >= 100, 60, "100 events")
     assert [one.value["n"] for one in consumer.events] == list(range(1, 101))
 
 
@@ -121,7 +121,7 @@ def test_no_frame_is_larger_than_it_may_be_and_the_backlog_is_bounded(memory: Bu
         publisher.send_event(event(number, f"t/{number % 5}", value=b"x" * size))
         if number % 100 == 0:
             largest = max(largest, publisher.statistics().backlog_bytes)
-    publisher.flush(timeout_s=20)
+    publisher.flush(timeout_s=60)
     statistics = publisher.statistics()
     assert largest <= 65_536
     assert statistics.backlog_bytes == 0

@@ -24,7 +24,7 @@ from shared_subscriptions.core import candidate as candidates
 from shared_subscriptions.errors import NotAGroupEvent
 from shared_subscriptions.names import Names
 from shared_subscriptions.sockets import Connection
-from tests.group_nodes import CALM, HASTY, Member, Source, disordered, duplicates, groups_conf
+from tests.group_nodes import CALM, Member, Source, disordered, duplicates, groups_conf
 from tests.waiting import wait_until
 
 SHARED = "$shared/billing/tenant-7/#"
@@ -142,7 +142,7 @@ def test_a_failing_event_is_tried_again_and_then_parked_while_other_keys_go_on(
     ):
         member.failing = {(TOPIC, 2): 99}
         source.publish(TOPIC, 20, keys=5)
-        wait_until(lambda: undertaker.seen, PATIENCE_S, "a dead letter")
+        wait_until(lambda: undertaker.events, PATIENCE_S, "a dead letter")
         wait_until(lambda: member.got() >= source.expected(), PATIENCE_S, "everything else")
         (letter,) = undertaker.events
         assert letter.topic == "dead-letter/billing"
@@ -151,9 +151,9 @@ def test_a_failing_event_is_tried_again_and_then_parked_while_other_keys_go_on(
         assert [seen.attempt for seen in member.seen if seen.number == 2] == [1, 2, 3]
         assert [seen.number for seen in member.seen if seen.key == "k2"] == [2, 2, 2, 7, 12, 17]
         assert duplicates([seen for seen in member.seen if seen.number != 2]) == []
+        wait_until(lambda: groups.show(log, "billing").lag == 0, PATIENCE_S, "all of it done")
         statistics = member.subscriber.statistics()
         assert (statistics.dead_letters, statistics.failed, statistics.redelivered) == (1, 3, 2)
-        wait_until(lambda: groups.show(log, "billing").lag == 0, PATIENCE_S, "all of it done")
 
 
 def test_a_batch_that_fails_is_taken_apart_until_the_guilty_event_is_found(url: str, source: Source) -> None:
@@ -274,7 +274,8 @@ def test_a_stranger_without_the_key_is_not_listened_to(url: str, log: LogApi, so
             stranger.close()
         with socket.create_connection((endpoint.partition(":")[0], int(endpoint.rpartition(":")[2]))) as noise:
             noise.sendall(b"\xff" * 100)
-            assert noise.recv(1) == b""
+            with contextlib.suppress(ConnectionResetError):  # hung up before it had read all of it
+                assert noise.recv(1) == b""
         source.publish(TOPIC, 3)
         wait_until(lambda: len(member.seen) == 3, PATIENCE_S, "members are served all the same")
 
@@ -287,12 +288,12 @@ def test_what_retention_drops_is_counted(url: str, log: LogApi, source: Source) 
     with Member(url, [SHARED]) as member:
         wait_until(lambda: len(member.seen) == 50, PATIENCE_S, "what is left")
         assert numbers(member) == list(range(51, 101))
-        (view,) = [
-            view for view in wait_until(lambda: groups.show(log, "billing").streams, PATIENCE_S, "a stored stream")
-            if view.shard == shard
-        ]  # fmt: skip
-        wait_until(lambda: groups.show(log, "billing").streams[0].expired == 50, PATIENCE_S, "fifty counted")
-        assert view.end == 100
+        views = wait_until(
+            lambda: [one for one in groups.show(log, "billing").streams if one.shard == shard and one.expired == 50],
+            PATIENCE_S,
+            "fifty counted",
+        )
+        assert [view.end for view in views] == [100]
 
 
 def test_contradicting_options_are_refused() -> None:
@@ -411,9 +412,9 @@ def test_names_on_the_wire_are_those_of_the_specification() -> None:
 
 def test_streams_of_a_lost_log_connection_are_not_lost(url: str, source: Source) -> None:
     """A member whose lease ended begins anew and goes on where it was, without repeating what it had acknowledged."""
-    with Member(url, [SHARED], **HASTY) as member:
+    with Member(url, [SHARED], member_lease=4.0, claim_time=8.0) as member:
         source.publish(TOPIC, 10)
-        wait_until(lambda: len(member.seen) == 10, PATIENCE_S, "ten")
+        wait_until(lambda: member.subscriber.statistics().acknowledged == 10, PATIENCE_S, "ten")
         handler = member.subscriber._handler
         with member.subscriber._lock:
             borrower = next(iter(handler.agent._borrowers.values()))

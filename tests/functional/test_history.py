@@ -148,7 +148,10 @@ def test_a_service_that_comes_later_is_read_then(local: Domain) -> None:
     keep(local, publisher, event("k1", 1))
     local.stop("a")
     seen: list[pubsub_api.Event] = []
-    with local.reader(["orders/#"], seen) as subscriber:
+    with (
+        open_session(local, no_service_time=0.5) as session,
+        local.reader(["orders/#"], seen, session=session) as subscriber,
+    ):
         assert subscriber.wait_for_historical_data(TIMEOUT_S) is HistoryOutcome.NO_SERVICE
         local.start("a")
         wait_until(lambda: [one.key for one in seen] == ["k1"], TIMEOUT_S, "history")
@@ -206,7 +209,7 @@ def test_kinds_of_the_configuration_decide_where_history_comes_from(local: Domai
             session.subscriber(topics, seen.append, durability=Durability.PERSISTENT) as subscriber,
         ):
             assert subscriber.wait_for_historical_data(TIMEOUT_S) is HistoryOutcome.COMPLETE
-            assert [one.key for one in seen] == expected
+            wait_until(lambda: [one.key for one in seen] == expected, TIMEOUT_S, "history")  # noqa: B023
     publisher.close()
 
 

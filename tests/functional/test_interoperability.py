@@ -46,10 +46,10 @@ def test_a_plain_redis_subscriber_reads_our_frames(redis_server: Any) -> None:
     bus = Bus("redis", f"{redis_server.address}?channel_prefix=plain:")
     with redis.Redis.from_url(redis_server.address) as client, client.pubsub() as channel:
         channel.subscribe("plain:tenant-7/port")
-        assert channel.get_message(timeout=10)["type"] == "subscribe"
+        assert channel.get_message(timeout=60)["type"] == "subscribe"
         publisher = bus.session().publisher()
         publisher.send_events([event(1), event(2), event(3)])
-        received = read_until(lambda: channel.get_message(ignore_subscribe_messages=True, timeout=10)["data"], 3)
+        received = read_until(lambda: channel.get_message(ignore_subscribe_messages=True, timeout=60)["data"], 3)
         assert without_timestamps(received) == EXPECTED
     bus.close()
 
@@ -69,8 +69,8 @@ def test_a_plain_zmq_subscriber_reads_our_frames() -> None:
             except zmq.Again:
                 return False
 
-        wait_until(is_joined, 20, "the plain subscriber to join")
-        subscriber.setsockopt(zmq.RCVTIMEO, 10_000)
+        wait_until(is_joined, 60, "the plain subscriber to join")
+        subscriber.setsockopt(zmq.RCVTIMEO, 60_000)
         publisher.send_events([event(1), event(2), event(3)])
         received: list[list[Any]] = []
         while len(received) < 3:
@@ -91,11 +91,11 @@ def test_a_plain_zenoh_subscriber_reads_our_frames() -> None:
             publisher.send_event(event(0))
             return not frames.empty()
 
-        wait_until(is_joined, 20, "the plain subscriber to join")
+        wait_until(is_joined, 60, "the plain subscriber to join")
         publisher.send_events([event(1), event(2), event(3)])
         received: list[list[Any]] = []
         while len(received) < 3:
-            received += [item for item in read_until(lambda: frames.get(timeout=10), 1) if item[4]]
+            received += [item for item in read_until(lambda: frames.get(timeout=60), 1) if item[4]]
         assert without_timestamps(received) == EXPECTED
     bus.close()
 
@@ -115,7 +115,7 @@ def expect_foreign(consumer: Consumer, send: Callable[[], object]) -> None:
         send()
         return bool(consumer.events)
 
-    wait_until(has_arrived, 20, "the plain message")
+    wait_until(has_arrived, 60, "the plain message")
     item = consumer.events[0]
     assert (item.topic, item.value, item.version, item.action) == ("tenant-7/plain", b"not a frame", 0, "set")
 
@@ -128,7 +128,7 @@ def reliable() -> Consumer:
 def test_a_plain_redis_publisher_is_heard(redis_server: Any, reliable: Consumer) -> None:
     bus = Bus("redis", f"{redis_server.address}?channel_prefix=plain2:")
     subscriber = bus.session().subscriber(["tenant-7/#"], reliable.on_event)
-    subscriber.wait_ready(timeout_s=20)
+    subscriber.wait_ready(timeout_s=60)
     with redis.Redis.from_url(redis_server.address) as client:
         expect_foreign(reliable, lambda: client.publish("plain2:tenant-7/plain", b"not a frame"))
     assert subscriber.statistics().foreign >= 1
@@ -150,7 +150,7 @@ def test_a_plain_zenoh_publisher_is_heard(reliable: Consumer) -> None:
     bus = Bus("zenoh", f"zenoh://127.0.0.1:{port}")
     publisher = bus.session().publisher()
     subscriber = bus.session().subscriber(["tenant-7/#"], reliable.on_event, addresses=[publisher.address])
-    subscriber.wait_ready(timeout_s=20)
+    subscriber.wait_ready(timeout_s=60)
     # A peer does not route between its clients, so the plain publisher listens itself and is one more address.
     config = zenoh.Config()
     config.insert_json5("mode", '"peer"')

@@ -14,7 +14,7 @@ from tests.waiting import wait_until
 
 LENDERS = ("zmq", "zenoh", "redis")
 DISPATCHER = "heliograph-dispatcher"
-WAIT_S = 30.0
+WAIT_S = 60.0
 
 
 class Watcher:
@@ -53,7 +53,7 @@ class Watcher:
 def open_ends(bus: Bus, watcher: Watcher) -> tuple[Publisher, Subscriber]:
     publisher = bus.session().publisher()
     subscriber = bus.session().subscriber(["tenant-7/#"], watcher.on_event, addresses=bus.addresses(publisher))
-    subscriber.wait_ready(timeout_s=20)
+    subscriber.wait_ready(timeout_s=60)
     return publisher, subscriber
 
 

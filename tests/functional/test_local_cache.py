@@ -100,7 +100,7 @@ def test_a_cache_holds_what_was_there_and_follows_what_comes(world: World) -> No
     world.nb.create("net", "n", 3, topic="tenant-7")
     world.nb.create("port", "p3", 4, topic="tenant-7")
     world.wait_equal(cache, topics=["tenant-7/#"])
-    wait_until(lambda: "Deleted p2" in told.kinds(), WAIT_S, "all changes")
+    wait_until(lambda: len(told.kinds()) >= 5, WAIT_S, "all changes")
     assert sorted(told.kinds()) == ["Created p1", "Created p2", "Created p3", "Deleted p2", "Updated p1"]
     with pytest.raises(ObjectNotFound):
         cache.get("port", "p2")
@@ -120,7 +120,7 @@ def test_changes_can_be_iterated(world: World) -> None:
     assert [type(change).__name__ for change in seen if not isinstance(change, Resynced)] == ["Created", "Updated"]
     found = seen[0].object  # type: ignore[union-attr]
     assert (found.table, found.key, found.value, found.topic) == ("port", "p1", 1, "t")
-    assert list(cache.changes(timeout_s=0.0)) == []
+    assert [change for change in cache.changes(timeout_s=0.0) if not isinstance(change, Resynced)] == []
 
 
 def test_iterating_ends_when_the_cache_is_closed(world: World) -> None:
@@ -147,9 +147,9 @@ def test_an_iterator_that_does_not_keep_up_is_told_to_read_everything(world: Wor
     assert not overrun.is_told
     assert len(cache.get_all("port")) == 50
     world.nb.create("port", "late", 1, topic="t")
-    late = next(cache.changes(timeout_s=WAIT_S))
-    assert isinstance(late, Created)
-    assert late.object.key == "late"
+    # Before it there may be one of the fifty that was in the copy already and is told only now.
+    told = (change for change in cache.changes(timeout_s=WAIT_S) if isinstance(change, Created))
+    assert any(change.object.key == "late" for change in told)
 
 
 def test_many_objects_and_writers_at_once(world: World) -> None:
@@ -302,6 +302,7 @@ def test_a_port_online_subscribes_its_tenant_and_a_second_one_does_not_pull_agai
     wait_until(lambda: [found.key for found in cache.get_all("net")] == ["n7"], WAIT_S, "the tenant's network")
     world.nb.create("binding", "port-2", "tenant-7", topic="host-1")
     world.wait_equal(cache, "binding")
+    cache.wait_synced(timeout_s=WAIT_S)
     pulled = cache.statistics().syncs.topics
     world.nb.delete("binding", "port-1")
     world.wait_equal(cache, "binding")
@@ -320,6 +321,7 @@ def test_an_object_that_moves_between_topics_comes_and_goes(world: World) -> Non
     wait_until(lambda: seven.get_all("port") == [], WAIT_S, "the old topic's follower to drop it")
     for cache in (eight, both, watching):
         world.wait_equal(cache)
+    wait_until(lambda: len(told.kinds()) >= 2, WAIT_S, "both to be told")
     assert told.kinds() == ["Created p1", "Updated p1"]
 
 
@@ -406,7 +408,7 @@ def test_a_database_that_is_away_is_waited_for(source: str) -> None:
     with RedisServer() as server:
         bus = memory_bus() if source == "bus" else None
         times = {"operation_timeout": 0.5, "connect_timeout": 0.5}
-        world = World(bus, server.address, open_nb(server.address, bus, db=times), times)
+        world = World(bus, server.address, open_nb(server.address, bus), times)
         try:
             cache = world.cache()
             server.freeze()
@@ -416,7 +418,7 @@ def test_a_database_that_is_away_is_waited_for(source: str) -> None:
             wait_until(lambda: cache.statistics().syncs.failures > 1, WAIT_S, "attempts that failed")
             server.thaw()
             cache.wait_synced(timeout_s=WAIT_S)
-            wait_until(lambda: world.nb.put("port", "p1", 1, topic="t"), WAIT_S)
+            world.nb.put("port", "p1", 1, topic="t")
             world.wait_equal(cache)
         finally:
             server.thaw()
@@ -453,8 +455,8 @@ def test_lost_events_are_repaired_by_a_delta_and_told_as_differences(bus_world: 
     bus_world.nb.create("port", "last", 0, topic="t")
     bus_world.wait_equal(cache)
     cache.wait_synced(timeout_s=WAIT_S)
-    created = {kind for kind in told.kinds() if kind.startswith("Created")}
-    assert created >= {f"Created p{number}" for number in range(1, 10)}
+    expected = {f"Created p{number}" for number in range(1, 10)}
+    wait_until(lambda: expected <= set(told.kinds()), WAIT_S, "all of them to be told")
 
 
 def test_a_bus_that_drops_repeats_and_reorders_ends_right(bus_world: World) -> None:
