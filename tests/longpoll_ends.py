@@ -87,7 +87,7 @@ class Ends:
             subscriber.close()
         for publisher in self.publishers:
             if not publisher._is_closed:
-                wait_until(lambda publisher=publisher: _held(publisher) == (0, 0, 0), 30, "an empty publisher")  # type: ignore[misc]
+                wait_until(lambda publisher=publisher: _held(publisher) == (0, 0, 0), 60, "an empty publisher")  # type: ignore[misc]
             publisher.close()
         wait_until(lambda: not _threads(), 30, f"the threads {_threads()} end")
 

@@ -167,7 +167,7 @@ def _publisher(url: str, settings: dict[str, Any]) -> None:
                 for number in command["numbers"]:
                     publisher.send_event(_event(command["topic"], number))
                 with contextlib.suppress(TransportUnavailable):  # then the events wait in the cache
-                    publisher.flush(timeout_s=30)
+                    publisher.flush(timeout_s=60)
                 _say(ok=True)
             elif command["do"] == "flood":
                 flood = _Flood(publisher, command["topic"], command["first"], command["rate"])
@@ -200,7 +200,7 @@ def _subscriber(url: str, settings: dict[str, Any]) -> None:
 
     session = pubsub_api.open(conf=fast_conf(url, **settings), wrap_driver=lambda driver: FaultyPubSub(driver, faults))
     with session, session.subscriber(topics, on_event, on_resync=on_resync, addresses=addresses) as subscriber:
-        subscriber.wait_ready(timeout_s=30)
+        subscriber.wait_ready(timeout_s=60)
         faults.set(drop=drop, kinds=kinds)
         _say(ready=True)
         for line in sys.stdin:

@@ -64,7 +64,7 @@ def refusal(publisher: PublisherApi, topic: str = "t", frame: bytes | None = Non
             return str(error)
         return ""
 
-    return wait_until(refused, 30, "the transport to refuse a frame")
+    return wait_until(refused, 60, "the transport to refuse a frame")
 
 
 def reason(heard: RecordingReceiver) -> str:

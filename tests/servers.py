@@ -130,7 +130,8 @@ class TalkingServer:
             while True:
                 accepted = self._listener.accept()[0]
                 self._sockets.append(accepted)
-                accepted.sendall(self._speech)
+                with contextlib.suppress(OSError):  # who has gone already does not keep others from being spoken to
+                    accepted.sendall(self._speech)
 
 
 class TlsProxy:
