@@ -38,9 +38,9 @@ def test_a_password_is_not_shown() -> None:
 
 def test_the_url_comes_from_the_configuration(tmp_path: pathlib.Path) -> None:
     file = tmp_path / "heliograph.conf"
-    file.write_text(f"[db]\nurl = sqlite://{tmp_path}/configured.db\noperation_timeout = 3\n")
+    file.write_text(f"[db]\nurl = sqlite://{tmp_path}/configured.db\nsnapshot_portion = 33\n")
     with contextlib.closing(loading.open_db(conf=new_conf([file]))) as db:
-        assert db.conf.db.operation_timeout == 3
+        assert db.conf.db.snapshot_portion == 33
     assert (tmp_path / "configured.db").exists()
 
 
@@ -51,7 +51,7 @@ def test_the_option_driver_wins_over_the_scheme_of_the_option_url(tmp_path: path
     assert (tmp_path / "configured.db").exists()
 
 
-@pytest.mark.parametrize("line", ["operation_timeout = 0", "value_bytes_max = 7", "snapshot_portion = many"])
+@pytest.mark.parametrize("line", ["snapshot_portion = 0", "value_bytes_max = 7", "snapshot_portion = many"])
 def test_a_value_out_of_bounds_is_refused(tmp_path: pathlib.Path, line: str) -> None:
     file = tmp_path / "heliograph.conf"
     file.write_text(f"[db]\nurl = sqlite://{tmp_path}/a.db\n{line}\n")
