@@ -15,6 +15,8 @@ from pubsub_api.testing.conf_fixture import fast_conf
 from tests.servers import RedisServer
 
 DRIVERS = ("memory", "zmq", "zenoh", "redis", "longpoll")
+WAITING = {"zmq": "?send_wait=20", "zenoh": "?drop_wait=5"}
+"""A sender waits for a subscriber that has no processor for a while: only what a test loses on purpose is lost."""
 
 
 @pytest.fixture(scope="session")
@@ -62,7 +64,7 @@ def _url(driver: str, request: pytest.FixtureRequest) -> str:
 @pytest.fixture(params=DRIVERS)
 def bus(request: pytest.FixtureRequest) -> Iterator[Bus]:
     """Each driver in turn."""
-    bus = Bus(request.param, _url(request.param, request))
+    bus = Bus(request.param, _url(request.param, request) + WAITING.get(request.param, ""))
     yield bus
     bus.close()
 

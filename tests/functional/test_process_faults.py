@@ -20,8 +20,7 @@ from tests.servers import RedisServer, free_port
 from tests.waiting import wait_until
 
 TOPIC = "tenant-7/port"
-CALM = {"max_idle_time": 0.5, "missed_hellos_max": 6, "idle_time_limit": 2.0}
-"""Times that a loaded machine does not mistake for silence."""
+CALM = {"max_idle_time": 0.5, "idle_time_limit": 2.0}
 
 
 def fixed_url(bus: Bus) -> str:
@@ -93,11 +92,21 @@ def test_a_killed_publisher_that_comes_back_is_noticed(process_bus: Bus) -> None
             with PublisherNode(url, name="api", **CALM) as second:
                 wait_until(lambda: len(subscriber.resyncs()) > before, 60, "a resync because of the restart")
                 wait_until(lambda: subscriber.statistics()["links_up"] == 1, 60, "the link")
-                second.send(TOPIC, range(1_000_001, 1_000_101))
-                wait_until(lambda: subscriber.last(TOPIC) == 1_000_100, 60, "events of the new life")
+                number = 1_000_000
+
+                def arrives() -> bool:
+                    """What is sent while the link comes back may be covered by its resync."""
+                    nonlocal number
+                    number += 1
+                    second.send(TOPIC, [number])
+                    return subscriber.last(TOPIC) > 1_000_000
+
+                wait_until(arrives, 60, "events of the new life")
+                second.send(TOPIC, range(number + 1, number + 101))
+                wait_until(lambda: subscriber.last(TOPIC) == number + 100, 60, "the last of them")
                 numbers = subscriber.numbers(TOPIC)
                 assert numbers == sorted(set(numbers))
-                assert numbers[-100:] == list(range(1_000_001, 1_000_101))
+                assert numbers[-100:] == list(range(number + 1, number + 101))
 
 
 def test_a_publisher_that_says_goodbye_causes_no_resync(process_bus: Bus) -> None:

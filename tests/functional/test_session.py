@@ -347,7 +347,7 @@ def test_no_thread_is_left_behind(bus: Bus, consumer: Consumer) -> None:
     subscriber.wait_ready(timeout_s=20)
     bus.close()
     ours = lambda: [t for t in set(threading.enumerate()) - before if "pyo3" not in t.name]  # noqa: E731
-    wait_until(lambda: not ours(), 10, "all threads to end")
+    wait_until(lambda: not ours(), 60, "all threads to end")
 
 
 def test_what_is_published_after_something_was_received_is_later(bus: Bus, consumer: Consumer) -> None:
