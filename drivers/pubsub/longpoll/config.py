@@ -54,7 +54,8 @@ TIME_OPTIONS: Sequence[cfg.Opt] = (
     _seconds("query_timeout", 10.0, 0.1, 3600.0, "How long answers to a query are awaited."),
     _seconds("send_wait", 0.1, 0.0, 60.0, "How long a sender waits for a subscriber whose mailbox is full, once a "
              "second at most. 0: not at all."),
-    _seconds("linger", 1.0, 0.0, 60.0, "How long close() waits for subscribers to fetch what was sent."),
+    _seconds("linger", 1.0, 0.0, 60.0, "How long close() waits: of a publisher until subscribers have fetched what was "
+             "sent, of a subscriber until publishers know that it leaves."),
 )  # fmt: skip
 
 LIMIT_OPTIONS: Sequence[cfg.Opt] = (

@@ -22,8 +22,6 @@ from pubsub_api.inbox import Inbox
 
 LOG = logging.getLogger(__name__)
 
-_LEAVE_TIMEOUT_S = 1.0
-
 
 class Link:
     """Every method is called in the loop, but for `is_up` and `counters`, which may be read anywhere."""
@@ -89,7 +87,7 @@ class Link:
         return True
 
     async def close(self) -> None:
-        """Leave the publisher, as well as that can be done in short time, and release the connection."""
+        """Leave the publisher, as well as that can be done within ``linger``, and release the connection."""
         is_known = self._core.is_known
         self._core.close()
         self._held = None
@@ -171,7 +169,7 @@ class Link:
 
     async def _send_leave(self, action: actions.SendLeave) -> None:
         try:
-            await self._leave(wire.encode(action.leave), timeout=_LEAVE_TIMEOUT_S)
+            await self._leave(wire.encode(action.leave), timeout=self._settings.options.linger)
         except aio.AioRpcError as error:
             LOG.debug("%s: the publisher was not told that we leave: %s", self.address, error.details())
 
