@@ -94,7 +94,8 @@ class Sealer:
         """Hot frames that end by the limit, a row group at a time, up to the size of a segment."""
         last = offset + self._events_max
         while offset < limit:
-            _, frames = self._log.hot_read(shard, offset, events_max=ROW_GROUP_EVENTS, bytes_max=ROW_GROUP_BYTES)
+            events_max = min(ROW_GROUP_EVENTS, last - offset)  # the rest would be read again for the next
+            _, frames = self._log.hot_read(shard, offset, events_max=events_max, bytes_max=ROW_GROUP_BYTES)
             frames = [one for one in frames if one.end <= limit and (one.end <= last or one.offset == offset)]
             if not frames or frames[0].offset != offset:
                 return
