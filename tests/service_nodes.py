@@ -77,8 +77,9 @@ class Host:
             pubsub["enable_df_pub_sub"] = True
             sections |= {
                 "db": {"url": self._database_url, "outbox_age": self._outbox_age, **SWIFT_DB},
-                "election": {"lease": 2.0},
-                "discovery": {"lease": 3.0, "renew_interval": 0.5},
+                # Whoever ends resigns; only a machine that stands still would make use of a shorter lease.
+                "election": {"lease": 8.0},
+                "discovery": {"lease": 30.0, "renew_interval": 0.5},
             }
         lines = [
             line

@@ -15,7 +15,7 @@ import pytest
 from nb_api import LocalCache, NbApi
 from pubsub_api import Event
 from tests.nb_nodes import ControllerNode, WriterNode, rows_of
-from tests.nb_tools import open_nb, sqlite_url
+from tests.nb_tools import PATIENT_DB, open_nb, sqlite_url
 from tests.servers import RedisServer
 from tests.waiting import wait_until
 
@@ -73,12 +73,11 @@ def test_a_writer_killed_between_commit_and_publication_loses_nothing(
 
 def test_without_a_kill_nothing_is_published_twice(bus: str, tmp_path: pathlib.Path) -> None:
     published: Counter[tuple[int, str]] = Counter()
-    patient = {"outbox_age": 60.0}  # so that a machine that is slow is not taken for a writer that is dead
-    with open_nb(sqlite_url(tmp_path), bus, db=patient) as nb:
+    with open_nb(sqlite_url(tmp_path), bus, db=PATIENT_DB) as nb:
         assert nb.session is not None
         listener = nb.session.subscriber(["#"], lambda event: published.update([(event.version, event.topic)]))
         listener.wait_ready(timeout_s=WAIT_S)
-        with WriterNode(sqlite_url(tmp_path), bus, seed=5, db=patient) as writer:
+        with WriterNode(sqlite_url(tmp_path), bus, seed=5, db=PATIENT_DB) as writer:
             writer.write(150)
         last = nb.create("port", "end", None, topic="t")
         wait_until(lambda: (last, "t") in published, WAIT_S, "the last event")

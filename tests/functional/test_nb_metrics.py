@@ -7,7 +7,7 @@ import pathlib
 import pytest
 
 from nb_api import LocalCache
-from tests.nb_tools import memory_bus, open_nb, sqlite_url
+from tests.nb_tools import PATIENT_DB, memory_bus, open_nb, sqlite_url
 
 
 def test_statistics_are_metrics(tmp_path: pathlib.Path) -> None:
@@ -15,7 +15,8 @@ def test_statistics_are_metrics(tmp_path: pathlib.Path) -> None:
     from nb_api import metrics
 
     registry = prometheus.CollectorRegistry()
-    with open_nb(sqlite_url(tmp_path), memory_bus()) as nb, LocalCache(nb) as cache:
+    calm = {"db": PATIENT_DB, "cache": {"verify_interval": 0.0}}  # nothing is done a second time
+    with open_nb(sqlite_url(tmp_path), memory_bus(), **calm) as nb, LocalCache(nb) as cache:
         nb.create("port", "p1", 1, topic="t")
         nb.flush(timeout_s=30)
         cache.wait_synced(timeout_s=30)

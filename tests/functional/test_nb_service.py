@@ -12,7 +12,7 @@ from nb_api import LocalCache
 from nb_api.publishing import uses_service
 from publisher_service.service import PublisherService
 from tests.nb_nodes import WriterNode, rows_of
-from tests.nb_tools import nb_conf, open_nb, sqlite_url
+from tests.nb_tools import PATIENT_DB, nb_conf, open_nb, sqlite_url
 from tests.servers import free_port
 from tests.waiting import wait_until
 
@@ -26,14 +26,20 @@ def bus() -> str:
 
 @pytest.fixture
 def service(bus: str, tmp_path: pathlib.Path) -> Iterator[PublisherService]:
-    service = _service(bus, tmp_path)
-    service.start()
-    yield service
-    service.stop()
+    """It leaves to writers what they are about to confirm."""
+    with _service(bus, tmp_path, **PATIENT_DB) as service:
+        yield service
 
 
-def _service(bus: str, tmp_path: pathlib.Path) -> PublisherService:
-    return PublisherService(nb_conf(bus, db={"url": sqlite_url(tmp_path)}, **_socket(tmp_path)))
+@pytest.fixture
+def sweeping_service(bus: str, tmp_path: pathlib.Path) -> Iterator[PublisherService]:
+    """It publishes soon what is not confirmed."""
+    with _service(bus, tmp_path) as service:
+        yield service
+
+
+def _service(bus: str, tmp_path: pathlib.Path, **db: float) -> PublisherService:
+    return PublisherService(nb_conf(bus, db={"url": sqlite_url(tmp_path), **db}, **_socket(tmp_path)))
 
 
 def _socket(tmp_path: pathlib.Path) -> dict[str, str]:
@@ -85,7 +91,7 @@ def _forked_writer(nb: object, number: int) -> int:
 
 
 def test_what_a_killed_worker_left_is_swept_by_the_service(
-    service: PublisherService, bus: str, tmp_path: pathlib.Path
+    sweeping_service: PublisherService, bus: str, tmp_path: pathlib.Path
 ) -> None:
     socket = _socket(tmp_path)
     with open_nb(sqlite_url(tmp_path), bus, **socket) as nb, LocalCache(nb) as cache:
@@ -109,22 +115,25 @@ def test_controllers_find_publishers_in_the_directory(tmp_path: pathlib.Path) ->
             for number in range(20):
                 nb.create("net", f"n{number}", number, topic="t")
             wait_until(lambda: rows_of(cache) == rows_of(nb), WAIT_S, "the cache to equal the database")
-            bus_statistics = cache.statistics().bus
-            assert bus_statistics is not None
-            assert bus_statistics.received > 0
+
+            def is_heard() -> bool:
+                nb.put("net", "n0", "once more", topic="t")
+                nb.put("net", "n0", "and again", topic="t")
+                bus_statistics = cache.statistics().bus
+                assert bus_statistics is not None
+                return bus_statistics.received > 0
+
+            wait_until(is_heard, WAIT_S, "a change that came by the bus")
 
 
 def test_a_service_that_is_away_costs_no_write(bus: str, tmp_path: pathlib.Path) -> None:
     """Writers go on; when the service comes, what waited is published, and the outbox is empty."""
-    with open_nb(sqlite_url(tmp_path), bus, db={"publish_timeout": 0.2}, **_socket(tmp_path)) as nb:
+    impatient = {"publish_timeout": 0.2, **PATIENT_DB}
+    with open_nb(sqlite_url(tmp_path), bus, db=impatient, **_socket(tmp_path)) as nb:
         for number in range(20):
             nb.create("port", f"p{number}", number, topic="t")
         wait_until(lambda: nb.statistics().handover.failures > 0, WAIT_S, "an attempt in vain")
         assert len(nb.db.unpublished()) == 20
-        service = _service(bus, tmp_path)
-        service.start()
-        try:
+        with _service(bus, tmp_path, **PATIENT_DB) as service:
             wait_until(lambda: nb.db.unpublished() == [], WAIT_S, "the outbox to be confirmed")
             assert service.report()["events"] == 20
-        finally:
-            service.stop()

@@ -199,9 +199,8 @@ def test_a_poison_message_costs_its_sender_the_connection_and_nobody_else_anythi
             pass
         worker.send_event(event(2))
         worker.flush(timeout_s=START_S)
-        report = service.report()
-        assert report["hop"]["bad_connections"] == 1
-        assert report["ok"]
+        wait_until(lambda: service.report()["hop"]["bad_connections"] == 1, START_S, "the count")
+        assert service.report()["ok"]
         assert service.publisher.heads() == {"tenant-7/port": 2}, "nothing else was published"
         assert worker.statistics().disconnects == 0
 
@@ -216,8 +215,8 @@ def test_a_connection_lost_inside_a_message_leaves_nothing(host: Host) -> None:
             raw.say(Hello(1, GUID, 1), batch(1, 1, 2), batch(1, 1, 2))
             assert raw.hear() == Welcome(0, service.publisher.guid, service.core.settings.event_bytes_max)
             assert raw.hear() == Ack(1)
+        wait_until(lambda: service.report()["hop"]["duplicate_batches"] == 1, START_S, "the count")
         assert service.publisher.heads() == {"a": 2}
-        assert service.report()["hop"]["duplicate_batches"] == 1
 
 
 def test_events_that_cannot_be_published_are_acknowledged_counted_and_told(host: Host) -> None:
@@ -235,7 +234,7 @@ def test_events_that_cannot_be_published_are_acknowledged_counted_and_told(host:
         assert isinstance(answer, Ack)
         assert (answer.number, answer.refused) == (2, 1)
         assert service.publisher.heads() == {"a": 1, "b": 1}
-        assert service.report()["sequencer"]["refused_events"] == 3
+        wait_until(lambda: service.report()["sequencer"]["refused_events"] == 3, START_S, "the count")
 
 
 def test_a_worker_of_another_protocol_version_is_told_so(host: Host) -> None:
@@ -245,7 +244,7 @@ def test_a_worker_of_another_protocol_version_is_told_so(host: Host) -> None:
         assert isinstance(answer, Refusal)
         assert "version 99" in answer.reason
         assert raw.hear() is None
-        assert service.report()["hop"]["refused_workers"] == 1
+        wait_until(lambda: service.report()["hop"]["refused_workers"] == 1, START_S, "the count")
 
 
 def test_who_never_greets_is_not_waited_for(host: Host) -> None:
@@ -335,7 +334,7 @@ def test_a_process_of_another_user_is_refused_even_when_it_can_open_the_file(hos
         )
         out = subprocess.check_output([sys.executable, "-c", stranger, str(host.socket)], timeout=START_S)
         assert out.strip() == b"0"
-        assert service.report()["hop"]["denied"] == 1
+        wait_until(lambda: service.report()["hop"]["denied"] == 1, START_S, "the count")
         host.socket.chmod(0o600)
         outcome = subprocess.run([sys.executable, "-c", stranger, str(host.socket)], capture_output=True, check=False)
         assert b"PermissionError" in outcome.stderr

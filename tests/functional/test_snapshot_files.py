@@ -186,7 +186,7 @@ def test_a_delta_still_comes_first(sqlite_world: World) -> None:
     cache.need_delta("a test")
     world.change()
     world.wait_equal(cache)
-    wait_until(lambda: cache.statistics().syncs.deltas == 1, WAIT_S, "the delta")
+    wait_until(lambda: cache.statistics().syncs.deltas >= 1, WAIT_S, "the delta")
     assert cache.statistics().syncs.from_source == 1
 
 

@@ -57,7 +57,7 @@ def test_no_more_readers_than_slots(nb: NbApi) -> None:
 
 def test_many_caches_that_lost_the_feed_at_once_are_no_stampede(tmp_path: pathlib.Path) -> None:
     """All of them need a snapshot at the same moment: two read at a time, the others wait, nobody is forgotten."""
-    settings = {"snapshot_slots": 2, "snapshot_jitter": 0.0, "slot_lease": 2.0, "verify_interval": 0.0}
+    settings = {"snapshot_slots": 2, "snapshot_jitter": 0.0, "slot_lease": 60.0, "verify_interval": 0.0}
     with contextlib.ExitStack() as stack:
         nb = stack.enter_context(open_nb(sqlite_url(tmp_path), cache=settings))
         for number in range(50):
@@ -65,8 +65,13 @@ def test_many_caches_that_lost_the_feed_at_once_are_no_stampede(tmp_path: pathli
         caches = [stack.enter_context(LocalCache(nb, tables=["port"])) for _ in range(12)]
         for cache in caches:
             cache.wait_synced(timeout_s=WAIT_S)
-        for cache in caches:
-            cache.need_snapshot("stampede")
+        waits = {cache: cache.statistics().syncs.slots.waits for cache in caches}
+        with make(nb, 2).hold(), make(nb, 2).hold():
+            for cache in caches:
+                cache.need_snapshot("stampede")
+            for cache in caches:
+                before = waits[cache]
+                wait_until(lambda: cache.statistics().syncs.slots.waits > before, WAIT_S, "it to wait")  # noqa: B023
         taken: list[int] = []
 
         def are_all_done() -> bool:
@@ -77,7 +82,6 @@ def test_many_caches_that_lost_the_feed_at_once_are_no_stampede(tmp_path: pathli
         counters = [cache.statistics().syncs.slots for cache in caches]
     assert max(taken) <= 2
     assert sum(found.held for found in counters) == 24
-    assert sum(found.waits for found in counters) > 0
     assert sum(found.without for found in counters) == 0
 
 
@@ -106,6 +110,7 @@ def test_a_holder_that_shows_progress_is_left_alone(nb: NbApi) -> None:
     holder, waiter = make(nb, 1, lease_s=1.0), make(nb, 1, lease_s=1.0)
     entered = threading.Event()
     longest_s, last = 0.0, time.monotonic()
+    """The longest time between two moments at which progress had been shown."""
 
     def wait() -> None:
         with waiter.hold():
@@ -113,15 +118,17 @@ def test_a_holder_that_shows_progress_is_left_alone(nb: NbApi) -> None:
 
     def has_renewed_often() -> bool:
         nonlocal longest_s, last
-        longest_s, last = max(longest_s, time.monotonic() - last), time.monotonic()
         show_progress()
+        longest_s, last = max(longest_s, time.monotonic() - last), time.monotonic()
         return nb.db.revision() > 4
 
     with holder.hold() as show_progress:
         thread = threading.Thread(target=wait)
         thread.start()
         wait_until(has_renewed_often, WAIT_S, "several renewals, for longer than the lease")
-        assert not entered.is_set() or longest_s > 0.3  # a machine that stood still for that long proves nothing
+        has_entered = entered.is_set()
+        longest_s = max(longest_s, time.monotonic() - last)
+        assert not has_entered or longest_s > 0.3  # a machine that stood still for that long proves nothing
     thread.join(WAIT_S)
     assert entered.is_set()
 
