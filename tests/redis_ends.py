@@ -9,10 +9,10 @@ from pubsub_api.testing.frames import Frames, header
 from pubsub_api.testing.receivers import RecordingReceiver
 from tests.waiting import wait_until
 
-PATIENT = "reconnect_min=0.02&reconnect_max=0.2&health_interval=60&send_timeout=60"
+PATIENT = "reconnect_min=0.02&reconnect_max=0.2&health_interval=60&send_timeout=60&connect_timeout=60"
 """Nothing but the end of a connection is taken for a loss: a loaded machine must not look like one."""
 NERVOUS = "reconnect_min=0.02&reconnect_max=0.2&health_interval=0.1&send_timeout=0.5&connect_timeout=0.5"
-"""Silence is noticed soon."""
+"""Silence is noticed soon, also that of a server which stands still for a moment."""
 
 
 class Ends:
@@ -67,10 +67,15 @@ def refusal(publisher: PublisherApi, topic: str = "t", frame: bytes | None = Non
     return wait_until(refused, 60, "the transport to refuse a frame")
 
 
+def reasons(heard: RecordingReceiver) -> list[str]:
+    """Why the link went down each time."""
+    return [link.reason for link in tuple(heard.links) if isinstance(link, Disconnected)]
+
+
 def reason(heard: RecordingReceiver) -> str:
     """Why the link went down last."""
-    heard.wait_until(lambda: any(isinstance(link, Disconnected) for link in heard.links), "a Disconnected")
-    return [link.reason for link in heard.links if isinstance(link, Disconnected)][-1]
+    heard.wait_until(lambda: bool(reasons(heard)), "a Disconnected")
+    return reasons(heard)[-1]
 
 
 def is_answered(subscriber: SubscriberApi, heard: RecordingReceiver) -> bool:

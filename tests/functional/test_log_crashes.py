@@ -75,7 +75,7 @@ def kill_while_appending(url: str, log: SegmentedLog, seed: int) -> None:
         for _ in range(chance.randint(1, 4)):
             seal_everything(log)
         target = sum(told.values()) + chance.randint(1, 3000)
-        wait_until(lambda: sum(told.values()) >= target, 60, "appends")
+        wait_until(lambda: sum(told.values()) >= target, 200, "appends")
         for child in chance.sample([first, second], 2):
             child.kill()
         for thread in threads:

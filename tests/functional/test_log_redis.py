@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import pathlib
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import TypeVar
 
 import pytest
 
@@ -15,15 +16,30 @@ from durable_log.segmented import SegmentedLog
 from durable_log.testing.sources import Source, check_consistent, numbers
 from pubsub_api.errors import InvalidConfig
 from tests.servers import RedisServer
+from tests.waiting import wait_until
 
 DURABLE = {"appendonly": "yes", "appendfsync": "always"}
 TOPIC = "t"
+T = TypeVar("T")
 
 
 @pytest.fixture
 def server() -> Iterator[RedisServer]:
     with RedisServer(config=DURABLE) as server:
         yield server
+
+
+def in_time(call: Callable[[], T]) -> T:
+    """What a call returns that is made again while the server takes longer to answer than the log waits."""
+
+    def outcome() -> T | None:
+        with contextlib.suppress(durable_log.LogUnavailable):
+            return call()
+        return None
+
+    found = wait_until(outcome, 60, "the server to answer in time")
+    assert found is not None
+    return found
 
 
 def test_what_was_appended_survives_a_killed_server(server: RedisServer) -> None:
@@ -44,23 +60,25 @@ def test_what_was_appended_survives_a_killed_server(server: RedisServer) -> None
 def test_a_server_that_is_away_is_told_and_nothing_is_doubled(server: RedisServer) -> None:
     source = Source()
     frames = [source.frame(TOPIC, 3) for _ in range(3)]
-    with contextlib.closing(durable_log.open(f"{server.address}?shards=2&connect_timeout=1")) as log:
+    with contextlib.closing(durable_log.open(f"{server.address}?shards=2")) as log:
         log.append(frames[:1])
         server.kill()
         for call in (lambda: log.append(frames), log.state, lambda: log.wait({0: 0}, timeout_s=10)):
             with pytest.raises(durable_log.LogUnavailable):
                 call()
         with pytest.raises(durable_log.LogUnavailable):
-            durable_log.open(f"{server.address}?connect_timeout=1")
+            durable_log.open(server.address)
         server.restart()
         assert log.append(frames).events == 6
         assert numbers(log, source.guid, TOPIC) == list(range(1, 10))
 
 
 def test_a_frozen_server_is_given_up_after_the_time_that_is_set(server: RedisServer) -> None:
-    with contextlib.closing(durable_log.open(f"{server.address}?shards=2&operation_timeout=0.3")) as log:
+    url = f"{server.address}?shards=2&operation_timeout=0.3"
+    with contextlib.closing(in_time(lambda: durable_log.open(url))) as log:
         source = Source()
-        log.append([source.frame(TOPIC)])
+        first = source.frame(TOPIC)
+        in_time(lambda: log.append([first]))
         server.freeze()
         try:
             before = time.monotonic()
@@ -70,8 +88,8 @@ def test_a_frozen_server_is_given_up_after_the_time_that_is_set(server: RedisSer
         finally:
             server.thaw()
         # Whether that append happened is not known; to append again is safe either way.
-        log.append([source.again(TOPIC, 2, 1)])
-        assert numbers(log, source.guid, TOPIC) == [1, 2]
+        in_time(lambda: log.append([source.again(TOPIC, 2, 1)]))
+        assert in_time(lambda: numbers(log, source.guid, TOPIC)) == [1, 2]
 
 
 def test_a_server_that_forgets_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
@@ -83,7 +101,7 @@ def test_a_server_that_forgets_is_warned_of(caplog: pytest.LogCaptureFixture) ->
 
 def test_a_good_server_is_not_warned_of(server: RedisServer, caplog: pytest.LogCaptureFixture) -> None:
     durable_log.open(server.address).close()
-    assert caplog.text == ""
+    assert [record.message for record in caplog.records if "log" in record.name] == []
 
 
 def test_sealing_needs_a_directory_that_somebody_named(server: RedisServer, tmp_path: pathlib.Path) -> None:

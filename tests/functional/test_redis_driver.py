@@ -19,6 +19,10 @@ from tests.redis_ends import NERVOUS, PATIENT, Ends, is_answered, reason, refusa
 from tests.servers import RedisServer, TalkingServer
 from tests.waiting import wait_sent, wait_until
 
+PATIENT_TO_CONNECT = NERVOUS.replace("connect_timeout=0.5", "connect_timeout=60")
+"""The first thing that goes wrong is that a server which was there falls silent."""
+PATIENT_BUT_TO_SEND = PATIENT.replace("send_timeout=60", "send_timeout=0.5")
+
 
 @pytest.fixture
 def ends() -> Iterator[Ends]:
@@ -166,14 +170,15 @@ class TestFrozenServer:
             server.thaw()
 
         def flows() -> bool:
-            frame = frames.data("t")
-            wait_sent(publisher, "t", frame)
-            return frame in heard.frames
+            sent.append(frames.data("t"))
+            wait_sent(publisher, "t", sent[-1])
+            return not set(heard.frames).isdisjoint(sent)
 
-        wait_until(flows, 30, "frames to flow again")
+        sent: list[bytes] = []
+        wait_until(flows, 60, "frames to flow again")
 
     def test_an_idle_publisher_notices_too(self, server: RedisServer, ends: Ends) -> None:
-        _, reports = ends.publisher(f"{server.address}?{NERVOUS}")
+        _, reports = ends.publisher(f"{server.address}?{PATIENT_TO_CONNECT}")
         server.freeze()
         try:
             assert "did not answer" in reason(reports)
@@ -182,7 +187,7 @@ class TestFrozenServer:
         reports.wait_connected(server.address, count=2)
 
     def test_frames_that_nobody_reads_block_no_longer_than_the_limit(self, server: RedisServer, ends: Ends) -> None:
-        publisher, reports = ends.publisher(f"{server.address}?{NERVOUS}")
+        publisher, reports = ends.publisher(f"{server.address}?{PATIENT_BUT_TO_SEND}")
         server.freeze()
         try:
             assert "did not" in refusal(publisher, frame=Frames().data("t", 1024 * 1024))
@@ -191,9 +196,7 @@ class TestFrozenServer:
             server.thaw()
 
     def test_unanswered_frames_are_bounded(self, server: RedisServer, ends: Ends) -> None:
-        publisher, _ = ends.publisher(
-            f"{server.address}?{PATIENT.replace('send_timeout=60', 'send_timeout=0.5')}&unanswered_max=3"
-        )
+        publisher, _ = ends.publisher(f"{server.address}?{PATIENT_BUT_TO_SEND}&unanswered_max=3")
         server.freeze()
         try:
             frame = Frames().data("t")
@@ -297,13 +300,11 @@ class BlockingReceiver(RecordingReceiver):
 
 class TestSlowSubscriber:
     def test_a_slow_receiver_is_not_taken_for_a_silent_server(self, shared_server: RedisServer, ends: Ends) -> None:
-        url, frames = f"{shared_server.address}?send_timeout=1&health_interval=0.2", Frames()
-        publisher, _ = ends.publisher(url)
-        heard = BlockingReceiver(calls=3, timeout_s=1.2)
+        url, frames = f"{shared_server.address}?send_timeout=5&health_interval=0.2&connect_timeout=60", Frames()
+        publisher, _ = ends.publisher(f"{shared_server.address}?{PATIENT}")
+        heard = BlockingReceiver(calls=1, timeout_s=5.5)
         subscriber, _ = ends.subscriber(url, "t", heard=heard)
-        for number in range(
-            4
-        ):  # so large that answers arrive behind frames, while the receiver is busy with those before
+        for number in range(4):  # so large that answers come behind frames, while the receiver is busy with others
             publisher.send_many([("t", frames.data("t", 1_000_000)) for _ in range(3)])
             assert subscriber.register_topic(f"other/{number}")
         heard.wait_frames(12)
@@ -319,12 +320,21 @@ class TestSlowSubscriber:
             publisher.send("t", frames.data("t"))
             assert heard.is_blocking.wait(30)
 
+            sent = 1
+
             def is_cut() -> bool:
+                nonlocal sent
                 publisher.send_many([("t", frames.data("t", 100_000)) for _ in range(20)])
+                sent += 20
                 with server.client() as client:
                     return int(client.info("stats")["pubsub_channels"]) == 0
 
+            def has_read_all() -> bool:
+                with server.client() as client:
+                    return int(client.info("commandstats")["cmdstat_publish"]["calls"]) == sent
+
             wait_until(is_cut, 60, "the server to cut the subscriber off")
+            wait_until(has_read_all, 60, "nothing on its way that would have it cut off again")
             heard.release.set()
             heard.wait_connected(server.address, count=2)
             assert [type(link) for link in heard.links] == [Connected, Disconnected, Connected]

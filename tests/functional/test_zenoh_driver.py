@@ -27,7 +27,7 @@ from tests.waiting import wait_sent, wait_until
 from tests.zenoh_ends import QUICK, Ends, build, plain_session
 
 TLS = pathlib.Path(__file__).parent / "tls"
-SCRIPT_S = 60
+SCRIPT_S = 100
 
 
 @pytest.fixture
@@ -40,7 +40,7 @@ def ends() -> Iterator[Ends]:
 class TestRouter:
     def test_both_ends_wait_for_a_router_that_is_absent(self, ends: Ends) -> None:
         port = free_port()
-        url = f"zenoh://127.0.0.1:{port}?mode=client&open_timeout=0.1&{QUICK}"
+        url = f"zenoh://127.0.0.1:{port}?mode=client&open_timeout=1&{QUICK}"
         publisher, reports = ends.publisher(url)
         subscriber, heard = ends.subscriber(url, "t", is_up=False)
         with pytest.raises(TransportUnavailable, match="not connected"):
@@ -107,7 +107,7 @@ class TestStrangers:
             expected = {"a": True, "a/x/y": True, "b/x": True, "b": False, "b/x/y": False, "c": False}
             publishers = {topic: stranger.declare_publisher(f"heliograph/{topic}") for topic in expected}
             publishers["$control"] = stranger.declare_publisher("heliograph@control")
-            wait_until(lambda: publishers["$control"].matching_status.matching, what="the filters to arrive")
+            wait_until(lambda: publishers["$control"].matching_status.matching, 60, "the filters to arrive")
             actual = {topic: bool(publishers[topic].matching_status.matching) for topic in expected}
             assert actual == expected
 
@@ -116,6 +116,9 @@ class TestStrangers:
         with plain_session("peer", listen=[address]) as stranger:
             _, heard = ends.subscriber("zenoh://127.0.0.1:0", "a/#", address=address)
             frame = Frames().data("a")
+            # A plain publisher confirms no subscription: that it has come must be asked here.
+            watch = stranger.declare_publisher("heliograph/a")
+            wait_until(lambda: watch.matching_status.matching, 60, "the filter to arrive")
             stranger.put("heliograph/a/b", b"hello")
             stranger.put("heliograph/a", frame)
             stranger.put("heliograph/b", b"not for us")
@@ -220,7 +223,8 @@ class TestFlow:
                 frame = frames.data("t", 10_000)
                 publisher.send("t", frame)
                 witness.wait_frame(frame)
-            assert stuck.is_stuck.is_set()
+            assert stuck.is_stuck.wait(WAIT_S)
+            wait_until(lambda: "too slow" in caplog.text, WAIT_S, "the receiver to be behind")
             stuck.release.set()
             wait_until(lambda: "caught up" in caplog.text, WAIT_S, "the receiver to catch up")
         assert caplog.text.count("too slow") == 1

@@ -13,7 +13,8 @@ from pubsub_api import loading
 from pubsub_api.errors import AddressInUse, InvalidConfig
 from pubsub_api.testing.child import ChildProcess
 from pubsub_api.testing.conformance.stage import Speaker, Stage
-from tests.zmq_tools import URL, driver_at, open_stage, url_at
+from tests.servers import free_port
+from tests.zmq_tools import URL, driver_at, open_stage
 
 
 @pytest.fixture
@@ -48,8 +49,9 @@ class TestAddresses:
         listener.heard.wait_frame(speaker.send("t"))
 
     def test_a_taken_port_is_named_with_what_to_do(self, stage: Stage) -> None:
-        first = stage.publisher()
-        rival = stage.unopened_publisher(driver_at(url_at(first)))
+        url = f"zmq://127.0.0.1:{free_port()}"  # which nobody else is given when it is free for a moment
+        first = stage.publisher(driver_at(url))
+        rival = stage.unopened_publisher(driver_at(url))
         with pytest.raises(AddressInUse, match=f"{first.address} .*publisher service"):
             rival.api.initialize(rival.reports.on_link)
         first.api.close()
