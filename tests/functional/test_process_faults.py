@@ -152,11 +152,11 @@ def test_a_forked_child_gets_handles_of_its_own_or_a_clear_refusal(process_bus: 
         guid = publisher.guid
         pid = os.fork()
         if pid == 0:
-            signal.alarm(30)
+            signal.alarm(90)
             code = 1
             try:
                 publisher.send_event(event(2))
-                publisher.flush(timeout_s=10)
+                publisher.flush(timeout_s=60)
                 code = 10 if publisher.guid != guid else 11
             except errors.Forked:
                 code = 12
@@ -178,7 +178,7 @@ def test_a_forked_child_cannot_take_the_parents_port() -> None:
         publisher = session.publisher()
         pid = os.fork()
         if pid == 0:
-            signal.alarm(30)
+            signal.alarm(90)
             code = 1
             try:
                 publisher.send_event(event(1))
