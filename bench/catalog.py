@@ -9,9 +9,9 @@ from typing import Any
 
 from bench.ends import Case
 from bench.ours import OurReceiver, OurSender
-from bench.ports import free_port
 from pubsub_api import loading
 from pubsub_api.errors import HeliographError
+from pubsub_api.testing.ports import free_port
 
 DRIVERS = ("zmq", "zenoh", "redis", "longpoll")
 OURS = "heliograph"

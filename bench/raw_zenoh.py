@@ -20,8 +20,8 @@ import zenoh.ext
 from bench import events
 from bench.ends import OPEN_TIMEOUT_S, Receiver, Sender, wait_while_it_comes
 from bench.events import TunedEvent
-from bench.ports import free_port
 from bench.sinks import Sink
+from pubsub_api.testing.ports import free_port
 
 BATCH = 64
 READY_KEY = "bench-ready"

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 
 import redis
 
-from bench.ports import free_port
+from pubsub_api.testing.ports import free_port
 
 START_TIMEOUT_S = 30.0
 _STOP_TIMEOUT_S = 10.0

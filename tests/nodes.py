@@ -198,7 +198,8 @@ def _subscriber(url: str, settings: dict[str, Any]) -> None:
     def on_resync(resync: pubsub_api.Resync) -> None:
         log.append((resync.reason.value, time.time_ns()))
 
-    session = pubsub_api.open(conf=fast_conf(url, **settings), wrap_driver=lambda driver: FaultyPubSub(driver, faults))
+    conf = fast_conf(url, **{"ready_timeout": 20.0, **settings})
+    session = pubsub_api.open(conf=conf, wrap_driver=lambda driver: FaultyPubSub(driver, faults))
     with session, session.subscriber(topics, on_event, on_resync=on_resync, addresses=addresses) as subscriber:
         subscriber.wait_ready(timeout_s=60)
         faults.set(drop=drop, kinds=kinds)

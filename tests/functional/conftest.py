@@ -17,6 +17,8 @@ from tests.servers import RedisServer
 DRIVERS = ("memory", "zmq", "zenoh", "redis", "longpoll")
 WAITING = {"zmq": "?send_wait=20", "zenoh": "?drop_wait=5"}
 """A sender waits for a subscriber that has no processor for a while: only what a test loses on purpose is lost."""
+READY_S = 20.0
+"""Publishers have this long to tell their heads, and what they remember, to a subscriber that joins."""
 
 
 @pytest.fixture(scope="session")
@@ -37,7 +39,8 @@ class Bus:
         self, *, wrap_driver: Callable[[PubSubApi], PubSubApi] | None = None, **options: Any
     ) -> pubsub_api.Session:
         """A session; ``options`` are overrides of ``[pubsub]``."""
-        session = pubsub_api.open(conf=fast_conf(self.url, **options), wrap_driver=wrap_driver)
+        conf = fast_conf(self.url, **{"ready_timeout": READY_S, **options})
+        session = pubsub_api.open(conf=conf, wrap_driver=wrap_driver)
         self.sessions.append(session)
         return session
 
