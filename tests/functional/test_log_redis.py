@@ -101,7 +101,7 @@ def test_a_server_that_forgets_is_warned_of(caplog: pytest.LogCaptureFixture) ->
 
 def test_a_good_server_is_not_warned_of(server: RedisServer, caplog: pytest.LogCaptureFixture) -> None:
     durable_log.open(server.address).close()
-    assert [record.message for record in caplog.records if "log" in record.name] == []
+    assert [record.getMessage() for record in caplog.records if "log" in record.name] == []
 
 
 def test_sealing_needs_a_directory_that_somebody_named(server: RedisServer, tmp_path: pathlib.Path) -> None:

@@ -109,8 +109,7 @@ def test_the_slot_of_a_holder_that_died_is_taken_over(nb: NbApi) -> None:
 def test_a_holder_that_shows_progress_is_left_alone(nb: NbApi) -> None:
     holder, waiter = make(nb, 1, lease_s=1.0), make(nb, 1, lease_s=1.0)
     entered = threading.Event()
-    longest_s, last = 0.0, time.monotonic()
-    """The longest time between two moments at which progress had been shown."""
+    longest_s, last = 0.0, time.monotonic()  # between two moments at which progress had been shown
 
     def wait() -> None:
         with waiter.hold():
