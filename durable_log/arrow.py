@@ -15,7 +15,7 @@ from durable_log.segmented import SegmentedLog
 if TYPE_CHECKING:
     import pyarrow
 
-BATCH_EVENTS = 16_384
+BATCH_EVENTS = 8_192
 BATCH_BYTES = 16 << 20
 
 

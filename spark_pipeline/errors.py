@@ -28,3 +28,7 @@ class SchemaMismatch(UsageError):
 
 class JobNameTaken(UsageError):
     """A job of a group has the name of another one, whose checkpoint is not its own."""
+
+
+class CheckpointCopied(UsageError):
+    """A job of a group goes on from a checkpoint from which another query has gone on: one of the two is a copy."""

@@ -13,9 +13,8 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import pyarrow as pa
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 
@@ -28,7 +27,10 @@ from spark_pipeline import shares as sharing
 from spark_pipeline.options import SourceOptions
 from spark_pipeline.partitions import LogPartition, read_partition, stream_partitions
 from spark_pipeline.ranges import Offsets
-from spark_pipeline.shares import Place, Turn, Waiting
+from spark_pipeline.shares import Place, Run, Turn, Waiting
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 
 class GroupStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -38,6 +40,7 @@ class GroupStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._options = options
         self._target: Offsets | None = None
         self._log: LogApi | None = None
+        self._run = Run(uuid.uuid4().hex, has_begun=False)
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_log": None}  # workers open their own
@@ -57,8 +60,9 @@ class GroupStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         waiting = self._waiting(limit)
         turn = group_jobs.change(
             self._opened(), self._options.group,
-            lambda found: sharing.take(found, self._options.query, place, waiting),
+            lambda found: sharing.take(found, self._options.query, place, waiting, self._run),
         )  # fmt: skip
+        self._run = self._run._replace(has_begun=True)
         return start if turn is None else sharing.place_to_json(Place(turn, place.checkpoint))
 
     def _marked(self, place: Place) -> Place:
@@ -97,7 +101,7 @@ class GroupStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         place = sharing.place_from_json(end)
         group_jobs.change(
             self._opened(), self._options.group,
-            lambda found: (sharing.finish(found, self._options.query, place), None),
+            lambda found: (sharing.finish(found, self._options.query, place, self._run), None),
         )  # fmt: skip
 
     def stop(self) -> None:

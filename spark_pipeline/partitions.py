@@ -8,7 +8,6 @@ import os
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
-import pyarrow as pa
 from pyspark.sql.datasource import InputPartition
 
 import durable_log
@@ -19,6 +18,8 @@ from spark_pipeline.ranges import LogRange, pack, split
 from spark_pipeline.verifying import Looks, looks_of
 
 if TYPE_CHECKING:
+    import pyarrow as pa
+
     from durable_log.log_api import LogApi
 
 _TASK_EVENTS = 10_000
@@ -47,7 +48,9 @@ def stream_partitions(
 
 def read_partition(url: str, partition: LogPartition, topics: frozenset[str] | None = None) -> Iterator[pa.RecordBatch]:
     """Runs in a worker, as often as Spark likes.  ``topics`` narrows it further, to these topics."""
-    import pyarrow.compute as pc  # noqa: PLC0415  # needed where rows are read, and slow to import where it is planned
+    # Needed where rows are read, and slow to import where that is planned.
+    import pyarrow as pa  # noqa: PLC0415
+    import pyarrow.compute as pc  # noqa: PLC0415
 
     takes_all = "#" in partition.filters and topics is None
     filters = FilterSet(partition.filters)

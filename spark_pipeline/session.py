@@ -19,12 +19,14 @@ from pubsub_api.config import check_group, new_conf
 from spark_pipeline.config import GROUP, OPTIONS
 from spark_pipeline.errors import PipelineError, SparkMissing
 from spark_pipeline.java import find_java
+from spark_pipeline.spark_home import without_archive
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 PYSPARK_VERSION_MIN = (4, 2)
 
+_DAEMON = "spark_pipeline.daemon"
 _LOCAL_CHECKPOINTS = "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
 
 
@@ -43,12 +45,15 @@ def open_session(conf: cfg.ConfigOpts | None = None, *, app_name: str, master: s
 
     from spark_pipeline.source import HeliographDataSource  # noqa: PLC0415
 
+    master = master or conf[GROUP].master
     builder = SparkSession.builder.appName(app_name)
-    if "SPARK_ENV_LOADED" not in os.environ:
-        builder = builder.master(master or conf[GROUP].master)
-    for key, value in spark_options(conf, master or conf[GROUP].master).items():
+    is_submitted = "SPARK_ENV_LOADED" in os.environ
+    if not is_submitted:
+        builder = builder.master(master)
+    for key, value in spark_options(conf, master).items():
         builder = builder.config(key, value)
-    session = builder.getOrCreate()
+    with without_archive("" if is_submitted else master):
+        session = builder.getOrCreate()
     session.dataSource.register(HeliographDataSource)
     return session
 
@@ -110,6 +115,8 @@ def spark_options(conf: cfg.ConfigOpts, master: str) -> dict[str, str]:
         # The other one starts some twenty processes, chmod and readlink, for every micro-batch, where Hadoop has no
         # native library: half the time that a small batch takes.
         options["spark.sql.streaming.checkpointFileManagerClass"] = _LOCAL_CHECKPOINTS
+        # Only here, where it is certain that workers can import it.
+        options["spark.python.daemon.module"] = _DAEMON
     if spark.local_dir:
         options["spark.local.dir"] = spark.local_dir
     options.update(spark.options)

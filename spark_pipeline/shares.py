@@ -14,6 +14,12 @@ Every checkpoint gets a mark in its first micro-batch, which is empty; when it c
 claims the name in the same write that takes its first turn.  Who comes with another mark is refused.  A checkpoint that
 was lost gives its name back only when an operator says so (`release`).
 
+A copy of a checkpoint has the same mark.  A source does not learn where its checkpoint is, but a copy betrays itself as
+soon as both are used.  When one has gone on and the other is started later, that one stands before a turn which was
+acknowledged, and its next turn would be somebody else's.  When both run at once, the one that started last has put its
+own run in the record, which the other finds at its next step.  Either way it is refused (`CheckpointCopied`) before it
+takes anything more.  A checkpoint that was moved while its job was stopped is the only one of its mark, and goes on.
+
 In a ``shared`` group a shard is with one job at a time, from the turn until it is finished, so the events of a topic
 and key are in order over all jobs.  In a ``queue`` group the next job takes what follows at once.
 """
@@ -27,7 +33,7 @@ import msgspec
 
 from pubsub_api.core.errors import UndecodableBody
 from pubsub_api.errors import UsageError
-from spark_pipeline.errors import JobNameTaken
+from spark_pipeline.errors import CheckpointCopied, JobNameTaken
 from spark_pipeline.ranges import LogRange, Offsets, advance
 
 JOBS_MAX = 1_000
@@ -62,6 +68,18 @@ class Job(msgspec.Struct, frozen=True):
     """The one that is not finished."""
     checkpoint: str = ""
     """The mark of the checkpoint that the name belongs to; empty when whoever comes next may have it."""
+    run: str = ""
+    """The run of the query that came last with that checkpoint."""
+    finished: int = 0
+    """Number of the last turn that was acknowledged."""
+
+
+class Run(NamedTuple):
+    """One run of a query, from its start to its end."""
+
+    mark: str
+    has_begun: bool
+    """Whether it has been noted in the record."""
 
 
 class Origin(NamedTuple):
@@ -102,24 +120,26 @@ def begin(origin: Origin, positions: Sequence[int], former: Shares | None) -> Sh
     return Shares(origin, dict(enumerate(positions)), jobs)
 
 
-def finish(shares: Shares, name: str, place: Place) -> Shares:
+def finish(shares: Shares, name: str, place: Place, run: Run) -> Shares:
     """The turns of a job up to this place have taken effect.  Returns the very same value when that was known.  Raises
-    JobNameTaken."""
+    JobNameTaken, CheckpointCopied."""
     check_name(shares, name, place.checkpoint)
     job = shares.jobs.get(name)
+    if job is not None and job.checkpoint:
+        _check_run(job, name, place, run)
     if job is None or job.turn is None or job.turn.number > place.turn.number:
         return shares
     last = max(job.last, place.turn.number)
-    return _with_job(shares, name, msgspec.structs.replace(job, last=last, turn=None))
+    return _with_job(shares, name, msgspec.structs.replace(job, last=last, turn=None, finished=job.turn.number))
 
 
-def take(shares: Shares, name: str, place: Place, waiting: Waiting) -> tuple[Shares, Turn | None]:
+def take(shares: Shares, name: str, place: Place, waiting: Waiting, run: Run) -> tuple[Shares, Turn | None]:
     """The turn that a job makes after this place: the one it has taken and not finished, else a new one.
 
-    None when there is nothing to take.  The name is the checkpoint's from now on.  Raises JobNameTaken when it belongs
-    to another one, UsageError when the group has too many jobs.
+    None when there is nothing to take.  The name is the checkpoint's from now on, and this run its only one.  Raises
+    JobNameTaken when it belongs to another one, CheckpointCopied, UsageError when the group has too many jobs.
     """
-    shares = _claim(finish(shares, name, place), name, place.checkpoint)
+    shares = _claim(finish(shares, name, place, run), name, place.checkpoint, run)
     job = shares.jobs[name]
     if job.turn is not None:
         return shares, job.turn
@@ -132,7 +152,7 @@ def take(shares: Shares, name: str, place: Place, waiting: Waiting) -> tuple[Sha
         return shares, None
     turn = Turn(max(job.last, place.turn.number) + 1, ranges)
     shares = msgspec.structs.replace(shares, taken=shares.taken | {one.shard: one.end for one in ranges})
-    return _with_job(shares, name, Job(turn.number, turn, place.checkpoint)), turn
+    return _with_job(shares, name, msgspec.structs.replace(job, last=turn.number, turn=turn)), turn
 
 
 def check_name(shares: Shares, name: str, checkpoint: str) -> None:
@@ -152,7 +172,23 @@ def release(shares: Shares, name: str) -> Shares:
     if job is None:
         known = ", ".join(sorted(shares.jobs)) or "none"
         raise UsageError(f"this group has no job {name!r}; there are: {known}")
-    return _with_job(shares, name, msgspec.structs.replace(job, checkpoint="")) if job.checkpoint else shares
+    if not job.checkpoint:
+        return shares
+    return _with_job(shares, name, msgspec.structs.replace(job, checkpoint="", run="", finished=0))
+
+
+def _check_run(job: Job, name: str, place: Place, run: Run) -> None:
+    if place.turn.number < job.finished:
+        found = f"is at turn {place.turn.number}, and turn {job.finished} was acknowledged from it"
+    elif run.has_begun and job.run != run.mark:
+        found = "was gone on from by a query that started after this one"
+    else:
+        return
+    raise CheckpointCopied(
+        f"the checkpoint of the job {name!r} {found}: there is a copy of it, or this is one. Only the newest copy can "
+        "go on; run another job with a new, empty checkpoint and a name of its own. To move a checkpoint, stop its job "
+        "first"
+    )
 
 
 def _expire(shares: Shares, starts: Offsets) -> Shares:
@@ -163,13 +199,13 @@ def _expire(shares: Shares, starts: Offsets) -> Shares:
     return msgspec.structs.replace(shares, taken=taken, expired=shares.expired + gone)
 
 
-def _claim(shares: Shares, name: str, checkpoint: str) -> Shares:
+def _claim(shares: Shares, name: str, checkpoint: str, run: Run) -> Shares:
     job = shares.jobs.get(name)
     if job is None and len(shares.jobs) >= JOBS_MAX:
         raise UsageError(f"this group has {JOBS_MAX} jobs already: let jobs keep their names across restarts")
-    if job is not None and job.checkpoint == checkpoint:
+    if job is not None and (job.checkpoint, job.run) == (checkpoint, run.mark):
         return shares
-    return _with_job(shares, name, msgspec.structs.replace(job or Job(), checkpoint=checkpoint))
+    return _with_job(shares, name, msgspec.structs.replace(job or Job(), checkpoint=checkpoint, run=run.mark))
 
 
 def _free_shards(shares: Shares, name: str, waiting: Waiting) -> list[int]:

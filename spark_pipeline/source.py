@@ -14,7 +14,6 @@ import contextlib
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
-import pyarrow as pa
 from pyspark.sql.datasource import (
     DataSource,
     DataSourceReader,
@@ -35,6 +34,7 @@ from spark_pipeline.schema import EVENT_SCHEMA
 from spark_pipeline.sink import LogStreamWriter, LogWriter
 
 if TYPE_CHECKING:
+    import pyarrow as pa
     from pyspark.sql.types import StructType
 
 

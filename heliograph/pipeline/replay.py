@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import pathlib
+import time
 from typing import TYPE_CHECKING
 
 from heliograph import exits, options
@@ -23,7 +24,7 @@ Publish the events of a time or version range again, in the order of their time.
 cache takes only what is newer than what it has; --prefix keeps a replay apart from what is live.
 
 With --progress-file the replay can be stopped and started again: it goes on behind the last event that was handed to
-the transport, and repeats at most what was sent since the file was written.
+the transport, and repeats at most what was sent since the file was written: a second, or 5,000 events.
 """
 EXAMPLES = """\
   heliograph pipeline replay --log sqlite:///var/log.db --url zmq://127.0.0.1:8866 --speed 10 --prefix replayed
@@ -31,6 +32,7 @@ EXAMPLES = """\
       --config-file etc/heliograph.conf --progress-file /var/tmp/replay.json
 """
 _SAVE_EVENTS = 5000
+_SAVE_S = 1.0
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -78,16 +80,18 @@ def _replay(events: DataFrame, publisher: Publisher, args: argparse.Namespace) -
         events,
         Selection(args.time_from, args.time_to, args.version_from, args.version_to, _load(file)),
     ).cache()
-    sent = 0
+    sent, saved = 0, time.monotonic()
     position: Position | None = None
     with Progress("replay", chosen.count()) as progress:
         rows = chosen.toLocalIterator(prefetchPartitions=True)
         for position, event in paced(rows, speed=args.speed, topic_prefix=args.prefix):
             publisher.send_event(event)
             sent += 1
-            if sent % _SAVE_EVENTS == 0:
+            # By time too: a slow replay may need a day for so many.
+            if sent % _SAVE_EVENTS == 0 or time.monotonic() - saved >= _SAVE_S:
                 _save(file, publisher, position)
                 progress.update(sent)
+                saved = time.monotonic()
     _save(file, publisher, position)
     return sent, count_undecodable(events)
 

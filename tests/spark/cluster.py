@@ -12,7 +12,7 @@ import pyspark
 
 from spark_pipeline.java import find_java
 from tests.servers import free_port
-from tests.spark.streaming_job import kill_executor
+from tests.spark.processes import kill_executor
 from tests.waiting import wait_until
 
 _DEPLOY = "org.apache.spark.deploy"

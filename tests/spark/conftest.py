@@ -52,6 +52,13 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     session.stop()
 
 
+@pytest.fixture
+def one_session(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Commands that the test runs use the session of the tests, and leave it running."""
+    monkeypatch.setattr("spark_pipeline.session.open_session", lambda *_, **__: spark)
+    monkeypatch.setattr(SparkSession, "stop", lambda _: None)
+
+
 def event_row(**fields: Any) -> tuple[Any, ...]:
     """A row with every column of an event."""
     defaults = {

@@ -29,6 +29,7 @@ from spark_pipeline.reading import read_log
 from spark_pipeline.report import audit_report
 from spark_pipeline.session import translated_errors
 from tests.spark.conftest import log_frame, plain_rows
+from tests.spark.supervising import run_to_end
 
 
 @pytest.fixture
@@ -84,8 +85,7 @@ def read_through_python(spark: SparkSession, url: str, _directory: pathlib.Path)
 
 def read_as_a_stream(spark: SparkSession, url: str, directory: pathlib.Path) -> None:
     stream = spark.readStream.format("heliograph").option("log", url).load()
-    writer = stream.writeStream.format("noop").option("checkpointLocation", str(directory / "checkpoint"))
-    writer.trigger(availableNow=True).start().awaitTermination()
+    run_to_end(stream.writeStream.format("noop").option("checkpointLocation", str(directory / "checkpoint")))
 
 
 WAYS = (read_natively, read_through_python)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import pathlib
+import shutil
 
 import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
+from pyspark.sql.streaming import DataStreamWriter
 
 import durable_log
 from pubsub_api.errors import UsageError
@@ -16,6 +18,7 @@ from spark_pipeline.group_jobs import release, show
 from spark_pipeline.options import SourceOptions
 from tests.spark.conftest import log_frame
 from tests.spark.streaming_job import StreamingJob
+from tests.spark.supervising import RunningQuery, run_to_end
 from tests.waiting import wait_until
 
 TOPICS = [f"tenant-{number}/port" for number in range(6)]
@@ -42,18 +45,21 @@ def rows_of(spark: SparkSession, table: pathlib.Path) -> list[Row]:
     return [(row["topic"], row["seq"]) for row in spark.read.parquet(str(table)).select("topic", "seq").collect()]
 
 
+def writer_of_job(
+    spark: SparkSession, url: str, group: str, job: StreamingJob, name: str, *, per_batch: int
+) -> DataStreamWriter:
+    stream = spark.readStream.format("heliograph").options(
+        log=url, group=group, query=name, events_per_batch=str(per_batch)
+    )
+    writer = stream.load().writeStream.format("parquet")
+    return writer.options(checkpointLocation=str(job.checkpoint), path=str(job.table))
+
+
 def take_turns(
     spark: SparkSession, url: str, group: str, job: StreamingJob, name: str, *, per_batch: int = 100
 ) -> None:
     """Let a job take what is there now, and end."""
-    stream = spark.readStream.format("heliograph").options(
-        log=url, group=group, query=name, events_per_batch=str(per_batch)
-    )
-    query = (
-        stream.load().writeStream.format("parquet").option("checkpointLocation", str(job.checkpoint))
-        .trigger(availableNow=True).start(str(job.table))
-    )  # fmt: skip
-    query.awaitTermination()
+    run_to_end(writer_of_job(spark, url, group, job, name, per_batch=per_batch))
 
 
 @pytest.fixture
@@ -71,22 +77,19 @@ def test_two_jobs_of_a_group_have_each_row_in_one_of_them(
     fill(log_url, first=1, count=5, topics=["of-nobody/else"])
     take_turns(spark, log_url, group, jobs["a"], "a")
     fill(log_url, first=41, count=30)
-    running = [
-        spark.readStream.format("heliograph").options(log=log_url, group=group, query=name, events_per_batch="50")
-        .load().writeStream.format("parquet").option("checkpointLocation", str(jobs[name].checkpoint))
-        .start(str(jobs[name].table))
-        for name in jobs
-    ]  # fmt: skip
+    with contextlib.ExitStack() as stack:
+        running = [
+            stack.enter_context(RunningQuery(writer_of_job(spark, log_url, group, job, name, per_batch=50)))
+            for name, job in jobs.items()
+        ]
 
-    def is_done() -> bool:
-        with contextlib.closing(durable_log.open(log_url)) as log:
-            view = show(log, group)
-        assert all(query.exception() is None for query in running)
-        return view.lag == 0 and view.in_work == {}
+        def is_done() -> bool:
+            with contextlib.closing(durable_log.open(log_url)) as log:
+                view = show(log, group)
+            assert not any(query.has_failed() for query in running)
+            return view.lag == 0 and view.in_work == {}
 
-    wait_until(is_done, 120, "everything taken and acknowledged")
-    for query in running:
-        query.stop()
+        wait_until(is_done, 300, "everything taken and acknowledged")
     found = [rows_of(spark, job.table) for job in jobs.values()]
     assert sorted(found[0] + found[1]) == expected(1, 70)
 
@@ -128,6 +131,23 @@ def test_two_jobs_cannot_run_under_one_name(
     take_turns(spark, log_url, group, second, "a")
     assert sorted(rows_of(spark, second.table)) == expected(11, 20)
     with pytest.raises(PySparkException, match="JobNameTaken"):
+        take_turns(spark, log_url, group, first, "a")
+    assert sorted(rows_of(spark, first.table)) == expected(1, 10)
+
+
+def test_a_checkpoint_can_be_moved_and_of_two_copies_the_older_one_is_refused(
+    spark: SparkSession, log_url: str, group: str, tmp_path: pathlib.Path
+) -> None:
+    first, moved = (StreamingJob(tmp_path, log_url, name=name, group=group) for name in ("first", "moved"))
+    fill(log_url, first=1, count=10)
+    take_turns(spark, log_url, group, first, "a")
+    shutil.copytree(first.checkpoint, moved.checkpoint)
+    shutil.copytree(first.table, moved.table)
+    fill(log_url, first=11, count=10)
+    take_turns(spark, log_url, group, moved, "a")
+    assert sorted(rows_of(spark, moved.table)) == expected(11, 20), "its files name those of before by where they lay"
+    fill(log_url, first=21, count=10)
+    with pytest.raises(PySparkException, match="CheckpointCopied: the checkpoint of the job 'a' is at turn 1"):
         take_turns(spark, log_url, group, first, "a")
     assert sorted(rows_of(spark, first.table)) == expected(1, 10)
 

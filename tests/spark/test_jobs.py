@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import json
 import pathlib
@@ -26,6 +27,7 @@ from tests.servers import RedisServer
 from tests.spark.conftest import log_frame, plain_rows
 from tests.waiting import wait_until
 
+pytestmark = pytest.mark.usefixtures("one_session")
 TOPICS = ["a/port", "b/port", "c/port"]
 
 
@@ -35,17 +37,6 @@ def filled(log_url: str) -> str:
     with contextlib.closing(durable_log.open(log_url)) as log:
         log.append([log_frame(topic, first=start, count=10) for topic in TOPICS for start in (1, 11, 21)])
     return log_url
-
-
-@pytest.fixture(autouse=True)
-def one_session(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The commands use the session of the tests, and leave it running."""
-    monkeypatch.setattr("spark_pipeline.session.open_session", lambda *_, **__: spark)
-    monkeypatch.setattr(SparkSession, "stop", lambda _: None)
-
-
-def numbers(rows: list[tuple[object, ...]]) -> list[tuple[object, ...]]:
-    return sorted(rows)
 
 
 def test_ingest_takes_in_everything_once_in_commits_of_bounded_size(
@@ -205,15 +196,49 @@ def test_a_replay_goes_onto_the_bus_in_order_and_on_where_it_stopped(
     place = str(tmp_path / "place.json")
     with pubsub_api.open("memory://replay") as session:
         subscriber = session.subscriber(["again/#"], received.append)
-        subscriber.wait_ready(timeout_s=20)
+        subscriber.wait_ready(timeout_s=60)
         common = ("replay", "--log", filled, "--url", "memory://replay", "--speed", "0", "--prefix", "again")
         (first,) = run_json(capsys, *common, "--version-to", "11", "--progress-file", place)
         assert first == {"events": 30, "undecodable": 0}
         (rest,) = run_json(capsys, *common, "--progress-file", place)
         assert rest == {"events": 60, "undecodable": 0}
-        wait_until(lambda: len(received) == 90, 20, "90 events")
+        wait_until(lambda: len(received) == 90, 60, "90 events")
     for topic in TOPICS:
         assert [one.version for one in received if one.topic == f"again/{topic}"] == list(range(1, 31))
+
+
+def test_a_replay_that_died_goes_on_behind_the_last_place_it_had_noted(
+    filled: str, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    received: list[pubsub_api.Event] = []
+    command = ("replay", "--log", filled, "--url", "memory://replay-died", "--speed", "0")
+    command += ("--progress-file", str(tmp_path / "place.json"))
+    send = pubsub_api.Publisher.send_event
+    sent = 0
+
+    def send_and_die(publisher: pubsub_api.Publisher, event: pubsub_api.Event) -> None:
+        nonlocal sent
+        sent += 1
+        if sent > 50:
+            raise SystemExit
+        send(publisher, event)
+
+    monkeypatch.setattr("heliograph.pipeline.replay._SAVE_EVENTS", 20)
+    monkeypatch.setattr("heliograph.pipeline.replay._SAVE_S", 3600.0)
+    with pubsub_api.open("memory://replay-died") as session:
+        subscriber = session.subscriber(["#"], received.append)
+        subscriber.wait_ready(timeout_s=60)
+        with monkeypatch.context() as patch:
+            patch.setattr(pubsub_api.Publisher, "send_event", send_and_die)
+            with pytest.raises(SystemExit):
+                main(["pipeline", *command])
+        wait_until(lambda: len(received) == 50, 60, "what was sent before")
+        (rest,) = run_json(capsys, *command)
+        assert rest == {"events": 50, "undecodable": 0}, "the ten since the last note are sent again"
+        wait_until(lambda: len(received) == 100, 60, "the rest")
+    times = collections.Counter((one.topic, one.version) for one in received)
+    assert times.keys() == {(topic, seq) for topic in TOPICS for seq in range(1, 31)}
+    assert max(times.values()) == 2
 
 
 def test_a_replay_keeps_the_distances_in_time_at_the_speed_asked_for() -> None:

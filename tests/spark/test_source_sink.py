@@ -17,6 +17,7 @@ from spark_pipeline.errors import PipelineError
 from spark_pipeline.reading import read_log
 from spark_pipeline.schema import EVENT_COLUMNS
 from tests.spark.conftest import event_row, frame_of, log_frame, stage
+from tests.spark.supervising import run_to_end
 
 TOPICS = [f"tenant-{number}/port" for number in range(6)]
 
@@ -88,11 +89,7 @@ def test_a_wrong_option_is_refused_with_the_reason(
 def take_in(spark: SparkSession, log_url: str, checkpoint: pathlib.Path, table: str) -> None:
     """Run a streaming query over what is there now, into files."""
     stream = spark.readStream.format("heliograph").options(log=log_url, events_per_batch="50").load()
-    query = (
-        stream.writeStream.format("parquet").option("checkpointLocation", str(checkpoint))
-        .trigger(availableNow=True).start(table)
-    )  # fmt: skip
-    query.awaitTermination()
+    run_to_end(stream.writeStream.format("parquet").options(checkpointLocation=str(checkpoint), path=table))
 
 
 def test_a_stream_goes_on_exactly_where_its_checkpoint_says(
@@ -137,7 +134,7 @@ def test_a_batch_that_spark_runs_again_after_a_crash_is_written_once(
     def copy() -> None:
         stream = spark.readStream.format("heliograph").option("log", log_url).load()
         writer = stream.writeStream.format("heliograph").options(checkpointLocation=str(checkpoint), **options)
-        writer.trigger(availableNow=True).start().awaitTermination()
+        run_to_end(writer)
 
     def written() -> list[tuple[str, int]]:
         if target == "log":

@@ -16,6 +16,7 @@ def test_checkpoints_on_a_local_disk_are_written_by_the_manager_that_starts_fewe
     conf.register_opts(OPTIONS, group=GROUP)
     assert "FileSystemBased" in spark_options(conf, "local[2]")[MANAGER]
     assert MANAGER not in spark_options(conf, "spark://127.0.0.1:7077"), "a cluster has a file system of its own"
+    assert "spark.python.daemon.module" not in spark_options(conf, "yarn"), "its workers may be without this package"
     conf.set_override("options", {MANAGER: "mine"}, group=GROUP)
     assert spark_options(conf, "local[*]")[MANAGER] == "mine"
 
