@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from pubsub_api.errors import HeliographError
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pubsub_api.errors import HeliographError
 
 OK = 0
 FAILED = 1

@@ -2,7 +2,7 @@
 
 Commands are the modules of `heliograph.commands`.  Their errors end here: one line on standard error, the traceback
 only with ``--debug``.  SIGINT and SIGTERM unwind the command as KeyboardInterrupt, so that its ``with`` blocks close
-what they opened.
+what they opened.  Only the standard library is imported here, so that signals are in good hands from early on.
 """
 
 from __future__ import annotations
@@ -13,16 +13,14 @@ import importlib
 import importlib.metadata
 import logging
 import os
-import pkgutil
 import signal
 import sys
 import threading
 import traceback
 from collections.abc import Iterator, Sequence
-from types import FrameType, ModuleType
+from types import FrameType
 
 from heliograph import commands, exits, output
-from pubsub_api.errors import HeliographError
 
 DESCRIPTION = """\
 Tells many controllers, quickly and reliably, what changed in a database.
@@ -34,19 +32,21 @@ Trouble?   `heliograph doctor` looks at everything and says how to fix it.
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command.  Returns the exit code, see `heliograph.exits`."""
-    for stream in (sys.stdout, sys.stderr):
-        if hasattr(stream, "reconfigure"):  # an old terminal must not fail on a name it cannot show
-            stream.reconfigure(errors="backslashreplace")
-    try:
-        args = _parse(argv)
-    except SystemExit as end:  # argparse has said what is wrong, or has shown the help that was asked for
-        return end.code if isinstance(end.code, int) else exits.USAGE
-    with _signals(), _logging(args.log_level):
-        return _run(args)
+    _prepare_streams()
+    with _signals():
+        try:
+            args = _parse(sys.argv[1:] if argv is None else argv)
+        except SystemExit as end:  # argparse has said what is wrong, or has shown the help that was asked for
+            return end.code if isinstance(end.code, int) else exits.USAGE
+        except KeyboardInterrupt:  # libraries were being imported
+            output.note("heliograph: interrupted")
+            return exits.INTERRUPTED
+        with _logging(args.log_level):
+            return _run(args)
 
 
-def build_parser() -> argparse.ArgumentParser:
-    """The whole command line."""
+def build_parser(only: str | None = None) -> argparse.ArgumentParser:
+    """The whole command line, or one that knows the arguments of a single command and just the names of the others."""
     parser = argparse.ArgumentParser(
         prog="heliograph",
         description=DESCRIPTION,
@@ -56,8 +56,11 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"heliograph {version()}")
     subparsers = parser.add_subparsers(title="commands", metavar="COMMAND", dest="command")
-    for module in _command_modules():
-        module.register(subparsers)
+    for name, summary in commands.SUMMARIES.items():
+        if only is None or name == only:
+            importlib.import_module(f"{commands.__name__}.{name.replace('-', '_')}").register(subparsers)
+        else:
+            subparsers.add_parser(name, help=summary, add_help=False)
     return parser
 
 
@@ -69,13 +72,19 @@ def version() -> str:
         return "unknown (not installed; run it from an environment made by ./run)"
 
 
-def _command_modules() -> list[ModuleType]:
-    names = sorted(found.name for found in pkgutil.iter_modules(commands.__path__))
-    return [importlib.import_module(f"{commands.__name__}.{name}") for name in names if not name.startswith("_")]
+def _prepare_streams() -> None:
+    if sys.stdout is None:  # closed by who started us: then nobody wants to see it
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115  it lives as long as the process
+    if sys.stderr is None:
+        sys.stderr = open(os.devnull, "w")  # noqa: SIM115
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):  # an old terminal must not fail on a name it cannot show
+            stream.reconfigure(errors="backslashreplace")
 
 
-def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = build_parser()
+def _parse(argv: Sequence[str]) -> argparse.Namespace:
+    called = next((word for word in argv if not word.startswith("-")), "")  # options before it take no value
+    parser = build_parser(only=called)
     args, rest = parser.parse_known_args(argv)
     if args.command is None and not rest:
         parser.print_help(sys.stderr)
@@ -83,11 +92,14 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     if hasattr(args, "passed_on"):
         args.passed_on = rest
     elif rest:
-        parser.error(f"unrecognized arguments: {' '.join(rest)} (try --help)")
+        command = f"heliograph {args.command or ''}".rstrip()
+        parser.exit(exits.USAGE, f"{command}: unrecognized arguments: {' '.join(rest)} (try {command} --help)\n")
     return args
 
 
 def _run(args: argparse.Namespace) -> int:
+    from pubsub_api.errors import HeliographError  # not before a command is known that needs it anyway
+
     try:
         code: int = args.run(args)
         sys.stdout.flush()

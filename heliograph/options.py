@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import json
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from heliograph import exits
 
@@ -86,6 +87,18 @@ def open_session(args: argparse.Namespace) -> Session:
     return pubsub_api.open(conf=read_conf(args))
 
 
+def json_value(text: str) -> Any:
+    """What the text says in JSON.  Raises ValueError, also for what Python would take: ``NaN``, ``Infinity``."""
+    try:
+        return json.loads(text, parse_constant=_refuse_constant)
+    except RecursionError as error:
+        raise ValueError(str(error)) from error
+
+
+def _refuse_constant(word: str) -> NoReturn:
+    raise ValueError(f"{word} is no JSON value")
+
+
 def positive_int(text: str) -> int:
     """An argparse type."""
     try:
@@ -99,7 +112,13 @@ def positive_int(text: str) -> int:
 
 def natural_int(text: str) -> int:
     """An argparse type: 0 is allowed."""
-    return 0 if text == "0" else positive_int(text)
+    try:
+        number = int(text)
+    except ValueError:
+        number = -1
+    if number < 0:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of 0 or more")
+    return number
 
 
 def seconds(text: str) -> float:

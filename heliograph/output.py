@@ -1,7 +1,8 @@
 """What commands print: tables and lines for people, JSON for scripts.
 
 Results go to standard output, everything else (progress, notes, errors) to standard error.  Text that came from the
-network is shown with its control characters escaped, so that no event can play tricks on a terminal.
+network is shown with its control characters escaped, so that no event can play tricks on a terminal.  The library for
+tables and colours is imported when the first of them is made.
 """
 
 from __future__ import annotations
@@ -12,11 +13,11 @@ import json
 import math
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
 
 PIPE_COLUMNS = 200
 """Width of a table when standard output is no terminal: wide, so that hardly anything is wrapped."""
@@ -40,6 +41,8 @@ class Output:
     def line(self, text: str, style: str = "") -> None:
         """One line for people.  ``text`` may hold anything."""
         if self.console.is_terminal and style:
+            from rich.text import Text
+
             self.console.print(Text(printable(text), style=style), soft_wrap=True)
         else:
             sys.stdout.write(printable(text) + "\n")
@@ -53,7 +56,9 @@ class Output:
 
 
 def stdout_console() -> Console:
-    console = Console(highlight=False, markup=False, emoji=False)
+    from heliograph.console import PipeConsole
+
+    console = PipeConsole(highlight=False, markup=False, emoji=False)
     if not console.is_terminal:
         console.width = PIPE_COLUMNS
     return console
@@ -61,6 +66,9 @@ def stdout_console() -> Console:
 
 def make_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> Table:
     """A rich table of plain texts; a cell that is a status gets its colour."""
+    from rich.table import Table
+    from rich.text import Text
+
     table = Table(title=Text(printable(title)) if title else None, title_justify="left")
     for column in columns:
         table.add_column(column, overflow="fold")

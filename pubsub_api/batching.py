@@ -111,6 +111,8 @@ class Batcher(abc.ABC):
             stream = self._streams[event.topic]
         except (KeyError, TypeError):
             stream = self._open_stream(event.topic)
+        except AttributeError as error:
+            raise InvalidEvent(f"an Event is sent, not an object of type {type(event).__name__}") from error
         stamp = next(self._stamps, 0)
         if not stamp:
             self._send_in_turn(stream, event)

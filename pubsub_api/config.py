@@ -8,16 +8,21 @@ from __future__ import annotations
 
 import os
 import pathlib
+import re
 from collections.abc import Iterable, Sequence
 
 from oslo_config import cfg, types
 
-from pubsub_api.errors import InvalidConfig
+from pubsub_api.errors import InvalidConfig, UsageError
 
 GROUP = "pubsub"
 OLD_GROUP = "df"
 
 MIB = 1024 * 1024
+
+_BAD_VALUE = re.compile(
+    r"Value for option \S+ from LocationInfo\(.*detail='(?P<file>.*)'\) is not valid: (?P<problem>.*)"
+)
 
 
 def _opt(name: str, kind: types.ConfigType, default: object, help_text: str, *, secret: bool = False) -> cfg.Opt:
@@ -151,14 +156,19 @@ def list_opts() -> list[tuple[str, Sequence[cfg.Opt]]]:
 def new_conf(config_files: Iterable[str | os.PathLike[str]] = (), args: Sequence[str] = ()) -> cfg.ConfigOpts:
     """A private ``conf`` with the ``[pubsub]`` group, read from the files given and from no others.
 
-    Raises InvalidConfig when a file is missing, cannot be parsed or has a value out of bounds.
+    Raises InvalidConfig when a file is missing, cannot be parsed or has a value out of bounds, UsageError when the
+    files are no list.
     """
+    if isinstance(config_files, str | os.PathLike):
+        raise UsageError(f"config_files is a list of files, not one of them: [{os.fspath(config_files)!r}]")
     conf = cfg.ConfigOpts()
     conf.register_opts(PUBSUB_OPTIONS, group=GROUP)
     files = [os.fspath(name) for name in config_files]
     try:
         conf(list(args), project="heliograph", default_config_files=files, default_config_dirs=[])
-    except cfg.Error as error:
+    except UnicodeDecodeError as error:  # it does not say in which file
+        raise InvalidConfig(f"the configuration cannot be used: {', '.join(files)}: not UTF-8: {error}") from error
+    except (cfg.Error, OSError) as error:
         raise InvalidConfig(f"the configuration cannot be used: {error}") from error
     check_group(conf, GROUP, PUBSUB_OPTIONS)
     return conf
@@ -170,7 +180,13 @@ def check_group(conf: cfg.ConfigOpts, group: str, options: Sequence[cfg.Opt]) ->
         try:
             conf[group][option.dest]
         except (cfg.Error, ValueError) as error:
-            raise InvalidConfig(f"[{group}] {option.name}: {error}") from error
+            raise InvalidConfig(f"[{group}] {option.name}: {_reason(error)}") from error
+
+
+def _reason(error: Exception) -> str:
+    """What oslo.config has to say about a value, without the parts that only its authors understand."""
+    found = _BAD_VALUE.fullmatch(str(error))
+    return str(error) if found is None else f"{found['problem']} (in {found['file']})"
 
 
 def check_combinations(conf: cfg.ConfigOpts) -> None:

@@ -254,5 +254,8 @@ class Publisher(Batcher, Closeable):
 
 def default_name() -> str:
     """Host and program: the same again after a restart."""
-    program = os.path.basename(sys.argv[0] if sys.argv else "") or "python"
+    path = sys.argv[0] if sys.argv else ""
+    if os.path.basename(path) == "__main__.py":  # python -m: the package has the name
+        path = os.path.dirname(path)
+    program = os.path.basename(path) or "python"
     return f"{socket.gethostname()}/{program}"

@@ -101,9 +101,11 @@ class Session(Closeable):
         it should be kept at least; ``history_source`` is where it is read, by default what ``[pubsub] history_source``
         names.  It is for events, not for frames.
         Filters such as ``$shared/GROUP/FILTER`` are served by what is installed for them; ``auto_ack`` and ``member``,
-        the name under which this program takes part, are for those.  Raises InvalidTopic, InvalidConfig.
+        the name under which this program takes part, are for those.  Raises InvalidTopic, InvalidConfig, UsageError.
         """
         self._check_open()
+        _check_callable(on_event=on_event, on_events=on_events, on_frames=on_frames, on_resync=on_resync)
+        _check_past(history, durability)
         if isinstance(topics, str):
             raise UsageError(f"topics is a list of filters, not a string: [{topics!r}]")
         scheme = scheme_of(topics)
@@ -221,6 +223,21 @@ class Session(Closeable):
     def _check_open(self) -> None:
         if self._is_closed:
             raise Closed("the session is closed")
+
+
+def _check_callable(**callbacks: object) -> None:
+    """Refuse at once what would only be noticed, again and again, when there is something to tell."""
+    for name, callback in callbacks.items():
+        if callback is not None and not callable(callback):
+            raise UsageError(f"{name} is called back, and {callback!r} cannot be called")
+
+
+def _check_past(history: object, durability: object) -> None:
+    if history is not None and not isinstance(history, History):
+        raise UsageError(f"history is a pubsub_api.History, not {history!r}")
+    if durability is not None and not isinstance(durability, Durability):
+        kinds = ", ".join(f"Durability.{kind.name}" for kind in Durability)
+        raise UsageError(f"durability is one of {kinds}, not {durability!r}")
 
 
 def open(

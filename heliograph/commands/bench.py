@@ -9,7 +9,7 @@ import subprocess
 import sys
 
 import heliograph
-from heliograph import exits, options
+from heliograph import commands, exits, options
 from pubsub_api.errors import HeliographError
 
 DESCRIPTION = """\
@@ -26,7 +26,7 @@ class NoCheckout(HeliographError):
 
 def register(subparsers: options.Subparsers[argparse.ArgumentParser]) -> None:
     # No options and no help of its own: every argument, --help too, is for the benchmarks.
-    parser = subparsers.add_parser("bench", help="run the benchmarks of a checkout", add_help=False, allow_abbrev=False)
+    parser = subparsers.add_parser("bench", help=commands.SUMMARIES["bench"], add_help=False, allow_abbrev=False)
     parser.description = DESCRIPTION
     parser.set_defaults(run=run, passed_on=[], debug=False, log_level="warning")
 

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from heliograph import exits, options
+from heliograph.commands import SUMMARIES
 from heliograph.output import Output, compact
 from pubsub_api.errors import NotSupported, UsageError
 
@@ -32,13 +33,13 @@ It runs until it is interrupted, which is its normal end: the exit code is 0.
 EXAMPLES = """\
   heliograph cache --topics '#' --url redis://127.0.0.1:6379/0
   heliograph cache --topics 'tenant-7/#' --url zmq://127.0.0.1:8870 --listen tcp://127.0.0.1:8866
-  heliograph cache --topics '#' --url redis://127.0.0.1:6379/0 --log sqlite:////var/lib/heliograph/log.db
+  heliograph cache --topics '#' --url redis://127.0.0.1:6379/0 --log sqlite:///var/lib/heliograph/log.db
 """
 
 
 def register(subparsers: options.Subparsers[argparse.ArgumentParser]) -> None:
     parser = options.add_command(
-        subparsers, "cache", summary="run a reliability cache", description=DESCRIPTION, examples=EXAMPLES
+        subparsers, "cache", summary=SUMMARIES["cache"], description=DESCRIPTION, examples=EXAMPLES
     )
     parser.add_argument(
         "--topics", metavar="FILTER", nargs="+", required=True, help="topics to keep, as in 'tenant-7/#'"

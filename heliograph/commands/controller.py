@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from heliograph import exits, options
+from heliograph.commands import SUMMARIES
 from heliograph.databases import add_database, object_line, object_record, open_nb
 from heliograph.output import Output, compact, note
 from pubsub_api.errors import WaitTimeout
@@ -42,7 +43,7 @@ _WAIT_S = 0.5
 
 def register(subparsers: options.Subparsers[argparse.ArgumentParser]) -> None:
     parser = options.add_command(
-        subparsers, "controller", summary="follow objects and print what changes", description=DESCRIPTION,
+        subparsers, "controller", summary=SUMMARIES["controller"], description=DESCRIPTION,
         examples=EXAMPLES,
     )  # fmt: skip
     parser.add_argument("--tables", metavar="TABLE", nargs="+", help="tables to follow (default: all)")

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import argparse
 import collections
-import json
 import math
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from heliograph import exits, options
+from heliograph.commands import SUMMARIES
 from heliograph.databases import add_database, object_line, object_record, open_nb
 from heliograph.output import Output, compact, note
 from pubsub_api.errors import UsageError, WaitTimeout
@@ -33,6 +33,7 @@ EXAMPLES = """\
   heliograph db snapshot /data/snapshots/monday --db sqlite:///tmp/objects.db
 """
 _WAIT_S = 0.5
+_WRITING = frozenset({"create", "set", "delete"})
 _PORTION = 1000
 
 _VERBS: dict[str, tuple[str, str]] = {
@@ -65,9 +66,7 @@ _VERBS: dict[str, tuple[str, str]] = {
 
 
 def register(subparsers: options.Subparsers[argparse.ArgumentParser]) -> None:
-    parser = options.add_command(
-        subparsers, "db", summary="look at objects, change and watch them", description=DESCRIPTION, examples=EXAMPLES
-    )
+    parser = options.add_command(subparsers, "db", summary=SUMMARIES["db"], description=DESCRIPTION, examples=EXAMPLES)
     verbs = parser.add_subparsers(title="verbs", metavar="VERB", dest="verb", required=True)
     made = {name: _add_verb(verbs, name) for name in _VERBS}
     for name in ("get", "create", "set", "delete"):
@@ -121,6 +120,8 @@ def _add_watch(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     output = Output(is_json=args.json)
     with open_nb(args) as nb:
+        if args.verb not in _WRITING and nb.db.revision() == 0:  # a mistyped URL looks like this
+            note("heliograph db: nothing was ever written to this database")
         return _RUN[args.verb](nb, args, output)
 
 
@@ -243,8 +244,8 @@ def _print(output: Output, record: dict[str, Any], line: str) -> None:
 
 def _value(args: argparse.Namespace) -> Any:
     try:
-        return json.loads(args.value)
-    except (ValueError, RecursionError) as error:
+        return options.json_value(args.value)
+    except ValueError as error:
         raise UsageError(f"the value {args.value[:80]!r} is not JSON: {error}") from error
 
 

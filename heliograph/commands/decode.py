@@ -9,6 +9,7 @@ import re
 import sys
 
 from heliograph import exits, options
+from heliograph.commands import SUMMARIES
 from heliograph.output import Output, clock_text, compact
 from heliograph.wire_reader import EVENT_FIELDS, DecodedFrame, read_frames
 from pubsub_api.errors import UsageError
@@ -31,7 +32,7 @@ EXAMPLES = """\
 
 def register(subparsers: options.Subparsers[argparse.ArgumentParser]) -> None:
     parser = options.add_command(
-        subparsers, "decode", summary="show captured frames", description=DESCRIPTION, examples=EXAMPLES
+        subparsers, "decode", summary=SUMMARIES["decode"], description=DESCRIPTION, examples=EXAMPLES
     )
     parser.add_argument("file", nargs="?", default="-", metavar="FILE", help="what to read; - is standard input")
     parser.add_argument("--hex", action="store_true", help="the input is hexadecimal text; spaces and colons are fine")

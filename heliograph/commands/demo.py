@@ -6,6 +6,7 @@ import argparse
 
 import pubsub_api
 from heliograph import exits, options
+from heliograph.commands import SUMMARIES
 from heliograph.demo.play import Outcome, Plan, Play
 from heliograph.demo.screens import COLUMNS, LiveScreen, PlainScreen, Screen, cells
 from heliograph.demo.stage import FILTER
@@ -38,7 +39,7 @@ MEMORY_URL = "memory://heliograph-demo"
 
 def register(subparsers: options.Subparsers[argparse.ArgumentParser]) -> None:
     parser = options.add_command(
-        subparsers, "demo", summary="see it work, under faults, with a proof at the end",
+        subparsers, "demo", summary=SUMMARIES["demo"],
         description=DESCRIPTION, examples=EXAMPLES, log_level="error",
     )  # fmt: skip
     parser.add_argument("--seconds", metavar="S", type=_demo_seconds, default=15.0, help="how long (default: 15)")

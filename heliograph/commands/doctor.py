@@ -6,6 +6,7 @@ import argparse
 import collections
 
 from heliograph import exits, options
+from heliograph.commands import SUMMARIES
 from heliograph.doctor import bus, files, host, spark
 from heliograph.doctor.findings import Check, Finding, Patient
 from heliograph.output import STATUS_STYLES, Output
@@ -36,7 +37,7 @@ _INDENT = " " * 24
 
 def register(subparsers: options.Subparsers[argparse.ArgumentParser]) -> None:
     parser = options.add_command(
-        subparsers, "doctor", summary="find what is wrong and say how to fix it",
+        subparsers, "doctor", summary=SUMMARIES["doctor"],
         description=DESCRIPTION, examples=EXAMPLES, log_level="error",
     )  # fmt: skip
     parser.add_argument(

@@ -7,6 +7,7 @@ import dataclasses
 from typing import Any
 
 from heliograph import exits, options
+from heliograph.commands import SUMMARIES
 from heliograph.output import Output
 from pubsub_api import Capabilities, loading
 from pubsub_api.config import new_conf
@@ -43,7 +44,7 @@ class Row:
 
 def register(subparsers: options.Subparsers[argparse.ArgumentParser]) -> None:
     parser = options.add_command(
-        subparsers, "drivers", summary="list installed drivers and what they can do",
+        subparsers, "drivers", summary=SUMMARIES["drivers"],
         description=DESCRIPTION, examples=EXAMPLES,
     )  # fmt: skip
     form = parser.add_mutually_exclusive_group()

@@ -10,7 +10,8 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from heliograph import exits, options
-from heliograph.output import Output
+from heliograph.commands import SUMMARIES
+from heliograph.output import Output, compact
 from pubsub_api.errors import HeliographError
 
 if TYPE_CHECKING:
@@ -45,7 +46,7 @@ EXAMPLES = """\
 
 def register(subparsers: options.Subparsers[argparse.ArgumentParser]) -> None:
     parser = options.add_command(
-        subparsers, "durability", summary="ask durability services", description=DESCRIPTION, examples=EXAMPLES
+        subparsers, "durability", summary=SUMMARIES["durability"], description=DESCRIPTION, examples=EXAMPLES
     )
     verbs = parser.add_subparsers(title="verbs", metavar="VERB", dest="verb", required=True)
     lines = {line.split()[0]: line.split(None, 1)[1] for line in DESCRIPTION.splitlines() if line.startswith("  ")}
@@ -146,7 +147,7 @@ def _history(client: DurabilityClient, args: argparse.Namespace, output: Output)
         if output.is_json:
             output.record({name: getattr(event, name) for name in event.__struct_fields__})
         else:
-            output.line(f"{event.topic} {event.table}/{event.key} {event.action} {event.value!r}")
+            output.line(f"{event.topic} {event.table}/{event.key} {event.action} {compact(event.value)}")
     return exits.OK if outcome is Outcome.COMPLETE else exits.FAILED
 
 

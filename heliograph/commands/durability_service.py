@@ -6,6 +6,7 @@ import argparse
 import gc
 
 from heliograph import exits, options
+from heliograph.commands import SUMMARIES
 from heliograph.output import Output
 
 DESCRIPTION = """\
@@ -29,7 +30,7 @@ EXAMPLES = """\
 
 def register(subparsers: options.Subparsers[argparse.ArgumentParser]) -> None:
     parser = options.add_command(
-        subparsers, "durability-service", summary="keep history for late joiners",
+        subparsers, "durability-service", summary=SUMMARIES["durability-service"],
         description=DESCRIPTION, examples=EXAMPLES, log_level="info",
     )  # fmt: skip
     parser.add_argument(

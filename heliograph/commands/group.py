@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from heliograph import exits, options
+from heliograph.commands import SUMMARIES
 from heliograph.output import Output, counted
 from pubsub_api.errors import UsageError
 
@@ -37,17 +38,17 @@ Groups of consumers that share the events of a topic filter, over a durable log.
 A program becomes a member by subscribing to $shared/NAME/FILTER or $queue/NAME/FILTER.
 """
 EXAMPLES = """\
-  heliograph group declare billing 'tenant-7/#' --log sqlite:////var/lib/heliograph/log.db
-  heliograph group declare audit '#' --start earliest --queue --lanes 8 --log sqlite:////var/lib/heliograph/log.db
-  heliograph group list --json --log sqlite:////var/lib/heliograph/log.db
-  heliograph group show billing --log sqlite:////var/lib/heliograph/log.db
-  heliograph group pause billing --log sqlite:////var/lib/heliograph/log.db
-  heliograph group resume billing --log sqlite:////var/lib/heliograph/log.db
-  heliograph group drain billing --log sqlite:////var/lib/heliograph/log.db
-  heliograph group seek billing --start 2026-01-31T12:00:00+00:00 --log sqlite:////var/lib/heliograph/log.db
-  heliograph group release billing job-1 --log sqlite:////var/lib/heliograph/log.db
-  heliograph group destroy billing --log sqlite:////var/lib/heliograph/log.db
-  heliograph group serve billing --log sqlite:////var/lib/heliograph/log.db --url zmq://127.0.0.1:8866
+  heliograph group declare billing 'tenant-7/#' --log sqlite:///var/lib/heliograph/log.db
+  heliograph group declare audit '#' --start earliest --queue --lanes 8 --log sqlite:///var/lib/heliograph/log.db
+  heliograph group list --json --log sqlite:///var/lib/heliograph/log.db
+  heliograph group show billing --log sqlite:///var/lib/heliograph/log.db
+  heliograph group pause billing --log sqlite:///var/lib/heliograph/log.db
+  heliograph group resume billing --log sqlite:///var/lib/heliograph/log.db
+  heliograph group drain billing --log sqlite:///var/lib/heliograph/log.db
+  heliograph group seek billing --start 2026-01-31T12:00:00+00:00 --log sqlite:///var/lib/heliograph/log.db
+  heliograph group release billing job-1 --log sqlite:///var/lib/heliograph/log.db
+  heliograph group destroy billing --log sqlite:///var/lib/heliograph/log.db
+  heliograph group serve billing --log sqlite:///var/lib/heliograph/log.db --url zmq://127.0.0.1:8866
   heliograph group simulate --seeds 5000 --profile chaos
   heliograph group simulate --seed 4711
 """
@@ -59,7 +60,7 @@ STREAM_COLUMNS = (
 
 def register(subparsers: options.Subparsers[argparse.ArgumentParser]) -> None:
     parser = options.add_command(
-        subparsers, "group", summary="share events between consumers", description=DESCRIPTION, examples=EXAMPLES
+        subparsers, "group", summary=SUMMARIES["group"], description=DESCRIPTION, examples=EXAMPLES
     )
     verbs = parser.add_subparsers(title="verbs", metavar="VERB", dest="verb", required=True)
     lines = {line.split()[0]: line.split(None, 1)[1] for line in DESCRIPTION.splitlines() if line.startswith("  ")}

@@ -10,7 +10,8 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from heliograph import exits, options
-from heliograph.output import Output, clock_text, compact, counted
+from heliograph.commands import SUMMARIES
+from heliograph.output import Output, clock_text, compact, counted, note
 from pubsub_api.errors import UsageError
 
 if TYPE_CHECKING:
@@ -32,12 +33,12 @@ A durable log keeps what was published: every frame in a shard, every event with
 --log names the log, as in sqlite:///dir/log.db or redis://127.0.0.1:6379/0; without it, [log] url does.
 """
 EXAMPLES = """\
-  heliograph log record 'tenant-7/#' --log sqlite:////var/lib/heliograph/log.db --url zmq://127.0.0.1:8866
-  heliograph log info --log sqlite:////var/lib/heliograph/log.db
-  heliograph log tail --log sqlite:////var/lib/heliograph/log.db --follow --json
-  heliograph log seal --log sqlite:////var/lib/heliograph/log.db
-  heliograph log trim --log sqlite:////var/lib/heliograph/log.db --older-than 604800
-  heliograph log verify --log sqlite:////var/lib/heliograph/log.db
+  heliograph log record 'tenant-7/#' --log sqlite:///var/lib/heliograph/log.db --url zmq://127.0.0.1:8866
+  heliograph log info --log sqlite:///var/lib/heliograph/log.db
+  heliograph log tail --log sqlite:///var/lib/heliograph/log.db --follow --json
+  heliograph log seal --log sqlite:///var/lib/heliograph/log.db
+  heliograph log trim --log sqlite:///var/lib/heliograph/log.db --older-than 604800
+  heliograph log verify --log sqlite:///var/lib/heliograph/log.db
 """
 
 _SECOND_NS = 1_000_000_000
@@ -45,7 +46,7 @@ _SECOND_NS = 1_000_000_000
 
 def register(subparsers: options.Subparsers[argparse.ArgumentParser]) -> None:
     parser = options.add_command(
-        subparsers, "log", summary="keep, read and maintain what was published", description=DESCRIPTION,
+        subparsers, "log", summary=SUMMARIES["log"], description=DESCRIPTION,
         examples=EXAMPLES,
     )  # fmt: skip
     verbs = parser.add_subparsers(title="verbs", metavar="VERB", dest="verb", required=True)
@@ -129,6 +130,8 @@ def _open(args: argparse.Namespace) -> Iterator[LogApi]:
     import durable_log
 
     with contextlib.closing(durable_log.open(args.log, config_files=args.config_file)) as log:
+        if args.verb != "record" and not any(state.end for state in log.state()):  # a mistyped URL looks like this
+            note("heliograph log: nothing was ever appended to this log")
         yield log
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 
 from heliograph import options
+from heliograph.commands import SUMMARIES
 from heliograph.pipeline import audit, compact, ingest, merge, replay
 
 DESCRIPTION = """\
@@ -22,7 +23,7 @@ _JOBS = (ingest, compact, audit, merge, replay)
 
 def register(subparsers: options.Subparsers[argparse.ArgumentParser]) -> None:
     parser = options.add_command(
-        subparsers, "pipeline", summary="run a job on Spark over what was recorded",
+        subparsers, "pipeline", summary=SUMMARIES["pipeline"],
         description=DESCRIPTION, examples=EXAMPLES,
     )  # fmt: skip
     jobs = parser.add_subparsers(title="jobs", metavar="JOB", dest="job", required=True)

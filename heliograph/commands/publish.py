@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import json
 import sys
 import time
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from heliograph import exits, options
+from heliograph.commands import SUMMARIES
 from heliograph.output import Output, compact, counted, note
 from heliograph.progress import Progress
 from pubsub_api import Event
@@ -40,14 +40,14 @@ EXAMPLES = """\
 BIND_BASED_WAIT_S = 2.5
 """Longer than the longest pause that drivers make, by default, between two attempts to connect."""
 BIND_BASED_LINGER_S = 1.0
-LINE_BYTES_MAX = 64 * 1024 * 1024
+LINE_CHARACTERS_MAX = 64 * 1024 * 1024
 _FIELDS = frozenset({"topic", "table", "key", "action", "value", "version", "timestamp"})
 _PROGRESS_STEP = 256
 
 
 def register(subparsers: options.Subparsers[argparse.ArgumentParser]) -> None:
     parser = options.add_command(
-        subparsers, "publish", summary="send events", description=DESCRIPTION, examples=EXAMPLES
+        subparsers, "publish", summary=SUMMARIES["publish"], description=DESCRIPTION, examples=EXAMPLES
     )
     event = parser.add_argument_group("the event (with --stdin: what a line does not say)")
     event.add_argument("--topic", help="levels separated by /, as in tenant-7/port")
@@ -162,11 +162,14 @@ def _from_lines(args: argparse.Namespace) -> Iterator[Event]:
     defaults = {name: getattr(args, name) for name in ("topic", "table", "key", "action", "version")}
     defaults["value"] = None if args.value is None else _json_value(args.value, "--value")
     for number in itertools.count(1):
-        line = sys.stdin.readline(LINE_BYTES_MAX)
+        where = f"line {number} of the input"
+        line = sys.stdin.readline(LINE_CHARACTERS_MAX)
         if not line:
             return
+        if len(line) == LINE_CHARACTERS_MAX and not line.endswith("\n"):
+            raise InvalidEvent(f"{where}: longer than {LINE_CHARACTERS_MAX:,} characters, which no event may be")
         if line.strip():
-            yield _from_line(line, f"line {number} of the input", defaults)
+            yield _from_line(line, where, defaults)
 
 
 def _from_line(line: str, where: str, defaults: dict[str, Any]) -> Event:
@@ -187,6 +190,6 @@ def _from_line(line: str, where: str, defaults: dict[str, Any]) -> Event:
 
 def _json_value(text: str, where: str) -> Any:
     try:
-        return json.loads(text)
-    except (ValueError, RecursionError) as error:
+        return options.json_value(text)
+    except ValueError as error:
         raise InvalidEvent(f"{where}: this is not JSON: {error}") from error

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 
 from heliograph import exits, options
+from heliograph.commands import SUMMARIES
 from heliograph.output import Output
 
 DESCRIPTION = """\
@@ -26,7 +27,7 @@ EXAMPLES = """\
 
 def register(subparsers: options.Subparsers[argparse.ArgumentParser]) -> None:
     parser = options.add_command(
-        subparsers, "publisher-service", summary="publish for all workers of this host",
+        subparsers, "publisher-service", summary=SUMMARIES["publisher-service"],
         description=DESCRIPTION, examples=EXAMPLES, log_level="info",
     )  # fmt: skip
     options.add_session(parser)

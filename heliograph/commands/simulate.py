@@ -8,6 +8,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from heliograph import exits, options
+from heliograph.commands import SUMMARIES
 from heliograph.output import Output, compact, note
 from heliograph.progress import Progress
 from pubsub_api.errors import UsageError
@@ -31,7 +32,7 @@ EXAMPLES = """\
 
 def register(subparsers: options.Subparsers[argparse.ArgumentParser]) -> None:
     parser = options.add_command(
-        subparsers, "simulate", summary="check the guarantees in a simulated network",
+        subparsers, "simulate", summary=SUMMARIES["simulate"],
         description=DESCRIPTION, examples=EXAMPLES, log_level="error",
     )  # fmt: skip
     which = parser.add_mutually_exclusive_group()

@@ -6,6 +6,7 @@ import argparse
 from typing import Any
 
 from heliograph import exits, options
+from heliograph.commands import SUMMARIES
 from heliograph.output import Output
 from pubsub_api.errors import HeliographError
 
@@ -32,7 +33,7 @@ _MAIN = (
 
 def register(subparsers: options.Subparsers[argparse.ArgumentParser]) -> None:
     parser = options.add_command(
-        subparsers, "status", summary="ask the publisher service how it is", description=DESCRIPTION, examples=EXAMPLES
+        subparsers, "status", summary=SUMMARIES["status"], description=DESCRIPTION, examples=EXAMPLES
     )
     parser.add_argument(
         "--timeout", metavar="S", type=options.seconds, default=15.0, help="wait S seconds for an answer (default: 15)"

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from heliograph import exits, options
+from heliograph.commands import SUMMARIES
 from heliograph.output import Output, clock_text, compact, note
 from pubsub_api import Durability, Event, History, Resync
 from pubsub_api.errors import UsageError, WaitTimeout
@@ -42,7 +43,7 @@ _PATIENCE_S = 3.0
 
 def register(subparsers: options.Subparsers[argparse.ArgumentParser]) -> None:
     parser = options.add_command(
-        subparsers, "subscribe", summary="print events as they come", description=DESCRIPTION, examples=EXAMPLES
+        subparsers, "subscribe", summary=SUMMARIES["subscribe"], description=DESCRIPTION, examples=EXAMPLES
     )
     parser.add_argument("filters", nargs="+", metavar="FILTER", help="topics to listen to")
     parser.add_argument("--count", metavar="N", type=options.positive_int, help="end after N events")

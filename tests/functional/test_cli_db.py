@@ -54,6 +54,14 @@ def test_an_object_is_created_changed_listed_and_deleted(run: Run) -> None:
     assert run("db", "compact", "--keep-changes", "0") == [{"forgotten": 3}]
 
 
+def test_a_database_that_nobody_ever_wrote_to_is_told(run: Run, url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["db", "list", "--db", url]) == exits.OK
+    assert capsys.readouterr().err == "heliograph db: nothing was ever written to this database\n"
+    run("db", "create", "port", "p1", "1", "--topic", "tenant-7")
+    assert main(["db", "list", "--db", url]) == exits.OK
+    assert capsys.readouterr().err == ""
+
+
 def test_what_cannot_be_done_ends_with_its_exit_code(run: Run) -> None:
     run("db", "get", "port", "p1", code=exits.USAGE)
     run("db", "set", "port", "p1", "1", code=exits.USAGE)

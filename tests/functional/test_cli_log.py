@@ -50,6 +50,14 @@ def answer(capsys: pytest.CaptureFixture[str], *arguments: str) -> list[dict[str
     return [json.loads(line) for line in capsys.readouterr().out.splitlines()]
 
 
+def test_a_log_that_nothing_was_ever_appended_to_is_told(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["log", "tail", "--log", url]) == exits.OK
+    assert capsys.readouterr().err == "heliograph log: nothing was ever appended to this log\n"
+    fill(url)
+    assert main(["log", "tail", "--log", url]) == exits.OK
+    assert capsys.readouterr().err == ""
+
+
 def test_info_tells_where_everything_stands(url: str, shard: int, capsys: pytest.CaptureFixture[str]) -> None:
     source = fill(url)
     [found] = answer(capsys, "info", "--log", url)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import pathlib
+import subprocess
 import sys
 
 import pytest
@@ -252,3 +253,21 @@ def test_a_broken_driver_is_listed_with_its_problem(
         {"name": "x", "aliases": [], "target": "x:Y", "usable": False, "capabilities": None,
          "problem": "driver 'x' is broken"}
     ]  # fmt: skip
+
+
+def test_a_line_without_end_is_refused_as_such(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("heliograph.commands.publish.LINE_CHARACTERS_MAX", 40)
+    monkeypatch.setattr(sys, "stdin", io.StringIO('{"topic": "t", "table": "port", "key": "' + "k" * 40))
+    assert main.main(["publish", "--stdin", "--url", "memory://endless"]) == exits.USAGE
+    assert "line 1 of the input: longer than 40 characters" in capsys.readouterr().err
+
+
+def test_bench_says_which_library_is_missing() -> None:
+    code = "import runpy, sys; sys.modules['redis'] = None; runpy.run_module('bench', run_name='__main__')"
+    command = [sys.executable, "-c", code, "--help"]
+    root = pathlib.Path(heliograph.__file__).parents[1]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False, cwd=root)
+    assert ended.stderr.startswith("bench: the Python library 'redis' is not installed")
+    assert ended.returncode == exits.ENVIRONMENT

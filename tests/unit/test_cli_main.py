@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import importlib.metadata
+import io
 import logging
 import os
+import pkgutil
 import signal
+import subprocess
+import sys
 
 import pytest
 
-from heliograph import exits, main, options, output
+from heliograph import commands, exits, main, options, output
+from heliograph.console import PipeConsole
 from pubsub_api import errors
 
-COMMANDS = ("bench", "cache", "decode", "demo", "doctor", "drivers", "publish", "simulate", "subscribe")
+COMMANDS = tuple(commands.SUMMARIES)
 
 
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:
@@ -25,6 +30,20 @@ def test_help_lists_every_command_and_the_exit_codes(capsys: pytest.CaptureFixtu
     shown = capsys.readouterr().out
     assert all(f"\n    {command}" in shown for command in COMMANDS)
     assert "130  interrupted" in shown
+
+
+def test_every_command_has_a_module_and_every_module_a_summary() -> None:
+    modules = sorted(module.name.replace("_", "-") for module in pkgutil.iter_modules(commands.__path__))
+    assert sorted(COMMANDS) == modules
+
+
+def test_the_help_waits_for_no_library() -> None:
+    code = (
+        "import sys; from heliograph.main import main; assert main(['--help']) == 0; "
+        "sys.exit(str(sorted({'pubsub_api', 'oslo_config', 'rich'} & set(sys.modules)) or ''))"
+    )
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60)
+    assert ended.stderr.strip() == ""
 
 
 @pytest.mark.parametrize("command", [name for name in COMMANDS if name != "bench"])
@@ -131,6 +150,43 @@ def test_a_signal_ends_a_command(
     assert capsys.readouterr().err == "heliograph drivers: interrupted\n"
 
 
+def test_a_signal_while_libraries_are_imported(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(_name: str) -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+        while True:
+            signal.pause()
+
+    monkeypatch.setattr("importlib.import_module", interrupted)
+    assert main.main(["drivers"]) == exits.INTERRUPTED
+    assert capsys.readouterr().err == "heliograph: interrupted\n"
+
+
+def test_an_unknown_option_is_told_with_the_command(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main.main(["drivers", "--wings"]) == exits.USAGE
+    told = "heliograph drivers: unrecognized arguments: --wings (try heliograph drivers --help)\n"
+    assert capsys.readouterr().err == told
+
+
+def test_nobody_needs_to_listen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdout", None)
+    monkeypatch.setattr(sys, "stderr", None)
+    assert main.main(["drivers"]) == exits.OK
+    assert main.main(["drivers", "--wings"]) == exits.USAGE
+    sys.stdout.close()
+    sys.stderr.close()
+
+
+def test_a_table_that_nobody_reads_is_no_failure_of_the_work() -> None:
+    class Abandoned(io.StringIO):
+        def write(self, text: str) -> int:
+            raise BrokenPipeError(text)
+
+    with pytest.raises(BrokenPipeError):
+        PipeConsole(file=Abandoned()).print("a row")
+
+
 def test_the_logging_of_the_caller_is_left_alone(capsys: pytest.CaptureFixture[str]) -> None:
     root = logging.getLogger()
     before = root.level, list(root.handlers)
@@ -178,3 +234,17 @@ def test_a_timestamp_that_is_no_time_is_shown_as_it_is() -> None:
 def test_seconds_refuses(text: str) -> None:
     with pytest.raises(options.argparse.ArgumentTypeError, match="seconds"):
         options.seconds(text)
+
+
+@pytest.mark.parametrize("text", ["-1", "x", "1.5", ""])
+def test_a_count_that_may_be_none_at_all_refuses(text: str) -> None:
+    assert options.natural_int("0") == 0
+    with pytest.raises(options.argparse.ArgumentTypeError, match="0 or more"):
+        options.natural_int(text)
+
+
+@pytest.mark.parametrize("text", ["", "{", "NaN", "[-Infinity]", "[" * 100_000])
+def test_only_json_is_taken_for_json(text: str) -> None:
+    assert options.json_value('{"up": [1, null]}') == {"up": [1, None]}
+    with pytest.raises(ValueError):  # noqa: PT011  its words are those of the library
+        options.json_value(text)

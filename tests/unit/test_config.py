@@ -138,6 +138,20 @@ def test_a_file_that_does_not_exist_is_refused(tmp_path: pathlib.Path) -> None:
         config.new_conf([tmp_path / "absent.conf"])
 
 
+def test_a_file_that_is_no_text_is_refused(tmp_path: pathlib.Path) -> None:
+    (tmp_path / "binary.conf").write_bytes(b"\xff\xfe[pubsub]\n")
+    with pytest.raises(errors.InvalidConfig, match=r"binary\.conf: not UTF-8"):
+        config.new_conf([tmp_path / "binary.conf"])
+    with pytest.raises(errors.InvalidConfig, match="Is a directory"):
+        config.new_conf([tmp_path])
+
+
+def test_a_bad_value_is_told_with_its_file_and_nothing_else(write_conf: WriteConf) -> None:
+    with pytest.raises(errors.InvalidConfig) as told:
+        config.new_conf([name := write_conf("[pubsub]\nmax_idle_time = -1\n")])
+    assert str(told.value) == f"[pubsub] max_idle_time: Should be greater than or equal to 0.01 (in {name})"
+
+
 @pytest.mark.parametrize(
     ("settings", "reason"),
     [

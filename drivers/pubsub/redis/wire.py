@@ -145,7 +145,7 @@ def _connect_reason(error: Exception) -> str:
         return f"the server refused the login: {error}"
     if isinstance(error, redis.ResponseError):
         return f"the server refused the connection, which needs Redis 6 or later: {error}"
-    return f"the server cannot be reached: {error}"
+    return f"the server cannot be reached: {str(error).rstrip('.')}"
 
 
 class Waker:

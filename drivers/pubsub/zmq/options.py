@@ -107,7 +107,11 @@ def _configure_tcp(conf: cfg.ConfigOpts, host: str, port: int | None) -> None:
 def _configure_options(conf: cfg.ConfigOpts, url: SplitResult) -> None:
     known = {option.name for option in OPTIONS}
     seen: set[str] = set()
-    for name, value in parse_qsl(url.query, keep_blank_values=True):
+    try:
+        given = parse_qsl(url.query, keep_blank_values=True, strict_parsing=bool(url.query))
+    except ValueError as error:
+        raise InvalidConfig(f"{url.geturl()}: after the ? come option=value pairs") from error
+    for name, value in given:
         if name not in known or name in seen:
             what = "is given twice" if name in seen else f"is no option of [zmq]: {', '.join(sorted(known))}"
             raise InvalidConfig(f"{url.geturl()}: {name!r} {what}")
