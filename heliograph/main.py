@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import importlib
-import importlib.metadata
 import logging
 import os
 import signal
@@ -19,6 +18,7 @@ import threading
 import traceback
 from collections.abc import Iterator, Sequence
 from types import FrameType
+from typing import Any
 
 from heliograph import commands, exits, output
 
@@ -54,7 +54,7 @@ def build_parser(only: str | None = None) -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    parser.add_argument("--version", action="version", version=f"heliograph {version()}")
+    parser.add_argument("--version", action=_ShowVersion, nargs=0, help="show the installed version and exit")
     subparsers = parser.add_subparsers(title="commands", metavar="COMMAND", dest="command")
     for name, summary in commands.SUMMARIES.items():
         if only is None or name == only:
@@ -64,8 +64,18 @@ def build_parser(only: str | None = None) -> argparse.ArgumentParser:
     return parser
 
 
+class _ShowVersion(argparse.Action):
+    """Finds the version out only when somebody asks for it."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
+        sys.stdout.write(f"heliograph {version()}\n")
+        parser.exit()
+
+
 def version() -> str:
     """The installed version."""
+    import importlib.metadata
+
     try:
         return importlib.metadata.version("heliograph")
     except importlib.metadata.PackageNotFoundError:
@@ -98,24 +108,29 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
 
 
 def _run(args: argparse.Namespace) -> int:
-    from pubsub_api.errors import HeliographError  # not before a command is known that needs it anyway
-
     try:
         code: int = args.run(args)
         sys.stdout.flush()
-    except HeliographError as error:
-        return _failed(args, exits.explain(error), exits.code_for(error))
     except KeyboardInterrupt:
         return _failed(args, "interrupted", exits.INTERRUPTED)
     except BrokenPipeError:
         _abandon_stdout()
         return exits.INTERRUPTED
-    except OSError as error:
-        return _failed(args, f"the operating system refused it: {error}", exits.ENVIRONMENT)
-    except Exception as error:  # noqa: BLE001  a bug of ours: named as one, and never silent
-        problem = f"internal error, please report it: {type(error).__name__}: {error} (--debug shows where)"
-        return _failed(args, problem, exits.FAILED)
+    except Exception as error:  # noqa: BLE001  told, whatever it is
+        return _failed(args, *_judge(error))
     return code
+
+
+def _judge(error: Exception) -> tuple[str, int]:
+    """What to say of an error, and the exit code for it."""
+    from pubsub_api.errors import HeliographError  # whoever raised one has imported it; help and Ctrl-C need none
+
+    if isinstance(error, HeliographError):  # first, because some of them are OSErrors as well
+        return exits.explain(error), exits.code_for(error)
+    if isinstance(error, OSError):
+        return f"the operating system refused it: {error}", exits.ENVIRONMENT
+    # A bug of ours: named as one, and never silent.
+    return f"internal error, please report it: {type(error).__name__}: {error} (--debug shows where)", exits.FAILED
 
 
 def _failed(args: argparse.Namespace, problem: str, code: int) -> int:
