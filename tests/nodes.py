@@ -24,8 +24,9 @@ from pubsub_api.testing.conf_fixture import fast_conf
 from pubsub_api.testing.faults import Faults
 from pubsub_api.testing.faulty import FaultyPubSub
 
-Log = list[tuple[str, int, int] | tuple[str, int]]
-"""(topic, number, when it was sent) of an event, (reason, when it was told) of a resync.  Times in ns, wall clock."""
+Log = list[tuple[str, int, int] | tuple[str, int] | tuple[str, str, int, int]]
+"""(topic, number, when it was sent) of an event, (reason, when it was told) of a resync, after what it names as lost:
+("lost", topic, first number, last number).  Times in ns, wall clock."""
 
 
 class PublisherNode(ChildProcess):
@@ -102,22 +103,26 @@ def unexplained(log: Log, topic: str, sent: Sequence[int]) -> list[str]:
     """What is wrong with a subscriber's log of a topic, given what was sent after it was ready: nothing, ideally.
 
     Numbers must rise; a number that is missing must be covered by a resync told before the next event of that topic,
-    and either after the event before the hole or at a time when the missing ones had been sent already.
+    and either after the event before the hole or at a time when the missing ones had been sent already: that is so when
+    it names them, or was told after the event behind the hole was sent.
     """
     problems: list[str] = []
     seen: set[int] = set()
+    named: set[int] = set()
     last, is_covered, told_at = sent[0] - 1 if sent else 0, False, 0
     for item in log:
-        if len(item) == 2:
+        if len(item) == 4:
+            named.update(range(item[2], item[3] + 1) if item[1] == topic else ())
+        elif len(item) == 2:
             is_covered, told_at = True, item[1]
         elif item[0] == topic:
             if item[1] <= last:
                 problems.append(f"{item[1]} after {last}")
-            elif item[1] > last + 1 and not is_covered and told_at < item[2]:
+            elif not (is_covered or told_at >= item[2] or named.issuperset(range(last + 1, item[1]))):
                 problems.append(f"{last + 1}..{item[1] - 1} missing without a resync")
             seen.add(item[1])
             last, is_covered = max(last, item[1]), False
-    if sent and last < sent[-1] and not is_covered:
+    if sent and not (is_covered or named.issuperset(range(last + 1, sent[-1] + 1))):
         problems.append(f"{last + 1}..{sent[-1]} missing at the end without a resync")
     problems += [f"{number} was never sent" for number in sorted(seen - set(sent))[:5]]
     return problems
@@ -196,6 +201,7 @@ def _subscriber(url: str, settings: dict[str, Any]) -> None:
         count[event.topic] += 1
 
     def on_resync(resync: pubsub_api.Resync) -> None:
+        log.extend(("lost", lost.topic, lost.first, lost.last) for lost in resync.lost)
         log.append((resync.reason.value, time.time_ns()))
 
     conf = fast_conf(url, **{"ready_timeout": 20.0, **settings})
