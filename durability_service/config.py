@@ -94,7 +94,10 @@ OPTIONS: Sequence[cfg.Opt] = (
     _count("missing_ranges_max", 1000, 0, 1_000_000, "Ranges of events that the bus gave up and that publishers are "
            "asked for again, in case they were only cut off. 0: they are not."),
     _seconds("ask_again_interval", 2.0, 0.05, 600.0, "When they are asked for the second time; then after twice as "
-             "long, and so on, nine times in all."),
+             "long, and so on, ask_again_attempts_max times in all."),
+    _count("ask_again_attempts_max", 9, 1, 30, "How often they are asked for. Then nobody has them any more."),
+    _count("gather_bytes_max", 4 * 1024 * 1024, 0, 1024 * 1024 * 1024, "While the disk is busy live events are "
+           "gathered, and of each object only what is kept goes on, until their frames have this size. Bytes."),
     _count("queue_events_max", 100_000, 100, 100_000_000, "Messages waiting for the service. Then the bus waits."),
     _count("confirmed_streams_max", 100_000, 1, 100_000_000, "Streams of which the service knows what it holds "
            "durably, to answer publishers that ask."),

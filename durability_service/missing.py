@@ -11,16 +11,15 @@ from collections.abc import Iterable
 from durability_service.ranges import DurableRanges
 from pubsub_api.core.resync import LostRange
 
-ATTEMPTS_MAX = 9
-
 
 class MissingRanges:
     """Bounded: when there is no room, the range that is missing longest is forgotten."""
 
-    def __init__(self, durable: DurableRanges, *, ranges_max: int, interval_s: float) -> None:
+    def __init__(self, durable: DurableRanges, *, ranges_max: int, interval_s: float, attempts_max: int) -> None:
         self._durable = durable
         self._ranges_max = ranges_max
         self._interval_s = interval_s
+        self._attempts_max = attempts_max
         self._missing: dict[LostRange, tuple[float, int]] = {}
         """Range -> when it is to be asked for, and how often it was."""
         self.recovered = 0
@@ -54,7 +53,7 @@ class MissingRanges:
             if not parts:
                 del self._missing[one]
                 self.recovered += 1
-            elif attempts >= ATTEMPTS_MAX:
+            elif attempts >= self._attempts_max:
                 del self._missing[one]
                 self.forgotten += 1
             else:

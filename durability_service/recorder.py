@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import logging
+import threading
 from collections.abc import Callable, Iterable
+from typing import NamedTuple
 
 import msgspec
 
-from durability_service.core.samples import Sample, make_sample
+from durability_service.core.samples import Sample, sample_maker
 from pubsub_api.core import frame as frames
-from pubsub_api.core.errors import UndecodableBody
 from pubsub_api.core.events import Action, Event
 from pubsub_api.core.instream import Delivery
+
+LOG = logging.getLogger(__name__)
+
+StreamRange = tuple[bytes, str, int, int]
+"""GUID of the publisher, topic, first and last number."""
 
 
 class _Key(msgspec.Struct, array_like=True, gc=False):
@@ -36,20 +43,20 @@ _Filed = tuple[int, _Key]
 class _Stream:
     """What came of one writer on one topic."""
 
-    __slots__ = ("_last", "_newest", "all", "replaced")
+    __slots__ = ("_last", "_newest", "all")
 
     def __init__(self) -> None:
         self.all: list[_Filed] = []
         """Events of a topic with a history."""
         self._newest: dict[tuple[str, str], _Filed] = {}
         self._last = 0
-        self.replaced = 0
 
     def samples(self) -> Iterable[_Filed]:
         return self.all or self._newest.values()
 
-    def keep_newest(self, first: int, keys: list[_Key]) -> None:
-        """Of each object only the newest.  Per frame, while what was decoded is still in the processor's cache."""
+    def keep_newest(self, first: int, keys: list[_Key]) -> int:
+        """Of each object only the newest.  Per frame, while what was decoded is still in the processor's cache.
+        Returns how many events were replaced by newer ones."""
         newest, last, before = self._newest, self._last, len(self._newest)
         for number, key in enumerate(keys, first):
             stamp = key.timestamp
@@ -59,7 +66,7 @@ class _Stream:
             else:  # somebody stamped events by hand
                 self._keep((number, key))
         self._last = last
-        self.replaced += before + len(keys) - len(newest)
+        return before + len(keys) - len(newest)
 
     def _keep(self, filed: _Filed) -> None:
         number, key = filed
@@ -68,56 +75,78 @@ class _Stream:
             self._newest[key.table, key.key] = filed
 
 
+class Taken(NamedTuple):
+    """What was recorded since the last time: the samples, and the numbers of the events they were made of."""
+
+    samples: list[Sample]
+    ranges: list[StreamRange]
+
+
 class Recorder:
-    """Makes samples of frames that came together.
+    """Makes samples of frames that came together.  Thread-safe.
 
     Of an object of which only the newest is kept, only the newest among them becomes a sample: the others would be
-    replaced at once, and in a flood they are most of the work.
+    replaced at once, and in a flood they are most of the work.  So the longer frames are left here, while the disk is
+    busy with those before, the less work they make; ``bytes_max`` says when that is enough.
     """
 
-    def __init__(self, depth_of: Callable[[str], int]) -> None:
+    def __init__(self, depth_of: Callable[[str], int], bytes_max: int) -> None:
         self._depth_of = depth_of
+        self._bytes_max = bytes_max
+        self._lock = threading.Lock()
+        self._streams: dict[tuple[str, bytes], _Stream] = {}
+        self._ranges: list[StreamRange] = []
+        self._bytes = 0
         self.replaced = 0
         """Events that were replaced by newer ones before they were filed."""
-        self._streams: dict[tuple[str, bytes], _Stream] = {}
+        self.undecodable = 0
+        """Frames that nobody can read."""
 
-    def add(self, delivery: Delivery) -> None:
-        """Take the events of a frame that were not delivered before.  Raises UndecodableBody, and takes none."""
+    @property
+    def is_full(self) -> bool:
+        return self._bytes >= self._bytes_max
+
+    def add(self, deliveries: Iterable[Delivery]) -> None:
+        """Take the events of these frames that were not delivered before.  A frame that cannot be decoded is counted,
+        and nothing is taken of it."""
+        with self._lock:
+            for delivery in deliveries:
+                try:
+                    self._add(delivery)
+                except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+                    self.undecodable += 1
+                    LOG.error("Durability: %r: events that cannot be decoded, nor kept: %s", delivery[1].topic, error)
+
+    def _add(self, delivery: Delivery) -> None:
         frame, header, already = delivery
-        try:
-            keys = _decode_keys(frames.body(frame, header))[already:]
-        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-            raise UndecodableBody(f"the events of topic {header.topic!r} cannot be decoded: {error}") from error
-        stream = self._streams.get((header.topic, header.guid))
+        keys = _decode_keys(frames.body(frame, header))[already:]
+        if not keys:
+            return
+        topic, writer, first = header.topic, header.guid, header.first + already
+        stream = self._streams.get((topic, writer))
         if stream is None:
-            stream = self._streams[header.topic, header.guid] = _Stream()
-        if self._depth_of(header.topic) > 1:
-            stream.all += enumerate(keys, header.first + already)
-        elif keys:
-            stream.keep_newest(header.first + already, keys)
+            stream = self._streams[topic, writer] = _Stream()
+        if self._depth_of(topic) > 1:
+            stream.all += enumerate(keys, first)
+        else:
+            self.replaced += stream.keep_newest(first, keys)
+        self._ranges.append((writer, topic, first, header.last))
+        self._bytes += len(frame)
 
-    def take(self) -> list[Sample]:
-        """The samples of the frames added since the last call."""
-        streams, self._streams = self._streams, {}
-        self.replaced += sum(stream.replaced for stream in streams.values())
-        return [
-            _sample(topic, writer, number, key)
-            for (topic, writer), stream in streams.items()
-            for number, key in stream.samples()
-        ]
+    def take(self) -> Taken:
+        """What was recorded since the last call."""
+        with self._lock:
+            streams, self._streams = self._streams, {}
+            ranges, self._ranges = self._ranges, []
+            self._bytes = 0
+        return Taken([sample for of, stream in streams.items() for sample in _samples(*of, stream.samples())], ranges)
 
 
-def _sample(topic: str, writer: bytes, number: int, filed: _Key) -> Sample:
-    return make_sample(
-        topic,
-        filed.table,
-        filed.key,
-        timestamp=filed.timestamp,
-        writer=writer,
-        number=number,
-        is_delete=filed.action == "delete",
-        event=_encode(filed),
-    )
+def _samples(topic: str, writer: bytes, filed: Iterable[_Filed]) -> Iterable[Sample]:
+    make = sample_maker(topic, writer)
+    return [
+        make(key.table, key.key, key.timestamp, number, key.action == "delete", _encode(key)) for number, key in filed
+    ]
 
 
 def event_of(sample: Sample) -> Event:

@@ -46,7 +46,7 @@ from durability_service.fellows import FellowBus
 from durability_service.missing import MissingRanges
 from durability_service.protocol import Answer, Ask, ServiceStatus
 from durability_service.ranges import DurableRanges
-from durability_service.recorder import Recorder
+from durability_service.recorder import Recorder, StreamRange
 from durability_service.store import Store
 from durability_service.tracing import Tracer
 from durability_service.watchdog import Watchdog
@@ -56,7 +56,7 @@ from pubsub_api import settings as pubsub_settings
 from pubsub_api.closing import Closeable
 from pubsub_api.config import GROUP as PUBSUB
 from pubsub_api.core import frame as frames
-from pubsub_api.core.errors import Closed, FrameError, InvalidTopic, UndecodableBody
+from pubsub_api.core.errors import Closed, FrameError, InvalidTopic
 from pubsub_api.core.instream import Delivery
 from pubsub_api.core.replies import Found, Responder
 from pubsub_api.core.resync import Resync
@@ -68,11 +68,9 @@ LOG = logging.getLogger(__name__)
 _ACTIONS_MAX = 1000
 _TOKENS_MAX = 1_000_000
 _PAGE_BYTES = 256 * 1024
-_LAG_MAX = 2_000
+_LAG_MAX = 200
+"""Operations that the store has not done yet: each may hold as much as is gathered at a time."""
 _IDLE_S = 60.0
-
-StreamRange = tuple[bytes, str, int, int]
-"""GUID of the publisher, topic, first and last number."""
 
 
 class DurabilityService(Closeable):
@@ -113,14 +111,17 @@ class DurabilityService(Closeable):
         self._looked_at = time.monotonic()
         self._token = 0
         self._tokens: OrderedDict[int, list[StreamRange]] = OrderedDict()
-        self._recorder = Recorder(self.settings.rules.depth_of)
+        self._recorder = Recorder(self.settings.rules.depth_of, options.gather_bytes_max)
         self.ranges = DurableRanges(options.confirmed_streams_max)
         self._missing = MissingRanges(
-            self.ranges, ranges_max=options.missing_ranges_max, interval_s=options.ask_again_interval
+            self.ranges,
+            ranges_max=options.missing_ranges_max,
+            interval_s=options.ask_again_interval,
+            attempts_max=options.ask_again_attempts_max,
         )
         self._actions: OrderedDict[str, str] = OrderedDict()
         self._waiting_actions: list[tuple[int, str]] = []
-        self._questions = self._bad_questions = self._undecodable = 0
+        self._questions = self._bad_questions = 0
         self._writer = self._open_writer(store)
         self._bus = FellowBus(
             self._driver,
@@ -214,6 +215,7 @@ class DurabilityService(Closeable):
             return
         self._is_closed = True
         self._subscriber.close()
+        self._file()
         self._step(Terminate())
         self._wakeup.set()
         self._loop.join()
@@ -282,20 +284,20 @@ class DurabilityService(Closeable):
         """From the subscriber's one dispatcher."""
         if self._writer and self._writer.lag >= _LAG_MAX:
             self._writer.wait_room(_LAG_MAX, self._options.watchdog_timeout)
-        ranges: list[StreamRange] = []
-        for delivery in self._news(deliveries):
-            _, header, already = delivery
-            try:
-                self._recorder.add(delivery)
-            except UndecodableBody as error:
-                self._undecodable += 1
-                LOG.error("Durability: %s. Nobody can keep them.", error)
-                continue
-            ranges.append((header.guid, header.topic, header.first + already, header.last))
-        samples = self._recorder.take()
-        if not samples:
-            return
+        self._recorder.add(self._news(deliveries))
+        if self._writer is None or not self._writer.lag or self._recorder.is_full:
+            self._file()
+
+    def _file(self) -> None:
+        """Give the core what was recorded.
+
+        While the disk is busy events stay with the recorder, where newer ones replace them at little cost; when it is
+        done, the writer's thread files what came meanwhile.
+        """
         with self._lock:
+            samples, ranges = self._recorder.take()
+            if not samples:
+                return
             self._token += 1
             self._tokens[self._token] = ranges
             if len(self._tokens) > _TOKENS_MAX:
@@ -323,6 +325,7 @@ class DurabilityService(Closeable):
 
     def _on_stored(self, operation: int) -> None:
         self._step(Stored(operation))
+        self._file()
         with self._lock:
             for number, action in self._waiting_actions:
                 if number <= operation:
@@ -352,7 +355,7 @@ class DurabilityService(Closeable):
             "messages_received": bus.received,
             "bad_frames": bus.bad_frames + self._bad_questions,
             "questions": self._questions,
-            "undecodable_frames": self._undecodable,
+            "undecodable_frames": self._recorder.undecodable,
             "replaced_at_once": self._recorder.replaced,
             "transactions": self._writer.transactions if self._writer else 0,
             "streams_confirmed": len(self.ranges),
@@ -396,6 +399,7 @@ class DurabilityService(Closeable):
         ]
 
     def _fill_in(self, answer: Answer, ask: Ask) -> None:
+        self._file()  # whoever asks is told of all that has come
         if ask.wants_data:
             self._wake(ask.topics)
         if ask.durability == protocol.HISTORY:

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import json
 import pathlib
-from collections.abc import Iterator
+import threading
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
 
 import pubsub_api
 from durability_service.client import Outcome, Within
+from durability_service.core.effects import StoreOperation
 from durability_service.core.namespaces import Kind
 from durability_service.errors import NoAligner, NoService, StoreInUse
+from durability_service.recorder import event_of
 from durability_service.service import DurabilityService
 from durability_service.store import Store
 from pubsub_api.errors import WaitTimeout
@@ -139,6 +142,42 @@ def test_without_a_service_that_is_said_soon(domain: Domain) -> None:
 
 
 # -- what does not depend on the driver
+
+
+def newest_values(domain: Domain) -> list[Any]:
+    with domain.client() as client:
+        outcome, samples = client.history(["#"], timeout_s=TIMEOUT_S)
+    assert outcome is Outcome.COMPLETE
+    return [event_of(one).value for one in samples]
+
+
+def test_events_that_come_while_the_disk_is_busy_are_gathered(local: Domain, monkeypatch: pytest.MonkeyPatch) -> None:
+    is_fast = threading.Event()
+    is_fast.set()
+    do = Store.do
+
+    def do_when_fast(store: Store, operations: Sequence[StoreOperation]) -> None:
+        assert is_fast.wait(TIMEOUT_S)
+        do(store, operations)
+
+    monkeypatch.setattr(Store, "do", do_when_fast)
+    publisher = local.publisher()
+    service = local.start("a")
+    local.wait_complete()
+    is_fast.clear()
+    publish(publisher, event("k", 0))
+    wait_until(lambda: service.status().lag > 0, TIMEOUT_S, "the disk to be busy")
+    for number in range(1, 11):
+        publish(publisher, event("k", number))
+    wait_until(lambda: service.status().counters["replaced_at_once"] >= 9, TIMEOUT_S, "the newest of ten")
+    wait_until(lambda: newest_values(local) == [10], TIMEOUT_S, "readers to get what is not on disk yet")
+    is_fast.set()
+    publisher.confirm(caches=1, timeout_s=TIMEOUT_S, addresses=local.addresses)
+    publisher.close()
+    local.stop("a")
+    local.start("a")
+    local.wait_complete()
+    assert newest_values(local) == [10]
 
 
 def test_volatile_topics_are_not_kept_and_transient_ones_not_written(local: Domain) -> None:

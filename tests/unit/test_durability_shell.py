@@ -18,7 +18,7 @@ from durability_service.core.effects import Level, Trace
 from durability_service.core.merging import Merge
 from durability_service.core.namespaces import Alignee, Kind
 from durability_service.core.sets import SampleSet
-from durability_service.missing import ATTEMPTS_MAX, MissingRanges
+from durability_service.missing import MissingRanges
 from durability_service.ranges import DurableRanges
 from durability_service.recorder import Recorder, event_of
 from durability_service.tracing import Tracer
@@ -32,6 +32,7 @@ from pubsub_api.errors import InvalidConfig, UndecodableBody
 
 GUID = b"g" * 16
 STREAM = (GUID, "a")
+BYTES_MAX = 1 << 20
 
 
 def delivery(
@@ -56,18 +57,34 @@ def event(key: str, value: Any) -> Event:
 
 def test_a_sample_gives_the_event_back() -> None:
     one = delivery([event("k", {"deep": [1, None, b"x"]})])
-    recorder = Recorder(lambda _topic: 1)
-    recorder.add(one)
-    (sample,) = recorder.take()
+    recorder = Recorder(lambda _topic: 1, BYTES_MAX)
+    recorder.add([one])
+    (sample,) = recorder.take().samples
     assert [event_of(sample)] == decode_events(one[0], one[1])
     assert (sample.writer, sample.number) == (GUID, 1)
-    assert recorder.take() == []
+    assert recorder.take() == ([], [])
 
 
 def test_what_was_delivered_before_is_left_out() -> None:
-    recorder = Recorder(lambda _topic: 5)
-    recorder.add(delivery([event("k", 1), event("k", 2), event("l", 3)], first=7, already=1))
-    assert [(one.number, event_of(one).value) for one in recorder.take()] == [(8, 2), (9, 3)]
+    recorder = Recorder(lambda _topic: 5, BYTES_MAX)
+    recorder.add([delivery([event("k", 1), event("k", 2), event("l", 3)], first=7, already=1)])
+    samples, ranges = recorder.take()
+    assert [(one.number, event_of(one).value) for one in samples] == [(8, 2), (9, 3)]
+    assert ranges == [(GUID, "a", 8, 9)]
+
+
+def test_a_recorder_says_when_it_has_enough_and_what_newer_events_replaced() -> None:
+    frames_of_k = [delivery([event("k", number)], first=number) for number in range(1, 5)]
+    recorder = Recorder(lambda _topic: 1, bytes_max=sum(len(frame) for frame, _, _ in frames_of_k))
+    recorder.add(frames_of_k[:3])
+    assert not recorder.is_full
+    recorder.add(frames_of_k[3:])
+    assert recorder.is_full
+    assert recorder.replaced == 3
+    samples, ranges = recorder.take()
+    assert [event_of(one).value for one in samples] == [4]
+    assert ranges == [(GUID, "a", number, number) for number in range(1, 5)]
+    assert not recorder.is_full
 
 
 @pytest.mark.parametrize("is_in_order", [True, False])
@@ -81,23 +98,25 @@ def test_frames_that_come_together_make_the_set_that_they_make_one_by_one(depth:
         deliveries.append(delivery(events, first=number, stamp=clock))
         number += 3
     together, one_by_one = (SampleSet(8, lambda _topic: depth) for _ in range(2))
-    recorder = Recorder(lambda _topic: depth)
-    for one in deliveries:
-        recorder.add(one)
-    for sample in recorder.take():
+    recorder = Recorder(lambda _topic: depth, BYTES_MAX)
+    recorder.add(deliveries)
+    for sample in recorder.take().samples:
         together.add(sample)
     for one in deliveries:
-        recorder.add(one)
-        for sample in recorder.take():
+        recorder.add([one])
+        for sample in recorder.take().samples:
             one_by_one.add(sample)
     assert together.digest == one_by_one.digest
 
 
 def test_a_frame_that_cannot_be_read_is_refused_as_a_whole() -> None:
-    recorder = Recorder(lambda _topic: 1)
-    with pytest.raises(UndecodableBody, match="cannot be decoded"):
-        recorder.add(delivery([event("k", 1)], body=b"\x91\x93\x01\x02\x03"))
-    assert recorder.take() == []
+    recorder = Recorder(lambda _topic: 1, BYTES_MAX)
+    unreadable = delivery([event("k", 1)], body=b"\x91\x93\x01\x02\x03")
+    recorder.add([unreadable, delivery([event("k", 2)], first=2)])
+    samples, ranges = recorder.take()
+    assert [one.number for one in samples] == [2]
+    assert ranges == [(GUID, "a", 2, 2)]
+    assert recorder.undecodable == 1
 
 
 # -- ranges
@@ -138,7 +157,7 @@ def lost(first: int, last: int) -> LostRange:
 
 def test_a_missing_range_is_asked_for_until_it_is_durable() -> None:
     ranges = DurableRanges(10)
-    missing = MissingRanges(ranges, ranges_max=10, interval_s=2.0)
+    missing = MissingRanges(ranges, ranges_max=10, interval_s=2.0, attempts_max=9)
     missing.add([lost(3, 9)], 100.0)
     missing.add([lost(3, 9)], 100.0)
     assert missing.take_due(100.0) == [lost(3, 9)]
@@ -154,15 +173,15 @@ def test_a_missing_range_is_asked_for_until_it_is_durable() -> None:
 
 
 def test_a_range_that_nobody_has_is_forgotten_and_so_is_the_oldest_of_too_many() -> None:
-    missing = MissingRanges(DurableRanges(10), ranges_max=2, interval_s=2.0)
+    missing = MissingRanges(DurableRanges(10), ranges_max=2, interval_s=2.0, attempts_max=4)
     missing.add([lost(1, 1), lost(3, 3), lost(5, 5)], 0.0)
     asked, now = [], 0.0
     while missing:
         asked.append(missing.take_due(now))
         now = missing.next_deadline()
-    assert asked == [[lost(3, 3), lost(5, 5)]] * ATTEMPTS_MAX + [[]]
+    assert asked == [[lost(3, 3), lost(5, 5)]] * 4 + [[]]
     assert (missing.recovered, missing.forgotten) == (0, 3)
-    never = MissingRanges(DurableRanges(10), ranges_max=0, interval_s=2.0)
+    never = MissingRanges(DurableRanges(10), ranges_max=0, interval_s=2.0, attempts_max=4)
     never.add([lost(1, 1)], 0.0)
     assert never.take_due(0.0) == []
 
