@@ -75,6 +75,13 @@ ENVELOPE_OPTIONS: Sequence[cfg.Opt] = (
     _seconds("idle_time_limit", 80.0, "Hellos of a long-idle stream are spaced out up to this interval.", low=0.01),
     _count("hello_rate_max", 500, "Repeated hellos of long-idle streams, all together, per second.", low=1),
     _seconds("message_delay_window", 0.05, "How long a hole waits for late frames before it is repaired."),
+    _seconds(
+        "catch_up_time",
+        0.05,
+        "A subscriber that comes later than this for what is due, because it got no processor, first reads for as long "
+        "what has come meanwhile: an answer that is there already is not asked for again.",
+        high=60.0,
+    ),
     _count("missed_hellos_max", 3, "A publisher silent for this many max_idle_time is suspected.", low=2, high=1000),
     _seconds("publisher_forget_time", 300.0, "State of a publisher that vanished is kept this long.", low=0.1),
     _bytes("frame_bytes_max", MIB, "Largest frame sent or accepted; checked before anything is decoded.", low=65_536),

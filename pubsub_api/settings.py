@@ -48,6 +48,7 @@ def subscriber_settings(conf: cfg.ConfigOpts, capabilities: Capabilities) -> Sub
         frame=frame_settings(conf),
         max_idle_time_s=pubsub.max_idle_time,
         message_delay_window_s=pubsub.message_delay_window,
+        catch_up_time_s=pubsub.catch_up_time,
         silence_timeout_s=pubsub.missed_hellos_max * pubsub.max_idle_time,
         forget_time_s=pubsub.publisher_forget_time,
         ready_timeout_s=pubsub.ready_timeout,

@@ -37,6 +37,7 @@ class SubscriberSettings:
     frame: FrameSettings = FrameSettings()
     max_idle_time_s: float = 5.0
     message_delay_window_s: float = 0.05
+    catch_up_time_s: float = 0.05
     silence_timeout_s: float = 15.0
     forget_time_s: float = 300.0
     ready_timeout_s: float = 1.0

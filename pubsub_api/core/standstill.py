@@ -15,18 +15,19 @@ from __future__ import annotations
 
 from pubsub_api.core.statistics import SubscriberCounters
 
-LATE_S = 0.05
-"""Who is called so much later than asked for had no processor; so long do those who receive have to get theirs."""
 _NS_PER_S = 1_000_000_000
 
 
 class Standstill:
     """Pure data and arithmetic; what is put off, and what is told, is the subscriber core's business."""
 
-    __slots__ = ("_counters", "_fresh_stamp", "asked_at", "behind_until", "put_off_until")
+    __slots__ = ("_catch_up_time_s", "_counters", "_fresh_stamp", "asked_at", "behind_until", "put_off_until")
 
-    def __init__(self, counters: SubscriberCounters) -> None:
+    def __init__(self, counters: SubscriberCounters, *, catch_up_time_s: float) -> None:
+        """Who is called later than due by more than ``catch_up_time_s`` had no processor; so long do those who receive
+        have to get theirs."""
         self._counters = counters
+        self._catch_up_time_s = catch_up_time_s
         self.put_off_until: float | None = None
         """Until then nothing is done that is due; None when nothing is put off."""
         self.behind_until: float | None = None
@@ -38,9 +39,9 @@ class Standstill:
     def puts_off(self, now: float, due: float) -> bool:
         """Whether what was due has to wait until what came meanwhile was read.  After that it is done, however late."""
         if self.put_off_until is None:
-            if now - due <= LATE_S:
+            if now - due <= self._catch_up_time_s:
                 return False
-            self.put_off_until = now + LATE_S
+            self.put_off_until = now + self._catch_up_time_s
             self._counters.put_off += 1
         if now < self.put_off_until:
             return True

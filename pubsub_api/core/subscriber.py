@@ -71,7 +71,7 @@ class SubscriberCore(StreamOrder):
         self._last_call = now
         self._excused_after_s = 2 * settings.max_idle_time_s
         """This process stood still when it was not called for so long."""
-        self._standstill = Standstill(self.counters)
+        self._standstill = Standstill(self.counters, catch_up_time_s=settings.catch_up_time_s)
         self._next_silence_check = now + settings.max_idle_time_s
         self.newest_timestamp = 0
         """The highest timestamp of any data frame or hello, for the owner's clock."""

@@ -13,12 +13,12 @@ from pubsub_api.core.frame import Kind
 from pubsub_api.core.publisher import PublisherCore
 from pubsub_api.core.questions import HURRY_MAX, WANTS_PER_QUERY_MAX, Questions
 from pubsub_api.core.settings import CacheSettings, History
-from pubsub_api.core.standstill import LATE_S
 from pubsub_api.core.topics import CONTROL_TOPIC
 from tests.unit.core_rig import PUBLISHER, SUBSCRIBER, Rig, guid_of, header_of
 
 NO_CACHE = dataclasses.replace(PUBLISHER, cache=None)
 WINDOW_S = SUBSCRIBER.message_delay_window_s
+CATCH_UP_S = SUBSCRIBER.catch_up_time_s
 
 
 def wanted(rig: Rig) -> list[list[tuple[str, int, int]]]:
@@ -237,7 +237,7 @@ def test_an_answer_that_breaks_off_is_asked_for_again() -> None:
     assert len(wanted(rig)) == 2
 
 
-@pytest.mark.parametrize("still_s", [LATE_S + 0.001, 3.0, 60.0])
+@pytest.mark.parametrize("still_s", [CATCH_UP_S + 0.001, 3.0, 60.0])
 def test_who_stood_still_reads_what_has_come_before_asking_again(still_s: float) -> None:
     """After SIGCONT the clock runs first, and the answer waits in a socket: every deadline has passed meanwhile."""
     rig = Rig()
@@ -253,11 +253,24 @@ def test_who_stood_still_reads_what_has_come_before_asking_again(still_s: float)
     assert rig.numbers("a") == list(range(1, 41))
 
 
+@pytest.mark.parametrize(("late_s", "put_off"), [(1.9, 0), (2.1, 1)])
+def test_how_late_is_too_late_is_a_setting(late_s: float, put_off: int) -> None:
+    rig = Rig(settings=dataclasses.replace(SUBSCRIBER, catch_up_time_s=2.0))
+    long_answer(rig)
+    rig.now = rig.subscriber.next_deadline() + late_s
+    rig.subscriber.poll(rig.now)
+    rig.settle()
+    assert rig.counters["put_off"] == put_off
+    assert len(wanted(rig)) == 2 - put_off
+    if put_off:
+        assert rig.subscriber.next_deadline() == rig.now + 2.0, "for as long is read what has come"
+
+
 def test_who_stood_still_asks_again_when_nothing_has_come() -> None:
     """It is put off once, and then done, however late the clock comes again."""
     rig = Rig()
     long_answer(rig)
-    for still_s in (3.0, LATE_S, 3.0, 3.0):
+    for still_s in (3.0, CATCH_UP_S, 3.0, 3.0):
         rig.now += still_s
         rig.subscriber.poll(rig.now)
         rig.settle()
