@@ -17,7 +17,7 @@ from typing import Protocol
 
 from oslo_config import cfg
 
-from pubsub_api import settings
+from pubsub_api import counting, settings
 from pubsub_api.closing import Closeable
 from pubsub_api.core import frame as frames
 from pubsub_api.core import messages
@@ -49,6 +49,10 @@ class CacheStatistics:
     store_errors: int
     receiver_errors: int
     """Calls of the driver in which the cache itself raised, which must not happen."""
+    handler_errors: int
+    """The same, of queries."""
+    driver: dict[str, int]
+    """What the driver dropped, refused or did again, by the names that it gives it, both ends together."""
 
 
 class FrameStore(Protocol):
@@ -191,6 +195,8 @@ class CacheNode(Closeable):
                 self._cache.expire(time.monotonic())
 
     def statistics(self) -> CacheStatistics:
+        # Not under our lock: a driver may have one of its own.
+        of_driver = counting.total((self._listening_end.counters, self._serving_end.counters))
         with self._lock:
             return CacheStatistics(
                 frames=self._cache.frames,
@@ -204,6 +210,8 @@ class CacheNode(Closeable):
                 from_store=self._from_store,
                 store_errors=self._store_errors,
                 receiver_errors=self._listening_end.receiver_errors,
+                handler_errors=self._serving_end.handler_errors,
+                driver=of_driver,
             )
 
     def close(self) -> None:

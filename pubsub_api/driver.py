@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import abc
 import dataclasses
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import ClassVar, Literal, Protocol, runtime_checkable
 from urllib.parse import SplitResult
 
@@ -154,6 +154,23 @@ class PublisherApi(abc.ABC):
     def serve(self, handler: QueryHandler) -> None:
         """Answer queries with ``handler`` until ``close``.  Call once, after ``initialize``.  Raises NotSupported."""
 
+    @property
+    def handler_errors(self) -> int:
+        """How often the query handler raised, which its contract forbids.  The driver logs it, counts it and goes on:
+        hold a `pubsub_api.guarding.GuardedHandler` in the handler's place, which does that.  Who serves no queries
+        leaves this as it is."""
+        return 0
+
+    @property
+    def counters(self) -> Mapping[str, int]:
+        """What this end dropped, refused or did again since it was made, by name.  They become ``driver`` in the
+        statistics.  Read from any thread, now and then, also after ``close``.
+
+        The names are the driver's own, each is there from the start, and no number ever shrinks; a
+        `pubsub_api.counting.Tally` keeps such numbers.  Who drops nothing leaves this as it is.
+        """
+        return {}
+
     @abc.abstractmethod
     def close(self) -> None:
         """Give what was sent a bounded time to leave, then release everything.  Idempotent."""
@@ -198,6 +215,11 @@ class SubscriberApi(abc.ABC):
     def receiver_errors(self) -> int:
         """How often the receiver raised, which its contract forbids.  The driver logs it, counts it and goes on: hold
         a `pubsub_api.guarding.GuardedReceiver` in the receiver's place, which does that."""
+
+    @property
+    def counters(self) -> Mapping[str, int]:
+        """As `PublisherApi.counters`, of this end."""
+        return {}
 
     @abc.abstractmethod
     def query(self, frame: bytes) -> int | None:

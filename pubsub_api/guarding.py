@@ -1,17 +1,18 @@
-"""A receiver that never raises, for drivers to hold in place of the one they were given.
+"""A receiver and a query handler that never raise, for drivers to hold in place of those they were given.
 
-The contract forbids a receiver to raise.  When it does so all the same, a driver must neither die of it, which would be
+The contract forbids both to raise.  When one does so all the same, a driver must neither die of it, which would be
 silence, nor hide it: the exception is logged with its traceback and counted, and the driver goes on with what comes
-next.  What the call brought is lost to the receiver, unless its own numbers tell.
+next.  What the call brought is lost to the receiver, unless its own numbers tell; a query stays unanswered, or its
+answer ends early, and whoever asked asks again.
 """
 
 from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
-from pubsub_api.driver import LendingReceiver, LinkReport, Receiver
+from pubsub_api.driver import LendingReceiver, LinkReport, QueryHandler, Receiver
 
 LOG = logging.getLogger(__name__)
 
@@ -67,3 +68,25 @@ class GuardedReceiver:
         """Two threads of a driver may come here at once, where one of them is lent."""
         with self._lock:
             self.errors += 1
+
+
+class GuardedHandler:
+    """See the module's description.  As a `QueryHandler`.
+
+    Nothing is asked of the handler before the driver begins to take the replies, so that an exception of either is
+    caught here, and one of the driver, which cannot send a reply, is not.
+    """
+
+    def __init__(self, handler: QueryHandler) -> None:
+        self._handler = handler
+        self._lock = threading.Lock()
+        self.errors = 0
+        """Queries on which the handler raised."""
+
+    def __call__(self, query: bytes) -> Iterator[bytes]:
+        try:
+            yield from self._handler(query)
+        except Exception:
+            LOG.exception("the query handler raised, which its contract forbids; the driver goes on")
+            with self._lock:
+                self.errors += 1

@@ -39,9 +39,10 @@ Item = list[bytes] | Foreign | LinkReport
 class Inbox:
     """Takes from any thread without ever blocking it, and calls the receiver from one thread at a time, in order.
 
-    What is beyond ``bytes_max`` is dropped, and whoever numbers frames notices the loss.  A driver that can make the
-    other side wait gives ``on_room`` instead: then nothing is dropped, it brings no more while `has_room` is False, and
-    is called, by the thread that calls the receiver, when there is room again.  Link reports always find room.
+    What is beyond ``bytes_max`` is dropped and counted, and whoever numbers frames notices the loss.  A driver that can
+    make the other side wait gives ``on_room`` instead: then nothing is dropped, it brings no more while `has_room` is
+    False, and is called, by the thread that calls the receiver, when there is room again.  Link reports always find
+    room.
     """
 
     def __init__(self, bytes_max: int, *, name: str, on_room: Callable[[], None] | None = None) -> None:
@@ -52,7 +53,10 @@ class Inbox:
         self._bytes = 0
         self._items: deque[tuple[Item, int]] = deque()
         self._news = threading.Condition()
+        self.dropped = 0
+        """Frames and other messages dropped so far.  May be read from any thread."""
         self._dropped_frames = 0
+        """Those since the receiver fell behind, to be logged when it has caught up."""
         self._dropped_bytes = 0
         self._is_closed = False
         self._thread: threading.Thread | None = None
@@ -147,6 +151,7 @@ class Inbox:
             return False
         if not self._dropped_frames:
             LOG.warning("the receiver is too slow: %d bytes wait for it, frames are dropped", self._bytes)
+        self.dropped += count
         self._dropped_frames += count
         self._dropped_bytes += size
         return True

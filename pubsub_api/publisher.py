@@ -50,9 +50,13 @@ class PublisherStatistics:
     """Frames sent again because too few caches held them."""
     queries: int
     bad_queries: int
+    handler_errors: int
+    """Queries of the driver on which the publisher itself raised, which must not happen."""
     cached_frames: int
     cached_bytes: int
     cache_evictions: int
+    driver: dict[str, int]
+    """What the driver dropped, refused or did again, by the names that it gives it."""
 
 
 class Publisher(Batcher, Closeable):
@@ -190,6 +194,7 @@ class Publisher(Batcher, Closeable):
             return self._core.heads()
 
     def statistics(self) -> PublisherStatistics:
+        of_driver = dict(self._end.counters)  # not under our lock: a driver may have one of its own
         with self._lock:
             core = self._core
             cache = core.cache
@@ -206,9 +211,11 @@ class Publisher(Batcher, Closeable):
                 resent=self._resent,
                 queries=self._queries,
                 bad_queries=self._bad_queries,
+                handler_errors=self._end.handler_errors,
                 cached_frames=cache.frames if cache else 0,
                 cached_bytes=cache.bytes if cache else 0,
                 cache_evictions=cache.evicted if cache else 0,
+                driver=of_driver,
             )
 
     # -- ending

@@ -57,6 +57,8 @@ class SubscriberStatistics:
     relieved: int
     """How often a callback lasted so long that the driver had to go on receiving in another thread."""
     bad_frames: dict[str, int]
+    driver: dict[str, int]
+    """What the driver dropped, refused or did again, by the names that it gives it."""
     historical: int
     """Events delivered from history."""
     history_duplicates: int

@@ -520,6 +520,7 @@ class Subscriber(Closeable):
             return sorted(self._core.filters)
 
     def statistics(self) -> SubscriberStatistics:
+        of_driver = dict(self._end.counters)  # not under our lock: a driver may have one of its own
         with self._lock:
             counters = dataclasses.asdict(self._core.counters)
             return SubscriberStatistics(
@@ -534,6 +535,7 @@ class Subscriber(Closeable):
                 callback_errors=self._callback_errors,
                 receiver_errors=self._end.receiver_errors,
                 relieved=self._lending.relieved,
+                driver=of_driver,
                 **dataclasses.asdict(self._gate.statistics() if self._gate else HistoryStatistics()),
                 **counters,
             )

@@ -13,7 +13,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 from urllib.parse import SplitResult
 
@@ -143,6 +143,11 @@ class FaultySubscriber(SubscriberApi):
     def receiver_errors(self) -> int:
         """Of the receiver, and of this object in its place."""
         return self._inner.receiver_errors + (self._receiver.errors if self._receiver is not None else 0)
+
+    @property
+    def counters(self) -> Mapping[str, int]:
+        """Of the driver.  What the faults did is counted by `Faults`."""
+        return self._inner.counters
 
     def query(self, frame: bytes) -> int | None:
         """As the contract says.  A query that the faults drop or delay is not an error: None is returned."""

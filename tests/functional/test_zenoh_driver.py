@@ -213,7 +213,7 @@ class TestFlow:
     ) -> None:
         publisher, _ = ends.publisher("zenoh://127.0.0.1:0")
         stuck = StuckReceiver()
-        ends.subscriber(
+        subscriber, _ = ends.subscriber(
             f"zenoh://127.0.0.1:1?receive_queue_bytes_max={256 * 1024}", "t", address=publisher.address, heard=stuck
         )
         _, witness = ends.subscriber("zenoh://127.0.0.1:1", "t", address=publisher.address)
@@ -232,6 +232,7 @@ class TestFlow:
         publisher.send("t", frame)
         stuck.wait_frame(frame)
         assert len(stuck.frames) < 100
+        assert 0 < subscriber.counters["frames_dropped"] <= 201 - len(stuck.frames)
         assert len(witness.wait_frames(201)) == 201
 
     def test_a_subscriber_that_is_frozen_does_not_hold_up_the_others(self, ends: Ends) -> None:

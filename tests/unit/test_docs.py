@@ -79,6 +79,16 @@ def test_every_statistic_is_explained(statistics: type) -> None:
     assert all(row[1] for row in stated)
 
 
+def test_what_drivers_count_is_explained() -> None:
+    stated = [tuple(plain(cell) for cell in row[:3]) for row in documents.table(GUARANTEES, "What drivers count")]
+    counted = []
+    for name in ("memory", "zmq", "zenoh", "redis", "longpoll"):
+        used = loading.build_driver(loading.conf_from_url(f"{name}://127.0.0.1{'' if name == 'memory' else ':1'}"))
+        counted += [(name, "publisher", counter) for counter in used.get_publisher().counters]
+        counted += [(name, "subscriber", counter) for counter in used.get_subscriber().counters]
+    assert stated == counted
+
+
 def test_the_columns_of_segments_are_those_of_the_code() -> None:
     stated = [plain(row[0]) for row in documents.table("docs/durable-log.md", "Sealed segments")]
     assert stated[: len(durable_log.columns.EVENT_COLUMNS)] == list(durable_log.columns.EVENT_COLUMNS)

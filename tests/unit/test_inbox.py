@@ -154,6 +154,7 @@ def test_what_finds_no_room_is_dropped_and_told_and_reports_are_not(caplog: pyte
         assert caplog.text.count("the receiver is too slow") == 1
         inbox.put_frames([frame(8)])
         receiver.wait_frame(frame(8))
+        assert inbox.dropped == 4
 
 
 def test_one_run_is_taken_however_large() -> None:

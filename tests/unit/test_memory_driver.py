@@ -115,6 +115,7 @@ def test_a_full_queue_drops_and_counts() -> None:
         receiver.may_go_on.set()
         kept = receiver.wait_frames(1 + 100 - overflowed)
         assert 0 < overflowed < 100
+        assert listener.api.counters == {"frames_dropped": overflowed}
         assert kept == [first, *sent[: 100 - overflowed]]
         receiver.wait_frame(speaker.send("t"))
 

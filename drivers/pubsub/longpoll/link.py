@@ -16,6 +16,7 @@ from drivers.pubsub.longpoll.config import Settings
 from drivers.pubsub.longpoll.library import aio, grpc
 from drivers.pubsub.longpoll.subscriber_core import LinkCore
 from drivers.pubsub.longpoll.wire import SESSION_BYTES, Applied, Batch, Mail
+from pubsub_api.counting import Tally
 from pubsub_api.driver import Connected, Disconnected, Subscribed
 from pubsub_api.errors import MalformedFrame
 from pubsub_api.inbox import Inbox
@@ -26,10 +27,11 @@ LOG = logging.getLogger(__name__)
 class Link:
     """Every method is called in the loop, but for `is_up` and `counters`, which may be read anywhere."""
 
-    def __init__(self, settings: Settings, address: str, filters: list[str], inbox: Inbox) -> None:
+    def __init__(self, settings: Settings, address: str, filters: list[str], inbox: Inbox, tally: Tally) -> None:
         self.address = address
         self._settings = settings
         self._inbox = inbox
+        self._tally = tally
         self._core = LinkCore(
             settings.link,
             filters,
@@ -80,7 +82,10 @@ class Link:
 
     def query(self, frame: bytes, tell: Callable[[int], None]) -> bool:
         """Ask the publisher; ``tell`` learns whether it serves queries, 1 or 0.  False when it cannot be asked now."""
-        if not self.is_up or self._queries >= self._settings.options.queries_max:
+        if not self.is_up:
+            return False
+        if self._queries >= self._settings.options.queries_max:
+            self._tally.add("queries_dropped")
             return False
         self._queries += 1
         self._spawn(self._send_query(frame, tell))
@@ -185,6 +190,7 @@ class Link:
                     self._inbox.put_frames([part])
                     await self._wait_for_room()
         except aio.AioRpcError as error:
+            self._tally.add("queries_failed")
             LOG.debug("%s: a query was not answered: %s", self.address, error.details())
         finally:
             self._queries -= 1

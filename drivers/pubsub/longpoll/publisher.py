@@ -14,7 +14,7 @@ import logging
 import secrets
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from drivers.pubsub.longpoll.channels import MESSAGE_BYTES_MAX
 from drivers.pubsub.longpoll.config import Settings, make_address
@@ -22,8 +22,10 @@ from drivers.pubsub.longpoll.process import PROCESS, in_loop
 from drivers.pubsub.longpoll.publisher_core import PublisherCore
 from drivers.pubsub.longpoll.service import Service
 from drivers.pubsub.longpoll.session import PublisherCounters
+from pubsub_api.counting import Tally
 from pubsub_api.driver import PublisherApi, PublisherReport, QueryHandler
 from pubsub_api.errors import Closed, LimitReached, UsageError
+from pubsub_api.guarding import GuardedHandler
 
 LOG = logging.getLogger(__name__)
 
@@ -32,6 +34,11 @@ _PUBLISHER_BYTES = 16
 _LOOP_TIMEOUT_S = 30.0
 _NO_WAIT_S = 1.0
 """A subscriber that stands still costs the others ``send_wait`` once in this time."""
+_COUNTED = (
+    "sessions_dead", "refused", "unknown", "superseded", "repeated_commands", "events_coalesced", "events_dropped",
+    "hellos_withheld", "resets", "frames_reset",
+)  # fmt: skip
+"""Those of the core's counters that tell of something dropped, refused or done again."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,6 +65,8 @@ class LongpollPublisher(PublisherApi):
         self._is_closed = False
         self._no_wait_until = 0.0
         self._service: Service | None = None
+        self._handler: GuardedHandler | None = None
+        self._tally = Tally("queries_refused")
 
     @property
     def address(self) -> str:
@@ -67,7 +76,7 @@ class LongpollPublisher(PublisherApi):
         self._check_usable()
         if self._service is not None:
             raise UsageError("the publisher is initialized already")
-        service = Service(self._settings, self._core, self._lock, PROCESS.enter(self))
+        service = Service(self._settings, self._core, self._lock, PROCESS.enter(self), self._tally)
         try:
             self._address = in_loop(service.loop, service.start(), _LOOP_TIMEOUT_S)
         except BaseException:
@@ -114,7 +123,20 @@ class LongpollPublisher(PublisherApi):
         self._check_usable()
         if self._service is None or self._service.handler is not None:
             raise UsageError("serve() is called once, after initialize()")
-        self._service.handler = handler
+        self._service.handler = self._handler = GuardedHandler(handler)
+
+    @property
+    def handler_errors(self) -> int:
+        return self._handler.errors if self._handler is not None else 0
+
+    @property
+    def counters(self) -> Mapping[str, int]:
+        """Costs a look at every session."""
+        counted = PublisherCounters()
+        if not PROCESS.is_forked:  # else the lock may be held for ever
+            with self._lock:
+                counted = self._core.counters()
+        return self._tally.counts() | {name: getattr(counted, name) for name in _COUNTED}
 
     def statistics(self) -> PublisherStatistics:
         """A snapshot.  Costs a look at every session."""
@@ -125,7 +147,7 @@ class LongpollPublisher(PublisherApi):
                 subscriptions=len(self._core.index),
                 mailbox_frames=sum(map(len, mailboxes)),
                 mailbox_bytes=sum(mailbox.held_bytes for mailbox in mailboxes),
-                queries_refused=self._service.queries_refused if self._service is not None else 0,
+                queries_refused=self._tally.counts()["queries_refused"],
                 counters=self._core.counters(),
             )
 

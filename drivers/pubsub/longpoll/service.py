@@ -9,9 +9,9 @@ import asyncio
 import logging
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from collections.abc import AsyncIterator, Iterable
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 from drivers.pubsub.longpoll import wire
 from drivers.pubsub.longpoll.channels import open_server
@@ -22,8 +22,9 @@ from drivers.pubsub.longpoll.publisher_core import PublisherCore
 from drivers.pubsub.longpoll.session import Answer
 from drivers.pubsub.longpoll.wire import Applied, Batch, Leave, Mail, Message, Poll, Status
 from pubsub_api.core.frame import is_frame
-from pubsub_api.driver import QueryHandler
+from pubsub_api.counting import Tally
 from pubsub_api.errors import MalformedFrame
+from pubsub_api.guarding import GuardedHandler
 
 if TYPE_CHECKING:
     from grpc import aio
@@ -33,18 +34,22 @@ if TYPE_CHECKING:
 LOG = logging.getLogger(__name__)
 
 _STOP_GRACE_S = 0.2
-_Result = TypeVar("_Result")
 
 
 class Service(grpc.GenericRpcHandler):
     """The server.  Its coroutines run in the loop; the core is used under the lock."""
 
     def __init__(
-        self, settings: Settings, core: PublisherCore, lock: threading.Condition, loop: asyncio.AbstractEventLoop
+        self,
+        settings: Settings,
+        core: PublisherCore,
+        lock: threading.Condition,
+        loop: asyncio.AbstractEventLoop,
+        tally: Tally,
     ) -> None:
         self.loop = loop
-        self.handler: QueryHandler | None = None
-        self.queries_refused = 0
+        self.handler: GuardedHandler | None = None
+        self._tally = tally
         self._settings = settings
         self._core = core
         self._lock = lock
@@ -170,25 +175,18 @@ class Service(grpc.GenericRpcHandler):
             yield wire.NOT_SERVED
             return
         if self._queries >= self._settings.options.queries_max:
-            self.queries_refused += 1
+            self._tally.add("queries_refused")
             await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "queries_max of the publisher is reached")
         yield wire.SERVED
         self._queries += 1
         try:
-            parts: Iterator[bytes] = await self._make(lambda: iter(handler(query)))
-            while (part := await self._make(lambda: next(parts, None))) is not None:
+            parts = handler(query)
+            while (part := await self.loop.run_in_executor(self._answerer, next, parts, None)) is not None:
                 yield part
-        except _HandlerFailed:
-            return
+        except RuntimeError as error:  # the thread that answers was ended
+            LOG.debug("the publisher closes, and an answer breaks off: %s", error)
         finally:
             self._queries -= 1
-
-    async def _make(self, work: Callable[[], _Result]) -> _Result:
-        try:
-            return await self.loop.run_in_executor(self._answerer, work)
-        except Exception as error:
-            LOG.exception("the query handler raised, which its contract forbids; the query stays unanswered")
-            raise _HandlerFailed from error
 
     async def _decode(self, kind: type[Message], request: bytes, context: Context) -> Message:
         try:
@@ -196,7 +194,3 @@ class Service(grpc.GenericRpcHandler):
         except MalformedFrame as error:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
             raise
-
-
-class _HandlerFailed(Exception):
-    """A query handler broke its contract."""

@@ -7,7 +7,7 @@ import dataclasses
 import functools
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from drivers.pubsub.longpoll.actions import LinkCounters
 from drivers.pubsub.longpoll.config import Settings, check_address
@@ -15,12 +15,19 @@ from drivers.pubsub.longpoll.link import Link
 from drivers.pubsub.longpoll.process import PROCESS, in_loop, post
 from drivers.pubsub.reach import Reach
 from pubsub_api.core.topics import check_filter
+from pubsub_api.counting import Tally, total
 from pubsub_api.driver import Asked, Disconnected, Receiver, SubscriberApi
 from pubsub_api.errors import Closed, TransportUnavailable, UsageError
 from pubsub_api.guarding import GuardedReceiver
 from pubsub_api.inbox import Inbox
 
 _LOOP_TIMEOUT_S = 30.0
+_COUNTED = ("failures", "forgotten", "resets", "duplicates", "outdated", "skipped")
+"""Those of a link's counters that tell of something dropped or done again."""
+
+
+def _counted(link: Link) -> dict[str, int]:
+    return {name: getattr(link.counters, name) for name in _COUNTED}
 
 
 class LongpollSubscriber(SubscriberApi):
@@ -39,6 +46,8 @@ class LongpollSubscriber(SubscriberApi):
         # A link does not poll while there is no room: so frames wait where there is a policy for them, in the
         # publisher's mailbox.
         self._inbox = Inbox(settings.options.receive_queue_bytes_max, name="longpoll receiver", on_room=self._on_room)
+        self._tally = Tally("queries_dropped", "queries_failed", *_COUNTED)
+        """Of the queries of all links, and of links that are gone."""
         # The loop's own:
         self._links: dict[str, Link] = {}
         self._wanted: dict[str, None] = {}
@@ -93,6 +102,13 @@ class LongpollSubscriber(SubscriberApi):
         with self._lock:
             self._post(functools.partial(self._ask, frame))
         return None
+
+    @property
+    def counters(self) -> Mapping[str, int]:
+        if PROCESS.is_forked:  # the lock may be held for ever
+            return self._tally.counts()
+        with self._lock:
+            return total((self._tally.counts(), *map(_counted, self._links.values())))
 
     def statistics(self) -> dict[str, LinkCounters]:
         """What happened to each link so far, by address."""
@@ -168,17 +184,24 @@ class LongpollSubscriber(SubscriberApi):
             link.unsubscribe(topic_filter)
 
     def _add_link(self, address: str) -> None:
-        link = self._links[address] = Link(self._settings, address, list(self._wanted), self._inbox)
+        link = self._links[address] = Link(self._settings, address, list(self._wanted), self._inbox, self._tally)
         link.start()
 
     def _remove_link(self, address: str) -> None:
-        link = self._links.pop(address)
+        with self._lock:
+            link = self._links.pop(address)
+            self._keep_counts(link)
         was_up = link.is_up
         task = asyncio.get_running_loop().create_task(link.close())
         self._leaving.add(task)
         task.add_done_callback(self._leaving.discard)
         if was_up:
             self._inbox.put_report(Disconnected(address, "the address was unregistered"))
+
+    def _keep_counts(self, link: Link) -> None:
+        """The caller holds the lock: no number may seem to shrink meanwhile."""
+        for name, count in _counted(link).items():
+            self._tally.add(name, count)
 
     def _resume_polls(self) -> None:
         for link in self._links.values():
@@ -191,6 +214,9 @@ class LongpollSubscriber(SubscriberApi):
         reach.ask(functools.partial(link.query, frame) for link in links)
 
     async def _close_links(self) -> None:
-        links = list(self._links.values())
-        self._links.clear()
+        with self._lock:
+            links = list(self._links.values())
+            self._links.clear()
+            for link in links:
+                self._keep_counts(link)
         await asyncio.gather(*(link.close() for link in links), *self._leaving, return_exceptions=True)

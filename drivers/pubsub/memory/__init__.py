@@ -17,7 +17,7 @@ processes, and it is no model of how fast or how reliable a real transport is.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import ClassVar
 from urllib.parse import SplitResult
 
@@ -26,6 +26,7 @@ from oslo_config import cfg
 from drivers.pubsub.memory.bus import ITEM_BYTES, REGISTRY, SCHEME, Bus, Endpoint, Mailbox
 from drivers.pubsub.memory.publisher import MemoryPublisher
 from pubsub_api.core.topics import CONTROL_TOPIC, FilterSet
+from pubsub_api.counting import Tally
 from pubsub_api.driver import (
     Capabilities,
     Connected,
@@ -83,6 +84,7 @@ class MemorySubscriber(Endpoint, SubscriberApi):
         self._hears_control = False
         self._links: dict[str, _Link | None] = {}
         self._is_running = False
+        self._tally = Tally("frames_dropped")
         self._mailbox: Mailbox[bytes | LinkReport] = Mailbox(
             f"memory-receive-{self._options.name}", self._options.queue_bytes_max, self._deliver, self._release_held
         )
@@ -149,6 +151,10 @@ class MemorySubscriber(Endpoint, SubscriberApi):
     def receiver_errors(self) -> int:
         return self._receiver.errors if self._receiver is not None else 0
 
+    @property
+    def counters(self) -> Mapping[str, int]:
+        return self._tally.counts()
+
     def query(self, frame: bytes) -> int | None:
         self._check_usable()
         now = time.monotonic()
@@ -202,6 +208,7 @@ class MemorySubscriber(Endpoint, SubscriberApi):
         lost = sum(not self._mailbox.put(frame, len(frame)) for frame in frames)
         if lost:
             link.bus.count_overflow(lost)
+            self._tally.add("frames_dropped", lost)
 
     def _release_held(self) -> float | None:
         """Move on what the faults held long enough; say when the next is due.  On the thread, under the lock."""

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import logging
 import threading
+from collections.abc import Mapping
 
 from oslo_config import cfg
 
 from drivers.pubsub.memory.bus import ITEM_BYTES, REGISTRY, SCHEME, Bus, Endpoint, ListeningMember, Mailbox
+from pubsub_api.counting import Tally
 from pubsub_api.driver import Connected, Disconnected, PublisherApi, PublisherReport, QueryHandler
 from pubsub_api.errors import Closed, LimitReached, TransportUnavailable, UsageError
-
-LOG = logging.getLogger(__name__)
+from pubsub_api.guarding import GuardedHandler
 
 
 class MemoryPublisher(Endpoint, PublisherApi):
@@ -26,7 +26,8 @@ class MemoryPublisher(Endpoint, PublisherApi):
         # Held while reporting, so that reports come in the order of the changes; reentrant, so that a report may close.
         self._report_lock = threading.RLock()
         self._is_reported_up = False
-        self._handler: QueryHandler | None = None
+        self._handler: GuardedHandler | None = None
+        self._tally = Tally("queries_dropped")
         self._queries: Mailbox[tuple[bytes, ListeningMember]] | None = None
 
     def initialize(self, report: PublisherReport) -> None:
@@ -55,9 +56,17 @@ class MemoryPublisher(Endpoint, PublisherApi):
         self._joined()
         if self._queries is not None:
             raise UsageError("serve was called already")
-        self._handler = handler
+        self._handler = GuardedHandler(handler)
         self._queries = Mailbox(f"memory-serve-{self._options.name}", self._options.queue_bytes_max, self._answer)
         self._queries.start()
+
+    @property
+    def handler_errors(self) -> int:
+        return self._handler.errors if self._handler is not None else 0
+
+    @property
+    def counters(self) -> Mapping[str, int]:
+        return self._tally.counts()
 
     def close(self) -> None:
         self._is_closed = True
@@ -78,6 +87,7 @@ class MemoryPublisher(Endpoint, PublisherApi):
         joined, queries = self._bus, self._queries
         if joined is not None and queries is not None and not queries.put((query, asker), len(query)):
             joined.count_overflow(1)
+            self._tally.add("queries_dropped")
 
     def on_bus_changed(self, changed: Bus) -> None:
         """Called by the bus."""
@@ -93,12 +103,7 @@ class MemoryPublisher(Endpoint, PublisherApi):
             joined = self._bus
             if joined is None or self._handler is None:
                 return
-            try:
-                replies = list(self._handler(query))
-            except Exception:
-                LOG.exception("%s: the query handler raised; the query stays unanswered", self._address)
-                continue
-            asker.offer_replies(joined, replies)
+            asker.offer_replies(joined, list(self._handler(query)))
 
     def _joined(self) -> Bus:
         self._check_usable()

@@ -28,6 +28,7 @@ from drivers.pubsub.redis.channels import Target
 from drivers.pubsub.redis.config import Settings
 from drivers.pubsub.redis.resp import ServerError
 from drivers.pubsub.redis.wire import Backoff, Waker, Wire, join_thread
+from pubsub_api.counting import Tally
 from pubsub_api.driver import Connected, Disconnected, LinkReport, Subscribed
 from pubsub_api.errors import TransportUnavailable
 
@@ -41,6 +42,11 @@ OnReached = Callable[[int], None]
 EXPECTED_MAX = 1024
 """Subscriptions asked for ahead of their answers, which the server keeps in the bounded buffer of a subscriber."""
 SOURCES_MAX = 65_536
+
+COUNTED = ("link_failures", "messages_refused")
+"""What a link counts: losses and attempts that failed, and messages that the server refused."""
+COUNTED_WHERE_POSTED = (*COUNTED, "messages_dropped")
+"""The same where `Link.post` is used: messages may wait in vain."""
 
 Relieve = Callable[[], None]
 """Has another thread go on with the connection."""
@@ -76,6 +82,7 @@ class Link:
         channel: bytes,
         on_messages: Callable[[list[Message]], None],
         on_report: Callable[[LinkReport], None],
+        tally: Tally,
         on_messages_lent: OnMessagesLent | None = None,
     ) -> None:
         """``channel`` is subscribed to always, beside the filters.  ``address`` is the name used in reports."""
@@ -84,6 +91,7 @@ class Link:
         self._channel = Target(False, channel)
         self._on_messages = on_messages
         self._on_report = on_report
+        self._tally = tally
         self._on_messages_lent = on_messages_lent
         self._threads = [self._new_thread(self._run)]
         """The last one has the connection; those before it were lent when they were replaced."""
@@ -167,7 +175,10 @@ class Link:
         ``on_reached`` is called on the thread of the link, when the server has answered.
         """
         with self._lock:
-            if not self._is_up or len(self._outbox) >= self._settings.queries_max:
+            if not self._is_up:
+                return False
+            if len(self._outbox) >= self._settings.queries_max:
+                self._tally.add("messages_dropped")
                 return False
             self._outbox.append((channel, payload, on_reached))
         self._waker.wake()
@@ -216,6 +227,7 @@ class Link:
 
     def _went_down(self, reason: str) -> None:
         """Report a loss, or that the first attempt failed.  When later ones fail for another reason, it is logged."""
+        self._tally.add("link_failures")
         before, self._down_reason = self._down_reason, reason
         if before is None:
             self._on_report(Disconnected(self.address, reason))
@@ -242,7 +254,9 @@ class Link:
             if self._is_ours():
                 with self._lock:
                     self._is_up = self._takes_changes = False
-                    self._outbox.clear()
+                    if self._outbox:
+                        self._tally.add("messages_dropped", len(self._outbox))
+                        self._outbox.clear()
                 self._wire.close()
 
     def _begin(self) -> None:
@@ -395,6 +409,7 @@ class Link:
         if isinstance(answer, ServerError):
             if expected.is_vital:
                 raise TransportUnavailable(f"the server refused {expected.what}: {answer}")
+            self._tally.add("messages_refused")
             LOG.warning("%s refused %s: %s", self.address, expected.what, answer)
         elif expected.report is not None:
             self._make_report(expected.report)

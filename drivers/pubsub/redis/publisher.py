@@ -14,16 +14,18 @@ import os
 import select
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from drivers.pubsub.redis import channels
 from drivers.pubsub.redis.config import Settings
-from drivers.pubsub.redis.link import Link, Message
+from drivers.pubsub.redis.link import COUNTED, Link, Message
 from drivers.pubsub.redis.resp import ServerError
 from drivers.pubsub.redis.wire import Backoff, Waker, Wire, join_thread
 from pubsub_api.core.frame import is_frame
+from pubsub_api.counting import Tally
 from pubsub_api.driver import Connected, Disconnected, LinkReport, PublisherApi, PublisherReport, QueryHandler
 from pubsub_api.errors import Closed, Forked, HeliographError, TransportUnavailable, UsageError
+from pubsub_api.guarding import GuardedHandler
 
 LOG = logging.getLogger(__name__)
 
@@ -48,6 +50,7 @@ class RedisPublisher(PublisherApi):
         self._settings = settings
         self._pid = os.getpid()
         self._report: PublisherReport | None = None
+        self._tally = Tally(*COUNTED, "frames_refused", "frames_unconfirmed", "not_queries", "report_errors")
         self._responder: Responder | None = None
         self._head = functools.lru_cache(TOPICS_MAX)(functools.partial(_publish_head, settings.channel_prefix))
         # The keeper's own, after initialize.
@@ -116,8 +119,16 @@ class RedisPublisher(PublisherApi):
                 raise self._unavailable()
             if self._responder is not None:
                 raise UsageError("serve was called already")
-            self._responder = Responder(self._settings, handler)
+            self._responder = Responder(self._settings, handler, self._tally)
         self._responder.start()
+
+    @property
+    def handler_errors(self) -> int:
+        return self._responder.handler.errors if self._responder is not None else 0
+
+    @property
+    def counters(self) -> Mapping[str, int]:
+        return self._tally.counts()
 
     def close(self) -> None:
         """Wait for the answers to what was sent, ``send_timeout`` at most, then disconnect."""
@@ -192,6 +203,7 @@ class RedisPublisher(PublisherApi):
 
     def _note_refusals(self, refusals: Sequence[ServerError]) -> None:
         self._refusal = refusals[0]
+        self._tally.add("frames_refused", len(refusals))
         if str(refusals[0]) != self._logged_refusal:  # the rest is told to the callers of send
             self._logged_refusal = str(refusals[0])
             LOG.warning("%s refused %d frames: %s", self.address, len(refusals), refusals[0])
@@ -199,6 +211,7 @@ class RedisPublisher(PublisherApi):
     def _lose(self, reason: str) -> None:
         """Give the connection up; the keeper closes it and makes a new one."""
         self._down_reason = f"{reason}; {self._unanswered} commands were not answered" if self._unanswered else reason
+        self._tally.add("frames_unconfirmed", self._unanswered)
         self._lost_wire, self._wire = self._wire, None
         if self._waker is not None:
             self._waker.wake()
@@ -228,6 +241,7 @@ class RedisPublisher(PublisherApi):
         except TransportUnavailable as error:
             with self._lock:
                 self._down_reason = str(error)
+            self._tally.add("link_failures")
             self._announce(Disconnected(self.address, str(error)))
             return
         with self._lock:
@@ -244,6 +258,7 @@ class RedisPublisher(PublisherApi):
             lost, self._lost_wire = self._lost_wire, None
         if lost is not None:
             lost.close()
+            self._tally.add("link_failures")
             self._announce(Disconnected(self.address, self._down_reason))
 
     def _announce(self, report: LinkReport) -> None:
@@ -258,6 +273,7 @@ class RedisPublisher(PublisherApi):
         try:
             self._report(report)
         except Exception:
+            self._tally.add("report_errors")
             LOG.exception("the report of %s raised, which it must not; its news is lost", self.address)
 
     def _watch(self, wire: Wire) -> None:
@@ -302,6 +318,7 @@ class RedisPublisher(PublisherApi):
         except TransportUnavailable as error:
             LOG.warning("%s: %s", self.address, error)
         if self._unanswered:
+            self._tally.add("frames_unconfirmed", self._unanswered)
             LOG.warning("%s did not confirm the last %d commands before it was closed", self.address, self._unanswered)
         wire.close()
 
@@ -309,15 +326,17 @@ class RedisPublisher(PublisherApi):
 class Responder:
     """Answers the queries that arrive on the query channel, each on the reply channel that it names."""
 
-    def __init__(self, settings: Settings, handler: QueryHandler) -> None:
+    def __init__(self, settings: Settings, handler: QueryHandler, tally: Tally) -> None:
         self._settings = settings
-        self._handler = handler
+        self._tally = tally
+        self.handler = GuardedHandler(handler)
         self._link = Link(
             settings,
             settings.address,
             channel=channels.query_channel(settings.channel_prefix),
             on_messages=self._answer,
             on_report=self._note,
+            tally=tally,
         )
 
     def start(self) -> None:
@@ -333,16 +352,12 @@ class Responder:
         for _, payload in messages:
             nonce, query = payload[: channels.NONCE_BYTES], payload[channels.NONCE_BYTES :]
             if not is_frame(query):
+                self._tally.add("not_queries")
                 LOG.warning("%s: %d bytes on the query channel are not a query", self._settings.address, len(payload))
                 continue
             channel = channels.reply_channel(self._settings.channel_prefix, nonce)
-            try:
-                for reply in self._handler(query):
-                    self._link.publish(channel, reply)
-            except TransportUnavailable:
-                raise
-            except Exception:
-                LOG.exception("the query handler of %s raised, which it must not", self._settings.address)
+            for reply in self.handler(query):
+                self._link.publish(channel, reply)
 
     def _note(self, report: LinkReport) -> None:
         if isinstance(report, Disconnected):

@@ -6,14 +6,15 @@ import contextlib
 import functools
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 
 from drivers.pubsub.reach import Reach
 from drivers.pubsub.redis import channels
 from drivers.pubsub.redis.config import Settings
-from drivers.pubsub.redis.link import Link, Message, Relieve
+from drivers.pubsub.redis.link import COUNTED_WHERE_POSTED, Link, Message, Relieve
 from pubsub_api.core.frame import is_frame
 from pubsub_api.core.topics import CONTROL_TOPIC, check_filter
+from pubsub_api.counting import Tally
 from pubsub_api.driver import Asked, Disconnected, LinkReport, Receiver, SubscriberApi
 from pubsub_api.errors import Closed, Forked, TransportUnavailable, UsageError
 from pubsub_api.guarding import GuardedReceiver
@@ -27,6 +28,7 @@ class RedisSubscriber(SubscriberApi):
         self._pid = os.getpid()
         self._nonce = os.urandom(channels.NONCE_BYTES)
         self._receiver: GuardedReceiver | None = None
+        self._tally = Tally(*COUNTED_WHERE_POSTED)
         # Held during each call of the receiver.  Reentrant, because the receiver may unregister an address.
         self._calling = threading.RLock()
         # Guards the rest.  Never held while calling the receiver or waiting for a thread.
@@ -107,6 +109,10 @@ class RedisSubscriber(SubscriberApi):
     def receiver_errors(self) -> int:
         return self._receiver.errors if self._receiver is not None else 0
 
+    @property
+    def counters(self) -> Mapping[str, int]:
+        return self._tally.counts()
+
     def query(self, frame: bytes) -> int | None:
         """Hand the query to every link that is up.  The servers will tell how many responders that reached."""
         channel = channels.query_channel(self._settings.channel_prefix)
@@ -142,6 +148,7 @@ class RedisSubscriber(SubscriberApi):
             channel=channels.reply_channel(settings.channel_prefix, self._nonce),
             on_messages=lambda messages: self._on_messages(link, messages),
             on_report=lambda report: self._on_report(link, report),
+            tally=self._tally,
             on_messages_lent=lambda messages, relieve: self._on_messages_lent(link, messages, relieve),
         )
         return link

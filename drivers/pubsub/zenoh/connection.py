@@ -21,10 +21,13 @@ import zenoh
 
 from drivers.pubsub.zenoh.config import Settings
 from drivers.pubsub.zenoh.session import Session, brief, make_config
+from pubsub_api.counting import Tally
 
 LOG = logging.getLogger(__name__)
 
 WAIT_MAX_S = 3600.0
+COUNTED = ("link_failures", "commands_refused")
+"""What a connection counts: losses and attempts that failed, and what Zenoh would not do on an open session."""
 
 
 def _nothing() -> None:
@@ -40,9 +43,12 @@ class Connection:
     Several addresses are alternatives of one another, as routers are.
     """
 
-    def __init__(self, settings: Settings, addresses: tuple[str, ...], extra: Mapping[str, object]) -> None:
+    def __init__(
+        self, settings: Settings, addresses: tuple[str, ...], extra: Mapping[str, object], tally: Tally
+    ) -> None:
         """Check the configuration; nothing is opened yet.  Raises InvalidConfig."""
         self._settings = settings
+        self._tally = tally
         self.address = addresses[0]
         # Of several peers at one router Zenoh leaves some without data, so who connects to a router is its client.
         self._is_client = settings.mode != "peer"
@@ -119,12 +125,14 @@ class Connection:
             command()
         except zenoh.ZError as error:
             # What Zenoh refuses on an open session is refused because the link breaks: its report is on the way.
+            self._tally.add("commands_refused")
             LOG.warning("zenoh at %s: %s", self.address, brief(error))
 
     def _try_open(self) -> None:
         try:
             self._session = Session(self._config)
         except zenoh.ZError as error:
+            self._tally.add("link_failures")
             LOG.debug("zenoh cannot connect to %s yet: %s", self.address, brief(error))
             self._after(self._retry_s, self._try_open)
             self._retry_s = min(2 * self._retry_s, self._settings.options.connect_retry_max)
@@ -153,6 +161,7 @@ class Connection:
         if peer == self._peer:
             return
         if self._peer is not None:
+            self._tally.add("link_failures")
             self._went_down("another process answers at this address")
         self._peer = peer
         self._came_up()
@@ -160,6 +169,7 @@ class Connection:
     def _link_lost(self, peer: str) -> None:
         if peer == self._peer:
             self._peer = None
+            self._tally.add("link_failures")
             self._went_down("the other side closed the link, or was silent for longer than its lease")
 
     def _opened(self, session: Session) -> None:

@@ -28,6 +28,7 @@ from drivers.pubsub.zenoh.config import Settings
 from drivers.pubsub.zenoh.connection import Connection
 from drivers.pubsub.zenoh.session import Session
 from pubsub_api.core.frame import GUID_AT, is_frame
+from pubsub_api.counting import Tally
 from pubsub_api.driver import Connected, Disconnected, Subscribed
 from pubsub_api.inbox import Inbox
 
@@ -45,8 +46,9 @@ if TYPE_CHECKING:
 class Link(Connection):
     """The link to one address."""
 
-    def __init__(self, settings: Settings, address: str, filters: Iterable[str], inbox: Inbox) -> None:
-        super().__init__(settings, (address,), {"access_control": _keep_to_oneself(settings.keys.everything)})
+    def __init__(self, settings: Settings, address: str, filters: Iterable[str], inbox: Inbox, tally: Tally) -> None:
+        access = {"access_control": _keep_to_oneself(settings.keys.everything)}
+        super().__init__(settings, (address,), access, tally)
         self._keys = settings.keys
         self._inbox = inbox
         self._filters = dict.fromkeys(filters)
@@ -72,7 +74,10 @@ class Link(Connection):
 
         ``on_reached`` is told, on a thread of Zenoh, how many have answered, once all of them have.
         """
-        if not self.is_connected or self._commands.qsize() >= self._settings.options.queries_max:
+        if not self.is_connected:
+            return False
+        if self._commands.qsize() >= self._settings.options.queries_max:
+            self._tally.add("queries_dropped")
             return False
         self._post(functools.partial(self._query, frame, on_reached))
         return True
@@ -115,6 +120,7 @@ class Link(Connection):
 
     def _query(self, frame: bytes, on_reached: Callable[[int], None]) -> None:
         if self._session is None:
+            self._tally.add("queries_dropped")
             return
         responders: set[bytes] = set()
         failures: list[zenoh.Reply] = []
@@ -129,7 +135,9 @@ class Link(Connection):
             self._inbox.put_frames([answer])
 
         def on_end() -> None:
-            if not failures:
+            if failures:
+                self._tally.add("queries_failed")
+            else:
                 on_reached(len(responders))
 
         callback = zenoh.handlers.Callback(on_reply, on_end, indirect=False)
@@ -188,6 +196,7 @@ class Link(Connection):
         if number != self._sync_number or not self._is_up:
             return
         if not (any(answers) or self._is_ended(has_timed_out=bool(answers))):
+            self._tally.add("barriers_repeated")
             self._after(self._sync_retry_s, self._sync)
             self._sync_retry_s = min(2 * self._sync_retry_s, SYNC_RETRY_MAX_S)
             return

@@ -8,16 +8,18 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import zenoh
 
 from drivers.pubsub.zenoh.config import Settings
-from drivers.pubsub.zenoh.connection import Connection
+from drivers.pubsub.zenoh.connection import COUNTED, Connection
 from drivers.pubsub.zenoh.session import PROCESS, Session, brief, listen
+from pubsub_api.counting import Tally
 from pubsub_api.driver import Connected, Disconnected, PublisherApi, PublisherReport, QueryHandler
 from pubsub_api.errors import Closed, TransportUnavailable, UsageError
+from pubsub_api.guarding import GuardedHandler
 
 LOG = logging.getLogger(__name__)
 
@@ -31,8 +33,10 @@ if TYPE_CHECKING:
 class Router(Connection):
     """The link of a publisher in client mode."""
 
-    def __init__(self, settings: Settings, on_open: Callable[[Session], None], report: PublisherReport) -> None:
-        super().__init__(settings, settings.endpoints, {})
+    def __init__(
+        self, settings: Settings, on_open: Callable[[Session], None], report: PublisherReport, tally: Tally
+    ) -> None:
+        super().__init__(settings, settings.endpoints, {}, tally)
         self._on_open = on_open
         self._report = report
         self.is_up = threading.Event()
@@ -99,7 +103,8 @@ class ZenohPublisher(PublisherApi):
         self._session: Session | None = None
         self._router: Router | None = None
         self._sender: Sender | None = None
-        self._handler: QueryHandler | None = None
+        self._handler: GuardedHandler | None = None
+        self._tally = Tally(*COUNTED, "replies_dropped")
         self._answerer: threading.Thread | None = None
         self._lock = threading.Lock()
         self._is_closed = False
@@ -114,7 +119,7 @@ class ZenohPublisher(PublisherApi):
             self._session = session
             self._prepare(session)
             return
-        self._router = Router(self._settings, self._prepare, report)
+        self._router = Router(self._settings, self._prepare, report, self._tally)
         self._router.start()
         self._router.is_up.wait(self._settings.options.open_timeout)
 
@@ -160,7 +165,15 @@ class ZenohPublisher(PublisherApi):
         self._check_usable()
         if self._handler is not None:
             raise UsageError("the publisher serves queries already")
-        self._handler = handler
+        self._handler = GuardedHandler(handler)
+
+    @property
+    def handler_errors(self) -> int:
+        return self._handler.errors if self._handler is not None else 0
+
+    @property
+    def counters(self) -> Mapping[str, int]:
+        return self._tally.counts()
 
     def close(self) -> None:
         if PROCESS.is_forked:
@@ -187,9 +200,8 @@ class ZenohPublisher(PublisherApi):
                 try:
                     self._answer(query)
                 except zenoh.ZError as error:
+                    self._tally.add("replies_dropped")
                     LOG.debug("an answer could not be sent: %s", brief(error))
-                except Exception:
-                    LOG.exception("the query handler raised, which its contract forbids; the query stays unanswered")
 
     def _answer(self, query: zenoh.Query) -> None:
         question = b"" if query.payload is None else query.payload.to_bytes()

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import functools
 import threading
+from collections.abc import Mapping
 
 from drivers.pubsub.reach import Reach
 from drivers.pubsub.zenoh.config import Settings, check_address
+from drivers.pubsub.zenoh.connection import COUNTED
 from drivers.pubsub.zenoh.link import Link
 from drivers.pubsub.zenoh.session import PROCESS
+from pubsub_api.counting import Tally
 from pubsub_api.driver import Asked, Receiver, SubscriberApi
 from pubsub_api.errors import Closed, TransportUnavailable, UsageError
 from pubsub_api.guarding import GuardedReceiver
@@ -29,6 +32,7 @@ class ZenohSubscriber(SubscriberApi):
         # It drops rather than wait: that would keep a thread of Zenoh, and with it the answers and the signs of life of
         # everybody on that link.
         self._inbox = Inbox(settings.options.receive_queue_bytes_max, name="zenoh receiver")
+        self._tally = Tally(*COUNTED, "barriers_repeated", "queries_dropped", "queries_failed")
         self._is_running = False
         self._is_closed = False
 
@@ -98,6 +102,10 @@ class ZenohSubscriber(SubscriberApi):
     def receiver_errors(self) -> int:
         return self._receiver.errors if self._receiver is not None else 0
 
+    @property
+    def counters(self) -> Mapping[str, int]:
+        return {"frames_dropped": self._inbox.dropped, **self._tally.counts()}
+
     def query(self, frame: bytes) -> int | None:
         """Zenoh tells when a query has ended: only then is it known how many have answered."""
         self._check_usable()
@@ -129,7 +137,7 @@ class ZenohSubscriber(SubscriberApi):
         PROCESS.ends.discard(self)
 
     def _start_link(self, address: str) -> Link:
-        link = Link(self._settings, address, self._filters, self._inbox)
+        link = Link(self._settings, address, self._filters, self._inbox, self._tally)
         link.start()
         return link
 

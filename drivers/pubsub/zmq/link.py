@@ -27,6 +27,7 @@ from drivers.pubsub.zmq.endpoints import Socket
 from drivers.pubsub.zmq.options import GROUP
 from drivers.pubsub.zmq.security import Curve
 from drivers.pubsub.zmq.wire import NONCE_BYTES, SYNC, Echo, unpack_echo
+from pubsub_api.counting import Tally
 from pubsub_api.driver import Connected, Disconnected, LinkReport, Subscribed
 
 LOG = logging.getLogger(__name__)
@@ -54,7 +55,9 @@ class Link:
     """``lost`` is why the link must be dropped; ``deadline`` is when it must be opened again, if it is closed, and when
     `on_deadline` must be called, if it is open.  None is never."""
 
-    def __init__(self, context: zmq.Context[Socket], conf: cfg.ConfigOpts, curve: Curve, address: str) -> None:
+    def __init__(
+        self, context: zmq.Context[Socket], conf: cfg.ConfigOpts, curve: Curve, address: str, tally: Tally
+    ) -> None:
         self.address = address
         self.sub: Socket | None = None
         self.monitor: Socket | None = None
@@ -69,6 +72,7 @@ class Link:
         self._context = context
         self._options = conf[GROUP]
         self._curve = curve
+        self._tally = tally
         self._reopen_s: float = self._options.reconnect_interval
         self._is_loss_told = False
         self._is_refused = False
@@ -127,6 +131,7 @@ class Link:
     def drop(self, now: float) -> list[LinkReport]:
         """Close a link that is ``lost``; it is to be opened again at its deadline."""
         assert self.lost is not None
+        self._tally.add("link_failures")
         reports: list[LinkReport] = []
         if (self.is_up or self._is_refused) and not self._is_loss_told:
             self._is_loss_told = True
@@ -225,6 +230,7 @@ class Link:
     def on_deadline(self, now: float) -> None:
         """The publisher has not echoed: try another nonce.  The first may have been lost in a full queue."""
         self._unanswered += 1
+        self._tally.add("barriers_repeated")
         if self._unanswered == 1:
             LOG.warning(
                 "%s has not confirmed the subscriptions within %s s. It is overloaded, or no publisher of Heliograph; "
@@ -255,6 +261,7 @@ class Link:
             try:
                 self.dealer.send(query, zmq.NOBLOCK)
             except zmq.Again:
+                self._tally.add("queries_dropped")
                 LOG.debug("%s: a query was dropped, too many are waiting", self.address)
 
     def look_for_responder(self, now: float) -> None:

@@ -29,6 +29,7 @@ from drivers.pubsub.zmq.watch import Watch
 from drivers.pubsub.zmq.wire import NUL, SYNC, PrefixCounts
 from pubsub_api.core.frame import is_frame
 from pubsub_api.core.topics import check_topic
+from pubsub_api.counting import Tally
 from pubsub_api.driver import Disconnected, LinkReport
 from pubsub_api.errors import InvalidTopic
 from pubsub_api.guarding import GuardedReceiver
@@ -49,10 +50,11 @@ def _is_present(thread: threading.Thread) -> bool:
 class ReceiveLoop:
     """The receiving thread and what it owns.  `post` and `stop` may be called from any thread, the rest is its own."""
 
-    def __init__(self, conf: cfg.ConfigOpts, curve: Curve, receiver: GuardedReceiver) -> None:
+    def __init__(self, conf: cfg.ConfigOpts, curve: Curve, receiver: GuardedReceiver, tally: Tally) -> None:
         self._conf = conf
         self._curve = curve
         self._receiver = receiver
+        self._tally = tally
         self._context: zmq.Context[Socket] = zmq.Context()
         self._context.set(zmq.MAX_SOCKETS, _SOCKETS_MAX)
         self._waker = Waker()
@@ -106,7 +108,7 @@ class ReceiveLoop:
             link.unsubscribe(topic_filter, prefixes)
 
     def add_link(self, address: str) -> None:
-        self._links[address] = Link(self._context, self._conf, self._curve, address)
+        self._links[address] = Link(self._context, self._conf, self._curve, address, self._tally)
         self._open(self._links[address])
 
     def remove_link(self, address: str) -> None:
@@ -246,6 +248,7 @@ class ReceiveLoop:
                 if len(parts) == 1 and is_frame(parts[0]):
                     self._frames.append(parts[0])
                 else:
+                    self._tally.add("not_frames")
                     LOG.debug("%s: an answer of %d parts that is no frame was dropped", link.address, len(parts))
         except zmq.Again:
             is_more = False
@@ -286,6 +289,7 @@ class ReceiveLoop:
         except zmq.Again:
             link.is_in_burst = False
             if topic is not None:
+                self._tally.add("not_frames")
                 LOG.debug("%s: a message of one part was dropped", link.address)
             return False
         return True
@@ -306,6 +310,7 @@ class ReceiveLoop:
         else:
             # The tail of a message of more parts, or a message of one part with the next behind it: a frame is a frame.
             self._frames += filter(is_frame, parts[1:])
+            self._tally.add("not_frames")
             LOG.debug("%s: a message of an unknown shape, %d parts", link.address, len(parts))
         return self._frames
 
@@ -321,6 +326,7 @@ class ReceiveLoop:
         try:
             topic = check_topic(name.removesuffix(NUL).decode())
         except (UnicodeDecodeError, InvalidTopic) as error:
+            self._tally.add("foreign_dropped")
             LOG.debug("%s: a foreign message was dropped: %s", link.address, error)
             return
         self._pass_on()

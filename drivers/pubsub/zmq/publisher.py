@@ -17,7 +17,7 @@ import os
 import pathlib
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import zmq
 from oslo_config import cfg
@@ -30,8 +30,10 @@ from drivers.pubsub.zmq.security import ZAP_ADDRESS, Curve, answer_zap
 from drivers.pubsub.zmq.wire import NONCE_BYTES, NUL, SYNC, Echo, pack_echo
 from pubsub_api import config
 from pubsub_api.core.frame import is_frame
+from pubsub_api.counting import Tally
 from pubsub_api.driver import PublisherApi, PublisherReport, QueryHandler
 from pubsub_api.errors import Closed, TransportUnavailable, UsageError
+from pubsub_api.guarding import GuardedHandler
 
 LOG = logging.getLogger(__name__)
 
@@ -60,7 +62,8 @@ class ZmqPublisher(PublisherApi):
         self._xpub: Socket | None = None
         self._router: Socket | None = None
         self._zap: Socket | None = None
-        self._handler: QueryHandler | None = None
+        self._handler: GuardedHandler | None = None
+        self._tally = Tally("slow_subscribers", "echoes_dropped", "replies_dropped", "not_queries")
         self._files: list[endpoints.SocketFile] = []
         self._incoming: list[tuple[Socket, int]] = []
         self._descriptor = -1
@@ -148,6 +151,7 @@ class ZmqPublisher(PublisherApi):
     def _stop_waiting(self, xpub: Socket) -> None:
         """A subscriber's queue stayed full."""
         LOG.warning("%s: a subscriber reads too slowly, frames are dropped for it", self.address)
+        self._tally.add("slow_subscribers")
         self._drops_until = time.monotonic() + _DROPPING_S
         xpub.set(zmq.XPUB_NODROP, 0)
 
@@ -170,9 +174,17 @@ class ZmqPublisher(PublisherApi):
                 router.close(0)
                 raise
             self._router = router
-            self._handler = handler
+            self._handler = GuardedHandler(handler)
             self._echo = self._echo._replace(serves=True, query_port=port)
         self._waker.wake()
+
+    @property
+    def handler_errors(self) -> int:
+        return self._handler.errors if self._handler is not None else 0
+
+    @property
+    def counters(self) -> Mapping[str, int]:
+        return self._tally.counts()
 
     def close(self) -> None:
         if self._guard.is_child:
@@ -302,6 +314,7 @@ class ZmqPublisher(PublisherApi):
         try:
             xpub.send(nonce, _SNDMORE | zmq.NOBLOCK)
         except zmq.Again:
+            self._tally.add("echoes_dropped")
             LOG.debug("%s: a subscriber that is behind gets its echo when it asks again", self.address)
         else:
             xpub.send(pack_echo(self._echo))
@@ -315,6 +328,7 @@ class ZmqPublisher(PublisherApi):
             if len(question) == 1 and is_frame(question[0]):
                 self._answer(router, asker, question[0])
             else:
+                self._tally.add("not_queries")
                 LOG.debug("%s: a message of %d parts that is no query was dropped", self.address, len(question))
 
     def _answer(self, router: Socket, asker: bytes, query: bytes) -> None:
@@ -327,6 +341,5 @@ class ZmqPublisher(PublisherApi):
         except zmq.ZMQError as error:
             if error.errno not in (errno.EAGAIN, errno.EHOSTUNREACH):
                 raise
+            self._tally.add("replies_dropped")
             LOG.debug("%s: an asker has gone before its answer", self.address)
-        except Exception:
-            LOG.exception("%s: the query handler raised; the query stays unanswered", self.address)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from oslo_config import cfg
 
@@ -13,6 +13,7 @@ from drivers.pubsub.zmq.loop import ReceiveLoop
 from drivers.pubsub.zmq.process import ForkGuard
 from drivers.pubsub.zmq.security import Curve
 from drivers.pubsub.zmq.wire import subscription_prefixes
+from pubsub_api.counting import Tally
 from pubsub_api.driver import Receiver, SubscriberApi
 from pubsub_api.errors import Closed, TransportUnavailable, UsageError
 from pubsub_api.guarding import GuardedReceiver
@@ -30,6 +31,7 @@ class ZmqSubscriber(SubscriberApi):
         self._receiver: GuardedReceiver | None = None
         self._filters: dict[str, None] = {}
         self._addresses: dict[str, None] = {}
+        self._tally = Tally("link_failures", "barriers_repeated", "queries_dropped", "foreign_dropped", "not_frames")
         self._loop: ReceiveLoop | None = None
 
     def initialize(self, receiver: Receiver) -> None:
@@ -54,7 +56,7 @@ class ZmqSubscriber(SubscriberApi):
         with self._lock:
             if self._receiver is None or self._loop is not None:
                 raise UsageError("daemonize is called once, after initialize")
-            loop = self._loop = ReceiveLoop(self._conf, self._curve, self._receiver)
+            loop = self._loop = ReceiveLoop(self._conf, self._curve, self._receiver, self._tally)
             for topic_filter in self._filters:
                 loop.post(functools.partial(loop.add_filter, topic_filter))
             for address in self._addresses:
@@ -69,6 +71,10 @@ class ZmqSubscriber(SubscriberApi):
     @property
     def receiver_errors(self) -> int:
         return self._receiver.errors if self._receiver is not None else 0
+
+    @property
+    def counters(self) -> Mapping[str, int]:
+        return self._tally.counts()
 
     def query(self, frame: bytes) -> int | None:
         self._check_usable()

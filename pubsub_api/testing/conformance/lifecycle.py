@@ -106,6 +106,21 @@ class LifecycleConformance(ConformanceBase):
             for option in options:
                 assert option.help, f"[{group}] {option.name} has no help"
 
+    def test_what_is_counted_is_named_from_the_start_and_never_shrinks(self, stage: Stage) -> None:
+        unused = stage.unopened_publisher().api, stage.unstarted_subscriber("t").api
+        names = [set(end.counters) for end in unused]
+        speaker = stage.publisher()
+        listener = stage.subscriber("t", to=[speaker])
+        listener.heard.wait_frame(speaker.send("t"))
+        ends = speaker.api, listener.api
+        before = [dict(end.counters) for end in ends]
+        for end in (listener.api, speaker.api):
+            end.close()
+        after = [dict(end.counters) for end in ends]
+        assert [set(counted) for counted in before] == [set(counted) for counted in after] == names
+        for earlier, later in zip(before, after, strict=True):
+            assert all(0 <= count <= later[name] for name, count in earlier.items())
+
     def test_is_running_from_daemonize_to_close(self, stage: Stage) -> None:
         stage.publisher()
         listener = stage.unstarted_subscriber("t")

@@ -157,6 +157,7 @@ class QueryConformance(ConformanceBase):
                 raise RuntimeError("a handler that breaks its contract")
             return [speaker.frames.reply(query)]
 
+        assert speaker.api.handler_errors == 0
         speaker.api.serve(answer_odd_numbers)
         listener = asker(stage, speaker)
         is_broken.set()
@@ -165,6 +166,28 @@ class QueryConformance(ConformanceBase):
         for number in numbers:
             listener.wait_answers(number, number % 2)
         listener.heard.wait_frame(speaker.send("t"))
+        eventually(
+            lambda: speaker.api.handler_errors == sum(number % 2 == 0 for number in asked),
+            "every query on which it raised is counted",
+        )
+
+    def test_a_handler_that_raises_in_the_middle_is_counted_and_asked_again(self, stage: Stage) -> None:
+        skip_without_queries(stage)
+        speaker = stage.publisher()
+        broken: list[int] = []
+
+        def break_off_once(query: bytes) -> Iterable[bytes]:
+            yield speaker.frames.reply(query)
+            if not broken:
+                broken.append(header(query).first)
+                raise RuntimeError("a handler that breaks its contract after the first part of its answer")
+            yield speaker.frames.reply(query, 1)
+
+        speaker.api.serve(break_off_once)
+        listener = asker(stage, speaker)
+        eventually(lambda: speaker.api.handler_errors == 1, "the answer that broke off is counted")
+        numbers = [listener.ask() for _ in range(3)]  # a loaded transport may lose one
+        eventually(lambda: any(len(listener.answers(number)) == 2 for number in numbers), "a whole answer")
 
     def test_a_query_that_nobody_serves_harms_nobody(self, stage: Stage) -> None:
         skip_without_queries(stage)
