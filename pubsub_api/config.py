@@ -120,6 +120,13 @@ REPAIR_OPTIONS: Sequence[cfg.Opt] = (
     _count(
         "repair_attempts_max", 5, "Queries for the same hole before a resync, quick ones not counted.", low=1, high=100
     ),
+    _count(
+        "questions_max",
+        1000,
+        "Queries of a subscriber that wait for answers. When there are more, the oldest is given up, and counted.",
+        low=10,
+        high=1_000_000,
+    ),
     _seconds("query_interval", 0.0, "Ask publishers for their heads this often, for sporadic ones. 0: never.", low=0.0),
     _flag("with_cache", True, "A publisher keeps its recent frames and answers queries for them."),
     _count("history", 1_000_000, "Events that a cache keeps per stream.", low=1),
@@ -135,12 +142,21 @@ HISTORY_OPTIONS: Sequence[cfg.Opt] = (
         "How many of those who keep history durably must hold an event before Publisher.confirm returns.",
         high=1000,
     ),
+    _seconds("confirm_interval", 0.1, "First wait before Publisher.confirm asks, and sends, again; it doubles."),
+    _seconds("confirm_interval_max", 2.0, "Longest wait before Publisher.confirm asks, and sends, again."),
     _text(
         "history_source",
         "durability",
         "Who keeps the past for subscribers that ask for it: the name of a heliograph.history_source entry point.",
     ),
     _seconds("history_hold_time", 60.0, "How long live events wait for history before they are delivered without it."),
+    _seconds(
+        "history_read_timeout",
+        3600.0,
+        "How long one read of history may take. It begins anew then: long enough for the largest history.",
+        low=1.0,
+    ),
+    _seconds("history_retry_interval", 0.5, "How long to wait after a read of history that failed.", high=3600.0),
     _count(
         "history_objects_max",
         1_000_000,
@@ -214,6 +230,8 @@ def check_combinations(conf: cfg.ConfigOpts) -> None:
             "[pubsub] publisher_forget_time is shorter than the silence that makes a publisher suspect "
             "(missed_hellos_max * max_idle_time): a live publisher would be forgotten"
         )
+    if pubsub.confirm_interval_max < pubsub.confirm_interval:
+        raise InvalidConfig("[pubsub] confirm_interval_max is shorter than confirm_interval")
     if pubsub.reply_bytes_max > pubsub.frame_bytes_max:
         raise InvalidConfig("[pubsub] reply_bytes_max is larger than frame_bytes_max: no reply could be accepted")
 

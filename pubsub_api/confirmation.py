@@ -19,12 +19,9 @@ from pubsub_api.core.errors import FrameError, TransportUnavailable, WaitTimeout
 from pubsub_api.core.frame import Kind
 from pubsub_api.core.messages import Query, Want
 from pubsub_api.core.questions import WANTS_PER_QUERY_MAX
-from pubsub_api.core.settings import FrameSettings
+from pubsub_api.core.settings import PublisherSettings
 from pubsub_api.core.topics import CONTROL_TOPIC
 from pubsub_api.driver import LinkReport, SubscriberApi
-
-_ASK_AGAIN_S = 0.1
-_ASK_AGAIN_S_MAX = 2.0
 
 
 class Needed(NamedTuple):
@@ -42,9 +39,13 @@ class Needed(NamedTuple):
 class Confirmer:
     """Asks caches what they hold.  Owns the receiving end it is given; one confirmation at a time."""
 
-    def __init__(self, end: SubscriberApi, frame: FrameSettings, *, addresses: Sequence[str]) -> None:
+    def __init__(self, end: SubscriberApi, settings: PublisherSettings, *, addresses: Sequence[str]) -> None:
         self._end = end
-        self._frame = frame
+        self._frame = settings.frame
+        self._interval_s = settings.confirm_interval_s
+        self._interval_max_s = settings.confirm_interval_max_s
+        self.bad_replies = 0
+        """Frames that came and were refused."""
         self._guid = os.urandom(frames.GUID_BYTES)
         self._one_at_a_time = threading.Lock()
         self._changed = threading.Condition()
@@ -64,7 +65,7 @@ class Confirmer:
         """Return when each range is held by that many.  Raises WaitTimeout naming the first that is not."""
         with self._one_at_a_time:
             deadline = time.monotonic() + timeout_s
-            pause_s = _ASK_AGAIN_S
+            pause_s = self._interval_s
             open_wants = list(wants)
             while True:
                 open_wants = self._ask(open_wants, needed, min(deadline, time.monotonic() + pause_s))
@@ -77,7 +78,7 @@ class Confirmer:
                         f"the first is {first.topic} {first.first}..{first.last}"
                     )
                 resend(open_wants)
-                pause_s = min(2 * pause_s, _ASK_AGAIN_S_MAX)
+                pause_s = min(2 * pause_s, self._interval_max_s)
 
     def _ask(self, wants: list[Want], needed: Needed, until: float) -> list[Want]:
         """One round: returns the ranges that too few caches hold."""
@@ -89,7 +90,7 @@ class Confirmer:
             query = Query(id=self._next_id, wants=wants[start : start + WANTS_PER_QUERY_MAX], confirm=True)
             self._next_id += 1
             keys += [(query.id * WANTS_PER_QUERY_MAX + position, want) for position, want in enumerate(query.wants)]
-            with contextlib.suppress(TransportUnavailable):
+            with contextlib.suppress(TransportUnavailable):  # who cannot be asked does not hold it, and is asked again
                 self._end.query(
                     frames.pack(Kind.QUERY, self._guid, CONTROL_TOPIC, messages.encode(query), key=self._frame.key)
                 )
@@ -107,8 +108,10 @@ class Confirmer:
 
     def on_frames(self, received: Sequence[bytes]) -> None:
         for frame in received:
-            with contextlib.suppress(FrameError):
+            try:
                 self._on_frame(frame)
+            except FrameError:
+                self.bad_replies += 1
 
     def _on_frame(self, frame: bytes) -> None:
         header = frames.unpack(frame, bytes_max=self._frame.bytes_max, key=self._frame.key)

@@ -29,9 +29,6 @@ LOG = logging.getLogger(__name__)
 
 _READY_S = 1.0
 """How long history waits for the live subscription: what is published in between must come one way or the other."""
-_READ_S = 3600.0
-"""How long one read may take: it begins anew after that, so it must be long enough for the largest history."""
-_RETRY_S = 0.5
 _BATCHES_MAX = 64
 """Batches that wait for an iterating user."""
 
@@ -75,6 +72,8 @@ class HistoryGate:
         *,
         hold_s: float,
         objects_max: int,
+        read_timeout_s: float,
+        retry_s: float,
     ) -> None:
         self._source = source
         self._waiting: deque[Sequence[Event]] = deque()
@@ -82,6 +81,8 @@ class HistoryGate:
         self._on_events = on_events or self._wait_in_line
         self._on_resync = on_resync
         self._hold_s = hold_s
+        self._read_timeout_s = read_timeout_s
+        self._retry_s = retry_s
         self._hold_until = time.monotonic() + hold_s
         self._objects_max = objects_max
         self._turn = threading.RLock()
@@ -245,11 +246,11 @@ class HistoryGate:
 
     def _read_once(self, live: LiveSide) -> HistoryOutcome:
         try:
-            return self._source.read(live.topics, self._on_page, timeout_s=_READ_S)
+            return self._source.read(live.topics, self._on_page, timeout_s=self._read_timeout_s)
         except Exception:  # whatever a plug-in raises, live events must not wait for it for ever
             self._errors += 1
             LOG.exception("History: it could not be read; trying again.")
-            self._closing.wait(_RETRY_S)
+            self._closing.wait(self._retry_s)
             return HistoryOutcome.TIMED_OUT
 
     def _settle(self, outcome: HistoryOutcome) -> None:

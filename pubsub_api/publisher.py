@@ -50,6 +50,8 @@ class PublisherStatistics:
     """Frames sent again because too few caches held them."""
     queries: int
     bad_queries: int
+    bad_replies: int
+    """Answers about what caches hold that were refused, as `bad_frames` of a subscriber are."""
     handler_errors: int
     """Queries of the driver on which the publisher itself raised, which must not happen."""
     cached_frames: int
@@ -132,7 +134,7 @@ class Publisher(Batcher, Closeable):
             if self._confirmer is None:
                 self._confirmer = Confirmer(
                     self._driver.get_subscriber(),
-                    self._settings.frame,
+                    self._settings,
                     addresses=self._driver.listen_addresses() if addresses is None else addresses,
                 )
         wants = [
@@ -211,6 +213,7 @@ class Publisher(Batcher, Closeable):
                 resent=self._resent,
                 queries=self._queries,
                 bad_queries=self._bad_queries,
+                bad_replies=self._confirmer.bad_replies if self._confirmer else 0,
                 handler_errors=self._end.handler_errors,
                 cached_frames=cache.frames if cache else 0,
                 cached_bytes=cache.bytes if cache else 0,

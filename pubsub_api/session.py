@@ -161,6 +161,8 @@ class Session(Closeable):
             on_resync,
             hold_s=pubsub.history_hold_time,
             objects_max=pubsub.history_objects_max,
+            read_timeout_s=pubsub.history_read_timeout,
+            retry_s=pubsub.history_retry_interval,
         )
 
     def _scheme_subscriber(

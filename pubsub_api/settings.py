@@ -36,6 +36,9 @@ def publisher_settings(conf: cfg.ConfigOpts) -> PublisherSettings:
         idle_time_limit_s=pubsub.idle_time_limit,
         hello_rate_max=pubsub.hello_rate_max,
         min_services=pubsub.min_services,
+        confirm_interval_s=pubsub.confirm_interval,
+        confirm_interval_max_s=pubsub.confirm_interval_max,
+        forget_time_s=pubsub.publisher_forget_time,
         batch_events_max=pubsub.batch_events_max,
         batch_bytes_max=pubsub.batch_bytes_max,
         streams_max=pubsub.streams_max,
@@ -60,6 +63,7 @@ def subscriber_settings(conf: cfg.ConfigOpts, capabilities: Capabilities) -> Sub
         repair=pubsub.repair and capabilities.queries,
         repair_timeout_s=pubsub.repair_timeout,
         repair_attempts_max=pubsub.repair_attempts_max,
+        questions_max=pubsub.questions_max,
         query_interval_s=pubsub.query_interval,
         verify_after_reconnect=capabilities.bind_based and capabilities.queries and not capabilities.relays,
     )

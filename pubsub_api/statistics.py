@@ -34,6 +34,7 @@ class SubscriberStatistics:
     queries: int
     replies: int
     late_replies: int
+    questions_evicted: int
     resyncs: int
     restarts: int
     silences: int

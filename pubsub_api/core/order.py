@@ -48,7 +48,7 @@ class StreamOrder:
         self._resync = ResyncScheduler(
             jitter_s=settings.resync_jitter_s, interval_min_s=settings.resync_interval_min_s, jitter=jitter
         )
-        self._questions = Questions(settings, guid=guid, jitter=jitter, history=history)
+        self._questions = Questions(settings, self.counters, guid=guid, jitter=jitter, history=history)
         self._roster = Roster(settings, self.counters)
         self._to_repair: list[InStream] = []
         self._out: list[Delivery | Resync] = []

@@ -38,10 +38,7 @@ Outgoing = tuple[str, bytes]
 _EMPTY_HELLO = messages.encode(messages.Hello())
 _ONE_HELLO = 1 - 1e-9
 """Of the budget, allowing for what rounding takes from a sum of parts."""
-
-
-FORMER_TOLD_NS = 300 * 10**9
-"""How long a publisher tells of its former lives: as long as subscribers remember one that vanished, by default."""
+_NS_PER_S = 1_000_000_000
 
 
 @dataclasses.dataclass(frozen=True)
@@ -136,7 +133,8 @@ class PublisherCore:
     def start(self, now: float, stamp: int) -> list[Outgoing]:
         """The first hello: a new GUID, the name and, when they are known, the predecessor's final heads."""
         self._heartbeat_due = now + self.settings.max_idle_time_s
-        self._former_until = stamp + FORMER_TOLD_NS
+        # Former lives are told of for as long as subscribers remember one that vanished.
+        self._former_until = stamp + int(self.settings.forget_time_s * _NS_PER_S)
         former = self._predecessor
         chunks = list(_chunks(former.heads)) if former else [{}]
         out = []

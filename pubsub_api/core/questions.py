@@ -14,12 +14,12 @@ from pubsub_api.core.instream import InStream
 from pubsub_api.core.messages import Parts, Query, Want
 from pubsub_api.core.resync import NEVER, Reason
 from pubsub_api.core.settings import History, SubscriberSettings
+from pubsub_api.core.statistics import SubscriberCounters
 from pubsub_api.core.topics import FilterSet
 
 # Of joins that are absorbed, the first here stays: a resync that is awaited is not replaced by one that may be spared.
 _JOIN_REASONS = (Reason.INITIAL, Reason.SUBSCRIBED, Reason.NEW_LINK, Reason.RECONNECTED)
 WANTS_PER_QUERY_MAX = 200
-OPEN_QUESTIONS_MAX = 1000
 JOIN_TIMEOUTS_MAX = 3
 HURRY_MAX = 4
 """The first wait for an answer is the timeout, halved so many times at most."""
@@ -58,9 +58,16 @@ class Purpose:
 
 class Questions:
     def __init__(
-        self, settings: SubscriberSettings, *, guid: bytes, jitter: Callable[[], float], history: History | None
+        self,
+        settings: SubscriberSettings,
+        counters: SubscriberCounters,
+        *,
+        guid: bytes,
+        jitter: Callable[[], float],
+        history: History | None,
     ) -> None:
         self._settings = settings
+        self._counters = counters
         self.guid = guid
         self._jitter = jitter
         self._history = history
@@ -185,9 +192,10 @@ class Questions:
     def _ask(self, purpose: Purpose, query: Query) -> int:
         query.id = self._next_id
         self._next_id = self._next_id % SEQUENCE_MAX + 1
-        if len(self._open) >= OPEN_QUESTIONS_MAX:
+        if len(self._open) >= self._settings.questions_max:
             # The oldest will hardly be answered; but the join must end, for somebody waits for its resync.
             self._open.pop(next(oldest for oldest in self._open if oldest != self._join_id))
+            self._counters.questions_evicted += 1
         self._open[query.id] = purpose
         self._to_ask.append(query)
         return query.id

@@ -27,6 +27,9 @@ class PublisherSettings:
     idle_time_limit_s: float = 80.0
     hello_rate_max: int = 500
     min_services: int = 0
+    confirm_interval_s: float = 0.1
+    confirm_interval_max_s: float = 2.0
+    forget_time_s: float = 300.0
     batch_events_max: int = 1024
     batch_bytes_max: int = 256 * 1024
     streams_max: int = 1_000_000
@@ -49,6 +52,7 @@ class SubscriberSettings:
     repair: bool = True
     repair_timeout_s: float = 0.5
     repair_attempts_max: int = 5
+    questions_max: int = 1000
     query_interval_s: float = 0.0
     verify_after_reconnect: bool = False
     """A link that comes back is trusted when its publishers' heads match ours.  Sound only where nobody else could have

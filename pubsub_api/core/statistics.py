@@ -37,6 +37,8 @@ class SubscriberCounters:
     queries: int = 0
     replies: int = 0
     late_replies: int = 0
+    questions_evicted: int = 0
+    """Queries given up unanswered, because too many others were open."""
     resyncs: int = 0
     restarts: int = 0
     """Publishers that came back under a new GUID."""

@@ -6,9 +6,12 @@ import dataclasses
 import tracemalloc
 
 from pubsub_api.core import frame as frames
+from pubsub_api.core import messages
 from pubsub_api.core.frame import Kind
+from pubsub_api.core.questions import Questions
 from pubsub_api.core.resync import Reason
-from tests.unit.core_rig import NO_REPAIR, PUBLISHER, SUBSCRIBER, Rig
+from pubsub_api.core.statistics import SubscriberCounters
+from tests.unit.core_rig import NO_REPAIR, PUBLISHER, SUBSCRIBER, Rig, guid_of
 
 NO_ROOM = dataclasses.replace(SUBSCRIBER, pending_bytes_max=1)
 """What finds no room in the consumer's queue finds none in the core either."""
@@ -198,3 +201,15 @@ def test_an_idle_stream_takes_less_than_a_kilobyte() -> None:
         tracemalloc.stop()
     assert rig.subscriber.counters.streams == streams
     assert used / streams < 1000
+
+
+def test_the_oldest_of_too_many_questions_is_given_up_and_counted_but_not_the_join() -> None:
+    counters = SubscriberCounters()
+    settings = dataclasses.replace(SUBSCRIBER, questions_max=10)
+    questions = Questions(settings, counters, guid=guid_of(1), jitter=lambda: 0.0, history=None)
+    questions.join(Reason.INITIAL, ["#"], 0.0)
+    for number in range(1, 13):
+        questions.ranges([messages.Want(guid_of(2), "a", number, number)], 0.0)
+    join, *others = questions.take()
+    assert counters.questions_evicted == 3
+    assert [questions.purpose(query.id) is not None for query in (join, *others)] == [True] + [False] * 3 + [True] * 9

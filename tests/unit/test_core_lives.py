@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import pytest
 
 from pubsub_api.core import messages
-from pubsub_api.core.publisher import FORMER_TOLD_NS, Predecessor, PublisherCore
+from pubsub_api.core.publisher import Predecessor, PublisherCore
 from tests.unit.core_rig import SUBSCRIBER, Rig, guid_of
 
 BIND = dataclasses.replace(SUBSCRIBER, verify_after_reconnect=True)
@@ -152,11 +152,11 @@ def test_a_heartbeat_that_is_heard_before_the_answer_is_no_restart(rig: Rig, for
 
 
 def test_former_lives_are_told_for_a_while_only(rig: Rig) -> None:
-    core = PublisherCore(
-        rig.publisher().settings, guid=guid_of(7), name="n", now=0.0, predecessor=Predecessor(guid_of(6), {"a": 3})
-    )
+    """For as long as subscribers remember a publisher that vanished."""
+    settings = dataclasses.replace(rig.publisher().settings, forget_time_s=7.0)
+    core = PublisherCore(settings, guid=guid_of(7), name="n", now=0.0, predecessor=Predecessor(guid_of(6), {"a": 3}))
     core.start(0.0, 1)
     query = messages.Query(id=1, topics=["#"])
-    early, late = (b"".join(core.answer(query, stamp)) for stamp in (FORMER_TOLD_NS, FORMER_TOLD_NS + 1))
+    early, late = (b"".join(core.answer(query, stamp)) for stamp in (7_000_000_000, 7_000_000_001))
     assert guid_of(6) in early
     assert guid_of(6) not in late

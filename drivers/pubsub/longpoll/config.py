@@ -52,8 +52,10 @@ TIME_OPTIONS: Sequence[cfg.Opt] = (
     _seconds("retry_min", 0.1, 0.01, 60.0, "First wait before a lost link is tried again; later waits double."),
     _seconds("retry_max", 2.0, 0.01, 600.0, "Longest wait before a lost link is tried again."),
     _seconds("query_timeout", 10.0, 0.1, 3600.0, "How long answers to a query are awaited."),
-    _seconds("send_wait", 0.1, 0.0, 60.0, "How long a sender waits for a subscriber whose mailbox is full, once a "
-             "second at most. 0: not at all."),
+    _seconds("send_wait", 0.1, 0.0, 60.0, "How long a sender waits for a subscriber whose mailbox is full, once in "
+             "send_wait_interval at most. 0: not at all."),
+    _seconds("send_wait_interval", 1.0, 0.01, 3600.0, "After a subscriber was waited for in vain, none is for this "
+             "time: one that stands still costs the others send_wait once in it."),
     _seconds("linger", 1.0, 0.0, 60.0, "How long close() waits: of a publisher until subscribers have fetched what was "
              "sent, of a subscriber until publishers know that it leaves."),
 )  # fmt: skip

@@ -4,7 +4,8 @@
 While the loop is busy with that, further frames gather: batching needs no timer.
 
 A subscriber whose mailbox is full is waited for, since repairing what would be given up costs far more than a pause;
-``send_wait`` at most, though, and then nobody is waited for during `_NO_WAIT_S`.
+``send_wait`` at most, though, and then nobody is waited for during
+``send_wait_interval``.
 """
 
 from __future__ import annotations
@@ -32,8 +33,6 @@ LOG = logging.getLogger(__name__)
 FRAME_BYTES_MAX = MESSAGE_BYTES_MAX - 2**16
 _PUBLISHER_BYTES = 16
 _LOOP_TIMEOUT_S = 30.0
-_NO_WAIT_S = 1.0
-"""A subscriber that stands still costs the others ``send_wait`` once in this time."""
 _COUNTED = (
     "sessions_dead", "refused", "unknown", "superseded", "repeated_commands", "events_coalesced", "events_dropped",
     "hellos_withheld", "resets", "frames_reset",
@@ -111,7 +110,7 @@ class LongpollPublisher(PublisherApi):
         if now >= self._no_wait_until:
             if self._lock.wait_for(lambda: not self._core.overfull, self._settings.options.send_wait):
                 return
-            self._no_wait_until = now + _NO_WAIT_S
+            self._no_wait_until = now + self._settings.options.send_wait_interval
         for session in self._core.reset_overfull():
             LOG.warning(
                 "%s: subscriber %s reads too slowly, what waited for it is given up and it is told",

@@ -57,6 +57,12 @@ TIME_OPTIONS: Sequence[cfg.Opt] = (
              "How long one attempt to connect may take, and how long a publisher in client mode waits for its router "
              "before it goes on without."),
     _seconds("sync_timeout", 1.0, 0.05, 300.0, "How long publishers may take to confirm that filters are in effect."),
+    _seconds("sync_retry_min", 0.01, 0.001, 60.0,
+             "First wait before publishers that did not confirm filters are asked again; later waits double."),
+    _seconds("sync_retry_max", 0.5, 0.001, 3600.0, "Longest wait before publishers are asked again about filters."),
+    _seconds("sync_grace", 3.0, 0.05, 3600.0,
+             "A link on which nobody answers for this long has no publisher of Heliograph behind it; its filters are "
+             "taken to be in effect."),
     _seconds("query_timeout", 10.0, 0.1, 3600.0, "How long answers to a query are awaited."),
 )  # fmt: skip
 

@@ -35,9 +35,6 @@ from pubsub_api.inbox import Inbox
 CHANNEL_FRAMES = 1024
 """Frames between Zenoh's thread and ours.  Ours never waits for the receiver, so this need not hold much."""
 BATCH_BYTES = 256 * 1024
-SYNC_RETRY_MIN_S = 0.01
-SYNC_RETRY_MAX_S = 0.5
-SYNC_GRACE_S = 3.0
 
 if TYPE_CHECKING:
     Channel = zenoh.Subscriber[zenoh.handlers.Handler[zenoh.Sample]]
@@ -60,7 +57,7 @@ class Link(Connection):
         self._up_since = 0.0
         self._sync_number = 0
         self._is_syncing = False
-        self._sync_retry_s = SYNC_RETRY_MIN_S
+        self._sync_retry_s: float = settings.options.sync_retry_min
         self.is_connected = False
 
     def add(self, topic_filter: str) -> None:
@@ -174,7 +171,7 @@ class Link(Connection):
     def _sync_soon(self) -> None:
         if self._is_up and not self._is_syncing:
             self._is_syncing = True
-            self._sync_retry_s = SYNC_RETRY_MIN_S
+            self._sync_retry_s = self._settings.options.sync_retry_min
             self._sync()
 
     def _sync(self) -> None:
@@ -198,7 +195,7 @@ class Link(Connection):
         if not (any(answers) or self._is_ended(has_timed_out=bool(answers))):
             self._tally.add("barriers_repeated")
             self._after(self._sync_retry_s, self._sync)
-            self._sync_retry_s = min(2 * self._sync_retry_s, SYNC_RETRY_MAX_S)
+            self._sync_retry_s = min(2 * self._sync_retry_s, self._settings.options.sync_retry_max)
             return
         self._is_syncing = False
         confirmed = [name for name, interest in asked.items() if self._unconfirmed.get(name) is interest]
@@ -226,7 +223,8 @@ class Link(Connection):
         return self._is_client and self._session is not None and bool(self._session.zenoh.info.links())
 
     def _is_grace_over(self) -> bool:
-        return time.monotonic() - self._up_since > SYNC_GRACE_S
+        grace_s: float = self._settings.options.sync_grace
+        return time.monotonic() - self._up_since > grace_s
 
     def _closing(self) -> None:
         self.is_connected = False

@@ -36,7 +36,9 @@ OPTIONS: Sequence[cfg.Opt] = (
     _frames("send_hwm", 1000, "Frames that wait at the publisher for one slow subscriber. Further ones wait send_wait "
             "and are then dropped for that subscriber; the loss is detected and repaired above the driver."),
     _seconds("send_wait", 0.1, 0.0, 60.0, "How long the publisher waits for a subscriber that is send_hwm frames "
-             "behind, once a second at most. 0: not at all."),
+             "behind, once in send_wait_interval at most. 0: not at all."),
+    _seconds("send_wait_interval", 1.0, 0.01, 3600.0, "After a subscriber was waited for in vain, none is for this "
+             "time: one that stands still costs the others send_wait once in it."),
     _frames("receive_hwm", 1000, "Frames that wait at the subscriber, per publisher, until they are read."),
     cfg.Opt("linger_ms", type=types.Integer(min=0, max=60_000), default=1000,
             help="How long close() waits for frames that have not left yet. Milliseconds."),

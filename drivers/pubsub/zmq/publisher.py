@@ -6,7 +6,7 @@ makes them take turns.  It alone uses the other sockets.
 
 A subscriber that has fallen ``send_hwm`` frames behind is waited for, since repairing what would be dropped costs far
 more than a pause; ``send_wait`` at most, though.  Then ZeroMQ drops frames for it, and for it alone, and nobody is
-waited for during `_DROPPING_S`.  The layer above numbers frames, so the subscriber notices and asks for them.
+waited for during ``send_wait_interval``.  The layer above numbers frames, so the subscriber notices and asks for them.
 """
 
 from __future__ import annotations
@@ -43,8 +43,6 @@ _PER_TURN = 64
 """Subscriptions, or queries, handled before somebody else gets a turn."""
 _SUBSCRIPTION_BYTES_MAX = 4096
 """More than any topic of ours needs; a peer that sends more is disconnected."""
-_DROPPING_S = 1.0
-"""A subscriber that stands still costs the others ``send_wait`` once in this time."""
 
 
 class ZmqPublisher(PublisherApi):
@@ -152,7 +150,7 @@ class ZmqPublisher(PublisherApi):
         """A subscriber's queue stayed full."""
         LOG.warning("%s: a subscriber reads too slowly, frames are dropped for it", self.address)
         self._tally.add("slow_subscribers")
-        self._drops_until = time.monotonic() + _DROPPING_S
+        self._drops_until = time.monotonic() + self._conf[GROUP].send_wait_interval
         xpub.set(zmq.XPUB_NODROP, 0)
 
     def _wait_again(self, xpub: Socket) -> None:
