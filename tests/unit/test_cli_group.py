@@ -75,7 +75,8 @@ def test_show_lists_spark_jobs_release_frees_a_name_and_destroy_forgets_them(
         Source(log).publish("jobs/a", 100)
         waiting = shares.Waiting({0: 0, 1: 0}, {0: 100, 1: 100}, is_ordered=True, events_max=30)
         place = shares.Place(shares.Turn(0), "checkpoint")
-        turn = group_jobs.change(log, "work", lambda found: shares.take(found, "job-1", place, waiting))
+        begun = shares.Run("a run", has_begun=False)
+        turn = group_jobs.change(log, "work", lambda found: shares.take(found, "job-1", place, waiting, begun))
         assert turn is not None
         shown = run(capsys, url, "show", "work")["jobs"]
         assert shown["jobs"] == [{"name": "job-1", "turns": 1, "in_work": turn.events, "is_claimed": True}]
