@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
+import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Protocol, TypeVar
@@ -64,6 +66,18 @@ def ends_well(condition: Callable[[], object]) -> bool:
     return bool(attempt(condition))
 
 
+def write_on(db: DbApi, name: str, is_over: threading.Event) -> list[int]:
+    """Create objects until the server is gone for good; returns the versions that were acknowledged."""
+    versions: list[int] = []
+    for number in itertools.count():
+        try:
+            versions.append(db.create("t", f"{name}-{number}", 1, topic="t"))
+        except DbUnavailable:
+            if is_over.is_set():
+                break
+    return versions
+
+
 class ServerInTrouble:
     """Needs the fixtures ``server``, ``url`` and ``db``."""
 
@@ -76,18 +90,11 @@ class ServerInTrouble:
     def test_no_acknowledged_write_is_lost_when_the_server_is_killed(self, server: Server, db: DbApi) -> None:
         acknowledged: list[int] = []
         with ThreadPoolExecutor(4) as pool:
-            for attempt in range(self.kills):
-
-                def write(worker: int, attempt: int = attempt) -> list[int]:
-                    versions: list[int] = []
-                    with contextlib.suppress(DbUnavailable):
-                        while True:
-                            versions.append(db.create("t", f"{attempt}-{worker}-{len(versions)}", 1, topic="t"))
-                    return versions
-
-                before = db.revision()
-                writing = [pool.submit(write, worker) for worker in range(4)]
+            for turn in range(self.kills):
+                is_over, before = threading.Event(), db.revision()
+                writing = [pool.submit(write_on, db, f"{turn}-{worker}", is_over) for worker in range(4)]
                 follow(db, lambda seen: len(seen) >= 50, after=before)
+                is_over.set()
                 server.kill()
                 acknowledged += [version for one in writing for version in one.result(WAIT_S)]
                 server.restart()

@@ -138,7 +138,7 @@ def read_history(session: pubsub_api.Session, services: Sequence[str] | None, to
 
     with DurabilityClient(session, addresses=services) as client:
         outcome, samples = client.history(topics, timeout_s=TIMEOUT_S)
-    assert outcome is Outcome.COMPLETE
+    assert outcome is Outcome.COMPLETE, outcome
     return {event.key: event.value for event in map(event_of, samples) if event.action != "delete"}
 
 

@@ -13,8 +13,8 @@ from pubsub_api import loading
 from pubsub_api.testing.conformance import DriverConformance
 from tests.zenoh_ends import plain_session
 
-PATIENT = "drop_wait=5&block_wait=60"
-"""A link is congested only when it is, not when a loaded machine stands still."""
+PATIENT = "drop_wait=5&block_wait=60&query_timeout=60"
+"""A link is congested, and a question not answered, only when it is so, not when a loaded machine stands still."""
 TLS = pathlib.Path(__file__).parents[1] / "functional" / "tls"
 
 
