@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 from heliograph import exits, options
 from heliograph.commands import SUMMARIES
 from heliograph.output import Output, clock_text, compact, note
-from pubsub_api import Durability, Event, History, Resync
+from pubsub_api import Durability, Event, History, HistoryOutcome, Resync
 from pubsub_api.errors import UsageError, WaitTimeout
+from pubsub_api.scheme import scheme_of
 
 if TYPE_CHECKING:
     from pubsub_api import Subscriber
@@ -128,6 +129,8 @@ def run(args: argparse.Namespace) -> int:
     """Raises WaitTimeout when the time is over and the subscription was never in effect."""
     output = Output(is_json=args.json)
     printer = Printer(output, args.count)
+    if scheme_of(args.filters) is not None:  # it would take the work of the group, and do nothing with it
+        raise UsageError(f"{args.filters[0]}: printing events is not handling them; a program joins a group")
     with options.open_session(args) as session:
         if args.history is not None and not session.capabilities.queries:
             raise UsageError("this driver has no queries, so caches cannot be asked for --history")
@@ -161,6 +164,8 @@ def _wait(printer: Printer, subscriber: Subscriber, timeout_s: float | None) -> 
     is_done = printer.done.wait(min(_PATIENCE_S, deadline - time.monotonic()))
     if not is_done and not _is_ready(subscriber) and time.monotonic() < deadline:
         note("no publisher or server was reached yet; still trying")
+    if not is_done and subscriber.wait_for_historical_data(timeout_s=0.0) is not HistoryOutcome.COMPLETE:
+        note("no complete history yet; heliograph durability status tells who keeps it")
     while not is_done and (left_s := deadline - time.monotonic()) > 0:
         is_done = printer.done.wait(min(left_s, threading.TIMEOUT_MAX))
     return is_done or _is_ready(subscriber)

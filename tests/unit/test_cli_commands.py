@@ -271,3 +271,11 @@ def test_bench_says_which_library_is_missing() -> None:
     ended = subprocess.run(command, capture_output=True, text=True, check=False, cwd=root)
     assert ended.stderr.startswith("bench: the Python library 'redis' is not installed")
     assert ended.returncode == exits.ENVIRONMENT
+
+
+def test_subscribe_says_that_nobody_keeps_history(capsys: pytest.CaptureFixture[str]) -> None:
+    where = ["--url", "memory://forgetful", "--timeout", "0.1"]
+    main.main(["subscribe", "t", "--durability", "persistent", *where])
+    assert "no complete history yet" in capsys.readouterr().err
+    main.main(["subscribe", "t", *where])
+    assert "history" not in capsys.readouterr().err

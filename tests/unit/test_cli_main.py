@@ -72,6 +72,7 @@ def test_the_help_of_a_command_teaches(command: str, capsys: pytest.CaptureFixtu
         ["subscribe"],
         ["subscribe", "a/#/b", "--url", "memory://usage"],
         ["subscribe", "#", "--history", "none"],
+        ["subscribe", "$shared/billing/#", "--url", "memory://usage"],
         ["subscribe", "#", "--url", "memory://x", "--config-file", "y"],
         ["subscribe", "#", "--config-file", "no-such-file"],
         ["subscribe", "#", "--url", "carrier-pigeon://x"],
