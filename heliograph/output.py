@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
+    from durable_log import LogApi
+
 PIPE_COLUMNS = 200
 """Width of a table when standard output is no terminal: wide, so that hardly anything is wrapped."""
 
@@ -81,6 +83,12 @@ def note(text: str) -> None:
     """Something a person may want to know, on standard error."""
     sys.stderr.write(f"{printable(text)}\n")
     sys.stderr.flush()
+
+
+def note_empty(log: LogApi, command: str) -> None:
+    """A note when a log is empty: a mistyped URL looks like this."""
+    if not any(state.end for state in log.state()):
+        note(f"{command}: nothing was ever appended to this log")
 
 
 def printable(text: str) -> str:

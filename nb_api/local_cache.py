@@ -351,7 +351,6 @@ class LocalCache(Closeable):
             self._is_loaded |= task.is_snapshot
             if task.is_reading:
                 self._stood_in_for = -1
-        self._is_standing_in = False
         self._tell_resynced(told)
 
     def _stand_in(self, task: SyncTask, requests: int) -> None:

@@ -112,7 +112,7 @@ class Batcher(abc.ABC):
         except (KeyError, TypeError):
             stream = self._open_stream(event.topic)
         except AttributeError as error:
-            raise InvalidEvent(f"an Event is sent, not an object of type {type(event).__name__}") from error
+            raise _not_an_event(event) from error
         stamp = next(self._stamps, 0)
         if not stamp:
             self._send_in_turn(stream, event)
@@ -226,6 +226,8 @@ class Batcher(abc.ABC):
                     self._queue_run(topic, run)
                     topic, run = event.topic, []
                 run.append(encode_event(event, stamp))
+        except AttributeError as error:
+            raise _not_an_event(event) from error
         finally:
             self._queue_run(topic, run)
             self._last_call_ns = time_ns()
@@ -427,3 +429,7 @@ class Batcher(abc.ABC):
             self._wakeup.release()
         except RuntimeError:
             pass  # Released already: somebody else woke the thread and it is on its way.
+
+
+def _not_an_event(found: object) -> InvalidEvent:
+    return InvalidEvent(f"an Event is sent, not an object of type {type(found).__name__}")

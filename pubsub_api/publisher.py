@@ -22,7 +22,7 @@ from pubsub_api.confirmation import Confirmer, Needed
 from pubsub_api.core import frame as frames
 from pubsub_api.core import messages
 from pubsub_api.core.clock import HybridClock
-from pubsub_api.core.errors import Closed, Forked, FrameError, InvalidTopic, NotSupported
+from pubsub_api.core.errors import Closed, Forked, FrameError, InvalidTopic, NotSupported, UsageError
 from pubsub_api.core.messages import Want
 from pubsub_api.core.publisher import Predecessor, PublisherCore
 from pubsub_api.core.settings import PublisherSettings
@@ -122,10 +122,13 @@ class Publisher(Batcher, Closeable):
         Who keeps history counts as a cache.  ``services`` is how many of those must hold an event as well as its topic
         is to be kept, PERSISTENT ones on disk; by default ``[pubsub] min_services``.  What too few of them hold is sent
         again under the same numbers.  ``addresses`` says where they listen on a bind-based driver, by default where
-        subscribers would.  Raises WaitTimeout naming a range, and NotSupported when this publisher keeps no cache to
-        send from or the driver has no queries.
+        subscribers would.  Raises WaitTimeout naming a range, NotSupported when this publisher keeps no cache to send
+        from or the driver has no queries, and UsageError.
         """
         self._check_usable()
+        needed = Needed(caches, self._settings.min_services if services is None else services)
+        if min(needed) < 0:
+            raise UsageError(f"caches={caches} and services={services}: they cannot be fewer than none")
         if self._core.cache is None or not self._driver.capabilities.queries:
             raise NotSupported(f"publisher {self._name}: confirmation needs with_cache and a driver with queries")
         self._drain()
@@ -142,7 +145,6 @@ class Publisher(Batcher, Closeable):
             for topic, head in heads.items()
             if head > self._confirmed.get(topic, 0)
         ]
-        needed = Needed(caches, self._settings.min_services if services is None else services)
         self._confirmer.confirm(wants, needed, timeout_s=timeout_s, resend=self._resend)
         self._confirmed.update(heads)
 

@@ -40,6 +40,11 @@ class LakeTable:
     def exists(self) -> bool:
         return bool(self._delta.DeltaTable.is_deltatable(str(self.path)))
 
+    def check_exists(self) -> None:
+        """Raises PipelineError when there is no table."""
+        if not self.exists:
+            raise PipelineError(f"there is no table at {self.path}: run the ingest job first")
+
     def offsets(self, shards: int) -> dict[int, int]:
         """How far each shard of the log was taken in: the offset to go on at."""
         if not self.exists:
@@ -80,8 +85,7 @@ class LakeTable:
 
         Raises PipelineError when there is none, SchemaMismatch when somebody gave it other columns.
         """
-        if not self.exists:
-            raise PipelineError(f"there is no table at {self.path}: run the ingest job first")
+        self.check_exists()
         table = self._table()
         if version is not None:
             table.load_as_version(version)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from heliograph import exits, options
 from heliograph.commands import SUMMARIES
-from heliograph.output import Output, clock_text, compact, counted, note
+from heliograph.output import Output, clock_text, compact, counted, note_empty
 from pubsub_api.errors import UsageError
 
 if TYPE_CHECKING:
@@ -130,8 +130,8 @@ def _open(args: argparse.Namespace) -> Iterator[LogApi]:
     import durable_log
 
     with contextlib.closing(durable_log.open(args.log, config_files=args.config_file)) as log:
-        if args.verb != "record" and not any(state.end for state in log.state()):  # a mistyped URL looks like this
-            note("heliograph log: nothing was ever appended to this log")
+        if args.verb != "record":
+            note_empty(log, "heliograph log")
         yield log
 
 

@@ -42,6 +42,7 @@ def run(args: argparse.Namespace) -> int:
     """Raises UsageError for heads that cannot be read."""
     conf = common.read_conf(args)
     output = Output(is_json=args.json)
+    common.check_source(args, conf)
     with common.spark_session(args, conf, "audit") as spark:
         from spark_pipeline.report import audit_report, read_heads, to_html
 

@@ -8,6 +8,7 @@ import datetime
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from heliograph.output import note_empty
 from pubsub_api.errors import UsageError
 
 if TYPE_CHECKING:
@@ -64,6 +65,27 @@ def spark_session(args: argparse.Namespace, conf: cfg.ConfigOpts, job: str) -> I
             yield session
     finally:
         session.stop()
+
+
+def check_source(args: argparse.Namespace, conf: cfg.ConfigOpts) -> None:
+    """Look whether ``--lake`` or ``--log`` names something, before Spark takes its time to start.
+
+    Raises PipelineError for a table that is not there, and what opening a log may raise.
+    """
+    from spark_pipeline.lake import LakeTable
+
+    if args.lake:
+        LakeTable(args.lake).check_exists()
+    else:
+        check_log(args, conf)
+
+
+def check_log(args: argparse.Namespace, conf: cfg.ConfigOpts) -> None:
+    """Say so when the log is empty.  Raises what opening it may raise."""
+    import durable_log
+
+    with contextlib.closing(durable_log.open(log_url(args, conf))) as log:
+        note_empty(log, "heliograph pipeline")
 
 
 def read_events(spark: SparkSession, args: argparse.Namespace, conf: cfg.ConfigOpts) -> DataFrame:

@@ -39,6 +39,7 @@ def run(args: argparse.Namespace) -> int:
     common.require_new_directory(args.out)
     conf = common.read_conf(args)
     output = Output(is_json=args.json)
+    common.check_source(args, conf)
     with common.spark_session(args, conf, "compact") as spark:
         from spark_pipeline.snapshot import write_snapshot
 

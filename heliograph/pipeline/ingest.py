@@ -44,6 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     conf = common.read_conf(args)
     output = Output(is_json=args.json)
+    common.check_log(args, conf)
     with common.spark_session(args, conf, "ingest") as spark:
         from spark_pipeline.lake import LakeTable
 

@@ -60,6 +60,7 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError("name the bus: --url, or --config-file")
     conf = common.read_conf(args)
     output = Output(is_json=args.json)
+    common.check_source(args, conf)
     bus = pubsub_api.open(args.url) if args.url else pubsub_api.open(conf=conf)
     with bus, common.spark_session(args, conf, "replay") as spark:
         events = common.read_events(spark, args, conf)

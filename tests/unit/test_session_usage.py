@@ -35,6 +35,14 @@ def test_a_subscriber_refuses(session: pubsub_api.Session, arguments: dict[str, 
 def test_only_events_are_sent(session: pubsub_api.Session, event: Any) -> None:
     with pytest.raises(InvalidEvent, match=f"not an object of type {type(event).__name__}"):
         session.publisher().send_event(event)
+    with pytest.raises(InvalidEvent, match=f"not an object of type {type(event).__name__}"):
+        session.publisher().send_events([event])
+
+
+@pytest.mark.parametrize("needed", [{"caches": -1}, {"services": -1}])
+def test_fewer_than_no_cache_cannot_confirm(session: pubsub_api.Session, needed: dict[str, int]) -> None:
+    with pytest.raises(UsageError, match="cannot be fewer than none"):
+        session.publisher().confirm(timeout_s=0, **needed)
 
 
 def test_files_are_a_list() -> None:
