@@ -1,9 +1,9 @@
 """The process that Spark forks Python workers from: PySpark's own, with the imports of the workers already done.
 
-Spark starts a worker for every step of planning a read, and each would import PySpark, the configuration library and
-the log again.  What is imported here is there after the fork.  Not so Arrow: its import starts a thread, and a process
-with threads is not to be forked.  ``python -m spark_pipeline.daemon`` is for Spark to call, see
-`spark_pipeline.session.spark_options`.
+Otherwise each worker would import PySpark, the configuration library and the log for itself.  What is imported here is
+there after the fork.  Not so Arrow: its import starts a thread, and a process with threads is not to be forked.
+
+``python -m spark_pipeline.daemon`` is for Spark to call, see `spark_pipeline.session.spark_options`.
 """
 
 from __future__ import annotations

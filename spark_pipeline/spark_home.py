@@ -1,10 +1,10 @@
-"""A Spark home in which Python processes start in a third of the time.
+"""A Spark home in which Python processes start with a third of the work.
 
 Spark puts the archive ``python/lib/pyspark.zip`` of its home first on the path of every Python process it starts, and
-Python compiles what it imports from an archive anew in each: a second of work per process, for every step of planning
-and every streaming query.  On a busy machine that second becomes the ten after which Spark gives a process up
-("Python worker failed to connect back").  The installed package has the same modules, compiled.  So on one machine
-Spark runs from a directory of links that has its programs and jars, and no archive.
+Python compiles what it imports from an archive anew in each: a second of work for the process of every streaming query.
+On a busy machine that second becomes the ten after which Spark gives a process up ("Python worker failed to connect
+back").  The installed package has the same modules, compiled.  So on one machine Spark runs from a directory of links
+that has its programs and jars, and no archive.
 """
 
 from __future__ import annotations
