@@ -43,6 +43,7 @@ class Dispatch:
     ) -> None:
         """``wake`` makes the protocol thread report what has been settled."""
         self.callback_errors = 0
+        self.park_failures = 0
         self._handler = handler
         self._lock = lock
         self._on_event, self._on_events = on_event, on_events
@@ -210,6 +211,7 @@ class Dispatch:
         except (LogError, Closed) as error:
             LOG.warning("Shared subscription: offset %d cannot be parked now: %s", event.offset, error)
             with self._lock:
+                self.park_failures += 1
                 loan.lanes.postpone(event, time.monotonic() + _PARK_RETRY_S)
             return
         with self._lock:

@@ -26,6 +26,7 @@ class LeaderLink:
         self.leader: LeaderRecord | None = None
         """Whom to talk to."""
         self.bad_messages = 0
+        self.link_failures = 0
         self._selector = selector
         self._bytes_max = bytes_max
         self._connection: Connection | None = None
@@ -44,6 +45,7 @@ class LeaderLink:
         try:
             self._connection = Connection.to(leader.endpoint, leader.key, bytes_max=self._bytes_max)
         except (OSError, ValueError) as error:
+            self.link_failures += 1
             LOG.debug("The leader at %s cannot be reached: %s", leader.endpoint, error)
             return False
         self._peer = leader.id
@@ -83,6 +85,7 @@ class LeaderLink:
         if connection is None:
             return
         if not connection.is_open:
+            self.link_failures += 1
             self.close()
             return
         writing = selectors.EVENT_WRITE if connection.wants_to_write else 0

@@ -344,7 +344,9 @@ class Office:
         assert self._listener is not None
         try:
             end, _ = self._listener.accept()
-        except OSError:
+        except OSError as error:
+            self.counters["socket_errors"] += 1
+            LOG.debug("Group %s: a member's connection could not be accepted: %s", self._group, error)
             return
         if len(self._connections) >= _CONNECTIONS_MAX:
             self.counters["refused_connections"] += 1

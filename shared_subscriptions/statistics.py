@@ -31,6 +31,12 @@ class GroupSubscriberStatistics:
     """How often a lease or the leader was lost and everything began anew."""
     log_errors: int
     protocol_errors: int
+    bad_messages: int
+    """Connections to a leader that were closed because of what came through them."""
+    link_failures: int
+    """Connections to a leader that were lost, or could not be made; each is made again."""
+    park_failures: int
+    """Dead letters that could not be written; each is tried again."""
     callback_errors: int
     is_leading: int
     """Groups that this process leads."""

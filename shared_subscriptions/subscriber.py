@@ -356,6 +356,9 @@ class GroupSubscriber(Closeable):
                 waiting=sum(loan.lanes.load for loan in self._handler.loans), grants=self._handler.granted,
                 resets=self._handler.agent.resets, log_errors=self._feeder.log_errors,
                 protocol_errors=self._protocol_errors,
+                bad_messages=sum(group.link.bad_messages for group in self._groups.values()),
+                link_failures=sum(group.link.link_failures for group in self._groups.values()),
+                park_failures=self._dispatch.park_failures,
                 callback_errors=self._dispatch.callback_errors,
                 is_leading=sum(group.office.is_leading for group in self._groups.values()),
             )  # fmt: skip
