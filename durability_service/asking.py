@@ -23,7 +23,9 @@ from pubsub_api.driver import LinkReport
 LOG = logging.getLogger(__name__)
 
 _ASK_AGAIN_S = 0.3
-"""A question that nobody has answered is repeated: the link may have come up meanwhile."""
+_ASK_AGAIN_MAX_S = 2.0
+"""A question that nobody has answered is repeated: the link may have come up meanwhile.  More and more seldom: whoever
+needs long for an answer need not give it many times."""
 
 
 class Asker:
@@ -92,12 +94,14 @@ class Asker:
             ask.confirm = True
             answers = self._answers[ask.id] = {}
         frame = protocol.pack_ask(ask, self._guid, self._frame.key)
+        again_s = _ASK_AGAIN_S
         while True:
             responders = self._send(frame)
-            pause_s = min(deadline, time.monotonic() + _ASK_AGAIN_S)
-            found = self._collect(answers, responders, pause_s, settle_s, enough)
+            until = min(deadline, time.monotonic() + again_s)
+            found = self._collect(answers, responders, until, settle_s, enough)
             if found or self._is_closed or time.monotonic() >= deadline:
                 break
+            again_s = min(2 * again_s, _ASK_AGAIN_MAX_S)
         with self._changed:
             del self._answers[ask.id]
         return found

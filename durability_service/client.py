@@ -27,8 +27,6 @@ from pubsub_api.core.topics import check_filter
 
 LOG = logging.getLogger(__name__)
 
-_ANSWER_S = 0.5
-_ATTEMPTS_MAX = 4
 _ASK_AGAIN_S = 0.1
 _ASK_AGAIN_S_MAX = 1.0
 
@@ -62,6 +60,7 @@ class DurabilityClient(Closeable):
         """``on_advert`` is called, from any thread, with what services say of themselves to each other."""
         self._asker = Asker(session, addresses, on_advert)
         self._no_service_s: float = session.conf[config.GROUP].no_service_time
+        self._page_s: float = session.conf[config.GROUP].page_timeout
 
     # -- what the user calls
 
@@ -149,7 +148,9 @@ class DurabilityClient(Closeable):
     def _services(self, topics: Sequence[str], deadline: float, *, is_any_service: bool) -> list[ServiceStatus]:
         ask = Ask(id=0, durability=protocol.STATUS, topics=list(topics), wants_data=True)
         left_s = max(0.0, deadline - time.monotonic())
-        found = self._asker.ask(ask, timeout_s=min(left_s, _ANSWER_S), settle_s=0.05 if is_any_service else 0.2)
+        found = self._asker.ask(
+            ask, timeout_s=min(left_s, self._no_service_s), settle_s=0.05 if is_any_service else 0.2
+        )
         return [one.status for one in found if one.status]
 
     def _read_space(
@@ -167,17 +168,9 @@ class DurabilityClient(Closeable):
         return True
 
     def _ask_one(self, ask: Ask, deadline: float) -> Page | None:
-        for _ in range(_ATTEMPTS_MAX):
-            left_s = deadline - time.monotonic()
-            if left_s <= 0:
-                return None
-            found = self._asker.ask(
-                ask, timeout_s=min(left_s, 2 * _ANSWER_S), enough=lambda answer: answer.page is not None
-            )
-            for answer in found:
-                if answer.page is not None:
-                    return answer.page
-        return None
+        left_s = deadline - time.monotonic()
+        found = self._asker.ask(ask, timeout_s=min(left_s, self._page_s), enough=lambda answer: answer.page is not None)
+        return next((answer.page for answer in found if answer.page is not None), None)
 
     def _act(self, what: str, topics: Sequence[str], timeout_s: float) -> str:
         """Have one service do something, and wait until it says that it is done."""
@@ -187,7 +180,8 @@ class DurabilityClient(Closeable):
         target = self._best(topics, min(timeout_s, self._no_service_s))
         while time.monotonic() < deadline:
             ask = Ask(id=0, durability=what, topics=list(topics), to=target, action=action)
-            for answer in self._asker.ask(ask, timeout_s=_ANSWER_S, enough=lambda answer: answer.status is not None):
+            left_s = deadline - time.monotonic()
+            for answer in self._asker.ask(ask, timeout_s=left_s, enough=lambda answer: answer.status is not None):
                 outcome = answer.status.actions.get(str(action), "") if answer.status else ""
                 if outcome.startswith("failed"):
                     raise DurabilityError(f"{target} could not do it: {outcome}")
@@ -198,13 +192,10 @@ class DurabilityClient(Closeable):
 
     def _best(self, topics: Sequence[str], timeout_s: float) -> str:
         """The service to ask: one whose sets of these topics are complete, a master if there is one."""
-        deadline = time.monotonic() + timeout_s
-        while True:
-            found = self.status(timeout_s=min(_ANSWER_S, timeout_s), topics=topics)
-            if found:
-                return max(found, key=lambda one: (_rank(one, topics), one.node)).node
-            if time.monotonic() >= deadline:
-                raise NoService(f"no durability service answered within {timeout_s} s")
+        found = self.status(timeout_s=timeout_s, topics=topics)
+        if not found:
+            raise NoService(f"no durability service answered within {timeout_s} s")
+        return max(found, key=lambda one: (_rank(one, topics), one.node)).node
 
 
 def _check(topics: Sequence[str]) -> None:

@@ -71,6 +71,8 @@ OPTIONS: Sequence[cfg.Opt] = (
     _seconds("expiry_time", 4.0, 0.2, 3600.0, "A fellow that is silent for this long is gone."),
     _seconds("no_service_time", 2.0, 0.1, 3600.0, "Who asks for history and hears from no service for this long is "
              "told that there is none."),
+    _seconds("page_timeout", 4.0, 0.1, 3600.0, "Who reads history turns to another service when a page of it has not "
+             "come for this long."),
     cfg.FloatOpt("heartbeat_factor", default=0.25, min=0.1, max=0.9,
                  help="Part of expiry_time between heartbeats: 0.25 of 4 seconds is one second."),
     _seconds("initial_discovery_period", 3.0, 0.05, 60.0, "How long a service that starts listens for fellows."),
