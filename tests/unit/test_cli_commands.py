@@ -173,6 +173,7 @@ def test_bench_passes_everything_on(
     tmp_path: pathlib.Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "bench").mkdir()
+    (tmp_path / "bench" / "__init__.py").touch()
     script = "import sys\nprint(sys.argv[1:])\nsys.exit(7)\n"
     (tmp_path / "bench" / "__main__.py").write_text(script)
     monkeypatch.setattr(heliograph, "__file__", str(tmp_path / "heliograph" / "__init__.py"))
