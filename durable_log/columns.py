@@ -134,8 +134,7 @@ def events_batch(stored: Sequence[StoredFrame], *, with_frames: bool = False) ->
     arrays = _spread(stored, decoded.headers) | {
         "table": _few_names(decoded.tables), "key": decoded.keys, "action": _few_names(decoded.actions),
         "value": _raw_array(decoded.values, has_nulls=decoded.has_nulls),
-        "version": _numbers(decoded.versions, has_nulls=decoded.has_nulls),
-        "timestamp": _numbers(decoded.timestamps, has_nulls=decoded.has_nulls),
+        "version": decoded.versions, "timestamp": decoded.timestamps,
     }  # fmt: skip
     if with_frames:
         arrays |= _at_first_rows(stored, boundaries)
@@ -216,15 +215,6 @@ def _raw_array(values: Sequence[msgspec.Raw | None], *, has_nulls: bool) -> Any:
     numpy.cumsum(numpy.fromiter(map(len, values), numpy.int32, len(values)), out=ends[1:])  # type: ignore[arg-type]
     buffers = [None, arrow.py_buffer(ends), arrow.py_buffer(_encode_without_length(values))]
     return arrow.Array.from_buffers(arrow.binary(), len(values), buffers)
-
-
-def _numbers(values: Sequence[int | None], *, has_nulls: bool) -> Any:
-    """What becomes a column of numbers; numpy converts a list faster than Arrow does."""
-    if has_nulls:
-        return values
-    import numpy  # noqa: PLC0415
-
-    return numpy.fromiter(values, numpy.int64, len(values))
 
 
 def _few_names(values: list[str | None]) -> Any:
