@@ -102,6 +102,8 @@ class Aligner:
         self._served.pop(node, None)
         if self._stream:
             self._drop(self._stream, node)
+            if not self._stream.addressees:
+                self._stream = None
 
     def next_deadline(self) -> float:
         if self._stream:

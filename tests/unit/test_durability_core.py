@@ -7,15 +7,18 @@ from typing import Any
 
 import pytest
 
+from durability_service.core.aligner import Aligner, Standing
 from durability_service.core.batches import spread
 from durability_service.core.effects import BeginFill, CompleteFill, Fill, Interest, Marks
 from durability_service.core.holding import Holding
 from durability_service.core.lifecycle import Phase
 from durability_service.core.merging import Merge
-from durability_service.core.messages import Epoch
+from durability_service.core.messages import AlignRequest, Epoch
 from durability_service.core.namespaces import SAME_ROLE, Alignee, Kind, NameSpace, Policy
+from durability_service.core.samples import make_sample
 from durability_service.core.service import DurabilityCore
-from durability_service.core.settings import TopicRules
+from durability_service.core.sets import SampleSet
+from durability_service.core.settings import ServiceSettings, TopicRules
 from durability_service.testing.simulator.network import Network
 from durability_service.testing.simulator.nodes import EPOCH_NS, SimNode
 from durability_service.testing.simulator.oracle import Oracle
@@ -494,3 +497,19 @@ def test_nobody_waits_for_further_requests_when_all_have_asked() -> None:
     rig.run(LONG_S / 2)
     assert [rig.keys(name) for name in "abc"] == ["k", "k", "k"]
     assert rig.held("z").aligner.combined == 2
+
+
+def test_an_answer_ends_with_the_last_who_asked() -> None:
+    """Also one that waits for room, and which nobody moves on any more."""
+    samples = SampleSet(8, TopicRules().depth_of)
+    for number in range(20):
+        samples.add(
+            make_sample("a/x", "t", f"k{number}", timestamp=1, writer=b"w", number=number, is_delete=False, event=b"e")
+        )
+    aligner = Aligner(ServiceSettings(node="z", chunk_bytes=1, window_chunks=1), "orders", samples)
+    standing = Standing(is_complete=True, epoch=Epoch(1, "z"), lineage=[])
+    aligner.requested(AlignRequest(node="a", incarnation=1, to="z", name_space="orders", number=1), 0.0, set())
+    assert len(aligner.pump(1.0, standing)) == 1
+    aligner.left("a")
+    assert not aligner.is_busy
+    assert aligner.pump(1000.0, standing) == []

@@ -87,6 +87,7 @@ class SimNode:
         self._world.note(self.name, "start", self._life, {name: len(list(one)) for name, one in restored.items()})
         self.core = self._core_class(self.settings, restored, self._world.now)
         self._oracle.started(self)
+        self._tick_at = self._world.now  # that of the life before does not come
         self._tick(self._life)
 
     def crash(self) -> None:

@@ -277,7 +277,8 @@ class Oracle:
                     raise Violation(f"S16: {name} holds {sample[:6]}, which was deleted")
         if self._profile.merge is Merge.IGNORE:
             return
-        sources = {name: held for name, held in complete.items() if held.policy.aligner}
+        # Where nobody may lead, nobody reconciles either; the status of the services says so.
+        sources = {name: held for name, held in complete.items() if held.policy.aligner and held.master}
         if len({held.set.digest for held in sources.values()}) > 1:
             counts = {name: held.set.count for name, held in sources.items()}
             raise Violation(f"L3: the sets differ: {counts}")
