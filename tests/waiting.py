@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TypeVar
 
+from pubsub_api import Subscriber
 from pubsub_api.driver import PublisherApi
 from pubsub_api.errors import TransportUnavailable
 
@@ -31,6 +32,21 @@ def wait_until(condition: Callable[[], T], timeout_s: float = WAIT_S, what: str 
         if is_last_chance:
             raise AssertionError(f"waited {timeout_s} s in vain for {what}; last value: {result!r}")
         time.sleep(POLL_S)
+
+
+def wait_joined(subscriber: Subscriber, addresses: Sequence[str] | None) -> None:
+    """Wait until a subscriber has all its links, and has heard of a publisher.
+
+    Ready is who has one link: what is published before the others are up is covered by their resync, not delivered.
+    """
+    subscriber.wait_ready(timeout_s=WAIT_S)
+    links = len(addresses) if addresses else 1
+
+    def is_joined() -> bool:
+        statistics = subscriber.statistics()
+        return statistics.links_up == links and statistics.publishers > 0
+
+    wait_until(is_joined, WAIT_S, "all links, and a publisher")
 
 
 def wait_sent(publisher: PublisherApi, topic: str, frame: bytes) -> None:

@@ -22,7 +22,7 @@ from pubsub_api.testing.faulty import FaultyPubSub
 from tests.functional.conftest import Bus, event
 from tests.functional.test_cli import Command
 from tests.servers import free_port
-from tests.waiting import wait_until
+from tests.waiting import wait_joined, wait_until
 
 TOPIC = "tenant-7/port"
 
@@ -148,9 +148,9 @@ def test_a_cache_process_with_a_log_behind_it_repairs(url: str) -> None:
             session = bus.session(
                 wrap_driver=lambda driver: FaultyPubSub(driver, faults), repair_attempts_max=20, repair_timeout=1.0
             )
-            session.subscriber(
-                ["#"], lambda one: versions.append(one.version), addresses=[publisher.address, address]
-            ).wait_ready(timeout_s=60)
+            addresses = [publisher.address, address]
+            subscriber = session.subscriber(["#"], lambda one: versions.append(one.version), addresses=addresses)
+            wait_joined(subscriber, addresses)
             publisher.send_event(event(0))
             wait_until(lambda: versions == [0], 60, "the first event")
             faults.set(drop=1.0, kinds={Kind.DATA})

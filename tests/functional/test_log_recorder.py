@@ -21,7 +21,7 @@ from pubsub_api.core.messages import Want
 from pubsub_api.testing.faults import Faults
 from pubsub_api.testing.faulty import FaultyPubSub
 from tests.functional.conftest import Bus, Consumer, event
-from tests.waiting import wait_until
+from tests.waiting import wait_joined, wait_until
 
 TOPIC = "tenant-7/port"
 
@@ -138,10 +138,7 @@ def test_loss_is_repaired_from_the_log_when_no_memory_holds_it(bus: Bus, log: Lo
         recorder.wait_ready(timeout_s=20)
         addresses = bus.addresses(publisher, cache)
         subscriber = lossy.subscriber(["#"], consumer.on_event, on_resync=consumer.on_resync, addresses=addresses)
-        subscriber.wait_ready(timeout_s=20)
-        # Ready is who has one link: what is published before the other is up is covered by its resync.
-        links = len(addresses) if addresses else 1
-        wait_until(lambda: subscriber.statistics().links_up == links, 30, "all links")
+        wait_joined(subscriber, addresses)
         send(publisher, range(50))
         wait_until(lambda: len(consumer.versions) == 50, 30, "the first events")
         faults.set(drop=1.0, kinds={Kind.DATA, Kind.HELLO})
