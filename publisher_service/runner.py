@@ -100,6 +100,7 @@ def reload(service: PublisherService) -> None:
         set_log_level(service)
         LOG.info("The configuration was read again.")
     except Exception:  # whatever is wrong with the new files, the service goes on with the old values
+        service.reload_failures += 1
         LOG.exception("The configuration cannot be read again; nothing was changed.")
 
 

@@ -49,6 +49,8 @@ class PublisherService:
         self._started_at = time.monotonic()
         self.recovered = Recovered()
         self.journal_damaged = 0
+        self.reload_failures = 0
+        """How often the configuration could not be read again."""
         self.health_address = ""
         """Where the service tells how it is; empty when it does not."""
         self.duties: duties.Duties | None = None
@@ -212,6 +214,7 @@ class PublisherService:
                 "recovered_events": sum(len(stretch.encoded) for stretch in self.recovered.stretches),
                 "recovered_lives": len(self.recovered.lives),
             },
+            "reload_failures": self.reload_failures,
             "database": self.duties.report() if self.duties is not None else None,
         }
 

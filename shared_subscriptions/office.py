@@ -315,7 +315,8 @@ class Office:
             (self._names.stream(number), encode_stream(record), None) for number, record in records.items()
         ]
         writes += [(self._names.stream(number), None, None) for number in deleted]
-        writes.append((self._names.status, encode_status(describe(leader, self._candidate.me.endpoint, now)), None))
+        status = describe(leader, self.counters, self._candidate.me.endpoint, now)
+        writes.append((self._names.status, encode_status(status), None))
         if self._write(claim, writes):
             leader.renewed(self._candidate.renewed_at)
             leader.stored(records, deleted)

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from shared_subscriptions.core.leader import Leader
 from shared_subscriptions.core.members import Member
 from shared_subscriptions.records import GroupStatus, MemberStatus, MoveStatus
 
 
-def describe(leader: Leader, endpoint: str, now: float) -> GroupStatus:
-    """Plain data.  Times are ages: no clock of another host is needed to read them."""
+def describe(leader: Leader, office: Mapping[str, int], endpoint: str, now: float) -> GroupStatus:
+    """Plain data; ``office`` is what its office has counted.
+
+    Times are ages: no clock of another host is needed to read them.
+    """
     youngest = {member.slot: member for member in sorted(leader.members.values(), key=lambda member: member.joined)}
     holdings: dict[str, list[int]] = {}
     for stream in leader.streams.values():
@@ -29,7 +34,7 @@ def describe(leader: Leader, endpoint: str, now: float) -> GroupStatus:
             MoveStatus(move.stream, move.source, move.target, move.reason, round(now - move.at, 3))
             for move in leader.moves
         ],
-        counters=dict(leader.counters),
+        counters={**leader.counters, **office},
     )
 
 

@@ -56,6 +56,7 @@ def test_show_says_who_has_what_and_why(url: str, capsys: pytest.CaptureFixture[
         )  # fmt: skip
     assert {stream["owner"] for stream in shown["streams"]} == {"worker-1"}
     assert shown["status"]["members"][0]["name"] == "worker-1"
+    assert shown["status"]["counters"]["terms"] >= 1
     assert "joined" in shown["status"]["moves"][0]["reason"] or "appeared" in shown["status"]["moves"][0]["reason"]
     capsys.readouterr()
     assert main.main(["group", "show", "work", "--log", url]) == exits.OK

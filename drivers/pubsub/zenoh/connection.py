@@ -102,6 +102,7 @@ class Connection:
             while not self._is_stopped.is_set():
                 self._step()
         except Exception:
+            self._tally.add("link_failures")
             LOG.exception("the connection to %s ends because of an error in the driver", self.address)
         finally:
             self._closing()
