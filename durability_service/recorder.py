@@ -12,6 +12,7 @@ import msgspec
 from durability_service.core.samples import Sample, sample_maker
 from pubsub_api.core import frame as frames
 from pubsub_api.core.events import Action, Event
+from pubsub_api.core.frame import Header
 from pubsub_api.core.instream import Delivery
 
 LOG = logging.getLogger(__name__)
@@ -109,20 +110,19 @@ class Recorder:
     def add(self, deliveries: Iterable[Delivery]) -> None:
         """Take the events of these frames that were not delivered before.  A frame that cannot be decoded is counted,
         and nothing is taken of it."""
-        with self._lock:
-            for delivery in deliveries:
-                try:
-                    self._add(delivery)
-                except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-                    self.undecodable += 1
-                    LOG.error("Durability: %r: events that cannot be decoded, nor kept: %s", delivery[1].topic, error)
+        for frame, header, already in deliveries:
+            try:
+                keys = _decode_keys(frames.body(frame, header))[already:]
+            except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+                self.undecodable += 1
+                LOG.error("Durability: %r: events that cannot be decoded, nor kept: %s", header.topic, error)
+                continue
+            if keys:
+                with self._lock:  # per frame: who takes what is here has the service wait meanwhile
+                    self._keep(frame, header, header.first + already, keys)
 
-    def _add(self, delivery: Delivery) -> None:
-        frame, header, already = delivery
-        keys = _decode_keys(frames.body(frame, header))[already:]
-        if not keys:
-            return
-        topic, writer, first = header.topic, header.guid, header.first + already
+    def _keep(self, frame: bytes, header: Header, first: int, keys: list[_Key]) -> None:
+        topic, writer = header.topic, header.guid
         stream = self._streams.get((topic, writer))
         if stream is None:
             stream = self._streams[topic, writer] = _Stream()
