@@ -30,12 +30,21 @@ from collections.abc import Iterable, Iterator, Sequence
 from time import time_ns
 
 from pubsub_api.core.clock import HybridClock
-from pubsub_api.core.errors import DriverError, InvalidEvent, TransportUnavailable, WaitTimeout
-from pubsub_api.core.events import ACTIONS, ENCODING_ERRORS, Event, encode_event, encode_fields
+from pubsub_api.core.errors import Closed, DriverError, InvalidEvent, NotPermitted, TransportUnavailable, WaitTimeout
+from pubsub_api.core.events import (
+    ACTIONS,
+    CHECK_INTERVAL,
+    ENCODING_ERRORS,
+    PLAIN_TYPES,
+    Event,
+    encode_event,
+    encode_fields,
+)
 from pubsub_api.core.frame import FRAME_OVERHEAD_BYTES_MAX
 from pubsub_api.core.publisher import Outgoing, OutStream, PublisherCore
 from pubsub_api.core.settings import PublisherSettings
-from pubsub_api.driver import PublisherApi
+from pubsub_api.driver import PublisherApi, Refused
+from pubsub_api.seldom import SeldomLog
 
 LOG = logging.getLogger(__name__)
 
@@ -55,9 +64,10 @@ class Batcher(abc.ABC):
 
     __slots__ = (
         "_backlog_bytes", "_backlog_bytes_max", "_batch_events_max", "_clock", "_core", "_dirty", "_end",
-        "_event_bytes_max", "_flood_ns", "_is_asleep", "_is_closed", "_is_draining", "_is_link_news", "_is_unusable",
-        "_last_call_ns", "_last_failure", "_lock", "_name", "_send_failures", "_small_bytes_max",
+        "_event_bytes_max", "_flood_ns", "_has_ended", "_is_asleep", "_is_closed", "_is_draining", "_is_link_news",
+        "_is_unusable", "_last_call_ns", "_last_failure", "_lock", "_name", "_send_failures", "_small_bytes_max",
         "_stamps", "_streams", "_turn_bytes", "_turn_events", "_wakeup",
+        "_events_refused", "_log_refusal", "_not_permitted", "_refusals",
     )  # fmt: skip
 
     _core: PublisherCore
@@ -83,6 +93,8 @@ class Batcher(abc.ABC):
         self._wakeup = threading.Lock()
         self._wakeup.acquire()
         self._is_asleep = False
+        self._has_ended = False
+        """It is closed, and what has no number by now never gets one."""
         self._is_draining = False
         """A caller is sending what is pending, so that the thread need not."""
         self._streams: dict[str, OutStream] = {}
@@ -98,6 +110,11 @@ class Batcher(abc.ABC):
         self._send_failures = 0
         self._last_failure: DriverError | None = None
         self._is_link_news = False
+        self._refusals: deque[Refused] = deque()
+        """What the driver has reported and the core does not know yet."""
+        self._events_refused = 0
+        self._not_permitted: NotPermitted | None = None
+        self._log_refusal = SeldomLog(LOG)
 
     # -- sending
 
@@ -105,7 +122,8 @@ class Batcher(abc.ABC):
         """Send one event.  Returns when it is handed to the transport or queued behind others; blocks only when the
         backlog is full, and then by sending it.  Delivery is not awaited: what is lost on the way is repaired.
 
-        Raises InvalidEvent, InvalidTopic, LimitReached, Closed, and in a forked child what opening may raise.
+        Raises InvalidEvent, InvalidTopic, LimitReached, NotPermitted, Closed, and in a forked child what opening may
+        raise.
         """
         try:
             stream = self._streams[event.topic]
@@ -123,16 +141,18 @@ class Batcher(abc.ABC):
         key = event.key
         action = event.action
         version = event.version
+        value = event.value
         try:
             if (
-                type(table) is str
+                (type(value) is dict or type(value) in PLAIN_TYPES)  # who comes first in a turn is looked into
+                and type(table) is str
                 and type(key) is str
                 and action in ACTIONS
                 and type(version) is int
                 and not version >> 63
                 and not event.timestamp
             ):
-                encoded = encode_fields((table, key, action, event.value, version, stamp))
+                encoded = encode_fields((table, key, action, value, version, stamp))
             else:
                 encoded = encode_event(event, stamp)
         except ENCODING_ERRORS:
@@ -149,6 +169,8 @@ class Batcher(abc.ABC):
             self._dirty.append(stream)
             if self._is_asleep:
                 self._wake()
+        if self._is_closed:
+            self._check_numbered(stream, encoded)
 
     def _send_in_turn(self, stream: OutStream, event: Event) -> None:
         """Send an event for which no timestamp is left: a lone one, or the first or the last of a turn of a flood."""
@@ -181,7 +203,7 @@ class Batcher(abc.ABC):
         if not self._lock.acquire(blocking=False):
             return False
         try:
-            if stream.pending:
+            if stream.pending or self._is_closed:
                 return False
             frame = self._core.lone_frame(stream, encoded, stamp)
             try:
@@ -225,7 +247,7 @@ class Batcher(abc.ABC):
                 if event.topic != topic or len(run) >= self._batch_events_max:
                     self._queue_run(topic, run)
                     topic, run = event.topic, []
-                run.append(encode_event(event, stamp))
+                run.append(encode_event(event, stamp, looks_inside=not len(run) % CHECK_INTERVAL))
         except AttributeError as error:
             raise _not_an_event(event) from error
         finally:
@@ -278,24 +300,43 @@ class Batcher(abc.ABC):
         if not stream.is_dirty:  # after appending, as in `send_event`
             stream.is_dirty = True
             self._dirty.append(stream)
+        if self._is_closed:
+            self._check_numbered(stream, encoded[0])
+            return
         self._backlog_bytes += size
         if len(stream.pending) >= self._batch_events_max or self._backlog_bytes > self._backlog_bytes_max:
             self._drain()
+
+    def _check_numbered(self, stream: OutStream, encoded: bytes) -> None:
+        """It was closed while this event was appended.  Raises Closed unless the event has a number, or gets one.
+
+        Who appends looks at the flag after it; who closes sets the flag first, and numbers all that was appended
+        second.  So what was appended before the flag was set has a number; of what came later this finds out.  Events
+        that are appended together are numbered together: it is enough to look for the first.
+        """
+        with self._lock:
+            if self._has_ended and any(one is encoded for one in stream.pending):
+                raise Closed(f"publisher {self._name} is closed")
 
     def flush(self, *, timeout_s: float | None = None) -> None:
         """Return when everything sent before is handed to the transport.
 
         Raises WaitTimeout, and TransportUnavailable when the transport refused the newest frames: they are kept for
-        repair as long as the cache holds them.
+        repair as long as the cache holds them.  Raises NotPermitted, once, when the transport has refused frames for
+        lack of permission since the last flush, as far as it has said so: they are not kept.
         """
         self._check_usable()
         if not self._lock.acquire(timeout=-1 if timeout_s is None else timeout_s):
             raise WaitTimeout(f"publisher {self._name}: the backlog was not sent within {timeout_s} s")
         try:
             self._drain_locked()
+            self._take_refusals()
             failure = self._last_failure
+            not_permitted, self._not_permitted = self._not_permitted, None
         finally:
             self._lock.release()
+        if not_permitted is not None:
+            raise not_permitted
         if failure is not None:
             raise TransportUnavailable(f"publisher {self._name}: {failure}") from failure
 
@@ -337,9 +378,22 @@ class Batcher(abc.ABC):
         self._leave_to_thread()
 
     def _drain_locked(self) -> None:
-        """Number, pack and send everything pending, and take back the timestamps that were reserved for a flood."""
-        if not self._dirty:
-            return
+        """Number, pack and send everything pending, and take back the timestamps that were reserved for a flood.
+
+        Nothing gets a number any more when it is closed: `_send_last` was the last to give any.
+        """
+        if self._dirty and not self._is_closed:
+            self._send_pending()
+
+    def _send_last(self) -> None:
+        """Under the lock: number and send what was accepted before it was closed, and say goodbye."""
+        self._has_ended = True
+        self._dirty.clear()
+        last = self._core.end(time.monotonic(), self._clock.tick(time_ns()))
+        for start in range(0, len(last), _FRAMES_PER_SEND):
+            self._send_out(last[start : start + _FRAMES_PER_SEND])
+
+    def _send_pending(self) -> None:
         now = time.monotonic()
         stamp = self._clock.tick(time_ns())
         next_frame = self._core.next_frame
@@ -385,6 +439,18 @@ class Batcher(abc.ABC):
             LOG.warning("Publisher %s cannot send: %s. Frames are kept for repair.", self._name, error)
         self._last_failure = error
 
+    def _take_refusals(self) -> None:
+        """Forget what the transport did not let us send, before anybody is answered from the cache."""
+        while self._refusals:
+            refusal = self._refusals.popleft()
+            events = self._core.refuse(refusal.frame, time.monotonic())
+            self._events_refused += events
+            self._log_refusal(
+                "Publisher %s may not send: %s. %d events are dropped.", self._name, refusal.reason, events
+            )
+            if events:
+                self._not_permitted = NotPermitted(f"publisher {self._name}: {refusal.reason}")
+
     def _accepted(self) -> None:
         """The transport takes frames again."""
         LOG.info("Publisher %s sends again after %d refused frames.", self._name, self._send_failures)
@@ -401,7 +467,7 @@ class Batcher(abc.ABC):
         while not self._is_closed:
             if not self._is_draining:
                 with self._lock:
-                    due = self._work()
+                    due = self._work() if not self._is_closed else due
             # Lie down first, look second; who drains says that it is done first, and looks at the sleeper second.
             self._is_asleep = True
             if (not self._dirty or self._is_draining) and not self._is_closed:
@@ -410,6 +476,7 @@ class Batcher(abc.ABC):
 
     def _work(self) -> float:
         """Send what is pending and the hellos that are due; returns when there is more to do, unless it is woken."""
+        self._take_refusals()
         self._drain_locked()
         now = time.monotonic()
         if self._is_link_news:

@@ -24,9 +24,11 @@ from pubsub_api.core import messages
 from pubsub_api.core.cache import FrameCache
 from pubsub_api.core.errors import FrameError, HeliographError, InvalidTopic
 from pubsub_api.core.frame import Kind
-from pubsub_api.core.replies import Found, Responder
+from pubsub_api.core.replies import Found, Responder, select
 from pubsub_api.core.topics import FilterSet
 from pubsub_api.driver import LinkReport, PubSubApi
+from pubsub_api.seldom import SeldomLog
+from pubsub_api.threads import start_thread
 
 LOG = logging.getLogger(__name__)
 
@@ -94,23 +96,31 @@ class CacheNode(Closeable):
             reply_bytes_max=cache_settings.reply_bytes_max,
         )
         self._name = name
+        self._log_bad_query = SeldomLog(LOG)
         self._lock = threading.Lock()
         self._stored = self._duplicates = self._unwanted = self._queries = self._bad_frames = 0
         self._from_store = self._store_errors = 0
         self._is_closed = False
         self._closing = threading.Event()
         self._serving_end = driver.get_publisher()
+        self._listening_end = driver.get_subscriber()
+        self._sweeper = threading.Thread(target=self._sweep, name=f"heliograph-cache-{name}", daemon=True)
+        try:
+            self._start(topics, addresses)
+        except BaseException:
+            self.close()
+            raise
+
+    def _start(self, topics: Sequence[str], addresses: Sequence[str]) -> None:
         self._serving_end.initialize(self.on_link)
         self._serving_end.serve(self._answer)
-        self._listening_end = driver.get_subscriber()
         self._listening_end.initialize(self)
         for topic_filter in topics:
             self._listening_end.register_topic(topic_filter)
         for address in addresses:
             self._listening_end.register_listen_address(address)
         self._listening_end.daemonize()
-        self._sweeper = threading.Thread(target=self._sweep, name=f"heliograph-cache-{name}", daemon=True)
-        self._sweeper.start()
+        start_thread(self._sweeper)
 
     @property
     def address(self) -> str:
@@ -124,7 +134,7 @@ class CacheNode(Closeable):
             for frame in received:
                 self._store(frame, now)
 
-    def on_foreign(self, topic: str, payload: bytes) -> None:
+    def on_foreign(self, topic: str, payload: bytes | None) -> None:
         """What has no envelope has no number, so nobody could ask for it."""
 
     def on_link(self, report: LinkReport) -> None:
@@ -153,32 +163,37 @@ class CacheNode(Closeable):
             found = self._look_up(query, self._find(query))
         except (FrameError, InvalidTopic) as error:
             self._bad_frames += 1
-            LOG.warning("Cache %s refused a query: %s", self._name, error)
+            self._log_bad_query("Cache %s refused a query: %s", self._name, error)
             return iter(())
-        return self._responder.pack(query.id, found, time.time_ns())
+        return self._responder.pack(query.id, found, time.time_ns(), query.scope)
 
     def _find(self, query: messages.Query) -> Found:
         with self._lock:
             self._queries += 1
             if query.confirm:
-                return Found(held=[position for position, want in enumerate(query.wants) if want in self._cache])
+                return Found(held=self._cache.held(query.wants))
             if query.wants:
                 return Found(frames=self._cache.want(query.wants))
-            history = self._cache.history(query) if query.history else ()
-            return Found(frames=history, heads=self._cache.heads(query))
+            known = self._cache.known_heads(query.guid)
+        # Not under the lock: this looks at every stream, and what is received must not wait for who asks.
+        heads = select(known, query.topics)
+        if not query.history:
+            return Found(heads=heads)
+        with self._lock:
+            return Found(frames=self._cache.history(heads, query), heads=heads)
 
     def _look_up(self, query: messages.Query, found: Found) -> Found:
         """Add what the store has of the ranges that memory does not hold whole.  Not under the lock: it may be slow."""
         if self._kept is None or not query.wants:
             return found
         with self._lock:
-            absent = [position for position, want in enumerate(query.wants) if want not in self._cache]
-        wants = [(position, query.wants[position]) for position in absent]
+            held = set(self._cache.held(query.wants))
+        wants = [(position, want) for position, want in enumerate(query.wants) if position not in held]
         wants = [(position, want) for position, want in wants if self._filters.match(want.topic)]
         try:
             if query.confirm:
-                held = [position for position, want in wants if self._kept.holds(want)]
-                return dataclasses.replace(found, held=sorted({*found.held, *held}))
+                kept = [position for position, want in wants if self._kept.holds(want)]
+                return dataclasses.replace(found, held=sorted({*found.held, *kept}))
             frames_kept = [frame for _, want in wants for frame in self._kept.find(want)]
         except HeliographError as error:
             self._store_errors += 1
@@ -222,4 +237,5 @@ class CacheNode(Closeable):
         self._closing.set()
         self._listening_end.close()
         self._serving_end.close()
-        self._sweeper.join()
+        if self._sweeper.ident is not None:
+            self._sweeper.join()

@@ -13,12 +13,16 @@ from collections.abc import Iterable, Sequence
 
 from oslo_config import cfg, types
 
+from pubsub_api import private_files
 from pubsub_api.errors import InvalidConfig, UsageError
+from pubsub_api.option_names import refuse_unknown
 
 GROUP = "pubsub"
 OLD_GROUP = "df"
 
 MIB = 1024 * 1024
+HMAC_KEY_BYTES_MIN = 16
+"""As long as a random number that nobody can try through."""
 
 _BAD_VALUE = re.compile(
     r"Value for option \S+ from LocationInfo\(.*detail='(?P<file>.*)'\) is not valid: (?P<problem>.*)"
@@ -87,7 +91,7 @@ ENVELOPE_OPTIONS: Sequence[cfg.Opt] = (
     _bytes("frame_bytes_max", MIB, "Largest frame sent or accepted; checked before anything is decoded.", low=65_536),
     _count("batch_events_max", 1024, "Most events in one frame.", low=1, high=65_536),
     _bytes("batch_bytes_max", 256 * 1024, "A frame is sent when its events reach this size."),
-    _text("hmac_key", None, "Shared key. Frames are signed with it, and frames that are not are refused.", secret=True),
+    _text("hmac_key", None, "Shared key, 16 bytes or more. Frames not signed with it are refused.", secret=True),
     _seconds("clock_skew_max", 60.0, "Timestamps of peers further in the future than this do not move our clock."),
 )
 
@@ -197,8 +201,15 @@ def new_conf(config_files: Iterable[str | os.PathLike[str]] = (), args: Sequence
     return conf
 
 
-def check_group(conf: cfg.ConfigOpts, group: str, options: Sequence[cfg.Opt]) -> None:
-    """Read every option of a group once, so that a bad value is refused at start and not when it is first needed."""
+def check_group(
+    conf: cfg.ConfigOpts, group: str, options: Sequence[cfg.Opt], *, others: Sequence[cfg.Opt] = ()
+) -> None:
+    """Read every option of a group once, so that a bad value is refused at start and not when it is first needed.
+
+    A name in a file of ``conf`` that is none of these options, nor of the ``others`` of the group, is refused as well.
+    Raises InvalidConfig.
+    """
+    refuse_unknown(conf, group, (*options, *others))
     for option in options:
         try:
             conf[group][option.dest]
@@ -230,6 +241,11 @@ def check_combinations(conf: cfg.ConfigOpts) -> None:
             "[pubsub] publisher_forget_time is shorter than the silence that makes a publisher suspect "
             "(missed_hellos_max * max_idle_time): a live publisher would be forgotten"
         )
+    if pubsub.hmac_key is not None and len(pubsub.hmac_key.encode()) < HMAC_KEY_BYTES_MIN:
+        raise InvalidConfig(
+            f"[pubsub] hmac_key has fewer than {HMAC_KEY_BYTES_MIN} bytes: it could be guessed. Leave it out to send "
+            "and accept frames that are not signed"
+        )
     if pubsub.confirm_interval_max < pubsub.confirm_interval:
         raise InvalidConfig("[pubsub] confirm_interval_max is shorter than confirm_interval")
     if pubsub.reply_bytes_max > pubsub.frame_bytes_max:
@@ -240,7 +256,8 @@ def multiproc_socket(conf: cfg.ConfigOpts) -> pathlib.Path:
     """Where the socket between workers and publisher service lives; makes its directory, private to the user.
 
     The configured directory when it can be made and written, else the user's runtime directory, else a directory of the
-    user under the system's temporary one.  Raises InvalidConfig when none of them can be used.
+    user under the system's temporary one.  Raises InvalidConfig when none of them can be used, and UnsafeFile when
+    everybody could replace the socket.
     """
     configured = pathlib.Path(conf[GROUP].publisher_multiproc_socket)
     runtime = os.environ.get("XDG_RUNTIME_DIR") or f"/run/user/{os.getuid()}"
@@ -251,6 +268,7 @@ def multiproc_socket(conf: cfg.ConfigOpts) -> pathlib.Path:
         except OSError:
             continue
         if os.access(directory, os.W_OK | os.X_OK) and directory.stat().st_uid == os.getuid():
+            private_files.check_directory(directory)
             return directory / configured.name
     raise InvalidConfig(
         f"[pubsub] publisher_multiproc_socket: no directory for {configured.name} can be made or written"

@@ -10,7 +10,7 @@ import contextlib
 import os
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 from pubsub_api.core import frame as frames
@@ -19,6 +19,7 @@ from pubsub_api.core.errors import FrameError, TransportUnavailable, WaitTimeout
 from pubsub_api.core.frame import Kind
 from pubsub_api.core.messages import Query, Want
 from pubsub_api.core.questions import WANTS_PER_QUERY_MAX
+from pubsub_api.core.scopes import group
 from pubsub_api.core.settings import PublisherSettings
 from pubsub_api.core.topics import CONTROL_TOPIC
 from pubsub_api.driver import LinkReport, SubscriberApi
@@ -42,6 +43,7 @@ class Confirmer:
     def __init__(self, end: SubscriberApi, settings: PublisherSettings, *, addresses: Sequence[str]) -> None:
         self._end = end
         self._frame = settings.frame
+        self._scopes_max = settings.scopes_max
         self._interval_s = settings.confirm_interval_s
         self._interval_max_s = settings.confirm_interval_max_s
         self.bad_replies = 0
@@ -86,13 +88,11 @@ class Confirmer:
         with self._changed:
             self._holders.clear()
             self._keepers.clear()
-        for start in range(0, len(wants), WANTS_PER_QUERY_MAX):
-            query = Query(id=self._next_id, wants=wants[start : start + WANTS_PER_QUERY_MAX], confirm=True)
-            self._next_id += 1
+        for query in self._questions(wants):
             keys += [(query.id * WANTS_PER_QUERY_MAX + position, want) for position, want in enumerate(query.wants)]
             with contextlib.suppress(TransportUnavailable):  # who cannot be asked does not hold it, and is asked again
                 self._end.query(
-                    frames.pack(Kind.QUERY, self._guid, CONTROL_TOPIC, messages.encode(query), key=self._frame.key)
+                    frames.pack(Kind.QUERY, self._guid, query.scope, messages.encode(query), key=self._frame.key)
                 )
 
         def still_open() -> list[Want]:
@@ -105,6 +105,14 @@ class Confirmer:
         with self._changed:
             self._changed.wait_for(lambda: not still_open(), timeout=max(0.0, until - time.monotonic()))
             return still_open()
+
+    def _questions(self, wants: list[Want]) -> Iterator[Query]:
+        scopes = group(((want.topic, want) for want in wants), self._scopes_max) if self._scopes_max else {}
+        for scope, some in scopes.items() or ((CONTROL_TOPIC, wants),):
+            for start in range(0, len(some), WANTS_PER_QUERY_MAX):
+                part = some[start : start + WANTS_PER_QUERY_MAX]
+                yield Query(id=self._next_id, wants=part, confirm=True, scope=scope)
+                self._next_id += 1
 
     def on_frames(self, received: Sequence[bytes]) -> None:
         for frame in received:
@@ -124,7 +132,7 @@ class Confirmer:
                     known.setdefault(reply.id * WANTS_PER_QUERY_MAX + position, set()).add(header.guid)
             self._changed.notify_all()
 
-    def on_foreign(self, topic: str, payload: bytes) -> None:
+    def on_foreign(self, topic: str, payload: bytes | None) -> None:
         """Nothing without an envelope is an answer."""
 
     def on_link(self, report: LinkReport) -> None:

@@ -36,7 +36,8 @@ class Capabilities:
     queries: bool
     """``PublisherApi.serve`` and ``SubscriberApi.query`` work."""
     native_wildcards: bool
-    """The transport itself filters ``+`` and ``#`` exactly; otherwise it over-delivers and the core filters."""
+    """The transport itself filters ``+`` and ``#`` exactly, as long as a subscriber has few filters: a driver may
+    declare hundreds of them by their common beginnings.  Otherwise it over-delivers and the core filters."""
     frame_bytes_max: int
     """The largest frame the transport carries."""
     fork_safe: bool
@@ -44,6 +45,9 @@ class Capabilities:
     reports: frozenset[LinkEvent]
     """Which link changes a subscriber of this driver reports."""
     security: frozenset[SecurityMode] = frozenset()
+    asks_by_scope: bool = False
+    """Questions and answers travel in places named after their scope (`pubsub_api.core.scopes`), so that the access
+    control of the transport holds for them.  Then questions are divided by scope."""
     relays: bool = False
     """The owner of an address passes on what others publish, so that its return tells nothing of theirs."""
 
@@ -54,6 +58,10 @@ class Connected:
     is delivered, best effort.  A driver must not report this merely because a socket opened."""
 
     address: str
+    arrivals: str = dataclasses.field(default="", compare=False)
+    """Where the address is shared: a value that is never the same again once a publisher has come there, connected for
+    the first time or again, and could have published before this report.  Read after the filters were in effect, and
+    only told by a transport that delivers to whoever is connected, or disconnects it.  Empty: nobody can tell."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,7 +89,17 @@ class Asked:
     responders: int
 
 
-LinkReport = Connected | Subscribed | Disconnected | Asked
+@dataclasses.dataclass(frozen=True)
+class Refused:
+    """The transport did not let this publisher send a frame, for lack of permission: nobody has got it, and nobody may.
+    Reported by drivers whose transport says so, perhaps after ``send`` returned; the publisher forgets the frame."""
+
+    address: str
+    frame: bytes
+    reason: str
+
+
+LinkReport = Connected | Subscribed | Disconnected | Asked | Refused
 
 
 class Receiver(Protocol):
@@ -92,8 +110,10 @@ class Receiver(Protocol):
         """Frames as they were given to ``send``, or as a query handler returned them, in order of arrival.
         Pass all that are at hand in one call: the cost of a call is per call, not per frame."""
 
-    def on_foreign(self, topic: str, payload: bytes) -> None:
-        """A message on a subscribed topic that is not a Heliograph frame (`pubsub_api.core.frame.is_frame`)."""
+    def on_foreign(self, topic: str, payload: bytes | None) -> None:
+        """A message on a subscribed topic that is not a Heliograph frame (`pubsub_api.core.frame.is_frame`).
+
+        None for the payload says that the topic's value was deleted, on a transport that can say so."""
 
     def on_link(self, report: LinkReport) -> None:
         """A change of a link, as a value."""
@@ -116,7 +136,9 @@ class LendingReceiver(Receiver, Protocol):
 
 
 QueryHandler = Callable[[bytes], Iterable[bytes]]
-"""Takes a QUERY frame, returns REPLY frames for the asker (none is allowed).  Thread-safe, quick, does not raise."""
+"""Takes a QUERY frame, returns REPLY frames for the asker (none is allowed).  Thread-safe, quick, does not raise.
+
+A driver that asks by scope passes on only what came in the place of the scope in the frame's header."""
 
 PublisherReport = Callable[[LinkReport], None]
 
@@ -224,6 +246,8 @@ class SubscriberApi(abc.ABC):
     @abc.abstractmethod
     def query(self, frame: bytes) -> int | None:
         """Send a QUERY frame to everyone that serves queries; the REPLY frames arrive through ``on_frames``.
+
+        A driver that asks by scope asks those who answer in the scope that stands as the topic in the frame's header.
 
         Returns how many responders it was sent to, None when that is not known yet (`Asked` follows) or never will be.
         Who knows the number need not wait for answers that will never come.

@@ -32,7 +32,7 @@ class GuardedReceiver:
     def on_frames(self, frames: Sequence[bytes]) -> None:
         self._call(self._receiver.on_frames, frames)
 
-    def on_foreign(self, topic: str, payload: bytes) -> None:
+    def on_foreign(self, topic: str, payload: bytes | None) -> None:
         self._call(self._receiver.on_foreign, topic, payload)
 
     def on_link(self, report: LinkReport) -> None:

@@ -52,6 +52,11 @@ class HistorySource(abc.ABC):
     def asks_publishers(self) -> bool:
         """Whether publishers are to be asked for what they remember themselves: some topics are TRANSIENT_LOCAL."""
 
+    @property
+    def publishers_wait_s(self) -> float | None:
+        """How long publishers are waited for before it is said that there is none; None: as long as it takes."""
+        return None
+
     @abc.abstractmethod
     def read(self, topics: Sequence[str], on_page: OnPage, *, timeout_s: float) -> HistoryOutcome:
         """Hand over everything that is kept of the topics, oldest first for each object.  Blocks up to ``timeout_s``.

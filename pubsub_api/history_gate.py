@@ -95,6 +95,8 @@ class HistoryGate:
         """The thread that is calling the user."""
         self._is_late = False
         """The first read began before the live subscription was in effect."""
+        self._is_nobody_there = False
+        """It was said that no publisher is there."""
         self._outcome = HistoryOutcome.TIMED_OUT
         self._done = threading.Event()
         self._joined = threading.Event()
@@ -149,6 +151,9 @@ class HistoryGate:
     def joined(self) -> None:
         """The live subscription is in effect, and what publishers remembered then has been passed on."""
         self._joined.set()
+        if self._is_nobody_there:
+            self._is_nobody_there = False
+            self._again.set()
 
     @property
     def is_calling(self) -> bool:
@@ -259,8 +264,10 @@ class HistoryGate:
         with self._changed:
             self._is_open = True
             self._changed.notify_all()
-        if self._source.asks_publishers:
-            self._joined.wait()  # what publishers remember comes as if it were live
+        if self._source.asks_publishers and not self._joined.wait(self._source.publishers_wait_s):
+            # What publishers remember comes as if it were live, and no publisher is there.
+            self._is_nobody_there = True
+            outcome = HistoryOutcome.NO_SERVICE if outcome is HistoryOutcome.COMPLETE else outcome
         if not (self._done.is_set() and outcome is HistoryOutcome.NO_SERVICE):
             self._outcome = outcome
         self._done.set()

@@ -29,7 +29,7 @@ class Foreign(NamedTuple):
     """A message that is not a frame."""
 
     topic: str
-    payload: bytes
+    payload: bytes | None
 
 
 Item = list[bytes] | Foreign | LinkReport
@@ -82,8 +82,8 @@ class Inbox:
         if frames:
             self._put(frames, sum(map(len, frames)) + ITEM_BYTES * len(frames), len(frames))
 
-    def put_foreign(self, topic: str, payload: bytes) -> None:
-        self._put(Foreign(topic, payload), len(payload) + ITEM_BYTES, 1)
+    def put_foreign(self, topic: str, payload: bytes | None) -> None:
+        self._put(Foreign(topic, payload), len(payload or b"") + ITEM_BYTES, 1)
 
     def put_report(self, report: LinkReport) -> None:
         self._put(report, 0, 0)

@@ -33,7 +33,9 @@ class WorkerStatistics:
     batches: int
     acknowledged_events: int
     refused_events: int
-    """Acknowledged, yet not published: the service could not, and has logged why."""
+    """Acknowledged, yet not published: the service could not."""
+    refused_reason: str
+    """Why, for the newest of them; empty when there are none."""
     waiting_events: int
     """Sent by the program and not yet acknowledged by the service."""
     waiting_bytes: int

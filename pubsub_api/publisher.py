@@ -25,8 +25,11 @@ from pubsub_api.core.clock import HybridClock
 from pubsub_api.core.errors import Closed, Forked, FrameError, InvalidTopic, NotSupported, UsageError
 from pubsub_api.core.messages import Want
 from pubsub_api.core.publisher import Predecessor, PublisherCore
+from pubsub_api.core.replies import Head, select
 from pubsub_api.core.settings import PublisherSettings
-from pubsub_api.driver import Connected, Disconnected, LinkReport, PubSubApi
+from pubsub_api.driver import Connected, Disconnected, LinkReport, PubSubApi, Refused
+from pubsub_api.seldom import SeldomLog
+from pubsub_api.threads import start_thread
 
 LOG = logging.getLogger(__name__)
 
@@ -46,6 +49,8 @@ class PublisherStatistics:
     """Encoded events not yet handed to the transport."""
     send_failures: int
     """Frames the transport refused; they stay in the cache, and subscribers ask for them."""
+    refused: int
+    """Events that the transport refused for lack of permission; they are not kept."""
     resent: int
     """Frames sent again because too few caches held them."""
     queries: int
@@ -83,6 +88,7 @@ class Publisher(Batcher, Closeable):
         self._driver = driver
         self._settings = settings
         self._must_reopen = False
+        self._log_bad_query = SeldomLog(LOG)
         self._open(self._name, predecessor, guid)
         forking.register(self)
 
@@ -100,14 +106,19 @@ class Publisher(Batcher, Closeable):
         )
         self._end = self._driver.get_publisher()
         self._end.initialize(self._on_link)
-        if self._driver.capabilities.queries:
-            self._end.serve(self._answer)
-        with self._lock:
-            self._send_out(self._core.start(now, self._clock.tick(time_ns())))
-        self._streams = self._core.streams
-        self._must_reopen = self._is_unusable = False
-        self._thread = threading.Thread(target=self._run, name=f"heliograph-publisher-{name}", daemon=True)
-        self._thread.start()
+        try:
+            if self._driver.capabilities.queries:
+                self._end.serve(self._answer)
+            with self._lock:
+                self._send_out(self._core.start(now, self._clock.tick(time_ns())))
+            self._streams = self._core.streams
+            self._must_reopen = self._is_unusable = False
+            thread = threading.Thread(target=self._run, name=f"heliograph-publisher-{name}", daemon=True)
+            start_thread(thread)
+            self._thread = thread
+        except BaseException:
+            self._end.close()  # an address that is bound would stay so
+            raise
 
     def confirm(
         self,
@@ -164,17 +175,28 @@ class Publisher(Batcher, Closeable):
             self._wake()
         elif isinstance(report, Disconnected):
             LOG.warning("Publisher %s: link to %s is down: %s", self._name, report.address, report.reason)
+        elif isinstance(report, Refused):
+            self._refusals.append(report)  # the driver may be in the middle of a call of ours, under the lock
+            self._wake()
 
     def _answer(self, frame: bytes) -> Iterator[bytes]:
         try:
             header = frames.unpack(frame, bytes_max=self._settings.frame.bytes_max, key=self._settings.frame.key)
             query = messages.decode(messages.Query, frame, header)
+            stamp = self._clock.tick(time_ns())
+            known: list[Head] = []
             with self._lock:
                 self._queries += 1
-                return self._core.answer(query, self._clock.tick(time_ns()))
+                self._take_refusals()
+                if not query.wants:
+                    known = self._core.known_heads(stamp)
+            # Not under the lock: this looks at every stream, and senders must not wait for who asks.
+            selected = select(known, query.topics)
+            with self._lock:
+                return self._core.answer(query, stamp, time.monotonic(), selected)
         except (FrameError, InvalidTopic) as error:
             self._bad_queries += 1
-            LOG.warning("Publisher %s refused a query: %s", self._name, error)
+            self._log_bad_query("Publisher %s refused a query: %s", self._name, error)
             return iter(())
 
     # -- looking at it
@@ -212,6 +234,7 @@ class Publisher(Batcher, Closeable):
                 streams=len(core.streams),
                 backlog_bytes=self._pending_bytes(),
                 send_failures=self._send_failures,
+                refused=self._events_refused,
                 resent=self._resent,
                 queries=self._queries,
                 bad_queries=self._bad_queries,
@@ -226,7 +249,10 @@ class Publisher(Batcher, Closeable):
     # -- ending
 
     def close(self) -> None:
-        """Send what is pending, say goodbye with the final heads, release everything.  Idempotent."""
+        """Send what is pending, say goodbye with the final heads, release everything.  Idempotent.
+
+        An event that another thread sends meanwhile is either among what is sent, or its call raises Closed.
+        """
         if self._is_closed:
             return
         self._is_closed = True
@@ -234,8 +260,7 @@ class Publisher(Batcher, Closeable):
         if self._must_reopen:
             return
         with self._lock:
-            self._drain_locked()
-            self._send_out(self._core.bye(self._clock.tick(time_ns())))
+            self._send_last()
         self._wake()
         if threading.current_thread() is not self._thread:
             self._thread.join()
@@ -260,6 +285,8 @@ class Publisher(Batcher, Closeable):
                 "publish through the publisher service, or start workers with 'spawn'"
             )
         with self._lock:
+            if self._is_closed:
+                raise Closed(f"publisher {self._name} is closed")
             if self._must_reopen:
                 self._open(f"{self._name}/{os.getpid()}", None)
 

@@ -23,6 +23,9 @@ NAMESPACE = "heliograph.subscription_scheme"
 class SchemeSubscriber(Protocol):
     """What a session needs to know of a subscriber that it did not make itself."""
 
+    @property
+    def is_closed(self) -> bool: ...
+
     def statistics(self) -> Any: ...
 
     def close(self) -> None: ...

@@ -34,7 +34,9 @@ class Session(Closeable):
     def __init__(self, conf: cfg.ConfigOpts, driver: PubSubApi) -> None:
         self._conf = conf
         self._driver = driver
-        self._children: list[Publisher | Subscriber | CacheNode | SchemeSubscriber] = []
+        self._children: dict[int, Publisher | Subscriber | CacheNode | SchemeSubscriber] = {}
+        """By running number.  Those that were closed leave when the next one is made."""
+        self._children_made = 0
         self._is_closed = False
         # One clock for all: what is published after something was received is later than it.
         self._clock = HybridClock(int(conf[GROUP].clock_skew_max * 1e9))
@@ -64,14 +66,14 @@ class Session(Closeable):
         pubsub = self._conf[GROUP]
         publisher = Publisher(
             self._driver,
-            settings.publisher_settings(self._conf),
+            settings.publisher_settings(self._conf, self._driver.capabilities),
             name=name or pubsub.publisher_name,
             backlog_bytes_max=pubsub.send_queue_bytes_max,
             clock=self._clock,
             predecessor=predecessor,
             guid=guid,
         )
-        self._children.append(publisher)
+        self._adopt(publisher)
         return publisher
 
     def subscriber(
@@ -140,7 +142,7 @@ class Session(Closeable):
             queue_bytes_max=self._conf[GROUP].receive_queue_bytes_max,
             clock=self._clock,
         )
-        self._children.append(subscriber)
+        self._adopt(subscriber)
         return subscriber
 
     def _gate(
@@ -178,7 +180,7 @@ class Session(Closeable):
         made: Any = scheme.subscriber(
             self, topics, on_event=on_event, on_events=on_events, auto_ack=auto_ack, member=member
         )
-        self._children.append(made)
+        self._adopt(made)
         subscriber: Subscriber = made  # by its methods, not by its class
         return subscriber
 
@@ -205,22 +207,33 @@ class Session(Closeable):
             addresses=self._driver.listen_addresses() if addresses is None else addresses,
             store=store,
         )
-        self._children.append(cache)
+        self._adopt(cache)
         return cache
 
     def statistics(self) -> list[tuple[str, int, PublisherStatistics | SubscriberStatistics | CacheStatistics]]:
         """Role (publisher, subscriber, cache, member), running number and statistics of everything that is open."""
         roles: dict[type, str] = {Publisher: "publisher", Subscriber: "subscriber", CacheNode: "cache"}
+        self._forget_closed()
         return [
             (roles.get(type(child), "member"), number, child.statistics())
-            for number, child in enumerate(self._children)
+            for number, child in list(self._children.items())
         ]
 
     def close(self) -> None:
         """Close every publisher and subscriber of this session.  Idempotent."""
         self._is_closed = True
         while self._children:
-            self._children.pop().close()
+            self._children.popitem()[1].close()
+
+    def _adopt(self, child: Publisher | Subscriber | CacheNode | SchemeSubscriber) -> None:
+        self._forget_closed()
+        self._children[self._children_made] = child
+        self._children_made += 1
+
+    def _forget_closed(self) -> None:
+        for number, child in list(self._children.items()):
+            if child.is_closed:
+                self._children.pop(number, None)
 
     def _check_open(self) -> None:
         if self._is_closed:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from oslo_config import cfg
 
 from pubsub_api.config import GROUP
+from pubsub_api.core.scopes import SCOPES_MAX
 from pubsub_api.core.settings import CacheSettings, FrameSettings, PublisherSettings, SubscriberSettings
 from pubsub_api.driver import Capabilities
 
@@ -27,7 +28,7 @@ def cache_settings(conf: cfg.ConfigOpts) -> CacheSettings:
     )
 
 
-def publisher_settings(conf: cfg.ConfigOpts) -> PublisherSettings:
+def publisher_settings(conf: cfg.ConfigOpts, capabilities: Capabilities) -> PublisherSettings:
     pubsub = conf[GROUP]
     return PublisherSettings(
         frame=frame_settings(conf),
@@ -39,6 +40,7 @@ def publisher_settings(conf: cfg.ConfigOpts) -> PublisherSettings:
         confirm_interval_s=pubsub.confirm_interval,
         confirm_interval_max_s=pubsub.confirm_interval_max,
         forget_time_s=pubsub.publisher_forget_time,
+        scopes_max=SCOPES_MAX if capabilities.asks_by_scope else 0,
         batch_events_max=pubsub.batch_events_max,
         batch_bytes_max=pubsub.batch_bytes_max,
         streams_max=pubsub.streams_max,
@@ -65,5 +67,6 @@ def subscriber_settings(conf: cfg.ConfigOpts, capabilities: Capabilities) -> Sub
         repair_attempts_max=pubsub.repair_attempts_max,
         questions_max=pubsub.questions_max,
         query_interval_s=pubsub.query_interval,
+        scopes_max=SCOPES_MAX if capabilities.asks_by_scope else 0,
         verify_after_reconnect=capabilities.bind_based and capabilities.queries and not capabilities.relays,
     )

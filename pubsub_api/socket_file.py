@@ -13,6 +13,7 @@ import struct
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from pubsub_api import private_files
 from pubsub_api.errors import AddressInUse, InvalidConfig
 
 _BACKLOG = 512
@@ -39,13 +40,15 @@ def is_trusted(peer: Credentials) -> bool:
 def listen(path: pathlib.Path) -> socket.socket:
     """A non-blocking listener on a socket file that only this user may open.  Replaces a file that nobody listens on.
 
-    Raises AddressInUse with the process that listens there, InvalidConfig when the file cannot be made.
+    Raises AddressInUse with the process that listens there, InvalidConfig when the file cannot be made, UnsafeFile when
+    another user could put a socket in its place.
     """
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         # On a socket that is not bound yet this sets the mode that the file is created with: no moment is it open.
         os.fchmod(listener.fileno(), 0o600)
         listener.setblocking(False)
+        private_files.check_directory(path.parent)
         with directory_locked(path):
             _remove_dead(path)
             listener.bind(str(path))

@@ -40,6 +40,7 @@ class SubscriberStatistics:
     silences: int
     freezes: int
     put_off: int
+    contradictions: int
     verified_reconnects: int
     streams: int
     streams_evicted: int

@@ -13,7 +13,6 @@ calls the user, and the clock thread sees to it that receiving goes on when the 
 from __future__ import annotations
 
 import dataclasses
-import enum
 import logging
 import os
 import queue
@@ -28,19 +27,23 @@ from pubsub_api.core import frame as frames
 from pubsub_api.core import messages
 from pubsub_api.core.clock import HybridClock
 from pubsub_api.core.durability import HistoryOutcome
-from pubsub_api.core.errors import Closed, DriverError, Forked, UndecodableBody, UsageError, WaitTimeout
-from pubsub_api.core.events import Event, decode_events
+from pubsub_api.core.errors import Closed, DriverError, Forked, UsageError, WaitTimeout
+from pubsub_api.core.events import Event
 from pubsub_api.core.frame import Kind
 from pubsub_api.core.instream import Delivery
 from pubsub_api.core.resync import LostRange, Reason, Resync
 from pubsub_api.core.settings import History, SubscriberSettings
 from pubsub_api.core.subscriber import SubscriberCore
 from pubsub_api.core.topics import CONTROL_TOPIC
+from pubsub_api.decoding import decode
+from pubsub_api.diagnosis import RefusedFrames, explain
 from pubsub_api.driver import Asked, Connected, Disconnected, LinkReport, PubSubApi, Subscribed
 from pubsub_api.history import Mismatch
 from pubsub_api.history_gate import HistoryGate, HistoryStatistics
+from pubsub_api.items import Item, Mark, size_of
 from pubsub_api.lending import LENT_MAX_S, Lending, Relieve
 from pubsub_api.statistics import SubscriberStatistics
+from pubsub_api.threads import start_thread
 
 LOG = logging.getLogger(__name__)
 
@@ -54,24 +57,13 @@ OnFrames = Callable[[Sequence[Delivery]], None]
 """Gets whole frames, in order, each with its header and how many of its first events were delivered before."""
 
 
-class Mark(enum.Enum):
-    """A place in the queue."""
-
-    JOINED = "joined"
-    """All that publishers remembered when the subscription came into effect is before it."""
-
-
-Item = Delivery | Resync | Event | Mark
-"""What waits for the dispatcher: a frame, a resync, an event that came without an envelope, or a mark for the gate."""
-
-
 class Subscriber(Closeable):
     """Receives events.  Every method may be called from any thread; made by `Session.subscriber`.
 
     With ``on_event`` or ``on_events`` the user is called, one call at a time, from the dispatcher thread or from the
-    one that received; a program must not care which, and may take its time in either.  Without,
-    iterate: ``for event in subscriber`` yields events until the subscriber is closed, and resyncs go to ``on_resync``.
-    Who only stores or passes on what was sent takes ``on_frames`` instead, and nothing is decoded.
+    one that received; a program may take its time in either.  Without, iterate: ``for event in subscriber`` yields
+    events until it is closed, and resyncs go to ``on_resync``.  Who only stores or passes on what was sent takes
+    ``on_frames`` instead, and nothing is decoded.
     """
 
     def __init__(
@@ -116,8 +108,8 @@ class Subscriber(Closeable):
         self._lock = threading.Lock()
         self._queue: queue.SimpleQueue[Sequence[Item] | None] = queue.SimpleQueue()
         self._queue_bytes = 0
-        self._waiting = 0
-        """Calls of the user that have to be made or are under way, for one batch of items each."""
+        self._left = self._waiting = 0
+        """Items that are left of a batch; calls of the user that are under way or to be made, each with a batch."""
         self._is_overrun = False
         self._lending = Lending()
         # Not with history: its reader calls the user too, and a driver's thread would wait for it, even when it closes.
@@ -126,7 +118,9 @@ class Subscriber(Closeable):
         self._foreign = 0
         self._foreign_discarded = 0
         self._callback_errors = 0
-        self._links: dict[str, bool] = {}
+        self._refused_frames = RefusedFrames(LOG)
+        self._addresses = list(addresses)
+        self._links: dict[str, str | None] = {}  # why each is down; None: it is up
         self._ready = threading.Event()
         self._is_closed = False
         self._is_inherited = False
@@ -142,12 +136,21 @@ class Subscriber(Closeable):
         self._dispatcher: threading.Thread | None = None
         if self._on_events is not None or self._on_frames is not None:
             self._dispatcher = threading.Thread(target=self._dispatch, name="heliograph-dispatcher", daemon=True)
-            self._dispatcher.start()
+        try:
+            self._start()
+        except BaseException:
+            self.close()
+            raise
+
+    def _start(self) -> None:
+        """Raises LimitReached, and what the driver's ``daemonize`` raises."""
+        if self._dispatcher is not None:
+            start_thread(self._dispatcher)
         forking.register(self)
-        self._clock.start()
+        start_thread(self._clock)
         self._end.daemonize()
-        if gate is not None:
-            gate.start(self)
+        if self._gate is not None:
+            self._gate.start(self)
 
     # -- what the driver calls
 
@@ -201,7 +204,7 @@ class Subscriber(Closeable):
                 self._clock_wakeup.set()
             return delivery
 
-    def on_foreign(self, topic: str, payload: bytes) -> None:
+    def on_foreign(self, topic: str, payload: bytes | None) -> None:
         with self._lock:
             if not self._core.filters.match(topic):
                 return
@@ -212,7 +215,10 @@ class Subscriber(Closeable):
                 self._foreign_discarded += 1
             else:
                 self._foreign += 1
-                self._enqueue([Event(topic=topic, table="", key="", action="set", value=payload)], len(payload))
+                event = Event(topic=topic, table="", key="", action="set", value=payload)
+                if payload is None:
+                    event.action = "delete"
+                self._enqueue([event], len(payload or b""))
 
     def on_link(self, report: LinkReport) -> None:
         if isinstance(report, Asked):
@@ -221,10 +227,10 @@ class Subscriber(Closeable):
         now = time.monotonic()
         with self._lock:
             if isinstance(report, Connected):
-                self._links[report.address] = True
-                self._core.link_up(report.address, now)
+                self._links[report.address] = None
+                self._core.link_up(report.address, now, report.arrivals)
             elif isinstance(report, Disconnected):
-                self._links[report.address] = False
+                self._links[report.address] = report.reason
                 self._core.link_down(report.address)
             elif isinstance(report, Subscribed):
                 self._core.filter_up(report.topic_filter, now)
@@ -247,7 +253,7 @@ class Subscriber(Closeable):
         """Under the lock, after the core was called: queue what it delivers, return what is to be asked."""
         out, queries = self._core.take()
         if out:
-            size = _size_of(out)
+            size = size_of(out)
             if size > _PORTION_BYTES:
                 self._enqueue_portions(out)
             else:
@@ -275,7 +281,7 @@ class Subscriber(Closeable):
         size = 0
         for item in items:
             portion.append(item)
-            size += _size_of((item,))
+            size += size_of((item,))
             if size > _PORTION_BYTES:
                 self._enqueue(portion, size)
                 portion, size = [], 0
@@ -285,7 +291,7 @@ class Subscriber(Closeable):
     def _ask(self, queries: list[messages.Query]) -> None:
         for query in queries:
             frame = frames.pack(
-                Kind.QUERY, self._guid, CONTROL_TOPIC, messages.encode(query), key=self._settings.frame.key
+                Kind.QUERY, self._guid, query.scope, messages.encode(query), key=self._settings.frame.key
             )
             try:
                 responders = self._end.query(frame)
@@ -307,6 +313,7 @@ class Subscriber(Closeable):
                 self._clock_wakeup.clear()
                 wait_max_s = LENT_MAX_S if self._lending.is_watched else threading.TIMEOUT_MAX
             self._ask(queries)
+            self._refused_frames.look(self._core.counters.bad_frames)
             self._clock_wakeup.wait(min(max(0.001, self._clock_deadline - time.monotonic()), wait_max_s))
 
     # -- calling the user
@@ -321,7 +328,6 @@ class Subscriber(Closeable):
             self._dequeued(items)
 
     def _call_user(self, items: Sequence[Item]) -> None:
-        """Call with what the items hold, in order, until the subscriber is closed."""
         if self._on_frames is not None:
             self._hand_over(items)
             return
@@ -373,9 +379,11 @@ class Subscriber(Closeable):
 
     def _events_of(self, items: Sequence[Item]) -> Iterator[list[Event]]:
         """The events of the items, in order; resyncs are told on the way.  Ends early when it is closed."""
+        self._left = len(items)
         for item in items:
             if self._is_closed:
                 return
+            self._left -= 1
             if isinstance(item, tuple):
                 events = self._decode(item)
                 if events:
@@ -392,7 +400,7 @@ class Subscriber(Closeable):
 
     def _dequeued(self, items: Sequence[Item]) -> None:
         with self._lock:
-            self._done(_size_of(items))
+            self._done(size_of(items))
 
     def _done(self, size: int) -> None:
         """Under the lock: the user was called with items of that size."""
@@ -408,25 +416,24 @@ class Subscriber(Closeable):
         self._collect()
 
     def _decode(self, delivery: Delivery) -> list[Event]:
-        frame, header, already = delivery
-        try:
-            return decode_events(frame, header, skip=already)
-        except UndecodableBody as error:
-            LOG.error("Subscriber: %s. A resync will follow.", error)
+        events, undecodable = decode(delivery)
+        if undecodable is not None:
+            header = delivery[1]
+            LOG.error(
+                "Subscriber: %d events of topic %r of publisher %s cannot be decoded, a resync will follow: %s",
+                undecodable.count, header.topic, header.guid.hex(), undecodable.reason,
+            )  # fmt: skip
             with self._lock:
-                self._core.undecodable(header, time.monotonic())
+                self._core.undecodable(header, undecodable.ranges, time.monotonic())
                 self._collect()
-            return []
+        return events
 
     def _tell_resync(self, resync: Resync) -> None:
         LOG.log(
             logging.WARNING if resync.lost else logging.INFO,
-            "Subscriber: resync %d (%s) of %d topics%s",
-            resync.generation,
-            resync.reason.value,
-            len(resync.topics),
+            "Subscriber: resync %d (%s) of %d topics%s", resync.generation, resync.reason.value, len(resync.topics),
             "".join(("; lost ", "; ".join(map(str, resync.lost)))) if resync.lost else "",
-        )
+        )  # fmt: skip
         if self._on_resync is not None:
             try:
                 self._on_resync(resync)
@@ -454,7 +461,8 @@ class Subscriber(Closeable):
         """
         self._check_usable()
         if not self._ready.wait(timeout_s):
-            state = ", ".join(f"{address} {'up' if up else 'down'}" for address, up in self._links.items()) or "no link"
+            with self._lock:
+                state = explain(self._addresses, self._links, self._core.counters.bad_frames)
             raise WaitTimeout(f"the subscription was not in effect within {timeout_s} s ({state})")
 
     def wait_for_historical_data(self, timeout_s: float) -> HistoryOutcome:
@@ -519,6 +527,16 @@ class Subscriber(Closeable):
         with self._lock:
             return sorted(self._core.filters)
 
+    def heads(self) -> dict[tuple[bytes, str], int]:
+        """(Publisher, topic) -> its last number that is known to exist, for every stream that is known."""
+        with self._lock:
+            streams = [one for publisher in self._core.publishers.values() for one in publisher.streams.values()]
+            return {(one.guid, one.topic): one.head for one in streams}
+
+    def has_more(self) -> bool:
+        """Asked from within ``on_events``: whether more waits, which is usually further events."""
+        return self._left > 0 or not self._queue.empty()
+
     def statistics(self) -> SubscriberStatistics:
         of_driver = dict(self._end.counters)  # not under our lock: a driver may have one of its own
         with self._lock:
@@ -528,7 +546,7 @@ class Subscriber(Closeable):
                 foreign=self._foreign,
                 foreign_discarded=self._foreign_discarded,
                 publishers=len(self._core.publishers),
-                links_up=sum(self._links.values()),
+                links_up=list(self._links.values()).count(None),
                 lag=self._core.counters.delivered - self._received,
                 queue_bytes=self._queue_bytes,
                 parked_bytes=self._core.parked_bytes,
@@ -555,7 +573,7 @@ class Subscriber(Closeable):
         elif self._lending.is_borrower:
             threads = [self._clock]  # the dispatcher may wait for its turn, and that means for this very call
         for thread in threads:
-            if thread is not None and thread is not threading.current_thread():
+            if thread is not None and thread.ident is not None and thread is not threading.current_thread():
                 thread.join()
         if self._borrows and not self._lending.is_borrower and threading.current_thread() is not self._dispatcher:
             with self._lending.calling:
@@ -571,17 +589,6 @@ class Subscriber(Closeable):
         forking.set_aside((self._end, self._clock, self._dispatcher, self._lock, self._queue, self._gate))
         self._is_inherited = True
         self._lock = threading.Lock()
-
-
-def _size_of(items: Sequence[Item]) -> int:
-    """What the items count in the queue: resyncs nothing, and there are few."""
-    size = 0
-    for item in items:
-        if isinstance(item, tuple):
-            size += len(item[0])
-        elif isinstance(item, Event):
-            size += len(item.value)
-    return size
 
 
 def one_by_one(on_event: OnEvent) -> OnEvents:

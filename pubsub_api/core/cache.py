@@ -9,12 +9,11 @@ from __future__ import annotations
 
 import bisect
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 from pubsub_api.core.frame import Header
 from pubsub_api.core.messages import Query, Want
 from pubsub_api.core.settings import CacheSettings
-from pubsub_api.core.topics import FilterSet
 
 StreamKey = tuple[bytes, str]
 _SWEEP_SLACK = 1000
@@ -60,13 +59,39 @@ class _CachedStream:
             self.start = 0
         return frame
 
-    def in_range(self, first: int, last: int) -> Iterator[bytes]:
-        """Frames that hold any of the numbers ``first`` to ``last``."""
-        position = max(bisect.bisect_right(self.firsts, first, self.start) - 1, self.start)
-        while position < len(self.firsts) and self.firsts[position] <= last:
-            if self.frames[position][0] >= first:
-                yield self.frames[position][2]
-            position += 1
+    def remove(self, first: int) -> bytes | None:
+        """The frame that begins with that number, which is not here any more."""
+        position = bisect.bisect_left(self.firsts, first, self.start)
+        if position == len(self.firsts) or self.firsts[position] != first:
+            return None
+        del self.firsts[position]
+        last, _, frame = self.frames.pop(position)
+        self.events -= last - first + 1
+        self.head = max((self.frames[place][0] for place in range(self.start, len(self.frames))), default=0)
+        return frame
+
+    def in_ranges(self, ranges: Iterable[tuple[int, int]]) -> Iterator[bytes]:
+        """Frames that hold any of the numbers of the ranges, which come sorted and may overlap.  Each frame once."""
+        position = self.start
+        for first, last in ranges:
+            position = max(bisect.bisect_right(self.firsts, first, self.start) - 1, position)
+            while position < len(self.firsts) and self.firsts[position] <= last:
+                if self.frames[position][0] >= first:
+                    yield self.frames[position][2]
+                position += 1
+
+    def runs(self) -> tuple[list[int], list[int]]:
+        """First and last numbers of the ranges without a hole that are here."""
+        firsts: list[int] = []
+        lasts: list[int] = []
+        for position in range(self.start, len(self.firsts)):
+            first, last = self.firsts[position], self.frames[position][0]
+            if lasts and first <= lasts[-1] + 1:
+                lasts[-1] = max(lasts[-1], last)
+            else:
+                firsts.append(first)
+                lasts.append(last)
+        return firsts, lasts
 
     def newest(self, count: int, since: int) -> list[bytes]:
         """The fewest frames that hold the newest ``count`` events (0: all) sent at or after ``since``, oldest first."""
@@ -141,41 +166,49 @@ class FrameCache:
         if not len(stream):
             del self._streams[key]
 
-    def want(self, wants: Iterable[Want]) -> list[bytes]:
-        """Frames for the ranges asked for, as far as they are here."""
-        found: list[bytes] = []
-        for want in wants:
-            stream = self._streams.get((want.guid, want.topic))
-            if stream is not None:
-                found.extend(stream.in_range(want.first, want.last))
-        return found
-
-    def history(self, query: Query) -> list[bytes]:
-        """Frames of every stream the query selects, stream by stream, oldest first."""
-        selected = FilterSet(query.topics)
-        found: list[bytes] = []
-        for (guid, topic), stream in self._streams.items():
-            if (not query.guid or guid == query.guid) and selected.match(topic):
-                found.extend(stream.newest(query.newest, query.since))
-        return found
-
-    def heads(self, query: Query) -> list[tuple[bytes, str, int]]:
-        """The highest number seen of every stream the query selects."""
-        selected = FilterSet(query.topics)
-        return [
-            (guid, topic, stream.head)
-            for (guid, topic), stream in self._streams.items()
-            if (not query.guid or guid == query.guid) and selected.match(topic)
-        ]
-
-    def __contains__(self, want: Want) -> bool:
-        """Whether every number of the range is here."""
-        stream = self._streams.get((want.guid, want.topic))
-        if stream is None:
+    def discard(self, key: StreamKey, first: int) -> bool:
+        """Forget the frame of a stream that begins with that number; True when it was here."""
+        stream = self._streams.get(key)
+        frame = stream.remove(first) if stream is not None else None
+        if stream is None or frame is None:
             return False
-        expected = want.first
-        position = max(bisect.bisect_right(stream.firsts, expected, stream.start) - 1, stream.start)
-        while position < len(stream.firsts) and stream.firsts[position] <= expected <= want.last:
-            expected = max(expected, stream.frames[position][0] + 1)
-            position += 1
-        return expected > want.last
+        self.bytes -= len(frame)
+        self.frames -= 1
+        if not len(stream):
+            del self._streams[key]
+        return True
+
+    def want(self, wants: Iterable[Want]) -> list[bytes]:
+        """Frames for the ranges asked for, as far as they are here: each once, however often it is asked for."""
+        asked: dict[StreamKey, list[tuple[int, int]]] = {}
+        for want in wants:
+            key = (want.guid, want.topic)
+            if key in self._streams:
+                asked.setdefault(key, []).append((want.first, want.last))
+        return [frame for key, ranges in asked.items() for frame in self._streams[key].in_ranges(sorted(ranges))]
+
+    def held(self, wants: Sequence[Want]) -> list[int]:
+        """Positions of those ranges of which every number is here."""
+        runs: dict[StreamKey, tuple[list[int], list[int]]] = {}
+        found: list[int] = []
+        for position, want in enumerate(wants):
+            key = (want.guid, want.topic)
+            stream = self._streams.get(key)
+            if stream is None:
+                continue
+            if key not in runs:
+                runs[key] = stream.runs()
+            firsts, lasts = runs[key]
+            at = bisect.bisect_right(firsts, want.first) - 1
+            if at >= 0 and want.last <= lasts[at]:
+                found.append(position)
+        return found
+
+    def known_heads(self, guid: bytes = b"") -> list[tuple[bytes, str, int]]:
+        """The highest number seen of every stream, of one publisher or of all."""
+        return [(owner, topic, one.head) for (owner, topic), one in self._streams.items() if not guid or owner == guid]
+
+    def history(self, heads: Iterable[tuple[bytes, str, int]], query: Query) -> list[bytes]:
+        """Frames of those streams, restricted as the query says, stream by stream, oldest first."""
+        streams = [self._streams.get((guid, topic)) for guid, topic, _ in heads]
+        return [frame for one in streams if one is not None for frame in one.newest(query.newest, query.since)]

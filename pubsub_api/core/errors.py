@@ -34,6 +34,10 @@ class InvalidConfig(UsageError):
     """Options contradict each other or have a value the selected driver cannot use."""
 
 
+class UnsafeFile(InvalidConfig):
+    """A private file, or its directory, could be read or replaced by another user.  The message says by whom."""
+
+
 class LimitReached(HeliographError):
     """A configured bound is used up.  The message names the option.  Nothing that was accepted before is affected."""
 
@@ -79,6 +83,10 @@ class BadSignature(FrameError):
     """The frame is unsigned although a key is configured, or its HMAC does not match."""
 
 
+class ImplausibleHead(FrameError):
+    """A frame tells of more events than can have been sent.  What it tells is ignored, and counted under this name."""
+
+
 class UndecodableBody(FrameError):
     """The header is sound but the body is not the msgpack that its kind prescribes."""
 
@@ -107,6 +115,10 @@ class TransportUnavailable(DriverError):
     """The server or peer behind the driver cannot be reached now."""
 
     retriable = True
+
+
+class NotPermitted(DriverError):
+    """The server or peer behind the driver does not let this program use the topic: its access control says so."""
 
 
 class NotSupported(DriverError):

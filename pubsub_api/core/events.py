@@ -41,14 +41,42 @@ class Event(msgspec.Struct, array_like=True, kw_only=True, gc=False):
 encode_fields = msgspec.msgpack.Encoder().encode
 """The wire form of the six elements of an event, which were checked.  Raises ENCODING_ERRORS."""
 ENCODING_ERRORS = (TypeError, ValueError, OverflowError, RecursionError, msgspec.MsgspecError)
+check_parts = msgspec.to_builtins
+"""Refuses a value with a part that could be encoded and not be decoded again.  Raises ENCODING_ERRORS.
+
+What is encoded already (`msgspec.Raw`), an extension of msgpack, and an object with fields as a key of a dict: the
+encoder takes them, and no decoder does, or not as what they were.
+"""
+PLAIN_TYPES = frozenset({str, int, float, bool, bytes, type(None)})
+"""Values of these need no check."""
+CHECK_INTERVAL = 64
+"""In a flood, of so many values that need a look inside one gets it: that takes longer than to encode it."""
+_LOOKED_INTO = frozenset({dict, msgspec.Raw})
+_decode_any = msgspec.msgpack.Decoder().decode
 _decode_list = msgspec.msgpack.Decoder(list[Event]).decode
+_decode_event = msgspec.msgpack.Decoder(Event).decode
+_split = msgspec.msgpack.Decoder(list[msgspec.Raw]).decode
+_DECODING_ERRORS = (msgspec.MsgspecError, RecursionError, UnicodeDecodeError)
 _ARRAY32 = struct.Struct(">BI")
 
 
-def encode_event(event: Event, timestamp: int) -> bytes:
+def check_value(value: Any) -> None:
+    """Refuse a value that could be encoded and not be decoded again.  Raises ENCODING_ERRORS.
+
+    A value that is encoded as a whole (`msgspec.Raw`) is decoded to see that it can be.
+    """
+    if type(value) is msgspec.Raw:
+        _decode_any(value)
+    else:
+        check_parts(value)
+
+
+def encode_event(event: Event, timestamp: int, *, looks_inside: bool = True) -> bytes:
     """The wire form of one event, stamped with ``timestamp`` unless it has one.  Raises InvalidEvent.
 
     Checked here, in the caller's thread, because what leaves a publisher must be decodable by every subscriber.
+    Without ``looks_inside`` a dict, or what is encoded already, is believed to be so: the caller has looked into others
+    like it.
     """
     table = event.table  # one by one: this runs for every event, and unpacking would build a tuple
     key = event.key
@@ -65,8 +93,11 @@ def encode_event(event: Event, timestamp: int) -> bytes:
         and (stamp is timestamp or (type(stamp) is int and 0 < stamp <= VERSION_MAX))
     ):
         raise InvalidEvent(_explain(event))
+    value = event.value
     try:
-        return encode_fields((table, key, action, event.value, version, stamp))
+        if type(value) not in PLAIN_TYPES and (looks_inside or type(value) not in _LOOKED_INTO):
+            check_value(value)
+        return encode_fields((table, key, action, value, version, stamp))
     except ENCODING_ERRORS as error:
         raise InvalidEvent(f"event {table}/{key}: its value cannot be sent as msgpack: {error}") from error
 
@@ -80,7 +111,7 @@ def decode_events(frame: bytes, header: frames.Header, *, skip: int = 0) -> list
     """The events of a DATA frame, without the first ``skip``.  Raises UndecodableBody."""
     try:
         events = _decode_list(frames.body(frame, header))
-    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
+    except _DECODING_ERRORS as error:
         raise UndecodableBody(f"the events of topic {header.topic!r} cannot be decoded: {error}") from error
     if len(events) != header.count:
         raise UndecodableBody(f"the frame of topic {header.topic!r} states {header.count} events and has {len(events)}")
@@ -88,6 +119,32 @@ def decode_events(frame: bytes, header: frames.Header, *, skip: int = 0) -> list
     for event in events:
         event.topic = topic
     return events[skip:] if skip else events
+
+
+def decode_one_by_one(
+    frame: bytes, header: frames.Header, *, skip: int = 0
+) -> tuple[list[Event], list[tuple[int, str]]]:
+    """The events of a DATA frame that can be decoded, without the first ``skip``, and number and fault of the others.
+
+    For a frame that `decode_events` has refused.  Raises UndecodableBody when it does not even have so many events.
+    """
+    try:
+        parts = _split(frames.body(frame, header))
+    except _DECODING_ERRORS as error:
+        raise UndecodableBody(f"the frame of topic {header.topic!r} has no list of events: {error}") from error
+    if len(parts) != header.count:
+        raise UndecodableBody(f"the frame of topic {header.topic!r} states {header.count} events and has {len(parts)}")
+    events: list[Event] = []
+    faults: list[tuple[int, str]] = []
+    for number, part in enumerate(parts[skip:], header.first + skip):
+        try:
+            event = _decode_event(part)
+        except _DECODING_ERRORS as error:
+            faults.append((number, str(error)))
+        else:
+            event.topic = header.topic
+            events.append(event)
+    return events, faults
 
 
 def _explain(event: Event) -> str:

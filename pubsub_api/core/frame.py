@@ -17,7 +17,7 @@ offset bytes                    element
 34     cf + 8                   after: the number this frame follows, first - 1 unless numbers were skipped on purpose
 43     ce + 4                   count: how many events
 48     cf + 8                   timestamp: hybrid logical clock at sending, nanoseconds
-57     da + 2 + n               topic
+57     da + 2 + n               topic; in a QUERY and its REPLY the scope, see `pubsub_api.core.scopes`
 60 + n                          body: what the kind prescribes, see `pubsub_api.core.messages`
 end    c0, or c4 20 + 32        nil, or the HMAC-SHA256 of every byte before this element
 ====== ======================== =========================================================================
@@ -41,6 +41,7 @@ from pubsub_api.core.errors import (
     OversizedFrame,
     UnsupportedVersion,
 )
+from pubsub_api.core.scopes import check_scope
 from pubsub_api.core.topics import CONTROL_TOPIC, TOPIC_BYTES_MAX, check_topic
 
 WIRE_VERSION = 1
@@ -98,6 +99,7 @@ _FIXED = struct.Struct(">4sBBB2s16scQcQcIcQcH")
 _AFTER_VERSION = struct.Struct(">BB2s16scQcQcIcQcH")
 _NUMBERS = struct.Struct(">cQcQcIcQ")
 _ARRAY32 = struct.Struct(">BI")
+_COUNT_AT = slice(44, 48)
 _PREFIX = b"\x9c\xa2HG"
 _BEGINNING = _PREFIX + bytes((WIRE_VERSION,))
 _GUID_MARK = b"\xc4\x10"
@@ -108,6 +110,8 @@ _MAC_MARK = b"\xc4\x20"
 _MAC_BYTES = 32
 _KINDS = frozenset(int(kind) for kind in Kind)
 _DATA = int(Kind.DATA)
+_SCOPED = (int(Kind.QUERY), int(Kind.REPLY))
+"""Kinds that state what they are about in place of a topic, see `pubsub_api.core.scopes`."""
 _FIXED_BYTES = _FIXED.size
 _new_header = functools.partial(tuple.__new__, Header)
 
@@ -115,6 +119,16 @@ _new_header = functools.partial(tuple.__new__, Header)
 def is_frame(data: bytes) -> bool:
     """Whether the bytes claim to be a frame.  Says nothing about the rest of them."""
     return data[:4] == _PREFIX
+
+
+def is_of_kind(frame: bytes, kind: Kind) -> bool:
+    """Whether a frame claims to be of a kind."""
+    return frame[5:6] == bytes((kind,))
+
+
+def name_of(frame: bytes) -> bytes:
+    """The topic or scope that a frame states, for those who only look whether it came in the right place."""
+    return frame[_FIXED_BYTES : _FIXED_BYTES + int.from_bytes(frame[_FIXED_BYTES - 2 : _FIXED_BYTES], "big")]
 
 
 def pack(
@@ -153,10 +167,10 @@ class DataPacker:
         self._beginning = b"".join((_BEGINNING, bytes((_DATA, Flag.SIGNED if key else 0)), _GUID_MARK, guid))
         self._key = key
 
-    def pack(self, topic: bytes, events: Sequence[bytes], *, first: int, timestamp: int) -> bytes:
+    def pack(self, topic: bytes, events: Sequence[bytes], *, first: int, after: int, timestamp: int) -> bytes:
         """A frame of events that are encoded already, numbered from ``first`` on.  ``topic`` is a `topic_element`."""
         count = len(events)
-        numbers = _NUMBERS.pack(_UINT64, first, _UINT64, first - 1, _UINT32, count, _UINT64, timestamp)
+        numbers = _NUMBERS.pack(_UINT64, first, _UINT64, after, _UINT32, count, _UINT64, timestamp)
         parts = [self._beginning, numbers, topic, _ARRAY32.pack(0xDD, count), *events]
         if self._key:
             parts += (_MAC_MARK, hmac.digest(self._key, b"".join(parts), "sha256"))
@@ -192,7 +206,8 @@ def unpack(frame: bytes, *, bytes_max: int, key: bytes | None = None) -> Header:
         _check_tail(frame, body_end, bool(flags & 1), key)
     if kind != _DATA or count == 0 or first == 0 or after >= first or first + count > SEQUENCE_MAX:
         _check_numbers(kind, first, after, count)
-    topic = _read_topic(frame[_FIXED_BYTES:body_start])
+    name = frame[_FIXED_BYTES:body_start]
+    topic = _read_topic(name) if kind == _DATA or kind not in _SCOPED else _read_scope(name)
     # Made as the class itself would make it, without the detour through Python: this runs for every frame.
     return _new_header((kind, flags, guid, first, after, count, timestamp, topic, body_start, body_end))
 
@@ -212,6 +227,22 @@ def _refusal(frame: bytes, bytes_max: int) -> FrameError:
 def body(frame: bytes, header: Header) -> memoryview:
     """The body's msgpack, not copied."""
     return memoryview(frame)[header.body_start : header.body_end]
+
+
+def check_count(frame: bytes, header: Header) -> None:
+    """Raises MalformedFrame unless the body of a DATA frame begins as an array of as many events as the header states.
+
+    Who gives numbers to events by the header alone, before they are decoded, calls this first: a count that is too high
+    would take the numbers of events that are still to come.
+    """
+    at, size = header.body_start, header.body_end - header.body_start
+    mark = frame[at]
+    if mark == 0xDD and frame[at + 1 : at + 5] == frame[_COUNT_AT] and header.count < size:
+        return  # as every publisher here writes it
+    width = {0xDC: 2, 0xDD: 4}.get(mark, 0)
+    stated = int.from_bytes(frame[at + 1 : at + 1 + width], "big") if width else mark & 0xF if mark >> 4 == 9 else 0
+    if stated != header.count or stated >= size:
+        raise MalformedFrame(f"the header states {header.count} events, the {size} bytes of the body {stated}")
 
 
 def _check_tail(frame: bytes, body_end: int, is_signed: bool, key: bytes | None) -> None:
@@ -241,3 +272,11 @@ def _read_topic(raw: bytes) -> str:
         return topic if topic == CONTROL_TOPIC else check_topic(topic)
     except (UnicodeDecodeError, InvalidTopic) as error:
         raise MalformedFrame(f"the frame's topic is invalid: {error}") from error
+
+
+@functools.lru_cache(maxsize=4096)
+def _read_scope(raw: bytes) -> str:
+    try:
+        return check_scope(raw.decode())
+    except (UnicodeDecodeError, InvalidTopic) as error:
+        raise MalformedFrame(f"the frame's scope is invalid: {error}") from error

@@ -60,6 +60,11 @@ TRANSITIONS: dict[tuple[State, Cause], State] = {
     (State.RESYNCING, Cause.RESYNCED): State.LIVE,
 }
 
+NO_STAMP = 2**64
+"""Higher than every timestamp: who told of a number did not tell when."""
+HEAD_JUMP_MAX = 2**40
+"""So many numbers at once are not believed: no publisher sends them in the time for which a subscriber remembers it."""
+
 Delivery = tuple[bytes, Header, int]
 """A DATA frame, its header, and how many of its first events were delivered before."""
 
@@ -68,7 +73,8 @@ class InStream:
     """Pure data and arithmetic; when to do what is the subscriber core's business."""
 
     __slots__ = (
-        "asked", "attempts", "deadline", "guid", "head", "is_anchored", "next", "order", "parked", "state", "topic",
+        "asked", "attempts", "covered", "deadline", "guid", "head", "head_stamp", "is_anchored", "next", "order",
+        "parked", "resumed_at", "skipped_after", "skipped_stamp", "state", "topic",
     )  # fmt: skip
 
     def __init__(self, guid: bytes, topic: str, next_number: int, *, is_anchored: bool) -> None:
@@ -77,6 +83,12 @@ class InStream:
         self.next = next_number
         self.head = next_number - 1
         """Highest number known to exist."""
+        self.head_stamp = NO_STAMP
+        """Timestamp of the frame that told so: one with a higher timestamp that tells of less contradicts it."""
+        self.skipped_after = self.resumed_at = self.skipped_stamp = 0
+        """The numbers between these two were given up.  What was sent of them by that time a resync has covered."""
+        self.covered = 0
+        """Numbers up to this one were known to exist when a resync was told."""
         self.is_anchored = is_anchored
         """``next`` is certain.  Otherwise it is the lowest number seen, and the resync on its way covers the rest."""
         self.state = State.LIVE
@@ -105,7 +117,7 @@ class InStream:
         elif known[1].count >= header.count:
             return 0
         self.parked[header.first] = (frame, header)
-        self.head = max(self.head, header.last)
+        self.raise_head(header.last, header.timestamp)
         return len(frame) - (len(known[0]) if known else 0)
 
     def ready(self) -> Iterator[tuple[Delivery | None, int]]:
@@ -124,8 +136,56 @@ class InStream:
             return None
         already = max(0, self.next - header.first)
         self.next = last + 1
-        self.head = max(self.head, last)
+        self.raise_head(last, header.timestamp)
         return frame, header, already
+
+    def raise_head(self, head: int, stamp: int) -> None:
+        """Number ``head`` exists, as a frame with that timestamp tells."""
+        if head > self.head:
+            self.head = head
+            self.head_stamp = stamp
+
+    def contradicts_data(self, first: int, stamp: int) -> bool:
+        """Whether a frame that begins at ``first`` cannot be, if all that was heard of the stream is true.
+
+        It is among what is missing, or was skipped because somebody told that it exists; and it was sent later than
+        that was told, or than the resync which covers it.  A publisher's timestamps never fall, so a frame that is
+        late, or comes again, has a lower one.
+        """
+        is_missing = self.next <= first <= self.head and stamp > self.head_stamp
+        is_skipped = self.skipped_after < first < self.resumed_at and stamp > self.skipped_stamp
+        return (is_missing or is_skipped) and self.is_anchored
+
+    def contradicts_head(self, head: int, stamp: int) -> bool:
+        """The same of a head: it is lower than what was told before, of which no event has come."""
+        is_missing = self.next - 1 <= head < self.head and stamp > self.head_stamp
+        is_skipped = self.skipped_after <= head < self.head and not self.has_resumed and stamp > self.skipped_stamp
+        return (is_missing or is_skipped) and self.is_anchored
+
+    @property
+    def has_resumed(self) -> bool:
+        """Whether events have come that follow what was skipped last."""
+        return self.next > self.resumed_at
+
+    def start_again(self, number: int, stamp: int, clock: int) -> None:
+        """Nothing that was heard of the stream is believed any more but that ``number`` comes next.
+
+        What is before it, and has not come, is given up.
+        """
+        self._note_skipped(self.next - 1, number, min(stamp, clock))
+        self.next = number
+        self.head = number - 1
+        self.head_stamp = stamp
+        self.asked = 0
+
+    def _note_skipped(self, after: int, resumed_at: int, stamp: int) -> None:
+        """What is skipped is remembered, with what was skipped before if no event has confirmed that."""
+        self.skipped_after = after if self.has_resumed else min(self.skipped_after, after)
+        self.skipped_stamp = stamp
+        self.resumed_at = resumed_at
+
+    def forget_skipped(self) -> None:
+        self.skipped_after = self.resumed_at = 0
 
     def missing(self) -> list[tuple[int, int]]:
         """The holes: ranges of numbers that exist and are neither delivered nor parked."""
@@ -140,8 +200,18 @@ class InStream:
             ranges.append((expected, self.head))
         return ranges
 
-    def skip_holes(self) -> Iterator[tuple[Delivery | None, int]]:
-        """Everything parked, in order, as if the holes had never been: a resync has covered them."""
+    def skip_holes(self, clock: int) -> Iterator[tuple[Delivery | None, int]]:
+        """Everything parked, in order, as if the holes had never been: a resync has covered them.
+
+        It covers what was sent until now, when the publisher's clock shows ``clock`` at least.
+        """
+        if self.has_hole:
+            seen = max((header.last for _, header in self.parked.values()), default=0)
+            if seen < self.head:
+                # Nothing but somebody's word tells of what is beyond the events that came.
+                self._note_skipped(max(seen, self.next - 1), self.head + 1, min(self.head_stamp, clock))
+            else:
+                self._note_skipped(self.next - 1, self.head + 1, self.head_stamp)
         while self.order:
             frame, header = self.parked.pop(heapq.heappop(self.order))
             self.next = max(self.next, header.after + 1)

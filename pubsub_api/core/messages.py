@@ -17,15 +17,30 @@ import msgspec
 
 from pubsub_api.core import frame as frames
 from pubsub_api.core.errors import UndecodableBody
-from pubsub_api.core.topics import check_filter, check_topic
+from pubsub_api.core.scopes import check_scope, covers
+from pubsub_api.core.topics import CONTROL_TOPIC, check_filter, check_topic
 
 HEADS_PER_FRAME_MAX = 100
 WANTS_PER_QUERY_MAX = 1000
+FILTERS_PER_QUERY_MAX = 20_000
+"""Twice as many as a subscriber is expected to have; who has more asks for all streams."""
+PARTS_MAX = 1_000_000
+"""Of one message: as many frames as a cache of the default size holds at the most."""
+EARLY_PARTS_MAX = 1000
+"""Parts that overtook an earlier one and are remembered.  Transports keep order, so there are few or none."""
+AGE_UNKNOWN = -1.0
+AGE_MAX_S = 1e10
+"""No publisher is three hundred years old."""
 
 
 def _check_guid(guid: bytes) -> None:
     if len(guid) != frames.GUID_BYTES:
         raise ValueError(f"a GUID of {len(guid)} bytes")
+
+
+def _check_part(message: Hello | Bye | Reply) -> None:
+    if not (0 <= message.part < PARTS_MAX and 0 <= message.parts <= PARTS_MAX):
+        raise ValueError(f"part {message.part} of {message.parts} is out of range")
 
 
 def _check_heads(heads: Iterable[tuple[str, int]]) -> None:
@@ -37,16 +52,27 @@ def _check_heads(heads: Iterable[tuple[str, int]]) -> None:
 
 @dataclasses.dataclass
 class Parts:
-    """Which parts of a message came, and of how many once that is known."""
+    """Which parts of a message came, and of how many once that is known.  Bounded, whatever a peer sends."""
 
-    came: set[int] = dataclasses.field(default_factory=set)
+    came: int = 0
+    """All parts before this one."""
+    early: set[int] | None = None
+    """Parts that came before their turn."""
     parts: int = 0
 
     def add(self, part: int, parts: int) -> bool:
-        """A part came; True when the message is whole."""
-        self.came.add(part)
+        """A part came; True when the message is whole.  One too many before its turn counts as lost."""
         self.parts = self.parts or parts
-        return len(self.came) == self.parts
+        if part == self.came:
+            self.came += 1
+            while self.early and self.came in self.early:
+                self.early.remove(self.came)
+                self.came += 1
+        elif part > self.came:
+            self.early = self.early or set()
+            if len(self.early) < EARLY_PARTS_MAX:
+                self.early.add(part)
+        return self.came == self.parts > 0
 
 
 class Hello(msgspec.Struct, omit_defaults=True):
@@ -62,6 +88,7 @@ class Hello(msgspec.Struct, omit_defaults=True):
     def __post_init__(self) -> None:
         if self.predecessor:
             _check_guid(self.predecessor)
+        _check_part(self)
         _check_heads(self.heads.items())
 
 
@@ -74,6 +101,7 @@ class Bye(msgspec.Struct, omit_defaults=True):
     parts: int = 0
 
     def __post_init__(self) -> None:
+        _check_part(self)
         _check_heads(self.heads.items())
 
 
@@ -108,14 +136,26 @@ class Query(msgspec.Struct, omit_defaults=True):
     """Frames holding the newest this many events of each stream; 0 for all."""
     since: int = 0
     """Frames sent at or after this timestamp; 0 for all."""
+    scope: str = CONTROL_TOPIC
+    """What it is about at the most, as in the frame's header; see `pubsub_api.core.scopes`."""
 
     def __post_init__(self) -> None:
         if self.guid:
             _check_guid(self.guid)
         if len(self.wants) > WANTS_PER_QUERY_MAX:
             raise ValueError(f"{len(self.wants)} ranges in one question")
+        if len(self.topics) > FILTERS_PER_QUERY_MAX:
+            raise ValueError(f"{len(self.topics)} filters in one question")
         for topic_filter in self.topics:
             check_filter(topic_filter)
+        if self.scope != CONTROL_TOPIC:
+            self._check_scope()
+
+    def _check_scope(self) -> None:
+        check_scope(self.scope)
+        for name in (*self.topics, *(want.topic for want in self.wants)):
+            if not covers(self.scope, name):
+                raise ValueError(f"a question about {name!r} in the scope {self.scope!r}")
 
 
 class Reply(msgspec.Struct, omit_defaults=True):
@@ -134,14 +174,19 @@ class Reply(msgspec.Struct, omit_defaults=True):
     """Those of ``held`` that are kept as well as their topic is to be kept, and not only in the memory of a cache."""
     former: list[bytes] = []
     """GUIDs of the answering publisher's former lives, the newest first: ``heads`` has their final heads as well."""
+    age: float = AGE_UNKNOWN
+    """Seconds since the answering publisher started, by its own clock, rather too many than too few."""
     part: int = 0
     parts: int = 0
 
     def __post_init__(self) -> None:
+        _check_part(self)
         for guid, _, _ in self.heads:
             _check_guid(guid)
         for guid in self.former:
             _check_guid(guid)
+        if self.age != AGE_UNKNOWN and not 0 <= self.age < AGE_MAX_S:
+            raise ValueError(f"an age of {self.age} s")
         _check_heads((topic, head) for _, topic, head in self.heads)
 
 
@@ -161,4 +206,12 @@ def decode(kind: type[Body], frame: bytes, header: frames.Header) -> Body:
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
         raise UndecodableBody(f"the body of a {kind.__name__} cannot be decoded: {error}") from error
     assert isinstance(message, kind)
+    if isinstance(message, Query):
+        check_scope_of(message, header)
     return message
+
+
+def check_scope_of(query: Query, header: frames.Header) -> None:
+    """Raises UndecodableBody when a question is not in the scope that its header names, by which it was let pass."""
+    if query.scope != header.topic:
+        raise UndecodableBody(f"a question of scope {query.scope[:80]!r} in a frame of {header.topic!r}")

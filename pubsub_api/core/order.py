@@ -14,10 +14,11 @@ consumer is *overrun*: what comes is discarded until it has caught up, and then 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 
+from pubsub_api.core.errors import ImplausibleHead
 from pubsub_api.core.frame import SEQUENCE_MAX, Header
-from pubsub_api.core.instream import Cause, Delivery, InStream, State
+from pubsub_api.core.instream import HEAD_JUMP_MAX, Cause, Delivery, InStream, State
 from pubsub_api.core.questions import Questions
 from pubsub_api.core.resync import Reason, Resync, ResyncScheduler
 from pubsub_api.core.roster import Roster
@@ -85,17 +86,26 @@ class StreamOrder:
 
     def _accept(self, stream: InStream, frame: bytes, header: Header, now: float, *, is_repair: bool) -> None:
         """A frame of a stream came: deliver it, keep it for later, or see that it came before."""
-        _, _, _, first, after, count, _, _, _, _ = header
+        _, _, _, first, after, count, stamp, _, _, _ = header
+        if stream.covered >= first and not is_repair:
+            # What is sent under such a number now did not exist when the resync was told, whatever was said of it.
+            stream.covered = 0
         if first == stream.next and stream.state is _LIVE:
             stream.next = first + count
             stream.head = first + count - 1
+            stream.head_stamp = stamp
             self._deliver(stream, (frame, header, 0), now, is_repair=is_repair)
+        elif stream.contradicts_data(first, stamp):
+            self._on_contradiction(stream, frame, header, now)
         elif first + count <= stream.next and stream.is_anchored:
             self._repeat((frame, header, 0))
+        elif after - stream.next > HEAD_JUMP_MAX and stream.is_anchored:
+            self.counters.count_bad_frame(ImplausibleHead.__name__)
         elif stream.state is State.RESYNCING and self.is_overrun:
             self._discard(stream, header, first, now)
         elif after >= stream.next or stream.state is State.RESYNCING:
-            self._park(stream, frame, header, now)
+            is_new = self._park(stream, frame, header, now)
+            self.counters.repaired += count if is_repair and is_new else 0
         elif stream.state is not _LIVE and self._resync.is_blocked and self._stays_missing(stream, frame, header):
             self.counters.unparked += count
         else:
@@ -119,15 +129,18 @@ class StreamOrder:
         if self.room_bytes < 0:
             self._resync.is_blocked = True
 
-    def _park(self, stream: InStream, frame: bytes, header: Header, now: float) -> None:
+    def _park(self, stream: InStream, frame: bytes, header: Header, now: float) -> bool:
+        """Keep a frame behind a hole; False when it was there."""
         if not stream.is_anchored:
             stream.next = min(stream.next, header.after + 1)
-        self._roster.parked_bytes += stream.park(frame, header)
+        size = stream.park(frame, header)
+        self._roster.parked_bytes += size
         self._event_bytes = len(frame) / header.count
         if stream.state is State.LIVE:
             self._open_hole(stream, now)
         if self._roster.parked_bytes > self.settings.pending_bytes_max:
             self._make_room(stream, now)
+        return size > 0
 
     def _make_room(self, stream: InStream, now: float) -> None:
         """Too much waits behind holes.  Where caches can be asked, what is needed last goes, to be asked for later."""
@@ -203,7 +216,7 @@ class StreamOrder:
     def _discard(self, stream: InStream, header: Header, first: int, now: float) -> None:
         """There is no room for a frame, from ``first`` on.  The consumer learns of it before it sees what follows."""
         self.counters.discarded += header.last - first + 1
-        stream.head = max(stream.head, header.last)
+        stream.raise_head(header.last, header.timestamp)
         if stream.state is not State.RESYNCING:
             self._await_resync(stream)
         lost = self._roster.lost_range(header, first, header.last)
@@ -271,23 +284,56 @@ class StreamOrder:
                     wait_s = self._questions.part_patience(stream.attempts - 1)
                 self._roster.set_timer(stream, now + wait_s)
 
-    def _give_up_unanswered(self, asked: Iterable[tuple[InStream, int]], now: float) -> None:
-        """Everybody has answered who was asked for these streams, each up to a number: what still lacks nobody has."""
+    def _give_up_unanswered(
+        self, asked: Iterable[tuple[InStream, int]], finished: Collection[bytes], now: float
+    ) -> None:
+        """Everybody has answered who was reached: what still lacks nobody has, if its publisher was among them.
+
+        A publisher that lives and did not answer was not reached, or its answer was lost: it is asked again.
+        """
         for stream, last in asked:
             is_lacking = stream.next <= min(last, stream.asked)
-            if stream.state is State.REPAIRING and is_lacking and self._roster.knows(stream):
+            if stream.state is not State.REPAIRING or not is_lacking or not self._roster.knows(stream):
+                continue
+            if stream.guid in finished or not self._roster.may_answer(stream.guid):
                 self._give_up(stream, Reason.LOSS, now)
 
     def _give_up(self, stream: InStream, reason: Reason, now: float) -> None:
         lost = [self._roster.lost_range(stream, first, last) for first, last in stream.missing()]
         self.counters.lost += sum(item.last - item.first + 1 for item in lost)
         self._await_resync(stream)
-        self._resync.request(reason, [stream.topic], now, lost)
+        if lost and lost[-1].last <= stream.covered:
+            self._release(stream, now)  # A resync was told when these had been published: it covers them.
+        else:
+            self._resync.request(reason, [stream.topic], now, lost)
 
     def _await_resync(self, stream: InStream) -> None:
         stream.move(Cause.GIVE_UP)
         stream.attempts = 0
         stream.deadline = 0.0
+
+    def _on_contradiction(self, stream: InStream, frame: bytes, header: Header, now: float) -> None:
+        """An event came that was sent later than its number, or a higher one, was heard of."""
+        if stream.state is _LIVE and stream.has_resumed:
+            # What follows it was delivered already: it is too late for it, but whoever reads again learns of it.
+            stream.forget_skipped()
+            self.counters.contradictions += 1
+            self._repeat((frame, header, 0))
+            self._resync.request(Reason.CONTRADICTION, [stream.topic], now)
+        else:
+            self._start_again(stream, header.after + 1, header.timestamp, now)
+            self._park(stream, frame, header, now)
+
+    def _start_again(self, stream: InStream, number: int, stamp: int, now: float) -> None:
+        """A publisher contradicts what was heard of a stream.  Nobody knows which is true: tell it, and begin anew."""
+        self.counters.contradictions += 1
+        freed, events = stream.drop_parked()
+        self._roster.parked_bytes -= freed
+        self.counters.discarded += events
+        if stream.state is not State.RESYNCING:
+            self._await_resync(stream)
+        stream.start_again(number, stamp, self._roster.publishers[stream.guid].clock_at_least(now))
+        self._resync.request(Reason.CONTRADICTION, [stream.topic], now)
 
     # -- from where on a stream is wanted
 
@@ -313,7 +359,7 @@ class StreamOrder:
             self._tell_past(stream, stream.next - 1, now)
         stream.is_anchored = True
         stream.move(Cause.RESYNCED)
-        for delivery, size in stream.skip_holes():
+        for delivery, size in stream.skip_holes(self._roster.publishers[stream.guid].clock_at_least(now)):
             self._roster.parked_bytes -= size
             if delivery is not None:
                 self._deliver(stream, delivery, now, is_repair=False)

@@ -26,11 +26,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pubsub_api.core import frame as frames
 from pubsub_api.core import messages
 from pubsub_api.core.cache import FrameCache
-from pubsub_api.core.errors import LimitReached
+from pubsub_api.core.errors import LimitReached, NotPermitted
 from pubsub_api.core.frame import DataPacker, Flag, Kind, topic_element
-from pubsub_api.core.replies import Found, Responder
+from pubsub_api.core.replies import Found, Head, Responder, select
 from pubsub_api.core.settings import PublisherSettings
-from pubsub_api.core.topics import CONTROL_TOPIC, FilterSet, check_topic
+from pubsub_api.core.topics import CONTROL_TOPIC, check_topic
 
 Outgoing = tuple[str, bytes]
 """Topic and frame."""
@@ -63,12 +63,14 @@ class Predecessor:
 class OutStream:
     """One stream as its publisher sees it.  ``pending`` holds encoded events that have no number yet."""
 
-    __slots__ = ("element", "head", "hello_due", "hello_interval", "is_dirty", "last_data", "pending", "topic")
+    __slots__ = ("element", "gap", "head", "hello_due", "hello_interval", "is_dirty", "last_data", "pending", "topic")
 
     def __init__(self, topic: str) -> None:
         self.topic = topic
         self.element = topic_element(topic)
         self.head = 0
+        self.gap = 0
+        """How many numbers up to the head the transport refused, so that nobody has them.  The next frame says so."""
         self.pending: list[bytes] = []
         self.is_dirty = False
         """It is in its owner's list of streams that have something pending."""
@@ -95,6 +97,11 @@ class PublisherCore:
         self.name = name
         self.cache = FrameCache(settings.cache) if settings.cache else None
         self.streams: dict[str, OutStream] = {}
+        self._barred: dict[str, tuple[float, OutStream]] = {}
+        """Topic -> until when nothing is sent on it because that is not permitted, and its stream."""
+        self._born = now
+        self._stamp = 0
+        """The highest timestamp of a frame so far."""
         self.events = 0
         self.frames = 0
         self.hellos = 0
@@ -121,11 +128,16 @@ class PublisherCore:
         self._budget_time = now
 
     def stream(self, topic: str) -> OutStream:
-        """The stream of a topic, made when it is new.  Raises InvalidTopic, LimitReached."""
+        """The stream of a topic, made when it is new.  Raises InvalidTopic, LimitReached, NotPermitted."""
         stream = self.streams.get(topic) if isinstance(topic, str) else None
         if stream is None:
             check_topic(topic)
-            if len(self.streams) >= self.settings.streams_max:
+            if topic in self._barred:
+                raise NotPermitted(
+                    f"topic {topic!r}: the access control of the transport does not let this program publish there; "
+                    f"it is tried again {self.settings.max_idle_time_s:g} s after a refusal (max_idle_time)"
+                )
+            if len(self.streams) + len(self._barred) >= self.settings.streams_max:
                 raise LimitReached(f"topic {topic!r} would be stream {len(self.streams) + 1}: streams_max is reached")
             stream = self.streams[topic] = OutStream(topic)
         return stream
@@ -163,6 +175,7 @@ class PublisherCore:
             frame = self._pack(stream, encoded, stamp)
         del stream.pending[: len(encoded)]
         stream.head += len(encoded)
+        stream.gap = 0
         self.keep(stream, frame, len(encoded), now, stamp)
         return frame
 
@@ -170,10 +183,60 @@ class PublisherCore:
         """Number and pack one event of a stream that has nothing pending.  The owner sends it, then calls `keep`."""
         frame = self._pack(stream, (encoded,), stamp)
         stream.head += 1
+        stream.gap = 0
         return frame
 
+    def refuse(self, frame: bytes, now: float) -> int:
+        """The transport refused a frame for lack of permission: it is forgotten, and its topic barred for a while.
+
+        Returns how many events that are, with those that were waiting to be sent on the topic.  Numbers are not used
+        again: the next frame that is sent on the topic says which were skipped.
+        """
+        header = frames.unpack(frame, bytes_max=self.settings.frame.bytes_max)
+        if header.kind != Kind.DATA:
+            return 0
+        if self.cache is not None:
+            self.cache.discard((self.guid, header.topic), header.first)
+        barred = self._barred.pop(header.topic, None)
+        stream = self.streams.pop(header.topic, None) or (barred[1] if barred else None)
+        if stream is None:
+            return 0
+        waiting = len(stream.pending)
+        del stream.pending[:waiting]
+        stream.gap = max(stream.gap, stream.head - header.after)
+        stream.hello_due = stream.hello_interval = 0.0
+        # Permissions change seldom: it is tried again as often as an idle publisher says that it lives.
+        self._barred[header.topic] = (now + self.settings.max_idle_time_s, stream)
+        return header.count + waiting
+
+    def _unbar(self, now: float) -> None:
+        """Let those topics be tried again whose time is over."""
+        while self._barred:
+            topic, (until, stream) = next(iter(self._barred.items()))
+            if until > now:
+                return
+            del self._barred[topic]
+            self.streams[topic] = stream
+
     def _pack(self, stream: OutStream, encoded: Sequence[bytes], stamp: int) -> bytes:
-        return self._packer.pack(stream.element, encoded, first=stream.head + 1, timestamp=stamp)
+        return self._packer.pack(
+            stream.element,
+            encoded,
+            first=stream.head + 1,
+            after=stream.head - stream.gap,
+            timestamp=self._in_order(stamp),
+        )
+
+    def _in_order(self, stamp: int) -> int:
+        """The timestamp for a frame: no frame has a lower one than those made before it.
+
+        Callers take timestamps before they get here, and may overtake each other.  Subscribers tell by the timestamps
+        which of two frames was sent later.
+        """
+        if stamp < self._stamp:
+            return self._stamp
+        self._stamp = stamp
+        return stamp
 
     def keep(self, stream: OutStream, frame: bytes, count: int, now: float, stamp: int) -> None:
         """Remember the stream's newest frame for repair, and to announce its head."""
@@ -192,6 +255,7 @@ class PublisherCore:
 
     def poll(self, now: float, stamp: int) -> list[Outgoing]:
         """The hellos that are due."""
+        self._unbar(now)
         out: list[Outgoing] = []
         if now >= self._heartbeat_due:
             self._heartbeat_due = now + self.settings.max_idle_time_s
@@ -208,8 +272,8 @@ class PublisherCore:
     def _first(self, out: list[Outgoing], now: float, stamp: int) -> None:
         while self._first_hellos and self._first_hellos[0][0] <= now:
             due, topic = heapq.heappop(self._first_hellos)
-            stream = self.streams[topic]
-            if due != stream.hello_due:
+            stream = self.streams.get(topic)
+            if stream is None or due != stream.hello_due:
                 continue
             idle_since = stream.last_data + self.settings.max_idle_time_s
             if idle_since > now:
@@ -224,8 +288,8 @@ class PublisherCore:
         self._budget_time = now
         while self._repeat_hellos and self._repeat_hellos[0][0] <= now and self._hello_budget >= _ONE_HELLO:
             due, topic = heapq.heappop(self._repeat_hellos)
-            stream = self.streams[topic]
-            if due != stream.hello_due or not stream.hello_interval:
+            stream = self.streams.get(topic)
+            if stream is None or due != stream.hello_due or not stream.hello_interval:
                 continue
             self._hello_budget -= 1
             out.append(self._stream_hello(stream, stamp))
@@ -245,13 +309,24 @@ class PublisherCore:
         self._heartbeat_due = now
         self._repeat_hellos.clear()
         newest_first = sorted(self.streams.values(), key=lambda stream: stream.last_data, reverse=True)
-        for position, stream in enumerate(stream for stream in newest_first if stream.head):
+        for position, stream in enumerate(stream for stream in newest_first if stream.head > stream.gap):
             stream.hello_interval = self.settings.max_idle_time_s
             stream.hello_due = now + position / self.settings.hello_rate_max
             heapq.heappush(self._repeat_hellos, (stream.hello_due, stream.topic))
 
+    def end(self, now: float, stamp: int) -> list[Outgoing]:
+        """The last frames: what is pending of any stream, which was accepted and so gets its number, and the goodbye.
+
+        Nothing may be numbered after this.
+        """
+        out: list[Outgoing] = []
+        for stream in self.streams.values():
+            while (frame := self.next_frame(stream, now, stamp)) is not None:
+                out.append((stream.topic, frame))
+        return out + self.bye(stamp)
+
     def bye(self, stamp: int) -> list[Outgoing]:
-        """The last frames: final heads of every stream."""
+        """The goodbye: final heads of every stream."""
         chunks = list(_chunks(self.heads()))
         out = []
         for part, heads in enumerate(chunks):
@@ -262,7 +337,7 @@ class PublisherCore:
 
     def heads(self) -> dict[str, int]:
         """Topic -> number of its last event, for every stream that has any."""
-        return {topic: stream.head for topic, stream in self.streams.items() if stream.head}
+        return {topic: stream.head - stream.gap for topic, stream in self.streams.items() if stream.head > stream.gap}
 
     def next_deadline(self) -> float:
         """When `poll` has something to do, at the latest."""
@@ -274,44 +349,53 @@ class PublisherCore:
             due = min(due, max(self._repeat_hellos[0][0], enough))
         return due
 
-    def answer(self, query: messages.Query, stamp: int) -> Iterator[bytes]:
-        """Reply frames to a query.  What it needs of the publisher's state is read before this returns."""
-        return self._responder.pack(query.id, self._find(query, stamp), stamp)
+    def known_heads(self, stamp: int) -> list[Head]:
+        """Of every stream that has events, those of former lives included while they are told of."""
+        told = [(self.guid, self.heads()), *((life.guid, life.heads) for life in self._former(stamp))]
+        return [(guid, topic, head) for guid, heads in told for topic, head in heads.items()]
+
+    def answer(
+        self, query: messages.Query, stamp: int, now: float, heads: Sequence[Head] | None = None
+    ) -> Iterator[bytes]:
+        """Reply frames to a query.  What it needs of the publisher's state is read before this returns.
+
+        ``heads`` are those of `known_heads` that the query selects, from an owner that has selected them already.
+        """
+        if heads is None:
+            heads = select(self.known_heads(stamp), query.topics)
+        return self._responder.pack(query.id, self._find(query, heads, stamp, now), stamp, query.scope)
 
     def _former(self, stamp: int) -> list[Predecessor]:
         """The former lives, the newest first, while they are told of."""
         is_told = self._predecessor is not None and stamp < self._former_until
         return list(self._predecessor.lives()) if is_told and self._predecessor else []
 
-    def _find(self, query: messages.Query, stamp: int) -> Found:
+    def _find(self, query: messages.Query, heads: Sequence[Head], stamp: int, now: float) -> Found:
         if query.guid not in (b"", self.guid) or query.confirm:
             return Found()
         if query.wants:
             return Found(frames=self.cache.want(query.wants) if self.cache else ())
-        selected = FilterSet(query.topics)
-        former = self._former(stamp)
-        told = [(self.guid, self.heads()), *((life.guid, life.heads) for life in former)]
         return Found(
-            frames=self.cache.history(query) if query.history and self.cache else (),
-            heads=[
-                (guid, topic, head) for guid, heads in told for topic, head in heads.items() if selected.match(topic)
-            ],
-            former=[life.guid for life in former],
+            frames=self.cache.history(heads, query) if query.history and self.cache else (),
+            heads=heads,
+            former=[life.guid for life in self._former(stamp)],
+            age=now - self._born,
         )
 
     def _stream_hello(self, stream: OutStream, stamp: int) -> Outgoing:
         self.hellos += 1
         hello = frames.pack(
-            Kind.HELLO, self.guid, stream.topic, _EMPTY_HELLO, first=stream.head + 1, after=stream.head,
-            timestamp=stamp, key=self.settings.frame.key,
+            Kind.HELLO, self.guid, stream.topic, _EMPTY_HELLO, first=stream.head + 1, after=stream.head - stream.gap,
+            timestamp=self._in_order(stamp), key=self.settings.frame.key,
         )  # fmt: skip
         return stream.topic, hello
 
     def _control(self, kind: Kind, body: bytes, stamp: int, flags: int) -> Outgoing:
         self.hellos += 1
         return CONTROL_TOPIC, frames.pack(
-            kind, self.guid, CONTROL_TOPIC, body, timestamp=stamp, flags=flags, key=self.settings.frame.key
-        )
+            kind, self.guid, CONTROL_TOPIC, body, timestamp=self._in_order(stamp), flags=flags,
+            key=self.settings.frame.key,
+        )  # fmt: skip
 
 
 def _chunks(heads: Mapping[str, int]) -> Iterator[dict[str, int]]:

@@ -7,13 +7,14 @@ range cannot be had here instead of waiting for a time-out.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from pubsub_api.core import frame as frames
 from pubsub_api.core import messages
+from pubsub_api.core.cache import FrameCache
 from pubsub_api.core.frame import Flag, Kind
 from pubsub_api.core.settings import FrameSettings
-from pubsub_api.core.topics import CONTROL_TOPIC
+from pubsub_api.core.topics import CONTROL_TOPIC, FilterSet
 
 Head = tuple[bytes, str, int]
 """GUID, topic, number."""
@@ -31,6 +32,27 @@ class Found:
     """Those of ``held`` that are kept as well as their topic is to be kept."""
     former: Sequence[bytes] = ()
     """GUIDs of the answering publisher's former lives, whose final heads are among the heads."""
+    age: float = messages.AGE_UNKNOWN
+    """Of the answering publisher, in seconds."""
+
+
+def select(known: Iterable[Head], topics: Iterable[str]) -> list[Head]:
+    """Those of the heads that the filters of a question select.
+
+    The costly part of an answer: it looks at every stream.  So it needs nothing but a copy, and no lock.
+    """
+    selected = FilterSet(topics)
+    return [head for head in known if selected.match(head[1])]
+
+
+def find(cache: FrameCache, query: messages.Query) -> Found:
+    """What a cache has to say, for an owner that nobody else waits for meanwhile."""
+    if query.confirm:
+        return Found(held=cache.held(query.wants))
+    if query.wants:
+        return Found(frames=cache.want(query.wants))
+    heads = select(cache.known_heads(query.guid), query.topics)
+    return Found(frames=cache.history(heads, query) if query.history else (), heads=heads)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,8 +65,9 @@ class Responder:
     frame: FrameSettings
     reply_bytes_max: int
 
-    def pack(self, query_id: int, found: Found, stamp: int) -> Iterator[bytes]:
-        """Heads first, then the frames in the order given, as few REPLY frames as the bound allows."""
+    def pack(self, query_id: int, found: Found, stamp: int, scope: str = CONTROL_TOPIC) -> Iterator[bytes]:
+        """Answers to the question of that id and scope: heads first, then the frames in the order given, as few REPLY
+        frames as the bound allows."""
         bound = min(self.reply_bytes_max, self.frame.bytes_max - frames.FRAME_OVERHEAD_BYTES_MAX - 64)
         parts: list[_Part] = [*_head_parts(found.heads), *_frame_parts(found.frames, bound)] or [([], [])]
         for position, (some_heads, some_frames) in enumerate(parts):
@@ -58,13 +81,14 @@ class Responder:
                 held=list(found.held) if is_last else [],
                 durable=list(found.durable) if is_last else [],
                 former=list(found.former),
+                age=found.age,
                 part=position,
                 parts=len(parts) if is_last else 0,
             )
             yield frames.pack(
                 Kind.REPLY,
                 self.guid,
-                CONTROL_TOPIC,
+                scope,
                 messages.encode(reply),
                 timestamp=stamp,
                 flags=Flag.LAST if is_last else Flag.NONE,

@@ -28,6 +28,8 @@ class Reason(enum.Enum):
     """More frames waited behind holes than ``pending_bytes_max`` allows, and nobody is asked for the rest."""
     UNDECODABLE = "undecodable"
     """A frame in sequence could not be decoded."""
+    CONTRADICTION = "contradiction"
+    """A publisher says that fewer events exist than had been heard of it before: one of both was forged or damaged."""
     PUBLISHER_RESTARTED = "publisher restarted"
     """A publisher came back under a new GUID and its former life's last events cannot be proven received."""
     SILENCE = "silence"
@@ -82,6 +84,8 @@ class ResyncScheduler:
         self._jitter = jitter
         self._reasons: set[Reason] = set()
         self._topics: dict[str, None] = {}
+        self._is_of_all = False
+        """Everything the subscriber selects is to be read again."""
         self._lost: list[LostRange] = []
         self._not_before = 0.0
         self._due = 0.0
@@ -98,6 +102,11 @@ class ResyncScheduler:
         self._topics.update(dict.fromkeys(topics))
         for lost_range in lost:
             self._add_lost(lost_range)
+
+    def request_all(self, reason: Reason, now: float) -> None:
+        """Ask for a resync of all that the filters select, which are looked at when it is emitted."""
+        self._is_of_all = True
+        self.request(reason, (), now)
 
     def _add_lost(self, lost: LostRange) -> None:
         """Remember a range, joined with the one before it when they touch: what is discarded comes frame by frame."""
@@ -125,10 +134,12 @@ class ResyncScheduler:
             return None
         self.generation += 1
         self._not_before = now + self._interval_min_s
-        topics = tuple(self._topics) if len(self._topics) <= TOPICS_MAX else tuple(filters)
+        is_of_all = self._is_of_all or len(self._topics) > TOPICS_MAX
+        topics = tuple(filters) if is_of_all else tuple(self._topics)
         reason = min(self._reasons, key=_PRIORITY.__getitem__)
         resync = Resync(reason, topics, self.generation, tuple(self._lost), frozenset(self._reasons))
         self._reasons.clear()
         self._topics.clear()
+        self._is_of_all = False
         self._lost.clear()
         return resync

@@ -11,19 +11,21 @@ from collections.abc import Collection, Iterator
 
 from pubsub_api.core import messages
 from pubsub_api.core.frame import Header
-from pubsub_api.core.instream import InStream
+from pubsub_api.core.instream import InStream, State
 from pubsub_api.core.resync import NEVER, LostRange
 from pubsub_api.core.settings import SubscriberSettings
 from pubsub_api.core.statistics import SubscriberCounters
 from pubsub_api.core.topics import FilterSet
+
+NEVER_BEAT = -(2**64)
 
 
 class InPublisher:
     """What a subscriber knows of one publisher."""
 
     __slots__ = (
-        "baseline_at", "bye", "guid", "has_ended", "has_evicted", "heads_asked", "is_familiar", "is_heard",
-        "is_replaced", "is_suspect", "last_heard", "name", "start", "streams",
+        "_clock_ahead_ns", "baseline_at", "bye", "guid", "has_ended", "has_evicted", "has_told_age",
+        "heads_asked", "is_familiar", "is_heard", "is_replaced", "is_suspect", "last_heard", "name", "start", "streams",
     )  # fmt: skip
 
     def __init__(self, guid: bytes, now: float) -> None:
@@ -31,7 +33,10 @@ class InPublisher:
         self.name = ""
         self.last_heard = now
         self.baseline_at = float("-inf")
-        """When all its heads were known, of the filters that were in effect then."""
+        """When all its heads were known, of the filters that were in effect then.  When it started they were all 0."""
+        self.has_told_age = False
+        self._clock_ahead_ns = (NEVER_BEAT, NEVER_BEAT)
+        """By how much the last two signs of life were ahead of our clock when they came."""
         self.has_evicted = False
         """Streams of it were forgotten for want of room, so one not seen before may be one seen before."""
         self.has_ended = False
@@ -49,12 +54,29 @@ class InPublisher:
         self.bye = messages.Parts()
         self.streams: dict[str, InStream] = {}
 
+    def beat(self, stamp: int, now: float) -> None:
+        """A sign of life of that timestamp came."""
+        self._clock_ahead_ns = (self._clock_ahead_ns[1], stamp - int(now * 1e9))
+
+    def clock_at_least(self, now: float) -> int:
+        """What its clock shows now, or somewhat less: signs of life take their time.  0 when nothing is known."""
+        return max(0, int(now * 1e9) + max(self._clock_ahead_ns))
+
+    @property
+    def has_holes(self) -> bool:
+        """Something of it is missing, or waits."""
+        return any(stream.state is not State.LIVE for stream in self.streams.values())
+
 
 class Roster:
     def __init__(self, settings: SubscriberSettings, counters: SubscriberCounters) -> None:
         self._settings = settings
         self._counters = counters
         self.publishers: dict[bytes, InPublisher] = {}
+        self._by_name: dict[str, dict[bytes, InPublisher]] = {}
+        """Who bears a name and may live."""
+        self._without_streams: dict[bytes, InPublisher] = {}
+        """Those of which nothing is at hand, the one known longest first: they leave before the others."""
         self._shared_names: set[str] = set()
         """Names that several living publishers bear; such a name cannot tell a restart."""
         self.parked_bytes = 0
@@ -75,17 +97,32 @@ class Roster:
     # -- publishers
 
     def add_publisher(self, guid: bytes, now: float) -> InPublisher:
-        publisher = self.publishers[guid] = InPublisher(guid, now)
+        publisher = self.publishers[guid] = self._without_streams[guid] = InPublisher(guid, now)
         return publisher
 
     def oldest_publisher(self) -> InPublisher:
-        """The one that is known longest."""
-        return next(iter(self.publishers.values()))
+        """The one that is known longest, of those without streams when there are any: hellos alone are easily made."""
+        return next(iter((self._without_streams or self.publishers).values()))
+
+    def name(self, publisher: InPublisher, name: str) -> None:
+        """The publisher says what it is called."""
+        if name != publisher.name:
+            self._forget_name(publisher)
+            publisher.name = name
+        if name and not publisher.is_replaced:
+            self._by_name.setdefault(name, {})[publisher.guid] = publisher
+
+    def _forget_name(self, publisher: InPublisher) -> None:
+        bearers = self._by_name.get(publisher.name, {})
+        if bearers.pop(publisher.guid, None) is not None and not bearers:
+            del self._by_name[publisher.name]
 
     def forget_publisher(self, publisher: InPublisher) -> None:
         for topic in list(publisher.streams):
             self.forget_stream(publisher, topic)
         del self.publishers[publisher.guid]
+        self._without_streams.pop(publisher.guid, None)
+        self._forget_name(publisher)
         self._shared_names.discard(publisher.name)
         self._counters.publishers_forgotten += 1
 
@@ -93,21 +130,24 @@ class Roster:
         """A publisher whose name this one bears, and whose end nobody told: its former life, it seems."""
         if not publisher.name or publisher.name in self._shared_names:
             return None
-        for other in self.publishers.values():
-            is_namesake = other is not publisher and other.name == publisher.name
-            if is_namesake and not (other.has_ended or other.is_replaced) and other.guid != predecessor:
+        for other in list(self._by_name.get(publisher.name, {}).values()):
+            if other.has_ended:
+                self._forget_name(other)
+            elif other is not publisher and other.guid != predecessor:
                 return other
         return None
 
     def replace(self, former: InPublisher) -> None:
         """Another has taken its place, so its silence is no surprise any more."""
         former.is_replaced = former.is_suspect = True
+        self._forget_name(former)
         self._counters.restarts += 1
 
     def revive(self, publisher: InPublisher) -> None:
         """It was taken for replaced and says that it lives: so its name is shared by several."""
         publisher.is_replaced = publisher.is_suspect = False
         self._shared_names.add(publisher.name)
+        self.name(publisher, publisher.name)
 
     def end(self, former: InPublisher) -> None:
         """All the final heads of a publisher are known."""
@@ -132,6 +172,21 @@ class Roster:
             publisher.is_familiar and (publisher.has_ended or publisher.guid in responders) for publisher in heard
         )
 
+    def may_answer(self, guid: bytes) -> bool:
+        """Whether a publisher seems to live, so that a question it has not answered did not reach it, or was lost."""
+        publisher = self.publishers[guid]
+        # One that another seems to have replaced may live: what it had lost before was told when that was noticed, so
+        # a hole of it is one of events that came later.
+        is_gone = publisher.has_ended or (publisher.is_suspect and not publisher.is_replaced)
+        return publisher.is_heard and not is_gone
+
+    def lacks_answers(self, responders: Collection[bytes], *, of_familiar: bool = False) -> bool:
+        """Whether a publisher that seems to live, or that seems so and was there before, has not answered."""
+        return any(
+            publisher.guid not in responders and (publisher.is_familiar or not of_familiar)
+            for publisher in self.living()
+        )
+
     def living(self) -> list[InPublisher]:
         """The publishers that spoke to us and have neither ended nor fallen silent."""
         return [
@@ -146,9 +201,10 @@ class Roster:
         for publisher in list(self.publishers.values()):
             silent_for = now - publisher.last_heard
             if silent_for > self._settings.forget_time_s:
+                has_holes = publisher.has_holes
                 self.forget_publisher(publisher)
                 # What it published since it fell silent, and before it died, nobody else would tell.
-                is_unsure |= publisher.is_suspect and not publisher.has_ended
+                is_unsure |= (publisher.is_suspect and not publisher.has_ended) or has_holes
             elif silent_for > self._settings.silence_timeout_s and publisher.is_heard and not publisher.is_suspect:
                 publisher.is_suspect = True
                 self._counters.silences += not publisher.has_ended
@@ -173,9 +229,12 @@ class Roster:
         return self._timers[0][0] if self._timers else NEVER
 
     def due(self, now: float) -> Iterator[InStream]:
+        told: set[tuple[float, int]] = set()
         while self._timers and self._timers[0][0] <= now:
             deadline, _, stream = heapq.heappop(self._timers)
-            if deadline == stream.deadline:
+            # Several parts of answers that come at one moment set the same time again: it is one deadline all the same.
+            if deadline == stream.deadline and (deadline, id(stream)) not in told:
+                told.add((deadline, id(stream)))
                 yield stream
 
     def add_stream(self, publisher: InPublisher, topic: str, number: int, *, is_anchored: bool) -> InStream:
@@ -183,6 +242,7 @@ class Roster:
         if self.is_full:
             self._evict_stream(publisher)
         stream = publisher.streams[topic] = InStream(publisher.guid, topic, number, is_anchored=is_anchored)
+        self._without_streams.pop(publisher.guid, None)
         self._counters.streams += 1
         return stream
 
@@ -195,6 +255,8 @@ class Roster:
 
     def forget_stream(self, publisher: InPublisher, topic: str) -> None:
         stream = publisher.streams.pop(topic)
+        if not publisher.streams:
+            self._without_streams[publisher.guid] = publisher
         stream.deadline = -1.0
         self.parked_bytes -= stream.drop_parked()[0]
         self._counters.streams -= 1

@@ -30,6 +30,8 @@ class PublisherSettings:
     confirm_interval_s: float = 0.1
     confirm_interval_max_s: float = 2.0
     forget_time_s: float = 300.0
+    scopes_max: int = 0
+    """As of a subscriber, for confirmation."""
     batch_events_max: int = 1024
     batch_bytes_max: int = 256 * 1024
     streams_max: int = 1_000_000
@@ -54,9 +56,12 @@ class SubscriberSettings:
     repair_attempts_max: int = 5
     questions_max: int = 1000
     query_interval_s: float = 0.0
+    scopes_max: int = 0
+    """Questions that one is divided into by scope; 0 where the driver does not ask by scope."""
     verify_after_reconnect: bool = False
     """A link that comes back is trusted when its publishers' heads match ours.  Sound only where nobody else could have
-    published through that link meanwhile, that is, on a bind-based driver."""
+    published through that link meanwhile, that is, on a bind-based driver.  Elsewhere a link is trusted that proves
+    that nobody has come."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -47,6 +47,8 @@ class SubscriberCounters:
     """How often this process itself stood still."""
     put_off: int = 0
     """How often this process came late for what was due, and read what had come before it decided anything."""
+    contradictions: int = 0
+    """How often a publisher contradicted what had been heard of it, so that a stream was started again."""
     verified_reconnects: int = 0
     """Links that came back and had lost nothing that could not be repaired."""
     streams: int = 0

@@ -11,7 +11,8 @@ taken, so whatever is older than the baseline is covered by what the user reads,
 number.  A filter added later joins the same way.
 
 **Streams.**  From then on a stream that appears must begin at 1, since the publisher's heads are known; see
-`pubsub_api.core.instream` for how one stream closes its holes.
+`pubsub_api.core.beginnings` for how that is found out, and `pubsub_api.core.instream` for how one stream closes its
+holes.
 
 **Publishers.**  A GUID is known from its first frame.  A new GUID under a known name is a restart.  A publisher that is
 silent for ``silence_timeout`` is suspected: the user resyncs, and its heads are asked for when it is heard again.  One
@@ -28,14 +29,15 @@ from collections.abc import Callable, Iterable, Sequence
 
 from pubsub_api.core import frame as frames
 from pubsub_api.core import messages
+from pubsub_api.core.beginnings import StreamBeginnings
 from pubsub_api.core.errors import FrameError, MalformedFrame
 from pubsub_api.core.frame import Flag, Header, Kind
-from pubsub_api.core.instream import Cause, Delivery, InStream, State
+from pubsub_api.core.instream import Delivery, State
 from pubsub_api.core.messages import Want
-from pubsub_api.core.order import StreamOrder
-from pubsub_api.core.questions import Join
+from pubsub_api.core.questions import Join, Purpose
 from pubsub_api.core.resync import LostRange, Reason, Resync
 from pubsub_api.core.roster import InPublisher
+from pubsub_api.core.scopes import covers
 from pubsub_api.core.settings import History, SubscriberSettings
 from pubsub_api.core.standstill import Standstill
 from pubsub_api.core.topics import CONTROL_TOPIC, FilterSet
@@ -45,7 +47,7 @@ _LIVE = State.LIVE
 _HAVE_HOLE = (State.WAITING, State.REPAIRING)
 
 
-class SubscriberCore(StreamOrder):
+class SubscriberCore(StreamBeginnings):
     """Not thread-safe: the owner serialises calls."""
 
     def __init__(
@@ -60,14 +62,17 @@ class SubscriberCore(StreamOrder):
         takes_repeats: bool = False,
     ) -> None:
         """``takes_repeats``: deliver, too, what was delivered or given up before, whenever it comes."""
-        super().__init__(settings, guid=guid, jitter=jitter, history=history, takes_repeats=takes_repeats)
-        self.filters = FilterSet(filters)
-        self._joined = FilterSet()
-        self._joined_at = float("-inf")
-        """When the heads under the newest of them were asked for; what was known before says nothing about it."""
-        self._publishers = self._roster.publishers
+        super().__init__(settings, filters, guid=guid, jitter=jitter, history=history, takes_repeats=takes_repeats)
         self._links: dict[str, bool] = {}
         """Every address that ever was up -> whether it is now."""
+        self._arrivals: dict[str, tuple[str, float]] = {}
+        """Address -> what it told of arrivals when it came up, and when that was."""
+        self._settled: dict[str, str] = {}
+        """Address -> the last of these under which it was up for so long that whoever was there has been heard."""
+        self._sign_of_life_at = float("-inf")
+        """When a publisher said last that it lives."""
+        self._is_reconnect_unproven = False
+        """A link came back to something shared, and others may have come and gone there meanwhile."""
         self._last_call = now
         self._excused_after_s = 2 * settings.max_idle_time_s
         """This process stood still when it was not called for so long."""
@@ -132,6 +137,8 @@ class SubscriberCore(StreamOrder):
         frame_settings = self.settings.frame
         try:
             header = frames.unpack(frame, bytes_max=frame_settings.bytes_max, key=frame_settings.key)
+            if header.kind == _DATA:
+                frames.check_count(frame, header)
         except FrameError:
             return None
         kind, _, guid, first, after, count, timestamp, topic, _, _ = header
@@ -149,6 +156,7 @@ class SubscriberCore(StreamOrder):
         self.room_bytes = room_bytes
         self.newest_timestamp = max(self.newest_timestamp, timestamp)
         stream.head = first + count - 1
+        stream.head_stamp = timestamp
         stream.next = first + count
         counters = self.counters
         counters.frames += 1
@@ -168,28 +176,41 @@ class SubscriberCore(StreamOrder):
             if stream.state in _HAVE_HOLE:
                 self._on_deadline(stream, now)
             else:
-                self._stay_unknown(stream, now)
+                self._still_unknown(stream, now)
         self._send_repairs(now)
         if now >= self._next_silence_check:
             self._next_silence_check = now + self.settings.max_idle_time_s
             self._check_silence(now)
-        for join in self._questions.overdue(now, self.filters):
+        for join in self._questions.overdue(now, self.filters, self._roster.lacks_answers):
             self._finish_join(join, now)
 
-    def link_up(self, address: str, now: float) -> None:
-        """The link to an address is up and every filter is in effect there."""
+    def link_up(self, address: str, now: float, arrivals: str = "") -> None:
+        """The link to an address is up and every filter is in effect there.
+
+        ``arrivals`` is another one whenever a publisher has come to what is shared at that address; empty when nobody
+        can tell.
+        """
         self._wake(now)
         reason = Reason.RECONNECTED if address in self._links else Reason.NEW_LINK
         self._links[address] = True
+        self._arrivals[address] = (arrivals, now)
+        is_proven = self.settings.verify_after_reconnect or (arrivals and arrivals == self._settled.get(address))
+        self._is_reconnect_unproven |= reason is Reason.RECONNECTED and not is_proven
         self._questions.join(reason if self.is_ready else Reason.INITIAL, self.filters, now)
 
     def link_down(self, address: str) -> None:
         """The link is down.  Nothing to do yet: what was missed is found out when it is back, or by silence."""
         self._links[address] = False
+        arrivals, since = self._arrivals.get(address, ("", 0.0))
+        is_long = self._last_call - since >= self.settings.silence_timeout_s
+        if is_long and self._sign_of_life_at > since:  # who hears no signs of life may not know everybody
+            self._settled[address] = arrivals
 
     def link_removed(self, address: str) -> None:
         """Nobody listens to that address any more."""
         self._links.pop(address, None)
+        self._arrivals.pop(address, None)
+        self._settled.pop(address, None)
 
     def filter_added(self, topic_filter: str) -> bool:
         """A filter was registered; it takes effect with `filter_up`.  True when it is new.  Raises InvalidTopic."""
@@ -208,11 +229,11 @@ class SubscriberCore(StreamOrder):
         self._roster.forget_unselected(self.filters)
         return was_there
 
-    def undecodable(self, header: Header, now: float) -> None:
-        """The consumer could not decode a frame that was delivered to it."""
+    def undecodable(self, header: Header, lost: Iterable[tuple[int, int]], now: float) -> None:
+        """The consumer could not decode these numbers, first and last of each range, of a frame delivered to it."""
         self.counters.count_bad_frame("UndecodableBody")
-        lost = self._roster.lost_range(header, header.first, header.last)
-        self._resync.request(Reason.UNDECODABLE, [header.topic], now, [lost])
+        ranges = [self._roster.lost_range(header, first, last) for first, last in lost]
+        self._resync.request(Reason.UNDECODABLE, [header.topic], now, ranges)
 
     def resync_failed(self, resync: Resync, now: float) -> None:
         """The user could not act on a resync: it is told again, later.  A resync is never dropped."""
@@ -220,7 +241,7 @@ class SubscriberCore(StreamOrder):
 
     def ask_resync(self, reason: Reason, now: float) -> None:
         """Somebody else found out that what was delivered is not the truth any more."""
-        self._resync.request(reason, self.filters, now)
+        self._resync.request_all(reason, now)
 
     def ask_again(self, lost: Iterable[LostRange], now: float) -> None:
         """Ask caches for ranges that were given up, those of streams that are known.  What comes is a repeat."""
@@ -230,7 +251,7 @@ class SubscriberCore(StreamOrder):
 
     def asked(self, query_id: int, responders: int | None, now: float) -> None:
         """A query went out, to that many responders; None when the transport cannot tell."""
-        if self._questions.asked(query_id, responders):
+        if self._questions.asked(query_id, responders, is_anybody_known=bool(self._roster.living())):
             self._conclude(query_id, now)
 
     # -- frames
@@ -239,6 +260,7 @@ class SubscriberCore(StreamOrder):
         try:
             header = frames.unpack(frame, bytes_max=self.settings.frame.bytes_max, key=self.settings.frame.key)
             if header.kind == _DATA:
+                frames.check_count(frame, header)
                 self._on_data(frame, header, now, is_repair=False)
             elif header.kind == Kind.REPLY:
                 self._on_reply(frame, header, now)
@@ -266,13 +288,15 @@ class SubscriberCore(StreamOrder):
         self.counters.hellos += 1
         self.newest_timestamp = max(self.newest_timestamp, header.timestamp)
         if header.topic != CONTROL_TOPIC:
-            self._note_head(publisher, header.topic, header.after, now)
+            self._note_head(publisher, header.topic, header.after, header.timestamp, now)
             return
+        publisher.beat(header.timestamp, now)
+        self._sign_of_life_at = now
         if publisher.is_replaced:
             self._roster.revive(publisher)
             self._ask_heads(publisher, now)
         is_new = not publisher.name
-        publisher.name = hello.name
+        self._roster.name(publisher, hello.name)
         if header.flags & Flag.START:
             publisher.baseline_at = now
         if hello.predecessor and header.flags & Flag.START:
@@ -287,9 +311,9 @@ class SubscriberCore(StreamOrder):
     def _on_bye(self, frame: bytes, header: Header, now: float) -> None:
         bye = messages.decode(messages.Bye, frame, header)
         publisher = self._heard(header.guid, now)
-        publisher.name = bye.name
+        self._roster.name(publisher, bye.name)
         for topic, head in bye.heads.items():
-            self._note_head(publisher, topic, head, now)
+            self._note_head(publisher, topic, head, header.timestamp, now)
         if publisher.bye.add(bye.part, bye.parts):
             publisher.has_ended = True
 
@@ -300,177 +324,66 @@ class SubscriberCore(StreamOrder):
         if purpose is None:
             self.counters.late_replies += 1
             return
+        scope = purpose.questions[reply.id].scope
+        if header.topic != scope or not all(covers(scope, topic) for _, topic, _ in reply.heads):
+            raise MalformedFrame(f"an answer to a question of scope {scope!r} that is about something else")
         if reply.publisher:
             publisher = self._heard(header.guid, now)
-            publisher.name = publisher.name or reply.responder
+            self._roster.name(publisher, publisher.name or reply.responder)
+            publisher.beat(header.timestamp, now)
+            self._on_age(publisher, purpose.asked, reply.age, now)
             self._on_ancestry(publisher, reply.former, now)
         for guid, topic, head in reply.heads:
             self._on_baseline(self._publisher(guid, now), topic, head, now)
         for stored in reply.frames:
-            self._on_stored(stored, now)
+            self._on_stored(stored, scope, now)
         is_concluded = self._questions.answered(reply.id, header.guid, reply.part, reply.parts, now)
         if header.guid not in purpose.finished:
             self._wait_on(purpose.streams, now, has_ended=bool(reply.parts))
         if reply.publisher and purpose.is_baseline and header.guid in purpose.finished:
             publisher = self._publisher(header.guid, now)
             publisher.baseline_at = max(publisher.baseline_at, purpose.asked)
-            for guid in reply.former:
+            # Of former lives the answer has the final heads of what was asked for, and that may be one new filter.
+            is_of_all = purpose.join is None or {*self.filters} <= {*purpose.join.filters}
+            for guid in reply.former if is_of_all else ():
                 self._roster.end(self._publisher(guid, now))
         if is_concluded:
             self._conclude(reply.id, now)
 
-    def _on_stored(self, frame: bytes, now: float) -> None:
+    def _on_stored(self, frame: bytes, scope: str, now: float) -> None:
         """A frame that a cache kept.  Caches keep data and nothing else."""
         try:
             header = frames.unpack(frame, bytes_max=self.settings.frame.bytes_max, key=self.settings.frame.key)
             if header.kind != Kind.DATA:
                 raise MalformedFrame(f"a frame of kind {header.kind} inside a reply")
+            if not covers(scope, header.topic):
+                raise MalformedFrame(f"a frame of {header.topic!r} in an answer to a question of scope {scope!r}")
+            frames.check_count(frame, header)
         except FrameError as error:
             self.counters.count_bad_frame(type(error).__name__)
         else:
             self._on_data(frame, header, now, is_repair=True)
 
-    # -- publishers and streams
-
-    def _publisher(self, guid: bytes, now: float) -> InPublisher:
-        publisher = self._publishers.get(guid)
-        if publisher is None:
-            if self._roster.is_crowded:
-                self._evict_publisher(now)
-            publisher = self._roster.add_publisher(guid, now)
-        return publisher
-
-    def _evict_publisher(self, now: float) -> None:
-        """Forget the publisher that is known longest; when it lives it will be found again, and resynced."""
-        oldest = self._roster.oldest_publisher()
-        self._roster.forget_publisher(oldest)
-        if oldest.is_heard and not oldest.has_ended:
-            self._resync_all(Reason.SILENCE, now)
-
-    def _heard(self, guid: bytes, now: float) -> InPublisher:
-        publisher = self._publishers.get(guid) or self._publisher(guid, now)
-        publisher.last_heard = now
-        publisher.is_heard = True
-        # Of one that was replaced these may be the last frames, late; only its own hello tells that it lives.
-        if publisher.is_suspect and not publisher.is_replaced:
-            publisher.is_suspect = False
-            self._ask_heads(publisher, now)
-        return publisher
-
-    def _ask_heads(self, publisher: InPublisher, now: float) -> None:
-        """Ask for a publisher's heads, not more often than an answer can take, nor when there is no room for them."""
-        if now - publisher.heads_asked >= self.settings.ready_timeout_s and not publisher.has_evicted:
-            publisher.heads_asked = now
-            self._questions.heads_of(publisher.guid, self.filters, now)
-
-    def _knows_starts(self, publisher: InPublisher) -> bool:
-        """Whether a stream of the publisher that is not known is new, and starts at 1."""
-        return publisher.baseline_at >= self._joined_at and not publisher.has_evicted
-
-    def _on_succession(self, publisher: InPublisher, hello: messages.Hello, now: float) -> None:
-        """A publisher tells the final heads of its former life, also to those who never heard of it."""
-        former = self._publisher(hello.predecessor, now)
-        for topic, head in hello.heads.items():
-            self._note_head(former, topic, head, now)
-        if publisher.start.add(hello.part, hello.parts):
-            self._roster.end(former)
-
-    def _on_ancestry(self, publisher: InPublisher, former: Sequence[bytes], now: float) -> None:
-        """A publisher names its former lives, the newest first.  When one of them is known, all that came after it is
-        known by now, and whatever they published is new to us, from number 1 on."""
-        known = next((at for at, guid in enumerate(former) if self._roster.is_familiar(guid)), None)
-        if publisher.is_familiar or known is None:
-            return
-        publisher.is_familiar = True
-        for life in (publisher, *(self._publisher(guid, now) for guid in former[:known])):
-            life.baseline_at = now
-            for stream in [stream for stream in life.streams.values() if not stream.is_anchored]:
-                self._begin_at_first(stream, now)
-
-    def _open_stream(self, publisher: InPublisher, topic: str, after: int, now: float) -> InStream | None:
-        """A stream appeared of which number ``after`` exists; None when nobody asked for it."""
-        if not self.filters.match(topic):
-            return None
-        if not self._joined.match(topic):
-            stream = self._roster.add_stream(publisher, topic, after + 1, is_anchored=False)
-            stream.move(Cause.GIVE_UP)
-            return stream
-        if self._knows_starts(publisher) or (after == 0 and not publisher.has_evicted):
-            return self._roster.add_stream(publisher, topic, 1, is_anchored=True)
-        stream = self._roster.add_stream(publisher, topic, after + 1, is_anchored=False)
-        stream.move(Cause.GIVE_UP)
-        self._ask_heads(publisher, now)
-        if self.settings.verify_after_reconnect and not publisher.is_familiar:
-            # It may be the next life of one that is known, and will say so: then nothing is missing unseen.
-            self._roster.set_timer(stream, now + self.settings.ready_timeout_s)
-        else:
-            self._resync_unknown(topic, now)
-        return stream
-
-    def _resync_unknown(self, topic: str, now: float) -> None:
-        """Nobody knows what was missed of a stream; a join that is open will resync it anyway."""
-        if not self._questions.is_joining(topic):
-            self._resync.request(Reason.UNKNOWN_STREAM, [topic], now)
-
-    def _on_baseline(self, publisher: InPublisher, topic: str, head: int, now: float) -> None:
-        """A responder says where a stream stood when we asked."""
-        if not publisher.is_heard:
-            # As long as a cache tells of it, forgetting it would only mean to be surprised by it again.
-            publisher.last_heard = now
-        if not self.filters.match(topic):
-            return
-        stream = publisher.streams.get(topic)
-        if stream is not None and stream.is_anchored:
-            self._note_head(publisher, topic, head, now)
-        elif stream is not None:
-            self._anchor(stream, head, now)
-            self._stay_unknown(stream, now)
-        elif self._joined.match(topic) and (self._knows_starts(publisher) or not head):
-            self._note_head(publisher, topic, head, now)
-        elif self._roster.is_full:
-            # Only what is heard may push others out; a stream that lives will be.
-            publisher.has_evicted = True
-        else:
-            stream = self._roster.add_stream(publisher, topic, head + 1, is_anchored=False)
-            self._anchor(stream, head, now)
-            stream.move(Cause.GIVE_UP)
-            if self._joined.match(topic):
-                self._resync_unknown(topic, now)
-
-    def _anchor(self, stream: InStream, head: int, now: float) -> None:
-        """From this baseline on numbers are checked; with history, from where it begins."""
-        self._tell_past(stream, head, now)
-        stream.is_anchored = True
-        stream.next = self._questions.history_start(head) or head + 1
-        stream.head = max(stream.head, head)
-
-    def _note_head(self, publisher: InPublisher, topic: str, head: int, now: float) -> None:
-        """Number ``head`` of a stream exists."""
-        stream = publisher.streams.get(topic)
-        if stream is None:
-            stream = self._open_stream(publisher, topic, head, now) if head else None
-        if stream is None or head < stream.next:
-            return
-        stream.head = max(stream.head, head)
-        if stream.state is State.LIVE:
-            self._open_hole(stream, now)
-
-    def _stay_unknown(self, stream: InStream, now: float) -> None:
-        """Its publisher did not say, or not in time, that it continues one that is known."""
-        if stream.deadline and stream.state is State.RESYNCING:
-            stream.deadline = 0.0
-            self._resync_unknown(stream.topic, now)
-
     # -- joining and resync
 
     def _conclude(self, query_id: int, now: float) -> None:
-        """Everybody who was asked has answered."""
-        purpose = self._questions.close(query_id)
-        if purpose is None:
+        """Everybody who was reached has answered."""
+        purpose = self._questions.purpose(query_id)
+        if purpose is None or self._needs_more(purpose):
             return
+        self._questions.close(query_id)
         if purpose.join is not None:
             self._finish_join(purpose.join, now)
-        self._give_up_unanswered(purpose.streams, now)
+        self._give_up_unanswered(purpose.streams, purpose.finished, now)
+
+    def _needs_more(self, purpose: Purpose) -> bool:
+        """Whether a link that is back could still be verified: a publisher that was known may not have been reached."""
+        is_reconnect = purpose.join is not None and purpose.join.reason is Reason.RECONNECTED
+        return (
+            is_reconnect
+            and not self._is_reconnect_unproven
+            and self._roster.lacks_answers(purpose.finished, of_familiar=True)
+        )
 
     def _finish_join(self, join: Join, now: float) -> None:
         new = [kept for kept in join.filters if kept in self.filters and self._joined.add(kept)]
@@ -478,18 +391,14 @@ class SubscriberCore(StreamOrder):
             self._joined_at = join.asked
         is_verified = join.reason is Reason.RECONNECTED and not new and self._is_verified(join)
         self._roster.note_familiar()
+        self._is_reconnect_unproven = False
         if is_verified:
             self.counters.verified_reconnects += 1
         else:
             self._resync.request(join.reason, join.filters, now)
 
     def _is_verified(self, join: Join) -> bool:
-        return self.settings.verify_after_reconnect and self._roster.is_verified(join.responders)
-
-    def _resync_all(self, reason: Reason, now: float) -> None:
-        """Ask for everything again; before the first join nothing was promised, and its own resync covers all."""
-        if len(self._joined):
-            self._resync.request(reason, list(self.filters), now)
+        return not self._is_reconnect_unproven and self._roster.is_verified(join.responders)
 
     def _emit_resync(self, now: float) -> None:
         if self._resync.is_for_loss and self._is_catching_up(now):
@@ -504,7 +413,10 @@ class SubscriberCore(StreamOrder):
         covered = FilterSet(resync.topics)
         for publisher in self._publishers.values():
             for stream in publisher.streams.values():
-                if stream.state is State.RESYNCING and covered.match(stream.topic) and self._joined.match(stream.topic):
+                if stream.state is State.LIVE or not (covered.match(stream.topic) and self._joined.match(stream.topic)):
+                    continue
+                stream.covered = stream.head
+                if stream.state is State.RESYNCING and not (stream.deadline and not stream.is_anchored):
                     self._release(stream, now)
 
     # -- silence

@@ -10,8 +10,10 @@ driver works on all of them.  Drivers may deliver more than a filter asks for; t
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Iterable, Iterator
+from typing import Any
 
 from pubsub_api.core.errors import InvalidTopic
 
@@ -19,16 +21,26 @@ TOPIC_BYTES_MAX = 512
 CONTROL_TOPIC = "$control"
 """Carries what concerns a publisher as a whole: its start, its heartbeat, its end.  Every subscriber listens to it."""
 
+_SPELLINGS_KEPT = 1024
+"""Half a megabyte of the longest topics."""
 _FORBIDDEN = re.compile(r"[\x00-\x1f\x7f+#*?$]")
 
 
 def check_topic(topic: str) -> str:
     """Return ``topic`` when an event may carry it; raise InvalidTopic with the reason otherwise."""
+    if not isinstance(topic, str):
+        raise InvalidTopic(f"a topic must be a str, not {type(topic).__name__}")
+    _check_spelling(topic)
+    return topic
+
+
+@functools.lru_cache(maxsize=_SPELLINGS_KEPT)
+def _check_spelling(topic: str) -> None:
+    """Remembers those that are in order: a program writes to the same topics again and again."""
     _check_shape(topic, "topic")
     bad = _FORBIDDEN.search(topic)
     if bad:
         raise InvalidTopic(f"topic {topic[:80]!r} contains {bad.group()!r}, which is reserved")
-    return topic
 
 
 def check_filter(topic_filter: str) -> str:
@@ -102,14 +114,24 @@ def _match_levels(wanted: list[str], levels: list[str]) -> bool:
     return len(wanted) == len(levels)
 
 
-class FilterSet:
-    """A set of filters that answers, for a topic, whether any of them matches.  Exact filters cost one dict look-up."""
+_Tree = dict[str, Any]
+"""Level -> the tree of what follows.  The key "" marks that a filter ends here; no level is empty."""
+_END = ""
 
-    __slots__ = ("_exact", "_wildcards")
+
+class FilterSet:
+    """A set of filters that answers, for a topic, whether any of them matches.
+
+    Exact filters cost one look-up, however many there are.  Wildcards share a tree by level, so that they cost no more
+    than the ways in which the levels of the topic can be read: a thousand filters ``tenant-N/#`` cost as much as one.
+    """
+
+    __slots__ = ("_exact", "_tree", "_wildcards")
 
     def __init__(self, filters: Iterable[str] = ()) -> None:
         self._exact: set[str] = set()
-        self._wildcards: dict[str, list[str]] = {}
+        self._wildcards: dict[str, None] = {}
+        self._tree: _Tree = {}
         for topic_filter in filters:
             self.add(topic_filter)
 
@@ -119,7 +141,11 @@ class FilterSet:
         if topic_filter in self:
             return False
         if is_wildcard(topic_filter):
-            self._wildcards[topic_filter] = topic_filter.split("/")
+            self._wildcards[topic_filter] = None
+            tree = self._tree
+            for level in topic_filter.split("/"):
+                tree = tree.setdefault(level, {})
+            tree[_END] = {}
         else:
             self._exact.add(topic_filter)
         return True
@@ -129,15 +155,37 @@ class FilterSet:
         if topic_filter in self._exact:
             self._exact.remove(topic_filter)
             return True
-        return self._wildcards.pop(topic_filter, None) is not None
+        if topic_filter not in self._wildcards:
+            return False
+        del self._wildcards[topic_filter]
+        path = [(self._tree, level) for level in (*topic_filter.split("/"), _END)]
+        for at in range(1, len(path)):
+            before, level = path[at - 1]
+            path[at] = (before[level], path[at][1])
+        for tree, level in reversed(path):
+            del tree[level]
+            if tree:
+                break
+        return True
 
     def match(self, topic: str) -> bool:
         if topic in self._exact:
             return True
         if not self._wildcards or topic.startswith("$"):
             return False
-        levels = topic.split("/")
-        return any(_match_levels(wanted, levels) for wanted in self._wildcards.values())
+        trees = [self._tree]
+        for level in topic.split("/"):
+            if any("#" in tree for tree in trees):
+                return True
+            trees = [tree[name] for tree in trees for name in (level, "+") if name in tree]
+            if not trees:
+                return False
+        return any("#" in tree or _END in tree for tree in trees)
+
+    @property
+    def wildcards(self) -> Iterable[str]:
+        """Those of the filters that can match more than one topic."""
+        return self._wildcards
 
     def __contains__(self, topic_filter: object) -> bool:
         return topic_filter in self._exact or topic_filter in self._wildcards

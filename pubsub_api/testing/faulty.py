@@ -180,7 +180,7 @@ class FaultySubscriber(SubscriberApi):
         """Called by the driver."""
         self._take_turn(lambda: self._hand_over(self._frames_that_pass(frames)))
 
-    def on_foreign(self, topic: str, payload: bytes) -> None:
+    def on_foreign(self, topic: str, payload: bytes | None) -> None:
         """Called by the driver.  What is no frame is spared, unless the link is cut."""
         settings = self._faults.settings
         if settings.partitioned or settings.disconnected:

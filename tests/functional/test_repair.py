@@ -341,9 +341,9 @@ def test_confirmed_publication_resends_until_the_caches_hold_it(bus: Bus) -> Non
 
 
 def test_frames_signed_with_another_key_are_refused_and_counted(bus: Bus, consumer: Consumer) -> None:
-    good = bus.session(hmac_key="s3cret").publisher(name="good")
-    bad = bus.session(hmac_key="guess").publisher(name="bad")
-    session = bus.session(hmac_key="s3cret", ready_timeout=1.0)  # who is not trusted never tells its heads
+    good = bus.session(hmac_key="a-secret-of-17-by").publisher(name="good")
+    bad = bus.session(hmac_key="a-guess-of-17-byt").publisher(name="bad")
+    session = bus.session(hmac_key="a-secret-of-17-by", ready_timeout=1.0)  # who is not trusted never tells its heads
     subscriber = session.subscriber(["#"], consumer.on_event, addresses=bus.addresses(good, bad))
     subscriber.wait_ready(timeout_s=20)
 

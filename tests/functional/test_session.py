@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 import time
+import weakref
 
+import msgspec
 import pytest
 
 import pubsub_api
 from pubsub_api import errors
 from pubsub_api.core import frame as frames
-from pubsub_api.core.events import decode_events
+from pubsub_api.core import replies
+from pubsub_api.core.events import decode_events, encode_event
+from pubsub_api.core.replies import Head
 from pubsub_api.testing.conf_fixture import fast_conf
 from tests.functional.conftest import Bus, Consumer, event
 from tests.waiting import wait_until
@@ -306,6 +311,20 @@ def test_a_hostile_topic_is_refused(topic: str) -> None:
         assert publisher.statistics().events == 0
 
 
+def test_an_event_that_cannot_be_decoded_is_lost_alone_and_named(consumer: Consumer) -> None:
+    with pubsub_api.open(conf=fast_conf("memory://broken-event")) as session:
+        publisher = session.publisher()
+        subscriber = session.subscriber(["a"], consumer.on_event, on_resync=consumer.on_resync)
+        subscriber.wait_ready(timeout_s=20)
+        sound = [encode_event(event(number, "a"), 5) for number in range(1, 6)]
+        broken = msgspec.msgpack.encode(("port", "k", "set", {"a": msgspec.Raw(b"\x81\x80\x01")}, 0, 5))
+        publisher.send_encoded("a", [*sound[:2], broken, *sound[2:]])
+        wait_until(lambda: len(consumer.resyncs) > 1, 20, "the resync of the broken one")
+        assert consumer.versions == [1, 2, 3, 4, 5]
+        assert consumer.resyncs[-1].reason.value == "undecodable"
+        assert [(lost.topic, lost.first, lost.last) for lost in consumer.resyncs[-1].lost] == [("a", 3, 3)]
+
+
 def test_mistakes_in_use_are_typed() -> None:
     session = pubsub_api.open("memory://mistakes")
     with pytest.raises(errors.UsageError, match="list of filters"):
@@ -327,11 +346,59 @@ def test_mistakes_in_use_are_typed() -> None:
         session.publisher()
 
 
+def test_a_question_that_takes_long_to_answer_holds_up_nobody_who_sends(monkeypatch: pytest.MonkeyPatch) -> None:
+    is_answering, may_answer = threading.Event(), threading.Event()
+
+    def select(known: list[Head], topics: list[str]) -> list[Head]:
+        is_answering.set()
+        may_answer.wait(60)
+        return replies.select(known, topics)
+
+    with pubsub_api.open(conf=fast_conf("memory://long-question", ready_timeout=60)) as session:
+        publisher = session.publisher()
+        publisher.send_event(event(1, "a"))
+        monkeypatch.setattr("pubsub_api.publisher.select", select)
+        joining = threading.Thread(target=lambda: session.subscriber(["a"], print).wait_ready(timeout_s=60))
+        joining.start()
+        assert is_answering.wait(60)
+        publisher.send_event(event(2, "a"))
+        publisher.flush(timeout_s=30)
+        assert publisher.heads() == {"a": 2}
+        may_answer.set()
+        joining.join(60)
+        assert not joining.is_alive()
+
+
 def test_wait_ready_says_what_is_missing() -> None:
     with pubsub_api.open("zmq://127.0.0.1:1") as session, session.subscriber(["a"], print) as subscriber:
-        with pytest.raises(errors.WaitTimeout, match="not in effect") as caught:
+        with pytest.raises(errors.WaitTimeout, match="not in effect .*tcp://127.0.0.1:1 not reached") as caught:
             subscriber.wait_ready(timeout_s=0.1)
         assert caught.value.retriable
+
+
+def test_a_wrong_key_is_said_in_the_log_and_not_only_counted(caplog: pytest.LogCaptureFixture) -> None:
+    def session(key: str) -> pubsub_api.Session:
+        return pubsub_api.open(conf=fast_conf("memory://two-keys", hmac_key=key))
+
+    with session("one-key-of-many-bytes") as here, session("another-key-of-many-bytes") as there:
+        subscriber = here.subscriber(["a"], print)
+        there.publisher().send_event(event(1, "a"))
+        wait_until(lambda: "BadSignature, hmac_key is not the same" in caplog.text, 20, "a line in the log")
+        assert subscriber.statistics().bad_frames["BadSignature"]
+
+
+def test_what_was_closed_leaves_its_session() -> None:
+    with pubsub_api.open("memory://many-children") as session:
+        left = weakref.WeakSet[pubsub_api.Subscriber]()
+        for _ in range(20):
+            with session.subscriber(["a"], print) as subscriber:
+                left.add(subscriber)
+        del subscriber
+        publisher = session.publisher()
+        wait_until(lambda: gc.collect() >= 0 and not left, 20, "the subscribers to be let go")
+        assert [(role, number) for role, number, _ in session.statistics()] == [("publisher", 20)]
+        publisher.close()
+        assert session.statistics() == []
 
 
 def test_a_topic_beyond_the_limit_is_refused_and_the_others_go_on(consumer: Consumer) -> None:

@@ -14,7 +14,7 @@ from pubsub_api.core import messages
 from pubsub_api.core.cache import FrameCache
 from pubsub_api.core.events import Event, decode_events, encode_event
 from pubsub_api.core.publisher import Predecessor, PublisherCore
-from pubsub_api.core.replies import Found, Responder
+from pubsub_api.core.replies import Responder, find
 from pubsub_api.core.resync import Resync
 from pubsub_api.core.settings import CacheSettings, FrameSettings, History, PublisherSettings, SubscriberSettings
 from pubsub_api.core.subscriber import SubscriberCore
@@ -89,13 +89,16 @@ class Rig:
         predecessor: Predecessor | None = None,
         is_heard: bool = True,
         is_asked: bool = True,
+        age_s: float = 0.0,
     ) -> PublisherCore:
-        """A new publisher; its first hello arrives when ``is_heard``, and it answers queries when ``is_asked``."""
+        """A publisher of that age; its first hello arrives when ``is_heard``, and it answers when ``is_asked``."""
         self._lives += 1
-        core = PublisherCore(settings, guid=guid_of(self._lives), name=name, now=self.now, predecessor=predecessor)
+        core = PublisherCore(
+            settings, guid=guid_of(self._lives), name=name, now=self.now - age_s, predecessor=predecessor
+        )
         self.publishers.append(core)
         if is_asked:
-            self.responders.append(lambda query: core.answer(query, self.stamp))
+            self.responders.append(lambda query: core.answer(query, self.stamp, self.now))
         first_hello = [frame for _, frame in core.start(self.now, self.stamp)]
         if is_heard:
             self.deliver(*first_hello)
@@ -122,7 +125,7 @@ class Rig:
             frame=FRAME,
             reply_bytes_max=CacheSettings().reply_bytes_max,
         )
-        self.responders.append(lambda query: responder.pack(query.id, look_up(cache, query), self.stamp))
+        self.responders.append(lambda query: responder.pack(query.id, find(cache, query), self.stamp, query.scope))
         return cache
 
     # -- what happens
@@ -135,8 +138,8 @@ class Rig:
         self.subscriber.on_frames(arrived, self.now)
         self.settle()
 
-    def connect(self, address: str = ADDRESS) -> None:
-        self.subscriber.link_up(address, self.now)
+    def connect(self, address: str = ADDRESS, arrivals: str = "") -> None:
+        self.subscriber.link_up(address, self.now, arrivals)
         self.settle()
 
     def disconnect(self, address: str = ADDRESS) -> None:
@@ -229,9 +232,3 @@ def drain(core: PublisherCore, topic: str, now: float, stamp: int) -> Iterator[b
     stream = core.stream(topic)
     while (frame := core.next_frame(stream, now, stamp)) is not None:
         yield frame
-
-
-def look_up(cache: FrameCache, query: messages.Query) -> Found:
-    if query.wants:
-        return Found(frames=cache.want(query.wants))
-    return Found(frames=cache.history(query) if query.history else (), heads=cache.heads(query))

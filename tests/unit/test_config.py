@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 import pytest
 from oslo_config import cfg, types
 
+import pubsub_api
 from pubsub_api import config, errors
 
 # The section "Configuration Options" of the specification, word for word.
@@ -169,6 +170,32 @@ def test_options_that_contradict_each_other_are_refused_with_the_reason(
     conf = config.new_conf([write_conf(f"[pubsub]\n{lines}\n")])
     with pytest.raises(errors.InvalidConfig, match=reason):
         config.check_combinations(conf)
+
+
+@pytest.mark.parametrize("key", ["", "k", "fifteen-letters"])
+def test_a_key_that_could_be_guessed_is_refused(write_conf: WriteConf, key: str) -> None:
+    conf = write_conf(f"[pubsub]\npub_sub_driver = memory\nhmac_key = {key}\n")
+    with pytest.raises(errors.InvalidConfig, match="hmac_key has fewer than 16 bytes") as caught:
+        pubsub_api.open(config_files=[conf])
+    assert "fifteen-letters" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("max_idel_time = 3\n", r"\[pubsub\] max_idel_time, in .*, is no option: is max_idle_time meant\?"),
+        ("xyzzy = 3\n", r"\[pubsub\] xyzzy, in .*, is no option$"),
+        ("[memory]\nreceive_queue_byte_max = x\n", r"\[memory\] receive_queue_byte_max, in .*, is no option: is "),
+    ],
+)
+def test_a_misspelt_option_is_refused_with_the_one_that_is_meant(write_conf: WriteConf, text: str, reason: str) -> None:
+    with pytest.raises(errors.InvalidConfig, match=reason):
+        pubsub_api.open(config_files=[write_conf(f"[pubsub]\npub_sub_driver = memory\n{text}")])
+
+
+def test_options_of_other_programs_in_the_same_file_are_left_alone(write_conf: WriteConf) -> None:
+    others = "[DEFAULT]\ndebug = true\n[df]\nremote_db_ip = 1\n[nova]\nurl = x\n[pubsub]\npub-sub-driver = memory\n"
+    pubsub_api.open(config_files=[write_conf(others)]).close()
 
 
 def test_the_key_is_kept_out_of_logs() -> None:

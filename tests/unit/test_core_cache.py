@@ -13,6 +13,7 @@ from pubsub_api.core import frame as frames
 from pubsub_api.core.cache import FrameCache
 from pubsub_api.core.frame import SEQUENCE_MAX, Kind
 from pubsub_api.core.messages import Query, Want
+from pubsub_api.core.replies import find
 from pubsub_api.core.settings import CacheSettings
 
 GUID = b"g" * 16
@@ -46,7 +47,7 @@ def test_a_frame_is_stored_by_its_header() -> None:
     assert not cache.store(header, packed, 1.0), "it was there"
     assert cache.want([Want(GUID, "a", 7, 7)]) == [packed]
     assert (cache.frames, cache.bytes, cache.evicted) == (1, len(packed), 0)
-    assert cache.heads(Query(id=1, topics=["a"])) == [(GUID, "a", 7)]
+    assert cache.known_heads() == [(GUID, "a", 7)]
 
 
 @pytest.mark.parametrize(
@@ -75,6 +76,17 @@ def test_wants_of_several_streams_come_in_the_order_asked() -> None:
     assert cache.want(wants) == [b"b", b"other", b"1..10"]
 
 
+def test_a_frame_is_found_once_however_often_it_is_asked_for() -> None:
+    cache = cache_with(TENS)
+    asked = [Want(GUID, "a", 1, 100)] * 500 + [Want(GUID, "a", n, n) for n in range(100, 0, -1)]
+    assert cache.want(asked) == [name(*ten) for ten in TENS]
+    assert cache.want([Want(GUID, "a", 3, 3), Want(GUID, "a", 15, 22), Want(GUID, "a", 7, 8)]) == [
+        b"1..10",
+        b"11..20",
+        b"21..30",
+    ]
+
+
 def test_a_hole_is_not_filled() -> None:
     cache = cache_with([(1, 3), (7, 9)])
     assert held(cache, 2, 8) == ["1..3", "7..9"]
@@ -87,8 +99,7 @@ def test_a_hole_is_not_filled() -> None:
 )
 def test_whether_a_range_is_held_whole(first: int, last: int, expected: bool) -> None:
     cache = cache_with([(11, 20), (1, 10), (31, 40)])
-    assert (Want(GUID, "a", first, last) in cache) is expected
-    assert Want(OTHER, "a", first, last) not in cache
+    assert cache.held([Want(OTHER, "a", first, last), Want(GUID, "a", first, last)]) == [1] * expected
 
 
 def test_duplicates_are_refused_and_change_nothing() -> None:
@@ -104,7 +115,7 @@ def test_newest_and_since() -> None:
     cache.store_range((OTHER, "b/c"), 1, 1, 10**6, b"other", 100.0)
 
     def history(**fields: object) -> list[bytes]:
-        return cache.history(Query(id=1, history=True, **fields))  # type: ignore[arg-type]
+        return list(find(cache, Query(id=1, history=True, **fields)).frames)  # type: ignore[arg-type]
 
     assert history(topics=["a"], newest=10) == [b"91..100"]
     assert history(topics=["a"], newest=11) == [b"81..90", b"91..100"]
@@ -122,10 +133,10 @@ def test_newest_and_since() -> None:
 def test_heads() -> None:
     cache = cache_with([(11, 20), (1, 10)])
     cache.store_range((OTHER, "b/c"), 5, 6, 0, b"other", 1.0)
-    assert sorted(cache.heads(Query(id=1, topics=["#"]))) == [(GUID, "a", 20), (OTHER, "b/c", 6)]
-    assert cache.heads(Query(id=1, topics=["#"], guid=OTHER)) == [(OTHER, "b/c", 6)]
-    assert cache.heads(Query(id=1, topics=["b/+"])) == [(OTHER, "b/c", 6)]
-    assert cache.heads(Query(id=1, topics=["+"], guid=OTHER)) == []
+    assert sorted(cache.known_heads()) == [(GUID, "a", 20), (OTHER, "b/c", 6)]
+    assert find(cache, Query(id=1, topics=["#"], guid=OTHER)).heads == [(OTHER, "b/c", 6)]
+    assert find(cache, Query(id=1, topics=["b/+"])).heads == [(OTHER, "b/c", 6)]
+    assert find(cache, Query(id=1, topics=["+"], guid=OTHER)).heads == []
 
 
 def test_depth_drops_the_lowest_numbers_of_that_stream_only() -> None:
@@ -150,7 +161,7 @@ def test_bytes_drop_what_came_first_whatever_its_stream() -> None:
         cache.store_range((GUID, "ab"[number % 2]), number, number, 0, bytes(20), float(number))
         assert cache.bytes <= 100
     assert (cache.frames, cache.evicted) == (5, 5)
-    assert [Want(GUID, "ab"[n % 2], n, n) in cache for n in range(1, 11)] == [False] * 5 + [True] * 5
+    assert cache.held([Want(GUID, "ab"[n % 2], n, n) for n in range(1, 11)]) == [5, 6, 7, 8, 9]
 
 
 def test_age_drops_exactly_what_is_too_old() -> None:
@@ -163,7 +174,7 @@ def test_age_drops_exactly_what_is_too_old() -> None:
     assert held(cache)[0] == "50..50", "what is younger stays"
     assert cache.frames == 51
     cache.expire(1000.0)
-    assert (cache.frames, cache.bytes, cache.heads(Query(id=1, topics=["#"]))) == (0, 0, [])
+    assert (cache.frames, cache.bytes, cache.known_heads()) == (0, 0, [])
 
 
 def test_age_is_kept_while_frames_are_stored() -> None:
@@ -267,7 +278,7 @@ class CacheMachine(RuleBasedStateMachine):
         wanted = range(first, first + count)
         expected = sorted({numbers[number] for number in wanted if number in numbers})
         assert self.cache.want([want]) == [frames_of[number] for number in expected]
-        assert (want in self.cache) is all(number in numbers for number in wanted)
+        assert self.cache.held([want]) == [0] * all(number in numbers for number in wanted)
 
     @rule(newest=st.integers(0, 20), since=st.integers(0, 130))
     def history(self, newest: int, since: int) -> None:
@@ -278,7 +289,7 @@ class CacheMachine(RuleBasedStateMachine):
                 numbers = numbers[-frames_needed:]
             expected = [self.kept[position, number][1] for number in numbers if 1 + number * self.WIDTH >= since]
             query = Query(id=1, topics=[topic], guid=guid, history=True, newest=newest, since=since)
-            assert self.cache.history(query) == expected
+            assert find(self.cache, query).frames == expected
 
     @invariant()
     def bounds_hold_and_sums_agree(self) -> None:

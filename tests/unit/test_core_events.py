@@ -2,15 +2,27 @@
 
 from __future__ import annotations
 
+import dataclasses
 import datetime
 from typing import Any
 
+import msgspec
 import pytest
 
 from pubsub_api.core import frame as frames
-from pubsub_api.core.errors import InvalidEvent
+from pubsub_api.core.errors import InvalidEvent, UndecodableBody
 from pubsub_api.core.events import ACTIONS, VERSION_MAX, Event, decode_events, encode_event, pack_body
 from pubsub_api.core.frame import Kind
+from pubsub_api.decoding import decode
+
+
+class Port(msgspec.Struct, frozen=True):
+    number: int
+
+
+@dataclasses.dataclass(frozen=True)
+class FrozenPort:
+    number: int
 
 
 def event(**fields: Any) -> Event:
@@ -44,6 +56,11 @@ def round_trip(*made: Event, stamp: int = 5) -> list[Event]:
         ({"value": -(2**63) - 1}, "cannot be sent as msgpack"),
         ({"value": "\ud800"}, "cannot be sent as msgpack"),
         ({"table": "\ud800"}, "cannot be sent as msgpack"),
+        ({"value": {Port(1): 2}}, "cannot be sent as msgpack: unhashable"),
+        ({"value": [{"a": {FrozenPort(1): 2}}]}, "cannot be sent as msgpack: unhashable"),
+        ({"value": msgspec.Raw(b"\xc1")}, "cannot be sent as msgpack: MessagePack data is malformed"),
+        ({"value": {"a": [msgspec.Raw(b"")]}}, "objects of type msgspec.Raw"),
+        ({"value": msgspec.msgpack.Ext(-1, b"x")}, "objects of type msgspec.msgpack.Ext"),
     ],
 )
 def test_a_bad_field_is_refused_with_the_reason(fields: dict[str, Any], reason: str) -> None:
@@ -70,6 +87,10 @@ def test_the_publisher_stamps_only_what_has_no_timestamp() -> None:
     assert [one.timestamp for one in round_trip(event(), event(timestamp=9))] == [5, 9]
 
 
+def test_a_value_that_is_encoded_already_arrives_as_what_it_says() -> None:
+    assert round_trip(event(value=msgspec.Raw(msgspec.msgpack.encode({"a": [1]}))))[0].value == {"a": [1]}
+
+
 def test_a_date_arrives_as_what_msgpack_makes_of_it() -> None:
     moment = datetime.datetime(2024, 1, 1, tzinfo=datetime.timezone.utc)
     assert round_trip(event(value=moment))[0].value == moment
@@ -77,3 +98,31 @@ def test_a_date_arrives_as_what_msgpack_makes_of_it() -> None:
 
 def test_the_topic_of_the_event_is_that_of_the_frame() -> None:
     assert round_trip(event(topic="elsewhere"))[0].topic == "a"
+
+
+def test_of_a_broken_frame_the_sound_events_are_decoded_and_the_others_named() -> None:
+    sound = [encode_event(event(key=str(number)), 5) for number in range(4)]
+    broken = msgspec.msgpack.encode(("port", "k", "set", {"a": msgspec.Raw(b"\x81\x80\x01")}, 0, 5))
+    body = pack_body([sound[0], broken, *sound[1:], broken])
+    packed = frames.pack(Kind.DATA, b"g" * 16, "a", body, first=11, after=10, count=6)
+    header = frames.unpack(packed, bytes_max=10**6)
+    with pytest.raises(UndecodableBody):
+        decode_events(packed, header)
+    events, undecodable = decode((packed, header, 0))
+    assert [(one.topic, one.key) for one in events] == [("a", "0"), ("a", "1"), ("a", "2"), ("a", "3")]
+    assert undecodable is not None
+    assert undecodable.ranges == [(12, 12), (16, 16)]
+    assert "number 12: MessagePack data is malformed" in undecodable.reason
+    events, undecodable = decode((packed, header, 3))
+    assert [one.key for one in events] == ["2", "3"]
+    assert undecodable is not None
+    assert undecodable.ranges == [(16, 16)]
+
+
+def test_a_frame_without_a_list_of_events_is_lost_as_a_whole() -> None:
+    packed = frames.pack(Kind.DATA, b"g" * 16, "a", b"\xdd\x00\x00\x00\x03\xc1", first=1, count=3)
+    events, undecodable = decode((packed, frames.unpack(packed, bytes_max=10**6), 1))
+    assert events == []
+    assert undecodable is not None
+    assert undecodable.ranges == [(2, 3)]
+    assert undecodable.count == 2

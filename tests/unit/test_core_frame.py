@@ -184,7 +184,7 @@ def test_the_header_stands_at_constant_offsets(kind: Kind, first: int, count: in
 @pytest.mark.parametrize("count", [1, 2, 300])
 def test_the_packer_of_a_publisher_makes_the_same_frames(key: bytes | None, count: int) -> None:
     encoded = [events.encode_event(events.Event(table="t", key=f"k{n}", action="set"), 1) for n in range(count)]
-    packed = frame.DataPacker(GUID, key).pack(frame.topic_element("a/é"), encoded, first=7, timestamp=55)
+    packed = frame.DataPacker(GUID, key).pack(frame.topic_element("a/é"), encoded, first=7, after=6, timestamp=55)
     assert packed == frame.pack(
         Kind.DATA, GUID, "a/é", events.pack_body(encoded), first=7, after=6, count=count, timestamp=55, key=key
     )

@@ -5,12 +5,19 @@ from __future__ import annotations
 import dataclasses
 import tracemalloc
 
+import msgspec
+import pytest
+
 from pubsub_api.core import frame as frames
 from pubsub_api.core import messages
-from pubsub_api.core.frame import Kind
-from pubsub_api.core.questions import Questions
+from pubsub_api.core.errors import UndecodableBody
+from pubsub_api.core.frame import Flag, Kind
+from pubsub_api.core.questions import HEADS_QUESTIONS_MAX, Questions
 from pubsub_api.core.resync import Reason
+from pubsub_api.core.roster import InPublisher, Roster
+from pubsub_api.core.settings import CacheSettings
 from pubsub_api.core.statistics import SubscriberCounters
+from pubsub_api.core.topics import CONTROL_TOPIC
 from tests.unit.core_rig import NO_REPAIR, PUBLISHER, SUBSCRIBER, Rig, guid_of
 
 NO_ROOM = dataclasses.replace(SUBSCRIBER, pending_bytes_max=1)
@@ -130,7 +137,7 @@ def test_an_undecodable_frame_is_a_resync_of_its_topic() -> None:
     rig.subscriber.on_frames([frame], rig.now)
     out, _ = rig.subscriber.take()
     assert len(out) == 1
-    rig.subscriber.undecodable(frames.unpack(frame, bytes_max=1000), rig.now)
+    rig.subscriber.undecodable(frames.unpack(frame, bytes_max=1000), [(1, 1)], rig.now)
     rig.run(0.1)
     assert rig.reasons == ["initial", "undecodable"]
     assert rig.resyncs[-1].topics == ("a",)
@@ -213,3 +220,116 @@ def test_the_oldest_of_too_many_questions_is_given_up_and_counted_but_not_the_jo
     join, *others = questions.take()
     assert counters.questions_evicted == 3
     assert [questions.purpose(query.id) is not None for query in (join, *others)] == [True] + [False] * 3 + [True] * 9
+
+
+def forged_hello(number: int, name: str, part: int = 0) -> bytes:
+    hello = msgspec.msgpack.encode({"name": name, "part": part})
+    return frames.pack(Kind.HELLO, guid_of(10**6 + number), CONTROL_TOPIC, hello, timestamp=1, flags=Flag.LAST)
+
+
+def test_a_crowd_of_strangers_is_asked_in_one_question_and_costs_the_same_for_each() -> None:
+    rig = Rig()
+    rig.publisher("real")
+    rig.join()
+    asked = len(rig.queries)
+    names = Names()
+    rig.subscriber._roster._by_name = names
+    rig.deliver(*(forged_hello(number, f"stranger-{number}") for number in range(3000)))
+    rig.run(5.0)
+    assert len(rig.subscriber.publishers) == 3001
+    assert len(rig.queries) - asked == HEADS_QUESTIONS_MAX + 1, "the rest together, in a question to all"
+    assert rig.queries[-1].guid == b""
+    assert names.most <= 3, "a name is looked for among those that bear it"
+    assert rig.reasons == ["initial"]
+
+
+class Names(dict[str, dict[bytes, InPublisher]]):
+    """The publishers by name, that remembers the largest crowd anybody had to look through."""
+
+    most = 0
+
+    def get(self, name: str, default: dict[bytes, InPublisher] = {}) -> dict[bytes, InPublisher]:  # type: ignore[override]  # noqa: B006
+        found = super().get(name, default)
+        self.most = max(self.most, len(found))
+        return found
+
+
+def test_a_crowd_under_one_name_is_one_resync_and_nobody_is_searched_for() -> None:
+    rig = Rig(settings=dataclasses.replace(SUBSCRIBER, resync_interval_min_s=60.0))
+    rig.publisher("real")
+    rig.join()
+    names = rig.subscriber._roster._by_name = Names(rig.subscriber._roster._by_name)
+    rig.deliver(*(forged_hello(number, "real") for number in range(3000)))
+    rig.run(61.0)
+    assert rig.reasons == ["initial", "publisher restarted"]
+    assert names.most <= 3
+
+
+def test_who_only_says_hello_leaves_before_who_publishes() -> None:
+    rig = Rig(settings=dataclasses.replace(SUBSCRIBER, publishers_max=10))
+    publisher = rig.publisher("real")
+    rig.join()
+    rig.deliver(*rig.publish(publisher, "a"))
+    rig.deliver(*(forged_hello(number, f"stranger-{number}") for number in range(100)))
+    assert len(rig.subscriber.publishers) == 10
+    assert publisher.guid in rig.subscriber.publishers
+    rig.deliver(*rig.publish(publisher, "a"))
+    assert rig.numbers("a") == [1, 2]
+
+
+def test_what_is_remembered_of_a_message_in_parts_is_bounded() -> None:
+    parts = messages.Parts()
+    for part in range(1, 100_000):
+        assert not parts.add(part, 0)
+    assert parts.early is not None
+    assert len(parts.early) == messages.EARLY_PARTS_MAX
+    in_turn = messages.Parts()
+    assert [in_turn.add(part, parts) for part, parts in ((1, 0), (0, 0), (3, 4), (2, 0))] == [False, False, False, True]
+    rig = Rig()
+    rig.deliver(forged_hello(1, "far", part=messages.PARTS_MAX))
+    assert rig.subscriber.counters.bad_frames == {"UndecodableBody": 1}
+
+
+def test_a_question_with_too_many_filters_is_refused() -> None:
+    query = messages.Query(id=1, topics=["a"] * messages.FILTERS_PER_QUERY_MAX)
+    query.topics.append("a")
+    frame = frames.pack(Kind.QUERY, guid_of(1), CONTROL_TOPIC, messages.encode(query))
+    with pytest.raises(UndecodableBody, match="20001 filters in one question"):
+        messages.decode(messages.Query, frame, frames.unpack(frame, bytes_max=len(frame)))
+
+
+@pytest.mark.parametrize("filters", [[f"t/{n}" for n in range(20_001)], [f"{n:0500}" for n in range(2000)]])
+def test_who_has_more_filters_than_fit_a_question_asks_for_all(filters: list[str]) -> None:
+    rig = Rig(*filters)
+    publisher = rig.publisher()
+    rig.publish(publisher, filters[0])
+    rig.join()
+    assert rig.queries[0].topics == ["#"]
+    rig.deliver(*rig.publish(publisher, filters[0]))
+    rig.deliver(*rig.publish(publisher, "unwanted"))
+    assert rig.numbers(filters[0]) == [2], "the answer said that it begins there"
+    assert rig.reasons == ["initial"]
+
+
+def test_what_a_shallow_cache_had_counts_as_repaired() -> None:
+    rig = Rig()
+    publisher = rig.publisher(settings=dataclasses.replace(PUBLISHER, cache=CacheSettings(events_max=4)))
+    rig.join()
+    rig.forget_told()
+    rig.publish(publisher, "a", 9)
+    rig.deliver(*rig.publish(publisher, "a"))
+    rig.run(30.0)
+    assert rig.reasons == ["loss"]
+    assert rig.numbers("a") == [7, 8, 9, 10]
+    counters = rig.subscriber.counters
+    assert (counters.lost, counters.repaired) == (6, 3)
+
+
+def test_parts_of_answers_that_come_at_one_moment_set_one_deadline() -> None:
+    counters = SubscriberCounters()
+    roster = Roster(SUBSCRIBER, counters)
+    stream = roster.add_stream(roster.add_publisher(guid_of(1), 0.0), "a", 1, is_anchored=True)
+    for _ in range(3):
+        roster.set_timer(stream, 5.0)
+    assert list(roster.due(5.0)) == [stream]
+    assert list(roster.due(5.0)) == []

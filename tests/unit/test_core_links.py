@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 
-from pubsub_api.core.publisher import Predecessor
+from pubsub_api.core.publisher import Predecessor, PublisherCore
 from tests.unit.core_rig import ADDRESS, NO_REPAIR, SUBSCRIBER, Rig, guid_of
 
 BIND = dataclasses.replace(SUBSCRIBER, verify_after_reconnect=True)
@@ -151,6 +151,74 @@ def test_a_reconnect_is_a_resync_where_others_may_have_published() -> None:
     rig.connect()
     rig.run(1)
     assert rig.reasons == ["initial", "reconnected"]
+
+
+def shared(*, up_s: float) -> tuple[Rig, PublisherCore]:
+    """A link to something shared, which was up for so long and has gone down."""
+    rig = Rig()
+    publisher = rig.publisher()
+    rig.connect(arrivals="one")
+    rig.run(up_s)
+    rig.deliver(*rig.publish(publisher, "a", 2))
+    rig.disconnect()
+    rig.publish(publisher, "a", 3)
+    return rig, publisher
+
+
+def test_a_reconnect_is_verified_where_it_is_known_that_nobody_has_come() -> None:
+    rig, _ = shared(up_s=SUBSCRIBER.silence_timeout_s)
+    rig.connect(arrivals="one")
+    rig.run(2)
+    assert rig.reasons == ["initial"]
+    assert rig.subscriber.counters.verified_reconnects == 1
+    assert rig.numbers("a") == [1, 2, 3, 4, 5]
+
+
+def test_links_that_are_up_for_a_moment_only_are_verified_when_one_was_up_for_long() -> None:
+    rig, _ = shared(up_s=SUBSCRIBER.silence_timeout_s)
+    for _ in range(5):
+        rig.connect(arrivals="one")
+        rig.run(0.1)
+        rig.disconnect()
+    rig.connect(arrivals="one")
+    rig.run(2)
+    assert rig.reasons == ["initial"]
+
+
+@pytest.mark.parametrize("arrivals", ["two", ""])
+def test_a_reconnect_is_a_resync_where_somebody_has_come_or_nobody_can_tell(arrivals: str) -> None:
+    rig, _ = shared(up_s=SUBSCRIBER.silence_timeout_s)
+    rig.connect(arrivals=arrivals)
+    rig.run(2)
+    assert rig.reasons == ["initial", "reconnected"]
+
+
+def test_a_reconnect_is_a_resync_where_not_everybody_was_heard_before() -> None:
+    rig, _ = shared(up_s=SUBSCRIBER.silence_timeout_s - 1)
+    rig.connect(arrivals="one")
+    rig.run(2)
+    assert rig.reasons == ["initial", "reconnected"]
+
+
+def test_a_reconnect_is_a_resync_where_no_signs_of_life_were_heard_before() -> None:
+    rig = Rig()
+    publisher = rig.publisher()
+    rig.connect(arrivals="one")
+    for _ in range(20):
+        rig.run(1, hellos=False)
+        rig.deliver(*rig.publish(publisher, "a"))
+    rig.disconnect()
+    rig.connect(arrivals="one")
+    rig.run(2)
+    assert rig.reasons == ["initial", "reconnected"]
+
+
+def test_a_reconnect_is_a_resync_where_nobody_has_come_and_somebody_does_not_answer() -> None:
+    rig, _ = shared(up_s=SUBSCRIBER.silence_timeout_s)
+    rig.responders.clear()
+    rig.connect(arrivals="one")
+    rig.run(3)
+    assert "reconnected" in rig.reasons
 
 
 def test_a_reconnect_that_lost_nothing_is_verified() -> None:

@@ -112,7 +112,7 @@ def test_data_of_a_stranger_is_a_resync_when_nobody_answers(rig: Rig, former: Pu
 
 
 def test_data_of_a_stranger_is_a_resync_when_its_answer_proves_nothing(rig: Rig, former: PublisherCore) -> None:
-    stranger = rig.publisher("elsewhere", is_heard=False)
+    stranger = rig.publisher("elsewhere", is_heard=False, age_s=60)
     rig.publish(stranger, "a", 2)
     rig.deliver(*rig.publish(stranger, "a", 1))
     rig.run(0.01)
@@ -157,6 +157,25 @@ def test_former_lives_are_told_for_a_while_only(rig: Rig) -> None:
     core = PublisherCore(settings, guid=guid_of(7), name="n", now=0.0, predecessor=Predecessor(guid_of(6), {"a": 3}))
     core.start(0.0, 1)
     query = messages.Query(id=1, topics=["#"])
-    early, late = (b"".join(core.answer(query, stamp)) for stamp in (7_000_000_000, 7_000_000_001))
+    early, late = (b"".join(core.answer(query, stamp, 7.0)) for stamp in (7_000_000_000, 7_000_000_001))
     assert guid_of(6) in early
     assert guid_of(6) not in late
+
+
+def test_an_answer_about_one_new_filter_tells_not_all_the_final_heads_of_a_former_life() -> None:
+    rig = Rig("a")
+    first = rig.publisher("host")
+    rig.join()
+    rig.deliver(*rig.publish(first, "a"))
+    rig.publish(first, "a")  # and nothing of it, nor of the end, is heard
+    rig.forget_told()
+    rig.publishers.clear()
+    rig.responders.clear()
+    rig.publisher("host", predecessor=Predecessor(first.guid, first.heads()), is_heard=False)
+    rig.subscriber.filter_added("c")
+    rig.subscriber.filter_up("c", rig.now)
+    rig.run(2.0)
+    assert not rig.subscriber.publishers[first.guid].has_ended
+    rig.run(60.0)
+    assert rig.numbers("a") == []
+    assert set(rig.reasons) & {"loss", "silence", "publisher restarted"}

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from pubsub_api.core import events, frame, messages
-from pubsub_api.core.errors import InvalidTopic, LimitReached
+from pubsub_api.core.errors import InvalidTopic, LimitReached, NotPermitted
 from pubsub_api.core.frame import SEQUENCE_MAX, Flag, Header, Kind
 from pubsub_api.core.messages import Query, Want
 from pubsub_api.core.publisher import Outgoing, Predecessor, PublisherCore
@@ -269,7 +269,7 @@ def test_bye_tells_the_final_heads(count: int) -> None:
 
 
 def ask(core: PublisherCore, query: Query) -> list[messages.Reply]:
-    packed = list(core.answer(query, 1))
+    packed = list(core.answer(query, 1, 0.0))
     replies = [messages.decode(messages.Reply, one, header_of(one)) for one in packed]
     assert [reply.part for reply in replies] == list(range(len(replies)))
     assert [reply.parts for reply in replies] == [0] * (len(replies) - 1) + [len(replies)]
@@ -289,7 +289,9 @@ def test_answer_with_heads() -> None:
     core, _ = answering()
     assert ask(core, Query(id=4, topics=["#"]))[0].heads == [(GUID, "a", 50), (GUID, "b/c", 3)]
     assert ask(core, Query(id=4, topics=["b/+"], guid=GUID))[0].heads == [(GUID, "b/c", 3)]
-    assert ask(core, Query(id=4, topics=["z"])) == [messages.Reply(id=4, responder="north", publisher=True, parts=1)]
+    assert ask(core, Query(id=4, topics=["z"])) == [
+        messages.Reply(id=4, responder="north", publisher=True, age=0.0, parts=1)
+    ]
 
 
 def test_answer_with_many_heads_in_parts() -> None:
@@ -305,7 +307,7 @@ def test_answer_with_the_frames_wanted() -> None:
     replies = ask(core, Query(id=1, wants=[Want(GUID, "a", 12, 24)]))
     assert [one for reply in replies for one in reply.frames] == packed[1:3]
     replies = ask(core, Query(id=1, wants=[Want(GUID, "a", 41, SEQUENCE_MAX), Want(GUID, "a", 1, 1)]))
-    assert [one for reply in replies for one in reply.frames] == [packed[4], packed[0]]
+    assert [one for reply in replies for one in reply.frames] == [packed[0], packed[4]]
     assert ask(core, Query(id=1, wants=[Want(b"o" * 16, "a", 1, 9)]))[0].frames == []
 
 
@@ -335,7 +337,9 @@ def test_answer_with_history() -> None:
 )
 def test_who_has_nothing_to_say_says_so(query: Query) -> None:
     core, _ = answering()
-    assert ask(core, query) == [messages.Reply(id=1, responder="north", publisher=True, parts=1)]
+    (reply,) = ask(core, query)
+    assert (reply.responder, reply.publisher, reply.parts) == ("north", True, 1)
+    assert [*reply.heads, *reply.frames, *reply.held] == []
 
 
 def test_without_a_cache_there_are_heads_and_no_frames() -> None:
@@ -362,3 +366,30 @@ def test_an_idle_stream_costs_less_than_a_kilobyte() -> None:
     finally:
         tracemalloc.stop()
     assert used / len(topics) <= 1000
+
+
+def test_what_the_transport_did_not_permit_is_forgotten_and_its_numbers_are_skipped() -> None:
+    core = make(max_idle_time_s=5.0)
+    publish(core, "t", 1.0, count=2)
+    publish(core, "other", 1.0)
+    refused = [one for _ in range(3) for one in publish(core, "t", 2.0, count=2)]
+    append(core, "t", 4)
+    assert [core.refuse(one, 2.0) for one in refused] == [2 + 4, 2, 2]
+    assert core.heads() == {"other": 1}
+    assert core.cache is not None
+    assert core.cache.frames == 2
+    with pytest.raises(NotPermitted, match="'t'"):
+        core.stream("t")
+    core.poll(6.9, 1)
+    with pytest.raises(NotPermitted):
+        core.stream("t")
+    core.poll(7.0, 1)
+    assert core.heads() == {"t": 2, "other": 1}
+    again = publish(core, "t", 7.0)
+    assert [(header_of(one).first, header_of(one).after) for one in again] == [(9, 2)]
+    core.refuse(again[0], 7.0)
+    core.poll(12.0, 1)
+    first, second = publish(core, "t", 12.0)[0], publish(core, "t", 12.0)[0]
+    assert [(header_of(one).first, header_of(one).after) for one in (first, second)] == [(10, 2), (11, 10)]
+    assert core.heads() == {"t": 11, "other": 1}
+    assert ("t", 11) in stream_hellos(core.poll(17.0, 1))

@@ -81,7 +81,7 @@ def test_repeats_do_not_wait_for_a_consumer_that_is_behind() -> None:
 def test_who_keeps_is_told_what_is_before_a_stream_that_it_meets_in_mid_flow(takes_repeats: bool) -> None:
     rig = Rig(history=History(), takes_repeats=takes_repeats)
     rig.join()
-    publisher = rig.publisher("late", is_heard=False)
+    publisher = rig.publisher("late", is_heard=False, age_s=60)
     rig.publish(publisher, "a", 3)
     rig.forget_told()
     rig.deliver(*rig.publish(publisher, "a"))

@@ -86,7 +86,7 @@ def test_a_hello_before_any_data_of_an_unknown_publisher_is_a_resync() -> None:
     rig.join()
     publisher = rig.publisher(is_heard=False, is_asked=False)
     rig.publish(publisher, "a", 7)
-    rig.run(5)
+    rig.run(7)
     assert rig.reasons == ["initial", "unknown stream"]
     rig.deliver(*rig.publish(publisher, "a"))
     assert rig.numbers("a") == [8]
@@ -356,7 +356,7 @@ def test_a_start_flag_needs_no_baseline() -> None:
     rig.join()
     publisher = rig.publisher(is_asked=False)
     rig.publish(publisher, "a", 2)
-    rig.run(6)
+    rig.run(14)
     assert rig.numbers("a") == []
     assert rig.reasons == ["initial", "loss"]
 

@@ -178,3 +178,17 @@ def test_a_filter_set_refuses_what_is_no_filter() -> None:
     with pytest.raises(InvalidTopic):
         FilterSet(["$control"])
     assert list(filters) == ["a"]
+
+
+def test_wildcards_are_looked_up_by_level_not_one_by_one() -> None:
+    """A matcher that tries filter after filter would compare every one of them with the topic."""
+    filters = FilterSet(f"tenant-{number}/+/port" for number in range(5000))
+    trees = [filters._tree]
+    for level in ("tenant-4711", "+", "port"):
+        trees.append(trees[-1][level])
+    assert [len(tree) for tree in trees] == [5000, 1, 1, 1]
+    assert filters.match("tenant-4711/x/port")
+    assert not filters.match("tenant-5000/x/port")
+    for number in range(5000):
+        assert filters.discard(f"tenant-{number}/+/port")
+    assert filters._tree == {}

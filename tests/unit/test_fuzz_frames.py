@@ -197,11 +197,13 @@ def make_core(key: bytes | None) -> SubscriberCore:
 
 
 def is_refused_by_core(case: bytes, key: bytes | None) -> str | None:
-    """The error with which a subscriber core must count the case; it leaves events to the consumer's thread."""
+    """The error with which a subscriber core must count the case; events it counts, but does not decode."""
     try:
         header = frame.unpack(case, bytes_max=BYTES_MAX, key=key)
         if header.kind in (Kind.HELLO, Kind.BYE, Kind.REPLY):
             read_body(case, header)
+        elif header.kind == Kind.DATA:
+            frame.check_count(case, header)
     except FrameError as error:
         return type(error).__name__
     return None

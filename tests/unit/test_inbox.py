@@ -55,7 +55,7 @@ class RaisingReceiver:
     def on_frames(self, frames: Sequence[bytes]) -> None:
         raise ValueError(f"{len(frames)} frames")
 
-    def on_foreign(self, topic: str, payload: bytes) -> None:
+    def on_foreign(self, topic: str, payload: bytes | None) -> None:
         raise ValueError(f"{topic}: {payload!r}")
 
     def on_link(self, report: LinkReport) -> None:

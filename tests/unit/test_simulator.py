@@ -6,7 +6,7 @@ import dataclasses
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Collection, Iterable, Iterator
 
 import pytest
 
@@ -14,7 +14,7 @@ from pubsub_api.core.frame import Header
 from pubsub_api.core.instream import Delivery, InStream
 from pubsub_api.core.publisher import Outgoing, OutStream, PublisherCore
 from pubsub_api.core.questions import Join
-from pubsub_api.core.resync import Reason
+from pubsub_api.core.resync import NEVER, Reason
 from pubsub_api.core.subscriber import SubscriberCore
 from pubsub_api.testing.simulator import (
     PROFILES,
@@ -94,7 +94,7 @@ class SkipsHoles(SubscriberCore):
     """Goes on after a hole as if nothing were missing."""
 
     def _open_hole(self, stream: InStream, now: float) -> None:
-        for delivery, size in stream.skip_holes():
+        for delivery, size in stream.skip_holes(0):
             self._roster.parked_bytes -= size
             if delivery is not None:
                 self._deliver(stream, delivery, now, is_repair=False)
@@ -198,6 +198,54 @@ class FillsTheQueueAtOnce(SubscriberCore):
         super().make_room(float("inf"), is_half_empty=is_half_empty)
 
 
+class TakesSilenceForAnAnswer(SubscriberCore):
+    """Gives up what nobody had, because nobody was asked."""
+
+    def asked(self, query_id: int, responders: int | None, now: float) -> None:
+        super().asked(query_id, responders, now)
+        purpose = self._questions.purpose(query_id)
+        if responders == 0 and purpose is not None:
+            self._give_up_unanswered(purpose.streams, self.publishers, now)
+
+
+class TakesOthersAnswers(SubscriberCore):
+    """Gives up what a publisher has that was not reached, because others have not."""
+
+    def _give_up_unanswered(
+        self, asked: Iterable[tuple[InStream, int]], finished: Collection[bytes], now: float
+    ) -> None:
+        super()._give_up_unanswered(asked, self.publishers, now)
+
+
+class JoinsInOneAttempt(SubscriberCore):
+    """Does not ask again when the answer to a join is lost."""
+
+    def poll(self, now: float) -> None:
+        self._questions._join_again = NEVER
+        super().poll(now)
+
+    def next_deadline(self) -> float:
+        self._questions._join_again = NEVER
+        return super().next_deadline()
+
+
+class AsksNobodysAge(SubscriberCore):
+    """Takes a publisher that it meets in mid-flow for one that was always there."""
+
+    def _on_age(self, *_: object) -> None:
+        pass
+
+
+class BelievesEveryHead(SubscriberCore):
+    """Takes for repeated what is sent below a head that never was."""
+
+    def _on_contradiction(self, stream: InStream, frame: bytes, header: Header, now: float) -> None:
+        self._repeat((frame, header, 0))
+
+    def _start_again(self, *_: object) -> None:
+        pass
+
+
 class NeverRests(SubscriberCore):
     """Wants to be woken all the time."""
 
@@ -227,6 +275,13 @@ class SaysByeWithoutHeads(PublisherCore):
         return {}
 
 
+class ForgetsWhatIsPending(PublisherCore):
+    """Says goodbye before it has numbered what it accepted."""
+
+    def end(self, now: float, stamp: int) -> list[Outgoing]:
+        return self.bye(stamp)
+
+
 class SkipsNumbers(PublisherCore):
     def next_frame(self, stream: OutStream, now: float, stamp: int) -> bytes | None:
         stream.head += bool(stream.head)
@@ -250,12 +305,18 @@ def _mutants() -> Iterator[tuple[str, Cores]]:
         ("repair", NeverAsks),
         ("tiny_caches", ForgetsToResync),
         ("rebirth", TrustsEveryReconnect),
+        ("arrivals", TrustsEveryReconnect),
         ("slow_consumer", ParksWithoutBound),
         ("bursts", DiscardsWhatFindsNoRoom),
         ("overrun", GoesOnAfterAnOverrun),
         ("overrun", HoldsWithoutBound),
         ("bursts", ForgetsWhatIsHeld),
         ("bursts", FillsTheQueueAtOnce),
+        ("unreached", TakesSilenceForAnAnswer),
+        ("unreached", TakesOthersAnswers),
+        ("joins", JoinsInOneAttempt),
+        ("new_lives", AsksNobodysAge),
+        ("forged", BelievesEveryHead),
         ("calm", NeverRests),
         ("calm", ResyncsTooMuch),
         ("restart", Crashes),
@@ -265,6 +326,7 @@ def _mutants() -> Iterator[tuple[str, Cores]]:
         ("tail", SaysNoHello),
         ("calm", SaysNoHello),
         ("restart", SaysByeWithoutHeads),
+        ("new_lives", ForgetsWhatIsPending),
         ("calm", SkipsNumbers),
         ("broker", SaysTooManyHellos),
     ):

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from pubsub_api.core import frame as frames
 from pubsub_api.core import messages
 from pubsub_api.core.cache import FrameCache
-from pubsub_api.core.replies import Found, Responder
+from pubsub_api.core.replies import Responder, find
 from pubsub_api.core.settings import CacheSettings, FrameSettings
 from pubsub_api.testing.simulator.world import World
 
@@ -31,11 +31,6 @@ class SimCache:
     def answer(self, query_frame: bytes) -> Iterable[bytes]:
         header = self._unpack(query_frame)
         query = messages.decode(messages.Query, query_frame, header)
-        if query.wants:
-            found = Found(frames=self.cache.want(query.wants))
-        else:
-            past = self.cache.history(query) if query.history else ()
-            found = Found(frames=past, heads=self.cache.heads(query))
         responder = Responder(
             guid=self._guid,
             name=self.name,
@@ -43,7 +38,7 @@ class SimCache:
             frame=self._frame,
             reply_bytes_max=self.settings.reply_bytes_max,
         )
-        return responder.pack(query.id, found, int(self.world.now * 1e9))
+        return responder.pack(query.id, find(self.cache, query), int(self.world.now * 1e9), query.scope)
 
     def crash(self) -> None:
         self.is_alive = False

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from pubsub_api.core import frame as frames
+from pubsub_api.core import messages
+from pubsub_api.core.frame import Kind
 from pubsub_api.testing.simulator.network import Link
 from pubsub_api.testing.simulator.publishers import SimPublisher
 from pubsub_api.testing.simulator.subscribers import SimSubscriber
@@ -28,6 +31,7 @@ class Misfortunes:
             (profile.blackouts, self._black_out),
             (profile.restarts, self._restart_publisher),
             (profile.closes, self._close_publisher),
+            (profile.forged, self._forge_head),
             (profile.subscriber_restarts, self._restart_subscriber),
             (profile.freezes, self._freeze),
             (profile.slow, self._slow_down),
@@ -78,8 +82,33 @@ class Misfortunes:
         publishers = self._scenario.publishers
         if publishers:
             address = self._random.choice(list(publishers))
+            if (
+                self._scenario.profile.closes_while_sending
+                and publishers[address].is_alive
+                and end is SimPublisher.close
+            ):
+                publishers[address].accept(self._random.choice(self._scenario.topics), ["k0", "k1"])
             end(publishers[address])
             self._later(0.01, 6.0, self._scenario.new_life, address)
+
+    def _forge_head(self) -> None:
+        """Somebody else, or a broken memory, says in a publisher's name that events exist which do not."""
+        node = self._a_subscriber()
+        living = [publisher for publisher in self._scenario.publishers.values() if publisher.is_alive]
+        publisher = self._random.choice(living) if living else None
+        if node is None or publisher is None or not publisher.core.heads():
+            return
+        topic, head = self._random.choice(sorted(publisher.core.heads().items()))
+        # Far away: numbers that are used soon, by events that are lost, would leave no trace of what was forged.
+        head += self._random.choice((1000, 10**6, 10**9, 2**62))
+        stamp = int((self._world.now + self._random.choice((-1.0, 0.0, 0.2, 2.0, 10**9))) * 1e9)
+        self._world.note("fault", "forged head of", topic, head, "at", stamp)
+        body = messages.encode(messages.Hello())
+        node.receive(
+            frames.pack(
+                Kind.HELLO, publisher.core.guid, topic, body, first=head + 1, after=head, timestamp=max(1, stamp)
+            )
+        )
 
     # -- subscribers
 

@@ -35,6 +35,7 @@ class Rates:
     late_s: float = 0.0
     corrupt: float = 0.0
     question_drop: float = 0.0
+    unreached: float = 0.0
     cache_feed_drop: float = 0.0
 
 
@@ -50,6 +51,7 @@ class Link:
         self.is_cut = False
         self._world = world
         self._report = report
+        self.on_established: Callable[[], None] | None = None
         self._is_established = False
         self._generation = 0
 
@@ -77,6 +79,8 @@ class Link:
     def _establish(self, generation: int) -> None:
         if generation == self._generation:
             self._is_established = True
+            if self.on_established is not None:
+                self.on_established()
             self._world.after(self._world.between(0.0, self._lag_s), self._report_up, generation)
 
     def _report_up(self, generation: int) -> None:
@@ -97,14 +101,19 @@ class Network:
     """Moves frames between nodes.  Nodes register by being appended to the lists."""
 
     def __init__(self, world: World, profile: Profile, *, is_broker: bool, knows_responders: bool) -> None:
+        self.tells_arrivals = is_broker and profile.tells_arrivals
         self.world = world
         self.is_broker = is_broker
         self.publishers: list[SimPublisher] = []
         self.subscribers: list[SimSubscriber] = []
         self.caches: list[SimCache] = []
+        self.arrivals = 0
+        """How often a publisher has come to what is shared."""
         self.data_frames = 0
         self.hello_frames = 0
         self.queries = 0
+        self.idle_queries = 0
+        """Of these, the ones that reached nobody and cost nobody anything."""
         self.replies = 0
         self._profile = profile
         self._knows_responders = knows_responders
@@ -117,6 +126,7 @@ class Network:
             late_s=profile.late_s * draw(),
             corrupt=profile.corrupt * draw(),
             question_drop=profile.question_drop * draw(),
+            unreached=profile.unreached * draw(),
             cache_feed_drop=profile.cache_feed_drop * draw(),
         )
 
@@ -128,7 +138,8 @@ class Network:
 
     def new_link(self, address: str, report: Callable[[str, bool], None]) -> Link:
         # Frames that come before the report make a subscriber ask what it will be told anyway.
-        return Link(self.world, address, report, lag_s=0.0 if self._profile.is_faultless else 0.1)
+        is_prompt = self._profile.is_faultless or self._profile.is_join_sure
+        return Link(self.world, address, report, lag_s=0.0 if is_prompt else 0.1)
 
     def addresses(self) -> list[str]:
         """What a subscriber listens to."""
@@ -147,10 +158,14 @@ class Network:
 
     def link_publisher(self, publisher: SimPublisher) -> None:
         """Connect a publisher to what is shared, usually before it publishes anything."""
-        if self._profile.is_faultless or self.world.chance(0.7):
+        publisher.link.on_established = self._note_arrival
+        if self._profile.is_faultless or self._profile.is_join_sure or self.world.chance(0.7):
             publisher.link.establish()
         else:
             publisher.link.connect()
+
+    def _note_arrival(self) -> None:
+        self.arrivals += 1
 
     def publisher_left(self, publisher: SimPublisher) -> None:
         if not self.is_broker:
@@ -212,21 +227,26 @@ class Network:
             return None
         asked = 0
         for publisher in self.publishers:
-            if publisher.is_alive and self._is_asked(subscriber, publisher):
+            if publisher.is_alive and self._is_asked(subscriber, publisher) and not self._is_unreached():
                 asked += 1
                 if self._is_linked(subscriber, publisher):
                     self._carry(self.rates.question_drop, self._answer, subscriber, publisher, query)
         for cache in self.caches:
-            if cache.is_alive:
+            if cache.is_alive and not self._is_unreached():
                 asked += 1
                 if not cache.is_cut and (not self.is_broker or subscriber.link_to(BROKER).carries):
                     self._carry(self.rates.question_drop, self._answer, subscriber, cache, query)
+        self.idle_queries += not asked
         return asked if self._knows_responders else None
 
     def _is_asked(self, subscriber: SimSubscriber, publisher: SimPublisher) -> bool:
         if self.is_broker:
             return publisher.link.is_reported_up
         return subscriber.link_to(publisher.address).is_reported_up
+
+    def _is_unreached(self) -> bool:
+        """Whether a responder is just not there for questions, and nobody knows."""
+        return self.world.chance(self.rates.unreached)
 
     def _answer(self, subscriber: SimSubscriber, responder: SimPublisher | SimCache, query: bytes) -> None:
         if not responder.is_alive:

@@ -59,6 +59,8 @@ class View:
         self.reached: set[bytes] = set()
         """Publishers that were heard and are not forgotten."""
         self.forgotten = 0
+        self.ready_at = float("inf")
+        """When its first resync was told."""
         self.resyncs: Counter[Reason] = Counter()
         self._forced: dict[str, bool] = {}
 
@@ -175,6 +177,7 @@ class Oracle:
         topics = sorted(resync.topics)
         self.world.note(subscriber.name, "resyncs", resync.reason.value, *topics, *map(str, resync.lost))
         self._check_resync(subscriber, view, resync)
+        view.ready_at = min(view.ready_at, self.world.now)
         view.resyncs[resync.reason] += 1
         self.resyncs[resync.reason.value] += 1
         selected = FilterSet(topics)
@@ -194,6 +197,8 @@ class Oracle:
             raise Violation(f"{subscriber.name} got resync {resync.generation} after {sum(view.resyncs.values())}")
         if self.profile.is_faultless and not resync.reasons <= JOIN_REASONS:
             raise Violation(f"{subscriber.name} resyncs for {resync.reason.value} although nothing went wrong")
+        if self.profile.is_join_sure and Reason.UNKNOWN_STREAM in resync.reasons:
+            raise Violation(f"{subscriber.name} does not know a stream although every join was answered")
         if self.profile.keeps_up and Reason.SLOW_CONSUMER in resync.reasons:
             raise Violation(f"{subscriber.name} is resynced for being slow although it keeps up")
         if self.profile.is_repairable and Reason.LOSS in resync.reasons:
@@ -208,7 +213,7 @@ class Oracle:
         for lost in resync.lost:
             guid = bytes.fromhex(lost.guid)
             numbers = range(lost.first, lost.last + 1)
-            is_had = all(any(Want(guid, lost.topic, n, n) in cache for cache in caches) for n in numbers)
+            is_had = all(any(cache.held([Want(guid, lost.topic, n, n)]) for cache in caches) for n in numbers)
             had[lost.guid, lost.topic] = is_had and had.get((lost.guid, lost.topic), True)
         if any(had.values()):
             raise Violation(f"{subscriber.name} gave up what caches hold: {', '.join(map(str, resync.lost))}")

@@ -57,6 +57,16 @@ class Profile:
     late_s: float = 0.4
     question_drop: float = 0.0
     """Queries and replies, each."""
+    tells_arrivals: bool = False
+    """What is shared says whether a publisher has come since, and loses nothing on the way to who is connected."""
+    unreached: float = 0.0
+    """Responders that a query does not reach, and does not count."""
+    forged: int = 0
+    """Hellos of somebody else, or damaged ones, with heads that do not exist."""
+    has_early_events: bool = False
+    """A publisher that restarts publishes at once, before anybody can hear it."""
+    closes_while_sending: bool = False
+    """A publisher that ends has accepted events that have no number yet."""
     partitions: int = 0
     blackouts: int = 0
     """Partitions that nobody reports."""
@@ -93,6 +103,11 @@ class Profile:
     """Questions are always answered: what some cache holds is never given up."""
     keeps_up: bool = False
     """Consumers are quick enough on average: none is ever resynced for being slow."""
+    is_join_sure: bool = False
+    """It is known how many were asked, and so few questions are lost that a join is always answered: no stream is ever
+    unknown."""
+    delivers_new_lives: bool = False
+    """All that a living publisher ever sent is delivered, not only covered, to who subscribed before it started."""
     is_hello_sure: bool = False
     """Hellos are never lost: loss is noticed within ``max_idle_time`` + ``message_delay_window``."""
     quiet_extra_s: float = 0.0
@@ -149,13 +164,35 @@ FEW_STREAMS = Profile(
     name="few_streams", drop=0.2, late=0.1, topics=(6, 12), subscriber=dataclasses.replace(SUBSCRIBER, streams_max=3),
     quiet_extra_s=8.0,
 )  # fmt: skip
+UNREACHED = Profile(
+    name="unreached", drop=0.25, duplicate=0.1, unreached=0.2, caches=(0, 0), cache_sizes=(BIG_CACHE,), history=False,
+    is_repairable=True,
+    subscriber=dataclasses.replace(SUBSCRIBER, repair_attempts_max=8),
+)  # fmt: skip
+JOINS = Profile(
+    name="joins", drop=0.2, late=0.1, question_drop=0.08, subscriber_restarts=4, history=False, is_join_sure=True,
+)  # fmt: skip
+ARRIVALS = Profile(
+    name="arrivals", mode="broker", late=0.2, tells_arrivals=True, partitions=8, restarts=3, closes=2,
+    question_drop=0.1, has_early_events=True, duration_s=(10.0, 20.0),
+)  # fmt: skip
+NEW_LIVES = Profile(
+    name="new_lives", drop=0.2, late=0.1, question_drop=0.05, restarts=4, closes=4, caches=(0, 0), history=False,
+    cache_sizes=(BIG_CACHE,), has_early_events=True, closes_while_sending=True, delivers_new_lives=True,
+    subscriber=dataclasses.replace(SUBSCRIBER, repair_attempts_max=7),
+)  # fmt: skip
+FORGED = Profile(
+    name="forged", drop=0.15, duplicate=0.2, late=0.3, question_drop=0.1, forged=6, restarts=1, closes=1,
+    bursts=(8, 20), quiet_extra_s=4.0,
+)  # fmt: skip
 SIGNED = Profile(
     name="signed", corrupt=0.3, drop=0.1, late=0.1, restarts=1,
     publisher=dataclasses.replace(PUBLISHER, frame=FrameSettings(key=b"a shared secret")),
     subscriber=dataclasses.replace(SUBSCRIBER, frame=FrameSettings(key=b"a shared secret")),
 )  # fmt: skip
 CHAOS = Profile(
-    name="chaos", drop=0.2, duplicate=0.2, late=0.3, question_drop=0.3, partitions=3, blackouts=2, restarts=2, closes=1,
+    name="chaos", drop=0.2, duplicate=0.2, late=0.3, question_drop=0.3, unreached=0.2, has_early_events=True,
+    closes_while_sending=True, partitions=3, blackouts=2, restarts=2, closes=1,
     subscriber_restarts=1, freezes=2, slow=2, filter_changes=3, cache_crashes=2, poison=0.01, cache_feed_drop=0.2,
     duration_s=(8.0, 16.0),
 )  # fmt: skip
@@ -173,7 +210,8 @@ PROFILES = {
     profile.name: profile
     for profile in (
         CALM, CALM_BROKER, LOSSY, REPAIR, TAIL, PARTITION, BROKER, RESTART, REBIRTH, SLOW_CONSUMER, BURSTS, OVERRUN,
-        TINY_CACHES, UNREPAIRED, FEW_STREAMS, SIGNED, CHAOS, MANY_HEADS, MANY_TOPICS,
+        TINY_CACHES, UNREPAIRED, FEW_STREAMS, UNREACHED, JOINS, ARRIVALS, NEW_LIVES, FORGED, SIGNED, CHAOS, MANY_HEADS,
+        MANY_TOPICS,
     )
 }  # fmt: skip
 

@@ -11,6 +11,7 @@ from pubsub_api.core.clock import HybridClock
 from pubsub_api.core.events import Event, encode_event
 from pubsub_api.core.publisher import Outgoing, Predecessor, PublisherCore
 from pubsub_api.core.settings import PublisherSettings
+from pubsub_api.core.topics import CONTROL_TOPIC
 from pubsub_api.testing.simulator.network import BROKER, Network
 from pubsub_api.testing.simulator.world import Violation, World
 
@@ -73,8 +74,18 @@ class SimPublisher:
         """Commit a change of each key to the database and publish it, in one instant."""
         if not self.is_alive:
             return
+        number = self.accept(topic, keys, is_poison=is_poison)
         stream = self.core.stream(topic)
-        number = stream.head
+        while (frame := self.core.next_frame(stream, self.world.now, self._stamp())) is not None:
+            self.network.broadcast(self, topic, frame)
+        if stream.head != number:
+            raise Violation(f"{self.label} numbered {topic} up to {stream.head}, not {number}")
+        self._schedule()
+
+    def accept(self, topic: str, keys: list[str], *, is_poison: bool = False) -> int:
+        """Commit changes and accept their events, which get their numbers later; returns the last of these."""
+        stream = self.core.stream(topic)
+        number = stream.head + len(stream.pending)
         for key in keys:
             number += 1
             version = self.oracle.published(self, topic, number, key)
@@ -84,22 +95,19 @@ class SimPublisher:
                 event = Event(topic=topic, table="t", key=key, action="set", value=number, version=version)
                 stream.pending.append(encode_event(event, self._stamp()))
         self.world.note(self.label, "publishes", topic, f"{number - len(keys) + 1}..{number}")
-        while (frame := self.core.next_frame(stream, self.world.now, self._stamp())) is not None:
-            self.network.broadcast(self, topic, frame)
-        if stream.head != number:
-            raise Violation(f"{self.label} numbered {topic} up to {stream.head}, not {number}")
-        self._schedule()
+        return number
 
     def answer(self, query_frame: bytes) -> Iterable[bytes]:
         settings = self.core.settings.frame
         header = frames.unpack(query_frame, bytes_max=settings.bytes_max, key=settings.key)
-        return self.core.answer(messages.decode(messages.Query, query_frame, header), self._stamp())
+        return self.core.answer(messages.decode(messages.Query, query_frame, header), self._stamp(), self.world.now)
 
     def close(self) -> None:
         """End cleanly: say goodbye, then go when it has left."""
         if self.is_alive:
             self.world.note(self.label, "says goodbye")
-            self._send(self.core.bye(self._stamp()))
+            for topic, frame in self.core.end(self.world.now, self._stamp()):
+                self.network.broadcast(self, topic, frame, is_hello=topic == CONTROL_TOPIC)
             self._end()
 
     def crash(self) -> None:

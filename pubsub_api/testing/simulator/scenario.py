@@ -22,6 +22,8 @@ from pubsub_api.testing.simulator.subscribers import SimSubscriber
 from pubsub_api.testing.simulator.world import Violation, World
 
 EPILOGUE_S = 1.5
+LINKS_UP_S = 0.8
+"""Without faults every link to a publisher is up, and was joined, so long after it started."""
 _LEVELS = ("a", "b", "c")
 _FILTERS = ("#", "a/#", "+", "+/b", "a/+", "b/#", "+/+/c")
 
@@ -41,7 +43,8 @@ class Scenario:
         self.cores = cores
         self.random = world.random
         is_broker = profile.mode == "broker" or (profile.mode == "any" and world.chance(0.5))
-        self.network = Network(world, profile, is_broker=is_broker, knows_responders=world.chance(0.7))
+        knows_responders = world.chance(0.7) or profile.is_join_sure
+        self.network = Network(world, profile, is_broker=is_broker, knows_responders=knows_responders)
         self.oracle = Oracle(world, profile)
         self.oracle.network = self.network
         self.duration_s = world.between(*profile.duration_s)
@@ -104,8 +107,10 @@ class Scenario:
 
     def _start_publisher(self, address: str) -> None:
         self.new_life(address)
+        # What is published before the links to it are up is asked for, and that is traffic.
+        first_s = self.world.now + (LINKS_UP_S if self.profile.is_faultless else 0.0)
         for _ in range(self.random.randint(*self.profile.bursts)):
-            self.world.at(self.world.between(self.world.now, self.duration_s), self._burst, address)
+            self.world.at(self.world.between(first_s, max(first_s, self.duration_s)), self.burst, address)
 
     def new_life(self, address: str) -> None:
         former = self.publishers.get(address)
@@ -127,6 +132,8 @@ class Scenario:
             predecessor=former.predecessor() if former and is_told else None,
         )
         publisher.start()
+        if former is not None and self.profile.has_early_events:
+            self.burst(address)
 
     def start_subscriber(self, name: str) -> None:
         filters = {self.draw_filter() for _ in range(self.random.randint(1, 3))}
@@ -140,7 +147,11 @@ class Scenario:
             self.world,
             self.network,
             self.oracle,
-            dataclasses.replace(settings, verify_after_reconnect=not self.network.is_broker),
+            dataclasses.replace(
+                settings,
+                verify_after_reconnect=not self.network.is_broker,
+                scopes_max=2 if self.network.is_broker else 0,  # few, so that both dividing and joining happen
+            ),
             core_class=self.cores.subscriber,
             name=name,
             filters=sorted(filters) if len(self.topics) <= 20 else ["#"],
@@ -158,7 +169,7 @@ class Scenario:
 
     # -- what they do
 
-    def _burst(self, address: str) -> None:
+    def burst(self, address: str) -> None:
         for _ in range(self.random.randint(1, 4)):
             self._publish(address, self.random.choice(self.topics))
 

@@ -141,7 +141,9 @@ class SimSubscriber:
                 self._in_effect.add(topic_filter)
             self._listened.clear()
             self.oracle.link_up(self, address)
-            self.core.link_up(address, self.world.now)
+            self.core.link_up(
+                address, self.world.now, str(self.network.arrivals) if self.network.tells_arrivals else ""
+            )
         else:
             self.core.link_down(address)
 
@@ -278,14 +280,14 @@ class SimSubscriber:
             events = decode_events(frame, header, skip=already)
         except UndecodableBody:
             self.world.note(self.name, "cannot decode", header.topic, f"{header.first}..{header.last}")
-            self.core.undecodable(header, self.world.now)
+            self.core.undecodable(header, [(header.first, header.last)], self.world.now)
             self.oracle.undecodable(self, header)
         else:
             self.oracle.delivered(self, header, header.first + already, events)
 
     def _ask(self, query: messages.Query) -> None:
         key = self.core.settings.frame.key
-        frame = frames.pack(Kind.QUERY, self._guid, CONTROL_TOPIC, messages.encode(query), key=key)
+        frame = frames.pack(Kind.QUERY, self._guid, query.scope, messages.encode(query), key=key)
         responders = self.network.ask(self, frame)
         wants = [f"{want.topic}:{want.first}..{want.last}" for want in query.wants]
         self.world.note(self.name, "asks", responders, "for", *(wants or sorted(query.topics)))

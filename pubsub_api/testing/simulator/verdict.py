@@ -32,6 +32,8 @@ def check_settled(oracle: Oracle, network: Network) -> None:
                 _check_idle(subscriber)
             _check_debts(subscriber, view, oracle)
             _check_cache(subscriber, view, oracle)
+            if oracle.profile.delivers_new_lives:
+                _check_new_lives(subscriber, view, network)
     for publisher in network.publishers:
         _check_hello_rate(publisher, oracle.world.now)
 
@@ -41,8 +43,9 @@ def check_traffic(oracle: Oracle, network: Network) -> None:
     joins = sum(sum(view.resyncs.values()) for view in oracle.views.values())
     links = sum(len(network.addresses()) for _ in oracle.views)
     changes = sum(len(view.in_force) for view in oracle.views.values())
-    if network.queries > joins + links + changes:
-        raise Violation(f"{network.queries} queries, more than {joins} resyncs and {links} links explain")
+    queries = network.queries - network.idle_queries
+    if queries > joins + links + changes:
+        raise Violation(f"{queries} queries, more than {joins} resyncs and {links} links explain")
     for subscriber in network.subscribers:
         counters = subscriber.core.counters
         # History may cut a frame in two; the half that was not asked for counts as repeated.
@@ -93,6 +96,18 @@ def _check_debts(subscriber: SimSubscriber, view: View, oracle: Oracle) -> None:
         owed = [number for number in range(start, oracle.streams[key].head + 1) if number not in received]
         if owed and not _is_excused(view, key, owed[0]):
             raise Violation(f"{subscriber.name} lost {key[1]} {owed} of {key[0].hex()[:8]} and was not told")
+
+
+def _check_new_lives(subscriber: SimSubscriber, view: View, network: Network) -> None:
+    """Of a living publisher that started after the subscription every event was delivered, from the first on."""
+    for publisher in network.publishers:
+        if not publisher.is_alive or publisher.born <= view.ready_at:
+            continue
+        for topic, head in publisher.core.heads().items():
+            received = view.received.get((publisher.core.guid, topic), set())
+            lacking = [number for number in range(1, head + 1) if number not in received]
+            if lacking and view.is_in_force(topic):
+                raise Violation(f"{subscriber.name} never got {topic} {lacking} of {publisher.label}, which is younger")
 
 
 def _is_excused(view: View, key: StreamKey, number: int) -> bool:
