@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import socket
 import struct
 from collections.abc import Iterator
 
@@ -11,6 +12,7 @@ import zmq
 
 from pubsub_api import loading
 from pubsub_api.driver import PubSubApi
+from pubsub_api.publisher import Publisher
 from pubsub_api.testing.conformance.stage import Listener, Speaker, Stage
 
 URL = "zmq://127.0.0.1:0"
@@ -37,6 +39,49 @@ def listener_at(stage: Stage, address: str, *filters: str) -> Listener:
     return listener
 
 
+class RawPeer:
+    """A stranger that speaks the protocol of ZeroMQ (ZMTP 3.0, no security) byte by byte, and so can break it."""
+
+    _GREETING = b"\xff" + bytes(8) + b"\x7f\x03\x00" + b"NULL".ljust(20, b"\0") + bytes(32)
+
+    def __init__(self, address: str, kind: bytes) -> None:
+        host, _, port = address.removeprefix("tcp://").rpartition(":")
+        self._socket = socket.create_connection((host, int(port)), timeout=WAIT_MS / 1000)
+        self._socket.sendall(self._GREETING)
+        self._read(len(self._GREETING))
+        ready = b"\x05READY" + b"\x0bSocket-Type" + struct.pack(">I", len(kind)) + kind
+        self._socket.sendall(b"\x04" + bytes([len(ready)]) + ready)
+        self._read(self._read(2)[1])
+
+    def _read(self, count: int) -> bytes:
+        data = b""
+        while len(data) < count:
+            data += self._socket.recv(count - len(data))
+        return data
+
+    def send(self, data: bytes, *, more: bool = False) -> None:
+        """One part of a message."""
+        self.send_raw(self.part(data, more=more))
+
+    @staticmethod
+    def part(data: bytes, *, more: bool = False) -> bytes:
+        if len(data) < 256:
+            return bytes([more, len(data)]) + data
+        return bytes([more | 2]) + struct.pack(">Q", len(data)) + data
+
+    def send_raw(self, data: bytes) -> None:
+        self._socket.sendall(data)
+
+    def wait_cut(self) -> None:
+        """Until the other end has closed the connection."""
+        with contextlib.suppress(ConnectionError):
+            while self._socket.recv(65536):
+                pass
+
+    def close(self) -> None:
+        self._socket.close()
+
+
 class RawSockets:
     """Sockets of a stranger.  ``close`` closes all of them."""
 
@@ -55,7 +100,7 @@ class RawSockets:
         publisher = self.socket(zmq.XPUB)
         return publisher, f"tcp://127.0.0.1:{publisher.bind_to_random_port('tcp://127.0.0.1')}"
 
-    def query_address(self, speaker: Speaker) -> str:
+    def query_address(self, speaker: Speaker | Publisher) -> str:
         """Where one of our publishers answers queries, as it tells whoever subscribes to a nonce."""
         subscriber = self.socket(zmq.SUB)
         nonce = SYNC + os.urandom(16)

@@ -160,4 +160,7 @@ def test_a_plain_zenoh_publisher_is_heard(reliable: Consumer) -> None:
     with zenoh.open(config) as session:
         subscriber.listen_to(publisher.address.replace(str(port), str(own_port)))
         expect_foreign(reliable, lambda: session.put("heliograph/tenant-7/plain", b"not a frame"))
+        session.delete("heliograph/tenant-7/plain")
+        wait_until(lambda: reliable.events[-1].action == "delete", 60, "the deletion")
+        assert reliable.events[-1].value is None
     bus.close()

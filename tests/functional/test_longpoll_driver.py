@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import os
 import pathlib
 import subprocess
 import sys
 import textwrap
+import threading
+from collections.abc import Iterator
 from typing import Any
 
+import msgspec
 import pytest
 
 from pubsub_api.driver import Connected, Disconnected
@@ -271,7 +276,7 @@ def frozen_flood(options: str, topics: list[str], **settings: Any) -> tuple[list
 
 def test_latest_topics_skip_without_looking_like_loss_also_when_signed() -> None:
     options = "latest_topics=state/%23"
-    numbers, statistics, resyncs = frozen_flood(options, ["state/k1"], hmac_key="a shared secret")
+    numbers, statistics, resyncs = frozen_flood(options, ["state/k1"], hmac_key="a-shared-secret-of-many-bytes")
     assert numbers == sorted(set(numbers))
     assert len(numbers) < 1000
     assert statistics["skipped"] == 1000 - len(numbers)
@@ -308,6 +313,88 @@ def test_garbage_is_refused_and_harms_nobody(ends: Ends) -> None:  # noqa: F811
         assert list(channel.unary_stream("/heliograph.longpoll.v1/Ask")(b"garbage", timeout=20)) == [b"\x00"]
     heard.wait_frame(ends.send(publisher, "t")[0])
     assert publisher.statistics().sessions == 1
+
+
+def test_text_that_is_none_is_refused_like_other_garbage_and_writes_no_log(
+    ends: Ends, caplog: pytest.LogCaptureFixture  # noqa: F811
+) -> None:  # fmt: skip
+    publisher = ends.publisher()
+    import grpc
+
+    batch = msgspec.msgpack.encode([bytes(16), 0, 1, [[True, "xxxx"]]]).replace(b"xxxx", b"\xff\xfe\xfd\xfc")
+    with grpc.insecure_channel(publisher.address.removeprefix("longpoll://")) as channel:
+        for _ in range(20):
+            with pytest.raises(grpc.RpcError) as caught:
+                channel.unary_unary("/heliograph.longpoll.v1/Command")(batch, timeout=20)
+            assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert publisher.counters["requests_malformed"] == 20
+    assert caplog.records == []
+
+
+def test_one_peer_cannot_take_the_sessions_of_everybody(ends: Ends) -> None:  # noqa: F811
+    publisher = ends.publisher(f"{URL}?sessions_max=200")
+    import grpc
+
+    with grpc.insecure_channel(publisher.address.removeprefix("longpoll://")) as channel:
+        command = channel.unary_unary("/heliograph.longpoll.v1/Command")
+        names = [os.urandom(16) for _ in range(100)]
+        answers = [
+            msgspec.msgpack.decode(command(msgspec.msgpack.encode([name, 0, 1, [[True, "t"]]]), timeout=20))
+            for name in names
+        ]
+        assert [answer[0] for answer in answers] == [0] * 64 + [5] * 36
+        assert "of one connection" in answers[-1][4]
+        _, heard = ends.subscriber(publisher.address, "t")
+        heard.wait_frame(ends.send(publisher, "t")[0])
+        for name in names:
+            channel.unary_unary("/heliograph.longpoll.v1/Leave")(msgspec.msgpack.encode([name, 0]), timeout=20)
+    assert publisher.counters["refused"] == 36
+
+
+def test_a_request_that_is_too_large_is_refused_before_it_is_read(ends: Ends) -> None:  # noqa: F811
+    publisher = ends.publisher()
+    import grpc
+
+    with grpc.insecure_channel(publisher.address.removeprefix("longpoll://")) as channel:
+        with pytest.raises(grpc.RpcError) as caught:
+            channel.unary_unary("/heliograph.longpoll.v1/Command")(bytes(3 << 20), timeout=20)
+        assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+    _, heard = ends.subscriber(publisher.address, "t")
+    heard.wait_frame(ends.send(publisher, "t")[0])
+
+
+def test_requests_that_never_come_give_up_their_place(ends: Ends, caplog: pytest.LogCaptureFixture) -> None:  # noqa: F811
+    """More of them than are read at the same time: the others get their turn all the same."""
+    publisher = ends.publisher(f"{URL}?command_timeout=0.5")
+    import grpc
+
+    release = threading.Event()
+    calls: list[Any] = []
+
+    def nothing() -> Iterator[bytes]:
+        release.wait(60)
+        yield from ()
+
+    with contextlib.ExitStack() as opened:
+        opened.callback(release.set)
+        for _ in range(4):
+            channel = grpc.insecure_channel(
+                publisher.address.removeprefix("longpoll://"), options=[("grpc.use_local_subchannel_pool", 1)]
+            )
+            opened.enter_context(channel)
+            poll = channel.stream_unary("/heliograph.longpoll.v1/Poll")
+            calls += [poll.future(nothing(), timeout=60) for _ in range(50)]  # who forgets a call ends it
+        wait_until(lambda: publisher.counters["requests_abandoned"] >= 128, 60, "those that do not come to be given up")
+        _, heard = ends.subscriber(publisher.address, "t")
+        heard.wait_frame(ends.send(publisher, "t")[0])
+    assert [record for record in caplog.records if record.levelno >= logging.ERROR] == []
+
+
+def test_filters_that_do_not_fit_one_request_go_in_several(ends: Ends) -> None:  # noqa: F811
+    publisher = ends.publisher()
+    filters = [f"{number:05}/{'x' * 480}" for number in range(5000)]
+    _, heard = ends.subscriber(publisher.address, *filters, url=f"{URL}?command_batch_max=65536")
+    heard.wait_frame(ends.send(publisher, filters[-1])[0])
 
 
 def run_script(script: str) -> subprocess.CompletedProcess[str]:

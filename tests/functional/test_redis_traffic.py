@@ -86,7 +86,7 @@ class TestChannels:
         subscriber, heard = ends.subscriber(shared_server.address, "t")
         with shared_server.client() as client:
             for garbage in (b"", b"x", b"x" * 16, b"x" * 1000):
-                wait_until(lambda: client.publish("heliograph:$query", garbage), 60, "somebody to hear it")  # noqa: B023
+                wait_until(lambda: client.publish("heliograph:$ask:#", garbage), 60, "somebody to hear it")  # noqa: B023
         wait_until(lambda: is_answered(subscriber, heard), 30, "an answer")
 
     def test_prefixes_keep_buses_apart_on_one_server(self, shared_server: RedisServer, ends: Ends) -> None:
@@ -231,7 +231,7 @@ class TestTls:
     def test_frames_and_queries_are_encrypted(self, shared_server: RedisServer, ends: Ends, *, is_mutual: bool) -> None:
         frames = Frames()
         with TlsProxy(shared_server.port, self.context(asks_for_certificate=is_mutual)) as proxy:
-            url = f"redis://127.0.0.1:{proxy.port}/0?ssl=true&ssl_ca_file={TLS / 'ca.pem'}&{PATIENT}"
+            url = f"rediss://127.0.0.1:{proxy.port}/0?ssl_ca_file={TLS / 'ca.pem'}&{PATIENT}"
             if is_mutual:
                 url += f"&ssl_cert_file={TLS / 'client.pem'}&ssl_key_file={TLS / 'client-key.pem'}"
             publisher, _ = ends.publisher(url)

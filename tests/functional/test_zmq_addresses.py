@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pathlib
+import socket
 import stat
+import subprocess
+import sys
 from collections.abc import Iterator
 
 import pytest
 
+import pubsub_api
 from pubsub_api import loading
-from pubsub_api.errors import AddressInUse, InvalidConfig
+from pubsub_api.errors import AddressInUse, InvalidConfig, WaitTimeout
 from pubsub_api.testing.child import ChildProcess
 from pubsub_api.testing.conformance.stage import Speaker, Stage
 from tests.servers import free_port
-from tests.zmq_tools import URL, driver_at, open_stage
+from tests.waiting import wait_until
+from tests.zmq_tools import URL, RawSockets, driver_at, open_stage
+
+WAIT_S = 60.0
 
 
 @pytest.fixture
@@ -156,3 +164,54 @@ class TestSocketFile:
         assert [speaker.address] == driver.listen_addresses() == [f"ipc://{tmp_path}/workers"]
         listener = stage.subscriber("t")
         listener.heard.wait_frame(speaker.send("t"))
+
+
+def test_a_plain_publisher_is_named_by_the_error_of_who_waits_for_it() -> None:
+    """It confirms no subscription, so nothing can be promised; what it sends is passed on all the same."""
+    heard: list[pubsub_api.Event] = []
+    with contextlib.closing(RawSockets()) as raw:
+        publisher, address = raw.publisher()
+        with (
+            pubsub_api.open(f"{URL}?barrier_timeout=0.1") as session,
+            session.subscriber(["t"], heard.append, addresses=[address]) as subscriber,
+        ):
+            asked = lambda: subscriber.statistics().driver["barriers_repeated"]  # noqa: E731
+            wait_until(lambda: asked() >= 2, WAIT_S, "a publisher that is asked in vain")
+            with pytest.raises(WaitTimeout, match="no publisher of Heliograph") as raised:
+                subscriber.wait_ready(timeout_s=0.1)
+            assert address in str(raised.value)
+
+            def is_heard() -> bool:
+                publisher.send_multipart([b"t\0", b"plain"])
+                return any(event.value == b"plain" for event in heard)
+
+            wait_until(is_heard, WAIT_S, "the plain message")
+
+
+_IPV6_PROGRAM = """
+import sys
+import pubsub_api
+
+with pubsub_api.open("zmq://only-six:0") as session:
+    publisher = session.publisher()
+    heard = []
+    with session.subscriber(["t"], heard.append, addresses=[publisher.address]) as subscriber:
+        subscriber.wait_ready(timeout_s=60)
+        assert "only-six" in publisher.address, publisher.address
+        print("ready")
+"""
+
+
+def test_a_host_name_that_has_an_ipv6_address_only_is_reached(tmp_path: pathlib.Path) -> None:
+    """The name is given to the program by a table of hosts of its own."""
+    hosts = tmp_path / "hosts"
+    hosts.write_text("127.0.0.1 localhost\n::1 only-six\n")
+    mount = f'mount --bind {hosts} /etc/hosts && exec "$@"'
+    command = ["unshare", "--mount", "sh", "-c", mount, "sh"]
+    try:
+        subprocess.run([*command, "getent", "ahostsv6", "only-six"], check=True, capture_output=True)
+        socket.create_server(("::1", 0), family=socket.AF_INET6).close()
+    except (OSError, subprocess.CalledProcessError):
+        pytest.skip("needs IPv6, and root for a table of hosts of its own")
+    done = subprocess.run([*command, sys.executable, "-c", _IPV6_PROGRAM], capture_output=True, text=True, check=False)
+    assert done.stdout == "ready\n", done.stderr

@@ -13,7 +13,10 @@ import zmq.auth
 from pubsub_api.driver import Connected, Disconnected
 from pubsub_api.errors import InvalidConfig
 from pubsub_api.testing.conformance.stage import Listener, Speaker, Stage, wait_routed
+from tests.waiting import wait_until
 from tests.zmq_tools import URL, driver_at, listener_at, open_stage
+
+WAIT_S = 60.0
 
 
 class Keys:
@@ -30,6 +33,18 @@ class Keys:
 
     def allow(self, name: str) -> None:
         shutil.copy(self.directory / f"{name}.key", self.allowed)
+
+    def revoke(self, name: str) -> None:
+        (self.allowed / f"{name}.key").unlink()
+
+    def overwrite(self, name: str, content: str) -> None:
+        """Write to the file in place: the directory does not change."""
+        path = self.allowed / f"{name}.key"
+        inode = path.stat().st_ino
+        with path.open("r+") as file:
+            file.write(content)
+            file.truncate()
+        assert path.stat().st_ino == inode
 
     def server(self, *, allowed: bool = True) -> str:
         """The URL of a publisher."""
@@ -106,6 +121,69 @@ def test_a_key_can_be_allowed_while_the_publisher_runs(stage: Stage, speaker: Sp
         keys.allow("stranger")
         listener.heard.wait_connected(speaker.address)
         listener.heard.wait_frame(speaker.send("t"))
+
+
+def check_cut(listener: Listener, speaker: Speaker, cut: int) -> None:
+    """Its connections end, and it does not come back.  ``cut`` is how many there were."""
+    wait_until(lambda: speaker.api.counters["connections_cut"] >= cut, WAIT_S, "the connections to be cut")
+    refused = speaker.api.counters["keys_refused"]
+    wait_until(lambda: speaker.api.counters["keys_refused"] > refused, WAIT_S, "the key to be refused")
+    assert isinstance(listener.heard.links[-1], Disconnected)
+    before = len(listener.heard.frames)
+    speaker.send("t")
+    assert len(listener.heard.frames) == before
+
+
+def test_a_key_that_is_taken_away_loses_its_connection(stage: Stage, speaker: Speaker, keys: Keys) -> None:
+    keys.allow("stranger")
+    with open_stage(keys.client("stranger")) as outside:
+        listener = listener_at(outside, speaker.address, "t")
+        listener.heard.wait_connected(speaker.address)
+        friend = stage.subscriber("t", to=[speaker])
+        keys.revoke("stranger")
+        check_cut(listener, speaker, 2)
+        friend.heard.wait_connected(speaker.address, 2)
+        friend.heard.wait_frame(speaker.send("t"))
+
+
+def test_a_key_file_overwritten_in_place_is_noticed(stage: Stage, speaker: Speaker, keys: Keys) -> None:
+    listener = stage.subscriber("t", to=[speaker])
+    with open_stage(keys.client("stranger")) as outside:
+        keys.overwrite("client", (keys.directory / "stranger.key").read_text())
+        check_cut(listener, speaker, 1)
+        listener_at(outside, speaker.address, "t").heard.wait_connected(speaker.address)
+
+
+def test_a_broken_key_file_allows_nobody_and_leaves_the_others_in_effect(
+    stage: Stage, speaker: Speaker, keys: Keys
+) -> None:
+    keys.allow("stranger")
+    listener = stage.subscriber("t", to=[speaker])
+    with open_stage(keys.client("stranger")) as outside:
+        keys.overwrite("client", "half a certificate")
+        check_cut(listener, speaker, 1)
+        assert speaker.api.counters["keys_unreadable"] == 1
+        listener_at(outside, speaker.address, "t").heard.wait_connected(speaker.address)
+
+
+def test_a_directory_of_keys_that_is_gone_allows_nobody(stage: Stage, speaker: Speaker, keys: Keys) -> None:
+    listener = stage.subscriber("t", to=[speaker])
+    keys.allowed.rename(keys.directory / "elsewhere")
+    check_cut(listener, speaker, 1)
+    (keys.directory / "elsewhere").rename(keys.allowed)
+    listener.heard.wait_connected(speaker.address, 2)
+
+
+def test_a_publisher_with_the_keys_of_a_subscriber_only_does_not_listen_in_clear(keys: Keys) -> None:
+    driver = driver_at(keys.client("client"))
+    with pytest.raises(InvalidConfig, match="listen in clear"):
+        driver.get_publisher()
+
+
+def test_a_subscriber_with_the_keys_of_a_publisher_only_does_not_trust_everybody(keys: Keys) -> None:
+    driver = driver_at(keys.server())
+    with pytest.raises(InvalidConfig, match="trust publishers without a key"):
+        driver.get_subscriber()
 
 
 def test_without_a_list_the_publishers_key_is_enough(stage: Stage, keys: Keys) -> None:

@@ -7,11 +7,15 @@ import socket
 
 from drivers.pubsub.longpoll.config import Settings, Tls, check_address, make_address
 from drivers.pubsub.longpoll.library import aio, grpc
-from pubsub_api.errors import AddressInUse, InvalidConfig
+from drivers.pubsub.longpoll.wire import BATCH_BYTES_MAX
+from pubsub_api.errors import AddressInUse, InvalidConfig, LimitReached
 
 MESSAGE_BYTES_MAX = 2**31 - 1
-REQUEST_BYTES_MAX = 64 * 1024 * 1024
-"""The largest request to a publisher: a full batch of the longest filters.  A query may be larger, if frames may."""
+REQUEST_BYTES_MAX = 2 * BATCH_BYTES_MAX
+"""The largest request to a publisher: a full batch, what names it included.  A query may be larger, if frames may."""
+CALLS_MAX = 16
+"""Of one connection at a time, beside ``queries_max`` questions: polls, batches, and those that are about to end.  gRPC
+lets further ones wait at the caller, so questions alone must not reach it: a poll that waits looks like a dead side."""
 
 
 def open_channel(settings: Settings, address: str) -> aio.Channel:
@@ -43,18 +47,21 @@ def open_channel(settings: Settings, address: str) -> aio.Channel:
 def open_server(settings: Settings, handler: grpc.GenericRpcHandler) -> tuple[aio.Server, str]:
     """A server that owns the configured address, not started, and the address that subscribers should use.
 
-    Call it in the event loop.  Raises AddressInUse and InvalidConfig.
+    Call it in the event loop.  Raises AddressInUse, InvalidConfig, and LimitReached when gRPC gets no thread.
     """
-    server = aio.server(
-        options=[
-            ("grpc.so_reuseport", 0),  # or two publishers could own one address, each with half of the subscribers
-            ("grpc.max_receive_message_length", max(REQUEST_BYTES_MAX, settings.frame_bytes_max + 1024)),
-            ("grpc.max_send_message_length", MESSAGE_BYTES_MAX),
-            # Who vanished without a word must not hold a connection for as long as the kernel is patient.
-            ("grpc.keepalive_time_ms", round(settings.options.poll_interval * 1000)),
-            ("grpc.keepalive_timeout_ms", round(settings.options.poll_grace * 1000)),
-        ]
-    )
+    options: list[tuple[str, object]] = [
+        ("grpc.so_reuseport", 0),  # or two publishers could own one address, each with half of the subscribers
+        ("grpc.max_receive_message_length", max(REQUEST_BYTES_MAX, settings.frame_bytes_max + 1024)),
+        ("grpc.max_send_message_length", MESSAGE_BYTES_MAX),
+        ("grpc.max_concurrent_streams", settings.options.queries_max + CALLS_MAX),
+        # Who vanished without a word must not hold a connection for as long as the kernel is patient.
+        ("grpc.keepalive_time_ms", round(settings.options.poll_interval * 1000)),
+        ("grpc.keepalive_timeout_ms", round(settings.options.poll_grace * 1000)),
+    ]
+    try:
+        server = aio.server(options=options)
+    except RuntimeError as error:
+        raise LimitReached(f"gRPC cannot start a thread of its own: {error}") from error
     server.add_generic_rpc_handlers((handler,))
     host = f"[{settings.bind_host}]" if ":" in settings.bind_host else settings.bind_host
     target = f"{host}:{settings.port}"

@@ -22,7 +22,8 @@ from typing import Any, Protocol, TypeVar
 
 from drivers.pubsub.longpoll.library import MAY_CRASH_CHILDREN
 from pubsub_api import forking
-from pubsub_api.errors import Forked
+from pubsub_api.errors import Forked, LimitReached
+from pubsub_api.threads import start_thread
 
 LOG = logging.getLogger(__name__)
 
@@ -61,15 +62,13 @@ class Process:
             )
 
     def enter(self, end: _Closable) -> asyncio.AbstractEventLoop:
-        """The loop, for an end that opens; it runs until `leave`.  Raises Forked."""
+        """The loop, for an end that opens; it runs until `leave`.  Raises Forked, LimitReached."""
         self.check()
         with self._lock:
             self._has_opened = True
-            self._ends[end] = None
             if self._loop is None:
-                self._loop = asyncio.new_event_loop()
-                self._thread = threading.Thread(target=_run, args=(self._loop,), name="longpoll", daemon=True)
-                self._thread.start()
+                self._loop, self._thread = _start_loop()
+            self._ends[end] = None
             return self._loop
 
     def leave(self, end: _Closable) -> None:
@@ -107,6 +106,20 @@ class Process:
         if not self._is_forked:
             for end in reversed(list(self._ends)):
                 end.close()
+
+
+def _start_loop() -> tuple[asyncio.AbstractEventLoop, threading.Thread]:
+    try:
+        loop = asyncio.new_event_loop()
+    except OSError as error:
+        raise LimitReached(f"an event loop cannot be made: {error}") from error
+    thread = threading.Thread(target=_run, args=(loop,), name="longpoll", daemon=True)
+    try:
+        start_thread(thread)
+    except LimitReached:
+        loop.close()
+        raise
+    return loop, thread
 
 
 def _run(loop: asyncio.AbstractEventLoop) -> None:

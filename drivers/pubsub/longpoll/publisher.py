@@ -65,7 +65,7 @@ class LongpollPublisher(PublisherApi):
         self._no_wait_until = 0.0
         self._service: Service | None = None
         self._handler: GuardedHandler | None = None
-        self._tally = Tally("queries_refused")
+        self._tally = Tally("queries_refused", "requests_malformed", "requests_abandoned")
 
     @property
     def address(self) -> str:

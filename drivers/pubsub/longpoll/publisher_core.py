@@ -42,6 +42,7 @@ import heapq
 
 from drivers.pubsub.longpoll.index import SubscriptionIndex
 from drivers.pubsub.longpoll.mailbox import Mailbox
+from drivers.pubsub.longpoll.peers import PeerSessions
 from drivers.pubsub.longpoll.session import Answer, PublisherCounters, PublisherSettings, Session, State
 from drivers.pubsub.longpoll.wire import Applied, Batch, Leave, Mail, Poll, Status
 
@@ -75,6 +76,7 @@ class PublisherCore:
         self._ready: list[Session] = []
         self._timers: list[tuple[float, int, bytes]] = []
         self._serial = 0
+        self._peers = PeerSessions(settings.sessions_max)
         self._is_closing = False
 
     # -- what the owner asks
@@ -117,8 +119,11 @@ class PublisherCore:
             self._note_ready(session)
         self._counters.frames_put += len(matched)
 
-    def command(self, batch: Batch, now: float) -> Applied:
-        """Apply a batch.  Every number takes effect at most once, in order, or the whole batch does not."""
+    def command(self, batch: Batch, now: float, connection: str = "") -> Applied:
+        """Apply a batch.  Every number takes effect at most once, in order, or the whole batch does not.
+
+        ``connection`` is where it came from, address and port, and has its share of sessions (`peers`).
+        """
         if self._is_closing:
             return Applied(Status.CLOSING, self.publisher, reason="the publisher ends")
         session = self.sessions.get(batch.session)
@@ -128,7 +133,9 @@ class PublisherCore:
                 return self._unknown_batch()
             if len(self.sessions) >= self.settings.sessions_max:
                 return self._refuse("sessions_max")
-            session = self._open(batch.session, now)
+            if (limit := self._peers.refusal(connection)) is not None:
+                return self._refuse(limit)
+            session = self._open(batch.session, now, connection)
         elif batch.serial not in (0, session.serial) or batch.first > session.applied + 1:
             return self._unknown_batch()
         fresh = batch.commands[session.applied + 1 - batch.first :]
@@ -230,9 +237,10 @@ class PublisherCore:
 
     # -- sessions
 
-    def _open(self, session_id: bytes, now: float) -> Session:
+    def _open(self, session_id: bytes, now: float, connection: str) -> Session:
         self._serial += 1
-        session = Session(session_id, self._serial, Mailbox(self.settings.bounds, self.settings.key))
+        session = Session(session_id, self._serial, Mailbox(self.settings.bounds, self.settings.key), connection)
+        self._peers.add(connection)
         self.sessions[session_id] = session
         session.due = now + self.settings.session_timeout_s
         self._schedule(session)
@@ -241,6 +249,7 @@ class PublisherCore:
 
     def _forget(self, session: Session) -> None:
         del self.sessions[session.id]
+        self._peers.remove(session.connection)
         self.index.remove_subscriber(session)
         self.overfull.discard(session)
         _add_mailbox(self._counters, session.mailbox)

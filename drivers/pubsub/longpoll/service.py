@@ -30,10 +30,15 @@ if TYPE_CHECKING:
     from grpc import aio
 
     Context = aio.ServicerContext[bytes, bytes]
+    Requests = AsyncIterator[bytes]
 
 LOG = logging.getLogger(__name__)
 
 _STOP_GRACE_S = 0.2
+_TOO_SLOW = "too slow"
+_READING_MAX = 128
+"""Requests that are read at the same time, and so in memory before anything is known of them: with the largest size of
+one (`channels.REQUEST_BYTES_MAX`) a quarter of a gigabyte.  Others wait; a usual one is read in a moment."""
 
 
 class Service(grpc.GenericRpcHandler):
@@ -60,13 +65,15 @@ class Service(grpc.GenericRpcHandler):
         self._queries = 0
         # Answers are made by the handler, which may take its time: the loop must not wait for it.
         self._answerer = ThreadPoolExecutor(1, "longpoll answers")
-        unary, stream = grpc.unary_unary_rpc_method_handler, grpc.unary_stream_rpc_method_handler
+        # To gRPC every request is a stream, of one message: so it is read when we say so (`_read`), not before.
+        unary, stream = grpc.stream_unary_rpc_method_handler, grpc.stream_stream_rpc_method_handler
         self._methods: dict[str, grpc.RpcMethodHandler[bytes, bytes]] = {
             wire.COMMAND: unary(self._on_command),
             wire.POLL: unary(self._on_poll),
             wire.LEAVE: unary(self._on_leave),
             wire.ASK: stream(self._on_ask),
         }
+        self._reading = asyncio.Semaphore(_READING_MAX)
 
     def service(self, handler_call_details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler[bytes, bytes] | None:
         return self._methods.get(handler_call_details.method)
@@ -131,16 +138,16 @@ class Service(grpc.GenericRpcHandler):
 
     # -- calls
 
-    async def _on_command(self, request: bytes, context: Context) -> bytes:
-        batch = await self._decode(Batch, request, context)
+    async def _on_command(self, _requests: Requests, context: Context) -> bytes:
+        batch = await self._read_message(Batch, context)
         with self._lock:
-            applied = self._core.command(batch, time.monotonic())
+            applied = self._core.command(batch, time.monotonic(), context.peer())
             self._lock.notify_all()
             self._schedule()
         return wire.encode(applied)
 
-    async def _on_poll(self, request: bytes, context: Context) -> bytes:
-        poll = await self._decode(Poll, request, context)
+    async def _on_poll(self, _requests: Requests, context: Context) -> bytes:
+        poll = await self._read_message(Poll, context)
         name = (poll.session, poll.number)
         if name in self._parked:
             return wire.encode(Mail(Status.SUPERSEDED, self._core.publisher))
@@ -161,15 +168,16 @@ class Service(grpc.GenericRpcHandler):
             if self._parked.get(name) is waiting:
                 del self._parked[name]
 
-    async def _on_leave(self, request: bytes, context: Context) -> bytes:
-        leave = await self._decode(Leave, request, context)
+    async def _on_leave(self, _requests: Requests, context: Context) -> bytes:
+        leave = await self._read_message(Leave, context)
         with self._lock:
             answers = self._core.leave(leave, time.monotonic())
             self._lock.notify_all()
         self._resolve(answers)
         return wire.encode(Applied(Status.OK, self._core.publisher))
 
-    async def _on_ask(self, query: bytes, context: Context) -> AsyncIterator[bytes]:
+    async def _on_ask(self, _requests: Requests, context: Context) -> AsyncIterator[bytes]:
+        query = await self._read(context)
         handler = self.handler
         if handler is None or not is_frame(query):
             yield wire.NOT_SERVED
@@ -188,9 +196,29 @@ class Service(grpc.GenericRpcHandler):
         finally:
             self._queries -= 1
 
-    async def _decode(self, kind: type[Message], request: bytes, context: Context) -> Message:
+    async def _read_message(self, kind: type[Message], context: Context) -> Message:
         try:
-            return wire.decode(kind, request)
+            return wire.decode(kind, await self._read(context))
         except MalformedFrame as error:
+            self._tally.add("requests_malformed")
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
             raise
+
+    async def _read(self, context: Context) -> bytes:
+        """The request, once it is its turn.  One that comes too slowly, or not at all, ends its call."""
+        task = asyncio.current_task()
+        assert task is not None
+        async with self._reading:
+            timeout_s = self._settings.options.command_timeout
+            timer = self.loop.call_later(timeout_s, task.cancel, _TOO_SLOW)
+            try:
+                request = await context.read()
+            except asyncio.CancelledError as cancelled:
+                if cancelled.args != (_TOO_SLOW,):
+                    raise
+                self._tally.add("requests_abandoned")
+                await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, f"no request within {timeout_s} s")
+                raise
+            finally:
+                timer.cancel()
+        return request if isinstance(request, bytes) else b""  # no request at all is a malformed one

@@ -71,13 +71,16 @@ class Session:
     """A subscriber as its publisher knows it."""
 
     __slots__ = (
-        "applied", "due", "hold_until", "id", "is_ready", "mailbox", "poll", "reset", "scheduled", "serial", "state",
+        "applied", "connection", "due", "hold_until", "id", "is_ready", "mailbox", "poll", "reset", "scheduled",
+        "serial", "state",
     )  # fmt: skip
 
-    def __init__(self, session_id: bytes, serial: int, mailbox: Mailbox) -> None:
+    def __init__(self, session_id: bytes, serial: int, mailbox: Mailbox, connection: str) -> None:
         self.id = session_id
         self.serial = serial
         self.mailbox = mailbox
+        self.connection = connection
+        """Where its first batch came from; empty when that is not known."""
         self.state = State.AWAY
         self.applied = 0
         self.poll = 0

@@ -55,7 +55,10 @@ from drivers.pubsub.longpoll.actions import (
     Up,
 )
 from drivers.pubsub.longpoll.wanted import Wanted
-from drivers.pubsub.longpoll.wire import Applied, Batch, Leave, Mail, Poll, Status
+from drivers.pubsub.longpoll.wire import BATCH_BYTES_MAX, Applied, Batch, Leave, Mail, Poll, Status
+
+_COMMAND_BYTES = 8
+"""Of a command beside its filter, at most."""
 
 
 class State(enum.Enum):
@@ -314,7 +317,7 @@ class LinkCore:
             self._send_batch()
 
     def _make_batch(self) -> None:
-        chosen = [name for name, _ in zip(self._waiting, range(self.settings.batch_max), strict=False)]
+        chosen = _fitting(self._waiting, self.settings.batch_max)
         commands = [(self._waiting.pop(name), name) for name in chosen]
         first = self._numbered + 1
         self._numbered += len(commands)
@@ -417,3 +420,15 @@ class LinkCore:
         self.counters.frames += len(wanted)
         if wanted:
             self._out.append(Deliver(wanted))
+
+
+def _fitting(names: Iterable[str], count_max: int) -> list[str]:
+    """Names from the front, as many as one batch takes, and at least one."""
+    chosen: list[str] = []
+    size = 0
+    for name in names:
+        size += len(name.encode()) + _COMMAND_BYTES
+        if len(chosen) >= count_max or (chosen and size > BATCH_BYTES_MAX):
+            break
+        chosen.append(name)
+    return chosen

@@ -27,6 +27,8 @@ SERVICE = "heliograph.longpoll.v1"
 COMMAND, POLL, LEAVE, ASK = (f"/{SERVICE}/{name}" for name in ("Command", "Poll", "Leave", "Ask"))
 SERVED, NOT_SERVED = b"\x01", b"\x00"
 SESSION_BYTES = 16
+BATCH_BYTES_MAX = 1024 * 1024
+"""Of filters in one batch, at most; a longer one is made into several."""
 _COMMANDS_MAX = 65_536
 _HOLD_S_MAX = 86_400.0
 
@@ -109,7 +111,7 @@ def decode(kind: type[Message], data: bytes) -> Message:
             raise MalformedFrame(f"a session is {SESSION_BYTES} bytes, not {len(message.session)}")
         if isinstance(message, Poll) and not 0 <= message.hold_s <= _HOLD_S_MAX:
             raise MalformedFrame(f"a poll that waits {message.hold_s} s")
-    except (msgspec.MsgspecError, InvalidTopic) as error:
+    except (msgspec.MsgspecError, InvalidTopic, UnicodeDecodeError, RecursionError) as error:
         raise MalformedFrame(f"not a {kind.__name__} message: {error}") from error
     return message
 

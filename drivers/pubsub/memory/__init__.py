@@ -252,7 +252,8 @@ class MemorySubscriber(Endpoint, SubscriberApi):
         if link.is_up != is_up:
             link.is_up = is_up
             address = link.bus.address
-            self._mailbox.put(Connected(address) if is_up else Disconnected(address, reason))
+            arrivals = link.bus.arrivals
+            self._mailbox.put(Connected(address, arrivals) if is_up else Disconnected(address, reason))
 
     def _up_links(self) -> list[_Link]:
         return [link for link in self._links.values() if link is not None and link.is_up]

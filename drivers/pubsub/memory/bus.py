@@ -12,6 +12,7 @@ import dataclasses
 import os
 import threading
 import time
+import uuid
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Generic, Protocol, TypeVar
@@ -141,6 +142,8 @@ class Bus:
         self._publishers: tuple[SendingMember, ...] = ()
         self._subscribers: tuple[ListeningMember, ...] = ()
         self._joined = 0
+        self.arrivals = uuid.uuid4().hex
+        """Another one after each publisher that has come."""
         self._overflowed = 0
         self.faults.watch(self)
 
@@ -173,6 +176,7 @@ class Bus:
         with self._lock:
             self._check_room(members_max)
             self._publishers += (member,)
+            self.arrivals = uuid.uuid4().hex
 
     def join_subscriber(self, member: ListeningMember, members_max: int) -> int:
         """Add a receiving end.  Returns its number on this bus, never used twice.  Raises LimitReached."""

@@ -1,7 +1,7 @@
 """Driver ``redis``: channels of a Redis server (6 or later), or of one that speaks the same protocol.
 
 Connection string
-    ``redis://[user:password@]host:port/db?option=value``; TLS by ``ssl=true`` (in the configuration also ``rediss://``).
+    ``redis://[user:password@]host:port/db?option=value``, or ``rediss://`` for TLS.
     The database number does not separate buses, ``channel_prefix`` does: channels belong to the whole server.
 
 Features
@@ -14,13 +14,12 @@ What it is not
     noticed by the numbering above.
 
 Channels, for the prefix ``heliograph:``
-    ``heliograph:{topic}`` carries frames; ``heliograph:$query`` carries queries, each behind the 16-byte nonce of its
-    asker; ``heliograph:$reply:{nonce in hex}`` carries the replies to that asker.
+    ``heliograph:{topic}`` carries frames; ``heliograph:$ask:{scope}`` carries queries of a scope, each behind the
+    16-byte nonce of its asker; ``heliograph:$reply:{scope}/{nonce in hex}`` carries the replies to that asker.
 
 Access control
-    An ACL user needs the commands ``ping publish subscribe psubscribe unsubscribe punsubscribe`` and the channels
-    ``&heliograph:*``.  Patterns Redis compares literally with what the user was given, so who subscribes to wildcards
-    needs those very patterns too (``&heliograph:tenant-7/*`` for the filter ``tenant-7/#``), or ``allchannels``.
+    An ACL user needs the commands ``ping publish subscribe psubscribe unsubscribe punsubscribe`` and the channels of
+    its topics and of questions about them: docs/security.md has the lines.
 
 Parts
     `config`: options and addresses.  `channels`: names and commands.  `resp`: answers.  `wire`:
@@ -29,6 +28,7 @@ Parts
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from typing import ClassVar
 from urllib.parse import SplitResult
@@ -40,6 +40,8 @@ from drivers.pubsub.redis.publisher import RedisPublisher
 from drivers.pubsub.redis.resp import BULK_BYTES_MAX
 from drivers.pubsub.redis.subscriber import RedisSubscriber
 from pubsub_api.driver import Capabilities, PubSubApi
+
+LOG = logging.getLogger(__name__)
 
 OPTIONS = config.OPTIONS
 
@@ -58,6 +60,10 @@ class RedisPubSub(PubSubApi):
         """Read the options.  Raises InvalidConfig when they contradict each other."""
         super().__init__(conf)
         self._settings = config.read_settings(conf)
+        for name in config.ignored_options(conf):
+            LOG.warning(
+                "[pubsub] %s is set, and the redis driver ignores it: [redis] url says where the server is", name
+            )
 
     @classmethod
     def configure_from_url(cls, conf: cfg.ConfigOpts, url: SplitResult) -> None:
@@ -73,6 +79,7 @@ class RedisPubSub(PubSubApi):
             fork_safe=True,
             reports=frozenset({"connect", "disconnect", "subscribed"}),
             security=frozenset({"tls", "mtls", "password", "acl"}),
+            asks_by_scope=True,
         )
 
     def listen_addresses(self) -> list[str]:

@@ -4,6 +4,9 @@ A topic is the channel ``{prefix}{topic}``.  A filter without wildcards is that 
 pattern in which both ``+`` and ``#`` are ``*``.  Redis's ``*`` also crosses ``/``, so a pattern can deliver too much;
 the core filters.  A wildcard in the first level excludes ``$``, as the topic rules do: the channels of Heliograph
 itself are reached only by name, and who listens to ``#`` does not receive the queries and replies of everybody else.
+
+Questions and their answers travel in channels that begin with the scope of the question (`pubsub_api.core.scopes`), so
+that an ACL can restrict them as it restricts topics: ``&heliograph:$ask:tenant-7/*`` beside ``&heliograph:tenant-7/*``.
 """
 
 from __future__ import annotations
@@ -11,10 +14,14 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
+from pubsub_api.core.frame import Kind, is_of_kind, name_of
+from pubsub_api.core.scopes import ALL
+from pubsub_api.core.topics import CONTROL_TOPIC, is_wildcard, literal_prefix
+
 NONCE_BYTES = 16
 """What a subscriber makes up to receive replies, and puts before each of its queries."""
 
-_QUERY = b"$query"
+_ASK = b"$ask:"
 _REPLY = b"$reply:"
 
 _GLOB_SPECIAL = re.compile(rb"[*?\[\]\\]")
@@ -31,14 +38,47 @@ def channel_of(prefix: bytes, topic: str) -> bytes:
     return prefix + topic.encode()
 
 
-def query_channel(prefix: bytes) -> bytes:
-    """Where subscribers ask.  A message is the asker's nonce and then a QUERY frame."""
-    return prefix + _QUERY
+def arrivals_key(prefix: bytes) -> bytes:
+    """Where publishers note that they have come: each puts something there that was never there before."""
+    return prefix + b"$arrivals"
 
 
-def reply_channel(prefix: bytes, nonce: bytes) -> bytes:
-    """Where the subscriber that made up this nonce, and nobody else, listens for REPLY frames."""
-    return prefix + _REPLY + nonce.hex().encode()
+def ask_channel(prefix: bytes, scope: bytes) -> bytes:
+    """Where questions of a scope are asked.  A message is the asker's nonce and then a QUERY frame."""
+    return prefix + _ASK + scope
+
+
+def reply_channel(prefix: bytes, scope: bytes, nonce: bytes) -> bytes:
+    """Where the subscriber that made up this nonce listens for REPLY frames to its questions of that scope."""
+    return b"".join((prefix, _REPLY, scope, b"/", nonce.hex().encode()))
+
+
+def is_in_place(prefix: bytes, channel: bytes, frame: bytes) -> bool:
+    """Whether a frame came in the channel of what it is about: an ACL restricts channels, not what is in frames."""
+    name = name_of(frame)
+    rest = channel[len(prefix) :]
+    if rest == name:
+        return True
+    return rest[: -2 * NONCE_BYTES] == b"".join((_REPLY, name, b"/")) and is_of_kind(frame, Kind.REPLY)
+
+
+def answer_targets(prefix: bytes, scope: str) -> list[Target]:
+    """What to subscribe to in order to hear the questions inside of a scope."""
+    if scope == ALL:
+        return [Target(True, _escape(prefix + _ASK) + b"*")]
+    stem = literal_prefix(scope).encode()
+    exact = Target(False, ask_channel(prefix, stem))
+    return [exact, Target(True, _escape(exact.name) + b"/*")] if is_wildcard(scope) else [exact]
+
+
+def broader_targets(prefix: bytes, scope: str) -> list[Target]:
+    """What to subscribe to in order to hear questions that are about the scope and more, as far as that is allowed."""
+    if scope == ALL:
+        return []
+    levels = literal_prefix(scope).split("/")
+    stems = ["/".join(levels[:depth]) for depth in range(len(levels) + (not is_wildcard(scope)))]
+    scopes = [CONTROL_TOPIC, *(f"{stem}/#" if stem else ALL for stem in stems)]
+    return [Target(False, ask_channel(prefix, name.encode())) for name in scopes]
 
 
 def targets(prefix: bytes, topic_filter: str) -> list[Target]:

@@ -13,11 +13,15 @@ from urllib.parse import SplitResult
 
 from oslo_config import cfg, types
 
-from pubsub_api.errors import InvalidConfig
+from pubsub_api.core.scopes import check_scope
+from pubsub_api.errors import InvalidConfig, InvalidTopic
 
 GROUP = "redis"
 SCHEMES = {"redis": False, "rediss": True}
 """Scheme of an address -> whether the link is encrypted."""
+
+_NOT_OURS = ("publisher_port", "publishers_ips", "publisher_bind_address", "publisher_transport")
+"""Options of ``[pubsub]`` for drivers whose publishers own an address."""
 
 _DEFAULT_HOST = "127.0.0.1"
 _DEFAULT_PORT = 6379
@@ -49,6 +53,13 @@ OPTIONS: Sequence[cfg.Opt] = (
     _seconds("reconnect_max", 5.0, 0.01, 3600.0, "Longest wait before a lost link is tried again."),
     cfg.IntOpt("unanswered_max", default=1024, min=1, max=1_000_000,
                help="Frames a publisher sends ahead of the server's answers. More wait, send_timeout at most."),
+    cfg.ListOpt("answer_scopes", default=["#"],
+                help="Topics about which a publisher or cache hears questions: tenant-7/# or tenant-7/port, # for all. "
+                     "Set it where the ACL of the user lets it use the channels of these only."),
+    cfg.BoolOpt("note_arrivals", default=False,
+                help="A publisher that connects notes that in the server, and a subscriber whose connection was lost "
+                     "needs no resync when nobody has come meanwhile. All that publish under the prefix must have it "
+                     "set. It needs SET, GET and INFO, and the key {prefix}$arrivals."),
     cfg.IntOpt("queries_max", default=256, min=1, max=100_000,
                help="Queries of a subscriber that wait for their connection. More are refused."),
 )  # fmt: skip
@@ -92,6 +103,8 @@ class Settings:
     reconnect_max_s: float
     unanswered_max: int
     queries_max: int
+    answer_scopes: tuple[str, ...]
+    note_arrivals: bool
 
     @property
     def address(self) -> str:
@@ -142,7 +155,23 @@ def read_settings(conf: cfg.ConfigOpts) -> Settings:
         reconnect_max_s=group.reconnect_max,
         unanswered_max=group.unanswered_max,
         queries_max=group.queries_max,
+        answer_scopes=_check_scopes(group.answer_scopes),
+        note_arrivals=group.note_arrivals,
     )
+
+
+def ignored_options(conf: cfg.ConfigOpts) -> list[str]:
+    """Names of the options of ``[pubsub]`` that somebody has set and that mean nothing here."""
+    defaults = (cfg.Locations.opt_default, cfg.Locations.set_default)
+    found = ((name, conf.get_location(name, "pubsub")) for name in _NOT_OURS)
+    return [name for name, where in found if where is not None and where.location not in defaults]
+
+
+def _check_scopes(scopes: Sequence[str]) -> tuple[str, ...]:
+    try:
+        return tuple(check_scope(scope) for scope in scopes)
+    except InvalidTopic as error:
+        raise InvalidConfig(f"[redis] answer_scopes: {error}") from error
 
 
 def _check_tls(group: cfg.ConfigOpts.GroupAttr, server: Server) -> None:

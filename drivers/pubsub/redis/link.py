@@ -17,6 +17,7 @@ from __future__ import annotations
 import collections
 import functools
 import logging
+import os
 import select
 import threading
 import time
@@ -31,6 +32,7 @@ from drivers.pubsub.redis.wire import Backoff, Waker, Wire, join_thread
 from pubsub_api.counting import Tally
 from pubsub_api.driver import Connected, Disconnected, LinkReport, Subscribed
 from pubsub_api.errors import TransportUnavailable
+from pubsub_api.seldom import SeldomLog
 
 LOG = logging.getLogger(__name__)
 
@@ -39,12 +41,14 @@ Message = tuple[bytes, bytes]
 OnReached = Callable[[int], None]
 """Told how many clients a message was delivered to."""
 
+REPLY_CHANNELS_MAX = 1024
+"""Channels in which a link listens for replies, one for each scope it asks in; the one used longest ago is left."""
 EXPECTED_MAX = 1024
 """Subscriptions asked for ahead of their answers, which the server keeps in the bounded buffer of a subscriber."""
 SOURCES_MAX = 65_536
 
 COUNTED = ("link_failures", "messages_refused")
-"""What a link counts: losses and attempts that failed, and messages that the server refused."""
+"""What a link counts: losses and attempts that failed; questions, answers and channels for them that were refused."""
 COUNTED_WHERE_POSTED = (*COUNTED, "messages_dropped")
 """The same where `Link.post` is used: messages may wait in vain."""
 
@@ -54,16 +58,29 @@ OnMessagesLent = Callable[[list[Message], Relieve], bool]
 """Takes messages for as long as it likes; True when the thread was replaced meanwhile."""
 
 
+class _Post(NamedTuple):
+    """A message to be published, with the channel in which answers to it come."""
+
+    channel: bytes
+    payload: bytes
+    reply: Target
+    on_reached: OnReached
+
+
 class _Expected(NamedTuple):
     """A command that the server owes an answer."""
 
     what: str
     is_vital: bool = True
     """The link is useless when the server refuses it."""
+    target: Target | None = None
+    """What is subscribed to, where that is not vital."""
     report: LinkReport | None = None
     """What is true once it was answered."""
     on_reached: OnReached | None = None
     """Told the number in the answer."""
+    on_value: Callable[[Any], None] | None = None
+    """Told the answer."""
 
 
 class Link:
@@ -79,20 +96,29 @@ class Link:
         settings: Settings,
         address: str,
         *,
-        channel: bytes,
+        targets: Sequence[Target] = (),
+        optional: Sequence[Target] = (),
         on_messages: Callable[[list[Message]], None],
         on_report: Callable[[LinkReport], None],
         tally: Tally,
         on_messages_lent: OnMessagesLent | None = None,
+        reads_arrivals: bool = False,
     ) -> None:
-        """``channel`` is subscribed to always, beside the filters.  ``address`` is the name used in reports."""
+        """``targets`` are subscribed to always, beside the filters, and ``optional`` ones as far as the server lets.
+
+        With ``reads_arrivals`` it reports, when it is up, what publishers have noted when they came.
+        ``address`` is the name used in reports.
+        """
         self.address = address
         self._settings = settings
-        self._channel = Target(False, channel)
+        self._always = tuple(targets)
+        self._optional = tuple(dict.fromkeys(optional))
         self._on_messages = on_messages
         self._on_report = on_report
         self._tally = tally
+        self._log_refusal = SeldomLog(LOG)
         self._on_messages_lent = on_messages_lent
+        self._reads_arrivals = reads_arrivals
         self._threads = [self._new_thread(self._run)]
         """The last one has the connection; those before it were lent when they were replaced."""
         self._waker = Waker()
@@ -103,7 +129,7 @@ class Link:
         self._lock = threading.Lock()
         self._filters: dict[str, None] = {}
         self._changes: collections.deque[tuple[bool, str]] = collections.deque()
-        self._outbox: collections.deque[tuple[bytes, bytes, OnReached]] = collections.deque()
+        self._outbox: collections.deque[_Post] = collections.deque()
         self._takes_changes = False
         self._is_up = False
         self._is_settled = threading.Event()
@@ -112,7 +138,11 @@ class Link:
         self._poller: select.poll
         self._expected: collections.deque[_Expected] = collections.deque()
         self._users: collections.Counter[Target] = collections.Counter()
+        self._reply_targets: dict[Target, None] = {}
+        """The one used last is the last."""
         self._sources: dict[bytes, bytes] = {}
+        self._newest_arrival = b""
+        self._server_run = b""
         self._unsent: list[bytes] = []
         self._messages: list[Message] = []
         self._asked_at = self._heard_at = 0.0
@@ -169,10 +199,11 @@ class Link:
             del self._filters[topic_filter]
             self._note_change(False, topic_filter)
 
-    def post(self, channel: bytes, payload: bytes, on_reached: OnReached) -> bool:
-        """Publish a message soon.  False when the link is down or too many wait already.  Does not block.
+    def post(self, channel: bytes, payload: bytes, reply_channel: bytes, on_reached: OnReached) -> bool:
+        """Publish a message soon, and before that listen to a channel for replies.  Does not block.
 
-        ``on_reached`` is called on the thread of the link, when the server has answered.
+        False when the link is down or too many wait already.  ``on_reached`` is called on the thread of the link, when
+        the server has answered.
         """
         with self._lock:
             if not self._is_up:
@@ -180,13 +211,13 @@ class Link:
             if len(self._outbox) >= self._settings.queries_max:
                 self._tally.add("messages_dropped")
                 return False
-            self._outbox.append((channel, payload, on_reached))
+            self._outbox.append(_Post(channel, payload, Target(False, reply_channel), on_reached))
         self._waker.wake()
         return True
 
     def publish(self, channel: bytes, payload: bytes, on_reached: OnReached | None = None) -> None:
         """Publish a message at once.  Only on the thread of the link, in ``on_messages``."""
-        expected = _Expected("PUBLISH", is_vital=False, on_reached=on_reached)
+        expected = _Expected(f"a message to {channel!r}", is_vital=False, on_reached=on_reached)
         self._command(channels.command(b"PUBLISH", channel, payload), expected)
         self._flush()
 
@@ -266,16 +297,41 @@ class Link:
             self._takes_changes = True
         self._expected.clear()
         self._users.clear()
+        self._reply_targets.clear()
         self._sources.clear()
         self._unsent.clear()
         self._messages.clear()
         self._heard_at = time.monotonic()
-        self._subscribe([self._channel])
+        self._subscribe(self._always)
+        self._subscribe(self._optional, is_vital=False)
         for topic_filter in filters:
             self._subscribe(self._targets(topic_filter))
             self._pace()
+        if self._reads_arrivals:
+            self._read_arrivals()
         self._ping(Connected(self.address))
         self._flush()
+
+    def _read_arrivals(self) -> None:
+        """Ask which publisher came last, and which run of the server that is: an older copy of its data may lack one.
+
+        It is executed after the subscriptions.  Where there is no note one is left, so that its loss is noticed.
+        """
+        self._newest_arrival = self._server_run = b""
+        key = channels.arrivals_key(self._settings.channel_prefix)
+        for command, on_value in (
+            (channels.command(b"SET", key, os.urandom(8).hex().encode(), b"NX"), None),
+            (channels.command(b"GET", key), self._note_arrival),
+            (channels.command(b"INFO", b"server"), self._note_server),
+        ):
+            self._command(command, _Expected("a look at who has come", is_vital=False, on_value=on_value))
+
+    def _note_arrival(self, answer: Any) -> None:
+        self._newest_arrival = answer if isinstance(answer, bytes) else b""
+
+    def _note_server(self, answer: Any) -> None:
+        text = answer if isinstance(answer, bytes) else str(answer).encode()
+        self._server_run = next((line for line in text.split() if line.startswith(b"run_id:")), b"")
 
     def _turn(self) -> None:
         """Wait for something to happen and deal with it."""
@@ -327,17 +383,31 @@ class Link:
         with self._lock:
             messages = list(self._outbox)
             self._outbox.clear()
-        for channel, payload, on_reached in messages:
-            self.publish(channel, payload, on_reached)
+        for post in messages:
+            self._listen_for_replies(post.reply)
+            self.publish(post.channel, post.payload, post.on_reached)
+
+    def _listen_for_replies(self, target: Target) -> None:
+        """Redis executes the subscription before what is published after it on the same connection."""
+        if target in self._reply_targets:
+            del self._reply_targets[target]
+        else:
+            self._subscribe([target], is_vital=False)
+        self._reply_targets[target] = None
+        if len(self._reply_targets) > REPLY_CHANNELS_MAX:
+            oldest = next(iter(self._reply_targets))
+            del self._reply_targets[oldest]
+            self._unsubscribe([oldest])
 
     def _targets(self, topic_filter: str) -> list[Target]:
         return channels.targets(self._settings.channel_prefix, topic_filter)
 
-    def _subscribe(self, targets: Sequence[Target]) -> None:
+    def _subscribe(self, targets: Sequence[Target], *, is_vital: bool = True) -> None:
         for target in targets:
             self._users[target] += 1
             if self._users[target] == 1:
-                self._command(channels.subscribe_command(target), _Expected(f"a subscription to {target.name!r}"))
+                expected = _Expected(f"a subscription to {target.name!r}", is_vital, None if is_vital else target)
+                self._command(channels.subscribe_command(target), expected)
 
     def _unsubscribe(self, targets: Sequence[Target]) -> None:
         for target in targets:
@@ -410,11 +480,18 @@ class Link:
             if expected.is_vital:
                 raise TransportUnavailable(f"the server refused {expected.what}: {answer}")
             self._tally.add("messages_refused")
-            LOG.warning("%s refused %s: %s", self.address, expected.what, answer)
+            if expected.target is not None:  # so that it is asked for again when it is needed again
+                self._users.pop(expected.target, None)
+                self._reply_targets.pop(expected.target, None)
+                LOG.info("%s refused %s: %s", self.address, expected.what, answer)
+                return
+            self._log_refusal("%s refused %s: %s", self.address, expected.what, answer)
         elif expected.report is not None:
             self._make_report(expected.report)
         elif expected.on_reached is not None and isinstance(answer, int):
             expected.on_reached(answer)
+        elif expected.on_value is not None:
+            expected.on_value(answer)
 
     def _make_report(self, report: LinkReport) -> None:
         if isinstance(report, Connected):
@@ -422,5 +499,7 @@ class Link:
                 self._is_up = True
             self._down_reason = None
             self._backoff.reset()
+            if self._newest_arrival and self._server_run:
+                report = Connected(report.address, (self._server_run + b" " + self._newest_arrival).decode())
         self._on_report(report)
         self._is_settled.set()

@@ -8,24 +8,26 @@ one only under the lock.
 
 from __future__ import annotations
 
+import collections
 import functools
 import logging
 import os
 import select
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from drivers.pubsub.redis import channels
 from drivers.pubsub.redis.config import Settings
 from drivers.pubsub.redis.link import COUNTED, Link, Message
 from drivers.pubsub.redis.resp import ServerError
 from drivers.pubsub.redis.wire import Backoff, Waker, Wire, join_thread
-from pubsub_api.core.frame import is_frame
+from pubsub_api.core.frame import is_frame, name_of
 from pubsub_api.counting import Tally
-from pubsub_api.driver import Connected, Disconnected, LinkReport, PublisherApi, PublisherReport, QueryHandler
+from pubsub_api.driver import Connected, Disconnected, LinkReport, PublisherApi, PublisherReport, QueryHandler, Refused
 from pubsub_api.errors import Closed, Forked, HeliographError, TransportUnavailable, UsageError
 from pubsub_api.guarding import GuardedHandler
+from pubsub_api.seldom import SeldomLog
 
 LOG = logging.getLogger(__name__)
 
@@ -36,6 +38,8 @@ BUSY_TICK_S = 0.25
 TOPICS_MAX = 65_536
 """Topics whose commands are kept ready up to the payload."""
 
+_NO_PERMISSION = "NOPERM"
+"""With this word the server's refusals begin that have to do with its ACL."""
 _HANGUP = getattr(select, "POLLRDHUP", 0)  # where there is none, the tick notices the end of the connection
 
 
@@ -68,7 +72,8 @@ class RedisPublisher(PublisherApi):
         self._refusal: ServerError | None = None
         self._logged_refusal = ""
         self._sent = 0
-        self._unanswered = 0
+        self._unanswered: collections.deque[bytes | None] = collections.deque()
+        """Frames, and None for a PING, to which the server owes an answer."""
         self._asked_at = self._heard_at = 0.0
 
     def initialize(self, report: PublisherReport) -> None:
@@ -95,7 +100,8 @@ class RedisPublisher(PublisherApi):
         """Write the frames in as few system calls as is sensible.  Each write blocks for ``send_timeout`` at most.
 
         Raises TransportUnavailable also when the server has refused a frame of an earlier call, because its answers
-        come later; the frames of this call, or those of them that were not written yet, are then not sent.
+        come later; the frames of this call, or those of them that were not written yet, are then not sent.  A frame
+        refused for lack of permission is reported as `Refused` and not raised: those of other topics are not to blame.
         """
         self._check_process()
         parts: list[bytes] = []
@@ -119,8 +125,25 @@ class RedisPublisher(PublisherApi):
                 raise self._unavailable()
             if self._responder is not None:
                 raise UsageError("serve was called already")
-            self._responder = Responder(self._settings, handler, self._tally)
+            self._responder = Responder(self._settings, handler, self._tally, self._settle)
         self._responder.start()
+
+    def _settle(self) -> None:
+        """Wait until the server has answered all that was sent before: nobody is to be told what it refused.
+
+        Bounded: a server that does not answer in time is lost, and then nothing can be answered either.
+        """
+        with self._lock:
+            wire, sent = self._wire, self._sent
+        while wire is not None:
+            with self._lock:
+                if self._wire is not wire or self._sent - len(self._unanswered) >= sent:
+                    return
+                self._check_health(wire)
+            try:
+                wire.wait(select.POLLIN, time.monotonic() + BUSY_TICK_S)
+            except (OSError, ValueError):  # the keeper has closed it meanwhile
+                return
 
     @property
     def handler_errors(self) -> int:
@@ -164,7 +187,7 @@ class RedisPublisher(PublisherApi):
         try:
             if self._unanswered:
                 self._collect(wire)
-            while self._unanswered >= self._settings.unanswered_max:
+            while len(self._unanswered) >= self._settings.unanswered_max:
                 wire.wait(select.POLLIN, self._answer_due())
                 self._collect(wire)
             if self._refusal is None:
@@ -175,13 +198,13 @@ class RedisPublisher(PublisherApi):
         if self._refusal is not None:
             refusal, self._refusal = self._refusal, None
             raise TransportUnavailable(f"{self.address} refused an earlier frame: {refusal}")
-        self._count_sent(len(parts) // 4)
+        self._note_sent(parts[2::4])
 
-    def _count_sent(self, commands: int) -> None:
+    def _note_sent(self, commands: Sequence[bytes | None]) -> None:
         if not self._unanswered:
             self._asked_at = time.monotonic()
         self._unanswered += commands
-        self._sent += commands
+        self._sent += len(commands)
 
     def _answer_due(self) -> float:
         return max(self._asked_at, self._heard_at) + self._settings.send_timeout_s
@@ -192,26 +215,33 @@ class RedisPublisher(PublisherApi):
         now = time.monotonic()
         if answers:
             self._heard_at = now
-            self._unanswered -= len(answers)
-            refusals = [answer for answer in answers if isinstance(answer, ServerError)]
-            if refusals:
-                self._note_refusals(refusals)
-            if self._unanswered < 0:
+            if len(answers) > len(self._unanswered):
                 raise TransportUnavailable("the server answered a question that nobody asked")
+            for answer in answers:
+                frame = self._unanswered.popleft()
+                if isinstance(answer, ServerError):
+                    self._note_refusal(answer, frame)
         elif self._unanswered and now >= self._answer_due():
             raise TransportUnavailable(f"the server did not answer for {self._settings.send_timeout_s} s")
 
-    def _note_refusals(self, refusals: Sequence[ServerError]) -> None:
-        self._refusal = refusals[0]
-        self._tally.add("frames_refused", len(refusals))
-        if str(refusals[0]) != self._logged_refusal:  # the rest is told to the callers of send
-            self._logged_refusal = str(refusals[0])
-            LOG.warning("%s refused %d frames: %s", self.address, len(refusals), refusals[0])
+    def _note_refusal(self, refusal: ServerError, frame: bytes | None) -> None:
+        self._tally.add("frames_refused")
+        if frame is not None and str(refusal).startswith(_NO_PERMISSION):
+            topic = name_of(frame).decode(errors="replace")
+            self._make_report(
+                Refused(self.address, frame, f"{self.address} refused a frame of topic {topic!r}: {refusal}")
+            )
+            return
+        self._refusal = refusal
+        if str(refusal) != self._logged_refusal:  # the rest is told to the callers of send
+            self._logged_refusal = str(refusal)
+            LOG.warning("%s refused a frame: %s", self.address, refusal)
 
     def _lose(self, reason: str) -> None:
         """Give the connection up; the keeper closes it and makes a new one."""
-        self._down_reason = f"{reason}; {self._unanswered} commands were not answered" if self._unanswered else reason
-        self._tally.add("frames_unconfirmed", self._unanswered)
+        owed = len(self._unanswered)
+        self._down_reason = f"{reason}; {owed} commands were not answered" if owed else reason
+        self._tally.add("frames_unconfirmed", owed)
         self._lost_wire, self._wire = self._wire, None
         if self._waker is not None:
             self._waker.wake()
@@ -235,9 +265,28 @@ class RedisPublisher(PublisherApi):
         self._finish()
         self._waker.close()
 
+    def _note_arrival(self, wire: Wire) -> None:
+        """Leave a note that we have come, before anything is sent.  Raises TransportUnavailable."""
+        key = channels.arrivals_key(self._settings.channel_prefix)
+        try:
+            wire.write(channels.command(b"SET", key, os.urandom(8).hex().encode()))
+            deadline = time.monotonic() + self._settings.send_timeout_s
+            answers: Sequence[object] = ()
+            while not answers:
+                if not wire.wait(select.POLLIN, deadline):
+                    raise TransportUnavailable(f"the server did not answer for {self._settings.send_timeout_s} s")
+                answers = wire.receive()
+            if isinstance(answers[0], ServerError):
+                raise TransportUnavailable(f"the server refused the note of [redis] note_arrivals: {answers[0]}")
+        except TransportUnavailable:
+            wire.close()
+            raise
+
     def _connect(self) -> None:
         try:
             wire = Wire(self._settings)
+            if self._settings.note_arrivals:
+                self._note_arrival(wire)
         except TransportUnavailable as error:
             with self._lock:
                 self._down_reason = str(error)
@@ -248,7 +297,7 @@ class RedisPublisher(PublisherApi):
             self._wire = wire
             self._refusal = None
             self._logged_refusal = ""
-            self._unanswered = 0
+            self._unanswered.clear()
             self._heard_at = time.monotonic()
         self._backoff.reset()
         self._announce(Connected(self.address))
@@ -270,6 +319,11 @@ class RedisPublisher(PublisherApi):
         if is_still_down:
             LOG.warning("%s: %s", self.address, self._down_reason)
             return
+        self._make_report(report)
+
+    def _make_report(self, report: LinkReport) -> None:
+        """Also under the lock, when it says that a frame was refused."""
+        assert self._report is not None
         try:
             self._report(report)
         except Exception:
@@ -301,7 +355,7 @@ class RedisPublisher(PublisherApi):
             self._collect(wire)
             if not self._unanswered and time.monotonic() >= self._heard_at + self._settings.health_interval_s:
                 wire.write(channels.PING)
-                self._count_sent(1)
+                self._note_sent([None])
         except TransportUnavailable as error:
             self._lose(str(error))
 
@@ -318,22 +372,35 @@ class RedisPublisher(PublisherApi):
         except TransportUnavailable as error:
             LOG.warning("%s: %s", self.address, error)
         if self._unanswered:
-            self._tally.add("frames_unconfirmed", self._unanswered)
-            LOG.warning("%s did not confirm the last %d commands before it was closed", self.address, self._unanswered)
+            owed = len(self._unanswered)
+            self._tally.add("frames_unconfirmed", owed)
+            LOG.warning("%s did not confirm the last %d commands before it was closed", self.address, owed)
         wire.close()
 
 
 class Responder:
-    """Answers the queries that arrive on the query channel, each on the reply channel that it names."""
+    """Answers the queries that arrive on the channels of their scopes, each on the reply channel that it names."""
 
-    def __init__(self, settings: Settings, handler: QueryHandler, tally: Tally) -> None:
+    def __init__(self, settings: Settings, handler: QueryHandler, tally: Tally, settle: Callable[[], None]) -> None:
+        """``settle`` is called before each answer."""
         self._settings = settings
+        self._settle = settle
         self._tally = tally
+        self._log_garbage = SeldomLog(LOG)
         self.handler = GuardedHandler(handler)
         self._link = Link(
             settings,
             settings.address,
-            channel=channels.query_channel(settings.channel_prefix),
+            targets=[
+                target
+                for scope in settings.answer_scopes
+                for target in channels.answer_targets(settings.channel_prefix, scope)
+            ],
+            optional=[
+                target
+                for scope in settings.answer_scopes
+                for target in channels.broader_targets(settings.channel_prefix, scope)
+            ],
             on_messages=self._answer,
             on_report=self._note,
             tally=tally,
@@ -349,15 +416,20 @@ class Responder:
         self._link.join()
 
     def _answer(self, messages: list[Message]) -> None:
-        for _, payload in messages:
+        prefix = self._settings.channel_prefix
+        for channel, payload in messages:
             nonce, query = payload[: channels.NONCE_BYTES], payload[channels.NONCE_BYTES :]
-            if not is_frame(query):
+            scope = name_of(query)
+            if not is_frame(query) or channel != channels.ask_channel(prefix, scope):
                 self._tally.add("not_queries")
-                LOG.warning("%s: %d bytes on the query channel are not a query", self._settings.address, len(payload))
+                self._log_garbage(
+                    "%s: %d bytes on the query channel are no query", self._settings.address, len(payload)
+                )
                 continue
-            channel = channels.reply_channel(self._settings.channel_prefix, nonce)
+            self._settle()
+            reply_channel = channels.reply_channel(prefix, scope, nonce)
             for reply in self.handler(query):
-                self._link.publish(channel, reply)
+                self._link.publish(reply_channel, reply)
 
     def _note(self, report: LinkReport) -> None:
         if isinstance(report, Disconnected):

@@ -59,12 +59,12 @@ class PlainReader:
             return ServerError(line.decode(errors="replace")), position
         if mark == b"_":
             return None, position
-        if mark not in (b":", b"$", b"*", b">") or not line.lstrip(b"-").isdigit():
+        if mark not in (b":", b"$", b"=", b"*", b">") or not line.lstrip(b"-").isdigit():
             raise ProtocolError(f"unexpected bytes {mark + line[:40]!r}")
         number = int(line)
         if mark == b":":
             return number, position
-        return self._read_bulk(position, number) if mark == b"$" else self._read_items(position, number)
+        return self._read_bulk(position, number) if mark in (b"$", b"=") else self._read_items(position, number)
 
     def _read_bulk(self, start: int, size: int) -> tuple[Any, int]:
         if not 0 <= size <= BULK_BYTES_MAX:

@@ -12,7 +12,7 @@ from drivers.pubsub.reach import Reach
 from drivers.pubsub.redis import channels
 from drivers.pubsub.redis.config import Settings
 from drivers.pubsub.redis.link import COUNTED_WHERE_POSTED, Link, Message, Relieve
-from pubsub_api.core.frame import is_frame
+from pubsub_api.core.frame import is_frame, name_of
 from pubsub_api.core.topics import CONTROL_TOPIC, check_filter
 from pubsub_api.counting import Tally
 from pubsub_api.driver import Asked, Disconnected, LinkReport, Receiver, SubscriberApi
@@ -28,7 +28,7 @@ class RedisSubscriber(SubscriberApi):
         self._pid = os.getpid()
         self._nonce = os.urandom(channels.NONCE_BYTES)
         self._receiver: GuardedReceiver | None = None
-        self._tally = Tally(*COUNTED_WHERE_POSTED)
+        self._tally = Tally(*COUNTED_WHERE_POSTED, "frames_misplaced")
         # Held during each call of the receiver.  Reentrant, because the receiver may unregister an address.
         self._calling = threading.RLock()
         # Guards the rest.  Never held while calling the receiver or waiting for a thread.
@@ -115,11 +115,12 @@ class RedisSubscriber(SubscriberApi):
 
     def query(self, frame: bytes) -> int | None:
         """Hand the query to every link that is up.  The servers will tell how many responders that reached."""
-        channel = channels.query_channel(self._settings.channel_prefix)
+        prefix, scope = self._settings.channel_prefix, name_of(frame)
+        channel, replies = channels.ask_channel(prefix, scope), channels.reply_channel(prefix, scope, self._nonce)
         with self._usable():
             links = [link for link in self._links.values() if link.is_up]
         reach = Reach(len(links), lambda total: self._tell_reach(frame, total))
-        if not reach.ask(functools.partial(link.post, channel, self._nonce + frame) for link in links):
+        if not reach.ask(functools.partial(link.post, channel, self._nonce + frame, replies) for link in links):
             raise TransportUnavailable("no redis server is connected, or too many queries wait ([redis] queries_max)")
         return None
 
@@ -145,36 +146,43 @@ class RedisSubscriber(SubscriberApi):
         link = Link(
             settings,
             address,
-            channel=channels.reply_channel(settings.channel_prefix, self._nonce),
             on_messages=lambda messages: self._on_messages(link, messages),
             on_report=lambda report: self._on_report(link, report),
             tally=self._tally,
             on_messages_lent=lambda messages, relieve: self._on_messages_lent(link, messages, relieve),
+            reads_arrivals=settings.note_arrivals,
         )
         return link
 
     def _on_messages(self, link: Link, messages: list[Message]) -> None:
         """Hand frames over in one call, in order with the messages between them that are none."""
+        prefix = self._settings.channel_prefix
         frames: list[bytes] = []
         for channel, payload in messages:
             if is_frame(payload):
-                frames.append(payload)
+                if channels.is_in_place(prefix, channel, payload):
+                    frames.append(payload)
+                else:
+                    self._tally.add("frames_misplaced")
                 continue
             self._on_frames(link, frames)
             frames = []
-            topic = channel[len(self._settings.channel_prefix) :].decode(errors="replace")
+            topic = channel[len(prefix) :].decode(errors="replace")
             self._on_foreign(link, topic, payload)
         self._on_frames(link, frames)
 
     def _on_messages_lent(self, link: Link, messages: list[Message], relieve: Relieve) -> bool:
         """As `_on_messages`.  A lone frame goes with the thread, and nobody else is kept from calling meanwhile."""
         receiver = self._receiver
-        if len(messages) > 1 or not is_frame(messages[0][1]) or receiver is None or not receiver.lends:
+        channel, payload = messages[0]
+        is_lone = len(messages) == 1 and is_frame(payload) and receiver is not None and receiver.lends
+        if not is_lone or not channels.is_in_place(self._settings.channel_prefix, channel, payload):
             self._on_messages(link, messages)
             return False
+        assert receiver is not None
         if self._is_closed or link.is_stopping:
             return False
-        return receiver.on_frames_lent([messages[0][1]], relieve)
+        return receiver.on_frames_lent([payload], relieve)
 
     def _on_frames(self, link: Link, frames: list[bytes]) -> None:
         if frames:

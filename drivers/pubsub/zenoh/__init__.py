@@ -5,9 +5,9 @@ configuration    ``[zenoh]``, see `drivers.pubsub.zenoh.config`; as a URL ``zeno
 address          ``tcp/host:port``, also ``tls``, ``quic``, ``ws``, ``udp``, and ``unixsock-stream/path``
 topic ``a/b``    key ``heliograph/a/b``; the payload is the frame and nothing else
 ``$control``     key ``heliograph@control``
-query            a Zenoh query for ``heliograph@ask`` with the QUERY frame as its payload; an empty one asks for a sign
-                 of life
-ACL of a router  subscribers declare ``$*heliograph/...``, so a rule that lets them must say ``$*heliograph/**``
+query            a Zenoh query for the key of its scope, ``heliograph@ask/a/**`` for ``a/#``, ``heliograph@ask`` for no
+                 restriction, with the QUERY frame as its payload; one for ``heliograph@sync`` asks for a sign of life
+access control   docs/security.md has the rules; subscribers declare ``$*heliograph/...``
 ================ ===================================================================================================
 
 Scouting is off and nothing is listened on but what was configured.  The driver does not survive a ``fork()``: see
@@ -62,6 +62,7 @@ class ZenohPubSub(PubSubApi):
             fork_safe=False,
             reports=frozenset({"connect", "disconnect", "subscribed"}),
             security=frozenset({"tls", "mtls", "password", "acl"}),
+            asks_by_scope=True,
         )
 
     def listen_addresses(self) -> list[str]:

@@ -15,6 +15,8 @@ from urllib.parse import SplitResult
 
 from oslo_config import cfg, types
 
+from pubsub_api.core.frame import is_frame, name_of
+from pubsub_api.core.scopes import check_scope
 from pubsub_api.core.topics import CONTROL_TOPIC, check_filter, check_topic
 from pubsub_api.errors import InvalidConfig, InvalidTopic
 
@@ -81,6 +83,9 @@ FLOW_OPTIONS: Sequence[cfg.Opt] = (
                     "as loss. Bytes."),
     cfg.IntOpt("queries_max", default=1024, min=1, max=65_536,
                help="Queries that wait: at a subscriber to be sent, at a publisher to be answered."),
+    cfg.ListOpt("answer_scopes", default=["#"],
+                help="Topics about which a publisher or cache hears questions: tenant-7/# or tenant-7/port, # for all. "
+                     "Set it where access control lets it answer for these only."),
     cfg.IntOpt("publishers_max", default=1024, min=0, max=1_000_000,
                help="Topics that get a declared Zenoh publisher, which sends faster. A process that sends on more "
                     "topics declares none, because each one declared slows down all that are not."),
@@ -162,6 +167,11 @@ def _check(settings: Settings) -> None:
         raise InvalidConfig("[zenoh] connect_retry_min is longer than connect_retry_max")
     if settings.mode == "client" and not settings.endpoints:
         raise InvalidConfig("[zenoh] mode = client needs the address of a router: set endpoints, or a publisher_port")
+    try:
+        for scope in options.answer_scopes:
+            check_scope(scope)
+    except InvalidTopic as error:
+        raise InvalidConfig(f"[zenoh] answer_scopes: {error}") from error
     if (options.user is None) != (options.password is None):
         raise InvalidConfig("[zenoh] user and password go together; one of them is not set")
     for name in _FILE_OPTIONS:
@@ -209,6 +219,9 @@ class Keys:
     Topic ``a/b`` has the key ``heliograph/a/b`` and ``$control`` the key ``heliograph@control``, which no filter can
     match.  `everything` covers all of them and exactly them.
 
+    Questions and their answers have the key of their scope (`pubsub_api.core.scopes`), ``heliograph@ask/a/**``, so that
+    access control can restrict them as it restricts topics.  `sync` is where publishers confirm filters.
+
     A filter is written with ``$*`` before the prefix, ``$*heliograph/a/**``.  It selects the same keys, and as a key
     expression it is not contained in `everything`; `drivers.pubsub.zenoh.link` tells why that matters.
     """
@@ -222,7 +235,7 @@ class Keys:
         parent, slash, name = prefix.rpartition("/")
         self._loose_prefix = f"{parent}{slash}$*{name}"
         self.everything = f"{prefix}$*/**"
-        self.ask = f"{prefix}@ask"
+        self.sync = f"{prefix}@sync"
         self.data = functools.lru_cache(maxsize=65_536)(self._data)
 
     def _data(self, topic: str) -> str:
@@ -238,6 +251,25 @@ class Keys:
         wild = {"+": "*", "#": "**"}
         levels = [wild.get(level, level) for level in check_filter(topic_filter).split("/")]
         return "/".join([self._loose_prefix, *levels])
+
+    def ask(self, scope: str) -> str:
+        """The key expression of questions of that scope, and of who answers them.  Raises InvalidTopic."""
+        if check_scope(scope) == CONTROL_TOPIC:
+            return f"{self._prefix}@ask"
+        return f"{self._prefix}@ask/{scope.replace('#', '**')}"
+
+    def is_in_place(self, key: str, frame: bytes) -> bool:
+        """Whether a frame came under the key of its topic: access control restricts keys, not what is in frames."""
+        name = name_of(frame)
+        rest = key[len(self._prefix) :].encode()
+        return rest == b"/" + name or (name[:1] == b"$" and rest == b"@" + name[1:])
+
+    def is_asked_in_place(self, key: str, frame: bytes) -> bool:
+        """The same for a question or an answer to it."""
+        try:
+            return is_frame(frame) and key == self.ask(name_of(frame).decode())
+        except (InvalidTopic, UnicodeDecodeError):
+            return False
 
     def topic(self, key: str) -> str:
         """The topic that has this key."""

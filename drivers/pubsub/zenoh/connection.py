@@ -108,6 +108,9 @@ class Connection:
             self._closing()
             if self._session is not None:
                 self._session.close()
+                # Zenoh's callbacks refer to us: without this the session and its shared memory would be freed by the
+                # next collection of garbage, or never.
+                self._session = None
             self._closed()
 
     def _step(self) -> None:

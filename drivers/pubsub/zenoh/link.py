@@ -4,7 +4,8 @@ Theory of operation.  Zenoh gives every declared subscriber a channel of its own
 frames of several filters would lose their order, a frame that two filters match would come twice, and each filter would
 cost a thread.  So filters and channel are kept apart:
 
-* for each filter something is declared that nobody reads: it tells publishers what to send here;
+* for each filter something is declared that nobody reads: it tells publishers what to send here; for many filters
+  something broader (`drivers.pubsub.zenoh.interests`);
 * one subscriber for *everything* holds the channel.  Whatever arrives passes it once, in order.  Nobody else hears of
   it, because an access rule of the session itself keeps that one declaration from leaving.  The rule covers all that is
   contained in ``heliograph$*/**``; filters are written so that they are not (`drivers.pubsub.zenoh.config.Keys`).
@@ -24,10 +25,11 @@ from typing import TYPE_CHECKING
 
 import zenoh
 
-from drivers.pubsub.zenoh.config import Settings
+from drivers.pubsub.zenoh.config import Keys, Settings
 from drivers.pubsub.zenoh.connection import Connection
+from drivers.pubsub.zenoh.interests import Change, Interests
 from drivers.pubsub.zenoh.session import Session
-from pubsub_api.core.frame import GUID_AT, is_frame
+from pubsub_api.core.frame import GUID_AT, is_frame, name_of
 from pubsub_api.counting import Tally
 from pubsub_api.driver import Connected, Disconnected, Subscribed
 from pubsub_api.inbox import Inbox
@@ -49,8 +51,11 @@ class Link(Connection):
         self._keys = settings.keys
         self._inbox = inbox
         self._filters = dict.fromkeys(filters)
-        self._interests: dict[str, Channel] = {}
-        self._unconfirmed: dict[str, Channel] = {}
+        self._interests = Interests()
+        self._declared: dict[str, Channel] = {}
+        """What is declared for the filters."""
+        self._unconfirmed: dict[str, object] = {}
+        """Filters that publishers may not have heard of, each with a mark of the attempt to tell them."""
         self._pumps: list[threading.Thread] = []
         """The last one moves frames; those before it were lent to the receiver when they were replaced."""
         self._is_up = False
@@ -84,41 +89,51 @@ class Link(Connection):
             session.zenoh.declare_subscriber(self._keys.everything, zenoh.handlers.FifoChannel(CHANNEL_FRAMES))
         )
         self._start_pump(channel)
-        for topic_filter in self._filters:
-            self._declare(session, topic_filter)
+        self._interests = Interests()
+        self._declared.clear()
+        self._declare(session, self._filters)
 
     def _start_pump(self, channel: Channel) -> None:
         """Move what comes through the channel, in a new thread.  Called again when the former is kept by a callback."""
         relieve = functools.partial(self._start_pump, channel)
         thread = threading.Thread(
-            target=pump, args=(channel, self._inbox, self._settings, relieve), name=f"zenoh channel {self.address}",
-            daemon=True,
+            target=pump, args=(channel, self._inbox, self._keys, self._tally, relieve),
+            name=f"zenoh channel {self.address}", daemon=True,
         )  # fmt: skip
         self._pumps = [former for former in self._pumps if former.is_alive()] + [thread]
         thread.start()
 
-    def _declare(self, session: Session, topic_filter: str) -> None:
-        # A ring of one that nobody reads: samples are overwritten inside Zenoh and never reach Python.
-        interest = session.zenoh.declare_subscriber(self._keys.interest(topic_filter), zenoh.handlers.RingChannel(1))
-        self._interests[topic_filter] = self._unconfirmed[topic_filter] = session.keep(interest)
+    def _declare(self, session: Session, filters: Iterable[str]) -> None:
+        mark = object()
+        self._unconfirmed.update(dict.fromkeys(filters, mark))
+        self._change(session, self._interests.add(filters))
+
+    def _change(self, session: Session, change: Change) -> None:
+        for name in change.declare:
+            # A ring of one that nobody reads: samples are overwritten inside Zenoh and never reach Python.
+            ring: zenoh.handlers.RingChannel[zenoh.Sample] = zenoh.handlers.RingChannel(1)
+            interest = session.zenoh.declare_subscriber(self._keys.interest(name), ring)
+            self._declared[name] = session.keep(interest)
+        for name in change.undeclare:
+            session.undeclare(self._declared.pop(name))
 
     def _add(self, topic_filter: str) -> None:
         self._filters[topic_filter] = None
         if self._session is not None:
-            self._declare(self._session, topic_filter)
+            self._declare(self._session, [topic_filter])
             self._sync_soon()
 
     def _remove(self, topic_filter: str) -> None:
         del self._filters[topic_filter]
         self._unconfirmed.pop(topic_filter, None)
-        interest = self._interests.pop(topic_filter, None)
-        if self._session is not None and interest is not None:
-            self._session.undeclare(interest)
+        if self._session is not None:
+            self._change(self._session, self._interests.remove(topic_filter))
 
     def _query(self, frame: bytes, on_reached: Callable[[int], None]) -> None:
         if self._session is None:
             self._tally.add("queries_dropped")
             return
+        key = self._keys.ask(name_of(frame).decode())
         responders: set[bytes] = set()
         failures: list[zenoh.Reply] = []
 
@@ -128,6 +143,9 @@ class Link(Connection):
                 failures.append(reply)
                 return
             answer = reply.ok.payload.to_bytes()
+            if not (str(reply.ok.key_expr) == key and self._keys.is_asked_in_place(key, answer)):
+                self._tally.add("frames_misplaced")
+                return
             responders.add(answer[GUID_AT])
             self._inbox.put_frames([answer])
 
@@ -138,22 +156,7 @@ class Link(Connection):
                 on_reached(len(responders))
 
         callback = zenoh.handlers.Callback(on_reply, on_end, indirect=False)
-        self._get(self._session, self._settings.options.query_timeout, callback, frame)
-
-    def _get(
-        self, session: Session, timeout_s: float, callback: zenoh.handlers.Callback[zenoh.Reply], payload: bytes
-    ) -> None:
-        session.zenoh.get(
-            self._keys.ask,
-            callback,
-            target=zenoh.QueryTarget.ALL,
-            consolidation=zenoh.ConsolidationMode.NONE,  # else Zenoh keeps one reply per key
-            timeout=timeout_s,
-            # Answers have the priority of the query.  Below it live frames would starve a repair; with the same one an
-            # answer that a slow link holds up would hold up the frames for all links.
-            priority=zenoh.Priority.DATA_HIGH,
-            payload=payload,
-        )
+        _get(self._session, key, self._settings.options.query_timeout, callback, frame)
 
     def _came_up(self) -> None:
         self._is_up = True
@@ -186,9 +189,9 @@ class Link(Connection):
 
         synced = functools.partial(self._synced, self._sync_number, answers, dict(self._unconfirmed))
         callback = zenoh.handlers.Callback(on_reply, functools.partial(self._post, synced), indirect=False)
-        self._get(self._session, self._settings.options.sync_timeout, callback, b"")
+        _get(self._session, self._keys.sync, self._settings.options.sync_timeout, callback, b"")
 
-    def _synced(self, number: int, answers: list[bool], asked: Mapping[str, Channel]) -> None:
+    def _synced(self, number: int, answers: list[bool], asked: Mapping[str, object]) -> None:
         """The question has ended.  ``answers``: one for each answer and False when time ran out."""
         if number != self._sync_number or not self._is_up:
             return
@@ -198,7 +201,7 @@ class Link(Connection):
             self._sync_retry_s = min(2 * self._sync_retry_s, self._settings.options.sync_retry_max)
             return
         self._is_syncing = False
-        confirmed = [name for name, interest in asked.items() if self._unconfirmed.get(name) is interest]
+        confirmed = [name for name, mark in asked.items() if self._unconfirmed.get(name) is mark]
         for name in confirmed:
             del self._unconfirmed[name]
             if self.is_connected:
@@ -230,6 +233,7 @@ class Link(Connection):
         self.is_connected = False
 
     def _closed(self) -> None:
+        self._declared.clear()
         for thread in list(self._pumps):
             thread.join()
 
@@ -239,8 +243,26 @@ class Link(Connection):
             super().join()
 
 
-def pump(channel: Channel, inbox: Inbox, settings: Settings, relieve: Callable[[], None]) -> None:
+def _get(
+    session: Session, key: str, timeout_s: float, callback: zenoh.handlers.Callback[zenoh.Reply], payload: bytes
+) -> None:
+    session.zenoh.get(
+        key,
+        callback,
+        target=zenoh.QueryTarget.ALL,
+        consolidation=zenoh.ConsolidationMode.NONE,  # else Zenoh keeps one reply per key
+        timeout=timeout_s,
+        # Answers have the priority of the query.  Below it live frames would starve a repair; with the same one an
+        # answer that a slow link holds up would hold up the frames for all links.
+        priority=zenoh.Priority.DATA_HIGH,
+        payload=payload,
+    )
+
+
+def pump(channel: Channel, inbox: Inbox, keys: Keys, tally: Tally, relieve: Callable[[], None]) -> None:
     """Move what arrives to the inbox, as much at a time as is there, until the session is closed.
+
+    A frame under the key of another topic is dropped and counted.
 
     A frame that comes alone is passed on before it is asked whether there are more.  ``relieve`` starts another pump
     for the channel, should the receiver keep this thread; it ends then.
@@ -252,7 +274,7 @@ def pump(channel: Channel, inbox: Inbox, settings: Settings, relieve: Callable[[
         except zenoh.ZError:
             return
         payload = sample.payload.to_bytes()
-        if is_frame(payload):
+        if is_frame(payload) and keys.is_in_place(str(sample.key_expr), payload):
             if inbox.pass_frames([payload], relieve):
                 return
             sample = _try_recv(channel)
@@ -260,13 +282,16 @@ def pump(channel: Channel, inbox: Inbox, settings: Settings, relieve: Callable[[
         size = 0
         while sample is not None:
             payload = sample.payload.to_bytes()
-            if is_frame(payload):
+            key = str(sample.key_expr)
+            if is_frame(payload) and keys.is_in_place(key, payload):
                 frames.append(payload)
                 size += len(payload)
-            elif topic := settings.keys.topic(str(sample.key_expr)):
+            elif is_frame(payload):
+                tally.add("frames_misplaced")
+            elif topic := keys.topic(key):
                 inbox.put_frames(frames)
                 frames = []
-                inbox.put_foreign(topic, payload)
+                inbox.put_foreign(topic, None if sample.kind == zenoh.SampleKind.DELETE else payload)
             sample = None if size > BATCH_BYTES else _try_recv(channel)
         inbox.put_frames(frames)
 

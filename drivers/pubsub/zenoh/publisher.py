@@ -16,10 +16,13 @@ import zenoh
 from drivers.pubsub.zenoh.config import Settings
 from drivers.pubsub.zenoh.connection import COUNTED, Connection
 from drivers.pubsub.zenoh.session import PROCESS, Session, brief, listen
+from pubsub_api.core.scopes import SCOPES_MAX, group
 from pubsub_api.counting import Tally
 from pubsub_api.driver import Connected, Disconnected, PublisherApi, PublisherReport, QueryHandler
 from pubsub_api.errors import Closed, TransportUnavailable, UsageError
 from pubsub_api.guarding import GuardedHandler
+from pubsub_api.seldom import SeldomLog
+from pubsub_api.threads import start_thread
 
 LOG = logging.getLogger(__name__)
 
@@ -104,8 +107,9 @@ class ZenohPublisher(PublisherApi):
         self._router: Router | None = None
         self._sender: Sender | None = None
         self._handler: GuardedHandler | None = None
-        self._tally = Tally(*COUNTED, "replies_dropped")
-        self._answerer: threading.Thread | None = None
+        self._tally = Tally(*COUNTED, "not_queries", "replies_dropped")
+        self._log_garbage = SeldomLog(LOG)
+        self._answerers: list[threading.Thread] = []
         self._lock = threading.Lock()
         self._is_closed = False
 
@@ -116,25 +120,36 @@ class ZenohPublisher(PublisherApi):
         PROCESS.ends.add(self)
         if self._settings.is_bind_based:
             session, self._address = listen(self._settings)
+            try:
+                self._prepare(session)
+            except BaseException:
+                session.close()
+                PROCESS.ends.discard(self)
+                raise
             self._session = session
-            self._prepare(session)
             return
         self._router = Router(self._settings, self._prepare, report, self._tally)
         self._router.start()
         self._router.is_up.wait(self._settings.options.open_timeout)
 
     def _prepare(self, session: Session) -> None:
-        """Begin to answer: the empty query of subscribers at once, others when there is a handler."""
+        """Begin to answer: the sync of subscribers at once, questions when there is a handler."""
+        keys = self._settings.keys
+        self._start_answering(session, keys.sync, self._confirm)
+        # Merged, because who answers in two places would answer twice.
+        for scope in group(((scope, scope) for scope in self._settings.options.answer_scopes), SCOPES_MAX):
+            self._start_answering(session, keys.ask(scope), self._answer)
+        self._sender = Sender(session, self._settings)
+
+    def _start_answering(self, session: Session, key: str, answer: Callable[[zenoh.Query], None]) -> None:
         # A ring forgets the oldest query when the handler is too slow.  A queue that fills up would block the thread
         # that receives everything else.
-        questions = session.keep(
-            session.zenoh.declare_queryable(
-                self._settings.keys.ask, zenoh.handlers.RingChannel(self._settings.options.queries_max)
-            )
-        )
-        self._answerer = threading.Thread(target=self._answer_all, args=(questions,), name="zenoh answers", daemon=True)
-        self._answerer.start()
-        self._sender = Sender(session, self._settings)
+        ring: zenoh.handlers.RingChannel[zenoh.Query]
+        ring = zenoh.handlers.RingChannel(self._settings.options.queries_max)
+        questions = session.keep(session.zenoh.declare_queryable(key, ring))
+        thread = threading.Thread(target=self._answer_all, args=(questions, answer), name="zenoh answers", daemon=True)
+        start_thread(thread)
+        self._answerers.append(thread)
 
     @property
     def address(self) -> str:
@@ -157,6 +172,7 @@ class ZenohPublisher(PublisherApi):
             raise TransportUnavailable(f"zenoh did not take a frame: {brief(error)}") from error
 
     def _refuse(self) -> None:
+        self._check_usable()  # closed meanwhile by another thread
         if self._router is None:
             raise UsageError("initialize() comes before send()")
         raise TransportUnavailable(f"the router at {self._address} is not connected")
@@ -186,11 +202,13 @@ class ZenohPublisher(PublisherApi):
         if self._router is not None:
             self._router.stop()
             self._router.join()
-        if self._answerer is not None and self._answerer is not threading.current_thread():
-            self._answerer.join()
+        if threading.current_thread() not in self._answerers:
+            for thread in self._answerers:
+                thread.join()
+        self._sender = None  # it holds what was declared, and with it the session's shared memory
         PROCESS.ends.discard(self)
 
-    def _answer_all(self, questions: Questions) -> None:
+    def _answer_all(self, questions: Questions, answer: Callable[[zenoh.Query], None]) -> None:
         while True:
             try:
                 query = questions.recv()
@@ -198,18 +216,22 @@ class ZenohPublisher(PublisherApi):
                 return
             with query:  # until it is left, the asker waits
                 try:
-                    self._answer(query)
+                    answer(query)
                 except zenoh.ZError as error:
                     self._tally.add("replies_dropped")
                     LOG.debug("an answer could not be sent: %s", brief(error))
 
+    def _confirm(self, query: zenoh.Query) -> None:
+        query.reply(self._settings.keys.sync, b"")
+
     def _answer(self, query: zenoh.Query) -> None:
         question = b"" if query.payload is None else query.payload.to_bytes()
-        if not question:
-            query.reply(self._settings.keys.ask, b"")
+        if not self._settings.keys.is_asked_in_place(str(query.key_expr), question):
+            self._tally.add("not_queries")
+            self._log_garbage("zenoh: %d bytes at %s are no question of that scope", len(question), query.key_expr)
         elif self._handler is not None:
             for reply in self._handler(question):
-                query.reply(self._settings.keys.ask, reply)
+                query.reply(query.key_expr, reply)
 
     def _check_usable(self) -> None:
         PROCESS.check()

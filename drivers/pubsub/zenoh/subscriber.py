@@ -32,7 +32,7 @@ class ZenohSubscriber(SubscriberApi):
         # It drops rather than wait: that would keep a thread of Zenoh, and with it the answers and the signs of life of
         # everybody on that link.
         self._inbox = Inbox(settings.options.receive_queue_bytes_max, name="zenoh receiver")
-        self._tally = Tally(*COUNTED, "barriers_repeated", "queries_dropped", "queries_failed")
+        self._tally = Tally(*COUNTED, "barriers_repeated", "frames_misplaced", "queries_dropped", "queries_failed")
         self._is_running = False
         self._is_closed = False
 

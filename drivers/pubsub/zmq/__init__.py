@@ -76,9 +76,11 @@ class ZmqPubSub(PubSubApi):
         return [endpoints.tcp_address(host, options.publisher_port) for host in options.publishers_ips]
 
     def get_publisher(self) -> ZmqPublisher:
+        self._curve.check_publisher()
         return ZmqPublisher(self.conf, self._curve, self._socket_path())
 
     def get_subscriber(self) -> ZmqSubscriber:
+        self._curve.check_subscriber()
         return ZmqSubscriber(self.conf, self._curve)
 
     def _socket_path(self) -> pathlib.Path | None:

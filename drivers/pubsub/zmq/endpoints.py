@@ -71,13 +71,27 @@ def check_path(path: pathlib.Path) -> None:
 
 
 def use_ipv6(sock: Socket, address: str) -> None:
-    """IPv6 is switched on only where it is asked for: with it, ``*`` would mean other interfaces than without."""
-    if "[" in address:
+    """IPv6 is switched on only where it is needed: with it, ``*`` would mean other interfaces than without, and a name
+    that has addresses of both kinds, as ``localhost`` has, would mean the one that publishers seldom listen on.
+
+    A host name is looked up, which blocks for as long as the system's resolver takes.
+    """
+    if "[" in address or _has_only_ipv6(urlsplit(address).hostname or ""):
         sock.set(zmq.IPV6, 1)
 
 
-def bind_tcp(sock: Socket, host: str, port: int) -> int:
-    """Bind and return the port, which is a free one when ``port`` is 0.  Raises AddressInUse, InvalidConfig."""
+def _has_only_ipv6(host: str) -> bool:
+    if not host or host in WILDCARD_HOSTS or host.replace(".", "").isdigit():
+        return False
+    try:
+        found = {family for family, *_ in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)}
+    except OSError:
+        return False  # nobody knows it now; ZeroMQ looks it up again and again
+    return found == {socket.AF_INET6}
+
+
+def bind_tcp(sock: Socket, host: str, port: int) -> None:
+    """Bind, to a free port when ``port`` is 0: `bound_to` tells which.  Raises AddressInUse, InvalidConfig."""
     address = tcp_address(_numeric(host), port or "*")
     use_ipv6(sock, address)
     try:
@@ -91,8 +105,12 @@ def bind_tcp(sock: Socket, host: str, port: int) -> int:
         if error.errno in (errno.EADDRNOTAVAIL, errno.ENODEV, errno.EINVAL, errno.EACCES):
             raise InvalidConfig(f"{address} cannot be bound to: {error}") from error
         raise DriverError(f"{address} cannot be bound to: {error}") from error
-    bound = sock.getsockopt_string(zmq.LAST_ENDPOINT)
-    return int(bound.rpartition(":")[2])
+
+
+def bound_to(sock: Socket) -> tuple[str, int]:
+    """Host and port of a socket that is bound by tcp."""
+    parts = urlsplit(sock.getsockopt_string(zmq.LAST_ENDPOINT))
+    return parts.hostname or "", parts.port or 0
 
 
 def _numeric(host: str) -> str:

@@ -23,12 +23,14 @@ import zmq
 from oslo_config import cfg
 
 from drivers.pubsub.zmq import endpoints
+from drivers.pubsub.zmq.descriptors import SOCKET, check_room
 from drivers.pubsub.zmq.endpoints import Socket
 from drivers.pubsub.zmq.options import GROUP
 from drivers.pubsub.zmq.security import Curve
 from drivers.pubsub.zmq.wire import NONCE_BYTES, SYNC, Echo, unpack_echo
 from pubsub_api.counting import Tally
 from pubsub_api.driver import Connected, Disconnected, LinkReport, Subscribed
+from pubsub_api.errors import LimitReached
 
 LOG = logging.getLogger(__name__)
 
@@ -96,12 +98,16 @@ class Link:
         self.deadline = None
         try:
             self._open(prefixes)
+        except LimitReached as error:
+            self.lost = str(error)
+            self._is_refused = True  # waiting alone does not help against it, so it is told
         except zmq.ZMQError as error:
             self.lost = str(error)
         else:
             self._start_barrier(now)
 
     def _open(self, prefixes: list[bytes]) -> None:
+        check_room(3 * SOCKET, f"the link to {self.address}")  # frames, its monitor, and questions
         sub = self.sub = self._new_socket(zmq.SUB)
         # Unlimited: ZeroMQ drops, silently, subscriptions that exceed it.  Their number is that of the filters.
         sub.set(zmq.SNDHWM, 0)
@@ -227,16 +233,26 @@ class Link:
         self._reopen_s = self._options.reconnect_interval
         return [Connected(self.address)]
 
-    def on_deadline(self, now: float) -> None:
-        """The publisher has not echoed: try another nonce.  The first may have been lost in a full queue."""
+    def on_deadline(self, now: float) -> list[LinkReport]:
+        """The publisher has not echoed: try another nonce.  The first may have been lost in a full queue.
+
+        A link that never was up is told to be down then, with the reason: a plain ZeroMQ publisher answers nobody, and
+        whoever waits for the link should learn why it waits.  What such a publisher sends is passed on all the same.
+        """
         self._unanswered += 1
         self._tally.add("barriers_repeated")
+        reports: list[LinkReport] = []
         if self._unanswered == 1:
             LOG.warning(
                 "%s has not confirmed the subscriptions within %s s. It is overloaded, or no publisher of Heliograph; "
                 "asking on", self.address, self._options.barrier_timeout,
             )  # fmt: skip
+            if not self.is_up and not self._is_loss_told:
+                self._is_loss_told = True
+                reason = "connected, but subscriptions are not confirmed: overloaded, or no publisher of Heliograph"
+                reports.append(Disconnected(self.address, reason))
         self._start_barrier(now)
+        return reports
 
     def _start_barrier(self, now: float) -> None:
         assert self.sub is not None

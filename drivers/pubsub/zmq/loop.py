@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterable
 import zmq
 from oslo_config import cfg
 
+from drivers.pubsub.zmq.descriptors import CONTEXT, check_room
 from drivers.pubsub.zmq.endpoints import Socket
 from drivers.pubsub.zmq.link import Link
 from drivers.pubsub.zmq.options import GROUP
@@ -31,8 +32,9 @@ from pubsub_api.core.frame import is_frame
 from pubsub_api.core.topics import check_topic
 from pubsub_api.counting import Tally
 from pubsub_api.driver import Disconnected, LinkReport
-from pubsub_api.errors import InvalidTopic
+from pubsub_api.errors import InvalidTopic, LimitReached
 from pubsub_api.guarding import GuardedReceiver
+from pubsub_api.threads import start_thread
 
 LOG = logging.getLogger(__name__)
 
@@ -55,6 +57,7 @@ class ReceiveLoop:
         self._curve = curve
         self._receiver = receiver
         self._tally = tally
+        check_room(CONTEXT, "a subscriber")
         self._context: zmq.Context[Socket] = zmq.Context()
         self._context.set(zmq.MAX_SOCKETS, _SOCKETS_MAX)
         self._waker = Waker()
@@ -74,7 +77,12 @@ class ReceiveLoop:
     # -- called from any thread
 
     def start(self) -> None:
-        self._threads[0].start()
+        """Raises LimitReached, and leaves nothing open then."""
+        try:
+            start_thread(self._threads[0])
+        except LimitReached:
+            self._release()
+            raise
 
     @property
     def is_alive(self) -> bool:
@@ -157,8 +165,13 @@ class ReceiveLoop:
     def _relieve(self) -> None:
         """Go on in a new thread.  Called while the present one is lent, so nobody uses what it owned."""
         successor = self._new_thread()
-        self._threads = [thread for thread in self._threads if thread.is_alive()] + [successor]
-        successor.start()
+        former = self._threads
+        self._threads = [thread for thread in former if thread.is_alive()] + [successor]
+        try:
+            start_thread(successor)
+        except LimitReached:
+            self._threads = former  # the present one goes on when it comes back
+            raise
 
     def _turn(self) -> None:
         """Wait for something to happen, and handle it."""
@@ -192,8 +205,9 @@ class ReceiveLoop:
             if link.sub is None:
                 self._open(link)
             else:
-                link.on_deadline(time.monotonic())
+                reports = link.on_deadline(time.monotonic())
                 self._watch.look_at_all()
+                self._report(reports)
 
     def _open(self, link: Link) -> None:
         link.open(self._prefixes.in_use(), time.monotonic())
@@ -214,7 +228,7 @@ class ReceiveLoop:
     def _drop_if_lost(self, link: Link) -> None:
         if link.lost is None:
             return
-        for _ in range(self._drain_bursts_max):
+        for _ in range(self._drain_bursts_max if link.sub is not None else 0):
             is_more = self._read_burst(link)
             self._pass_on()
             if not is_more:

@@ -12,6 +12,7 @@ from pubsub_api import config
 from pubsub_api.errors import InvalidConfig
 
 GROUP = "zmq"
+_MIB = 1024 * 1024
 WILDCARD_HOSTS = frozenset({"*", "0.0.0.0", "::"})
 
 
@@ -21,6 +22,10 @@ def _seconds(name: str, default: float, low: float, high: float, help_text: str)
 
 def _frames(name: str, default: int, help_text: str) -> cfg.Opt:
     return cfg.Opt(name, type=types.Integer(min=1, max=1_000_000), default=default, help=f"{help_text} Frames.")
+
+
+def _bytes(name: str, default: int, help_text: str) -> cfg.Opt:
+    return cfg.Opt(name, type=types.Integer(min=65_536, max=2**40), default=default, help=f"{help_text} Bytes.")
 
 
 def _file(name: str, help_text: str) -> cfg.Opt:
@@ -40,6 +45,10 @@ OPTIONS: Sequence[cfg.Opt] = (
     _seconds("send_wait_interval", 1.0, 0.01, 3600.0, "After a subscriber was waited for in vain, none is for this "
              "time: one that stands still costs the others send_wait once in it."),
     _frames("receive_hwm", 1000, "Frames that wait at the subscriber, per publisher, until they are read."),
+    _bytes("peer_bytes_max", 4 * _MIB, "What one connection may cost a publisher: subscriptions, questions that it has "
+           "not read yet, answers that the other end has not taken. One that costs more is cut."),
+    _bytes("peers_bytes_max", 64 * _MIB, "The same for all connections of a publisher together. Raise it where very "
+           "many subscribers have very many filters."),
     cfg.Opt("linger_ms", type=types.Integer(min=0, max=60_000), default=1000,
             help="How long close() waits for frames that have not left yet. Milliseconds."),
     _seconds("barrier_timeout", 2.0, 0.05, 60.0, "A publisher that has not confirmed the subscriptions of a link "
@@ -67,6 +76,8 @@ def check(conf: cfg.ConfigOpts) -> None:
     options = conf[GROUP]
     if options.reconnect_interval_max < options.reconnect_interval:
         raise InvalidConfig("[zmq] reconnect_interval_max is shorter than reconnect_interval")
+    if options.peers_bytes_max < options.peer_bytes_max:
+        raise InvalidConfig("[zmq] peers_bytes_max, for all connections, is smaller than peer_bytes_max, for one")
     if options.heartbeat_timeout < options.heartbeat_interval:
         raise InvalidConfig("[zmq] heartbeat_timeout is shorter than heartbeat_interval: every idle link would be lost")
 

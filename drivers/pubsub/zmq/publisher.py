@@ -11,7 +11,6 @@ waited for during ``send_wait_interval``.  The layer above numbers frames, so th
 
 from __future__ import annotations
 
-import errno
 import logging
 import os
 import pathlib
@@ -23,26 +22,31 @@ import zmq
 from oslo_config import cfg
 
 from drivers.pubsub.zmq import endpoints
+from drivers.pubsub.zmq.answers import RETRY_MS, Answers
+from drivers.pubsub.zmq.descriptors import CONTEXT, SOCKET, check_room
+from drivers.pubsub.zmq.door import Door
 from drivers.pubsub.zmq.endpoints import Socket
 from drivers.pubsub.zmq.options import GROUP, WILDCARD_HOSTS
 from drivers.pubsub.zmq.process import ForkGuard, Waker
 from drivers.pubsub.zmq.security import ZAP_ADDRESS, Curve, answer_zap
 from drivers.pubsub.zmq.wire import NONCE_BYTES, NUL, SYNC, Echo, pack_echo
 from pubsub_api import config
-from pubsub_api.core.frame import is_frame
 from pubsub_api.counting import Tally
 from pubsub_api.driver import PublisherApi, PublisherReport, QueryHandler
 from pubsub_api.errors import Closed, TransportUnavailable, UsageError
 from pubsub_api.guarding import GuardedHandler
+from pubsub_api.threads import start_thread
 
 LOG = logging.getLogger(__name__)
 
 _SNDMORE = zmq.SNDMORE
 _SUBSCRIBE_SYNC = b"\x01" + SYNC
 _PER_TURN = 64
-"""Subscriptions, or queries, handled before somebody else gets a turn."""
-_SUBSCRIPTION_BYTES_MAX = 4096
+"""Subscriptions handled before somebody else gets a turn."""
+_SUBSCRIPTION_BYTES_MAX = 1024
 """More than any topic of ours needs; a peer that sends more is disconnected."""
+_REPLIES_MIN = 4
+"""Fewer in the queue of an asker would make it wait for each of them."""
 
 
 class ZmqPublisher(PublisherApi):
@@ -61,9 +65,17 @@ class ZmqPublisher(PublisherApi):
         self._router: Socket | None = None
         self._zap: Socket | None = None
         self._handler: GuardedHandler | None = None
-        self._tally = Tally("slow_subscribers", "echoes_dropped", "replies_dropped", "not_queries")
+        self._answers: Answers | None = None
+        self._tally = Tally(
+            "slow_subscribers", "echoes_dropped", "replies_dropped", "not_queries", "connections_cut", "keys_refused",
+            "keys_unreadable",
+        )  # fmt: skip
+        self._allowed = curve.allowed_keys()
+        self._door = Door(conf[GROUP], self._allowed, self._tally)
         self._files: list[endpoints.SocketFile] = []
         self._incoming: list[tuple[Socket, int]] = []
+        self._is_in_message = False
+        """What was read last from subscribers has more parts."""
         self._descriptor = -1
         self._drops_until = 0.0
         """While frames are dropped for slow subscribers, until when; else 0."""
@@ -75,18 +87,20 @@ class ZmqPublisher(PublisherApi):
         self._check_usable()
         if self._context is not None:
             raise UsageError("initialize was called already")
+        check_room(CONTEXT + 2 * SOCKET, "a publisher")
         self._context = zmq.Context()
         try:
             self._open_zap()
             self._xpub = self._open_xpub()
+            self._incoming = [(self._xpub, int(zmq.POLLIN))]
+            self._descriptor = self._xpub.fileno()
+            self._waker = Waker()
+            thread = threading.Thread(target=self._run, name=f"zmq-publisher-{self.address}", daemon=True)
+            start_thread(thread)
+            self._thread = thread
         except BaseException:
             self._release()
             raise
-        self._incoming = [(self._xpub, int(zmq.POLLIN))]
-        self._descriptor = self._xpub.fileno()
-        self._waker = Waker()
-        self._thread = threading.Thread(target=self._run, name=f"zmq-publisher-{self.address}", daemon=True)
-        self._thread.start()
 
     @property
     def address(self) -> str:
@@ -163,16 +177,12 @@ class ZmqPublisher(PublisherApi):
         with self._lock:
             if self._context is None or self._waker is None or self._handler is not None:
                 raise UsageError("serve is called once, after initialize")
-            router = self._new_socket(zmq.ROUTER)
-            # Questions are small; nobody may make us buffer more than a frame.
-            router.set(zmq.MAXMSGSIZE, self._conf[config.GROUP].frame_bytes_max)
-            try:
-                port = self._bind(router, query=True)
-            except BaseException:
-                router.close(0)
-                raise
+            check_room(SOCKET, "answering queries")
+            router = self._open_router()
+            port = 0 if self._path is not None else endpoints.bound_to(router)[1]
             self._router = router
             self._handler = GuardedHandler(handler)
+            self._answers = Answers(router, self._handler, self._door, self._tally, self.address)
             self._echo = self._echo._replace(serves=True, query_port=port)
         self._waker.wake()
 
@@ -197,7 +207,7 @@ class ZmqPublisher(PublisherApi):
     # -- opening and closing
 
     def _open_zap(self) -> None:
-        if self._curve.allowed is None or self._context is None:
+        if self._allowed is None or self._context is None:
             return
         self._zap = self._context.socket(zmq.REP)
         self._zap.set(zmq.LINGER, 0)
@@ -211,11 +221,32 @@ class ZmqPublisher(PublisherApi):
         xpub.set(zmq.XPUB_NODROP, 1)
         xpub.set(zmq.SNDTIMEO, int(self._conf[GROUP].send_wait * 1000))
         try:
-            self._port = self._bind(xpub)
+            self._bind(xpub)
         except BaseException:
             xpub.close(0)
             raise
+        if self._path is None:
+            self._port = endpoints.bound_to(xpub)[1]
+        self._door.name = self.address
         return xpub
+
+    def _open_router(self) -> Socket:
+        router = self._new_socket(zmq.ROUTER)
+        # Questions are small; nobody may make us buffer more than a frame.
+        router.set(zmq.MAXMSGSIZE, self._conf[config.GROUP].frame_bytes_max)
+        # A full queue, and an asker that is gone, are told at once instead of being passed over.
+        router.set(zmq.ROUTER_MANDATORY, 1)
+        router.set(zmq.SNDTIMEO, 0)
+        if self._path is not None:
+            # The system does not tell how much of a socket file's other end has read, so replies are counted.
+            replies = self._conf[GROUP].peer_bytes_max // self._conf[config.GROUP].reply_bytes_max
+            router.set(zmq.SNDHWM, max(_REPLIES_MIN, replies))
+        try:
+            self._bind(router, query=True)
+        except BaseException:
+            router.close(0)
+            raise
+        return router
 
     def _new_socket(self, kind: int) -> Socket:
         assert self._context is not None
@@ -230,14 +261,17 @@ class ZmqPublisher(PublisherApi):
         self._curve.secure_server(sock)
         return sock
 
-    def _bind(self, sock: Socket, *, query: bool = False) -> int:
+    def _bind(self, sock: Socket, *, query: bool = False) -> None:
         if self._path is not None:
             path = endpoints.query_path(self._path) if query else self._path
             self._files.append(endpoints.bind_ipc(sock, path))
-            return 0
+            self._door.watch_path(path)
+            return
         options = self._conf[config.GROUP]
         port = self._conf[GROUP].query_port if query else options.publisher_port
-        return endpoints.bind_tcp(sock, options.publisher_bind_address, port)
+        endpoints.bind_tcp(sock, options.publisher_bind_address, port)
+        host, port = endpoints.bound_to(sock)
+        self._door.watch_port(port, "" if host in WILDCARD_HOSTS else host)
 
     def _release(self) -> None:
         """Close what is open.  Ending the context waits, up to ``linger_ms``, for frames that have not left."""
@@ -274,7 +308,7 @@ class ZmqPublisher(PublisherApi):
 
     def _handle_events(self) -> None:
         """Wait and handle until there is another set of sockets to wait for, or the end."""
-        xpub, waker, zap, router = self._xpub, self._waker, self._zap, self._router
+        xpub, waker, zap, router, answers = self._xpub, self._waker, self._zap, self._router, self._answers
         assert xpub is not None
         assert waker is not None
         poller = zmq.Poller()
@@ -285,13 +319,17 @@ class ZmqPublisher(PublisherApi):
             if sock is not None:
                 poller.register(sock, zmq.POLLIN)
         while not self._is_closed and router is self._router:
-            ready = {source for source, _ in poller.poll()}
+            wait_ms = RETRY_MS if answers is not None and answers.is_waiting else self._door.wait_ms(time.monotonic())
+            ready = {source for source, _ in poller.poll(wait_ms)}
             if waker.fd in ready:
                 waker.clear()
-            if zap in ready and zap is not None and self._curve.allowed is not None:
-                answer_zap(zap, self._curve.allowed)
-            if router in ready and router is not None:
-                self._answer_queries(router)
+            if zap in ready and zap is not None and self._allowed is not None:
+                answer_zap(zap, self._allowed, self._tally)
+            if answers is not None:
+                answers.go_on()
+                if router in ready:
+                    answers.read()
+            self._door.look()
             with self._lock:
                 self._read_subscriptions(xpub)
 
@@ -301,8 +339,10 @@ class ZmqPublisher(PublisherApi):
             if not zmq.zmq_poll(self._incoming, 0):
                 return
             message = xpub.recv()
-            while xpub.get(zmq.RCVMORE):
-                xpub.recv()
+            # One part at a time: a message may have any number of them, and senders wait for the lock.
+            is_tail, self._is_in_message = self._is_in_message, bool(xpub.get(zmq.RCVMORE))
+            if is_tail or self._is_in_message:
+                continue  # subscriptions have one part
             if message.startswith(_SUBSCRIBE_SYNC) and len(message) == len(_SUBSCRIBE_SYNC) + NONCE_BYTES:
                 self._echo_nonce(xpub, message[1:])
         if self._waker is not None:
@@ -316,28 +356,3 @@ class ZmqPublisher(PublisherApi):
             LOG.debug("%s: a subscriber that is behind gets its echo when it asks again", self.address)
         else:
             xpub.send(pack_echo(self._echo))
-
-    def _answer_queries(self, router: Socket) -> None:
-        for _ in range(_PER_TURN):
-            try:
-                asker, *question = router.recv_multipart(zmq.NOBLOCK)
-            except zmq.Again:
-                return
-            if len(question) == 1 and is_frame(question[0]):
-                self._answer(router, asker, question[0])
-            else:
-                self._tally.add("not_queries")
-                LOG.debug("%s: a message of %d parts that is no query was dropped", self.address, len(question))
-
-    def _answer(self, router: Socket, asker: bytes, query: bytes) -> None:
-        """Send the handler's replies.  An asker that is gone, or does not read them, loses them: nothing blocks."""
-        assert self._handler is not None
-        try:
-            for reply in self._handler(query):
-                router.send(asker, _SNDMORE)
-                router.send(reply)
-        except zmq.ZMQError as error:
-            if error.errno not in (errno.EAGAIN, errno.EHOSTUNREACH):
-                raise
-            self._tally.add("replies_dropped")
-            LOG.debug("%s: an asker has gone before its answer", self.address)

@@ -2,6 +2,8 @@
 
 Publishers are the servers of a CURVE handshake and subscribers its clients, on the query sockets too.  Key files are
 certificates as ``zmq.auth`` writes them.  Without keys links are open, which is why addresses are loopback by default.
+With keys for the other side only, an end is refused: it would listen, or connect, in clear where encryption was asked
+for.
 """
 
 from __future__ import annotations
@@ -16,11 +18,16 @@ import zmq.auth
 from oslo_config import cfg
 from zmq.utils import z85
 
+from drivers.pubsub.zmq.allowed_keys import AllowedKeys
 from drivers.pubsub.zmq.endpoints import Socket
 from drivers.pubsub.zmq.options import GROUP
+from pubsub_api.counting import Tally
 from pubsub_api.errors import DriverDependencyMissing, InvalidConfig
+from pubsub_api.seldom import SeldomLog
 
 LOG = logging.getLogger(__name__)
+
+_log_refusal = SeldomLog(LOG)
 
 ZAP_ADDRESS = "inproc://zeromq.zap.01"
 _ZAP_DOMAIN = b"heliograph"
@@ -42,11 +49,14 @@ class Curve:
         self._server_public = _public_key(options.curve_server_public_key_file)
         self._client = _key_pair(options.curve_secret_key_file)
         self._check_client(_public_key(options.curve_public_key_file))
-        self.allowed: AllowedKeys | None = None
+        self._allowed_dir: pathlib.Path | None = None
         if options.curve_allowed_keys_dir:
             if self._server is None:
-                raise InvalidConfig("[zmq] curve_allowed_keys_dir needs curve_server_secret_key_file: links are open")
-            self.allowed = AllowedKeys(pathlib.Path(options.curve_allowed_keys_dir))
+                raise InvalidConfig(
+                    "[zmq] curve_allowed_keys_dir needs curve_server_secret_key_file: without it links are open"
+                )
+            self._allowed_dir = pathlib.Path(options.curve_allowed_keys_dir)
+            self.allowed_keys()
         if (self._server or self._client) and not zmq.has("curve"):
             raise DriverDependencyMissing("the installed libzmq was built without CURVE, which [zmq] curve_* asks for")
 
@@ -58,6 +68,26 @@ class Curve:
         if public is not None and (self._client is None or self._client.public != public):
             raise InvalidConfig("[zmq] curve_public_key_file is not the public half of curve_secret_key_file")
 
+    def check_publisher(self) -> None:
+        """Raises InvalidConfig when keys are configured, but not those that a publisher needs."""
+        if self._client is not None and self._server is None:
+            raise InvalidConfig(
+                "[zmq] curve_secret_key_file is set and curve_server_secret_key_file is not: a publisher would listen "
+                "in clear. Give it its own key, or leave all curve_ options out"
+            )
+
+    def check_subscriber(self) -> None:
+        """Raises InvalidConfig when keys are configured, but not those that a subscriber needs."""
+        if self._server is not None and self._client is None:
+            raise InvalidConfig(
+                "[zmq] curve_server_secret_key_file is set and curve_secret_key_file is not: a subscriber would trust "
+                "publishers without a key. Set curve_secret_key_file and curve_server_public_key_file as well"
+            )
+
+    def allowed_keys(self) -> AllowedKeys | None:
+        """Those that one publisher lets in; None when that is everybody.  Raises InvalidConfig."""
+        return AllowedKeys(self._allowed_dir) if self._allowed_dir is not None else None
+
     def secure_server(self, sock: Socket) -> None:
         """To be called before the socket is bound."""
         if self._server is None:
@@ -65,7 +95,7 @@ class Curve:
         sock.set(zmq.CURVE_SERVER, 1)
         sock.set(zmq.CURVE_PUBLICKEY, self._server.public)
         sock.set(zmq.CURVE_SECRETKEY, self._server.secret)
-        if self.allowed is not None:
+        if self._allowed_dir is not None:
             sock.set(zmq.ZAP_DOMAIN, _ZAP_DOMAIN)
 
     def secure_client(self, sock: Socket) -> None:
@@ -77,38 +107,17 @@ class Curve:
         sock.set(zmq.CURVE_SECRETKEY, self._client.secret)
 
 
-class AllowedKeys:
-    """The public keys in a directory, which is read again when it changes, and for a key that is not there.  If that
-    fails, the old ones stay."""
-
-    def __init__(self, directory: pathlib.Path) -> None:
-        self._directory = directory
-        try:
-            self._changed_ns, self._keys = self._read()
-        except (OSError, ValueError) as error:
-            raise InvalidConfig(f"[zmq] curve_allowed_keys_dir: {error}") from error
-
-    def __contains__(self, public: object) -> bool:
-        try:
-            if public not in self._keys or self._directory.stat().st_mtime_ns != self._changed_ns:
-                self._changed_ns, self._keys = self._read()
-        except (OSError, ValueError) as error:
-            LOG.error("The allowed CURVE keys cannot be read again, the old ones stay in effect: %s", error)
-        return public in self._keys
-
-    def _read(self) -> tuple[int, frozenset[bytes]]:
-        changed_ns = self._directory.stat().st_mtime_ns
-        return changed_ns, frozenset(zmq.auth.load_certificates(self._directory))
-
-
-def answer_zap(sock: Socket, allowed: AllowedKeys) -> None:
+def answer_zap(sock: Socket, allowed: AllowedKeys, tally: Tally) -> None:
     """Answer one question of libzmq: may the client with this key connect?  Reads one message, sends one."""
     request = sock.recv_multipart()
     is_curve = len(request) == _ZAP_CURVE_PARTS and request[0] == _ZAP_VERSION and request[5] == b"CURVE"
     key = z85.encode(request[6]) if is_curve else b""
-    is_allowed = key in allowed
+    is_allowed = is_curve and allowed.may_enter(key, tally)
     if not is_allowed:
-        LOG.warning("A subscriber at %s was refused: its CURVE key is not allowed", request[3].decode(errors="replace"))
+        tally.add("keys_refused")
+        _log_refusal(
+            "A subscriber at %s was refused: its CURVE key is not allowed", request[3].decode(errors="replace")
+        )
     status, text = (b"200", b"OK") if is_allowed else (b"400", b"key not allowed")
     sock.send_multipart([_ZAP_VERSION, request[1], status, text, key if is_allowed else b"", b""])
 

@@ -56,12 +56,13 @@ class ZmqSubscriber(SubscriberApi):
         with self._lock:
             if self._receiver is None or self._loop is not None:
                 raise UsageError("daemonize is called once, after initialize")
-            loop = self._loop = ReceiveLoop(self._conf, self._curve, self._receiver, self._tally)
+            loop = ReceiveLoop(self._conf, self._curve, self._receiver, self._tally)
             for topic_filter in self._filters:
                 loop.post(functools.partial(loop.add_filter, topic_filter))
             for address in self._addresses:
                 loop.post(functools.partial(loop.add_link, address))
             loop.start()
+            self._loop = loop
 
     @property
     def is_running(self) -> bool:

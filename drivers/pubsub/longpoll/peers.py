@@ -1,0 +1,50 @@
+"""How many sessions a publisher gives to one peer, so that nobody alone can take those of everybody.  Sans-IO."""
+
+from __future__ import annotations
+
+import collections
+
+CONNECTION_SESSIONS_MAX = 64
+"""A subscriber has a connection of its own and one session on it, and some that are not forgotten yet after breaks."""
+
+
+class PeerSessions:
+    """Counts sessions by connection and by host.  A host gets half of all at most."""
+
+    def __init__(self, sessions_max: int) -> None:
+        self._host_max = max(1, sessions_max // 2)
+        self._by_connection: collections.Counter[str] = collections.Counter()
+        self._by_host: collections.Counter[str] = collections.Counter()
+
+    def refusal(self, connection: str) -> str | None:
+        """The limit that one more session of this connection would exceed; None when it may have one.
+
+        ``connection`` names address and port of the peer; empty, when it is not known, is nobody's.
+        """
+        if not connection:
+            return None
+        if self._by_connection[connection] >= CONNECTION_SESSIONS_MAX:
+            return f"the number of sessions of one connection ({CONNECTION_SESSIONS_MAX})"
+        if self._by_host[_host(connection)] >= self._host_max:
+            return f"the number of sessions of one host (half of sessions_max, {self._host_max})"
+        return None
+
+    def add(self, connection: str) -> None:
+        if connection:
+            self._by_connection[connection] += 1
+            self._by_host[_host(connection)] += 1
+
+    def remove(self, connection: str) -> None:
+        if connection:
+            _count_down(self._by_connection, connection)
+            _count_down(self._by_host, _host(connection))
+
+
+def _host(connection: str) -> str:
+    return connection.rpartition(":")[0]
+
+
+def _count_down(counts: collections.Counter[str], name: str) -> None:
+    counts[name] -= 1
+    if not counts[name]:
+        del counts[name]

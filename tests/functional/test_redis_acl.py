@@ -1,0 +1,235 @@
+"""The ACL of a real Redis server holds for questions and answers, too, with the very lines of docs/security.md."""
+
+from __future__ import annotations
+
+import pathlib
+import re
+from collections.abc import Callable, Iterator
+
+import pytest
+import redis
+
+from publisher_service.sequencer import Sequencer
+from pubsub_api import Event, History, Publisher
+from pubsub_api.core import frame as frames
+from pubsub_api.core import messages
+from pubsub_api.core.events import encode_event
+from pubsub_api.core.frame import Kind
+from pubsub_api.core.messages import Query
+from pubsub_api.errors import NotPermitted
+from pubsub_api.testing.frames import Frames
+from tests.functional.conftest import Bus, Consumer
+from tests.redis_ends import PATIENT, Ends
+from tests.servers import RedisServer
+from tests.waiting import WAIT_S, wait_until
+
+SECURITY = pathlib.Path(__file__).resolve().parents[2] / "docs" / "security.md"
+GUID = bytes(16)
+
+
+def acl_lines() -> list[str]:
+    """What docs/security.md gives to ``ACL SETUSER``."""
+    text = SECURITY.read_text().replace("\\\n", " ")
+    return re.findall(r"^ACL SETUSER (.+)$", text, re.MULTILINE)
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[RedisServer]:
+    half = "half on >secret resetchannels &heliograph:$* &heliograph:$ask:* &heliograph:tenant-7/* +@all"
+    with RedisServer(password="s3cr3t", acl=[*acl_lines(), half]) as server:
+        yield server
+
+
+UrlOf = Callable[[str], str]
+
+
+@pytest.fixture
+def url_of(server: RedisServer) -> UrlOf:
+    return lambda user: f"redis://{user}:secret@127.0.0.1:{server.port}/0?{PATIENT}"
+
+
+@pytest.fixture
+def ends() -> Iterator[Ends]:
+    ends = Ends()
+    yield ends
+    ends.close()
+
+
+@pytest.fixture
+def open_bus(url_of: UrlOf) -> Iterator[Callable[..., Bus]]:
+    opened: list[Bus] = []
+
+    def open_bus(user: str, options: str = "") -> Bus:
+        opened.append(Bus("redis", url_of(user) + options))
+        return opened[-1]
+
+    yield open_bus
+    for bus in opened:
+        bus.close()
+
+
+def event(topic: str, number: int) -> Event:
+    return Event(topic=topic, table="port", key=f"p{number}", action="set", value=number, version=number)
+
+
+def question(scope: str, *, header: str = "", topics: tuple[str, ...] = ("tenant-8/#",)) -> bytes:
+    """Asks for all that the publisher remembers of another tenant's topics."""
+    query = Query(id=1, topics=list(topics), history=True)
+    query.scope = scope  # not checked here, as a liar would not
+    return frames.pack(Kind.QUERY, GUID, header or scope, messages.encode(query))
+
+
+def test_a_tenant_is_repaired_and_told_its_history_by_a_publisher_of_all(open_bus: Callable[..., Bus]) -> None:
+    publisher = open_bus("platform").session().publisher()
+    publisher.send_events(
+        [event(topic, number) for topic in ("tenant-7/port", "tenant-8/port") for number in (1, 2, 3)]
+    )
+    consumer = Consumer()
+    subscriber = open_bus("tenant-7").session().subscriber(["tenant-7/#"], consumer.on_event, history=History())
+    subscriber.wait_ready(timeout_s=WAIT_S)
+    wait_until(lambda: len(consumer.events) == 3, WAIT_S, "its own history")
+    assert {item.topic for item in consumer.events} == {"tenant-7/port"}
+    assert subscriber.statistics().driver["messages_refused"] == 0
+
+
+def test_the_publisher_of_a_tenant_answers_who_asks_for_its_topics(open_bus: Callable[..., Bus]) -> None:
+    publisher = open_bus("tenant-7", "&answer_scopes=tenant-7/%23").session().publisher()
+    publisher.send_events([event("tenant-7/port", number) for number in (1, 2, 3)])
+    for user, filters in (("tenant-7", ["tenant-7/port"]), ("platform", ["tenant-7/#", "tenant-8/#"])):
+        consumer = Consumer()
+        subscriber = open_bus(user).session().subscriber(filters, consumer.on_event, history=History())
+        subscriber.wait_ready(timeout_s=WAIT_S)
+        wait_until(lambda: len(consumer.events) == 3, WAIT_S, f"the history, by {user}")  # noqa: B023
+
+
+@pytest.mark.parametrize("scope", ["tenant-8/#", "tenant-8/port", "#", "$control"])
+def test_a_tenant_cannot_ask_in_the_scope_of_others(
+    open_bus: Callable[..., Bus], url_of: UrlOf, ends: Ends, scope: str
+) -> None:
+    publisher = open_bus("platform").session().publisher()
+    publisher.send_event(event("tenant-8/port", 1))
+    asked_before = publisher.statistics().queries
+    asker, heard = ends.subscriber(url_of("tenant-7"), "tenant-7/#")
+    asker.query(question(scope, topics=("tenant-8/port",)))
+    # The channel of the answer and the question itself are refused.
+    wait_until(lambda: asker.counters["messages_refused"] == 2, WAIT_S, "the refusals")
+    asker.query(question("tenant-7/#", topics=("tenant-7/#",)))
+    assert heard.wait_frames(1)  # an answer that came later
+    assert publisher.statistics().queries == asked_before + 1
+    assert not [frame for frame in heard.frames if b"tenant-8" in frame]
+
+
+def test_a_question_that_lies_about_its_scope_is_refused(
+    open_bus: Callable[..., Bus], url_of: UrlOf, ends: Ends
+) -> None:
+    publisher = open_bus("platform").session().publisher()
+    publisher.send_event(event("tenant-8/port", 1))
+    asker, heard = ends.subscriber(url_of("tenant-7"), "tenant-7/#")
+    for body in ("tenant-8/#", "#", "$control", "tenant-7/#"):
+        asker.query(question(body, header="tenant-7/#"))
+    wait_until(lambda: publisher.statistics().bad_queries == 4, WAIT_S, "the refusals")
+    with redis.Redis.from_url(url_of("tenant-7").partition("?")[0]) as stranger:
+        assert stranger.publish("heliograph:$ask:tenant-7/#", GUID + question("tenant-8/#")) >= 1
+    wait_until(lambda: publisher.statistics().driver["not_queries"] == 1, WAIT_S, "that of another scope's frame")
+    assert not heard.frames
+
+
+@pytest.mark.parametrize(
+    "pattern", ["heliograph:$reply:*", "heliograph:*", "heliograph:$ask:*", "heliograph:$reply:#/*"]
+)
+def test_a_tenant_cannot_listen_to_the_questions_and_answers_of_others(url_of: UrlOf, pattern: str) -> None:
+    with redis.Redis.from_url(url_of("tenant-7").partition("?")[0]) as stranger, stranger.pubsub() as channel:
+        channel.psubscribe(pattern)
+        with pytest.raises(redis.exceptions.NoPermissionError):
+            channel.parse_response()
+
+
+def test_a_frame_in_the_channel_of_another_topic_reaches_nobody(url_of: UrlOf, ends: Ends) -> None:
+    listener, heard = ends.subscriber(url_of("platform"), "#")
+    publisher, _ = ends.publisher(url_of("tenant-7"))
+    made = Frames()
+    own = made.data("tenant-7/port")
+    publisher.send("tenant-7/port", made.data("tenant-8/port"))
+    publisher.send("tenant-7/port", made.data("$control"))
+    publisher.send("tenant-7/port", own)
+    heard.wait_frame(own)
+    assert heard.frames == [own]
+    assert listener.counters["frames_misplaced"] == 2
+
+
+def send_refused(publisher: Publisher, topic: str) -> int:
+    """Send events until it is known that the program may not; returns how many were accepted before."""
+    accepted = 0
+
+    def is_known() -> bool:
+        nonlocal accepted
+        try:
+            publisher.send_event(event(topic, accepted + 1))
+        except NotPermitted:
+            return True
+        accepted += 1
+        return False
+
+    wait_until(is_known, WAIT_S, "the refusal")
+    return accepted
+
+
+def test_what_the_server_refused_is_not_kept_and_not_told(open_bus: Callable[..., Bus]) -> None:
+    """The publisher hears all questions, so that nothing but its cache keeps the events from others."""
+    publisher = open_bus("half").session().publisher()
+    publisher.send_event(event("tenant-7/port", 1))
+    accepted = send_refused(publisher, "tenant-8/port")
+    wait_until(lambda: publisher.statistics().refused == accepted, WAIT_S, "all of them to be dropped")
+    with pytest.raises(NotPermitted, match="tenant-8/port"):
+        publisher.flush(timeout_s=WAIT_S)
+    publisher.flush(timeout_s=WAIT_S)
+    consumer = Consumer()
+    subscriber = open_bus("platform").session().subscriber(["#"], consumer.on_event, history=History())
+    subscriber.wait_ready(timeout_s=WAIT_S)
+    wait_until(lambda: consumer.events, WAIT_S, "the history")
+    publisher.send_event(event("tenant-7/port", 2))
+    wait_until(lambda: len(consumer.events) == 2, WAIT_S, "an event on a topic that is allowed")
+    assert {item.topic for item in consumer.events} == {"tenant-7/port"}
+    assert publisher.heads() == {"tenant-7/port": 2}
+    assert publisher.statistics().cached_frames == 2
+
+
+def test_after_a_permission_is_given_nothing_looks_lost(open_bus: Callable[..., Bus], server: RedisServer) -> None:
+    publisher = open_bus("half").session().publisher()
+    consumer = Consumer()
+    subscriber = (
+        open_bus("platform").session().subscriber(["tenant-9/#"], consumer.on_event, on_resync=consumer.on_resync)
+    )
+    subscriber.wait_ready(timeout_s=WAIT_S)
+    send_refused(publisher, "tenant-9/port")
+    with server.client() as client:
+        client.execute_command("ACL", "SETUSER", "half", "&heliograph:tenant-9/*")
+
+    def is_sent() -> bool:
+        try:
+            publisher.send_event(event("tenant-9/port", 1000))
+        except NotPermitted:
+            return False
+        return True
+
+    wait_until(is_sent, WAIT_S, "the topic to be tried again")
+    publisher.send_event(event("tenant-9/port", 1001))
+    wait_until(lambda: consumer.versions == [1000, 1001], WAIT_S, "both events")
+    assert len(consumer.resyncs) == 1
+    assert subscriber.statistics().gaps == 0
+
+
+def test_a_service_goes_on_with_what_is_permitted(open_bus: Callable[..., Bus]) -> None:
+    publisher = open_bus("half").session().publisher()
+    sequencer = Sequencer(publisher, None, event_bytes_max=1000, streams_max=10)
+    worker = bytes(16)
+    encoded = [encode_event(event("tenant-8/port", 1), 1)]
+
+    def is_refused() -> bool:
+        refused, reason = sequencer.take(worker, 1, [("tenant-8/port", encoded), ("tenant-7/port", encoded)], b"")
+        sequencer.flush()
+        return refused == 1 and "tenant-8/port" in reason
+
+    wait_until(is_refused, WAIT_S, "the refusal")
+    assert sequencer.counters.refused_events == 1
+    assert set(publisher.heads()) == {"tenant-7/port"}

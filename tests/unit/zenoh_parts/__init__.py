@@ -1,0 +1,1 @@
+"""The parts of the Zenoh driver that need no Zenoh."""
