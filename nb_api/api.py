@@ -316,7 +316,7 @@ def _initialized(db: DbApi) -> DbApi:
 
 def _check(conf: cfg.ConfigOpts, *, has_bus: bool) -> None:
     """Refuse what would fail later, one write at a time.  Raises InvalidConfig."""
-    check_group(conf, config.GROUP, notify_config.NOTIFY_OPTIONS)
+    check_group(conf, config.GROUP, notify_config.NOTIFY_OPTIONS, others=config.OPTIONS)
     check_group(conf, notify_config.CACHE_GROUP, notify_config.CACHE_OPTIONS)
     options = conf[config.GROUP]
     room = conf[GROUP].frame_bytes_max - 2 * FRAME_OVERHEAD_BYTES_MAX - _ENVELOPE_BYTES

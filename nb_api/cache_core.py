@@ -18,8 +18,8 @@ a *base*.  An object that moves leaves one topic with a delete and enters anothe
 two streams; of these the set wins.  A cache that follows both topics leaves the delete to the set.
 
 **Merging a snapshot.**  Rows are put like events.  What was held when it began, is in its scope, was not among the rows
-and is not newer than the snapshot is gone at the end.  When the database went back (a restored backup), versions prove
-nothing: then the rows win over everything but what arrived meanwhile.
+and is not newer than the snapshot is gone at the end.  When the database has lost its history (a restored backup),
+versions prove nothing: then the rows win over everything but what arrived meanwhile.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class CacheCore:
     own.
 
     ``position`` is the revision up to which everything is reflected, 0 before the first snapshot.  ``newest`` is the
-    highest version that was ever seen; a database whose revision is lower went back.
+    highest version that was ever seen, of the history that the copy belongs to.
     """
 
     def __init__(self, tables: Iterable[str] | None, filters: Iterable[str], *, tombstones_max: int) -> None:
@@ -72,6 +72,10 @@ class CacheCore:
         self.counters = CacheCounters()
         self.position = 0
         self.newest = 0
+        self.late = self.peak = 0
+        """The last version that came after a higher one, and that.  The owner may set them to 0."""
+        self.heard: list[int] | None = None
+        """The versions of what was applied, when the owner wants them."""
         self.is_telling = True
         """False: differences are counted and not built, because nobody would look at them."""
         self.wants_resync = False
@@ -129,11 +133,12 @@ class CacheCore:
         self.newest = max(self.newest, revision)
         self._forget_up_to(revision)
 
-    def _apply(self, events: Iterable[Event], *, is_feed: bool) -> list[Difference]:
+    def _apply(self, events: Iterable[Event], *, is_feed: bool) -> list[Difference]:  # noqa: PLR0912  see below
         out: list[Difference] = []
         # This runs for every event there is.  So what a frame's events share is looked up once, and an update, which
         # most of them are, is written out here and not called.
         counters, merge, newest, is_telling = self.counters, self._merge, self.newest, self.is_telling
+        position, heard = self.position, self.heard
         name: str | None = None
         topic: str | None = None
         table: str | None = None
@@ -150,8 +155,15 @@ class CacheCore:
             if topic is None or entries is None or not version:
                 self._count_useless(version, is_wanted=topic is not None and entries is not None)
                 continue
-            if version > newest:  # noqa: PLR1730  for every event, and a call would cost as much as all of this
+            if heard is not None:
+                heard.append(version)
+            if version > newest:
                 newest = version
+            elif version <= position:  # reflected, or of a history that the database has lost
+                counters.stale += 1
+                continue
+            else:
+                self.late, self.peak = version, newest
             key = event.key
             held = entries.get(key)
             if event.action == "delete":
@@ -190,7 +202,7 @@ class CacheCore:
     def _is_news(self, event: Event, topic: str, *, is_feed: bool) -> bool:
         """Whether an object that is not held is new, and not one that was deleted."""
         version = event.version
-        if version <= self.position or (version <= self._newest_base and version <= self._base_of(topic)):
+        if version <= self._newest_base and version <= self._base_of(topic):
             return False
         # Of the same version: the object left one topic and enters this one.
         if version < self._tombstones.get((event.table, event.key), 0):
@@ -217,7 +229,7 @@ class CacheCore:
 
     def _delete(self, entries: dict[str, Entry], event: Event, held: Entry | None, out: list[Difference]) -> None:
         version = event.version
-        if (held is not None and version <= held.version) or version <= self.position:
+        if held is not None and version <= held.version:
             self.counters.stale += 1
             return
         goal = moved_to(event)
@@ -243,7 +255,7 @@ class CacheCore:
     def merge(self, revision: int, scope: Iterable[str], *, replaces: bool = False) -> Merge:
         """Begin to merge a snapshot that was taken at ``revision`` with the filters ``scope``.
 
-        ``replaces``: the database went back, and what the snapshot says is true whatever the versions are.
+        ``replaces``: the database has lost its history, and what the snapshot says is true whatever the versions are.
         """
         if replaces:
             self._tombstones.clear()

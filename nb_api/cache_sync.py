@@ -20,6 +20,7 @@ from nb_api.cache_core import CacheCore, Merge
 from nb_api.config import GROUP
 from nb_api.db_api import Snapshot
 from nb_api.errors import ObjectNotFound, RevisionGone, RevisionUnknown, SourceUnavailable
+from nb_api.history_marks import HistoryMarks
 from nb_api.notify_config import CACHE_GROUP
 from nb_api.resync import SyncTask
 from nb_api.slots import SlotCounters, Slots, SlotSettings
@@ -30,7 +31,7 @@ LOG = logging.getLogger(__name__)
 
 EVERYTHING = "#"
 """The filter that selects every topic."""
-_WENT_BACK = "the database went back"
+_AFTER_REPLACING = "a new history"
 
 
 @dataclasses.dataclass
@@ -41,7 +42,9 @@ class SyncCounters:
     topics: int = 0
     deltas: int = 0
     replaced: int = 0
-    """Snapshots after the database went back."""
+    """Snapshots because the database had lost its history, or could not prove it: what was held counted for nothing."""
+    unproven: int = 0
+    """How often it could not, because what the copy had seen was compacted away."""
     escalated: int = 0
     """Deltas that could not be done, so that a snapshot was asked for."""
     rows: int = 0
@@ -73,6 +76,8 @@ class Owner(Protocol):
 
     def need_snapshot(self, reason: str, *, is_awaited: bool = False, is_replacing: bool = False) -> None: ...
 
+    def need_delta(self, reason: str) -> None: ...
+
     def pause(self, seconds: float) -> None:
         """Sleep.  Raises Closed."""
 
@@ -81,9 +86,17 @@ class CacheSync:
     """For one thread."""
 
     def __init__(
-        self, nb: NbApi, core: CacheCore, owner: Owner, *, tables: Sequence[str] | None, source: SnapshotSource | None
+        self,
+        nb: NbApi,
+        core: CacheCore,
+        owner: Owner,
+        marks: HistoryMarks,
+        *,
+        tables: Sequence[str] | None,
+        source: SnapshotSource | None,
     ) -> None:
         """``source`` None: the database itself."""
+        self._marks = marks
         options = nb.conf[CACHE_GROUP]
         self._source = source
         self._repairs_max: int = options.source_repairs_max
@@ -94,46 +107,76 @@ class CacheSync:
         self._portion: int = nb.conf[GROUP].snapshot_portion
         self._delta_portion: int = options.delta_portion
         self._delta_max: int = options.delta_changes_max
+        db_options = nb.conf[GROUP]
+        self._behind_s = None if nb.session is None else 2 * (db_options.outbox_age + db_options.sweep_interval)
         settings = SlotSettings(options.snapshot_slots, options.slot_lease, options.slot_wait_max)
         self._slots = Slots(settings, nb.db, owner.pause)
         self.counters = SyncCounters(slots=self._slots.counters)
         self._told = (0, 0, 0)
         """Objects created, updated and deleted by what is being read."""
+        self._must_replace = False
+        """The history is lost, and no snapshot could be read to its end since."""
 
     def perform(self, task: SyncTask) -> list[Resynced]:
         """What was done.  A delta that cannot be done asks the owner for a snapshot.  Raises DbError, Closed."""
-        newest = self._core.newest  # before the database is asked, which can only have grown since
-        revision = self._db.revision()
-        went_back = revision < newest
+        revision, loss = self._examine()
         if task.is_snapshot:
-            return self._snapshot(task, is_replacing=went_back or task.is_replacing)
-        if went_back:
-            self._escalate(_WENT_BACK, is_replacing=True)
+            return self._snapshot(task, loss=loss)
+        if loss is not None:
+            self._escalate(loss, is_replacing=True)
             return []
         told: list[Resynced] = []
         if task.topics:
             told.append(self._read_topics(task.reason, tuple(sorted(task.topics))))
         if task.is_delta:
             told += self._delta(task.reason, revision)
+        elif not task.topics and self._is_bus_behind():
+            told += self._delta("changes that were not published in time", revision)
         return told
 
-    def _snapshot(self, task: SyncTask, *, is_replacing: bool) -> list[Resynced]:
-        if self._source is not None and not is_replacing:  # a source has what the database was before it went back
+    def _is_bus_behind(self) -> bool:
+        """Whether changes wait in the outbox for longer than a sweeper that works lets them: nobody else would tell."""
+        return self._behind_s is not None and bool(self._db.unpublished(older_than_s=self._behind_s, limit=1))
+
+    def _examine(self) -> tuple[int, str | None]:
+        """The database's newest revision, and why its history is not the one that the copy belongs to, if it is not."""
+        asked = self._marks.pending(self._core.newest)
+        check = self._db.check_history(asked)
+        loss: str | None = None
+        if check.lost is not None:
+            loss = f"the database has lost its history: revision {check.lost} is not part of it"
+        elif self._marks.is_unproven(check):
+            self.counters.unproven += 1
+            loss = "the database cannot prove its history: what was seen of it is compacted away"
+        else:
+            self._marks.proved(asked, check.newest)
+        return check.newest, loss
+
+    def _snapshot(self, task: SyncTask, *, loss: str | None) -> list[Resynced]:
+        self._must_replace |= loss is not None or task.is_replacing
+        if self._source is not None and not self._must_replace:  # a source has what the database was before that
             try:
                 return self._from_source(self._source, task)
             except (SourceUnavailable, RevisionGone) as error:
                 self.counters.source_failures += 1
                 LOG.warning("LocalCache: the resync source cannot be used, reading the database instead: %s", error)
-            newest = self._core.newest
-            is_replacing = self._db.revision() < newest
+            loss = self._examine()[1]
+            self._must_replace = loss is not None
+        if loss is not None:
+            LOG.warning("LocalCache: %s. All objects are read, and count whatever is held.", loss)
         with self._slots.hold() as show_progress:
             filters = self._owner.filters()
             # Without filters nobody has to match every row.
             with self._db.snapshot(self._tables, None if EVERYTHING in filters else filters) as snapshot:
-                self._read(snapshot, filters, is_replacing, show_progress)
+                self._read(snapshot, filters, self._must_replace, show_progress)
         self.counters.snapshots += 1
-        self.counters.replaced += is_replacing
-        return [Resynced("snapshot", task.reason, snapshot.revision, *self._told)]
+        if self._must_replace:
+            self.counters.replaced += 1
+            self._must_replace = False
+            # What was heard of the new history before the merge began was undone by it: it is in the feed.
+            self._owner.need_delta(_AFTER_REPLACING)
+        reason = task.reason if loss is None or loss in task.reason else f"{task.reason}, {loss}"
+        return [Resynced("snapshot", reason, snapshot.revision, *self._told)]
 
     # -- the resync source
 
@@ -154,10 +197,9 @@ class CacheSync:
                 self._merge(revision, filters, False, partial(self._fill, snapshot, show_progress))
                 told.append(Resynced("snapshot", task.reason, revision, *self._told))
         self._told = (0, 0, 0)
-        newest = self._core.newest
-        now = self._db.revision()
-        if now < newest:
-            raise SourceUnavailable(f"version {newest} is known, and the database is at {now}: it went back")
+        now, loss = self._examine()
+        if loss is not None:
+            raise SourceUnavailable(loss)
         position = self._catch_up(now)
         self.counters.from_source += len(told)
         return [*told, Resynced("delta", task.reason, position, *self._told)]
@@ -244,6 +286,8 @@ class CacheSync:
         merges: list[Merge] = []
 
         def begin() -> list[Difference]:
+            if is_replacing:
+                self._marks.forget()
             merges.append(self._core.merge(revision, filters, replaces=is_replacing))
             return []
 

@@ -73,6 +73,11 @@ class ChangeSource(abc.ABC):
         """A filter was added and is not in effect yet."""
         return False
 
+    @property
+    def has_more(self) -> bool:
+        """Asked while the listener is called: further news is there already, and follows at once."""
+        return False
+
     def wake(self) -> None:
         self._awake.set()
 
@@ -156,6 +161,10 @@ class BusSource(ChangeSource):
     @property
     def is_joining(self) -> bool:
         return bool(self._waiting) and not self._is_away
+
+    @property
+    def has_more(self) -> bool:
+        return self._subscriber is not None and self._subscriber.has_more()
 
     def start(self, topics: Sequence[str]) -> None:
         if topics:

@@ -2,7 +2,7 @@
 
 Tables, keys and names of counters are non-empty strings of at most 255 characters without control characters.  Topics
 obey `pubsub_api.core.topics`.  A value is anything that msgpack can say; it is read back as plain types, so a tuple
-becomes a list.
+becomes a list.  What could be written and not be read again is refused.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 
 from nb_api.errors import DbError, InvalidObject, RevisionTooOld, RevisionUnknown
+from pubsub_api.core.events import ENCODING_ERRORS, PLAIN_TYPES, check_value
 from pubsub_api.core.topics import FilterSet, check_topic
 from pubsub_api.errors import LimitReached, UsageError
 
@@ -33,6 +34,8 @@ def check_name(name: str, what: str = "key") -> None:
         raise InvalidObject(f"a {what} must be a str, not {type(name).__name__}")
     if not 0 < len(name) <= NAME_CHARACTERS_MAX:
         raise InvalidObject(f"a {what} has 1 to {NAME_CHARACTERS_MAX} characters, not {len(name)}")
+    if name.isascii() and name.isprintable():
+        return  # most are, and this is seen sooner
     if bad := _FORBIDDEN.search(name):
         raise InvalidObject(f"{what} {name[:80]!r} contains {bad.group()!r}")
 
@@ -57,10 +60,11 @@ def check_expected(expected_version: int | None) -> None:
         check_revision(expected_version, "expected version")
 
 
-def check_in_feed(after_revision: int, *, compacted: int, newest: int) -> None:
+def check_in_feed(after_revision: int, *, compacted: int, newest: int, is_known: bool = True) -> None:
     """Raises RevisionTooOld and RevisionUnknown unless a feed without the changes up to ``compacted`` can go on there.
 
-    Both numbers must have been read after the changes, or at the same moment.
+    ``is_known``: it is the revision of a change that the feed has.  That, and both numbers, must have been read after
+    the changes, or at the same moment.
     """
     if after_revision < compacted:
         raise RevisionTooOld(
@@ -72,6 +76,17 @@ def check_in_feed(after_revision: int, *, compacted: int, newest: int) -> None:
             f"there is no revision {after_revision} yet, {newest} is the newest: the database went back",
             newest_revision=newest,
         )
+    if not is_known and after_revision not in (0, compacted):
+        raise RevisionUnknown(
+            f"revision {after_revision} is not part of the history, whose newest is {newest}: the database has lost it",
+            newest_revision=newest,
+        )
+
+
+def check_revisions(revisions: Sequence[int]) -> None:
+    """Raises UsageError unless each is one."""
+    for revision in revisions:
+        check_revision(revision)
 
 
 def check_limit(limit: int) -> None:
@@ -89,8 +104,10 @@ def check_not_negative(number: float, what: str) -> None:
 def encode_value(value: Any, *, bytes_max: int) -> bytes:
     """The value as msgpack.  Raises InvalidObject when it has no such form, LimitReached when that is too large."""
     try:
+        if type(value) not in PLAIN_TYPES:
+            check_value(value)
         encoded = _encode(value)
-    except (TypeError, ValueError, OverflowError, RecursionError, msgspec.MsgspecError) as error:
+    except ENCODING_ERRORS as error:
         raise InvalidObject(f"the value cannot be stored as msgpack: {error}") from error
     if len(encoded) > bytes_max:
         raise LimitReached(f"a value of {len(encoded)} bytes is larger than [db] value_bytes_max = {bytes_max}")

@@ -8,6 +8,11 @@ The feed is what everything else is built on.  Its rule: once a caller has seen 
 revision of *n* or lower appears later.  A store whose counter is handed out before commit must not show a change while
 an older one may still commit.
 
+A database has a *history*, and may lose it: a backup is put back, a file is replaced, a server comes back empty.  Then
+other changes follow, and they never get the revisions that were lost (`nb_api.revisions`).  So a revision that was seen
+is part of the history or it is not, however far the database has come since, and everything that goes on from a
+revision asks for that first.
+
 The outbox is the set of changes that nobody has confirmed as published.  It is written in the same transaction as the
 change, so a writer that dies between commit and publication loses nothing.
 """
@@ -23,6 +28,7 @@ import msgspec
 from oslo_config import cfg
 
 from nb_api import config
+from nb_api.revisions import HistoryCheck
 from nb_api.writes import CheckedWrite, WriteLimits, check_writes
 from pubsub_api.closing import Closeable
 
@@ -91,7 +97,7 @@ class DbApi(abc.ABC):
     that is too large) and UsageError are raised before the database is asked.  All methods raise DbUnavailable
     after a bounded time when the database cannot be reached, and Closed after `close`.
 
-    Revisions and versions rise; they may skip numbers.
+    Revisions and versions rise; they skip numbers.  None is given twice, also not by a database that was restored.
 
     After ``fork()`` a child's copy opens connections of its own at its next call and never touches inherited ones.
     """
@@ -121,6 +127,9 @@ class DbApi(abc.ABC):
     @abc.abstractmethod
     def close(self) -> None:
         """Release every connection and end every `wait`, which returns False.  Idempotent, from any thread."""
+
+    def release_idle(self) -> None:  # noqa: B027  a driver without connections has none to close
+        """Close connections that nobody has used for a while.  For who comes by now and then; never blocks for long."""
 
     # -- objects
 
@@ -186,15 +195,23 @@ class DbApi(abc.ABC):
     def changes(self, after_revision: int, *, limit: int = 1000) -> list[Change]:
         """Changes after a revision, in order, at most ``limit``.
 
-        Raises RevisionTooOld, and RevisionUnknown for a revision above the newest one: the caller has seen it, so the
-        database went back.  It can only be told while the database has not reached that revision again, unless the
-        driver says more.
+        Raises RevisionTooOld, and RevisionUnknown for a revision that is not 0 and not one of a change: the caller has
+        seen it, so the database has lost its history, whatever has happened to it since.
         """
+
+    @abc.abstractmethod
+    def changes_of(self, revisions: Sequence[int]) -> list[Change]:
+        """The changes with these revisions that are still there, in order."""
+
+    @abc.abstractmethod
+    def check_history(self, revisions: Sequence[int]) -> HistoryCheck:
+        """Whether these revisions, all above 0, are part of the history.  One read, of no values."""
 
     @abc.abstractmethod
     def wait(self, after_revision: int, *, timeout_s: float) -> bool:
         """Block until the feed shows something newer, or the time is over.  True when it does.  Uses the store's own
-        notification where there is one.  Raises RevisionUnknown as `changes` does."""
+        notification where there is one.  Raises RevisionUnknown for a revision above the newest one; `changes`
+        tells the rest."""
 
     @abc.abstractmethod
     def compact(self, *, keep_changes: int, keep_tombstones_s: float) -> int:
@@ -208,7 +225,11 @@ class DbApi(abc.ABC):
 
     @abc.abstractmethod
     def unpublished(self, *, older_than_s: float = 0.0, limit: int = 1000) -> list[Change]:
-        """Changes nobody has confirmed as published, oldest first, at least that old by the store's clock."""
+        """Changes nobody has confirmed as published, oldest first, at least that old.
+
+        By the store's clock, or because an earlier call has seen them so long ago: a clock that was set hides none for
+        longer than that.
+        """
 
     @abc.abstractmethod
     def mark_published(self, revisions: Sequence[int]) -> None:

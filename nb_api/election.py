@@ -70,11 +70,14 @@ class Election:
         name: str,
         *,
         holder: str,
+        place: str = "",
         lease_s: float | None = None,
         on_gain: OnGain | None = None,
         on_loss: OnLoss | None = None,
         clock: Callable[[], float] = lease_clock,
     ) -> None:
+        """``place``: where no other candidate can be at the same time, for example a file that is locked.  The lease of
+        a candidate that was there before is taken over at once."""
         check_name(name, "name of an election")
         self._db = db
         self._name = name
@@ -84,7 +87,7 @@ class Election:
         self._on_gain = on_gain
         self._on_loss = on_loss
         self._clock = clock
-        self._core = ElectionCore(holder, os.urandom(16).hex(), self._lease_s)
+        self._core = ElectionCore(holder, os.urandom(16).hex(), self._lease_s, place=place)
         self._changed = threading.Condition()
         self._counters = dict.fromkeys(("gains", "losses", "renewals", "conflicts", "failures", "callback_errors"), 0)
         self._is_closing = False

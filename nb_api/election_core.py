@@ -46,9 +46,11 @@ class Call(NamedTuple):
 
 
 class ElectionCore:
-    """``mark`` is a name that no other candidate and no former life of this one has."""
+    """``mark`` is a name that no other candidate and no former life of this one has.  ``place`` is where no other
+    candidate can be at the same time: a lease from there is that of a former life, which has ended."""
 
-    def __init__(self, holder: str, mark: str, lease_s: float) -> None:
+    def __init__(self, holder: str, mark: str, lease_s: float, *, place: str = "") -> None:
+        self._place = place
         self._holder = holder
         self._mark = mark
         self._lease_s = lease_s
@@ -104,7 +106,9 @@ class ElectionCore:
             self._attempt += 1
             self._attempts[self._attempt] = now
             self._attempts.pop(self._attempt - _ATTEMPTS_MAX, None)
-            call = call._replace(value={"holder": self._holder, "mark": self._mark, "attempt": self._attempt})
+            call = call._replace(
+                value={"holder": self._holder, "mark": self._mark, "attempt": self._attempt, "place": self._place}
+            )
         self._asked = call
         return call
 
@@ -132,9 +136,10 @@ class ElectionCore:
             self._lead(version, self._attempts.get(fields.get("attempt", 0)), now)
         else:
             self._watch()
+            is_own_past = bool(self._place) and fields.get("place") == self._place
             if version is None:
                 self._next = Call("create")
-            elif self._progress.idle_s(_KEY) >= self._lease_s:
+            elif is_own_past or self._progress.idle_s(_KEY) >= self._lease_s:
                 self._next = Call("set", expected_version=version)
             else:
                 self._due = now + self._interval_s

@@ -18,14 +18,15 @@ from oslo_config import cfg
 
 from nb_api.config import GROUP
 from nb_api.db_api import Change, DbApi
-from nb_api.publishing import ChangePublisher
+from nb_api.publishing import ChangePublisher, Refusal
 from pubsub_api import forking
-from pubsub_api.errors import HeliographError, WaitTimeout
+from pubsub_api.errors import HeliographError, LimitReached, NotPermitted, WaitTimeout
+from pubsub_api.seldom import SeldomLog
 
 LOG = logging.getLogger(__name__)
 
-_SPAN = 1000
-"""Revisions that are read from the feed in one go."""
+_STALLED_S = 0.5
+"""A thread that took nothing from a full queue for so long waits for somebody who is away."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,6 +55,8 @@ class HandoverCounters:
     """Of these, taken out of the outbox."""
     left: int = 0
     """Changes left to the sweeper, because the bus or the queue did not take them."""
+    refused: int = 0
+    """Of these, such as cannot be published: the sweeper tries them again, and names them."""
     failures: int = 0
     """How often publishing or confirming failed."""
     waits: int = 0
@@ -74,6 +77,7 @@ class Handover:
         self._confirm_interval_s: float = options.confirm_interval
         self._publish_interval_s: float = options.publish_interval
         self.counters = HandoverCounters()
+        self._log_refused = SeldomLog(LOG, level=logging.ERROR)
         self._is_closed = False
         self._start_afresh()
         forking.register(self)
@@ -86,6 +90,8 @@ class Handover:
         self._unconfirmed: deque[int] = deque()
         self._last_confirmed = 0.0
         self._last_published = 0.0
+        self._progress_at = time.monotonic()
+        """When the thread last took something from the queue, or had nothing to do."""
         self._is_hurried = False
         self._is_asleep = False
         self._failure: HeliographError | None = None
@@ -99,7 +105,11 @@ class Handover:
     # -- what writers call
 
     def put(self, committed: Committed) -> None:
-        """Have it published.  Blocks while the queue is full, at most ``[db] publish_timeout``; never raises."""
+        """Have it published.  Never raises.
+
+        Waits for room in the queue only while what is in it is being published, and then for a moment: a commit does
+        not wait for a publisher service that is away.  What finds no room is left to the sweeper.
+        """
         with self._changed:
             self.counters.committed += committed.count
             if self._is_closed or (self._queued >= self._queue_max and not self._wait_for_room()):
@@ -114,8 +124,10 @@ class Handover:
                 self._changed.notify_all()
 
     def _wait_for_room(self) -> bool:
+        if self._failure is not None or time.monotonic() - self._progress_at > _STALLED_S:
+            return False
         self.counters.waits += 1
-        return self._changed.wait_for(lambda: self._queued < self._queue_max, self._timeout_s)
+        return self._changed.wait_for(lambda: self._queued < self._queue_max, _STALLED_S)
 
     def flush(self, *, timeout_s: float) -> None:
         """Return when everything committed before is published and out of the outbox, or left to the sweeper.
@@ -178,6 +190,7 @@ class Handover:
                 rest_s = self._last_confirmed + self._confirm_interval_s - time.monotonic()
                 self._changed.wait(max(rest_s, 0.0) if self._unconfirmed else None)
                 self._is_asleep = False
+            self._progress_at = time.monotonic()
             batch: list[Committed] = []
             count = 0
             while self._queue and count < self._batch_max:
@@ -199,9 +212,10 @@ class Handover:
     def _publish(self, batch: Sequence[Committed]) -> None:
         count = sum(committed.count for committed in batch)
         changes: list[Change] = []
+        refused: list[Refusal] = []
         try:
             changes = sorted(self._resolve(batch), key=lambda change: change.revision)
-            self._publisher.publish(changes)
+            refused = self._publisher.publish(changes)
         except HeliographError as error:
             self._failed("published", error)
             changes = []
@@ -210,7 +224,14 @@ class Handover:
             LOG.exception("Handover: publishing failed in an unforeseen way. The outbox has the changes.")
             changes = []
         self._last_published = time.monotonic()
+        if refused:
+            self._log_refused(
+                "Handover: %d changes cannot be published and stay in the outbox: %s", len(refused), refused[0]
+            )
+            without = {refusal.revision for refusal in refused}
+            changes = [change for change in changes if change.revision not in without]
         with self._changed:
+            self.counters.refused += len(refused)
             self.counters.published += len(changes)
             self._unconfirmed.extend(change.revision for change in changes)
             self._leave(count - len(changes))
@@ -222,16 +243,8 @@ class Handover:
     def _resolve(self, batch: Sequence[Committed]) -> list[Change]:
         """All changes of a batch.  What is not in the feed any more is left to the sweeper, who reads the outbox."""
         known = [change for committed in batch for change in committed.changes]
-        unknown = sorted(revision for committed in batch for revision in committed.unknown)
-        wanted = set(unknown)
-        while unknown:
-            # Revisions close together are read together, with what others have written between.
-            first = unknown[0]
-            span = [revision for revision in unknown if revision < first + _SPAN]
-            found = self._db.changes(first - 1, limit=span[-1] - first + 1)
-            known += [change for change in found if change.revision in wanted and change.revision <= span[-1]]
-            unknown = unknown[len(span) :]
-        return known
+        unknown = [revision for committed in batch for revision in committed.unknown]
+        return known + (self._db.changes_of(unknown) if unknown else [])
 
     def _is_confirmation_due(self) -> bool:
         if not self._unconfirmed:
@@ -248,6 +261,13 @@ class Handover:
         try:
             self._publisher.flush(timeout_s=self._timeout_s)
             self._db.mark_published(revisions)
+        except (LimitReached, NotPermitted) as error:
+            # Which of them, is not known here; the sweeper, who publishes them again, finds out.
+            self._log_refused("Handover: %s. %d changes are left to the sweeper.", error, len(revisions))
+            with self._changed:
+                for _ in revisions:
+                    self._unconfirmed.popleft()
+                self._leave(len(revisions))
         except HeliographError as error:
             self._failed("confirmed", error)
         else:

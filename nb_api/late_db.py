@@ -9,6 +9,7 @@ import threading
 from collections.abc import Sequence
 
 from nb_api.db_api import Change, DbApi, DbObject, Snapshot, Write
+from nb_api.revisions import HistoryCheck
 from nb_api.writes import CheckedWrite
 
 
@@ -37,6 +38,9 @@ class LateDb(DbApi):
     def close(self) -> None:
         self._db.close()
 
+    def release_idle(self) -> None:
+        self._db.release_idle()
+
     @property
     def writes_max(self) -> int:
         return self._db.writes_max
@@ -61,6 +65,12 @@ class LateDb(DbApi):
 
     def changes(self, after_revision: int, *, limit: int = 1000) -> list[Change]:
         return self._ready().changes(after_revision, limit=limit)
+
+    def changes_of(self, revisions: Sequence[int]) -> list[Change]:
+        return self._ready().changes_of(revisions)
+
+    def check_history(self, revisions: Sequence[int]) -> HistoryCheck:
+        return self._ready().check_history(revisions)
 
     def wait(self, after_revision: int, *, timeout_s: float) -> bool:
         return self._ready().wait(after_revision, timeout_s=timeout_s)

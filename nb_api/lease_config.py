@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from oslo_config import cfg
 
 from nb_api.config import seconds
+from pubsub_api.config import check_group
 from pubsub_api.errors import InvalidConfig
 
 ELECTION_GROUP = "election"
@@ -46,12 +47,14 @@ class DiscoverySettings:
 def read_election_lease(conf: cfg.ConfigOpts) -> float:
     """Seconds.  ``conf`` may lack the group."""
     conf.register_opts(ELECTION_OPTIONS, group=ELECTION_GROUP)
+    check_group(conf, ELECTION_GROUP, ELECTION_OPTIONS)
     return float(conf[ELECTION_GROUP].lease)
 
 
 def read_discovery(conf: cfg.ConfigOpts) -> DiscoverySettings:
     """``conf`` may lack the group.  Raises InvalidConfig when a live publisher could be taken for a dead one."""
     conf.register_opts(DISCOVERY_OPTIONS, group=DISCOVERY_GROUP)
+    check_group(conf, DISCOVERY_GROUP, DISCOVERY_OPTIONS)
     group = conf[DISCOVERY_GROUP]
     if group.renew_interval * RENEWALS_PER_LEASE_MIN > group.lease:
         raise InvalidConfig(

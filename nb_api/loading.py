@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from oslo_config import cfg
 
-from nb_api import config
+from nb_api import config, notify_config
 from nb_api.db_api import DbApi
 from pubsub_api.config import check_group, new_conf
 from pubsub_api.plugins import Plugins, register_options, split_url
@@ -40,7 +40,7 @@ def build_db(url: str | None = None, conf: cfg.ConfigOpts | None = None, *, with
     """
     conf = new_conf() if conf is None else conf
     conf.register_opts(config.OPTIONS, group=config.GROUP)
-    check_group(conf, config.GROUP, config.OPTIONS)
+    check_group(conf, config.GROUP, config.OPTIONS, others=notify_config.NOTIFY_OPTIONS)
     given = conf[config.GROUP].url if url is None else url
     parts = split_url(given, what="database", example="sqlite:///path/file.db")
     # A URL given by the caller speaks for itself; the option belongs to the option ``url``.

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import logging
+import math
 import random
 import threading
 import time
@@ -26,9 +27,11 @@ from nb_api.change_source import BusSource, ChangeSource, FeedSource
 from nb_api.checks import Selection
 from nb_api.db_api import Change, DbObject
 from nb_api.errors import DbUnavailable, ObjectNotFound
+from nb_api.history_marks import HistoryMarks
 from nb_api.notify_config import CACHE_GROUP
 from nb_api.resync import SyncScheduler, SyncSettings, SyncTask
 from nb_api.snapshot_source import SnapshotSource, build_source
+from nb_api.telling import OnChanges, Teller
 from pubsub_api import Event, SubscriberStatistics, forking
 from pubsub_api.closing import Closeable
 from pubsub_api.core.topics import FilterSet
@@ -36,7 +39,6 @@ from pubsub_api.errors import Closed, Forked, HeliographError, UsageError, WaitT
 
 LOG = logging.getLogger(__name__)
 
-OnChanges = Callable[[Sequence[CacheChange]], None]
 _TURN_S = 0.1
 _FEED = SyncTask("feed")
 
@@ -57,6 +59,9 @@ class LocalCacheStatistics:
     overruns: int
     """How often changes were not told one by one because nobody took them."""
     callback_errors: int
+    """How often the callback raised.  It is called again with the same changes."""
+    untold: int
+    """Changes that the callback has not taken yet."""
     bus: SubscriberStatistics | None
     """Of the subscriber; None when the database's feed is followed."""
 
@@ -65,7 +70,8 @@ class LocalCache(Closeable):
     """A copy of the objects of ``tables`` (None: all) whose topic any of the filters ``topics`` selects (None: all).
 
     ``on_changes`` is called with what changed, in order, one call at a time; it may read the cache and must not wait
-    for it.  Without it, iterate over `changes`.  Every method may be called from any thread.  Does not live on in a
+    for it.  When it raises, it is called again with the same changes and those that came since (`nb_api.telling`).
+    Without it, iterate over `changes`.  Every method may be called from any thread.  Does not live on in a
     forked child: make a new one there.  Close it before its `NbApi`.
     """
 
@@ -88,14 +94,19 @@ class LocalCache(Closeable):
         """
         Selection(tables, topics)  # refuses what can never work
         options = nb.conf[CACHE_GROUP]
+        self._db = nb.db
         self._filters = [EVERYTHING] if topics is None else list(topics)
-        self._on_changes = on_changes
         self._core = CacheCore(tables, self._filters, tombstones_max=options.tombstones_max)
         self._turn = threading.RLock()
         """Held while the copy changes and is told of; never while the database is read.  A callback may add and remove
         topics."""
-        self._untold: list[CacheChange] = []
-        self._is_telling = False
+        self._teller = on_changes and Teller(
+            on_changes,
+            size_max=options.changes_queue_max,
+            pause_s=options.retry_interval,
+            pause_max_s=options.retry_interval_max,
+            set_telling=self._set_telling,
+        )
         self._queue = ChangeQueue(options.changes_queue_max, self._set_telling, self._turn)
         self._changed = threading.Condition()
         """Guards the scheduler and what follows."""
@@ -104,7 +115,6 @@ class LocalCache(Closeable):
         self._is_syncing = False
         self._is_loading = False
         """All objects are being read."""
-        self._callback_errors = 0
         self._is_closed = False
         self._is_inherited = False
         self._requests = 0
@@ -115,7 +125,8 @@ class LocalCache(Closeable):
         if not isinstance(resync_source, SnapshotSource):
             resync_source = build_source(resync_source or options.resync_source, nb.conf, nb.session)
         self._resync_source = resync_source
-        self._sync = CacheSync(nb, self._core, self, tables=tables, source=resync_source)
+        self._marks = HistoryMarks(options.verify_interval)
+        self._sync = CacheSync(nb, self._core, self, self._marks, tables=tables, source=resync_source)
         self._source: ChangeSource
         if nb.session is not None:
             self._source = BusSource(nb.session, nb.db, self, addresses, patience_s=options.bus_patience)
@@ -147,7 +158,7 @@ class LocalCache(Closeable):
         One iterating thread at a time.  After `Resynced` of kind ``overrun`` read the whole cache: single changes were
         left out.  Raises UsageError when the cache calls back.
         """
-        if self._on_changes is not None:
+        if self._teller is not None:
             raise UsageError("this cache calls back; make one without on_changes to iterate")
         self._check_usable()
         while (change := self._queue.get(timeout_s)) is not None:
@@ -222,13 +233,23 @@ class LocalCache(Closeable):
 
     def on_events(self, events: Sequence[Event]) -> None:
         with contextlib.suppress(Closed):
-            self.change(lambda: self._core.apply(events))
+            self.change(lambda: self._apply(events))
             self._after_news()
+
+    def _apply(self, events: Sequence[Event]) -> list[Difference]:
+        core = self._core
+        core.heard = [] if self._marks.has_room(len(events)) else None
+        differences = core.apply(events)
+        self._marks.heard(core.newest, (core.late, core.peak, *(core.heard or ())), time.monotonic())
+        core.late = core.peak = 0
+        core.heard = None
+        return differences
 
     def on_feed(self, changes: Sequence[Change]) -> None:
         def apply() -> list[Difference]:
             differences = self._core.apply_changes(changes)
             self._core.advance(changes[-1].revision)
+            self._marks.read(changes[-1].revision)
             return differences
 
         if changes:
@@ -292,25 +313,23 @@ class LocalCache(Closeable):
             self._turn.release()
 
     def _tell(self, changes: Sequence[CacheChange]) -> None:
-        """In turn.  What a callback itself brings about is told after it."""
+        """In turn."""
         if not changes:
             return
-        if self._on_changes is None:
+        if self._teller is None:
             self._queue.put(changes, self._core.position)
             return
-        self._untold += changes
-        if self._is_telling:
-            return
-        self._is_telling = True
-        try:
-            while self._untold:
-                batch, self._untold = self._untold, []
-                self._on_changes(batch)
-        except Exception:
-            self._callback_errors += 1
-            LOG.exception("LocalCache: the callback raised; going on with the next changes.")
-        finally:
-            self._is_telling = False
+        was_due = self._teller.due
+        self._teller.add(changes, self._core.position)
+        self._teller.tell(time.monotonic(), more_follows=self._source.has_more)
+        if self._teller.due < was_due:
+            self._source.wake()  # the thread has to come back to it
+
+    def _tell_again(self) -> None:
+        """What waits because the callback raised, or for more to come."""
+        if self._teller is not None and self._teller.due <= time.monotonic():
+            with self._in_turn():
+                self._teller.tell(time.monotonic())
 
     def _set_telling(self, is_telling: bool) -> None:
         self._core.is_telling = is_telling
@@ -323,12 +342,15 @@ class LocalCache(Closeable):
                 task = self._scheduler.take(time.monotonic())
                 self._is_syncing = task is not None and task.is_reading
                 self._is_loading = task is not None and task.is_snapshot
-                wait_s = self._scheduler.next_deadline() - time.monotonic()
+                due = math.inf if self._teller is None else self._teller.due
+                wait_s = min(self._scheduler.next_deadline(), due) - time.monotonic()
             try:
+                self._tell_again()
                 if task is not None:
                     self._attempt(task)
                 else:
                     self._source.wait(max(wait_s, 0.0))
+                    self._db.release_idle()
             except Closed:
                 return
             except Exception as error:  # noqa: BLE001  a thread that ends in silence would be a copy that lies
@@ -404,8 +426,9 @@ class LocalCache(Closeable):
             is_provisional=is_provisional,
             news=dataclasses.replace(self._core.counters),
             syncs=dataclasses.replace(self._sync.counters),
-            overruns=self._queue.overruns,
-            callback_errors=self._callback_errors,
+            overruns=self._queue.overruns + (self._teller.overruns if self._teller else 0),
+            callback_errors=self._teller.errors if self._teller else 0,
+            untold=self._teller.untold if self._teller else 0,
             bus=self._source.statistics(),
         )
 

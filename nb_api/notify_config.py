@@ -23,8 +23,8 @@ NOTIFY_OPTIONS: Sequence[cfg.Opt] = (
     _seconds("publish_interval", 0.005, 0.0, 10.0,
              "In a flood of commits, pause so long between two batches. A change that comes alone is not delayed."),
     _seconds("publish_timeout", 5.0, 0.01, 3600.0,
-             "How long a writer waits for room in that queue, and how long the end of a process waits for what is in "
-             "it. What is not published then stays in the outbox and is swept."),
+             "How long publishing may take, and how long the end of a process waits for what is in that queue. What is "
+             "not published then stays in the outbox and is swept."),
     _seconds("confirm_interval", 0.1, 0.001, 60.0,
              "Published changes are taken out of the outbox this often, all of them together."),
     _seconds("outbox_age", 5.0, 0.1, 86_400.0,

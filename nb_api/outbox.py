@@ -3,6 +3,9 @@
 A change stays in the outbox until somebody confirms it.  What is older than ``[db] outbox_age`` by the store's clock is
 taken for abandoned: it is published, flushed and confirmed, in batches.  A writer that was only slow publishes it too;
 followers recognise the second one by its version.  Several sweepers of one database do no harm but that.
+
+A change that cannot be published, for a reason of its own or because a limit is reached, stays in the outbox and is
+tried again by every sweep.  The others are not held up by it, and `OutboxSweeper.refused` names it.
 """
 
 from __future__ import annotations
@@ -11,16 +14,20 @@ import dataclasses
 import logging
 import random
 import threading
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 
 from oslo_config import cfg
 
 from nb_api.config import GROUP
-from nb_api.db_api import DbApi
-from nb_api.publishing import ChangePublisher
+from nb_api.db_api import Change, DbApi
+from nb_api.publishing import ChangePublisher, Refusal
 from pubsub_api.errors import Closed, HeliographError
+from pubsub_api.seldom import SeldomLog
 
 LOG = logging.getLogger(__name__)
+
+REFUSED_MAX = 10_000
+"""Changes that one sweep passes over because they cannot be published.  It ends when there are more."""
 
 
 @dataclasses.dataclass
@@ -28,6 +35,8 @@ class SweepCounters:
     sweeps: int = 0
     swept: int = 0
     """Changes published because their writers did not."""
+    refused: int = 0
+    """Changes that the newest sweep could not publish, and that stay in the outbox."""
     failures: int = 0
 
 
@@ -52,6 +61,9 @@ class OutboxSweeper:
         self._in_hand = in_hand
         self._is_failing = False
         self.counters = SweepCounters()
+        self.refused: dict[int, Refusal] = {}
+        """By revision: what the newest sweep could not publish."""
+        self._log_refused = SeldomLog(LOG, level=logging.ERROR)
 
     def sweep(self) -> int:
         """Publish and confirm everything that is old enough; returns how many changes that were.
@@ -60,25 +72,39 @@ class OutboxSweeper:
         """
         self.counters.sweeps += 1
         swept = 0
+        refused: dict[int, Refusal] = {}
         while True:
-            abandoned = self._db.unpublished(older_than_s=self._age_s, limit=self._batch)
-            in_hand = set(self._in_hand()) if abandoned else set()
-            changes = [change for change in abandoned if change.revision not in in_hand]
-            if not changes:
+            in_hand = set(self._in_hand())
+            passed_over = len(refused) + len(in_hand)
+            abandoned = self._db.unpublished(older_than_s=self._age_s, limit=self._batch + passed_over)
+            changes = [one for one in abandoned if one.revision not in in_hand and one.revision not in refused]
+            if changes:
+                now_refused = self._publish(changes)
+                refused.update((refusal.revision, refusal) for refusal in now_refused)
+                swept += len(changes) - len(now_refused)
+            if len(abandoned) < self._batch + passed_over or not changes or len(refused) > REFUSED_MAX:
+                self.refused = refused
+                self.counters.refused = len(refused)
                 return swept
-            # First, so that nothing is sent again and again into a transport that takes nothing.
-            self._publisher.flush(timeout_s=self._timeout_s)
-            self._publisher.publish(changes)
-            self._publisher.flush(timeout_s=self._timeout_s)
-            self._db.mark_published([change.revision for change in changes])
-            swept += len(changes)
-            self.counters.swept += len(changes)
+
+    def _publish(self, changes: Sequence[Change]) -> list[Refusal]:
+        """Publish and confirm; returns what cannot be published."""
+        # First, so that nothing is sent again and again into a transport that takes nothing.
+        self._publisher.flush(timeout_s=self._timeout_s)
+        refused = self._publisher.publish(changes)
+        self._publisher.flush(timeout_s=self._timeout_s)
+        if refused:
+            self._log_refused("Outbox: %d changes cannot be published and stay: %s", len(refused), refused[0])
+        without = {refusal.revision for refusal in refused}
+        published = [change.revision for change in changes if change.revision not in without]
+        if published:
+            self._db.mark_published(published)
+            self.counters.swept += len(published)
             LOG.info(
                 "Outbox: published %d changes that their writers left, revisions %d to %d.",
-                len(changes), changes[0].revision, changes[-1].revision,
+                len(published), published[0], published[-1],
             )  # fmt: skip
-            if len(abandoned) < self._batch:
-                return swept
+        return refused
 
     def run(self, stop: threading.Event) -> None:
         """Sweep again and again until ``stop`` is set, by chance a little sooner or later so that sweepers disperse."""

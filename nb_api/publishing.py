@@ -9,19 +9,33 @@ from __future__ import annotations
 
 import abc
 import itertools
-import logging
 import threading
 from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
 
 from nb_api.db_api import Change, DbApi
 from nb_api.discovery import Registration
 from nb_api.events import events_of
 from pubsub_api import Event, Publisher, Session, forking, multiproc
 from pubsub_api.config import GROUP
-from pubsub_api.errors import InvalidEvent, InvalidTopic
+from pubsub_api.errors import InvalidEvent, InvalidTopic, LimitReached, NotPermitted
 from pubsub_api.multiproc import WorkerPublisherApi
 
-LOG = logging.getLogger(__name__)
+
+class Refusal(NamedTuple):
+    """A change that cannot be published: no event can carry it, or a limit is reached.  It stays in the outbox."""
+
+    revision: int
+    table: str
+    key: str
+    reason: str
+
+    def __str__(self) -> str:
+        return f"revision {self.revision} of {self.table} {self.key!r}: {self.reason}"
+
+
+REFUSALS = (InvalidEvent, InvalidTopic, LimitReached, NotPermitted)
+"""What is wrong with one change and says nothing about others."""
 
 
 class ChangePublisher(abc.ABC):
@@ -30,19 +44,17 @@ class ChangePublisher(abc.ABC):
     Fork-safe: a child's copy has handles of its own, made at its first change.
     """
 
-    refused = 0
-    """Changes that can never be published, because no event can carry them.  Logged, and passed over, so that they do
-    not hold up others for ever."""
-
     @abc.abstractmethod
-    def publish(self, changes: Sequence[Change]) -> None:
-        """Send the changes, in order, without waiting for anybody.  May block for a bounded time while too much is
-        waiting.  Raises HeliographError: which of them were sent is then not known."""
+    def publish(self, changes: Sequence[Change]) -> list[Refusal]:
+        """Send the changes, in order, without waiting for anybody; returns those that cannot be sent, for a reason of
+        their own.  May block for a bounded time while too much is waiting.  Raises HeliographError: which of them were
+        sent is then not known."""
 
     @abc.abstractmethod
     def flush(self, *, timeout_s: float) -> None:
         """Return when everything published before has left this process's responsibility, so that its death does not
-        lose it.  Raises WaitTimeout, TransportUnavailable."""
+        lose it.  Raises WaitTimeout, TransportUnavailable, and LimitReached when some of it was refused later: which,
+        is then not known, and all of it has to be published again."""
 
     @abc.abstractmethod
     def close(self) -> None:
@@ -76,13 +88,14 @@ class DirectPublisher(ChangePublisher):
                     self._registration = Registration(self._directory, self._publisher, owns_address=True).start()
             return self._publisher
 
-    def publish(self, changes: Sequence[Change]) -> None:
-        publisher, events = self.publisher, all_events_of(changes)
+    def publish(self, changes: Sequence[Change]) -> list[Refusal]:
+        publisher = self.publisher
         try:
-            publisher.send_events(events)
-        except (InvalidEvent, InvalidTopic):
+            publisher.send_events(list(itertools.chain.from_iterable(map(events_of, changes))))
+        except REFUSALS:
             # One by one it shows which.  What was sent together with it is sent again, and recognised by its version.
-            self.refused += send_each(publisher.send_event, events)
+            return send_each(publisher.send_event, changes)
+        return []
 
     def flush(self, *, timeout_s: float) -> None:
         self.publisher.flush(timeout_s=timeout_s)
@@ -99,33 +112,33 @@ class ServicePublisher(ChangePublisher):
 
     def __init__(self, worker: WorkerPublisherApi) -> None:
         self._worker = worker
+        self._refused_events = 0
+        """By the service, as far as that was told."""
 
-    def publish(self, changes: Sequence[Change]) -> None:
-        self.refused += send_each(self._worker.send_event, all_events_of(changes))
+    def publish(self, changes: Sequence[Change]) -> list[Refusal]:
+        return send_each(self._worker.send_event, changes)
 
     def flush(self, *, timeout_s: float) -> None:
         self._worker.flush(timeout_s=timeout_s)
+        statistics = self._worker.statistics()
+        refused = statistics.refused_events - self._refused_events
+        self._refused_events = statistics.refused_events
+        if refused > 0:
+            raise LimitReached(f"the publisher service refused {refused} events: {statistics.refused_reason}")
 
     def close(self) -> None:
         self._worker.close()
 
 
-def all_events_of(changes: Iterable[Change]) -> list[Event]:
-    return list(itertools.chain.from_iterable(map(events_of, changes)))
-
-
-def send_each(send: Callable[[Event], object], events: Iterable[Event]) -> int:
-    """Send the events; returns how many can never be sent."""
-    refused = 0
-    for event in events:
+def send_each(send: Callable[[Event], object], changes: Iterable[Change]) -> list[Refusal]:
+    """Send what tells of the changes; returns those of which not everything can be sent."""
+    refused: list[Refusal] = []
+    for change in changes:
         try:
-            send(event)
-        except (InvalidEvent, InvalidTopic) as error:
-            refused += 1
-            LOG.error(
-                "Revision %d of %s %r cannot be published; controllers learn of it only when they resync: %s",
-                event.version, event.table, event.key, error,
-            )  # fmt: skip
+            for event in events_of(change):
+                send(event)
+        except REFUSALS as error:
+            refused.append(Refusal(change.revision, change.table, change.key, str(error)))
     return refused
 
 

@@ -38,12 +38,12 @@ class SyncSettings:
 
 @dataclasses.dataclass(frozen=True)
 class SyncTask:
-    """What to do now.  Without any of these it is only to be verified that the database did not go back."""
+    """What to do now.  Without any of these it is only verified that the database has not lost its history."""
 
     reason: str
     is_snapshot: bool = False
     is_replacing: bool = False
-    """The database went back: what it says now is true, whatever the versions are."""
+    """The database has lost its history: what it says now is true, whatever the versions are."""
     is_delta: bool = False
     topics: frozenset[str] = frozenset()
 

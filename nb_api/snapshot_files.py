@@ -37,6 +37,7 @@ from nb_api.snapshot_source import Doubt, SnapshotSource, SourceSnapshot, Take
 from pubsub_api import Session
 from pubsub_api.core.events import Event
 from pubsub_api.errors import InvalidConfig
+from pubsub_api.private_files import GROUP_READS, make_directory, make_private, replace_private
 
 FORMAT = 1
 MANIFEST = "manifest.json"
@@ -69,10 +70,12 @@ class Manifest(msgspec.Struct, frozen=True):
     version: int
     """The newest version in it, 0 when it is empty."""
     offsets: dict[str, int]
-    """Shard of the log -> the offset to go on at."""
+    """Shard of the log -> the offset to go on at; empty when the events are from several logs."""
     format: int = FORMAT
     revision: int = 0
     """Every change of the database up to this revision is in.  0: not known."""
+    log: str = ""
+    """Identity of the log that the offsets belong to; empty when it is not known."""
     files: dict[str, FileMark] = {}
     """Path in the directory -> what it must be; empty while the revision is not known."""
 
@@ -81,7 +84,7 @@ def read_manifest(directory: str | os.PathLike[str]) -> Manifest:
     """Raises SourceUnavailable when there is none, or one of another release."""
     try:
         manifest = msgspec.json.decode(pathlib.Path(directory, MANIFEST).read_bytes(), type=Manifest)
-    except (OSError, msgspec.MsgspecError) as error:
+    except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise SourceUnavailable(f"{directory} is not a finished snapshot: {error}") from error
     if manifest.format != FORMAT:
         raise SourceUnavailable(f"{directory} has format {manifest.format}; this release reads {FORMAT}")
@@ -90,12 +93,7 @@ def read_manifest(directory: str | os.PathLike[str]) -> Manifest:
 
 def write_manifest(directory: str | os.PathLike[str], manifest: Manifest) -> None:
     """It appears whole or not at all."""
-    new = pathlib.Path(directory, f"{MANIFEST}.new")
-    with open(new, "wb") as file:
-        file.write(msgspec.json.encode(manifest))
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(new, new.with_name(MANIFEST))
+    replace_private(pathlib.Path(directory, MANIFEST), msgspec.json.encode(manifest), mode=GROUP_READS)
 
 
 # -- completing
@@ -112,8 +110,8 @@ def complete(directory: str | os.PathLike[str], db: DbApi) -> Manifest:
     manifest = _to_complete(folder)
     rows = _rows(sorted((folder / OBJECTS).glob("*.parquet")), with_values=False)
     known = {(table, key): (version, topic, action) for table, key, topic, _, version, action in rows}
-    (folder / CORRECTIONS).mkdir(exist_ok=True)
-    path = folder / CORRECTIONS / "corrections.parquet"
+    path = make_directory(folder / CORRECTIONS, mode=GROUP_READS) / "corrections.parquet"
+    make_private(path, mode=GROUP_READS)
     objects = tombstones = 0
     with db.snapshot() as snapshot, pyarrow.parquet.ParquetWriter(path, _SCHEMA, compression="zstd") as writer:
         portion: list[tuple[Any, ...]] = []
@@ -142,7 +140,7 @@ def complete(directory: str | os.PathLike[str], db: DbApi) -> Manifest:
 
 
 def _to_complete(folder: pathlib.Path) -> Manifest:
-    folder.mkdir(parents=True, exist_ok=True)
+    make_directory(folder, mode=GROUP_READS)
     if not any(folder.iterdir()):
         return Manifest(objects=0, tombstones=0, version=0, offsets={})
     manifest = read_manifest(folder)

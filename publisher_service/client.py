@@ -26,7 +26,7 @@ from publisher_service.ownership import socket_path
 from pubsub_api import forking, settings
 from pubsub_api.config import GROUP as PUBSUB
 from pubsub_api.core import frame as frames
-from pubsub_api.core.events import Event, encode_event
+from pubsub_api.core.events import CHECK_INTERVAL, Event, encode_event
 from pubsub_api.core.topics import check_topic
 from pubsub_api.errors import Closed, InvalidEvent, WaitTimeout
 from pubsub_api.multiproc import MultiprocDriver, WorkerPublisherApi, WorkerStatistics
@@ -68,6 +68,8 @@ class WorkerPublisher(WorkerPublisherApi):
             batch_events_max=pubsub.batch_events_max,
             batch_bytes_max=pubsub.batch_bytes_max,
         )
+        self._is_closing = False
+        """No further event is taken; those that were are given the time to be acknowledged."""
         self._is_closed = False
         self._topics: set[str] = set()
         self._new_worker()
@@ -89,7 +91,7 @@ class WorkerPublisher(WorkerPublisherApi):
 
     def send_event(self, event: Event) -> int:
         with self._lock:
-            if self._is_closed:
+            if self._is_closing:
                 raise Closed(f"worker {self._name} is closed")
             topic = event.topic
             try:
@@ -101,7 +103,8 @@ class WorkerPublisher(WorkerPublisherApi):
             if stamp <= self._stamp:  # the wall clock has not moved, or was set back
                 stamp = self._stamp + 1
             self._stamp = stamp
-            encoded = encode_event(event, stamp)
+            is_looked_into = self._core.position % CHECK_INTERVAL == 0 or not self._core.waiting
+            encoded = encode_event(event, stamp, looks_inside=is_looked_into)
             if len(encoded) > self._event_bytes_max:
                 raise InvalidEvent(
                     f"event {event.table}/{event.key} takes {len(encoded)} bytes, more than frame_bytes_max allows "
@@ -136,14 +139,14 @@ class WorkerPublisher(WorkerPublisherApi):
         """Releases the lock while it waits.  Raises WindowFull, Closed."""
         self._blocked_sends += 1
         link.write()
-        if not self._progress.wait_for(lambda: self._is_closed or not self._core.is_full, self._send_timeout_s):
+        if not self._progress.wait_for(lambda: self._is_closing or not self._core.is_full, self._send_timeout_s):
             self._timeouts += 1
             state = "takes nothing" if link.is_open else "cannot be reached"
             raise WindowFull(
                 f"worker {self._name}: the publisher service at {self._path} {state} since {self._send_timeout_s} s, "
                 f"and {self._core.waiting} events wait for it: the window is full"
             )
-        if self._is_closed:
+        if self._is_closing:
             raise Closed(f"worker {self._name} is closed")
 
     # -- progress
@@ -184,6 +187,7 @@ class WorkerPublisher(WorkerPublisherApi):
                 batches=core.batches,
                 acknowledged_events=core.acknowledged,
                 refused_events=core.refused_events,
+                refused_reason=core.refused_reason,
                 waiting_events=core.waiting,
                 waiting_bytes=core.window_bytes,
                 connects=link.connects if link else 0,
@@ -198,7 +202,11 @@ class WorkerPublisher(WorkerPublisherApi):
 
     def close(self, *, timeout_s: float = 5.0) -> None:
         deadline = time.monotonic() + timeout_s
-        self.wait_acknowledged(self._core.position, timeout_s=max(0.0, deadline - time.monotonic()))
+        with self._lock:
+            self._is_closing = True
+            self._progress.notify_all()
+            position = self._core.position
+        self.wait_acknowledged(position, timeout_s=max(0.0, deadline - time.monotonic()))
         with self._lock:
             if self._is_closed:
                 return
@@ -214,6 +222,7 @@ class WorkerPublisher(WorkerPublisherApi):
 
     def after_fork_in_child(self) -> None:
         forking.set_aside((self._link, self._core, self._lock, self._progress))
+        self._is_closing = self._is_closed  # it was the parent that was about to close
         self._new_worker()
 
 

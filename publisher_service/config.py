@@ -38,8 +38,6 @@ SERVICE_OPTIONS: Sequence[cfg.Opt] = (
     _count("workers_max", 1024, 1, 65_536, "Workers connected at the same time. More are refused.", mutable=True),
     _count("workers_remembered_max", 10_000, 1, 10_000_000,
            "Workers whose last batch number is kept, connected or not, so that nothing is published twice."),
-    _count("message_bytes_max", 4 * _MIB, 65_536, 1024 * _MIB,
-           "Largest message accepted from a worker; checked before it is decoded. Bytes."),
     _count("read_bytes_max", 256 * 1024, 4096, 64 * _MIB,
            "Bytes read from one worker before the next one gets its turn.", mutable=True),
     _count("journal_bytes_max", 64 * _MIB, 0, 64 * 1024 * _MIB,

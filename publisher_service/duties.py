@@ -54,12 +54,15 @@ def _seen(
 class Duties:
     """From `start` to `close`, on a thread of its own."""
 
-    def __init__(self, conf: cfg.ConfigOpts, publisher: Publisher, sequencer: Sequencer, *, owns_address: bool) -> None:
+    def __init__(
+        self, conf: cfg.ConfigOpts, publisher: Publisher, sequencer: Sequencer, *, owns_address: bool, place: str
+    ) -> None:
         notify_config.register(conf)
         self._conf = conf
         self._publisher = publisher
         self._own = OwnPublisher(sequencer, HybridClock(int(conf[PUBSUB].clock_skew_max * 1e9)))
         self._owns_address = owns_address
+        self._place = place
         options = conf[config.GROUP]
         longest_s = max(options.database_retry_interval, options.database_retry_interval_max)
         self._backoff = Backoff(options.database_retry_interval, longest_s)
@@ -114,7 +117,9 @@ class Duties:
         with contextlib.ExitStack() as parts:
             db = open_db(None, self._conf, with_outbox=False)
             parts.callback(db.close)
-            office = parts.enter_context(Office(db, self._publisher, self._own, owns_address=self._owns_address))
+            office = parts.enter_context(
+                Office(db, self._publisher, self._own, owns_address=self._owns_address, place=self._place)
+            )
             self._parts = parts.pop_all()
         self._db, self._office, self._problem = db, office, None
         if self._failed_attempts:

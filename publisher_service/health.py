@@ -12,6 +12,7 @@ import logging
 import pathlib
 import socket
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -22,17 +23,21 @@ LOG = logging.getLogger(__name__)
 
 Report = dict[str, Any]
 _ANSWER_S = 2.0
+"""How long one who asks may take, from the connection to the end of the answer."""
+_ASKERS_MAX = 16
+"""Who asks while so many others do is turned away: each of them costs a thread for a moment."""
 _REQUEST_BYTES_MAX = 16 * 1024
 
 
 class HealthServer:
-    """Answers on a thread of its own.  ``report`` is called there; ``report["ok"]`` decides the HTTP status."""
+    """Answers on threads of its own.  ``report`` is called there; ``report["ok"]`` decides the HTTP status."""
 
     def __init__(self, listener: socket.socket, report: Callable[[], Report], *, is_http: bool) -> None:
         self._listener = listener
         self._report = report
         self._is_http = is_http
         self._is_closed = False
+        self._places = threading.BoundedSemaphore(_ASKERS_MAX)
         self._thread = threading.Thread(target=self._run, name="heliograph-health", daemon=True)
         listener.setblocking(True)
         self._thread.start()
@@ -60,16 +65,24 @@ class HealthServer:
                     return
                 LOG.warning("The health endpoint cannot accept a connection.", exc_info=True)
                 return
-            with sock:
-                sock.settimeout(_ANSWER_S)
-                # Whoever asked and went away, or does not take the answer, is not our problem.
-                with contextlib.suppress(OSError):
-                    self._answer(sock)
+            if not self._places.acquire(blocking=False):
+                sock.close()
+                continue
+            # Each in a thread of its own: who asks slowly holds up nobody but itself.
+            threading.Thread(target=self._serve, args=(sock,), name="heliograph-health-answer", daemon=True).start()
 
-    def _answer(self, sock: socket.socket) -> None:
+    def _serve(self, sock: socket.socket) -> None:
+        # Whoever asked and went away, or does not take the answer, is not our problem.
+        with sock, contextlib.suppress(OSError):
+            self._answer(sock, time.monotonic() + _ANSWER_S)
+        self._places.release()
+
+    def _answer(self, sock: socket.socket, deadline: float) -> None:
+        sock.settimeout(_ANSWER_S)
         if self._is_http:
             request = b""
             while b"\r\n\r\n" not in request and len(request) < _REQUEST_BYTES_MAX:
+                sock.settimeout(max(deadline - time.monotonic(), 0.001))
                 received = sock.recv(4096)
                 if not received:
                     return

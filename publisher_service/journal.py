@@ -32,6 +32,8 @@ from publisher_service.errors import HopError, JournalError, MalformedMessage
 from publisher_service.hop import messages
 from publisher_service.hop.messages import GUID_BYTES, Batch, Group
 from pubsub_api.closing import Closeable
+from pubsub_api.errors import UnsafeFile
+from pubsub_api.private_files import open_private, read_private
 
 LOG = logging.getLogger(__name__)
 
@@ -116,7 +118,7 @@ class Journal(Closeable):
         self.rotations = 0
 
     def recover(self) -> Recovered:
-        """Read what the last owner left.  Never raises for what is in the files, only OSError."""
+        """Read what the last owner left.  Never raises for what is in the files, only OSError, and UnsafeFile."""
         found = [(turn, list(_records(path))) for turn, path in enumerate(self._paths)]
         recovered = Recovered()
         for turn, records in sorted((one for one in found if one[1]), key=lambda one: one[1][0].number):
@@ -183,14 +185,38 @@ class Journal(Closeable):
             os.close(self._file)
             self._file = -1
 
-    def discard(self) -> None:
-        """What is written here is not true any more.  Raises JournalError when it cannot be removed."""
-        self.close()
+    def is_writable(self) -> bool:
+        """Whether files can be made, replaced and written where the journal is.  `discard` failed where they cannot."""
+        probe = self._paths[0].with_name(self._paths[0].name + ".probe")
         try:
+            os.close(open_private(probe, os.O_WRONLY | os.O_CREAT))
+            probe.unlink()
             for path in self._paths:
+                if path.exists():
+                    os.close(open_private(path, os.O_RDWR))
+        except (OSError, UnsafeFile) as error:
+            LOG.warning("The journal %s cannot be written: %s", self._paths[0], error)
+            return False
+        return True
+
+    def discard(self) -> None:
+        """What is written here is not true any more: remove it, or empty it where that cannot be.  Never raises.
+
+        A file that can be neither is told of in the log; `is_writable` says so to the next service, which then does not
+        believe it.
+        """
+        self.close()
+        for path in self._paths:
+            try:
                 path.unlink(missing_ok=True)
-        except OSError as error:
-            raise JournalError(f"the journal {path} cannot be removed, and it is not true any more: {error}") from error
+            except OSError:
+                self._empty(path)
+
+    def _empty(self, path: pathlib.Path) -> None:
+        try:
+            os.close(open_private(path, os.O_WRONLY | os.O_TRUNC))
+        except (OSError, UnsafeFile) as error:
+            LOG.error("The journal %s is not true any more, and can be neither removed nor emptied: %s", path, error)
 
     def _begin_segment(self) -> None:
         self.close()
@@ -204,10 +230,10 @@ class Journal(Closeable):
     def _open_file(self, flags: int) -> None:
         path = self._paths[self._turn]
         try:
-            self._file = os.open(path, flags | os.O_CLOEXEC, 0o600)
+            self._file = open_private(path, flags)
             # Reserved now, so that a full file system is refused here and not in the middle of a batch.
             os.posix_fallocate(self._file, 0, self._segment_bytes)
-        except OSError as error:
+        except (OSError, UnsafeFile) as error:
             raise JournalError(f"the journal {path} cannot be begun: {error}") from error
 
     def _checkpoint(self) -> bytes:
@@ -244,7 +270,7 @@ class _Record(NamedTuple):
 def _records(path: pathlib.Path) -> Iterator[_Record]:
     """The sound records at the front of a file."""
     try:
-        content = path.read_bytes()
+        content = read_private(path)
     except FileNotFoundError:
         return
     at, expected = 0, None
@@ -275,7 +301,7 @@ def _replay(records: list[_Record], into: Recovered) -> bool:
                 into.lives, into.taken = checkpoint.lives, checkpoint.taken
             else:
                 _replay_batch(record.payload, into)
-        except (HopError, struct.error, msgspec.MsgspecError, IndexError) as error:
+        except (HopError, struct.error, msgspec.MsgspecError, IndexError, UnicodeDecodeError, RecursionError) as error:
             LOG.warning("Record %d of the journal cannot be used, nor what follows it: %s", record.number, error)
             return False
         into.number = record.number

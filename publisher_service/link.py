@@ -201,8 +201,9 @@ class WorkerLink:
             self.refusals += isinstance(error, Refused)
             self._lose(f"{error}")
         if self._core.refused_events > refused_before:
-            LOG.error("Worker %s: the publisher service could not publish %d events.",
-                      self._core.name, self._core.refused_events - refused_before)  # fmt: skip
+            LOG.error("Worker %s: the publisher service could not publish %d events: %s",
+                      self._core.name, self._core.refused_events - refused_before,
+                      self._core.refused_reason)  # fmt: skip
         self._on_progress()
 
     def _receive(self, payload: bytes) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 import logging
 import threading
 from types import TracebackType
@@ -26,12 +27,14 @@ from pubsub_api import Publisher
 LOG = logging.getLogger(__name__)
 
 ELECTION = "publisher-service"
+_REFUSED_SHOWN = 10
+"""Changes that cannot be published, by name, in the report; the sweeper counts all of them."""
 
 
 class Office:
     """From entering the ``with`` to leaving it, the database may come and go.  It stays the caller's."""
 
-    def __init__(self, db: DbApi, publisher: Publisher, own: OwnPublisher, *, owns_address: bool) -> None:
+    def __init__(self, db: DbApi, publisher: Publisher, own: OwnPublisher, *, owns_address: bool, place: str) -> None:
         self._db = db
         self._conf = db.conf
         self._own = own
@@ -46,6 +49,7 @@ class Office:
             db,
             ELECTION,
             holder=f"{publisher.name} {publisher.guid.hex()[:8]}",
+            place=place,
             on_gain=self._take_office,
             on_loss=self._leave_office,
         )
@@ -64,7 +68,7 @@ class Office:
             "sweeper": dataclasses.asdict(self._sweeper.counters),
             "compactor": dataclasses.asdict(self._compactor.counters),
             "watcher": dataclasses.asdict(self._watcher.counters) if self._watcher else None,
-            "invalid_events": self._own.invalid_events,
+            "refused": [str(refusal) for refusal in itertools.islice(self._sweeper.refused.values(), _REFUSED_SHOWN)],
         }
 
     def _make_watcher(self) -> TableWatcher | None:

@@ -14,6 +14,7 @@ from types import TracebackType
 
 from oslo_config import cfg
 
+from pubsub_api import private_files
 from pubsub_api.config import multiproc_socket
 from pubsub_api.errors import AddressInUse, InvalidConfig
 
@@ -44,7 +45,7 @@ class Ownership:
     def __init__(self, path: pathlib.Path) -> None:
         self._path = beside(path, ".lock")
         try:
-            self._file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            self._file = private_files.open_private(self._path, os.O_RDWR | os.O_CREAT)
         except OSError as error:
             raise InvalidConfig(f"the lock {self._path} cannot be made: {error}") from error
         try:
@@ -57,6 +58,16 @@ class Ownership:
             ) from None
         os.ftruncate(self._file, 0)
         os.pwrite(self._file, f"{os.getpid()}\n".encode(), 0)
+
+    @property
+    def place(self) -> str:
+        """What nobody else can be at the same time, as long as this machine is up: the lock.  Empty when unknown."""
+        try:
+            boot = pathlib.Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        except OSError:
+            return ""
+        found = os.fstat(self._file)
+        return f"{boot}:{found.st_dev}:{found.st_ino}"
 
     def release(self) -> None:
         """Idempotent.  The file stays: removing it would let two hold a lock on what they think is one file."""

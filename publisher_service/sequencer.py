@@ -16,7 +16,7 @@ from publisher_service.hop import messages
 from publisher_service.hop.messages import Batch, Group
 from publisher_service.journal import Journal
 from pubsub_api.core.topics import check_topic
-from pubsub_api.errors import InvalidTopic, TransportUnavailable
+from pubsub_api.errors import InvalidTopic, NotPermitted, TransportUnavailable
 from pubsub_api.publisher import Publisher
 
 LOG = logging.getLogger(__name__)
@@ -25,7 +25,7 @@ LOG = logging.getLogger(__name__)
 @dataclasses.dataclass
 class SequencerCounters:
     refused_events: int = 0
-    """Taken over and impossible to publish: a bad topic, an event that no frame takes, too many streams."""
+    """Taken over and impossible to publish: bad topic, too large for a frame, too many streams, not permitted."""
     transport_failures: int = 0
     """Times when the transport refused frames; subscribers get them by repair."""
     journal_failures: int = 0
@@ -72,10 +72,13 @@ class Sequencer:
                 self._journal.forget(worker)
 
     def flush(self) -> None:
-        """Return when everything taken so far is handed to the transport, or refused by it and kept for repair."""
+        """Return when everything taken so far is handed to the transport, or refused by it and kept for repair.
+
+        What the transport does not permit is neither: it is dropped, and its topic refused from then on for a while.
+        """
         try:
             self._publisher.flush()
-        except TransportUnavailable:
+        except (TransportUnavailable, NotPermitted):  # the publisher counts what was not permitted, and says what
             self.counters.transport_failures += 1
         self.published_at = time.monotonic()
 
@@ -89,25 +92,34 @@ class Sequencer:
             payload = messages.encode(Batch(number, list(good)))
         self._write_ahead(worker, number, good, payload)
         for topic, encoded in good:
-            self._publisher.send_encoded(topic, encoded)
+            try:
+                self._publisher.send_encoded(topic, encoded)
+            except NotPermitted as error:
+                self.counters.refused_events += len(encoded)
+                refused, reason = refused + len(encoded), str(error)
         return refused, reason
 
     def _sort_out(self, groups: Sequence[Group]) -> tuple[list[Group], int, str]:
         """The groups that can be published, how many events cannot, and why."""
-        good, refused, reason = [], 0, ""
+        good: list[Group] = []
+        refused, reason = 0, ""
         for topic, encoded in groups:
-            problem = self._problem(topic, encoded)
-            if problem:
-                refused, reason = refused + len(encoded), problem
-            else:
-                good.append((topic, encoded))
+            problems = [self._problem(topic, len(event)) for event in encoded]
+            fit = [event for event, problem in zip(encoded, problems, strict=True) if not problem]
+            refused += len(encoded) - len(fit)
+            reason = next(filter(None, problems), reason)
+            if fit:
+                good.append((topic, fit))
         return good, refused, reason
 
-    def _problem(self, topic: str, encoded: Sequence[bytes]) -> str:
-        """Why a group cannot be published; empty when it can."""
-        largest = max(map(len, encoded), default=0)
-        if largest > self._event_bytes_max:
-            return f"an event of topic {topic!r} takes {largest} bytes, more than frame_bytes_max allows"
+    def problem(self, topic: str, size: int) -> str:
+        """Why an event of so many bytes cannot be published; empty when it can."""
+        with self._lock:
+            return self._problem(topic, size)
+
+    def _problem(self, topic: str, size: int) -> str:
+        if size > self._event_bytes_max:
+            return f"an event of topic {topic!r} takes {size} bytes, more than frame_bytes_max allows"
         if topic not in self._topics:
             try:
                 check_topic(topic)

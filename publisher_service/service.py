@@ -20,6 +20,7 @@ import pubsub_api
 from publisher_service import config, duties, health, lives, ownership
 from publisher_service.client import event_bytes_max
 from publisher_service.errors import JournalError
+from publisher_service.hop import messages
 from publisher_service.hop.service import ServiceCore, ServiceSettings
 from publisher_service.intake import Intake, IntakeLimits
 from publisher_service.journal import Journal, Recovered
@@ -59,7 +60,7 @@ class PublisherService:
     def start(self) -> None:
         """Own the socket, read the journal, bind the publisher, take workers.  Undoes everything when it fails."""
         with contextlib.ExitStack() as parts:
-            parts.enter_context(ownership.Ownership(self._path))
+            owned = parts.enter_context(ownership.Ownership(self._path))
             self.session = parts.enter_context(pubsub_api.open(conf=self.conf))
             journal = self._open_journal(parts)
             self.publisher = self._open_publisher(parts)
@@ -80,7 +81,9 @@ class PublisherService:
             if duties.are_wanted(self.conf):
                 owns_address = self.session.capabilities.bind_based
                 self.duties = parts.enter_context(
-                    duties.Duties(self.conf, self.publisher, self.sequencer, owns_address=owns_address)
+                    duties.Duties(
+                        self.conf, self.publisher, self.sequencer, owns_address=owns_address, place=owned.place
+                    )
                 )
             self._open_health(parts)
             self._parts = parts.pop_all()
@@ -121,6 +124,11 @@ class PublisherService:
             journal.discard()  # one that is not written on would tell the next service what is not true any more
             return None
         parts.callback(journal.close)
+        if not journal.is_writable():
+            # What stands in it may be true no longer: whoever could not write it could not remove it either.
+            LOG.warning("Going on without a journal: subscribers resync now, and should this service die.")
+            self.journal_damaged += 1
+            return None
         self.recovered = journal.recover()
         if self.recovered.is_damaged:
             self.journal_damaged += 1
@@ -152,12 +160,16 @@ class PublisherService:
         return journal
 
     def _make_core(self) -> ServiceCore:
-        options = self.conf[config.GROUP]
+        options, pubsub = self.conf[config.GROUP], self.conf[PUBSUB]
         return ServiceCore(
             ServiceSettings(
                 workers_max=options.workers_max,
                 remembered_max=options.workers_remembered_max,
-                message_bytes_max=options.message_bytes_max,
+                message_bytes_max=messages.message_bytes_max(
+                    batch_events_max=pubsub.batch_events_max,
+                    batch_bytes_max=pubsub.batch_bytes_max,
+                    event_bytes_max=event_bytes_max(self.conf),
+                ),
                 event_bytes_max=event_bytes_max(self.conf),
             ),
             guid=self.publisher.guid,

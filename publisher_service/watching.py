@@ -17,14 +17,14 @@ from collections.abc import Collection, Sequence
 from nb_api.bookkeeping import OWN_PREFIX
 from nb_api.db_api import Change, DbApi
 from nb_api.errors import ObjectNotFound, RevisionGone
-from nb_api.events import events_of
 from nb_api.leases import TOPIC
-from nb_api.publishing import ChangePublisher
+from nb_api.publishing import ChangePublisher, Refusal, send_each
 from publisher_service.hop.messages import Group
 from publisher_service.sequencer import Sequencer
 from pubsub_api.core.clock import HybridClock
-from pubsub_api.core.events import encode_event
-from pubsub_api.errors import Closed, HeliographError, InvalidEvent
+from pubsub_api.core.events import Event, encode_event
+from pubsub_api.errors import Closed, HeliographError, LimitReached
+from pubsub_api.seldom import SeldomLog
 
 LOG = logging.getLogger(__name__)
 
@@ -39,22 +39,22 @@ class OwnPublisher(ChangePublisher):
     def __init__(self, sequencer: Sequencer, clock: HybridClock) -> None:
         self._sequencer = sequencer
         self._clock = clock
-        self.invalid_events = 0
 
-    def publish(self, changes: Sequence[Change]) -> None:
+    def publish(self, changes: Sequence[Change]) -> list[Refusal]:
         groups: dict[str, list[bytes]] = {}
-        for event in itertools.chain.from_iterable(map(events_of, changes)):
-            try:
-                encoded = encode_event(event, self._clock.tick(time.time_ns()))
-            except InvalidEvent:
-                # It would be found again and again, and stand in the way of all others.
-                self.invalid_events += 1
-                LOG.exception("Revision %d cannot be published; whoever follows it must read it.", event.version)
-                continue
+
+        def add(event: Event) -> None:
+            encoded = encode_event(event, self._clock.tick(time.time_ns()))
+            problem = self._sequencer.problem(event.topic, len(encoded))
+            if problem:
+                raise LimitReached(problem)
             groups.setdefault(event.topic, []).append(encoded)
+
+        refused = send_each(add, changes)
         batch: list[Group] = list(groups.items())
         if batch:
             self._sequencer.publish(batch)
+        return refused
 
     def flush(self, *, timeout_s: float) -> None:  # noqa: ARG002  it takes as long as the transport takes
         self._sequencer.flush()
@@ -66,6 +66,8 @@ class OwnPublisher(ChangePublisher):
 @dataclasses.dataclass
 class WatchCounters:
     published: int = 0
+    refused: int = 0
+    """Changes that could not be published.  Controllers find them when they verify their copies."""
     gaps: int = 0
     """Times when the feed did not reach back to where it was left: the objects were published instead."""
     failures: int = 0
@@ -91,9 +93,11 @@ class TableWatcher:
         self._portion = portion
         self._note_interval_s = note_interval_s
         self._position = 0
-        self._noted = 0
+        self._has_news = False
+        """Something was followed since the last note, other than notes."""
         self._noted_at = 0.0
         self.counters = WatchCounters()
+        self._log_refused = SeldomLog(LOG, level=logging.ERROR)
 
     def run(self, stop: threading.Event) -> None:
         """Until ``stop`` is set.  What the database or the transport cannot do is tried again."""
@@ -101,7 +105,7 @@ class TableWatcher:
         while not stop.is_set():
             try:
                 if not is_positioned:
-                    self._position = self._noted = self._read_position()
+                    self._position = self._read_position()
                     is_positioned = True
                 self._follow()
             except Closed:
@@ -123,11 +127,11 @@ class TableWatcher:
             self._publish_objects(error)
             return
         watched = [change for change in changes if change.table in self._tables]
-        if watched:
-            self._publisher.publish(watched)
-            self.counters.published += len(watched)
+        self._publish(watched)
         if changes:
             self._position = changes[-1].revision
+            # A note itself is a change: to note that it was followed would mean to note for ever.
+            self._has_news |= any(change.table != POSITIONS for change in changes)
         self._note()
 
     def _publish_objects(self, error: RevisionGone) -> None:
@@ -138,14 +142,21 @@ class TableWatcher:
         with self._db.snapshot(sorted(self._tables)) as snapshot:
             objects = iter(snapshot)
             while portion := list(itertools.islice(objects, self._portion)):
-                self._publisher.publish(
+                self._publish(
                     [
                         Change(found.version, "set", found.table, found.key, found.topic, found.value)
                         for found in portion
                     ]
                 )
-                self.counters.published += len(portion)
             self._position = snapshot.revision
+            self._has_news = True
+
+    def _publish(self, changes: Sequence[Change]) -> None:
+        refused = self._publisher.publish(changes) if changes else []
+        self.counters.published += len(changes) - len(refused)
+        self.counters.refused += len(refused)
+        if refused:
+            self._log_refused("%d changes of watched tables cannot be published: %s", len(refused), refused[0])
 
     def _read_position(self) -> int:
         """Where the last one who watched came to; when nobody ever did, the present."""
@@ -160,12 +171,12 @@ class TableWatcher:
     def _note(self, *, is_last: bool = False) -> None:
         """Write down how far it came, not too often: every note is a change in the database."""
         is_due = is_last or time.monotonic() - self._noted_at >= self._note_interval_s
-        # The note itself is a change: following it would mean to note for ever.
-        if not is_due or self._position <= self._noted + 1:
+        if not is_due or not self._has_news:
             return
         try:
-            self._noted = self._db.set(POSITIONS, self._name, {"revision": self._position})
+            self._db.set(POSITIONS, self._name, {"revision": self._position})
             self._noted_at = time.monotonic()
+            self._has_news = False
         except HeliographError as error:
             self.counters.failures += 1
             LOG.warning("How far the watched tables were followed cannot be noted: %s", error)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import threading
+import time
 from collections.abc import Callable
 from typing import Generic, Protocol, TypeVar
 
@@ -16,6 +17,10 @@ from nb_api import config
 from nb_api.errors import DbUnavailable
 from pubsub_api import forking
 from pubsub_api.errors import Closed
+
+IDLE_S = 10.0
+"""A connection that nobody has used for so long is closed at the next occasion: the server has a maximum for all of its
+clients, and a new one takes a few milliseconds."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,7 +75,8 @@ class Handles(Generic[H]):
         self._limits = limits
         self.is_closed = False
         self._freed = threading.Condition()
-        self._idle: list[H] = []
+        self._idle: list[tuple[H, float]] = []
+        """With the time of their last use, which rises."""
         self._busy: set[H] = set()
         self._opening = 0
         forking.register(self)
@@ -102,10 +108,20 @@ class Handles(Generic[H]):
                 return
             is_kept = is_whole and not self.is_closed and len(self._idle) < self._limits.idle_max
             if is_kept:
-                self._idle.append(handle)
+                self._idle.append((handle, time.monotonic()))
             self._busy.remove(handle)
             self._freed.notify()
         if not is_kept:
+            handle.close()
+        self.close_idle()
+
+    def close_idle(self) -> None:
+        """Close what nobody has used for a while."""
+        oldest = time.monotonic() - IDLE_S
+        with self._freed:
+            count = sum(used_at <= oldest for _, used_at in self._idle)
+            unused, self._idle = self._idle[:count], self._idle[count:]
+        for handle, _ in unused:
             handle.close()
 
     def close(self) -> None:
@@ -116,7 +132,7 @@ class Handles(Generic[H]):
             for handle in self._busy:
                 handle.cut()
             self._freed.notify_all()
-        for handle in idle:
+        for handle, _ in idle:
             handle.close()
 
     def after_fork_in_child(self) -> None:
@@ -136,7 +152,7 @@ class Handles(Generic[H]):
             if not self._idle:
                 self._opening += 1
                 return None
-            handle = self._idle.pop()
+            handle, _ = self._idle.pop()
             self._busy.add(handle)
             return handle
 

@@ -23,10 +23,25 @@ from typing import Union
 import msgspec
 
 from publisher_service.errors import MalformedMessage
+from pubsub_api.core.topics import TOPIC_BYTES_MAX
 
 VERSION = 1
 GUID_BYTES = 16
 NUMBER_MAX = 2**63 - 1
+
+_SKEW = 4
+"""A worker may have been started with limits so many times larger than those of the service."""
+_MESSAGE_OVERHEAD_BYTES = 64
+_EVENT_OVERHEAD_BYTES = 16
+"""Of an event and of its topic in a batch, beside the bytes of both."""
+
+
+def message_bytes_max(*, batch_events_max: int, batch_bytes_max: int, event_bytes_max: int) -> int:
+    """The longest message that a service with these limits accepts: every batch that a worker makes with the same
+    limits fits, and one event more that is as large as it may be."""
+    topics_bytes = batch_events_max * (TOPIC_BYTES_MAX + _EVENT_OVERHEAD_BYTES)
+    return _SKEW * (_MESSAGE_OVERHEAD_BYTES + topics_bytes + batch_bytes_max + event_bytes_max)
+
 
 Group = tuple[str, list[bytes]]
 """A topic and encoded events of it."""
@@ -125,7 +140,10 @@ class Inbox:
             (size,) = _LENGTH.unpack_from(data, at)
             if not 0 < size <= self._message_bytes_max:
                 self._rest = b""
-                raise MalformedMessage(f"a message of {size} bytes; message_bytes_max is {self._message_bytes_max}")
+                raise MalformedMessage(
+                    f"a message of {size} bytes, and at most {self._message_bytes_max} are accepted: "
+                    "[pubsub] frame_bytes_max or batch_bytes_max may differ on the two sides"
+                )
             end = at + _LENGTH.size + size
             if end > len(data):
                 break

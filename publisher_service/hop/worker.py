@@ -86,6 +86,8 @@ class WorkerCore:
         self.batches = 0
         self.resent = 0
         self.refused_events = 0
+        self.refused_reason = ""
+        """Why the service could not publish the newest of them."""
         self._open: dict[str, list[bytes]] = {}
         self._sealed: deque[_Sealed] = deque()
         self._sealed_bytes = 0
@@ -194,6 +196,7 @@ class WorkerCore:
         elif isinstance(message, Ack) and self.state is State.OPEN:
             self._acknowledge(message.number, among=self._next)
             self.refused_events += message.refused
+            self.refused_reason = message.reason or self.refused_reason
         else:
             raise UnexpectedMessage(f"{type(message).__name__} from the publisher service while {self.state.value}")
 

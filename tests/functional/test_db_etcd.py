@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import json
 import urllib.request
@@ -12,8 +13,9 @@ from typing import Any
 import pytest
 
 from nb_api.db_api import DbApi
-from nb_api.errors import DbUnavailable, RevisionTooOld
+from nb_api.errors import DbUnavailable, RevisionTooOld, RevisionUnknown
 from nb_api.loading import open_db
+from nb_api.revisions import NONCE_BITS, HistoryCheck
 from nb_api.testing.replay import WAIT_S, stored
 from pubsub_api.errors import Closed, InvalidConfig, LimitReached
 from tests.db_faults import ServerInTrouble, opened
@@ -46,6 +48,9 @@ def ask(server: EtcdServer, path: str, **request: Any) -> Any:
 
 
 class TestServerInTrouble(ServerInTrouble):
+    def is_forgetful(self, server: EtcdServer) -> bool:
+        return json.loads(read(f"http://127.0.0.1:{server.port}/version"))["etcdserver"] in ("3.5.0", "3.5.1", "3.5.2")
+
     def wait_for_waiter(self, server: EtcdServer, url: str) -> None:
         watchers = f"http://127.0.0.1:{server.port}/metrics"
         wait_until(lambda: b"etcd_debugging_mvcc_watcher_total 1\n" in read(watchers), WAIT_S, "the watch")
@@ -59,12 +64,13 @@ def read(url: str) -> bytes:
 class TestCompactionByOthers:
     def test_what_is_lost_is_said_and_the_rest_is_kept(self, server: EtcdServer, db: DbApi) -> None:
         versions = [db.create("t", f"k{i}", i, topic="t") for i in range(10)]
-        ask(server, "kv/compaction", revision=versions[6] // 64)  # 64 revisions for each transaction of etcd
+        ask(server, "kv/compaction", revision=versions[6] >> (NONCE_BITS + 6))  # 64 writes in each transaction
         with pytest.raises(RevisionTooOld) as too_old:
             db.changes(0)
-        oldest = too_old.value.oldest_revision
-        assert versions[5] <= oldest < versions[6]
-        assert [change.revision for change in db.changes(oldest)] == versions[6:]
+        # Whether there was a change before the oldest that is left, and which, nobody can say.
+        assert too_old.value.oldest_revision == versions[6]
+        assert [change.revision for change in db.changes(versions[6])] == versions[7:]
+        assert db.check_history(versions) == HistoryCheck(versions[-1], versions[6], None)
         assert [change.revision for change in db.unpublished()] == versions
         assert len(stored(db)) == 10
         assert db.compact(keep_changes=2, keep_tombstones_s=0) == 2
@@ -81,6 +87,27 @@ class TestCompactionByOthers:
         assert [change.revision for change in db.changes(first)] == [later]
         with pytest.raises(RevisionTooOld):
             db.changes(0)
+
+    def test_keys_that_somebody_deleted_are_a_lost_history(self, server: EtcdServer, db: DbApi) -> None:
+        """etcd still knows the heads from before, but they belong to nothing any more."""
+        seen = [db.create("t", f"k{number}", number, topic="t") for number in range(5)]
+        everything = base64.b64encode(b"\0").decode()
+        ask(server, "kv/deleterange", key=everything, range_end=everything)
+        self.expect_lost(db, seen)
+        later = [db.create("t", f"k{number}", number, topic="t") for number in range(500)]
+        self.expect_lost(db, seen)
+        assert db.check_history(later).lost is None
+        assert [change.revision for change in db.changes(0)] == later
+        assert [change.revision for change in db.changes(later[-3])] == later[-2:]
+        assert db.compact(keep_changes=100, keep_tombstones_s=0) == 400
+        assert [change.revision for change in db.changes(later[399])] == later[400:]
+
+    @staticmethod
+    def expect_lost(db: DbApi, revisions: list[int]) -> None:
+        assert db.check_history(revisions).lost == revisions[0]
+        for revision in revisions:
+            with pytest.raises(RevisionUnknown):
+                db.changes(revision)
 
     def test_a_snapshot_that_is_compacted_away_says_so(self, server: EtcdServer, url: str) -> None:
         with opened(url, snapshot_portion=1) as db:

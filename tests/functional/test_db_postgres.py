@@ -251,6 +251,13 @@ class TestConnections:
 
 
 class TestSetUp:
+    def test_a_clock_that_was_ahead_keeps_nothing_waiting(self, db: DbApi, client: Client) -> None:
+        version = db.create("t", "k", 1, topic="t")
+        client.execute("UPDATE heliograph.changes SET committed_at = clock_timestamp() + interval '1 hour'")
+        assert db.unpublished(older_than_s=0.3) == []
+        wait_until(lambda: len(db.unpublished(older_than_s=0.3)) == 1, WAIT_S, "the change to be found old")
+        assert [change.revision for change in db.unpublished()] == [version]
+
     def test_many_changes_are_compacted_in_portions(self, db: DbApi, client: Client) -> None:
         client.execute(
             "INSERT INTO heliograph.changes SELECT n, 'create', 't', 'k' || n, 't', NULL, '\\x01', clock_timestamp() "
@@ -320,3 +327,40 @@ class TestSetUp:
         assert "secret" not in str(failed.value)
         with pytest.raises(DbUnavailable, match="does not exist"):
             open_db(server.url("nothing"))
+
+
+class TestFewConnections:
+    def test_those_that_nobody_uses_are_closed(
+        self, server: PostgresServer, url: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("drivers.db.handles.IDLE_S", 0.1)
+        query = (
+            "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'heliograph' AND datname = "
+            f"'{url.rpartition('/')[2]}'"
+        )
+        with opened(url) as db, server.client() as client:
+            with contextlib.ExitStack() as stack:
+                for _ in range(5):
+                    list(stack.enter_context(db.snapshot()))
+            db.create("t", "k", 1, topic="t")
+            wait_until(lambda: db.release_idle() or number(client, query) == 0, WAIT_S, "all of them to be closed")  # type: ignore[func-returns-value]
+            assert db.get("t", "k").value == 1
+
+    def test_a_server_that_is_full_is_asked_again(self) -> None:
+        with (
+            PostgresServer(max_connections="5", superuser_reserved_connections="0") as server,
+            ThreadPoolExecutor(1) as pool,
+            contextlib.ExitStack() as held,
+        ):
+            for _ in range(5):
+                held.enter_context(contextlib.closing(server.client()))
+            with pytest.raises(DbUnavailable, match=r"too many|slots"):
+                held.enter_context(opened(server.url(), connect_timeout=0.2))
+
+            def write() -> int:
+                with opened(server.url(), connect_timeout=WAIT_S) as db:
+                    return db.create("t", "k", 1, topic="t")
+
+            writing = pool.submit(write)
+            held.close()
+            assert writing.result(WAIT_S) > 0

@@ -155,6 +155,24 @@ class TestWhatRedisForgets:
         assert db.set("t", "k", "new") > max(lost)
         self.expect_lost(db, lost)
 
+    def test_keys_put_back_into_a_running_server_are_an_older_history(self, server: RedisServer, db: DbApi) -> None:
+        """As tools do that copy key by key.  The process is the same, so it is not the process that can tell."""
+        known = [db.create("t", f"k{i}", i, topic="t") for i in range(3)]
+        with contextlib.closing(server.client()) as client:
+            copy = {key: client.dump(key) for key in client.scan_iter()}
+            lost = [db.create("t", f"lost{i}", i, topic="t") for i in range(5)]
+            with client.pipeline() as pipeline:
+                pipeline.flushall()
+                for key, value in copy.items():
+                    pipeline.restore(key, 0, value)
+                pipeline.execute()
+        self.expect_lost(db, lost)
+        later = [db.create("t", f"later{i}", i, topic="t") for i in range(20)]
+        self.expect_lost(db, lost)
+        assert db.check_history([*known, *lost]).lost == lost[0]
+        assert db.check_history([*known, *later]).lost is None
+        assert [change.revision for change in db.changes(known[-1])] == later
+
     def test_an_empty_server_knows_nothing(self, server: RedisServer, db: DbApi) -> None:
         seen = [db.create("t", f"k{i}", i, topic="t") for i in range(3)]
         with contextlib.closing(server.client()) as client:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import os
 import pathlib
 import queue
@@ -14,51 +13,17 @@ from typing import Any
 
 import pytest
 
-from nb_api import CacheChange, Created, Deleted, LocalCache, NbApi, Resynced, Updated
+from nb_api import CacheChange, Created, Deleted, LocalCache, Resynced, Updated
 from nb_api.errors import InvalidObject, ObjectNotFound
 from pubsub_api import Event
 from pubsub_api.errors import Closed, Forked, InvalidTopic, UsageError, WaitTimeout
 from pubsub_api.loading import load_driver
 from tests.nb_tools import memory_bus, open_nb, sqlite_url
+from tests.nb_worlds import Told, World
 from tests.servers import RedisServer
 from tests.waiting import wait_until
 
 WAIT_S = 60.0
-
-
-@dataclasses.dataclass
-class World:
-    """A writer and its database; makes caches and closes them."""
-
-    bus: str | None
-    url: str
-    nb: NbApi
-    db: dict[str, Any] = dataclasses.field(default_factory=dict)
-    caches: list[LocalCache] = dataclasses.field(default_factory=list)
-    others: list[NbApi] = dataclasses.field(default_factory=list)
-
-    def open(self, **settings: Any) -> NbApi:
-        self.others.append(open_nb(self.url, self.bus, db=self.db, **settings))
-        return self.others[-1]
-
-    def cache(self, *, is_awaited: bool = True, options: dict[str, Any] | None = None, **arguments: Any) -> LocalCache:
-        """A cache of a controller of its own."""
-        cache = LocalCache(self.open(cache=options), **arguments)
-        self.caches.append(cache)
-        if is_awaited:
-            cache.wait_synced(timeout_s=WAIT_S)
-        return cache
-
-    def close(self) -> None:
-        for closable in (*self.caches, *self.others, self.nb):
-            closable.close()
-
-    def wait_equal(self, cache: LocalCache, *tables: str, topics: Sequence[str] | None = None) -> None:
-        for table in tables or ("port",):
-            wait_until(
-                lambda table=table: cache.get_all(table) == self.nb.get_all(table, topics=topics),  # type: ignore[misc]
-                WAIT_S, f"the cache to equal the database in {table}",
-            )  # fmt: skip
 
 
 @pytest.fixture(params=["feed", "bus"])
@@ -67,22 +32,6 @@ def world(request: pytest.FixtureRequest, tmp_path: pathlib.Path) -> Iterator[Wo
     world = World(bus, sqlite_url(tmp_path), open_nb(sqlite_url(tmp_path), bus))
     yield world
     world.close()
-
-
-class Told:
-    """What a cache told, through its callback."""
-
-    def __init__(self) -> None:
-        self.changes: list[CacheChange] = []
-
-    def __call__(self, changes: Sequence[CacheChange]) -> None:
-        self.changes += changes
-
-    def kinds(self, kind: type | tuple[type, ...] = (Created, Updated, Deleted)) -> list[str]:
-        return [f"{type(c).__name__} {c.object.key}" for c in list(self.changes) if isinstance(c, kind)]  # type: ignore[union-attr]
-
-    def resyncs(self) -> list[Resynced]:
-        return [change for change in list(self.changes) if isinstance(change, Resynced)]
 
 
 # -- following
@@ -525,3 +474,16 @@ def test_tombstones_are_bounded(bus_world: World) -> None:
     cache.wait_synced(timeout_s=WAIT_S)
     assert cache.statistics().tombstones <= 16
     assert cache.statistics().syncs.deltas > 0
+
+
+def test_a_copy_learns_of_changes_that_the_bus_cannot_carry(tmp_path: pathlib.Path) -> None:
+    """Beyond ``streams_max`` nothing is published: the status names it, and copies must not stay wrong for that."""
+    url, bus = sqlite_url(tmp_path), memory_bus()
+    with open_nb(url, bus, streams_max=2) as writer, open_nb(url, bus) as nb, LocalCache(nb) as cache:
+        cache.wait_synced(timeout_s=WAIT_S)
+        for number in range(6):
+            writer.create("port", f"p{number}", number, topic=f"t/{number}")
+        wait_until(lambda: len(cache.get_all("port")) == 6, WAIT_S, "what could not be published")
+        assert len(writer.db.unpublished()) == 4
+        writer.delete("port", "p5")
+        wait_until(lambda: len(cache.get_all("port")) == 5, WAIT_S, "the delete, too")

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pathlib
 from collections.abc import Iterator
 
 import pytest
 
-from nb_api import LocalCache
+from heliograph import exits
+from heliograph.main import main
+from nb_api import LocalCache, NbApi
 from nb_api.publishing import uses_service
+from publisher_service import config as service_config
 from publisher_service.service import PublisherService
+from pubsub_api.errors import LimitReached
 from tests.nb_nodes import WriterNode, rows_of
 from tests.nb_tools import PATIENT_DB, nb_conf, open_nb, sqlite_url
 from tests.servers import free_port
@@ -137,3 +142,60 @@ def test_a_service_that_is_away_costs_no_write(bus: str, tmp_path: pathlib.Path)
         with _service(bus, tmp_path, **PATIENT_DB) as service:
             wait_until(lambda: nb.db.unpublished() == [], WAIT_S, "the outbox to be confirmed")
             assert service.report()["events"] == 20
+
+
+def test_changes_that_the_service_cannot_publish_stay_in_the_outbox_and_its_status_names_them(
+    bus: str, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    url = sqlite_url(tmp_path)
+    conf = nb_conf(bus, db={"url": url}, streams_max=4, **_socket(tmp_path))
+    with PublisherService(conf) as service, open_nb(url, bus, **_socket(tmp_path)) as nb:
+        created = [nb.create("port", f"p{number}", number, topic=f"t/{number}") for number in range(6)]
+        wait_until(
+            lambda: [one.key for one in nb.db.unpublished()] == ["p4", "p5"], WAIT_S, "all but the last two to be told"
+        )
+        wait_until(lambda: len(service.report()["database"].get("refused", ())) == 2, WAIT_S, "the sweeper's report")
+        file = tmp_path / "status.conf"
+        file.write_text(f"[pubsub]\npublisher_multiproc_socket = {tmp_path / 'workers'}\n")
+        assert main(["status", "--json", "--config-file", str(file)]) == exits.FAILED
+        problems = json.loads(capsys.readouterr().out)["problems"]
+        assert len(problems) == 1
+        named = f"2 changes cannot be published and stay in the outbox, revision {created[4]} of port 'p4'"
+        assert named in problems[0]
+        assert "streams_max" in problems[0]
+
+
+def test_a_commit_does_not_wait_for_a_service_that_is_away(bus: str, tmp_path: pathlib.Path) -> None:
+    small = {"window_events_max": 1, "send_timeout": 3600.0}
+    conf = nb_conf(bus, db={"publish_queue_max": 10, "publish_timeout": 3600.0}, **_socket(tmp_path))
+    service_config.register(conf)
+    for name, value in small.items():
+        conf.set_override(name, value, group=service_config.GROUP)
+    nb = NbApi.open(conf=conf, url=sqlite_url(tmp_path))
+    for number in range(40):  # the thread waits for room in the window, for an hour, and the queue is full
+        nb.put("port", f"p{number}", number, topic="t")
+    counters = nb.statistics().handover
+    assert counters.committed == 40
+    assert counters.left >= 20, "left to the sweeper"
+    assert counters.waits <= 3, "only until it was clear that nobody takes anything"
+    service = PublisherService(nb_conf(bus, db={"url": sqlite_url(tmp_path)}, **_socket(tmp_path)))
+    with service:
+        wait_until(lambda: nb.db.unpublished() == [], WAIT_S, "the sweeper to publish what was left")
+        nb.close()
+
+
+def test_a_value_as_large_as_allowed_passes_a_service_with_the_same_limits(bus: str, tmp_path: pathlib.Path) -> None:
+    limits = {"frame_bytes_max": 6 * 1024 * 1024, "batch_bytes_max": 64 * 1024}
+    db = {"value_bytes_max": 5 * 1024 * 1024, "url": sqlite_url(tmp_path), **PATIENT_DB}
+    value = b"x" * (5 * 1024 * 1024 - 5)
+    with (
+        PublisherService(nb_conf(bus, db=db, **limits, **_socket(tmp_path))) as service,
+        open_nb(sqlite_url(tmp_path), bus, db=db, **limits, **_socket(tmp_path)) as nb,
+    ):
+        nb.put("port", "large", value, topic="t")
+        nb.put("port", "small", 1, topic="t")
+        with pytest.raises(LimitReached, match="value_bytes_max"):
+            nb.put("port", "larger", value + b"x", topic="t")
+        nb.flush(timeout_s=WAIT_S)
+        assert service.report()["events"] == 2
+        assert service.report()["hop"]["bad_connections"] == 0

@@ -9,11 +9,13 @@ import os
 import pathlib
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import threading
 import urllib.error
 import urllib.request
+import zlib
 from collections.abc import Iterator
 
 import pytest
@@ -399,7 +401,67 @@ def test_a_journal_that_fails_is_given_up_and_removed(host: Host) -> None:
     assert not [path for path in host.path.iterdir() if ".journal." in path.name]
 
 
+def test_a_journal_that_can_neither_be_written_nor_removed_ends_nothing(host: Host) -> None:
+    host.configure(journal_bytes_max=65_536)
+    with working(host) as worker:
+        with serving(host) as service:
+            worker.send_events(event(number) for number in range(1, 101))
+            worker.flush(timeout_s=START_S)
+            assert service.sequencer._journal is not None
+            written = service.sequencer._journal.path
+            other = written.with_name(written.name[:-1] + ("0" if written.name.endswith("1") else "1"))
+            other.unlink(missing_ok=True)
+            (other / "in the way").mkdir(parents=True)
+            worker.send_events(event(number) for number in range(101, 5001))
+            worker.flush(timeout_s=START_S)
+            assert service.is_well
+            assert service.report()["sequencer"]["journal_failures"] == 1
+        with serving(host) as second:
+            worker.send_event(event(5001))
+            worker.flush(timeout_s=START_S)
+            assert not second.report()["journal"]["on"]
+            assert second.report()["journal"]["damaged"] == 1
+            assert second.report()["events"] == 1
+
+
+@pytest.mark.parametrize("payload", [b"C\x92\x91\x92\xc4\x00\x81\xa1\xff\x01\x80", b"C" + b"\x91" * 5000])
+def test_a_journal_record_with_a_right_checksum_and_bad_text_is_ignored(host: Host, payload: bytes) -> None:
+    with serving(host):
+        pass
+    path = next(host.path.glob("*.journal.*"))
+    checksum = zlib.crc32(payload, zlib.crc32(struct.pack(">Q", 1)))
+    path.write_bytes(struct.pack(">4sIIQ", b"HGJ1", len(payload), checksum, 1) + payload)
+    with serving(host) as service:
+        assert service.report()["journal"]["recovered_lives"] == 0
+
+
+def test_one_event_too_large_takes_no_other_of_its_topic_along(host: Host) -> None:
+    with serving(host) as service, raw_worker(host) as raw:
+        raw.say(Hello(1, GUID, 1))
+        raw.hear()
+        good = encode_event(event(1), 1)
+        raw.say(Batch(1, [("a", [good, b"x" * 1_100_000, good])]))
+        answer = raw.hear()
+        assert isinstance(answer, Ack)
+        assert (answer.number, answer.refused) == (1, 1)
+        assert service.publisher.heads() == {"a": 2}
+
+
 # -- how it is
+
+
+def test_who_asks_slowly_holds_up_nobody_else(host: Host) -> None:
+    host.configure(health="http", health_port=0)
+    with serving(host) as service:
+        address = service.health_address.removeprefix("http://").strip("/").split(":")
+        slow = [socket.create_connection((address[0], int(address[1])), timeout=START_S) for _ in range(3)]
+        for sock in slow:
+            sock.send(b"G")
+        assert health.ask_http(int(address[1]), timeout_s=START_S)["ok"]
+        assert all(sock.fileno() >= 0 for sock in slow)
+        for sock in slow:
+            assert sock.recv(1) == b"", "it was given its time, and no more"
+            sock.close()
 
 
 def test_health_over_http(host: Host) -> None:

@@ -143,6 +143,16 @@ def test_of_several_services_one_publishes_and_another_takes_over(host: Host, da
             wait_until(lambda: {seen[3] for seen in follower.seen} == set(expected), START_S, "the rest")
 
 
+def test_a_service_that_was_killed_and_started_again_goes_on_at_once(database: pathlib.Path) -> None:
+    with Host(database=database) as host:
+        first = host.service(OS_ELECTION__LEASE="3600")
+        wait_until(lambda: first.report()["database"].get("leader"), START_S, "the first to be elected")
+        first.kill()
+        second = host.service(OS_ELECTION__LEASE="3600")
+        wait_until(lambda: second.report()["database"].get("leader"), START_S, "the second to be elected")
+        assert second.stop() == 0
+
+
 def test_every_service_is_in_the_directory_until_it_ends(host: Host, database: pathlib.Path) -> None:
     def addresses(db: DbApi) -> set[str]:
         with db.snapshot([DIRECTORY]) as snapshot:
@@ -196,12 +206,12 @@ def test_status_asks_the_service(host: Host) -> None:
 
 def test_status_without_a_service_shows_the_database(host: Host) -> None:
     with writing(host, with_outbox=True) as db:
-        db.create("port", "p1", 1, topic="tenant-7")
+        revision = db.create("port", "p1", 1, topic="tenant-7")
         code, printed = status(host, "--json")
     record = json.loads(printed)
     assert code == 1
     assert record["service"] is None
-    assert (record["database"]["revision"], record["database"]["outbox"]) == (1, 1)
+    assert (record["database"]["revision"], record["database"]["outbox"]) == (revision, 1)
     assert "no publisher service answers" in record["problems"][0]
     host.configure(health="off")
     assert "health is off" in status(host)[1]

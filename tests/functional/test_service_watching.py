@@ -11,7 +11,7 @@ import pytest
 
 from nb_api.db_api import Change, DbApi
 from nb_api.loading import open_db
-from nb_api.publishing import ChangePublisher
+from nb_api.publishing import ChangePublisher, Refusal
 from publisher_service.watching import POSITIONS, TableWatcher
 from pubsub_api.errors import TransportUnavailable
 from tests.nb_tools import sqlite_url
@@ -29,11 +29,12 @@ class Collector(ChangePublisher):
         self.told: list[Told] = []
         self.refusals = 0
 
-    def publish(self, changes: Sequence[Change]) -> None:
+    def publish(self, changes: Sequence[Change]) -> list[Refusal]:
         if self.refusals:
             self.refusals -= 1
             raise TransportUnavailable("the bus is away")
         self.told += [(change.revision, change.action, change.key, change.value) for change in changes]
+        return []
 
     def flush(self, *, timeout_s: float) -> None:
         """Nothing waits."""

@@ -338,7 +338,8 @@ def test_a_file_that_is_not_in_the_manifest_is_no_part_of_a_snapshot(sqlite_worl
 def test_a_snapshot_of_another_database_is_not_completed(sqlite_world: World) -> None:
     world = sqlite_world
     world.fill()
-    write_compacted(world.folder, [("port", "p0", "tenant-0/port", None, 9, "set")])
+    never = world.nb.get("port", "p0").version + 1
+    write_compacted(world.folder, [("port", "p0", "tenant-0/port", None, never, "set")])
     with pytest.raises(SourceUnavailable, match="another database"):
         complete(world.folder, world.nb.db)
     assert not read_manifest(world.folder).revision

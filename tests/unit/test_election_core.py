@@ -59,6 +59,26 @@ def candidate(name: str) -> ElectionCore:
     return ElectionCore(name, name, LEASE_S)
 
 
+def test_a_lease_of_the_same_place_is_that_of_a_former_life_and_taken_over_at_once() -> None:
+    store = Store()
+    killed = ElectionCore("a", "first life", LEASE_S, place="lock-1")
+    run(killed, store, 0, 1)
+    assert killed.is_leader(1)
+    second = ElectionCore("a", "second life", LEASE_S, place="lock-1")
+    run(second, store, 1, 1.001)
+    assert second.is_leader(1.001)
+    assert second.token(1.001) != killed.token(1)
+
+
+@pytest.mark.parametrize("place", ["", "lock-2"])
+def test_a_lease_of_another_place_is_waited_for(place: str) -> None:
+    store = Store()
+    run(ElectionCore("a", "first life", LEASE_S, place=place), store, 0, 1)
+    other = ElectionCore("a", "clone", LEASE_S, place="lock-1" if place else "")
+    run(other, store, 1, 1 + LEASE_S / 2)
+    assert not other.is_leader(1 + LEASE_S / 2)
+
+
 class TestOneCandidate:
     def test_it_leads_and_goes_on_leading(self) -> None:
         core, store = candidate("a"), Store()

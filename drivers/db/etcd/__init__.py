@@ -1,11 +1,12 @@
 """Objects and their feed in etcd, 3.4 or later.
 
 etcd counts its transactions: the number is given at commit, in the order of commits, and every key keeps the number of
-the transaction that put it last.  A revision here is that number, times the most writes that a transaction may have,
-plus the place of the write in its transaction.  A transaction compares the numbers of the objects' keys and puts
+the transaction that put it last.  A revision here is that number, below it the nonce of the transaction
+(`nb_api.revisions`), and below that the slot of the write.  A transaction compares the numbers of the objects' keys and
+puts
 
 - the objects, each with what happened to it; a deleted object stays as a tombstone,
-- the *head*, one key that every transaction puts and whose value names its objects,
+- the *head*, one key that every transaction puts and whose value has its nonce and names its objects,
 - an entry of the outbox for each, whole, so that no compaction can take it away.
 
 The head makes the history of etcd the feed.  Its number tells the newest revision, its history lists the transactions,
@@ -24,6 +25,7 @@ etcd's users are not supported.
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -42,19 +44,28 @@ from drivers.db.etcd.http import (
     KeyValue,
     PutAnswer,
     RangeAnswer,
+    StatusAnswer,
     TxnAnswer,
     found_in,
 )  # fmt: skip
-from drivers.db.etcd.keys import SLOTS, Head, Keys, Record, Waiting, end_of, slot_of
+from drivers.db.etcd.keys import PLACES, Head, Keys, Marker, Record, Waiting, end_of, place_of
 from drivers.db.etcd.snapshot import EtcdSnapshot
 from nb_api import checks
 from nb_api.db_api import Change, DbApi, DbObject, Snapshot
 from nb_api.errors import DbUnavailable
+from nb_api.outbox_age import OutboxAge
+from nb_api.revisions import HistoryCheck, new_nonce
 from nb_api.writes import CheckedWrite, find_refusal, not_found, refusal_error
+from pubsub_api.addresses import is_loopback
 from pubsub_api.errors import Closed
 
 list_opts = config.list_opts
 
+LOG = logging.getLogger(__name__)
+
+_FORGETFUL = ("3.5.0", "3.5.1", "3.5.2")
+"""They save the index of what they have applied apart from the data; after kill -9 a write may count as applied that is
+not there."""
 _OPERATIONS_MAX = 100
 """In one transaction; a server refuses more than 128 unless it is told otherwise."""
 _WRITES_MAX = 40
@@ -76,13 +87,23 @@ class EtcdDb(DbApi):
         self._settings = config.read_settings(conf, url)
         self._keys = Keys(self._settings.prefix)
         self._client = EtcdClient(self._settings)
+        self._age = OutboxAge()
         self._feed = EtcdFeed(self._client, self._keys, self._settings.operation_timeout_s, _OPERATIONS_MAX)
 
     def initialize(self) -> None:
+        version = self._client.call("maintenance/status", {}, StatusAnswer).version
+        if version in _FORGETFUL:
+            LOG.warning("etcd %s may lose acknowledged writes when it is killed: use 3.5.3 or later", version)
+        if not is_loopback(self._settings.host):
+            LOG.warning("etcd at %s is used without TLS and login: whoever gets there can change everything",
+                        self._settings.host)  # fmt: skip
         self.revision()
 
     def close(self) -> None:
         self._client.close()
+
+    def release_idle(self) -> None:
+        self._client.close_idle()
 
     # -- objects
 
@@ -94,8 +115,9 @@ class EtcdDb(DbApi):
         is_hopeful = len(writes) == 1 and writes[0].action == "create"
         found = [None] if is_hopeful else self._read_all(names)
         while True:
-            records = self._examine(writes, found)
-            answer = self._put(writes, names, found, records)
+            nonce = new_nonce()
+            records = self._examine(writes, found, nonce)
+            answer = self._put(writes, names, found, records, Head(names, nonce))
             if answer.succeeded:
                 return [record.revision(answer.header.revision) for record in records]
             found = found_in(answer)
@@ -132,6 +154,14 @@ class EtcdDb(DbApi):
         checks.check_limit(limit)
         return self._feed.changes(after_revision, limit)
 
+    def changes_of(self, revisions: Sequence[int]) -> list[Change]:
+        checks.check_revisions(revisions)
+        return self._feed.changes_of(revisions)
+
+    def check_history(self, revisions: Sequence[int]) -> HistoryCheck:
+        checks.check_revisions(revisions)
+        return self._feed.check_history(revisions)
+
     def wait(self, after_revision: int, *, timeout_s: float) -> bool:
         checks.check_revision(after_revision)
         checks.check_not_negative(timeout_s, "timeout_s")
@@ -149,10 +179,12 @@ class EtcdDb(DbApi):
         last, lost = self._feed.find_cut(keep_changes)
         if not lost:
             return 0
-        # etcd compacts up to a revision that exists, and the one after the last change need not.
-        self._client.call("kv/put", {"key": self._keys.marker, "value": b""}, PutAnswer)
+        # Who has seen just this change can go on, and must be able to tell.  The put is needed in any case: etcd
+        # compacts up to a revision that exists, and the one after the last change need not.
+        marker = Marker(last + 1, self._feed.revision_as_of(last))
+        self._client.call("kv/put", {"key": self._keys.marker, "value": _encode(marker)}, PutAnswer)
         with contextlib.suppress(Compacted):  # somebody else has gone further meanwhile
-            self._client.call("kv/compaction", {"revision": last + 1}, CompactAnswer)
+            self._client.call("kv/compaction", {"revision": marker.store_revision}, CompactAnswer)
         return lost
 
     # -- outbox
@@ -162,25 +194,27 @@ class EtcdDb(DbApi):
         checks.check_limit(limit)
         request = {
             "key": self._keys.outbox, "range_end": end_of(self._keys.outbox),
-            "sort_target": "MOD", "sort_order": "ASCEND", "limit": limit + SLOTS,
+            "sort_target": "MOD", "sort_order": "ASCEND", "limit": limit + _WRITES_MAX,
         }  # fmt: skip
+        now = time.monotonic()
         found = self._client.call("kv/range", request, RangeAnswer).kvs
         found = sorted(found, key=self._keys.outbox_revision)  # etcd does not sort what has the same number
         waiting = [(entry.mod_revision, _decode_waiting(entry.value)) for entry in found[:limit]]
+        old = self._age.old_up_to(older_than_s, now)
+        self._age.looked(older_than_s, now, self._keys.outbox_revision(found[-1]) if found else 0)
         return [
             one.record.as_change(store_revision, one.table, one.key)
             for store_revision, one in waiting
-            if self._is_older(one.record, older_than_s)
+            if self._is_older(one.record, older_than_s) or one.record.revision(store_revision) <= old
         ]
 
     def mark_published(self, revisions: Sequence[int]) -> None:
-        for revision in revisions:
-            checks.check_revision(revision)
+        checks.check_revisions(revisions)
         if not revisions:
             return
         request = {
             "key": self._keys.outbox, "range_end": end_of(self._keys.outbox), "keys_only": True,
-            "min_mod_revision": min(revisions) // SLOTS, "max_mod_revision": max(revisions) // SLOTS,
+            "min_mod_revision": min(revisions) // PLACES, "max_mod_revision": max(revisions) // PLACES,
         }  # fmt: skip
         wanted = frozenset(revisions)
         found = self._client.call("kv/range", request, RangeAnswer).kvs
@@ -197,7 +231,7 @@ class EtcdDb(DbApi):
             return [self._read(names[0])]
         return found_in(self._client.call("kv/txn", {"success": _ranges(names)}, TxnAnswer))
 
-    def _examine(self, writes: Sequence[CheckedWrite], found: Sequence[KeyValue | None]) -> list[Record]:
+    def _examine(self, writes: Sequence[CheckedWrite], found: Sequence[KeyValue | None], nonce: int) -> list[Record]:
         """What is to be put, on what was found.  Raises what refuses a write."""
         records, now = [], self._client.clock.now
         for position, (write, kv) in enumerate(zip(writes, found, strict=True)):
@@ -209,7 +243,8 @@ class EtcdDb(DbApi):
             old_topic = before.topic if before else ""
             topic = old_topic if write.topic is None else write.topic
             left = old_topic if write.action == "set" and old_topic != topic else None
-            records.append(Record(write.action, topic, left, write.value, now(), slot_of(position, len(writes))))
+            place = place_of(position, len(writes), nonce)
+            records.append(Record(write.action, topic, left, write.value, now(), place))
         return records
 
     def _put(
@@ -218,9 +253,10 @@ class EtcdDb(DbApi):
         names: Sequence[bytes],
         found: Sequence[KeyValue | None],
         records: Sequence[Record],
+        head: Head,
     ) -> TxnAnswer:
         keys = self._keys
-        puts = [(keys.head, _encode(Head(list(names))))]
+        puts = [(keys.head, _encode(head))]
         if len(writes) > 1:
             puts.append((keys.size(len(writes)), b""))
         operations: list[dict[str, Any]] = []
@@ -228,7 +264,7 @@ class EtcdDb(DbApi):
             puts.append((name, _encode(record)))
             if write.with_outbox:
                 puts.append(
-                    (keys.outbox_entry(os.urandom(16), record.slot), _encode(Waiting(write.table, write.key, record)))
+                    (keys.outbox_entry(os.urandom(16), record.place), _encode(Waiting(write.table, write.key, record)))
                 )
             if write.action == "delete":
                 puts.append((keys.tombstone(name), b""))

@@ -5,23 +5,24 @@ from __future__ import annotations
 import contextlib
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import msgspec
 
 from drivers.db.etcd.http import Compacted, EtcdClient, KeyValue, RangeAnswer, TxnAnswer, found_in
-from drivers.db.etcd.keys import SLOTS, Head, Keys, Record, last_revision, slot_of
+from drivers.db.etcd.keys import PLACES, Keys, Marker, Record, named_by, newest_of, revisions_of
 from nb_api import checks
 from nb_api.db_api import Change
 from nb_api.errors import DbUnavailable
+from nb_api.revisions import HistoryCheck, judge
 
 _SHORT = 4
 """A stretch of the feed is short when so many transactions can ask for the head at each of its revisions."""
 _FOREVER_S = 86_400.0 * 365
 
 _decode_record = msgspec.msgpack.Decoder(Record).decode
-_decode_head = msgspec.msgpack.Decoder(Head).decode
+_decode_marker = msgspec.msgpack.Decoder(Marker).decode
 
 
 class EtcdFeed:
@@ -35,8 +36,7 @@ class EtcdFeed:
 
     def revision(self) -> int:
         """The newest one, 0 when there is none."""
-        head = self.head()
-        return last_revision(head.mod_revision) if head else 0
+        return newest_of(self.head())
 
     def head(self) -> KeyValue | None:
         """The newest change, None when there was none."""
@@ -44,20 +44,39 @@ class EtcdFeed:
 
     def changes(self, after: int, limit: int) -> list[Change]:
         """Raises RevisionTooOld, RevisionUnknown."""
+        # From the transaction that the caller has seen on: it proves the history, and may not be read to its end.
+        start, is_proved = max(1, after // PLACES), after == 0
         while True:
             head = self.head()
-            newest = last_revision(head.mod_revision) if head else 0
+            newest = newest_of(head)
             checks.check_in_feed(after, compacted=0, newest=newest)
             if head is None or newest == after:
                 return []
-            start = max(1, (after + 1) // SLOTS)  # the next transaction, or the one that is not read to its end
+            if after and after // PLACES < head.create_revision:  # keys were deleted since, and the feed began again
+                checks.check_in_feed(after, compacted=0, newest=newest, is_known=False)
+            start = max(start, head.create_revision)
             is_short = head.mod_revision - start < _SHORT * self._operations_max
             read = self._read_short if is_short else self._read_long
             try:
-                heads = read(start, head.mod_revision, limit)  # each is at least one change, also the first
+                heads = read(start, head.mod_revision, limit + 1)  # each is at least one change, but for the first
+                is_known = is_proved or bool(heads and after in revisions_of(heads[0]))
+                checks.check_in_feed(after, compacted=0, newest=newest, is_known=is_known)
                 return self._objects_of(heads, after, limit)
             except Compacted:
-                after = self._skip_compacted(after)
+                start, is_proved = self._skip_compacted(after)
+
+    def changes_of(self, revisions: Sequence[int]) -> list[Change]:
+        """Those of the changes that are still there."""
+        wanted = frozenset(revisions)
+        heads = self._heads_at({revision // PLACES for revision in wanted})[0]
+        with contextlib.suppress(Compacted):
+            return [change for change in self._objects_of(heads, 0, checks.REVISION_MAX) if change.revision in wanted]
+        return self.changes_of(revisions)
+
+    def check_history(self, revisions: Sequence[int]) -> HistoryCheck:
+        heads, newest, lost = self._heads_at({revision // PLACES for revision in revisions})
+        known = {revision for head in heads for revision in revisions_of(head)}
+        return judge(revisions, known, compacted=lost, newest=newest)
 
     def wait(self, after: int, deadline: float) -> bool:
         """Block until the head is newer.  The watch begins where the look at the head ended.
@@ -65,7 +84,7 @@ class EtcdFeed:
         Raises RevisionUnknown.
         """
         head, store_revision = self._head_and_store_revision()
-        newest = last_revision(head.mod_revision) if head else 0
+        newest = newest_of(head)
         checks.check_in_feed(after, compacted=0, newest=newest)
         if newest > after:
             return True
@@ -84,12 +103,12 @@ class EtcdFeed:
         head, newest = self._head_and_store_revision()
         if head is None:
             return 0, 0
-        oldest = self._compacted()
-        total, forgotten = self._counts([newest, max(1, oldest)])
-        forgotten = forgotten - self._written_in(oldest) if oldest else 0
+        oldest = max(self._compacted(), head.create_revision)
+        total, counted = self._counts([newest, oldest])
+        forgotten = counted - self._written_in(oldest)
         if total - keep_changes <= forgotten:
             return 0, 0
-        last, count = self._last_within(total - keep_changes, max(1, oldest), newest)
+        last, count = self._last_within(total - keep_changes, oldest, newest)
         return (last, count - forgotten) if count > forgotten else (0, 0)
 
     def _head_and_store_revision(self) -> tuple[KeyValue | None, int]:
@@ -121,12 +140,9 @@ class EtcdFeed:
         raise DbUnavailable(f"the history was not sent within {self._timeout_s:g} s")
 
     def _objects_of(self, heads: list[KeyValue], after: int, limit: int) -> list[Change]:
-        wanted = [
-            (name, head.mod_revision)
-            for head in heads
-            for slot, name in _slots(head)
-            if head.mod_revision * SLOTS + slot > after
-        ][:limit]
+        wanted = [(name, head.mod_revision) for head in heads for revision, name in named_by(head) if revision > after][
+            :limit
+        ]
         changes: list[Change] = []
         for start in range(0, len(wanted), self._operations_max):
             portion = wanted[start : start + self._operations_max]
@@ -142,18 +158,52 @@ class EtcdFeed:
         ]
         return found_in(self._client.call("kv/txn", {"success": operations}, TxnAnswer))
 
-    def _skip_compacted(self, after: int) -> int:
-        """The oldest revision to go on from, if nothing of ours is compacted away after the one given: the compaction
-        may have been meant for others.  Raises RevisionTooOld otherwise, and when that cannot be known."""
-        compacted = self._compacted()
-        [head] = self._at([(self._keys.head, compacted)])
-        newest_lost = 0
-        if head is not None and head.mod_revision < compacted:
-            newest_lost = last_revision(head.mod_revision)
-        elif head is not None and head.version > 1:
-            newest_lost = last_revision(compacted - 1)  # at the latest
-        checks.check_in_feed(after, compacted=newest_lost, newest=after)
-        return last_revision(compacted - 1)
+    def revision_as_of(self, store_revision: int) -> int:
+        """The newest one when etcd was there, 0 when there was none.  Raises Compacted."""
+        return newest_of(self._at([(self._keys.head, store_revision)])[0])
+
+    def _heads_at(self, store_revisions: Iterable[int]) -> tuple[list[KeyValue], int, int]:
+        """The heads that these transactions have put, as far as they did and it is known, and the newest revision.
+        Not those from before somebody deleted the head: that feed is lost.  And the newest one that is lost by
+        compaction, if a transaction was asked for that may be."""
+        head = self.head()
+        if head is None:
+            return [], 0, 0
+        wanted, lost = sorted(one for one in store_revisions if 0 < one <= head.mod_revision), 0
+        while True:
+            try:
+                found = [
+                    one
+                    for start in range(0, len(wanted), self._operations_max)
+                    for one in self._at([(self._keys.head, at) for at in wanted[start : start + self._operations_max]])
+                ]
+            except Compacted:
+                oldest, lost = self._floor()
+                wanted = [one for one in wanted if one >= oldest]
+            else:
+                begin = head.create_revision
+                heads = [one for one, at in zip(found, wanted, strict=True) if one and begin <= one.mod_revision == at]
+                return heads, newest_of(head), lost
+
+    def _skip_compacted(self, after: int) -> tuple[int, bool]:
+        """Where to read on, and whether that proves what was seen: the compaction may have been meant for others, and
+        have taken nothing of ours that is wanted.  Raises RevisionTooOld and RevisionUnknown otherwise."""
+        oldest, lost = self._floor()
+        is_known = after // PLACES >= oldest  # or will be found out, when it is read
+        checks.check_in_feed(after, compacted=lost, newest=max(after, lost), is_known=is_known)
+        return max(oldest, after // PLACES), after == lost
+
+    def _floor(self) -> tuple[int, int]:
+        """The oldest transaction that etcd knows, and the newest revision of the feed that is older, or which is the
+        first that one can go on from because that cannot be known."""
+        oldest = self._compacted()
+        head, marker = self._at([(self._keys.head, oldest), (self._keys.marker, 0)])
+        if head is None or head.mod_revision < oldest:
+            return oldest, newest_of(head)
+        if head.version == 1:
+            return oldest, 0
+        known = _decode_marker(marker.value) if marker else None
+        return oldest, known.last if known and known.store_revision == oldest else newest_of(head)
 
     def _compacted(self) -> int:
         """The oldest revision that etcd still knows, 0 when it knows all.  The head exists, so something is sent."""
@@ -178,7 +228,7 @@ class EtcdFeed:
     def _written_in(self, store_revision: int) -> int:
         """How many changes that transaction was."""
         [head] = self._at([(self._keys.head, store_revision)])
-        return len(_decode_head(head.value).names) if head and head.mod_revision == store_revision else 0
+        return len(revisions_of(head)) if head and head.mod_revision == store_revision else 0
 
     def _last_within(self, count: int, low: int, high: int) -> tuple[int, int]:
         """The newest transaction up to which there were at most so many changes, and how many.  It lies in between, or
@@ -193,9 +243,3 @@ class EtcdFeed:
             if within:
                 low, counted = points[within - 1], counts[within - 1]
         return low, counted
-
-
-def _slots(head: KeyValue) -> list[tuple[int, bytes]]:
-    """Where each write of a transaction is among its revisions, and the key of its object."""
-    names = _decode_head(head.value).names
-    return [(slot_of(position, len(names)), name) for position, name in enumerate(names)]

@@ -36,6 +36,7 @@ class KeyValue(msgspec.Struct, frozen=True):
 
     key: bytes
     mod_revision: int
+    create_revision: int = 0
     version: int = 0
     value: bytes = b""
 
@@ -73,6 +74,10 @@ def found_in(answer: TxnAnswer) -> list[KeyValue | None]:
 
 class CompactAnswer(msgspec.Struct, frozen=True):
     header: Header
+
+
+class StatusAnswer(msgspec.Struct, frozen=True):
+    version: str = ""
 
 
 class WatchEvent(msgspec.Struct, frozen=True):
@@ -151,6 +156,7 @@ class EtcdClient:
         self._handles = Handles(lambda: _Connection(settings.host, settings.port), settings.limits)
         self.check_open = self._handles.check_open
         self.close = self._handles.close
+        self.close_idle = self._handles.close_idle
         self.clock = StoreClock()
 
     def call(self, path: str, request: dict[str, Any], answer: type[T]) -> T:

@@ -7,26 +7,59 @@ import msgspec
 from drivers.db.etcd.http import KeyValue
 from nb_api import checks
 from nb_api.db_api import Action, Change
+from nb_api.revisions import NONCE_BITS
 
-SLOTS = 64
-"""Revisions that one transaction of etcd has room for.  Its last write has the last of them, so that where a
+_SLOTS = 64
+"""Writes that one transaction of etcd has room for.  The last one has the last of these slots, so that where a
 transaction ends is known without looking at it."""
+PLACES = _SLOTS << NONCE_BITS
+"""Revisions that one transaction of etcd stands for: its nonce (`nb_api.revisions`) and the slot of a write make a
+*place* among them."""
+_PLACE_BYTES = 4
 
 
-def slot_of(position: int, count: int) -> int:
-    """The revision that a write has among those of its transaction, which has ``count`` writes."""
-    return SLOTS - count + position
-
-
-def last_revision(store_revision: int) -> int:
-    """Of the last write in the transaction of that number."""
-    return store_revision * SLOTS + SLOTS - 1
+def place_of(position: int, count: int, nonce: int) -> int:
+    """Of a write among those of its transaction, which has ``count`` writes."""
+    return nonce * _SLOTS + _SLOTS - count + position
 
 
 class Head(msgspec.Struct, frozen=True, array_like=True):
     """The value of the head: the keys of the objects that a transaction wrote, in order."""
 
     names: list[bytes]
+    nonce: int
+
+    def revisions(self, store_revision: int) -> list[int]:
+        """Of all its writes.  ``store_revision`` is the number of the transaction."""
+        count = len(self.names)
+        return [store_revision * PLACES + place_of(position, count, self.nonce) for position in range(count)]
+
+
+_decode_head = msgspec.msgpack.Decoder(Head).decode
+
+
+def revisions_of(head: KeyValue) -> list[int]:
+    """Of the writes of the transaction that put the head."""
+    return _decode_head(head.value).revisions(head.mod_revision)
+
+
+def newest_of(head: KeyValue | None) -> int:
+    """The last of them, 0 when there was none yet."""
+    return revisions_of(head)[-1] if head else 0
+
+
+def named_by(head: KeyValue) -> list[tuple[int, bytes]]:
+    """The revision of each of these writes, and the key of its object."""
+    return list(zip(revisions_of(head), _decode_head(head.value).names, strict=True))
+
+
+class Marker(msgspec.Struct, frozen=True, array_like=True):
+    """The value of the marker: what the last compaction of this feed has taken away."""
+
+    store_revision: int
+    """The oldest that etcd knew after it."""
+    last: int
+    """The newest revision of the feed that is older, 0 when there is none."""
 
 
 class Record(msgspec.Struct, frozen=True, array_like=True):
@@ -38,11 +71,11 @@ class Record(msgspec.Struct, frozen=True, array_like=True):
     value: bytes | None
     time: float
     """Seconds since 1970 by etcd's clock."""
-    slot: int
+    place: int
 
     def revision(self, store_revision: int) -> int:
         """``store_revision`` is the number of the transaction that put it."""
-        return store_revision * SLOTS + self.slot
+        return store_revision * PLACES + self.place
 
     def as_change(self, store_revision: int, table: str, key: str) -> Change:
         value = None if self.value is None else checks.decode_value(self.value)
@@ -96,12 +129,12 @@ class Keys:
         """The key that marks the object of that key as deleted."""
         return self.tombstones + name
 
-    def outbox_entry(self, identity: bytes, slot: int) -> bytes:
-        return self.outbox + identity + bytes([slot])
+    def outbox_entry(self, identity: bytes, place: int) -> bytes:
+        return self.outbox + identity + place.to_bytes(_PLACE_BYTES, "big")
 
     def outbox_revision(self, entry: KeyValue) -> int:
         """Of the change that the entry is about."""
-        return entry.mod_revision * SLOTS + entry.key[-1]
+        return entry.mod_revision * PLACES + int.from_bytes(entry.key[-_PLACE_BYTES:], "big")
 
     def counter(self, name: str) -> bytes:
         return self._counters + name.encode()

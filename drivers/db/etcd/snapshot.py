@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import msgspec
 
 from drivers.db.etcd.http import Compacted, EtcdClient, RangeAnswer
-from drivers.db.etcd.keys import Keys, Record, end_of, last_revision
+from drivers.db.etcd.keys import Keys, Record, end_of, newest_of
 from nb_api import checks
 from nb_api.db_api import DbObject, Snapshot
 from nb_api.errors import DbUnavailable
@@ -25,7 +25,7 @@ class EtcdSnapshot(Snapshot):
         self._is_closed = False
         head = client.call("kv/range", {"key": keys.head}, RangeAnswer)
         self._store_revision = head.header.revision
-        self._revision = last_revision(head.kvs[0].mod_revision) if head.kvs else 0
+        self._revision = newest_of(head.kvs[0] if head.kvs else None)
 
     @property
     def revision(self) -> int:

@@ -42,6 +42,8 @@ from drivers.db.postgres.snapshot import PostgresSnapshot
 from drivers.db.postgres.writer import Outcome, SharedWriter, Transfer
 from nb_api import checks
 from nb_api.db_api import Change, DbApi, DbObject, Snapshot
+from nb_api.outbox_age import OutboxAge
+from nb_api.revisions import HistoryCheck, judge
 from nb_api.writes import CheckedWrite, not_found, refusal_error
 from pubsub_api.errors import Closed
 
@@ -64,6 +66,7 @@ class PostgresDb(DbApi):
         self._statements = _Statements(self._settings.schema)
         self._pool = Pool(self._settings)
         self._writer = SharedWriter(self._execute)
+        self._age = OutboxAge()
 
     def initialize(self) -> None:
         with self._pool.connection() as connection:
@@ -71,6 +74,9 @@ class PostgresDb(DbApi):
 
     def close(self) -> None:
         self._pool.close()
+
+    def release_idle(self) -> None:
+        self._pool.close_idle()
 
     # -- objects
 
@@ -109,10 +115,19 @@ class PostgresDb(DbApi):
     def changes(self, after_revision: int, *, limit: int = 1000) -> list[Change]:
         checks.check_revision(after_revision)
         checks.check_limit(limit)
-        rows = self._query(self._statements.changes, after_revision, limit)
-        compacted, newest = rows[0][:2]
-        checks.check_in_feed(after_revision, compacted=compacted, newest=newest)
-        return [_change_from(row[2:]) for row in rows if row[2] is not None]
+        rows = self._query(self._statements.changes, after_revision, after_revision, limit)
+        compacted, newest, is_known = rows[0][:3]
+        checks.check_in_feed(after_revision, compacted=compacted, newest=newest, is_known=is_known)
+        return [_change_from(row[3:]) for row in rows if row[3] is not None]
+
+    def changes_of(self, revisions: Sequence[int]) -> list[Change]:
+        checks.check_revisions(revisions)
+        return [_change_from(row) for row in self._query(self._statements.changes_of, list(revisions))]
+
+    def check_history(self, revisions: Sequence[int]) -> HistoryCheck:
+        checks.check_revisions(revisions)
+        compacted, newest, known = self._query(self._statements.check_history, list(revisions))[0]
+        return judge(revisions, frozenset(known), compacted=compacted, newest=newest)
 
     def wait(self, after_revision: int, *, timeout_s: float) -> bool:
         checks.check_revision(after_revision)
@@ -136,12 +151,14 @@ class PostgresDb(DbApi):
     def unpublished(self, *, older_than_s: float = 0.0, limit: int = 1000) -> list[Change]:
         checks.check_not_negative(older_than_s, "older_than_s")
         checks.check_limit(limit)
-        rows = self._query(self._statements.unpublished, min(float(older_than_s), _AGE_S_MAX), limit)
-        return [_change_from(row) for row in rows]
+        now = time.monotonic()
+        age_s = min(float(older_than_s), _AGE_S_MAX)
+        rows = self._query(self._statements.unpublished, age_s, self._age.old_up_to(age_s, now), limit)
+        self._age.looked(age_s, now, rows[0][0])
+        return [_change_from(row[1:]) for row in rows if row[1] is not None]
 
     def mark_published(self, revisions: Sequence[int]) -> None:
-        for revision in revisions:
-            checks.check_revision(revision)
+        checks.check_revisions(revisions)
         if revisions:
             self._query(self._statements.mark_published, list(revisions))
 
@@ -211,11 +228,21 @@ class _Statements:
         newest = f"greatest(compacted, (SELECT max(revision) FROM {schema}.changes))"
         self.revision = f"SELECT {newest} FROM {schema}.state"
         # One row even when there is no change: what is compacted and what is left must be seen at the same moment.
-        self.changes = f"""SELECT s.compacted, {newest}, c.* FROM {schema}.state s LEFT JOIN (
+        is_known = f"EXISTS (SELECT FROM {schema}.changes WHERE revision = %s)"
+        self.changes = f"""SELECT s.compacted, {newest}, {is_known}, c.* FROM {schema}.state s LEFT JOIN (
                 SELECT {columns} FROM {schema}.changes WHERE revision > %s ORDER BY revision LIMIT %s
             ) c ON true ORDER BY c.revision"""
-        self.unpublished = f"""SELECT {columns} FROM {schema}.outbox JOIN {schema}.changes USING (revision)
-            WHERE committed_at <= clock_timestamp() - make_interval(secs => %s) ORDER BY revision LIMIT %s"""
+        self.changes_of = f"""SELECT {columns} FROM {schema}.changes WHERE revision = ANY(%s::bigint[])
+            ORDER BY revision"""
+        self.check_history = f"""SELECT compacted, {newest},
+            ARRAY(SELECT revision FROM {schema}.changes WHERE revision = ANY(%s::bigint[])) FROM {schema}.state"""
+        # One row even when nothing is old: the newest of those that wait.
+        self.unpublished = f"""SELECT n.newest, c.*
+            FROM (SELECT coalesce(max(revision), 0) AS newest FROM {schema}.outbox) n LEFT JOIN (
+                SELECT {columns} FROM {schema}.outbox JOIN {schema}.changes USING (revision)
+                WHERE committed_at <= clock_timestamp() - make_interval(secs => %s) OR revision <= %s
+                ORDER BY revision LIMIT %s
+            ) c ON true ORDER BY c.revision"""
         # Locked in one order, so that two who confirm the same changes cannot block each other for good.
         self.mark_published = f"""WITH marked AS MATERIALIZED (
                 SELECT revision FROM {schema}.outbox WHERE revision = ANY(%s) ORDER BY revision FOR UPDATE

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import math
 import os
+import random
 import select
 import socket
 import time
@@ -36,6 +37,10 @@ _READ, _WRITE = 1, 2  # as psycopg's generators say what they wait for, and want
 _PASSING = {"08", "25", "40", "53", "55", "57", "58"}
 # No privilege; a schema, table, function or column is not there: somebody has to set something up.
 _CONFIGURATION = {"42501", "3F000", "42P01", "42883", "42703"}
+
+# What it says when max_connections are open.  A refusal at login has no SQLSTATE that libpq would show.
+_FULL = ("too many clients", "too many connections", "remaining connection slots")
+_FULL_PAUSE_S = 0.1
 
 _SESSION = """
 SELECT set_config('statement_timeout', %s, false), set_config('idle_in_transaction_session_timeout', %s, false),
@@ -127,6 +132,7 @@ class Pool:
         self.check_open = self._handles.check_open
         self.acquire = self._handles.acquire
         self.close = self._handles.close
+        self.close_idle = self._handles.close_idle
 
     @contextlib.contextmanager
     def connection(self) -> Iterator[Connection]:
@@ -152,6 +158,18 @@ class Pool:
         self._handles.release(connection, is_whole=is_whole)
 
     def _open(self) -> Connection:
+        """A server that has no room for another connection is asked again, as long as connecting may take."""
+        deadline = time.monotonic() + self._settings.connect_timeout_s
+        while True:
+            try:
+                return self._connect()
+            except psycopg.OperationalError as error:
+                if not any(words in str(error) for words in _FULL) or time.monotonic() > deadline:
+                    raise
+            self.check_open()
+            time.sleep(random.uniform(0.5, 1.0) * _FULL_PAUSE_S)
+
+    def _connect(self) -> Connection:
         settings = self._settings
         connection = Connection.connect(
             settings.conninfo,

@@ -11,9 +11,10 @@ import hashlib
 
 from drivers.db.postgres.config import Settings
 from drivers.db.postgres.pool import Connection
+from nb_api.revisions import NONCE_BITS
 from pubsub_api.errors import InvalidConfig
 
-FORMAT = 2
+FORMAT = 3
 """Raised when tables or functions change in a way that an older driver cannot live with."""
 
 # Names are compared byte by byte: faster, the same on every server, and a range of them is a prefix.
@@ -85,7 +86,8 @@ BEGIN
     SELECT * INTO outcome, found_version, found_topic FROM {schema}.examine(p_action, p_tbl, p_key, p_expected);
     IF outcome <> 'done' THEN RETURN; END IF;
 
-    found_version := nextval('{schema}.revisions');
+    -- The number, and below it bits by chance: see nb_api.revisions.
+    found_version := (nextval('{schema}.revisions') << {nonce_bits}) + floor(random() * (1 << {nonce_bits}))::bigint;
     committed := clock_timestamp();
     p_topic := coalesce(p_topic, found_topic);
     INSERT INTO {schema}.objects AS o (tbl, key, topic, value, version, deleted_at)
@@ -158,6 +160,7 @@ def install(connection: Connection, settings: Settings) -> None:
                 "channel": settings.channel,
                 "lock": _lock("change", settings.schema),
                 "format": FORMAT,
+                "nonce_bits": NONCE_BITS,
             }
             connection.execute((_TABLES + _EXAMINE + _CHANGE + _CHANGE_ALL).format(**names).encode())
 

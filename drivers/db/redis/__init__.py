@@ -10,13 +10,14 @@ server that is killed, or whose machine fails, loses up to two seconds; a replic
 reached it; without an append-only file everything since the last dump is gone.  Then the feed *goes back*, and
 revisions that somebody has seen never happened.  That is always told:
 
+- A revision is the server's clock in microseconds at its commit, or one more than the last.  That is above all that was
+  given before, because there are fewer writes than microseconds, also when the store has lost what was given: by a
+  restart, by a replica that takes over, by keys that were put back into a running server.
 - Every write names the process of the server that it was sent to (``run_id``, asked for when a connection is opened).
-  The first write to another process than wrote last begins a new *run*, whose revisions start at the server's clock in
-  microseconds.  That is above all that any process has given, because there are fewer writes than microseconds; where
-  the clock was set back, they start 2**32 above what is known.  So no revision is ever given twice, unless the clock
-  was set back and an old copy was restored as well.
-- First and last revision of every run are kept.  A revision between two runs was given and lost: `changes` and `wait`
-  raise RevisionUnknown for it, not only until the database has come so far again.
+  Where the clock was set back, the first write to another process than wrote last begins 2**32 above what is known.  So
+  no revision is ever given twice, unless the clock was set back and an old copy was restored as well.
+- A revision that the feed does not have was lost: `changes` and `wait` raise RevisionUnknown for it, not only until the
+  database has come so far again.
 
 Not supported: Redis Cluster, and an eviction policy that may drop keys without an expiry (``allkeys-*``), which is
 refused.  There is no index by topic: a snapshot reads all objects of its tables.
@@ -39,7 +40,8 @@ from drivers.db.redis.link import Command, Links, Script
 from drivers.db.redis.snapshot import RedisSnapshot
 from nb_api import checks
 from nb_api.db_api import Change, DbApi, DbObject, Snapshot
-from nb_api.errors import RevisionUnknown
+from nb_api.outbox_age import OutboxAge
+from nb_api.revisions import HistoryCheck, judge
 from nb_api.writes import CheckedWrite, not_found, refusal_error
 from pubsub_api.errors import Closed, InvalidConfig
 
@@ -64,6 +66,7 @@ class RedisDb(DbApi):
         self._settings = config.read_settings(conf, url)
         self._keys = Keys(self._settings.prefix)
         self._links = Links(self._settings)
+        self._age = OutboxAge()
 
     def initialize(self) -> None:
         with self._links.link() as link:
@@ -83,6 +86,9 @@ class RedisDb(DbApi):
     def close(self) -> None:
         self._links.close()
 
+    def release_idle(self) -> None:
+        self._links.close_idle()
+
     # -- objects
 
     def commit(self, writes: Sequence[CheckedWrite]) -> list[int]:
@@ -95,7 +101,7 @@ class RedisDb(DbApi):
         with self._links.link() as link:
             outcome, *found = link.run_script(
                 scripts.COMMIT,
-                (keys.state, keys.runs, keys.objects, keys.names, keys.deleted, keys.deletions, keys.feed, keys.outbox,
+                (keys.state, keys.objects, keys.names, keys.deleted, keys.deletions, keys.feed, keys.outbox,
                  keys.snapshots, keys.undo),
                 (link.run, *arguments),
             )  # fmt: skip
@@ -133,6 +139,18 @@ class RedisDb(DbApi):
         entries = self._look(after_revision, ("XRANGE", self._keys.feed, after_revision + 1, "+", "COUNT", limit))
         return [entry.change for entry in entries]
 
+    def changes_of(self, revisions: Sequence[int]) -> list[Change]:
+        checks.check_revisions(revisions)
+        wanted = sorted(set(revisions))
+        portions = [wanted[start : start + _PORTION] for start in range(0, len(wanted), _PORTION)]
+        return [entry.change for portion in portions for entry in self._entries(portion)[1]]
+
+    def check_history(self, revisions: Sequence[int]) -> HistoryCheck:
+        checks.check_revisions(revisions)
+        found = self._links.run_script(scripts.LOOK_UP, (self._keys.state, self._keys.feed), *revisions)
+        newest, compacted, *known = map(int, found)
+        return judge(revisions, set(known), compacted=compacted, newest=newest)
+
     def wait(self, after_revision: int, *, timeout_s: float) -> bool:
         checks.check_revision(after_revision)
         checks.check_not_negative(timeout_s, "timeout_s")
@@ -154,24 +172,30 @@ class RedisDb(DbApi):
         checks.check_not_negative(keep_tombstones_s, "keep_tombstones_s")
         keys = self._keys
         self._repeat(scripts.BURY, (keys.deleted, keys.deletions), min(float(keep_tombstones_s), _AGE_S_MAX))
-        return self._repeat(scripts.TRIM, (keys.state, keys.runs, keys.feed, keys.outbox, keys.kept), keep_changes)
+        return self._repeat(scripts.TRIM, (keys.state, keys.feed, keys.outbox, keys.kept), keep_changes)
 
     # -- outbox
 
     def unpublished(self, *, older_than_s: float = 0.0, limit: int = 1000) -> list[Change]:
         checks.check_not_negative(older_than_s, "older_than_s")
         checks.check_limit(limit)
+        began = time.monotonic()
         waiting = self._links.call("ZRANGE", self._keys.outbox, 0, limit - 1)
+        old = self._age.old_up_to(older_than_s, began)
+        self._age.looked(older_than_s, began, int(waiting[-1]) if waiting else 0)
         changes: list[Change] = []
         for start in range(0, len(waiting), _PORTION):
             now, entries = self._entries(waiting[start : start + _PORTION])
-            # Without an age the clock is not asked, so that one that was set back hides nothing.
-            changes += [entry.change for entry in entries if not older_than_s or entry.time <= now - older_than_s]
+            # Without an age no clock is asked, so that one that was set back hides nothing.
+            changes += [
+                entry.change
+                for entry in entries
+                if not older_than_s or entry.time <= now - older_than_s or entry.change.revision <= old
+            ]
         return changes
 
     def mark_published(self, revisions: Sequence[int]) -> None:
-        for revision in revisions:
-            checks.check_revision(revision)
+        checks.check_revisions(revisions)
         self._links.check_open()
         for start in range(0, len(revisions), _PORTION):
             portion = revisions[start : start + _PORTION]
@@ -184,19 +208,13 @@ class RedisDb(DbApi):
 
     def _look(self, after_revision: int, query: Command) -> list[Entry]:
         """What the query of the feed finds.  Raises RevisionTooOld, RevisionUnknown."""
-        state, run, found = self._links.transaction(
-            ("HMGET", self._keys.state, "revision", "compacted", "first"),
-            ("ZRANGEBYSCORE", self._keys.runs, after_revision, "+inf", "LIMIT", 0, 1),
+        state, known, found = self._links.transaction(
+            ("HMGET", self._keys.state, "revision", "compacted"),
+            ("XRANGE", self._keys.feed, after_revision, after_revision),
             query,
         )
-        newest, compacted, first = (int(number or 0) for number in state)
-        checks.check_in_feed(after_revision, compacted=compacted, newest=newest)
-        begin = min([first, *map(int, run)])  # of the run that the revision is in, if it is in one
-        if after_revision != compacted and after_revision < begin - 1:
-            raise RevisionUnknown(
-                f"revision {after_revision} was lost when the server ended; it has begun again at {begin}",
-                newest_revision=newest,
-            )
+        newest, compacted = (int(number or 0) for number in state)
+        checks.check_in_feed(after_revision, compacted=compacted, newest=newest, is_known=bool(known))
         return [read_entry(*entry) for entry in found]
 
     def _block(self, after_revision: int, timeout_s: float) -> None:
@@ -215,7 +233,7 @@ class RedisDb(DbApi):
             total += removed
         return total
 
-    def _entries(self, revisions: Sequence[bytes]) -> tuple[float, list[Entry]]:
+    def _entries(self, revisions: Sequence[bytes | int]) -> tuple[float, list[Entry]]:
         """The server's clock, and the changes of these revisions that are there, wherever they are."""
         places = (self._keys.feed, self._keys.kept)
         queries: list[tuple[Any, ...]] = [

@@ -17,9 +17,7 @@ class Keys:
 
     def __init__(self, prefix: bytes) -> None:
         self.state = prefix + b":state"
-        """Hash: ``revision``, ``compacted``, and of the run of the server that wrote last, ``run`` and ``first``."""
-        self.runs = prefix + b":runs"
-        """Sorted set of the first revisions of earlier runs, by their last."""
+        """Hash: ``revision``, ``compacted``, and ``run``, the process of the server that wrote last."""
         self.objects = prefix + b":objects"
         """Hash of records by name, see `Record`."""
         self.names = prefix + b":names"

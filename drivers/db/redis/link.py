@@ -133,6 +133,7 @@ class Links:
         self._handles = Handles(lambda: Link(settings), settings.limits)
         self.check_open = self._handles.check_open
         self.close = self._handles.close
+        self.close_idle = self._handles.close_idle
 
     @contextlib.contextmanager
     def link(self) -> Iterator[Link]:

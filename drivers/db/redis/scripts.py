@@ -34,7 +34,7 @@ COMMIT = make_script(
     _PRELUDE
     + _HAS_SNAPSHOTS
     + """
-local state, runs, objects, names, deleted, deletions, feed, outbox, snapshots, undo = unpack(KEYS)
+local state, objects, names, deleted, deletions, feed, outbox, snapshots, undo = unpack(KEYS)
 local run, count = ARGV[1], (#ARGV - 1) / 6
 local records, topics = {}, {}
 
@@ -53,16 +53,16 @@ for i = 1, count do
     end
 end
 
--- Another process of the server than wrote last may have lost the end of the feed.  Its revisions are not given again:
--- who has seen them must be able to tell.  There are fewer writes than microseconds, so the clock is above them all.
-if redis.call('HGET', state, 'run') ~= run then
-    local last = tonumber(redis.call('HGET', state, 'revision') or 0)
-    local first = redis.call('HGET', state, 'first')
-    if first then redis.call('ZADD', runs, digits(last), first) end
-    local start = micros
-    if start <= last then start = last + RUN_STEP end
-    redis.call('HSET', state, 'run', run, 'first', digits(start), 'revision', digits(start - 1))
+-- A revision is the server's clock in microseconds, or one more than the last.  There are fewer writes than
+-- microseconds, so it is above all that were given, also above those that this server has lost or that were taken from
+-- it.  Where the clock was set back, another process of the server than wrote last may have lost the end of the feed.
+local last = tonumber(redis.call('HGET', state, 'revision') or 0)
+local first = micros
+if first <= last then
+    first = last + 1
+    if redis.call('HGET', state, 'run') ~= run then first = last + RUN_STEP end
 end
+redis.call('HSET', state, 'run', run, 'revision', digits(first - 1))
 
 local is_watched = has_snapshots(snapshots, undo)
 local answer = {'done'}
@@ -98,10 +98,23 @@ return answer
 """.replace("RUN_STEP", str(RUN_STEP))
 )
 
+# ARGV: revisions.  Answers with the newest, the one up to which the feed is compacted, and those that the feed has.
+# Without their values, which is why it is a script.
+LOOK_UP = make_script(
+    """
+local state, feed = unpack(KEYS)
+local answer = {redis.call('HGET', state, 'revision') or '0', redis.call('HGET', state, 'compacted') or '0'}
+for _, revision in ipairs(ARGV) do
+    if #redis.call('XRANGE', feed, revision, revision) > 0 then answer[#answer + 1] = revision end
+end
+return answer
+"""
+)
+
 # ARGV: how many changes to keep, how many to remove at most.  Answers with how many were removed.
 TRIM = make_script(
     """
-local state, runs, feed, outbox, kept = unpack(KEYS)
+local state, feed, outbox, kept = unpack(KEYS)
 local count = math.min(redis.call('XLEN', feed) - ARGV[1], tonumber(ARGV[2]))
 if count <= 0 then return 0 end
 local last
@@ -111,7 +124,6 @@ for _, entry in ipairs(redis.call('XRANGE', feed, '-', '+', 'COUNT', count)) do
 end
 redis.call('XTRIM', feed, 'MINID', '=', last .. '-1')
 redis.call('HSET', state, 'compacted', last)
-redis.call('ZREMRANGEBYSCORE', runs, '-inf', last)
 return count
 """
 )

@@ -27,6 +27,8 @@ from drivers.db.sqlite.writer import Operation, Writer
 from nb_api import checks
 from nb_api.db_api import Action, Change, DbApi, DbObject
 from nb_api.errors import DbError, DbUnavailable
+from nb_api.outbox_age import OutboxAge
+from nb_api.revisions import HistoryCheck, judge, number_of
 from nb_api.writes import CheckedWrite, not_found
 from pubsub_api import forking
 from pubsub_api.errors import Closed, InvalidConfig
@@ -78,10 +80,12 @@ class SqliteDb(DbApi):
         self._is_closed = False
         self._news = threading.Condition()
         self._commits = 0
+        self._age = OutboxAge()
         forking.register(self)
 
     def after_fork_in_child(self) -> None:
         self._news = threading.Condition()
+        self._age = OutboxAge()
 
     def initialize(self) -> None:
         schema.make_file(self._path)
@@ -147,14 +151,34 @@ class SqliteDb(DbApi):
         checks.check_limit(limit)
         sql = f"SELECT {_CHANGE_COLUMNS} FROM changes WHERE revision > ? ORDER BY revision LIMIT ?"
 
-        def read(connection: sqlite3.Connection) -> tuple[list[Any], int, int]:
+        def read(connection: sqlite3.Connection) -> tuple[list[Any], bool, int, int]:
             # In this order: a compaction in between makes us say "too old", never return a list with holes.
             rows = connection.execute(sql, (after_revision, limit)).fetchall()
-            return rows, _one(connection, "SELECT compacted FROM feed"), schema.newest(connection)
+            is_known = bool(schema.known(connection, [after_revision]))
+            return rows, is_known, _one(connection, "SELECT compacted FROM feed"), schema.newest(connection)
 
-        rows, compacted, newest = self._run(read)
-        checks.check_in_feed(after_revision, compacted=compacted, newest=newest)
+        rows, is_known, compacted, newest = self._run(read)
+        checks.check_in_feed(after_revision, compacted=compacted, newest=newest, is_known=is_known)
         return [_change(row) for row in rows]
+
+    def changes_of(self, revisions: Sequence[int]) -> list[Change]:
+        checks.check_revisions(revisions)
+        sql = f"SELECT {_CHANGE_COLUMNS} FROM changes WHERE revision = ?"
+
+        def read(connection: sqlite3.Connection) -> list[Any]:
+            found = [connection.execute(sql, (revision,)).fetchone() for revision in sorted(set(revisions))]
+            return [row for row in found if row is not None]
+
+        return [_change(row) for row in self._run(read)]
+
+    def check_history(self, revisions: Sequence[int]) -> HistoryCheck:
+        checks.check_revisions(revisions)
+
+        def read(connection: sqlite3.Connection) -> HistoryCheck:
+            known, compacted = schema.known(connection, revisions), _one(connection, "SELECT compacted FROM feed")
+            return judge(revisions, known, compacted=compacted, newest=schema.newest(connection))
+
+        return self._run(read)
 
     def wait(self, after_revision: int, *, timeout_s: float) -> bool:
         checks.check_revision(after_revision)
@@ -182,7 +206,6 @@ class SqliteDb(DbApi):
     def compact(self, *, keep_changes: int, keep_tombstones_s: float) -> int:
         checks.check_not_negative(keep_changes, "the number of changes to keep")
         checks.check_not_negative(keep_tombstones_s, "the time to keep tombstones")
-        # Revisions have no gaps here: a transaction that is rolled back gives its numbers back.
         compacted, cut = self._write(lambda connection: _move_compacted(connection, keep_changes))
         while self._write(lambda connection: _remove_changes(connection, cut)) == _COMPACT_PORTION:
             pass
@@ -191,28 +214,32 @@ class SqliteDb(DbApi):
             pass
         # Does nothing while somebody reads; the next compaction tries again.
         self._run(lambda connection: connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall())
-        return cut - compacted
+        # The numbers have no gaps here: a transaction that is rolled back gives its numbers back.
+        return number_of(cut) - number_of(compacted)
 
     # -- outbox
 
     def unpublished(self, *, older_than_s: float = 0.0, limit: int = 1000) -> list[Change]:
         checks.check_not_negative(older_than_s, "an age in seconds")
         checks.check_limit(limit)
-        # Without an age the clock is not asked, so that one that was set back hides nothing.
+        # Without an age no clock is asked, so that one that was set back hides nothing.
+        now = time.monotonic()
         since = time.time() - older_than_s if older_than_s else math.inf
+        old = self._age.old_up_to(older_than_s, now)
 
-        def read(connection: sqlite3.Connection) -> tuple[list[Any], bool]:
-            rows = outbox.waiting(connection, _CHANGE_COLUMNS, since=since, limit=limit)
-            return rows, not rows and outbox.is_unsettled(connection)
+        def read(connection: sqlite3.Connection) -> tuple[list[Any], bool, int]:
+            newest = schema.newest(connection)
+            rows = outbox.waiting(connection, _CHANGE_COLUMNS, since=since, old=old, limit=limit)
+            return rows, not rows and outbox.is_unsettled(connection), newest
 
-        rows, is_unsettled = self._run(read)
+        rows, is_unsettled, newest = self._run(read)
+        self._age.looked(older_than_s, now, newest)
         if is_unsettled:
             self._write(outbox.settle)
         return [_change(row) for row in rows]
 
     def mark_published(self, revisions: Sequence[int]) -> None:
-        for revision in revisions:
-            checks.check_revision(revision)
+        checks.check_revisions(revisions)
         if not revisions:
             self._check_open()
             return
@@ -251,7 +278,9 @@ def _change(row: tuple[int, Action, str, str, str, bytes | None, str | None]) ->
 def _move_compacted(connection: sqlite3.Connection, keep_changes: int) -> tuple[int, int]:
     """Where the feed began and where it begins now.  First of all, so that nobody reads what is about to get holes."""
     compacted = _one(connection, "SELECT compacted FROM feed")
-    cut = max(compacted, schema.newest(connection) - keep_changes)
+    sql = "SELECT revision FROM changes ORDER BY revision DESC LIMIT 1 OFFSET ?"
+    (last,) = connection.execute(sql, (keep_changes,)).fetchone() or (0,)
+    cut = max(compacted, int(last))
     connection.execute("UPDATE feed SET compacted = ?", (cut,))
     return compacted, cut
 

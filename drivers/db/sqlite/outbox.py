@@ -15,6 +15,7 @@ from typing import Any
 
 from drivers.db.sqlite import schema
 from nb_api.checks import REVISION_MAX
+from nb_api.revisions import NONCE_BITS, number_of
 
 IS_PUBLISHED = "(SELECT last FROM published WHERE first <= changes.revision ORDER BY first DESC LIMIT 1) >= revision"
 """A condition on ``changes``."""
@@ -25,12 +26,18 @@ _SETTLE_MIN = 10_000
 _WANTED = "SELECT revision FROM changes WHERE revision > ? AND revision < ? AND since IS NOT NULL ORDER BY revision"
 
 
-def waiting(connection: sqlite3.Connection, columns: str, *, since: float, limit: int) -> list[tuple[Any, ...]]:
-    """These columns of the changes that wait since then or longer, oldest first."""
-    sql = f"SELECT {columns} FROM changes WHERE revision > ? AND revision < ? AND since <= ? ORDER BY revision LIMIT ?"
+def waiting(
+    connection: sqlite3.Connection, columns: str, *, since: float, old: int, limit: int
+) -> list[tuple[Any, ...]]:
+    """These columns of the changes that wait since then or longer by the clock, or are not newer than revision ``old``;
+    oldest first."""
+    sql = (
+        f"SELECT {columns} FROM changes WHERE revision > ? AND revision < ? AND since IS NOT NULL "
+        "AND (since <= ? OR revision <= ?) ORDER BY revision LIMIT ?"
+    )
     rows: list[tuple[Any, ...]] = []
     for low, high in _gaps(connection):
-        rows += connection.execute(sql, (low, high, since, limit - len(rows))).fetchall()
+        rows += connection.execute(sql, (low, high, since, old, limit - len(rows))).fetchall()
         if len(rows) >= limit:
             break
     return rows
@@ -47,9 +54,9 @@ def is_unsettled(connection: sqlite3.Connection) -> bool:
     """Whether `settle` would spare the readers much: after the last run comes a long row of changes that nobody wants
     published, as where there is no bus."""
     (last,) = connection.execute("SELECT last FROM published ORDER BY first DESC LIMIT 1").fetchone()
-    if schema.newest(connection) - last < _SETTLE_MIN:
+    if number_of(schema.newest(connection)) - number_of(last) < _SETTLE_MIN:
         return False
-    return connection.execute(_WANTED + " LIMIT 1", (last, last + _SETTLE_MIN)).fetchone() is None
+    return connection.execute(_WANTED + " LIMIT 1", (last, last + (_SETTLE_MIN << NONCE_BITS))).fetchone() is None
 
 
 def settle(connection: sqlite3.Connection) -> None:
@@ -58,11 +65,9 @@ def settle(connection: sqlite3.Connection) -> None:
 
 
 def mark(connection: sqlite3.Connection, revisions: Iterable[int]) -> None:
-    """Note that these are published, as far as they exist."""
-    newest = schema.newest(connection)
-    for first, last in runs_of(sorted(set(revisions))):
-        if first <= newest:
-            _cover(connection, first, min(last, newest))
+    """Note that these are published, as far as they exist: those of a history that is lost name nothing here."""
+    for first, last in runs_of(sorted(schema.known(connection, revisions))):
+        _cover(connection, first, last)
 
 
 def _cover(connection: sqlite3.Connection, first: int, last: int) -> None:
@@ -90,10 +95,10 @@ def _end(connection: sqlite3.Connection, begin: int, end: int) -> int:
 
 
 def runs_of(revisions: Iterable[int]) -> Iterator[tuple[int, int]]:
-    """Rising numbers as runs without a gap: the first and the last of each."""
+    """Rising revisions of changes as runs that leave none out: the first and the last of each."""
     first = last = -1
     for revision in revisions:
-        if revision == last + 1 and first >= 0:
+        if first >= 0 and number_of(revision) == number_of(last) + 1:
             last = revision
             continue
         if first >= 0:

@@ -22,6 +22,8 @@ from typing import Protocol, TypeVar
 from pubsub_api import forking
 
 T = TypeVar("T")
+_File = tuple[int, int]
+"""Device and inode."""
 
 
 class BeforeFork(Protocol):
@@ -85,24 +87,33 @@ class Pool:
     """As many connections as threads use at once.  Any thread may use any of them, one at a time."""
 
     def __init__(self, path: pathlib.Path, pragmas: str) -> None:
+        self._path = str(path)  # looked at twice for every use, and a Path takes its time to become one
         self._uri = f"file:{urllib.parse.quote(str(path))}?mode=rw"  # rw: a file that vanished is not made anew, empty
         self._pragmas = pragmas
         self._idle: list[sqlite3.Connection] = []
-        self._known: set[sqlite3.Connection] = set()
+        self._known: dict[sqlite3.Connection, _File] = {}
         self._is_closed = False
         with GATE:  # not while a fork goes through the members
             GATE.members.add(self)
         forking.register(self)
 
     def run(self, work: Callable[[sqlite3.Connection], T]) -> T:
-        """Call ``work`` with a connection that has no transaction.  Raises sqlite3.Error, and what ``work`` raises."""
+        """Call ``work`` with a connection that has no transaction.  Raises sqlite3.Error, and what ``work`` raises.
+
+        A file that was deleted or replaced lives on for who has it open, and nobody else sees what is written there.
+        So what ``work`` did counts only when the path still leads to the file that it was done in.
+        """
         with GATE:
-            connection = self._take()
+            file = self._find()
+            connection = self._take(file)
             try:
-                return work(connection)
+                result = work(connection)
+                if self._find() != file:
+                    raise sqlite3.OperationalError("the file was replaced while it was used")
+                return result
             finally:
                 # Closing ends a transaction that an error has left open; nobody else will see it.
-                if connection.in_transaction:
+                if connection.in_transaction or self._known.get(connection) != file:
                     self._discard(connection)
                 else:
                     self._give_back(connection)
@@ -133,16 +144,28 @@ class Pool:
 
     def after_fork_in_child(self) -> None:
         # Empty, unless the process was forked by C code that did not call the hooks before.
-        forking.set_aside(self._known)
-        self._idle, self._known = [], set()
+        forking.set_aside(list(self._known))
+        self._idle, self._known = [], {}
 
-    def _take(self) -> sqlite3.Connection:
+    def _find(self) -> _File:
+        """The file that the path leads to now."""
         try:
-            return self._idle.pop()
-        except IndexError:
-            connection = self.open()
-            self._known.add(connection)
-            return connection
+            found = os.stat(self._path)
+        except OSError as error:
+            raise sqlite3.OperationalError(f"the file is gone: {error.strerror}") from error
+        return found.st_dev, found.st_ino
+
+    def _take(self, file: _File) -> sqlite3.Connection:
+        while True:
+            try:
+                connection = self._idle.pop()
+            except IndexError:
+                connection = self.open()
+                self._known[connection] = file
+                return connection
+            if self._known.get(connection) == file:
+                return connection
+            self._discard(connection)
 
     def _give_back(self, connection: sqlite3.Connection) -> None:
         self._idle.append(connection)
@@ -150,5 +173,5 @@ class Pool:
             self.before_fork()
 
     def _discard(self, connection: sqlite3.Connection) -> None:
-        self._known.discard(connection)
+        self._known.pop(connection, None)
         connection.close()

@@ -11,6 +11,7 @@ import sqlite3
 from collections.abc import Sequence
 
 from drivers.db.sqlite import schema
+from nb_api.revisions import next_revisions
 from nb_api.writes import CheckedWrite, find_refusal, refusal_error
 
 _Place = tuple[str | None, str | None]
@@ -34,8 +35,7 @@ def record(connection: sqlite3.Connection, writes: Sequence[CheckedWrite], now: 
 
     Raises what refuses one of the writes, and then has changed nothing; and sqlite3.Error.
     """
-    first = schema.newest(connection) + 1
-    revisions = list(range(first, first + len(writes)))
+    revisions = next_revisions(schema.newest(connection), len(writes))
     if _create_all(connection, writes, revisions):
         places: list[_Place] = [(write.topic, None) for write in writes]
     else:

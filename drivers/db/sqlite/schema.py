@@ -10,28 +10,18 @@ from __future__ import annotations
 import os
 import pathlib
 import sqlite3
-import stat
 import urllib.parse
-from collections.abc import Collection
+from collections.abc import Iterable
 from urllib.parse import SplitResult
 
 from nb_api.errors import DbUnavailable
+from nb_api.revisions import number_of
+from pubsub_api import private_files
 from pubsub_api.errors import InvalidConfig
 
 _APPLICATION_ID = 0x48656C69  # "Heli", where file(1) and we look for it
-_SCHEMA_VERSION = 3
+_SCHEMA_VERSION = 4
 
-_FEED = (
-    """CREATE TABLE changes (
-        revision INTEGER PRIMARY KEY,
-        action TEXT NOT NULL, table_name TEXT NOT NULL, key TEXT NOT NULL, topic TEXT NOT NULL, left_topic TEXT,
-        since REAL,  -- seconds since 1970 when it shall be published, else NULL
-        value BLOB)""",
-    # Runs of revisions that need not be published any more; the first begins at 0.
-    "CREATE TABLE published (first INTEGER PRIMARY KEY, last INTEGER NOT NULL)",
-    "INSERT INTO published VALUES (0, 0)",
-    f"PRAGMA user_version = {_SCHEMA_VERSION}",
-)
 _SCHEMA = (
     """CREATE TABLE objects (
         table_name TEXT NOT NULL, key TEXT NOT NULL, topic TEXT NOT NULL, version INTEGER NOT NULL,
@@ -43,21 +33,20 @@ _SCHEMA = (
     "CREATE TABLE counters (name TEXT PRIMARY KEY, number INTEGER NOT NULL) WITHOUT ROWID",
     "CREATE TABLE feed (compacted INTEGER NOT NULL)",
     "INSERT INTO feed VALUES (0)",
+    """CREATE TABLE changes (
+        revision INTEGER PRIMARY KEY,
+        action TEXT NOT NULL, table_name TEXT NOT NULL, key TEXT NOT NULL, topic TEXT NOT NULL, left_topic TEXT,
+        since REAL,  -- seconds since 1970 when it shall be published, else NULL
+        value BLOB)""",
+    # Runs of revisions that need not be published any more; the first begins at 0.
+    "CREATE TABLE published (first INTEGER PRIMARY KEY, last INTEGER NOT NULL)",
+    "INSERT INTO published VALUES (0, 0)",
     f"PRAGMA application_id = {_APPLICATION_ID}",
-    *_FEED,
+    f"PRAGMA user_version = {_SCHEMA_VERSION}",
 )
-_FROM_2 = (
-    "ALTER TABLE changes RENAME TO old_changes",
-    *_FEED,
-    # The runs that schema 2 kept were those that wait.
-    """INSERT INTO changes SELECT revision, action, table_name, key, topic, left_topic,
-        (SELECT CASE WHEN last >= revision THEN since END
-            FROM outbox WHERE first <= revision ORDER BY first DESC LIMIT 1),
-        value FROM old_changes""",
-    "DROP TABLE old_changes",
-    "DROP TABLE outbox",
-)
-_UPGRADES = {2: _FROM_2}
+_BETWEEN = "SELECT revision FROM changes WHERE revision BETWEEN ? AND ?"
+_DENSE = 4
+"""Where at least each fourth revision is asked for, all are read at once."""
 _NEWEST = "SELECT max(compacted, coalesce((SELECT max(revision) FROM changes), 0)) FROM feed"
 
 
@@ -74,18 +63,15 @@ def path_of(url: SplitResult) -> pathlib.Path:
 def make_file(path: pathlib.Path) -> None:
     """Make the file when it is missing, private to the user; SQLite gives the files beside it the same mode.
 
-    Raises InvalidConfig when that can never work, and DbUnavailable.
+    A file that is there keeps its mode: its owner may share it.  Raises InvalidConfig when that can never work,
+    UnsafeFile for a symbolic link or where others could replace the file, and DbUnavailable.
     """
     if not path.parent.is_dir():
         raise InvalidConfig(f"the directory of the database {path} does not exist: make {path.parent}")
     if path.is_dir():
         raise InvalidConfig(f"the database {path} is a directory")
     try:
-        # Not with open(): to close any descriptor of a file releases all locks that this process has on it, and another
-        # thread may be using the file already.
-        os.mknod(path, stat.S_IFREG | 0o600)
-    except FileExistsError:
-        pass
+        private_files.make_private(path, may_be_shared=True)
     except OSError as error:
         raise DbUnavailable(f"the database {path} cannot be made: {error.strerror}") from error
     if not os.access(path.parent, os.W_OK):
@@ -99,13 +85,10 @@ def claim(
     application_id: int,
     version: int,
     what: str,
-    older: Collection[int] = (),
-) -> int:
-    """Begin a transaction in a file that is ours, or nobody's yet; returns the version of its schema, 0 when it is to
-    be filled.
+) -> bool:
+    """Begin a transaction in a file that is ours, or nobody's yet; False when it is to be filled.
 
-    ``older`` are versions that the caller will bring up to ``version``; ``what`` says what the file should be.  Raises
-    InvalidConfig for somebody else's file, and sqlite3.Error.
+    ``what`` says what the file should be.  Raises InvalidConfig for somebody else's file, and sqlite3.Error.
     """
     (mode,) = connection.execute("PRAGMA journal_mode = WAL").fetchone()
     if mode != "wal":
@@ -114,26 +97,20 @@ def claim(
     (found_application,) = connection.execute("PRAGMA application_id").fetchone()
     (found_version,) = connection.execute("PRAGMA user_version").fetchone()
     (tables,) = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
-    if found_application == application_id and found_version != version and found_version not in older:
+    if found_application == application_id and found_version != version:
         raise InvalidConfig(f"{path} has schema {found_version}; this release knows only {version}")
     if found_application != application_id and tables:
         raise InvalidConfig(f"{path} is the SQLite database of another program, not {what}")
-    return int(found_version) if tables else 0
+    return bool(tables)
 
 
 def make_schema(connection: sqlite3.Connection, path: pathlib.Path) -> None:
-    """Make the tables when they are missing, and bring those of an older release up to date, which takes as long as
-    copying the feed.  Raises InvalidConfig for somebody else's file, and sqlite3.Error."""
-    found = claim(
-        connection,
-        path,
-        application_id=_APPLICATION_ID,
-        version=_SCHEMA_VERSION,
-        what="a database of objects",
-        older=_UPGRADES,
-    )
-    for statement in _SCHEMA if not found else _UPGRADES.get(found, ()):
-        connection.execute(statement)
+    """Make the tables when they are missing.  Raises InvalidConfig for a file that is not ours or has another schema,
+    and sqlite3.Error."""
+    what = "a database of objects"
+    if not claim(connection, path, application_id=_APPLICATION_ID, version=_SCHEMA_VERSION, what=what):
+        for statement in _SCHEMA:
+            connection.execute(statement)
     connection.execute("COMMIT")
 
 
@@ -141,3 +118,12 @@ def newest(connection: sqlite3.Connection) -> int:
     """The newest revision, 0 when there is none."""
     (revision,) = connection.execute(_NEWEST).fetchone()
     return int(revision)
+
+
+def known(connection: sqlite3.Connection, revisions: Iterable[int]) -> set[int]:
+    """Those of the revisions that the feed has."""
+    wanted = set(revisions)
+    first, last = min(wanted, default=0), max(wanted, default=0)
+    if number_of(last) - number_of(first) < _DENSE * len(wanted):  # no two changes have one number
+        return wanted.intersection(revision for (revision,) in connection.execute(_BETWEEN, (first, last)))
+    return {one for one in wanted if connection.execute(_BETWEEN, (one, one)).fetchone() is not None}

@@ -16,13 +16,15 @@ from __future__ import annotations
 import pytest
 
 _PARTS = (
-    "base", "concurrency", "feed", "lifecycle", "objects", "outbox", "processes", "snapshots", "transactions", "values",
+    "base", "concurrency", "feed", "histories", "lifecycle", "objects", "outbox", "processes", "snapshots",
+    "transactions", "values",
 )  # fmt: skip
 pytest.register_assert_rewrite(*(f"{__name__}.{part}" for part in _PARTS))
 
 from nb_api.testing.db_conformance.base import DbConformanceBase  # noqa: E402
 from nb_api.testing.db_conformance.concurrency import ConcurrencyConformance  # noqa: E402
 from nb_api.testing.db_conformance.feed import FeedConformance  # noqa: E402
+from nb_api.testing.db_conformance.histories import HistoryConformance  # noqa: E402
 from nb_api.testing.db_conformance.lifecycle import LifecycleConformance  # noqa: E402
 from nb_api.testing.db_conformance.objects import ObjectConformance  # noqa: E402
 from nb_api.testing.db_conformance.outbox import OutboxConformance  # noqa: E402
@@ -36,6 +38,7 @@ __all__ = [
     "DbConformance",
     "DbConformanceBase",
     "FeedConformance",
+    "HistoryConformance",
     "LifecycleConformance",
     "ObjectConformance",
     "OutboxConformance",
@@ -52,6 +55,7 @@ class DbConformance(
     TransactionConformance,
     SnapshotConformance,
     FeedConformance,
+    HistoryConformance,
     OutboxConformance,
     ConcurrencyConformance,
     ProcessConformance,

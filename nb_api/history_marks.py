@@ -1,0 +1,94 @@
+"""Which revisions a copy asks its database for, to know that both have the same history.
+
+A copy that follows the bus hears versions, and each is a revision of the database (`nb_api.revisions`).  All of them
+are asked for, unless they are too many.  Then the time between two checks is cut into slots, and of each slot the
+newest version is kept that was heard by its end, and the last one that came late with the one it came after.  When a
+database loses its history, it is away for a moment; what was heard last before that is the newest of its slot, so at
+least one revision that is lost is asked for.  On a busy bus a restore that takes less time than a slot, of a backup
+made after the last check, may go unnoticed.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import NamedTuple
+
+from nb_api.revisions import HistoryCheck
+
+_SLOTS = 64
+"""Between two checks."""
+_HEARD_MAX = 256
+"""What is kept, and so asked for at once: each costs one or two look-ups."""
+_SLOT_S_MAX = 1.0
+
+
+class _Heard(NamedTuple):
+    slot: int
+    newest: int
+    others: tuple[int, ...]
+
+
+class HistoryMarks:
+    """Every method may be called from any thread.  ``interval_s``: how often the database is asked, 0 for seldom."""
+
+    def __init__(self, interval_s: float) -> None:
+        self._slot_s = min(interval_s / _SLOTS or _SLOT_S_MAX, _SLOT_S_MAX)
+        self._lock = threading.Lock()
+        self._anchor = 0
+        self._heard: list[_Heard] = []
+        self._kept = 0
+        """About how many versions that are."""
+
+    def has_room(self, count: int) -> bool:
+        """Whether so many further versions can be kept."""
+        return self._kept + count <= _HEARD_MAX
+
+    def heard(self, newest: int, others: tuple[int, ...], now: float) -> None:
+        """``newest`` is the highest version so far; of ``others`` the first two are the last that came late and the one
+        it came after, or 0."""
+        with self._lock:
+            self._heard.append(_Heard(int(now / self._slot_s), newest, others))
+            self._kept += len(others) - 1
+            if self._kept > _HEARD_MAX + _SLOTS:
+                self._thin_out()
+
+    def _thin_out(self) -> None:
+        slots: dict[int, _Heard] = {}
+        for one in self._heard:
+            before = slots.get(one.slot)
+            others = one.others[:2] if any(one.others[:2]) or before is None else before.others
+            slots[one.slot] = one._replace(others=others)
+        self._heard = list(slots.values())
+        while len(self._heard) > _HEARD_MAX // 4:  # the database could not be asked for long
+            self._heard = self._heard[::2]
+        self._kept = 2 * len(self._heard)
+
+    def read(self, revision: int) -> None:
+        """The copy has followed the feed up to this revision: it stands for all before it."""
+        with self._lock:
+            self._anchor = revision
+
+    def pending(self, newest: int) -> list[int]:
+        """What to ask for."""
+        with self._lock:
+            heard = {version for one in self._heard for version in (one.newest, *one.others)}
+            return sorted((heard | {self._anchor, newest}) - {0})
+
+    def is_unproven(self, check: HistoryCheck) -> bool:
+        """Whether the last revision that was known to be right is compacted away, so that nothing can be said."""
+        return 0 < self._anchor < check.compacted
+
+    def proved(self, asked: list[int], newest: int) -> None:
+        """The history has all of ``asked``, and its newest revision is this one."""
+        with self._lock:
+            known = frozenset((0, *asked))
+            self._heard = [one for one in self._heard if not known.issuperset((one.newest, *one.others))]
+            self._kept = sum(len(one.others) - 1 for one in self._heard)
+            self._anchor = newest
+
+    def forget(self) -> None:
+        """The copy begins a new history."""
+        with self._lock:
+            self._heard.clear()
+            self._kept = 0
+            self._anchor = 0
