@@ -7,7 +7,16 @@
 """
 
 from durable_log.arrow import arrow_batches
-from durable_log.errors import LogCorrupt, LogError, LogUnavailable, OffsetTooOld, RecordConflict
+from durable_log.errors import (
+    LogCorrupt,
+    LogError,
+    LogNotFound,
+    LogReplaced,
+    LogUnavailable,
+    OffsetTooOld,
+    RecordConflict,
+    SegmentsRefused,
+)
 from durable_log.loading import open_log as open
 from durable_log.log_api import Appended, LogApi, Record, Segment, ShardState, StoredFrame, StreamState, shard_of
 
@@ -16,11 +25,14 @@ __all__ = [
     "LogApi",
     "LogCorrupt",
     "LogError",
+    "LogNotFound",
+    "LogReplaced",
     "LogUnavailable",
     "OffsetTooOld",
     "Record",
     "RecordConflict",
     "Segment",
+    "SegmentsRefused",
     "ShardState",
     "StoredFrame",
     "StreamState",

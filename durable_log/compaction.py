@@ -1,8 +1,14 @@
 """Compaction: of the sealed events of a topic, only the newest of each object stays.
 
-It is for topics that say what is, not what happened: ``[log] compact_topics`` names them.  Newest is the highest
-version, then timestamp, then offset, so that an event which was repaired late does not win over what came after it.  A
-delete is kept for ``compact_tombstone_age``, so that whoever was away learns of it.
+It is for topics that say what is, not what happened: ``[log] compact_topics`` names them.  An event goes when another
+one of its object has at least its version *and* was sent after it: it has a higher number in the same stream, or, in
+another stream, a later timestamp.  Neither alone would do.  An event that was published late, or repaired late, has a
+lower version than what came before it; and the versions of a database that was made anew begin again, so its events
+have lower versions than older ones of the database before it.  Where the two contradict each other both events stay,
+and readers see what they would have seen without compaction.
+
+A delete is kept for ``compact_tombstone_age``, so that whoever was away learns of it, and longer while another event of
+its object is kept.
 
 Offsets stay what they were; they are no longer dense, and a reader passes over what is gone.  Each part that is left of
 a frame becomes a frame of its own, which follows the part before it as if the numbers between had been skipped on
@@ -14,15 +20,16 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+import pathlib
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from durable_log import config
 from durable_log.columns import EVENT_COLUMNS, FRAME_COLUMNS, import_pyarrow
 from durable_log.log_api import Segment
-from durable_log.sealing import Sealer
+from durable_log.sealing import OnStep, Sealer
 from durable_log.segmented import SegmentedLog
-from durable_log.segments import publish, write_segment
+from durable_log.segments import discard, publish, write_segment
 from pubsub_api.core.frame import Flag
 from pubsub_api.core.topics import FilterSet
 
@@ -32,10 +39,27 @@ if TYPE_CHECKING:
 LOG = logging.getLogger(__name__)
 
 _SECOND_NS = 1_000_000_000
-_RANK = ("topic", "table", "key", "version", "timestamp", "offset")
+_NEVER_NS = 1 << 62
+_RANK = ("topic", "table", "key", "guid", "seq", "version", "timestamp", "offset")
 
 _Object = tuple[str, str, str]
-_Rank = tuple[int, int, int]
+
+
+class _Rank(NamedTuple):
+    """What decides whether an event is older than another one of its object."""
+
+    guid: bytes
+    seq: int
+    version: int
+    timestamp: int
+    offset: int
+
+    def is_older(self, other: _Rank) -> bool:
+        if self.version > other.version:
+            return False
+        if self.guid == other.guid:
+            return self.seq < other.seq
+        return (self.timestamp, self.offset) < (other.timestamp, other.offset)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,48 +73,57 @@ class CompactionReport:
 
 
 class Compactor:
-    """Compacts the sealed part of shards.  Takes the sealer's lock."""
+    """Compacts the sealed part of shards.  Takes the sealer's lock.  ``on_step`` is told the name of each step when it
+    is done."""
 
-    def __init__(self, log: SegmentedLog, sealer: Sealer) -> None:
+    def __init__(self, log: SegmentedLog, sealer: Sealer, *, on_step: OnStep = lambda _: None) -> None:
         self._log = log
+        self._on_step = on_step
         self._sealer = sealer
         options = log.conf[config.GROUP]
         self._filters = FilterSet(options.compact_topics)
         self._tombstone_age_ns = int(options.compact_tombstone_age * _SECOND_NS)
         self._objects_max: int = options.compact_objects_max
-        self._done: dict[int, str] = {}
-        """Shard -> its newest segment when nothing more could be removed."""
+        self._done: dict[int, tuple[str, int]] = {}
+        """Shard -> its newest segment when nothing more could be removed, and when a delete of it is old enough."""
 
     def compact(self, shard: int, now_ns: int) -> CompactionReport:
-        """Compact a shard as far as it is sealed.  Reads it twice; does nothing when nothing was sealed since.
+        """Compact a shard as far as it is sealed.  Reads it twice; does nothing when since the last time nothing was
+        sealed and no delete has come of age.
 
         Gives up, with a warning, when the topics have more objects than ``compact_objects_max``.
         """
         with self._sealer.lock():
             segments = self._log.segments(shard)
-            if not segments or self._done.get(shard) == segments[-1].path:
+            path, due_ns = self._done.get(shard, ("", 0))
+            if not segments or (path == segments[-1].path and now_ns < due_ns):
                 return CompactionReport(0, 0, 0)
             newest = self._newest(segments)
             if newest is None:
                 return CompactionReport(0, 0, 0)
-            kept = {rank[2] for rank in newest.values()}
+            kept = {rank.offset: len(ranks) == 1 for ranks in newest.values() for rank in ranks}
             choice = _Choice(self._filters, kept, now_ns - self._tombstone_age_ns)
             removed = [self._rewrite(segment, choice) for segment in segments]
-            self._done[shard] = self._log.segments(shard)[-1].path
+            due_ns = choice.oldest_delete_ns + self._tombstone_age_ns
+            self._done[shard] = (self._log.segments(shard)[-1].path, due_ns)
             return CompactionReport(sum(map(bool, removed)), sum(removed), len(newest))
 
-    def _newest(self, segments: list[Segment]) -> dict[_Object, _Rank] | None:
-        """Object -> version, timestamp and offset of its newest event.  None when there are too many."""
-        newest: dict[_Object, _Rank] = {}
+    def _newest(self, segments: list[Segment]) -> dict[_Object, list[_Rank]] | None:
+        """Object -> those of its events of which none is older than another; nearly always one.  None when there are
+        too many."""
+        newest: dict[_Object, list[_Rank]] = {}
+        guids: dict[bytes, bytes] = {}
         for segment in segments:
             for batch in self._log.segment_reader.batches(segment, segment.first, segment.end, _RANK):
                 rows = zip(*(batch.column(name).to_pylist() for name in _RANK), strict=True)
-                for topic, table, key, *rank in rows:
+                for topic, table, key, guid, *numbers in rows:
                     if table is None or not self._filters.match(topic):
                         continue
-                    name, place = (topic, table, key), (rank[0], rank[1], rank[2])
-                    if newest.get(name, place) <= place:
-                        newest[name] = place
+                    rank = _Rank(guids.setdefault(guid, guid), *numbers)
+                    others = newest.setdefault((topic, table, key), [])
+                    if not any(rank.is_older(one) for one in others):
+                        others[:] = [one for one in others if not one.is_older(rank)]
+                        others.append(rank)
             if len(newest) > self._objects_max:
                 LOG.warning("Shard %d is not compacted: [log] compact_objects_max is reached", segment.shard)
                 return None
@@ -103,13 +136,19 @@ class Compactor:
         if left == segment.rows:
             return 0
         batches = (batch for table in tables for batch in table.combine_chunks().to_batches() if batch.num_rows)
-        written = write_segment(self._log.directory, segment.shard, segment.first, batches)
-        compacted = publish(written._replace(end=segment.end, appended_ns_max=segment.appended_ns_max))
+        written = write_segment(
+            self._log.directory, self._log.maker, segment.shard, segment.first, batches, end=lambda: segment.end
+        )
+        self._on_step("write")
+        compacted = written._replace(appended_ns_max=segment.appended_ns_max, replaces=pathlib.Path(segment.path).name)
         old = [self._log.encode_entry(segment)]
         span = (segment.first, segment.end)
         if not self._log.replace_segments(segment.shard, span, old, self._log.encode_entry(compacted)):
-            self._log.remove_files([compacted])  # it was trimmed meanwhile
+            discard(compacted)  # it was trimmed meanwhile
             return 0
+        self._on_step("commit")
+        publish(compacted)
+        self._on_step("publish")
         self._log.remove_files([segment])
         return segment.rows - left
 
@@ -123,10 +162,13 @@ class Compactor:
 class _Choice:
     """Which rows stay, and how they stand in frames made anew."""
 
-    def __init__(self, filters: FilterSet, kept: set[int], expired_ns: int) -> None:
+    def __init__(self, filters: FilterSet, kept: Mapping[int, bool], expired_ns: int) -> None:
+        """``kept`` are the offsets that stay, and whether each is the only one of its object."""
         self._filters = filters
         self._kept = kept
         self._expired_ns = expired_ns
+        self.oldest_delete_ns = _NEVER_NS
+        """When the oldest delete was appended that stays because it is young."""
 
     def keep(self, table: pyarrow.Table) -> pyarrow.Table:
         arrow = import_pyarrow()
@@ -156,9 +198,16 @@ class _Choice:
         return not is_untouchable and self._filters.match(columns["topic"][row])
 
     def _stays(self, columns: dict[str, list[Any]], row: int) -> bool:
-        if columns["offset"][row] not in self._kept:
+        is_only_one = self._kept.get(columns["offset"][row])
+        if is_only_one is None:
             return False
-        return columns["action"][row] != "delete" or bool(columns["appended_ns"][row] >= self._expired_ns)
+        if columns["action"][row] != "delete" or not is_only_one:
+            return True
+        appended_ns: int = columns["appended_ns"][row]
+        if appended_ns < self._expired_ns:
+            return False
+        self.oldest_delete_ns = min(self.oldest_delete_ns, appended_ns)
+        return True
 
 
 def _reframe(columns: dict[str, list[Any]], start: int, rows: list[int]) -> list[dict[str, Any]]:

@@ -21,8 +21,52 @@ class LogUnavailable(LogError):
     retriable = True
 
 
+class LogNotFound(LogError):
+    """There is no log at the place that was named, and who asked does not want one to be made."""
+
+    fault = "caller"
+
+
 class LogCorrupt(LogError):
     """Something in the log cannot be read.  The message names the shard, the range and the file."""
+
+    def __init__(
+        self, message: str, *, shard: int | None = None, first: int | None = None, end: int | None = None
+    ) -> None:
+        super().__init__(message)
+        self.shard = shard
+        self.first = first
+        self.end = end
+        """The offsets concerned, from ``first`` up to but without ``end``; None when it is not about offsets.  Who can
+        do without them reads on at ``end``."""
+
+
+class LogReplaced(LogError):
+    """In the place of the log that was opened there is another one, or none: the store was emptied or exchanged.
+
+    Nothing was written.  Open the log again to use what is there now; offsets of the old one mean nothing in it.
+    """
+
+    def __init__(self, message: str, *, opened: str, found: str) -> None:
+        super().__init__(message)
+        self.opened = opened
+        """Identity of the log that was opened."""
+        self.found = found
+        """Identity of what is there now, empty when there is nothing."""
+
+
+class SegmentsRefused(LogError):
+    """The directory of sealed segments belongs to another log, or to a later state of this one.  Nothing was changed.
+
+    The message says what can be done.
+    """
+
+    def __init__(self, message: str, *, identity: str, found: str) -> None:
+        super().__init__(message)
+        self.identity = identity
+        """Identity of the log that was to be opened."""
+        self.found = found
+        """Identity to which the directory belongs."""
 
 
 class OffsetTooOld(LogError):

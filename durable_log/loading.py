@@ -15,10 +15,11 @@ from urllib.parse import SplitResult
 from oslo_config import cfg
 
 from durable_log import config
+from durable_log.errors import LogNotFound
 from durable_log.log_api import LogApi
 from pubsub_api.config import check_group, new_conf
 from pubsub_api.errors import InvalidConfig
-from pubsub_api.plugins import Plugins, register_options, split_url
+from pubsub_api.plugins import Plugins, register_options, split_url, without_password
 
 NAMESPACE = "heliograph.log_driver"
 
@@ -31,14 +32,22 @@ def open_log(
     *,
     conf: cfg.ConfigOpts | None = None,
     config_files: Iterable[str | os.PathLike[str]] = (),
+    must_exist: bool = False,
 ) -> LogApi:
     """A log, connected and ready; made when there is none yet.  Close it when done.
 
     ``conf`` may be any parsed oslo.config object: what it lacks is registered on it.  ``url`` None takes ``[log] url``.
-    Raises what `build_log` and `LogApi.initialize` raise.
+    ``must_exist`` is for who only reads: a path with a typing error shall not become an empty log.  Raises what
+    `build_log` and `LogApi.initialize` raise, and LogNotFound.
     """
     log = build_log(url, conf=new_conf(config_files) if conf is None else conf)
     try:
+        if must_exist and not log.exists():
+            place = without_password(f"{log.url.scheme}://{log.url.netloc}{log.url.path}")
+            raise LogNotFound(
+                f"there is no log at {place}, and who reads does not make one. If it was lost and its sealed segments "
+                "are left, 'heliograph log repair' makes it anew from them"
+            )
         log.initialize()
     except BaseException:
         log.close()

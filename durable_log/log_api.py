@@ -16,6 +16,7 @@ clocks of two hosts.
 from __future__ import annotations
 
 import abc
+import time
 import zlib
 from collections.abc import Mapping, Sequence
 from typing import ClassVar, NamedTuple
@@ -96,6 +97,8 @@ class Segment(NamedTuple):
     timestamp_min: int
     """Smallest and largest timestamp of the events, 0 when none of them could be decoded."""
     timestamp_max: int
+    replaces: str = ""
+    """Name of the file in whose place compaction has put this one, empty when there was none."""
 
 
 class StreamState(NamedTuple):
@@ -133,7 +136,8 @@ class Record(NamedTuple):
 class LogApi(Closeable):
     """A log.  Every method may be called from any thread and from several processes at once.
 
-    All methods raise LogUnavailable after a bounded time when the store cannot be reached, and Closed after `close`.
+    All methods raise LogUnavailable after a bounded time when the store cannot be reached, LogReplaced when another log
+    is in the place of the one that was opened, and Closed after `close`.
     After ``fork()`` a child's copy opens handles of its own at its next call and never touches inherited ones.
     """
 
@@ -147,12 +151,24 @@ class LogApi(Closeable):
     @abc.abstractmethod
     def initialize(self) -> None:
         """Connect, create what is missing, check what is there.  Safe to call from many processes at once.
-        Raises LogUnavailable, InvalidConfig (another number of shards than the log was made with), LogCorrupt."""
+        Raises LogUnavailable, InvalidConfig (another number of shards than the log was made with), LogCorrupt, and
+        SegmentsRefused when the directory of segments belongs to another log or to a later state of this one."""
+
+    def exists(self) -> bool:
+        """Whether there is a log that `initialize`, which is called after this, would not make.  Makes nothing.  A
+        driver that cannot tell says True.  Raises LogUnavailable."""
+        return True
 
     @property
     @abc.abstractmethod
     def shards(self) -> int:
         """How many shards the log has.  Fixed when it is made."""
+
+    @property
+    @abc.abstractmethod
+    def identity(self) -> str:
+        """Which log this is: made by chance when the log is made, the same whenever it is opened again, another one for
+        a log that was made anew in the same place.  An offset means something only together with it."""
 
     @abc.abstractmethod
     def close(self) -> None:
@@ -167,6 +183,11 @@ class LogApi(Closeable):
         Events the log holds already are left out and counted.  A stream may skip numbers: the hole is remembered.
         Raises a FrameError for bytes that are no frame; then none of the call's frames is stored.
         """
+
+    @abc.abstractmethod
+    def note_missing(self, heads: Sequence[tuple[bytes, str, int]]) -> None:
+        """Remember that streams, ``(guid, topic, last)``, have events up to a number, whether the log has them or not:
+        what it lacks of them is a hole from now on.  Durable when it returns."""
 
     @abc.abstractmethod
     def read(self, shard: int, offset: int, *, events_max: int = 10_000, bytes_max: int = 4 << 20) -> list[StoredFrame]:
@@ -191,6 +212,10 @@ class LogApi(Closeable):
     @abc.abstractmethod
     def find(self, shard: int, appended_ns: int) -> int:
         """The first offset appended at or after this time by the store's clock; the end when there is none."""
+
+    def now_ns(self) -> int:
+        """The time by the store's clock, which stamps what is appended: the host's, unless the store has its own."""
+        return time.time_ns()
 
     @abc.abstractmethod
     def wait(self, ends: Mapping[int, int], *, timeout_s: float) -> bool:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 import logging
 import threading
-import time
 
 from durable_log import config
 from durable_log.compaction import Compactor
@@ -70,7 +69,7 @@ class Maintainer(Closeable):
 
     def run_once(self, now_ns: int | None = None) -> None:
         """Seal what is due, drop what is too much, clean up.  Raises LogError; what was done before it stays done."""
-        now_ns = time.time_ns() if now_ns is None else now_ns
+        now_ns = self._log.now_ns() if now_ns is None else now_ns
         self.statistics.rounds += 1
         try:
             self.statistics.orphans_removed += len(self._sealer.clean())
@@ -85,6 +84,7 @@ class Maintainer(Closeable):
         self._drop_by_bytes()
         forget_before = now_ns - int(self._options.stream_forget_age * _SECOND_NS)
         self.statistics.forgotten_streams += self._log.forget_streams(forget_before)
+        self._log.release()
 
     def _run(self) -> None:
         while not self._closing.wait(self._options.maintenance_interval):
@@ -130,8 +130,7 @@ class Maintainer(Closeable):
         while limit:
             segments = self._log.segments()
             states = self._log.state()
-            hot = sum(state.bytes for state in states)
-            surplus = hot + sum(segment.bytes for segment in segments) - limit
+            surplus = self._log.unsealed_bytes() + sum(segment.bytes for segment in segments) - limit
             if surplus <= 0:
                 return
             if segments:
@@ -140,7 +139,7 @@ class Maintainer(Closeable):
                 shard, before = oldest.shard, max(one.end for one in firsts)
             else:
                 largest = max(states, key=lambda state: state.bytes)
-                part = min(1.0, surplus / largest.bytes)
+                part = min(1.0, surplus / max(largest.bytes, 1))
                 shard, before = largest.shard, largest.start + int((largest.end - largest.start) * part)
                 _, frames = self._log.hot_read(shard, before, events_max=1, bytes_max=1)
                 before = frames[0].end if frames else largest.end

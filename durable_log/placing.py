@@ -6,6 +6,7 @@ what lies between that number and its first was skipped on purpose and never exi
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from pubsub_api.core.frame import Header
@@ -52,6 +53,24 @@ def place(header: Header, position: Position, *, ranges_max: int) -> Placement:
     left = left[len(surplus) :]
     forgotten = sum(high - low + 1 for low, high in surplus)
     return Placement(tuple(kept), Position(max(last, final), tuple(left)), forgotten)
+
+
+def extend(position: Position, head: int, *, ranges_max: int) -> Position:
+    """Where a stream stands when it is learnt that it has events up to ``head``."""
+    last, missing = position
+    if head <= last:
+        return position
+    return Position(head, (*missing, (last + 1, head))[-ranges_max:])
+
+
+def lacking(position: Position, ranges: Iterable[Range]) -> Position:
+    """Where a stream stands that no longer has these numbers."""
+    missing: list[Range] = []
+    for low, high in sorted([*position.missing, *ranges]):
+        if missing and low <= missing[-1][1] + 1:
+            low, high = missing[-1][0], max(high, missing.pop()[1])
+        missing.append((low, high))
+    return Position(position.last, tuple(missing))
 
 
 def _join(ranges: list[Range], added: Range) -> None:

@@ -5,8 +5,11 @@ cannot be reached it tries again and lets frames wait in the subscriber's queue,
 told by a resync, counted here, and remembered in the log as a hole when the stream goes on.
 
 Several recorders may write to one log, for instance one per host: each event is stored once, by whoever comes first,
-and what one has missed another fills.  One that starts asks the caches for what they hold, so a pause shorter than
-their memory leaves no hole.
+and what one has missed another fills.
+
+A recorder asks the caches for what it lacks.  When it starts, for all that they hold, so a pause shorter than their
+memory leaves no hole; and for what was lost at every resync after that, be it loss or a link to a publisher that was
+not there before (`durable_log.recovering`).  What cannot be had stays a hole in the log, told, and counted.
 """
 
 from __future__ import annotations
@@ -16,18 +19,20 @@ import logging
 import threading
 from collections.abc import Sequence
 
+from durable_log.appending import append_patiently
 from durable_log.errors import LogError
+from durable_log.holes import size_of
 from durable_log.log_api import LogApi
+from durable_log.recovering import Recovery
 from pubsub_api import History, Resync, Session
 from pubsub_api.closing import Closeable
 from pubsub_api.core.frame import Header
+from pubsub_api.core.resync import LostRange, Reason
 from pubsub_api.errors import Closed, FrameError
 from pubsub_api.statistics import SubscriberStatistics
 
 LOG = logging.getLogger(__name__)
 
-_RETRY_MIN_S = 0.05
-_RETRY_MAX_S = 2.0
 _ALL = History()
 
 Delivery = tuple[bytes, Header, int]
@@ -50,7 +55,13 @@ class RecorderStatistics:
     """Frames that the log refuses, for instance because they are too large."""
     resyncs: int = 0
     lost: int = 0
-    """Events that are known to be lost to this recorder."""
+    """Events that a resync said are lost.  They are asked for again."""
+    asked: int = 0
+    """Ranges of events that caches were asked for after a resync."""
+    recovered: int = 0
+    """Events of those lost that came after all."""
+    missing: int = 0
+    """Events of those lost that nobody had: a hole in the log, unless another recorder fills it."""
     failed: int = 0
     """Frames that were given up because the log is broken or closed."""
 
@@ -75,12 +86,14 @@ class Recorder(Closeable):
         self._lock = threading.Lock()
         self._statistics = RecorderStatistics()
         self._closing = threading.Event()
+        self._recovery = Recovery(log, topics, self._ask_again, since=history.since if history else 0)
         self._subscriber = session.subscriber(
             topics,
             on_frames=self._on_frames,
             on_resync=self._on_resync,
             addresses=addresses,
             history=history if session.capabilities.queries else None,
+            takes_repeats=True,  # of what was given up, asked for again, and came
         )
 
     def wait_ready(self, timeout_s: float) -> None:
@@ -89,7 +102,7 @@ class Recorder(Closeable):
 
     def statistics(self) -> RecorderStatistics:
         with self._lock:
-            return dataclasses.replace(self._statistics)
+            return dataclasses.replace(self._statistics, **vars(self._recovery.counters))
 
     def subscriber_statistics(self) -> SubscriberStatistics:
         """What the subscription behind it counts: gaps, repairs, queue."""
@@ -99,10 +112,13 @@ class Recorder(Closeable):
         """Stop recording.  What is in the queue is not waited for: the next recorder asks the caches for it."""
         self._closing.set()
         self._subscriber.close()
+        self._recovery.close()
 
     def _on_frames(self, deliveries: Sequence[Delivery]) -> None:
         """Called by the subscriber's dispatcher, which waits meanwhile: that is what bounds the memory."""
-        frames = [frame for frame, _, _ in deliveries]
+        frames = [frame for frame, header, _ in deliveries if not self._recovery.is_unwanted(header)]
+        if not frames:
+            return
         try:
             self._append(frames)
         except FrameError:
@@ -123,25 +139,18 @@ class Recorder(Closeable):
 
     def _append(self, frames: Sequence[bytes]) -> None:
         """Append, again and again while the log is unavailable.  Raises FrameError, and LogError when it is no use."""
-        pause_s = _RETRY_MIN_S
-        while True:
-            try:
-                appended = self._log.append(frames)
-            except LogError as error:
-                if not error.retriable or self._closing.wait(pause_s):
-                    raise
-                LOG.warning("Recorder: the log cannot be reached, trying again: %s", error)
-                self._count(retries=1)
-                pause_s = min(2 * pause_s, _RETRY_MAX_S)
-                continue
-            self._count(appends=1, frames=len(frames), events=appended.events, duplicates=appended.duplicates)
-            return
+        appended = append_patiently(self._log, frames, self._closing, lambda: self._count(retries=1))
+        self._count(appends=1, frames=len(frames), events=appended.events, duplicates=appended.duplicates)
 
     def _on_resync(self, resync: Resync) -> None:
-        lost = sum(one.last - one.first + 1 for one in resync.lost)
         for one in resync.lost:
-            LOG.warning("Recorder: lost %s", one)
-        self._count(resyncs=1, lost=lost)
+            LOG.warning("Recorder: lost %s; the caches are asked for it again", one)
+        self._count(resyncs=1, lost=size_of(resync.lost))
+        if not resync.reasons <= {Reason.INITIAL} or resync.lost:  # at first the caches were asked for everything
+            self._recovery.resynced(resync.lost)
+
+    def _ask_again(self, ranges: Sequence[LostRange]) -> None:
+        self._subscriber.ask_again(ranges)
 
     def _count(self, **counts: int) -> None:
         with self._lock:

@@ -2,36 +2,45 @@
 
 Theory of operation.  Each step leaves the log whole, so a process may die after any of them::
 
-    lock      one process at a time seals, compacts and cleans in a directory of segments
-    write     a temporary file, synced to disk               died here: an orphan with a temporary name
-    publish   the file gets its name, synced to disk         died here: an orphan with a proper name
+    lock      one process at a time seals, compacts and cleans in a directory of segments, which must be the log's own
+    write     a file with a temporary name, synced to disk   died here: an orphan with a temporary name
     commit    manifest entry in, hot frames out: one transaction of the store
+    publish   the file gets its name, synced to disk         died here: the next who looks for the file does it
 
-Before the commit readers find the events hot, after it in the file, never in neither.  Orphans are removed by the next
-who holds the lock: what has the lock's protection and is not in the manifest belongs to nobody.
+Before the commit readers find the events hot, after it in the file, never in neither.  So a file that has its name was
+committed once, and only what retention has dropped, or compaction has replaced, is removed.  What is merely not in the
+manifest is not: the manifest may be the one that is wrong.  Orphans have temporary names and are removed when they are
+old.
 """
 
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import itertools
-import os
+import logging
 import pathlib
+import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 from durable_log import columns, config
-from durable_log.errors import LogCorrupt, LogUnavailable
+from durable_log.directory import MARK, check_not_newer, check_owner, directory_lock, published, write_mark
+from durable_log.errors import LogCorrupt
 from durable_log.log_api import Segment, StoredFrame
 from durable_log.segmented import SegmentedLog
-from durable_log.segments import ROW_GROUP_BYTES, ROW_GROUP_EVENTS, publish, write_segment
+from durable_log.segments import ROW_GROUP_BYTES, ROW_GROUP_EVENTS, discard, publish, write_segment
 from pubsub_api.errors import FrameError
 
 if TYPE_CHECKING:
     import pyarrow
 
+LOG = logging.getLogger(__name__)
+
 OnStep = Callable[[str], None]
+
+STAGED_AGE_S = 3600.0
+"""Age of a temporary file of a dead attempt at which it is removed.  Long: whoever restored an older store and finds
+something missing may still want to look at it."""
 
 
 class Sealer:
@@ -41,83 +50,125 @@ class Sealer:
         columns.import_pyarrow()
         self._log = log
         self._on_step = on_step
+        self.given_up = 0
+        """Offsets of damaged frames that were left out."""
         self._events_max: int = log.conf[config.GROUP].segment_events
 
     @contextlib.contextmanager
     def lock(self) -> Iterator[None]:
-        """Hold the lock of the directory of segments.  Raises LogUnavailable when another process has it."""
+        """Hold the lock of the directory of segments.  Raises LogUnavailable when another process has it, and
+        SegmentsRefused when the directory belongs to another log."""
         directory = self._log.directory
-        directory.mkdir(mode=0o750, parents=True, exist_ok=True)
-        descriptor = os.open(directory / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            os.close(descriptor)
-            raise LogUnavailable(f"another process seals or compacts in {directory} now") from error
-        try:
+        with directory_lock(directory):
+            check_owner(directory, self._log.lineage)
+            if not (directory / MARK).exists():
+                write_mark(directory, self._log.lineage, self._log.shards)
             yield
-        finally:
-            fcntl.flock(descriptor, fcntl.LOCK_UN)  # closing is not enough: a process forked meanwhile has it open too
-            os.close(descriptor)
 
-    def seal(self, shard: int, before: int | None = None) -> list[Segment]:
+    def seal(self, shard: int, before: int | None = None, *, gives_up: bool = False) -> list[Segment]:
         """Seal what a shard has before an offset, or all it has: whole frames, as many segments as needed.
 
-        Holds the lock.  Raises LogUnavailable when another process has it, DriverDependencyMissing without pyarrow.
+        Stops before a frame that is damaged, and raises LogCorrupt; ``gives_up`` leaves it out instead, counted in
+        ``given_up``: its offsets are a hole then.  Holds the lock.  Raises LogUnavailable when another process has it,
+        SegmentsRefused when the directory is not the log's own.
         """
         made: list[Segment] = []
         with self.lock():
+            self._check_not_newer()
             limit = self._log.state()[shard].end if before is None else before
-            while (segment := self._seal_one(shard, limit)) is not None:
+            while (segment := self._seal_one(shard, limit, gives_up=gives_up)) is not None:
                 made.append(segment)
         return made
 
-    def _seal_one(self, shard: int, limit: int) -> Segment | None:
+    def _seal_one(self, shard: int, limit: int, *, gives_up: bool) -> Segment | None:
         first = self._log.state()[shard].sealed
         self._on_step("lock")
-        portions = self._portions(shard, first, limit)
+        portions = _Portions(self._log, shard, first, limit, events_max=self._events_max, gives_up=gives_up)
         opening = next(portions, None)
-        if opening is None:
+        if opening is None and portions.end == first:
             return None
-        batches = map(_to_batch, itertools.chain([opening], portions))
-        segment = write_segment(self._log.directory, shard, first, batches)
+        batches = map(_to_batch, itertools.chain([] if opening is None else [opening], portions))
+        segment = write_segment(self._log.directory, self._log.maker, shard, first, batches, end=lambda: portions.end)
         self._on_step("write")
-        segment = publish(segment)
-        self._on_step("publish")
         if not self._log.add_segment(shard, first, segment.end, self._log.encode_entry(segment)):
-            self._log.remove_files([segment])  # the shard was trimmed beyond it meanwhile
+            discard(segment)  # the shard was trimmed beyond it meanwhile
             return None
+        self.given_up += portions.given_up
         self._on_step("commit")
+        publish(segment)
+        self._on_step("publish")
         return segment
 
-    def _portions(self, shard: int, offset: int, limit: int) -> Iterator[list[StoredFrame]]:
-        """Hot frames that end by the limit, a row group at a time, up to the size of a segment."""
-        last = offset + self._events_max
-        while offset < limit:
-            events_max = min(ROW_GROUP_EVENTS, last - offset)  # the rest would be read again for the next
-            _, frames = self._log.hot_read(shard, offset, events_max=events_max, bytes_max=ROW_GROUP_BYTES)
-            frames = [one for one in frames if one.end <= limit and (one.end <= last or one.offset == offset)]
-            if not frames or frames[0].offset != offset:
-                return
-            yield frames
-            offset = frames[-1].end
-            if offset >= last:
-                return
+    def _check_not_newer(self) -> None:
+        log = self._log
+        check_not_newer(log.directory, log.lineage, lambda: {one.shard: one.end for one in log.state()})
 
     def clean(self) -> list[pathlib.Path]:
-        """Remove files that are in no manifest: what died sealers and drops have left.  Holds the lock."""
-        directory = self._log.directory
+        """Finish what died processes have left: give committed files their names, and remove what drops and compaction
+        had named and not yet removed, and temporary files that are old.  Returns what was removed.  Holds the lock."""
+        log, removed = self._log, list[pathlib.Path]()
         with self.lock():
-            known = {segment.path for segment in self._log.segments()}
-            orphans = [path for path in directory.glob("[0-9]*/*") if _is_ours(path) and str(path) not in known]
-            orphans += list(directory.glob("[0-9]*/.*.tmp"))
-            for path in orphans:
+            self._check_not_newer()
+            listed = log.segments()
+            for segment in listed:
+                if not pathlib.Path(segment.path).exists():
+                    publish(segment)
+            starts = {state.shard: state.start for state in log.state()}
+            replaced = {(segment.shard, segment.replaces) for segment in listed}
+            for shard, name, path in published(log.directory):
+                is_dropped = log.lineage.owns(name.log) and name.end <= starts.get(shard, 0)
+                if is_dropped or (shard, path.name) in replaced:
+                    removed.append(path)
+            removed += _old_staged(log.directory)
+            for path in removed:
                 path.unlink(missing_ok=True)
-        return orphans
+        return removed
 
 
-def _is_ours(path: pathlib.Path) -> bool:
-    return path.suffix == ".parquet" and not path.name.startswith(".")
+class _Portions(Iterator[list[StoredFrame]]):
+    """Hot frames that end by the limit, a row group at a time, up to the size of a segment, or up to a damaged one."""
+
+    def __init__(
+        self, log: SegmentedLog, shard: int, first: int, limit: int, *, events_max: int, gives_up: bool
+    ) -> None:
+        self.end = first
+        """Where what was taken so far ends."""
+        self.given_up = 0
+        self._log = log
+        self._shard = shard
+        self._limit = limit
+        self._first = first
+        self._last = first + events_max
+        self._gives_up = gives_up
+
+    def __next__(self) -> list[StoredFrame]:
+        while self.end < min(self._limit, self._last):
+            try:
+                return self._take()
+            except LogCorrupt as error:
+                if error.end is None or (not self._gives_up and self.end == self._first):
+                    raise
+                if not self._gives_up:
+                    break  # what is before it makes a segment; the next one begins with it, and raises
+                LOG.error("Given up: %s", error)
+                self.given_up += error.end - self.end
+                self.end = error.end
+        raise StopIteration
+
+    def _take(self) -> list[StoredFrame]:
+        events_max = min(ROW_GROUP_EVENTS, self._last - self.end)  # the rest would be read again for the next
+        _, found = self._log.hot_read(self._shard, self.end, events_max=events_max, bytes_max=ROW_GROUP_BYTES)
+        frames = [one for one in found if one.end <= self._limit and (one.end <= self._last or one.offset == self.end)]
+        if not frames or frames[0].offset != self.end:
+            raise StopIteration
+        self.end = frames[-1].end
+        return frames
+
+
+def _old_staged(directory: pathlib.Path) -> list[pathlib.Path]:
+    """Temporary files that nobody can be writing any more, and that are not committed: those have their names now."""
+    before = time.time() - STAGED_AGE_S
+    return [path for path in directory.glob("[0-9]*/.*.tmp") if path.stat().st_mtime < before]
 
 
 def _to_batch(frames: list[StoredFrame]) -> pyarrow.RecordBatch:

@@ -12,7 +12,7 @@ import logging
 import operator
 import pathlib
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 from urllib.parse import SplitResult
 
@@ -20,10 +20,12 @@ import msgspec
 from oslo_config import cfg
 
 from durable_log import checks, config
-from durable_log.errors import LogCorrupt, OffsetTooOld
+from durable_log.directory import check_not_newer, check_owner, directory_of, parse_name, read_mark, staged_path
+from durable_log.errors import LogCorrupt, LogUnavailable, OffsetTooOld
+from durable_log.identity import Lineage
 from durable_log.log_api import LogApi, Segment, ShardState, StoredFrame, shard_of
+from durable_log.placing import Position
 from durable_log.segments import SegmentReader
-from pubsub_api.errors import InvalidConfig
 
 LOG = logging.getLogger(__name__)
 
@@ -36,6 +38,21 @@ class HotRead(NamedTuple):
     """Empty when the offset is sealed."""
 
 
+class RestoredShard(NamedTuple):
+    """Where a shard stands after a repair."""
+
+    shard: int
+    start: int
+    sealed: int
+    end: int
+    entries: Sequence[tuple[int, str]]
+    """Its whole manifest: first offset and entry."""
+    streams: Mapping[tuple[bytes, str], Position]
+    """GUID and topic -> position, of the streams that are to be set."""
+    former_end: int
+    """Where it ended when this was made up: who appended meanwhile must not lose it."""
+
+
 class SegmentedLog(LogApi):
     """Implements `read`, `read_stream`, `find`, `trim` and `segments` over what a driver has to provide."""
 
@@ -43,6 +60,15 @@ class SegmentedLog(LogApi):
     """Where segments go when ``[log] segment_directory`` does not say.  None: there is no such place."""
 
     # -- what a driver provides
+
+    @abc.abstractmethod
+    def connect(self) -> None:
+        """What `initialize` has to do but for the directory of segments.  Raises what that raises."""
+
+    @property
+    @abc.abstractmethod
+    def lineage(self) -> Lineage:
+        """The log's identity and those that it had before it was repaired, as found when it was opened."""
 
     @abc.abstractmethod
     def hot_read(self, shard: int, offset: int, *, events_max: int, bytes_max: int) -> HotRead:
@@ -84,12 +110,52 @@ class SegmentedLog(LogApi):
         Should their events ever be appended again, they are stored again.
         """
 
+    @abc.abstractmethod
+    def restore(self, lineage: Lineage, shards: Sequence[RestoredShard]) -> None:
+        """Set where shards stand, their manifests and the positions of these streams, drop hot frames that are sealed
+        now, and give the log another identity.  When it dies half way, doing it again completes it.  Raises
+        `used_meanwhile` when something was appended to one of them."""
+
+    def unsealed_bytes(self) -> int:
+        """What the unsealed part takes where it is stored, as far as that can be told."""
+        return sum(state.bytes for state in self.state())
+
+    def release(self) -> None:
+        """Give back to the system what sealing and dropping have freed in the store.  Others go on meanwhile."""
+
+    def check_store(self) -> list[str]:
+        """What the store itself finds to be wrong with its files, a sentence each.  Reads all of them."""
+        return []
+
     # -- what follows from it
 
     def __init__(self, conf: cfg.ConfigOpts, url: SplitResult) -> None:
         super().__init__(conf, url)
         self.segment_reader = SegmentReader(cache_bytes_max=conf[config.GROUP].segment_cache_bytes)
         self._known_segments: dict[int, list[Segment]] = {}
+
+    def initialize(self) -> None:
+        self.connect()
+        if self.conf[config.GROUP].segment_directory or self.default_directory is not None:
+            check_owner(self.directory, self.lineage)
+            check_not_newer(self.directory, self.lineage, lambda: {one.shard: one.end for one in self.state()})
+
+    @property
+    def identity(self) -> str:
+        return self.lineage.identity
+
+    @property
+    def maker(self) -> tuple[str, int]:
+        """What segments say of the log that makes them."""
+        return self.identity, self.shards
+
+    def new_shards(self) -> int:
+        """How many shards to make, when there is no log yet: as many as its segments have, should there be any."""
+        configured: int | None = self.conf[config.GROUP].shards
+        mark = None
+        if self.conf[config.GROUP].segment_directory or self.default_directory is not None:
+            mark = read_mark(self.directory)
+        return configured or (mark.shards if mark is not None else config.SHARDS_DEFAULT)
 
     def read(self, shard: int, offset: int, *, events_max: int = 10_000, bytes_max: int = 4 << 20) -> list[StoredFrame]:
         checks.check_shard(shard, self.shards)
@@ -154,12 +220,14 @@ class SegmentedLog(LogApi):
         return [self.decode_entry(entry) for entry in self.manifest(shard)]
 
     def remove_files(self, segments: Sequence[Segment]) -> None:
-        """Remove files that are not in the manifest any more.  One that cannot be removed is an orphan, and the next
-        sealing tries again."""
+        """Remove the files of segments that were dropped, or replaced by compaction.  This is the only place where a
+        published file is removed.  One that cannot be removed stays, and the next sealing tries again."""
         for segment in segments:
             self.segment_reader.forget(segment)
+            path = pathlib.Path(segment.path)
             try:
-                pathlib.Path(segment.path).unlink(missing_ok=True)
+                path.unlink(missing_ok=True)
+                staged_path(path).unlink(missing_ok=True)  # it may have died, committed, before it got its name
             except OSError as error:
                 LOG.warning("The segment %s is dropped but cannot be removed: %s", segment.path, error)
 
@@ -176,7 +244,11 @@ class SegmentedLog(LogApi):
             if position >= 0 and known[position].end > offset:
                 return known[position]
         if self.state()[shard].start == state.start:
-            raise LogCorrupt(f"shard {shard}: no segment has offset {offset}, and it is before {state.sealed}")
+            end = min((one.first for one in known if one.first > offset), default=state.sealed)
+            raise LogCorrupt(
+                f"shard {shard}: no segment has offset {offset}, nor any up to {end}, and they are sealed",
+                shard=shard, first=offset, end=end,
+            )  # fmt: skip
         return None
 
     def is_listed(self, segment: Segment) -> bool:
@@ -211,15 +283,8 @@ class SegmentedLog(LogApi):
 
     @property
     def directory(self) -> pathlib.Path:
-        """Where segments are.  Raises InvalidConfig when nobody said so."""
-        configured = self.conf[config.GROUP].segment_directory
-        directory = pathlib.Path(configured) if configured else self.default_directory
-        if directory is None:
-            raise InvalidConfig(
-                "this log has no place for sealed segments: set [log] segment_directory to a directory that every host "
-                "of the log has mounted"
-            )
-        return directory.absolute()
+        """Where segments are.  Raises InvalidConfig when nobody said so, or in words that name no directory."""
+        return directory_of(self.conf[config.GROUP].segment_directory, self.default_directory)
 
     def encode_entry(self, segment: Segment) -> str:
         """The manifest entry of a segment.  The file is named relative to the directory, which each host may mount at a
@@ -228,20 +293,54 @@ class SegmentedLog(LogApi):
         return msgspec.json.encode(segment._replace(path=str(file))._asdict()).decode()
 
     def decode_entry(self, entry: str) -> Segment:
-        segment = Segment(**msgspec.json.decode(entry))
-        return segment._replace(path=str(self.directory / segment.path))
+        """Raises LogCorrupt when the entry is damaged."""
+        try:
+            fields = msgspec.json.decode(entry, type=dict[str, int | str])
+            segment = Segment(**fields)  # type: ignore[arg-type]  # looked at below
+        except (msgspec.MsgspecError, TypeError) as error:
+            raise _damaged_entry(entry, str(error)) from error
+        if any(type(fields.get(name, "")) is not kind for name, kind in _ENTRY_TYPES.items()):
+            raise _damaged_entry(entry, "a field has another type")
+        path = pathlib.Path(segment.path)
+        name = parse_name(path.name)
+        if name is None or (name.first, name.end) != (segment.first, segment.end) or len(path.parts) != 2:
+            raise _damaged_entry(entry, "the name of the file and the offsets do not belong together")
+        return segment._replace(path=str(self.directory / path))
+
+
+_ENTRY_TYPES = {name: str if name in ("path", "sha256", "replaces") else int for name in Segment._fields}
+
+
+def _damaged_entry(entry: str, why: str) -> LogCorrupt:
+    return LogCorrupt(
+        f"the manifest has a damaged entry, {entry!r:.200}: {why}. 'heliograph log repair' makes it anew from the files"
+    )
+
+
+def used_meanwhile(shard: int) -> LogUnavailable:
+    return LogUnavailable(
+        f"something was appended to shard {shard} while the log was repaired, and would have been lost: nothing was "
+        "changed. Stop whoever appends to it, and repair it again"
+    )
 
 
 def take(found: Iterable[StoredFrame], *, offset: int, events_max: int, bytes_max: int) -> list[StoredFrame]:
-    """Frames within the limits, and one at least.  Events before ``offset`` do not count towards them."""
+    """Frames within the limits, and one at least.  Events before ``offset`` do not count towards them.
+
+    What lies before a damaged frame can be read; the next read begins with the damage, and raises.
+    """
     taken: list[StoredFrame] = []
     events = size = 0
-    for stored in found:
-        size += len(stored.frame)
-        if taken and (events >= events_max or size > bytes_max):
-            break
-        taken.append(stored)
-        events += stored.end - max(offset, stored.offset)
+    try:
+        for stored in found:
+            size += len(stored.frame)
+            if taken and (events >= events_max or size > bytes_max):
+                break
+            taken.append(stored)
+            events += stored.count if stored.offset >= offset else stored.end - offset
+    except LogCorrupt:
+        if not taken:
+            raise
     return taken
 
 

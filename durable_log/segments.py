@@ -3,6 +3,7 @@
 A file has the columns of `durable_log.columns`, rows in order of their offsets, row groups that begin with a frame, and
 in its metadata which numbers of which streams each row group has.  Its size and SHA-256 are in the manifest, outside of
 the file; whoever opens it first compares them, so a byte that was flipped or cut off gives LogCorrupt and nothing else.
+The metadata also say which log made the file, and its offsets, so that a manifest can be made of the files alone.
 """
 
 from __future__ import annotations
@@ -16,20 +17,22 @@ import os
 import pathlib
 import secrets
 import threading
-from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
 from durable_log import columns
 from durable_log.columns import EVENT_COLUMNS, import_pyarrow, stored_frames
-from durable_log.errors import LogCorrupt
+from durable_log.directory import FileName, shard_folder, staged_path, sync_directory
+from durable_log.errors import LogCorrupt, LogError
 from durable_log.log_api import Segment, StoredFrame
+from pubsub_api.private_files import GROUP_READS, make_directory, make_private
 
 if TYPE_CHECKING:
     import pyarrow
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 ROW_GROUP_EVENTS = 65_536
 ROW_GROUP_BYTES = 32 << 20
 
@@ -50,6 +53,13 @@ class _StreamRange(msgspec.Struct, array_like=True):
 
 class _Index(msgspec.Struct, array_like=True):
     version: int
+    identity: str
+    """Of the log that made the file."""
+    shards: int
+    """How many shards it has."""
+    shard: int
+    first: int
+    end: int
     offsets: list[int]
     """First offset of each row group."""
     streams: list[_StreamRange]
@@ -58,18 +68,28 @@ class _Index(msgspec.Struct, array_like=True):
 # -- writing
 
 
-def write_segment(directory: pathlib.Path, shard: int, first: int, portions: Iterable[pyarrow.RecordBatch]) -> Segment:
-    """Write a temporary file and sync it to disk.  `publish` gives it its name; until then nobody looks at it.
+def write_segment(
+    directory: pathlib.Path,
+    maker: tuple[str, int],
+    shard: int,
+    first: int,
+    portions: Iterable[pyarrow.RecordBatch],
+    *,
+    end: Callable[[], int] | None = None,
+) -> Segment:
+    """Write a file and sync it to disk, under a temporary name.  `publish` gives it the name that is returned; until
+    then nobody looks at it but who finds it in the manifest.
 
-    ``portions`` are batches with all columns of a segment, in order, each beginning with a frame; each becomes a row
-    group.  The segment ends with their last row, or where it begins when there is none.
+    ``maker`` is the log: its identity, and how many shards it has.  ``portions`` are batches with all columns of a
+    segment, in order, each beginning with a frame; each becomes a row group.  The segment ends at ``end()``, asked
+    when all are written, else with their last row, or where it begins when there is none.  Raises LogError when there
+    is no room for it.
     """
     arrow = import_pyarrow()
-    folder = directory / f"{shard:04d}"
-    folder.mkdir(mode=0o750, parents=True, exist_ok=True)
-    name = f"{first:015d}-{secrets.token_hex(4)}.parquet"
-    path = folder / f".{name}.tmp"  # Spark and its like pass over names that begin with a dot
-    summary = _Summary(first)
+    folder = make_directory(shard_folder(directory, shard), mode=GROUP_READS)
+    path = folder / f".{secrets.token_hex(8)}.tmp"
+    make_private(path, mode=GROUP_READS)
+    summary = _Summary(*maker, shard, first)
     writer = arrow.parquet.ParquetWriter(
         path, columns.schema(with_frames=True), compression="zstd", write_page_checksum=True,
         use_dictionary=[name for name, kind in EVENT_COLUMNS.items() if kind == "string" or name == "guid"],
@@ -80,42 +100,46 @@ def write_segment(directory: pathlib.Path, shard: int, first: int, portions: Ite
             for batch in portions:
                 summary.add(batch)
                 writer.write_batch(batch, row_group_size=batch.num_rows)
+            index = summary.index
+            index.end = index.end if end is None else end()
             # As text: the format allows nothing else there, and Polars insists on it.
-            writer.add_key_value_metadata({_INDEX: base64.b64encode(msgspec.msgpack.encode(summary.index))})
+            writer.add_key_value_metadata({_INDEX: base64.b64encode(msgspec.msgpack.encode(index))})
         size, digest = _sync(path)
-    except BaseException:
+        final = folder / str(FileName.new(first, index.end, index.identity))
+        path = path.rename(staged_path(final))
+        sync_directory(folder)
+    except BaseException as error:
         path.unlink(missing_ok=True)
+        if isinstance(error, OSError):
+            raise LogError(
+                f"a segment cannot be written in {folder}; its events stay where they are: {error}"
+            ) from error
         raise
     return Segment(
-        shard, first, summary.end, str(path), summary.rows, size, digest,
+        shard, first, index.end, str(final), summary.rows, size, digest,
         summary.appended_min, summary.appended_max, summary.timestamp_min, summary.timestamp_max,
     )  # fmt: skip
 
 
-def publish(segment: Segment) -> Segment:
-    """Give a file that was written its final name, durably."""
+def publish(segment: Segment) -> None:
+    """Give a file that was written its name, durably.  Nothing happens when it has it already.  Raises OSError."""
     path = pathlib.Path(segment.path)
-    final = path.with_name(path.name.removeprefix(".").removesuffix(".tmp"))
-    path.rename(final)
-    sync_directory(final.parent)
-    return segment._replace(path=str(final))
+    with contextlib.suppress(FileNotFoundError):  # another was faster
+        staged_path(path).rename(path)
+        sync_directory(path.parent)
 
 
-def sync_directory(directory: pathlib.Path) -> None:
-    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+def discard(segment: Segment) -> None:
+    """Remove a file that was written and not committed."""
+    staged_path(pathlib.Path(segment.path)).unlink(missing_ok=True)
 
 
 class _Summary:
     """What is said about a file beside its rows."""
 
-    def __init__(self, first: int) -> None:
+    def __init__(self, identity: str, shards: int, shard: int, first: int) -> None:
         self.rows = 0
-        self.end = first
-        self.index = _Index(FORMAT_VERSION, [], [])
+        self.index = _Index(FORMAT_VERSION, identity, shards, shard, first, first, [], [])
         self.appended_min = self.appended_max = self.timestamp_min = self.timestamp_max = 0
 
     def add(self, batch: pyarrow.RecordBatch) -> None:
@@ -134,7 +158,7 @@ class _Summary:
             batch.column("timestamp"), self.timestamp_min, self.timestamp_max
         )
         self.rows += batch.num_rows
-        self.end = batch.column("offset")[-1].as_py() + 1
+        self.index.end = batch.column("offset")[-1].as_py() + 1
 
     @staticmethod
     def _widen(column: Any, low: int, high: int) -> tuple[int, int]:
@@ -177,14 +201,17 @@ class _Opened:
 
 def corrupt(segment: Segment, why: str) -> LogCorrupt:
     return LogCorrupt(
-        f"shard {segment.shard}, offsets {segment.first} to {segment.end}: the segment {segment.path} {why}"
-    )
+        f"shard {segment.shard}, offsets {segment.first} to {segment.end}: the segment {segment.path} {why}",
+        shard=segment.shard, first=segment.first, end=segment.end,
+    )  # fmt: skip
 
 
 def check_file(segment: Segment) -> None:
     """Raises LogCorrupt when the file is missing or is not, byte for byte, the one that was sealed."""
     path = pathlib.Path(segment.path)
     try:
+        if not path.exists():
+            publish(segment)  # who committed it may have died before it could
         size = path.stat().st_size
         if size != segment.bytes:
             raise corrupt(segment, f"has {size} bytes instead of {segment.bytes}")
@@ -194,6 +221,46 @@ def check_file(segment: Segment) -> None:
         raise corrupt(segment, "is missing") from error
     except OSError as error:
         raise corrupt(segment, f"cannot be read: {error.strerror}") from error
+
+
+class Description(NamedTuple):
+    """What a file says of itself."""
+
+    identity: str
+    """Of the log that made it."""
+    shards: int
+    """How many that log has."""
+    segment: Segment
+
+
+def describe(path: pathlib.Path, shard: int, name: FileName) -> Description:
+    """Read all of a file, under ``path`` or under its temporary name.  Raises LogCorrupt when it is not sound."""
+    file = path if path.exists() else staged_path(path)
+    bare = Segment(shard, name.first, name.end, str(path), 0, 0, "", 0, 0, 0, 0)
+    summary = _Summary("", 0, shard, name.first)
+    with _translated(bare), import_pyarrow().parquet.ParquetFile(file, page_checksum_verification=True) as opened:
+        index = _decode_index(bare, opened.metadata)
+        for group in range(opened.num_row_groups):
+            for batch in opened.read_row_group(group, use_threads=False).combine_chunks().to_batches():
+                summary.add(batch)
+        size = file.stat().st_size
+    segment = bare._replace(
+        rows=summary.rows, bytes=size, sha256=digest(file), appended_ns_min=summary.appended_min,
+        appended_ns_max=summary.appended_max, timestamp_min=summary.timestamp_min, timestamp_max=summary.timestamp_max,
+    )  # fmt: skip
+    return Description(index.identity, index.shards, segment)
+
+
+def _decode_index(segment: Segment, metadata: Any) -> _Index:
+    """The file's own index, compared with what is known of it.  Raises LogCorrupt, msgspec.MsgspecError, ValueError."""
+    encoded = base64.b64decode((metadata.metadata or {}).get(_INDEX, b""))
+    version = msgspec.msgpack.decode(encoded, type=list)[:1]
+    if version != [FORMAT_VERSION]:
+        raise corrupt(segment, f"has format {version}; this release reads {FORMAT_VERSION}")
+    index = msgspec.msgpack.decode(encoded, type=_Index)
+    if (index.shard, index.first, index.end) != (segment.shard, segment.first, segment.end):
+        raise corrupt(segment, f"says that it is shard {index.shard}, offsets {index.first} to {index.end}")
+    return index
 
 
 class SegmentReader:
@@ -271,10 +338,7 @@ class SegmentReader:
         check_file(segment)
         with _translated(segment):
             metadata = import_pyarrow().parquet.read_metadata(segment.path)
-            encoded = base64.b64decode((metadata.metadata or {}).get(_INDEX, b""))
-            index = msgspec.msgpack.decode(encoded, type=_Index)
-        if index.version != FORMAT_VERSION:
-            raise corrupt(segment, f"has format {index.version}; this release reads {FORMAT_VERSION}")
+            index = _decode_index(segment, metadata)
         opened = _Opened(metadata, index)
         with self._lock:
             self._opened[segment.path] = opened

@@ -5,10 +5,12 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator
 
+from durable_log.directory import published
 from durable_log.errors import LogCorrupt, OffsetTooOld
 from durable_log.log_api import LogApi, ShardState
+from durable_log.segmented import SegmentedLog
 from durable_log.segments import check_file
-from pubsub_api.errors import FrameError
+from pubsub_api.errors import FrameError, InvalidConfig
 
 
 @dataclasses.dataclass
@@ -23,6 +25,9 @@ class Verification:
     segments: int = 0
     segment_bytes: int = 0
     problems: list[str] = dataclasses.field(default_factory=list)
+    unlisted: list[str] = dataclasses.field(default_factory=list)
+    """Files of segments that the manifest does not list.  Not an error of the log: nobody reads them, and nobody
+    removes them.  An older store was restored, most likely."""
 
 
 def verify(log: LogApi) -> Verification:
@@ -31,6 +36,9 @@ def verify(log: LogApi) -> Verification:
     Raises LogUnavailable; whatever else is wrong becomes a problem.
     """
     found = Verification()
+    if isinstance(log, SegmentedLog):
+        found.problems += log.check_store()
+        found.unlisted += _unlisted(log)
     for state in log.state():
         found.shards += 1
         found.problems += _check_files(log, state, found)
@@ -40,7 +48,12 @@ def verify(log: LogApi) -> Verification:
 
 def _check_files(log: LogApi, state: ShardState, found: Verification) -> Iterator[str]:
     place = state.start
-    for segment in log.segments(state.shard):
+    try:
+        segments = log.segments(state.shard)
+    except LogCorrupt as error:
+        yield str(error)
+        return
+    for segment in segments:
         found.segments += 1
         found.segment_bytes += segment.bytes
         if segment.first > place:
@@ -56,7 +69,11 @@ def _check_files(log: LogApi, state: ShardState, found: Verification) -> Iterato
 def _check_frames(log: LogApi, state: ShardState, found: Verification) -> Iterator[str]:
     """Offsets are without holes, except where compaction made some, which only it can."""
     offset = state.start
-    compacted = [segment for segment in log.segments(state.shard) if segment.rows != segment.end - segment.first]
+    try:
+        segments = log.segments(state.shard)
+    except LogCorrupt:
+        offset, segments = state.sealed, []  # told already
+    compacted = [segment for segment in segments if segment.rows != segment.end - segment.first]
     while offset < state.end:
         try:
             frames = log.read(state.shard, offset)
@@ -65,7 +82,7 @@ def _check_frames(log: LogApi, state: ShardState, found: Verification) -> Iterat
             continue
         except LogCorrupt as error:
             yield str(error)
-            offset = _next_readable(log, state, offset)
+            offset = max(offset + 1, error.end if error.end is not None else state.end)
             continue
         if not frames:
             yield f"shard {state.shard}: offsets {offset} to {state.end} are missing"
@@ -82,7 +99,11 @@ def _check_frames(log: LogApi, state: ShardState, found: Verification) -> Iterat
                 found.undecodable += one.count
 
 
-def _next_readable(log: LogApi, state: ShardState, offset: int) -> int:
-    """Behind the segment that cannot be read."""
-    ends = [segment.end for segment in log.segments(state.shard) if segment.first <= offset < segment.end]
-    return ends[0] if ends else state.end
+def _unlisted(log: SegmentedLog) -> list[str]:
+    try:
+        listed = {segment.path for segment in log.segments()}
+        found = published(log.directory)
+    except (LogCorrupt, InvalidConfig):
+        return []
+    starts = {state.shard: state.start for state in log.state()}
+    return [str(path) for shard, name, path in found if str(path) not in listed and name.end > starts.get(shard, 0)]

@@ -6,6 +6,7 @@
 ``{"append": topic, "count": n, "guid": hex}``      appends n frames of 3 events: ``{"events": n, "duplicates": n}``
 ``{"append_without_end": topics, "guid": hex}``     ``{"topic": t, "last": n}`` after each append, until it is killed
 ``{"increment": name, "count": n}``                 adds 1 to the record, n times: ``{"done": n}``
+``{"maintain": true}``                              ``{"rounds": n}`` after each round of maintenance, until killed
 ==================================================  ===================================================================
 """
 
@@ -19,6 +20,8 @@ from itertools import count
 from durable_log.errors import RecordConflict
 from durable_log.loading import open_log
 from durable_log.log_api import LogApi
+from durable_log.maintenance import Maintainer
+from durable_log.segmented import SegmentedLog
 from durable_log.testing.sources import Source
 from pubsub_api.testing.child import ChildProcess, Message, obey
 
@@ -49,8 +52,18 @@ def _answers(log: LogApi, command: Message) -> Iterator[Message]:
         for _ in range(command["count"]):
             increment(log, command["increment"])
         yield {"done": command["count"]}
+    elif "maintain" in command:
+        yield from _maintain(log)
     else:
         yield from _append_without_end(log, command["append_without_end"], Source(bytes.fromhex(command["guid"])))
+
+
+def _maintain(log: LogApi) -> Iterator[Message]:
+    assert isinstance(log, SegmentedLog)
+    maintainer = Maintainer(log)
+    while True:
+        maintainer.run_once()
+        yield {"rounds": maintainer.statistics.rounds}
 
 
 def _append_without_end(log: LogApi, topics: Sequence[str], source: Source) -> Iterator[Message]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import pathlib
+import sqlite3
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -41,9 +42,9 @@ def open_log(tmp_path: pathlib.Path) -> Iterator[Open]:
         yield open_it
 
 
-def version_frame(source: Source, number: int, *rows: tuple[str, str, int]) -> bytes:
-    """A frame of events ``(key, action, version)``."""
-    events = [["table", key, action, {"v": version}, version, version] for key, action, version in rows]
+def version_frame(source: Source, number: int, *rows: tuple[str, str, int], at: int = 0) -> bytes:
+    """A frame of events ``(key, action, version)``, sent at ``at`` plus their versions."""
+    events = [["table", key, action, {"v": version}, version, at + version] for key, action, version in rows]
     body = msgspec.msgpack.encode(events)
     return frames.pack(Kind.DATA, source.guid, TOPIC, body, first=number, after=number - 1, count=len(rows))
 
@@ -136,18 +137,19 @@ def test_compaction_keeps_the_newest_of_each_object(open_log: Open) -> None:
         for frame in sent:
             log.append([frame])
             maintainer.run_once()
-        assert objects(log) == [(3, "c", "set", 4), (4, "b", "delete", 5), (5, "a", "set", 9), (6, "d", "set", 7)]
-        assert maintainer.statistics.compacted_events == 4
+        newest = [(3, "c", "set", 4), (4, "b", "delete", 5), (5, "a", "set", 9), (6, "d", "set", 7)]
+        assert objects(log) == [*newest, (7, "a", "set", 8)], "what contradicts itself stays"
+        assert maintainer.statistics.compacted_events == 3
         log.append([version_frame(source, 9, ("b", "create", 10))])
         maintainer.run_once()
     assert objects(log) == [
-        (3, "c", "set", 4), (5, "a", "set", 9), (6, "d", "set", 7), (8, "b", "create", 10),
+        (3, "c", "set", 4), (5, "a", "set", 9), (6, "d", "set", 7), (7, "a", "set", 8), (8, "b", "create", 10),
     ]  # fmt: skip
     assert log.read(0, 0, events_max=1)[0].offset == 3
     # What went of a frame counts as skipped on purpose, what went as a whole frame is missing.
     headers = [stored.header() for stored in read_frames(log, 0)]
-    assert [(header.after, header.first, header.last) for header in headers] == [(0, 4, 4), (5, 6, 7), (8, 9, 9)]
-    assert [event.number for stored in read_frames(log, 0) for event in events_of(stored)] == [4, 6, 7, 9]
+    assert [(header.after, header.first, header.last) for header in headers] == [(0, 4, 4), (5, 6, 8), (8, 9, 9)]
+    assert [event.number for stored in read_frames(log, 0) for event in events_of(stored)] == [4, 6, 7, 8, 9]
     assert log.state()[0].end == 9
 
 
@@ -157,6 +159,33 @@ def test_compaction_removes_deletes_that_are_old(open_log: Open) -> None:
     with Maintainer(log) as maintainer:
         maintainer.run_once(time.time_ns() + HOUR_NS)
     assert objects(log) == [(2, "b", "set", 3)]
+
+
+def test_a_delete_comes_of_age_though_nothing_is_sealed_any_more(open_log: Open) -> None:
+    log, source = open_log(compact_topics=TOPIC, compact_tombstone_age=1800, seal_age=0), Source()
+    log.append([version_frame(source, 1, ("a", "set", 1), ("a", "delete", 2), ("b", "set", 3))])
+    with Maintainer(log) as maintainer:
+        maintainer.run_once(time.time_ns() + 10**9)
+        assert objects(log) == [(1, "a", "delete", 2), (2, "b", "set", 3)]
+        segments = log.segments()
+        maintainer.run_once(time.time_ns() + 2 * 10**9)
+        assert log.segments() == segments, "nothing is due"
+        maintainer.run_once(time.time_ns() + HOUR_NS)
+        assert objects(log) == [(2, "b", "set", 3)]
+
+
+def test_compaction_loses_nothing_of_a_database_whose_versions_began_again(open_log: Open) -> None:
+    """Published by another publisher, or by the same one; a delete does not go while it hides something."""
+    log, old, new = open_log(compact_topics=TOPIC, compact_tombstone_age=1800, seal_age=0), Source(), Source()
+    log.append([version_frame(old, 1, ("a", "set", 900), ("b", "set", 901), ("a", "set", 902))])
+    log.append([version_frame(old, 4, ("b", "set", 1), ("b", "set", 2), at=1000)])
+    again = [("a", "set", 3), ("a", "delete", 4), ("c", "set", 5), ("c", "delete", 6)]
+    log.append([version_frame(new, 1, *again, at=1000)])
+    with Maintainer(log) as maintainer:
+        maintainer.run_once(time.time_ns() + HOUR_NS)
+    assert [row[1:] for row in objects(log)] == [
+        ("b", "set", 901), ("a", "set", 902), ("b", "set", 2), ("a", "delete", 4),
+    ]  # fmt: skip
 
 
 def test_compaction_can_leave_a_segment_empty(open_log: Open) -> None:
@@ -226,3 +255,40 @@ def test_a_log_without_a_place_for_segments_says_so(open_log: Open) -> None:
     log.default_directory = None
     with pytest.raises(InvalidConfig, match="segment_directory"), Sealer(log).lock():
         pass
+
+
+def test_the_file_shrinks_when_its_frames_are_sealed(open_log: Open, tmp_path: pathlib.Path) -> None:
+    log, source = open_log(seal_events=100), Source()
+    for _ in range(20):
+        log.append([source.frame(TOPIC, 10, value="x" * 20_000) for _ in range(2)])
+    with Maintainer(log) as maintainer:
+        maintainer.run_once()
+    assert log.state()[0].sealed == 400
+    log.close()
+    assert (tmp_path / "log.db").stat().st_size < 2 << 20
+    assert len(read_frames(open_log(), 0)) == 40
+
+
+def test_the_file_counts_for_what_may_be_kept(open_log: Open) -> None:
+    """Many small frames take more than their bytes."""
+    log, source = open_log(retention_bytes=2 << 20, seal_events=10_000_000), Source()
+    log.append([source.frame(TOPIC, 1) for _ in range(30_000)])
+    used = log.unsealed_bytes()
+    assert used > 2 << 20
+    with Maintainer(log) as maintainer:
+        maintainer.run_once()
+    assert log.unsealed_bytes() <= 2 << 20
+    assert maintainer.statistics.dropped_by_bytes == log.state()[0].start > 0
+    assert log.state()[0].end > log.state()[0].start
+
+
+def test_a_log_can_be_opened_and_read_while_somebody_writes(open_log: Open, tmp_path: pathlib.Path) -> None:
+    log = open_log()
+    log.append([Source().frame(TOPIC, 3)])
+    with contextlib.closing(sqlite3.connect(tmp_path / "log.db", isolation_level=None)) as writer:
+        writer.execute("BEGIN IMMEDIATE")
+        other = open_log(operation_timeout=0.2)
+        assert other.list_records("") == []
+        assert other.state()[0].end == 3
+        assert len(read_frames(other, 0)) == 1
+        writer.execute("ROLLBACK")

@@ -170,3 +170,48 @@ def test_a_store_knows_what_it_holds(log: LogApi) -> None:
     assert not holds(24, 26)
     assert not LogStore(log, bytes_max=1).holds(Want(source.guid, TOPIC, 11, 25)), "too much to tell"
     assert [len(store.find(Want(source.guid, TOPIC, first, 99))) for first in (1, 6, 25, 26)] == [3, 2, 1, 0]
+
+
+def test_what_nobody_has_is_a_hole_that_everybody_sees(
+    log: LogApi, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also when nothing of the stream ever comes again."""
+    monkeypatch.setattr("durable_log.holes._ATTEMPTS_MAX", 1)
+    bus = Bus("memory", f"memory://{tmp_path.name}")
+    publisher = bus.session(with_cache=False).publisher()
+    faults = Faults(seed=1)
+    session = bus.session(wrap_driver=lambda driver: FaultyPubSub(driver, faults), repair_attempts_max=1)
+    with Recorder(session, log, ["#"]) as recorder:
+        recorder.wait_ready(timeout_s=20)
+        send(publisher, range(10))
+        wait_until(lambda: len(versions(log)) == 10, 60, "the first")
+        faults.set(drop=1.0, kinds={Kind.DATA})
+        send(publisher, range(10, 30))
+        wait_until(lambda: recorder.statistics().missing == 20, 60, "the loss to be final")
+        statistics = recorder.statistics()
+        assert (statistics.lost, statistics.recovered) == (20, 0)
+        assert statistics.asked > 0
+    streams = [one for shard in range(log.shards) for one in log.streams(shard)]
+    assert [(one.last, one.missing) for one in streams] == [(30, ((11, 30),))]
+    bus.close()
+
+
+def test_what_comes_back_within_reach_is_asked_for_again(log: LogApi, tmp_path: pathlib.Path) -> None:
+    """A cache that could not be reached when the loss was told."""
+    bus = Bus("memory", f"memory://{tmp_path.name}")
+    publisher = bus.session().publisher()
+    faults = Faults(seed=1)
+    session = bus.session(wrap_driver=lambda driver: FaultyPubSub(driver, faults), repair_attempts_max=1)
+    with Recorder(session, log, ["#"]) as recorder:
+        recorder.wait_ready(timeout_s=20)
+        send(publisher, range(10))
+        wait_until(lambda: len(versions(log)) == 10, 60, "the first")
+        faults.set(drop=1.0, kinds={Kind.DATA, Kind.REPLY})
+        send(publisher, range(10, 30))
+        wait_until(lambda: recorder.statistics().lost == 20, 60, "the loss to be told")
+        faults.heal()
+        wait_until(lambda: len(versions(log)) == 30, 60, "it to be recorded after all")
+        wait_until(lambda: recorder.statistics().recovered == 20, 60, "that to be noticed")
+        assert recorder.statistics().missing == 0
+    assert sorted(versions(log)) == list(range(30))
+    bus.close()

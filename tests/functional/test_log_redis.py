@@ -11,9 +11,11 @@ from typing import TypeVar
 import pytest
 
 import durable_log
+from durable_log.maintenance import Maintainer
 from durable_log.sealing import Sealer
 from durable_log.segmented import SegmentedLog
 from durable_log.testing.sources import Source, check_consistent, numbers
+from heliograph.main import main
 from pubsub_api.errors import InvalidConfig
 from tests.servers import RedisServer
 from tests.waiting import wait_until
@@ -92,6 +94,30 @@ def test_a_frozen_server_is_given_up_after_the_time_that_is_set(server: RedisSer
         assert in_time(lambda: numbers(log, source.guid, TOPIC)) == [1, 2]
 
 
+def test_a_server_that_was_emptied_is_not_taken_for_the_same_log(server: RedisServer) -> None:
+    source = Source()
+    with contextlib.closing(durable_log.open(f"{server.address}?shards=2")) as log:
+        log.append([source.frame(TOPIC, 3)])
+        with server.client() as client:
+            client.flushall()
+        calls: list[Callable[[], object]] = [
+            lambda: log.append([source.frame(TOPIC)]), log.state, lambda: log.read(0, 3), lambda: log.streams(0),
+            lambda: log.wait({0: 0}, timeout_s=10), lambda: log.trim(0, 5), lambda: log.get_record("a"),
+            lambda: log.put_records([("a", b"", None)]), lambda: log.list_records(""), log.segments,
+        ]  # fmt: skip
+        for call in calls:
+            with pytest.raises(
+                durable_log.LogReplaced, match=f"the log {log.identity} was opened .* there is none now"
+            ):
+                call()
+        with contextlib.closing(durable_log.open(f"{server.address}?shards=2")) as other:
+            assert other.identity != log.identity
+            with pytest.raises(durable_log.LogReplaced) as caught:
+                log.append([source.frame(TOPIC)])
+            assert (caught.value.opened, caught.value.found) == (log.identity, other.identity)
+            assert [state.end for state in other.state()] == [0, 0]
+
+
 def test_a_server_that_forgets_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
     with RedisServer(config={"maxmemory-policy": "allkeys-lru"}) as server:
         durable_log.open(server.address).close()
@@ -134,3 +160,23 @@ def test_what_is_sealed_leaves_the_server(server: RedisServer, tmp_path: pathlib
             assert client.keys("heliograph:log:numbers:*") == []
         assert log.state()[0].bytes == 0
         check_consistent(log)
+
+
+def test_a_wrong_clock_of_a_host_drops_nothing(
+    server: RedisServer, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Ages are by the clock that stamped the events, the server's."""
+    url = f"{server.address}?shards=1&segment_directory={tmp_path}&retention_age=3600"
+    with contextlib.closing(durable_log.open(url)) as log:
+        assert isinstance(log, SegmentedLog)
+        log.append([Source().frame(TOPIC, 5)])
+        right = time.time_ns
+        monkeypatch.setattr(time, "time_ns", lambda: right() + 365 * 86400 * 10**9)
+        with Maintainer(log) as maintainer:
+            maintainer.run_once()
+        assert main(["log", "trim", "--older-than", "3600", "--log", url]) == 0
+        capsys.readouterr()
+        assert main(["log", "tail", "--since", "3600", "--log", url, "--json"]) == 0
+        assert len(capsys.readouterr().out.splitlines()) == 5
+        assert log.state()[0].start == 0
+        assert len(log.streams(0)) == 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import pathlib
+import resource
 from collections.abc import Iterator
 
 import msgspec
@@ -82,3 +83,19 @@ def test_a_range_of_columns_may_cross_everything(log: SegmentedLog) -> None:
     batches = list(durable_log.arrow_batches(log, 0, 60_001, 120_005, columns=["offset"]))
     assert len(batches) > 3
     assert [value for batch in batches for value in batch.column(0).to_pylist()] == list(range(60_001, 120_005))
+
+
+def test_a_segment_for_which_there_is_no_room_is_told_and_its_events_stay(tmp_path: pathlib.Path) -> None:
+    with contextlib.closing(durable_log.open(f"sqlite://{tmp_path}/log.db?shards=1")) as log:
+        assert isinstance(log, SegmentedLog)
+        log.append([Source().frame("t", 1000)])
+        sealer, limits = Sealer(log), resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limits[1]))
+        try:
+            with pytest.raises(durable_log.LogError, match="cannot be written"):
+                sealer.seal(0)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        assert list(log.directory.glob("*/.*")) == []
+        assert len(sealer.seal(0)) == 1
+        assert sum(one.count for one in log.read(0, 0)) == 1000

@@ -10,33 +10,39 @@ less than that is told with a warning when the log is opened.  Segments need a d
 
 from __future__ import annotations
 
+import itertools
 import logging
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 from urllib.parse import SplitResult
 
 from oslo_config import cfg
 
 from drivers.log.redis import scripts
-from drivers.log.redis.appending import Appender, decode_position, stream_key
+from drivers.log.redis.appending import Appender, decode_position, encode_position, stream_key
 from drivers.log.redis.config import GROUP, OPTIONS
-from drivers.log.redis.server import Server
+from drivers.log.redis.server import Server, replaced
 from durable_log import checks, config
-from durable_log.errors import LogError, LogUnavailable, RecordConflict
+from durable_log.checksums import damaged, without_gaps
+from durable_log.errors import LogCorrupt, LogError, LogUnavailable, RecordConflict
+from durable_log.identity import Lineage, new_identity
 from durable_log.log_api import Appended, Record, ShardState, StoredFrame, StreamState, shard_of
-from durable_log.segmented import HotRead, SegmentedLog, take
+from durable_log.segmented import HotRead, RestoredShard, SegmentedLog, take, used_meanwhile
 from pubsub_api.core.frame import GUID_BYTES
 from pubsub_api.errors import Closed, InvalidConfig
 
 LOG = logging.getLogger(__name__)
 
 _STATE = ("start", "sealed", "end", "bytes")
-_PORTION, _PORTION_MAX = 128, 4096
-"""Frames asked for at a time, at first and when more are wanted."""
+_PORTION = 128
+"""Frames asked for at first, at most."""
+_PORTION_MIN, _PORTION_MAX = 16, 4096
+"""Frames asked for when more are wanted; not more than there were before."""
 _PURGE_PORTION = 500
 _FORGET_PORTION = 1000
+_FRAME_FIELDS = 6
 _SECOND_NS = 1_000_000_000
 
 
@@ -50,31 +56,44 @@ class RedisLog(SegmentedLog):
         self._limits = conf[config.GROUP]
         self._options = conf[GROUP]
         self._prefix: str = self._options.key_prefix
+        self._lineage = Lineage("")
         self._server = Server(url, self._options, self._limits)
         self._appender = Appender(
             self._server, self._prefix, timeout_s=self._limits.operation_timeout,
             ranges_max=self._limits.missing_ranges_max, streams_cached_max=self._options.streams_cached_max,
         )  # fmt: skip
 
-    def initialize(self) -> None:
+    def exists(self) -> bool:
+        return bool(self._server.command("EXISTS", f"{self._prefix}log"))
+
+    def connect(self) -> None:
         wanted = self._limits.shards
         try:
-            found = int(self._script(scripts.INITIALIZE, wanted or config.SHARDS_DEFAULT))
+            shards, identity, ancestors = self._server.script(
+                scripts.INITIALIZE, self._prefix, self.new_shards(), new_identity()
+            )
         except LogUnavailable:
             raise
         except LogError as error:
             raise InvalidConfig(f"{self._server.address} cannot be used for a log: {error}") from error
+        found = int(shards)
         if wanted not in (None, found):
             raise InvalidConfig(
                 f"the log {self._prefix!r} at {self._server.address} has {found} shards, not {wanted} as [log] shards "
                 "says: that is fixed"
             )
+        self._lineage = Lineage(identity.decode(), frozenset((ancestors or b"").decode().split()))
+        self._server.identity = self._appender.identity = self.identity
         self._appender.shards = found
         self._warn_of_forgetfulness()
 
     @property
     def shards(self) -> int:
         return self._appender.shards
+
+    @property
+    def lineage(self) -> Lineage:
+        return self._lineage
 
     def close(self) -> None:
         self._server.close()
@@ -92,13 +111,18 @@ class RedisLog(SegmentedLog):
             LOG.warning("[log] missing_ranges_max: %d numbers that never came are forgotten", self._appender.forgotten)
         return appended
 
+    def note_missing(self, heads: Sequence[tuple[bytes, str, int]]) -> None:
+        self._server.check_open()
+        if heads:
+            self._appender.append([], heads)
+
     def state(self) -> list[ShardState]:
-        answers = self._server.transaction([self._state_command(shard) for shard in range(self.shards)])
+        answers = self._transaction([self._state_command(shard) for shard in range(self.shards)])
         return [_state(shard, answer) for shard, answer in enumerate(answers)]
 
     def streams(self, shard: int) -> list[StreamState]:
         checks.check_shard(shard, self.shards)
-        answer = self._server.command("HGETALL", self._key("streams", shard))
+        (answer,) = self._transaction([("HGETALL", self._key("streams", shard))])
         found = []
         for key, value in sorted(zip(answer[::2], answer[1::2], strict=True)):
             last, missing = decode_position(value)
@@ -136,7 +160,7 @@ class RedisLog(SegmentedLog):
 
     def get_record(self, name: str) -> Record | None:
         checks.check_name(name)
-        value, version = self._server.transaction([
+        value, version = self._transaction([
             ("HGET", f"{self._prefix}values", name), ("HGET", f"{self._prefix}versions", name),
         ])  # fmt: skip
         return None if version is None else Record(name, value, int(version))
@@ -165,31 +189,44 @@ class RedisLog(SegmentedLog):
     # -- what the sealed part builds on
 
     def hot_read(self, shard: int, offset: int, *, events_max: int, bytes_max: int) -> HotRead:
-        key, place = self._key("frames", shard), f"{offset}-1"
-        answers = self._server.transaction([
+        key, place, count = self._key("frames", shard), f"{offset}-1", min(events_max, _PORTION)
+        answers = self._transaction([
             self._state_command(shard),
             ("XREVRANGE", key, place, "-", "COUNT", 1),
-            ("XRANGE", key, f"({place}", "+", "COUNT", min(events_max, _PORTION)),
+            ("XRANGE", key, f"({place}", "+", "COUNT", count),
         ])  # fmt: skip
         state = _state(shard, answers[0])
         if not max(state.sealed, state.start) <= offset < state.end:
             return HotRead(state, [])
-        found = [_stored(shard, entry) for entry in (*answers[1], *answers[2])]
-        taken = take(found, offset=offset, events_max=events_max, bytes_max=bytes_max)
-        while len(taken) == len(found):
-            count = min(len(found), _PORTION_MAX)
-            more = self._server.command("XRANGE", key, f"({found[-1].offset}-1", "+", "COUNT", count)
-            added = [_stored(shard, entry) for entry in more]
-            if not added or added[0].offset != found[-1].end:  # what follows was sealed meanwhile
-                break
-            found += added
-            taken = take(found, offset=offset, events_max=events_max, bytes_max=bytes_max)
-        return HotRead(state, taken)
+        portion = [*answers[1], *answers[2]]
+        entries = self._entries(key, portion, offset, events_max, is_last=len(answers[2]) < count)
+        # Entries asked for later may have been sealed since; then there is a gap, behind what this read returns.
+        frames = without_gaps(_frames(state, entries), state, offset)
+        return HotRead(state, take(frames, offset=offset, events_max=events_max, bytes_max=bytes_max))
+
+    def _entries(
+        self, key: str, portion: list[Any], offset: int, events_max: int, *, is_last: bool
+    ) -> Iterator[tuple[Any, int | None]]:
+        """Entries of a stream, as many as the caller takes, each with the offset of the next one if there is any.
+
+        Asks for as many as so many events from the offset on take, if frames go on to be as large as they were.
+        """
+        seen = 0
+        while portion:
+            for entry, following in itertools.pairwise(portion):
+                yield entry, _offset(following)
+            last, seen, portion = portion[-1], seen + len(portion), []
+            if not is_last:
+                expected = seen * events_max // max(1, _offset(last) - offset) - seen + 2
+                count = min(max(expected, _PORTION_MIN), seen, _PORTION_MAX)
+                portion = self._server.command("XRANGE", key, f"({_offset(last)}-1", "+", "COUNT", count)
+                is_last = len(portion) < count
+            yield last, _offset(portion[0]) if portion else None
 
     def hot_read_stream(self, guid: bytes, topic: str, first: int, last: int, *, bytes_max: int) -> list[StoredFrame]:
         shard = shard_of(topic, self.shards)
         index = f"{self._prefix}numbers:{shard}:".encode() + stream_key(guid, topic)
-        before, within = self._server.transaction([
+        before, within = self._transaction([
             ("ZREVRANGEBYSCORE", index, first, "-inf", "LIMIT", 0, 1),
             ("ZRANGEBYSCORE", index, f"({first}", last),
         ])  # fmt: skip
@@ -197,17 +234,28 @@ class RedisLog(SegmentedLog):
         found: list[StoredFrame] = []
         while ids and sum(len(one.frame) for one in found) <= bytes_max:
             portion, ids = ids[:_PORTION], ids[_PORTION:]
-            answers = self._server.transaction([("XRANGE", key, place, place) for place in portion])
-            stored = [_stored(shard, entry) for entries in answers for entry in entries]
-            found += [one for one in stored if one.header().first + one.skipped + one.count > first]
+            answers = self._transaction([("XRANGE", key, place, place) for place in portion])
+            for entry in (entry for entries in answers for entry in entries):
+                try:
+                    stored = _stored(shard, entry, _offset(entry) + 1)
+                except LogCorrupt:
+                    if not found:
+                        self.hot_read(shard, _offset(entry), events_max=1, bytes_max=1)  # raises, and knows its end
+                    return found
+                if stored.header().first + stored.skipped + stored.count > first:
+                    found.append(stored)
         return found
+
+    def now_ns(self) -> int:
+        seconds, microseconds = self._server.command("TIME")
+        return int(seconds) * _SECOND_NS + int(microseconds) * 1000
 
     def hot_find(self, shard: int, appended_ns: int) -> int:
         return int(self._script(scripts.FIND, shard, f"{max(0, appended_ns):019d}"))
 
     def manifest(self, shard: int | None) -> list[str]:
         shards = range(self.shards) if shard is None else [shard]
-        answers = self._server.transaction([("HGETALL", self._key("segments", one)) for one in shards])
+        answers = self._transaction([("HGETALL", self._key("segments", one)) for one in shards])
         found: list[str] = []
         for answer in answers:
             entries = zip(map(int, answer[::2]), answer[1::2], strict=True)
@@ -229,6 +277,22 @@ class RedisLog(SegmentedLog):
             gone += count
         return gone
 
+    def restore(self, lineage: Lineage, shards: Sequence[RestoredShard]) -> None:
+        for state, one in zip(self.state(), shards, strict=True):
+            if state.end != one.former_end:
+                raise used_meanwhile(one.shard)
+        for one in shards:
+            streams = [(stream_key(*name), encode_position(position)) for name, position in one.streams.items()]
+            while streams:
+                portion, streams = streams[:_FORGET_PORTION], streams[_FORGET_PORTION:]
+                self._script(scripts.RESTORE_STREAMS, one.shard, *itertools.chain(*portion))
+            entries = [part for entry in one.entries for part in entry]
+            self._change(
+                one.shard, scripts.RESTORE, one.shard, one.start, one.sealed, one.end, len(one.entries), *entries
+            )
+        self._script(scripts.RENAME, lineage.identity, " ".join(lineage.ancestors))
+        self.connect()
+
     # -- inside
 
     def _change(self, shard: int, script: str, *arguments: bytes | str | int) -> bool:
@@ -239,7 +303,14 @@ class RedisLog(SegmentedLog):
         return is_done
 
     def _script(self, source: str, *arguments: bytes | str | int) -> Any:
-        return self._server.script(source, self._prefix, *arguments)
+        return self._server.script(source, self._prefix, *arguments, self.identity)
+
+    def _transaction(self, commands: Sequence[Sequence[bytes | str | int]]) -> list[Any]:
+        """Run commands that see the same moment, and that the log is still the one that was opened."""
+        found, *answers = self._server.transaction([("HGET", f"{self._prefix}log", "identity"), *commands])
+        if found != self.identity.encode():
+            raise replaced(self._server.address, self.identity, (found or b"").decode(errors="replace"))
+        return answers
 
     def _key(self, kind: str, shard: int) -> str:
         return f"{self._prefix}{kind}:{shard}"
@@ -266,9 +337,23 @@ def _state(shard: int, answer: Sequence[bytes | None]) -> ShardState:
     return ShardState(shard, start, sealed, end, size)
 
 
-def _stored(shard: int, entry: Sequence[Any]) -> StoredFrame:
-    """From an entry of a stream: its id, and names and values in the order of `scripts.APPEND`."""
-    place, fields = entry
-    return StoredFrame(
-        shard, int(place.partition(b"-")[0]), int(fields[1]), int(fields[3]), int(fields[5]), bytes(fields[9])
-    )
+def _offset(entry: Sequence[Any]) -> int:
+    return int(entry[0].partition(b"-")[0])
+
+
+def _frames(state: ShardState, entries: Iterable[tuple[Any, int | None]]) -> Iterator[StoredFrame]:
+    """Frames from entries that come with the offset of the next one."""
+    for entry, following in entries:
+        yield _stored(state.shard, entry, state.end if following is None else following)
+
+
+def _stored(shard: int, entry: Sequence[Any], following: int) -> StoredFrame:
+    """From an entry of a stream: its id, and names and values in the order of `scripts.APPEND`.
+
+    ``following`` is the offset of the next one.  Raises LogCorrupt when the entry is not what was appended.
+    """
+    offset, values = _offset(entry), entry[1][1::2]
+    if len(values) != _FRAME_FIELDS or scripts.frame_mark(shard, offset, values[:4], values[4]) != values[5]:
+        raise damaged(shard, offset, following)
+    count, skipped, appended_ns = map(int, values[:3])
+    return StoredFrame(shard, offset, count, skipped, appended_ns, values[4])

@@ -19,7 +19,7 @@ from drivers.log.redis import scripts
 from drivers.log.redis.server import Argument, Server
 from durable_log.errors import LogUnavailable
 from durable_log.log_api import Appended, shard_of
-from durable_log.placing import NOWHERE, Position, place
+from durable_log.placing import NOWHERE, Position, extend, place
 from pubsub_api import forking
 from pubsub_api.core.frame import Header
 from pubsub_api.errors import HeliographError
@@ -27,8 +27,11 @@ from pubsub_api.errors import HeliographError
 BATCH_MAX = 500
 """Calls that share one script call."""
 
-_encode = msgspec.msgpack.Encoder().encode
+encode_position = msgspec.msgpack.Encoder().encode
 decode_position = msgspec.msgpack.Decoder(Position).decode
+
+Head = tuple[bytes, str, int]
+"""GUID and topic of a stream, and the number of its last event."""
 
 _Key = tuple[int, bytes]
 """Shard, and GUID and topic in one."""
@@ -39,10 +42,11 @@ def stream_key(guid: bytes, topic: str) -> bytes:
 
 
 class _Job:
-    __slots__ = ("error", "frames", "is_done", "result")
+    __slots__ = ("error", "frames", "heads", "is_done", "result")
 
-    def __init__(self, frames: Sequence[tuple[Header, bytes]]) -> None:
+    def __init__(self, frames: Sequence[tuple[Header, bytes]], heads: Sequence[Head]) -> None:
         self.frames = frames
+        self.heads = heads
         self.result: Appended | None = None
         self.error: HeliographError | None = None
         self.is_done = False
@@ -60,6 +64,7 @@ class Appender:
         self._ranges_max = ranges_max
         self._streams_cached_max = streams_cached_max
         self.shards = 0
+        self.identity = ""
         self.forgotten = 0
         self.after_fork_in_child()
         forking.register(self)
@@ -69,9 +74,9 @@ class Appender:
         self._waiting: collections.deque[_Job] = collections.deque()
         self._known: collections.OrderedDict[_Key, bytes] = collections.OrderedDict()
 
-    def append(self, frames: Sequence[tuple[Header, bytes]]) -> Appended:
-        """Raises LogUnavailable, LogError, Closed."""
-        job = _Job(frames)
+    def append(self, frames: Sequence[tuple[Header, bytes]], heads: Sequence[Head] = ()) -> Appended:
+        """Append frames, and note up to which numbers streams have events.  Raises LogUnavailable, LogError, Closed."""
+        job = _Job(frames, heads)
         self._waiting.append(job)
         if not self._turn.acquire(timeout=self._timeout_s):
             job.is_done = True  # for who has the turn: nobody waits for it
@@ -109,13 +114,14 @@ class Appender:
         """Place all frames and store them; False when a position was not what we thought."""
         attempt = _Attempt(self._known, self.shards, self._ranges_max)
         kept = [attempt.place(job.frames) for job in jobs]
-        has_won, answer = self._server.script(scripts.APPEND, self._prefix, *attempt.arguments())
+        attempt.extend([head for job in jobs for head in job.heads])
+        has_won, answer = self._server.script(scripts.APPEND, self._prefix, *attempt.arguments(), self.identity)
         if not has_won:
             for index, found in zip(answer[::2], answer[1::2], strict=True):
                 self._known[attempt.keys[index - 1]] = found
             return False
         for key, position in attempt.positions.items():
-            self._known[key] = _encode(position)
+            self._known[key] = encode_position(position)
             self._known.move_to_end(key)
         while len(self._known) > self._streams_cached_max:
             self._known.popitem(last=False)
@@ -145,27 +151,38 @@ class _Attempt:
         """Returns how many events of one call are new, and the shards that grow by them."""
         events, touched = 0, set[int]()
         for header, frame in frames:
-            shard = shard_of(header.topic, self._shards)
-            key = (shard, stream_key(header.guid, header.topic))
-            if key not in self.positions:
-                self.keys.append(key)
-                self._indices[key] = len(self.keys)
-                known = self._known.get(key)
-                self.positions[key] = decode_position(known) if known else NOWHERE
+            shard, key = self._open(header.guid, header.topic)
             placement = place(header, self.positions[key], ranges_max=self._ranges_max)
             self.positions[key] = placement.position
             self.forgotten += placement.forgotten
             for first, last in placement.kept:
                 self._frames += (
                     shard, self._indices[key], first, last - first + 1, first - header.first, frame,
+                    scripts.frame_crc(frame),
                 )  # fmt: skip
                 events += last - first + 1
                 touched.add(shard)
         return events, touched
 
+    def extend(self, heads: Sequence[Head]) -> None:
+        for guid, topic, head in heads:
+            _, key = self._open(guid, topic)
+            self.positions[key] = extend(self.positions[key], head, ranges_max=self._ranges_max)
+
+    def _open(self, guid: bytes, topic: str) -> tuple[int, _Key]:
+        """The shard of a stream, and its key, under which `positions` has where it stands."""
+        shard = shard_of(topic, self._shards)
+        key = (shard, stream_key(guid, topic))
+        if key not in self.positions:
+            self.keys.append(key)
+            self._indices[key] = len(self.keys)
+            known = self._known.get(key)
+            self.positions[key] = decode_position(known) if known else NOWHERE
+        return shard, key
+
     def arguments(self) -> list[Any]:
         streams: list[Argument] = []
         for shard, name in self.keys:
             known = self._known.get((shard, name), b"")
-            streams += (shard, name, known, _encode(self.positions[shard, name]))
+            streams += (shard, name, known, encode_position(self.positions[shard, name]))
         return [len(self.keys), *streams, *self._frames]

@@ -3,7 +3,7 @@
 Keys, each behind the log's prefix:
 
 =================  ==========  =====================================================================================
-``log``            hash        ``shards``, ``record_version``
+``log``            hash        ``shards``, ``identity``, ``ancestors``, ``record_version``
 ``shard:N``        hash        ``start``, ``sealed``, ``end``, ``bytes``, ``ns`` of shard N; what is not there is 0
 ``frames:N``       stream      hot frames; the id ``OFFSET-1`` has the offset of the first event
 ``streams:N``      hash        GUID and topic -> position, as the client encodes it
@@ -15,25 +15,51 @@ Keys, each behind the log's prefix:
 ``names``          sorted set  names of the records, in order
 =================  ==========  =====================================================================================
 
+The first argument is the prefix; the last one is the identity of the log that the caller has opened.  A server that was
+emptied, or has another log there now, refuses: nothing is written, and nothing is read as if it were the same.
+
+A frame's checksum covers what only the script knows, its offset and time, and the CRC that the client has made of the
+frame itself: `frame_mark` makes the same of what is read.
+
 Numbers above 10**14 would be printed with an exponent by Lua, so they are formatted by hand; 2**53 is far beyond what a
 shard holds.  Times are nanoseconds as text of equal length, which compares like the numbers.
 """
 
 from __future__ import annotations
 
+import hashlib
+import zlib
+from collections.abc import Sequence
+
+REPLACED = "REPLACED"
+"""The first word of the error when another log is there than the one that was opened; the other's identity follows."""
+
 _COMMON = """
-local prefix = ARGV[1]
+local prefix, identity = ARGV[1], table.remove(ARGV)
+local known = redis.call('HGET', prefix .. 'log', 'identity') or ''
+if known ~= identity then return redis.error_reply('REPLACED ' .. known) end
 local function text(number) return string.format('%.0f', number) end
 local function field(shard, name) return tonumber(redis.call('HGET', prefix .. 'shard:' .. shard, name) or '0') end
 """
 
-INITIALIZE = (
-    _COMMON
-    + """
-redis.call('HSETNX', prefix .. 'log', 'shards', ARGV[2])
-return redis.call('HGET', prefix .. 'log', 'shards')
+
+def frame_crc(frame: bytes) -> int:
+    """What the script is told of a frame, so that it need not read it."""
+    return zlib.crc32(frame)
+
+
+def frame_mark(shard: int, offset: int, fields: Sequence[bytes], frame: bytes) -> bytes:
+    """The checksum of an entry of a stream; ``fields`` are count, skipped, time and key as they are stored."""
+    marked = b"%d %d %b %d" % (shard, offset, b" ".join(fields), frame_crc(frame))
+    return hashlib.sha1(marked, usedforsecurity=False).hexdigest()[:16].encode()
+
+
+INITIALIZE = """
+local key = ARGV[1] .. 'log'
+redis.call('HSETNX', key, 'shards', ARGV[2])
+redis.call('HSETNX', key, 'identity', ARGV[3])
+return redis.call('HMGET', key, 'shards', 'identity', 'ancestors')
 """
-)
 
 APPEND = (
     _COMMON
@@ -63,7 +89,7 @@ end
 local ends, sizes, stamps, order = {}, {}, {}, {}
 while ARGV[next] do
     local shard, key, first, count = ARGV[next], keys[tonumber(ARGV[next + 1])], ARGV[next + 2], ARGV[next + 3]
-    local skipped, frame = ARGV[next + 4], ARGV[next + 5]
+    local skipped, frame, crc = ARGV[next + 4], ARGV[next + 5], ARGV[next + 6]
     if not ends[shard] then
         ends[shard], sizes[shard] = field(shard, 'end'), 0
         local before = redis.call('HGET', prefix .. 'shard:' .. shard, 'ns') or ''
@@ -71,12 +97,13 @@ while ARGV[next] do
         order[#order + 1] = shard
     end
     local offset = text(ends[shard])
+    local mark = redis.sha1hex(table.concat({shard, offset, count, skipped, stamps[shard], key, crc}, ' '))
     redis.call('XADD', prefix .. 'frames:' .. shard, offset .. '-1',
-               'c', count, 's', skipped, 't', stamps[shard], 'k', key, 'f', frame)
+               'c', count, 's', skipped, 't', stamps[shard], 'k', key, 'f', frame, 'x', string.sub(mark, 1, 16))
     redis.call('ZADD', prefix .. 'numbers:' .. shard .. ':' .. key, first, offset)
     ends[shard] = ends[shard] + tonumber(count)
     sizes[shard] = sizes[shard] + #frame
-    next = next + 6
+    next = next + 7
 end
 local result = {}
 for _, shard in ipairs(order) do
@@ -173,6 +200,39 @@ for _, one in ipairs(found) do
 end
 redis.call('HINCRBY', prefix .. 'shard:' .. shard, 'bytes', text(-size))
 return #found
+"""
+)
+
+RESTORE = (
+    _COMMON
+    + """
+local shard, count = ARGV[2], tonumber(ARGV[6])
+local key, next = prefix .. 'segments:' .. shard, 7
+redis.call('DEL', key)
+for _ = 1, count do
+    redis.call('HSET', key, ARGV[next], ARGV[next + 1])
+    next = next + 2
+end
+redis.call('HSET', prefix .. 'shard:' .. shard, 'start', ARGV[3], 'sealed', ARGV[4], 'end', ARGV[5])
+return 1
+"""
+)
+
+RESTORE_STREAMS = (
+    _COMMON
+    + """
+local now = redis.call('TIME')[1]
+for index = 3, #ARGV, 2 do
+    redis.call('HSET', prefix .. 'streams:' .. ARGV[2], ARGV[index], ARGV[index + 1])
+    redis.call('ZADD', prefix .. 'active', now, ARGV[2] .. ':' .. ARGV[index])
+end
+"""
+)
+
+RENAME = (
+    _COMMON
+    + """
+redis.call('HSET', prefix .. 'log', 'identity', ARGV[2], 'ancestors', ARGV[3])
 """
 )
 

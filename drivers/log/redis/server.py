@@ -12,8 +12,9 @@ from oslo_config import cfg
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
+from drivers.log.redis.scripts import REPLACED
 from drivers.pubsub.redis.config import parse_server
-from durable_log.errors import LogError, LogUnavailable
+from durable_log.errors import LogError, LogReplaced, LogUnavailable
 from pubsub_api.errors import Closed
 
 T = TypeVar("T")
@@ -27,6 +28,8 @@ class Server:
     def __init__(self, url: SplitResult, options: cfg.ConfigOpts.GroupAttr, limits: cfg.ConfigOpts.GroupAttr) -> None:
         server = parse_server(url.geturl())
         self.address = server.address
+        self.identity = ""
+        """Of the log that was opened; for errors."""
         self._is_closed = False
         self._digests: dict[str, str] = {}
         security = {"ssl": True, "ssl_ca_certs": options.ssl_ca_file} if server.has_tls else {}
@@ -84,7 +87,20 @@ class Server:
             self.check_open()
             raise LogUnavailable(f"the log at {self.address} cannot be reached: {error}") from error
         except redis.exceptions.RedisError as error:
+            word, _, found = str(error).partition(" ")
+            if word == REPLACED:
+                raise replaced(self.address, self.identity, found) from error
             raise LogError(f"the log at {self.address} refuses: {error}") from error
         finally:
             if self._is_closed:
                 self._client.connection_pool.disconnect(inuse_connections=False)
+
+
+def replaced(address: str, opened: str, found: str) -> LogReplaced:
+    """The error when another log is there than the one that was opened."""
+    there = f"the log {found}" if found else "none"
+    return LogReplaced(
+        f"the log {opened} was opened at {address}, and there is {there} now: the server was emptied or exchanged. "
+        "Nothing was written; open the log again to use what is there",
+        opened=opened, found=found,
+    )  # fmt: skip

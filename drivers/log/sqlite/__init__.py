@@ -22,13 +22,17 @@ from drivers.log.sqlite import appending, reading, records, schema, sealed
 from drivers.log.sqlite.store import Store
 from durable_log import checks, config
 from durable_log.errors import LogCorrupt
+from durable_log.identity import Lineage
 from durable_log.log_api import Appended, Record, ShardState, StoredFrame, StreamState
-from durable_log.segmented import HotRead, SegmentedLog
+from durable_log.segmented import HotRead, RestoredShard, SegmentedLog
 from pubsub_api.errors import Closed, InvalidConfig
 
 LOG = logging.getLogger(__name__)
 
 GROUP = "log_sqlite"
+
+_EMPTY_BYTES = 1 << 20
+"""What the file of a log without frames may take, with records and streams.  No retention can make it smaller."""
 
 OPTIONS: Sequence[cfg.Opt] = (
     cfg.StrOpt("synchronous", default="full", choices=["full", "normal"],
@@ -58,7 +62,7 @@ class SqliteLog(SegmentedLog):
         path = path_of(url)
         self._limits = conf[config.GROUP]
         self._options = conf[GROUP]
-        self._shards = 0
+        self._found = schema.Found(0, Lineage(""))
         self.default_directory = path.with_name(f"{path.name}-segments")
         self._store = Store(
             path,
@@ -67,17 +71,26 @@ class SqliteLog(SegmentedLog):
             operation_timeout_s=self._limits.operation_timeout,
         )
 
-    def initialize(self) -> None:
+    def exists(self) -> bool:
+        return self._store.path.exists()
+
+    def connect(self) -> None:
         store = self._store
         store.make_file()
         try:
-            self._shards = store.run(lambda connection: schema.make_schema(connection, store.path, self._limits.shards))
+            self._found = store.run(
+                lambda connection: schema.make_schema(connection, store.path, self._limits.shards, self.new_shards)
+            )
         except LogCorrupt as error:
             raise InvalidConfig(f"{store.path} cannot be used as a log: {error}") from error
 
     @property
     def shards(self) -> int:
-        return self._shards
+        return self._found.shards
+
+    @property
+    def lineage(self) -> Lineage:
+        return self._found.lineage
 
     def close(self) -> None:
         self._store.close()
@@ -86,7 +99,7 @@ class SqliteLog(SegmentedLog):
 
     def append(self, frames: Sequence[bytes]) -> Appended:
         headers = checks.read_headers(frames, bytes_max=self._limits.frame_bytes_max)
-        batch = appending.group(frames, headers, self._shards)
+        batch = appending.group(frames, headers, self.shards)
         ranges_max = self._limits.missing_ranges_max
         if not batch:
             self._store.check_open()
@@ -98,15 +111,22 @@ class SqliteLog(SegmentedLog):
             LOG.warning("[log] missing_ranges_max: %d numbers that never came are forgotten", forgotten)
         return appended
 
+    def note_missing(self, heads: Sequence[tuple[bytes, str, int]]) -> None:
+        self._store.write(
+            lambda connection: appending.note_missing(
+                connection, heads, self.shards, time.time_ns(), ranges_max=self._limits.missing_ranges_max
+            )
+        )
+
     def state(self) -> list[ShardState]:
         return self._store.run(reading.states)
 
     def streams(self, shard: int) -> list[StreamState]:
-        checks.check_shard(shard, self._shards)
+        checks.check_shard(shard, self.shards)
         return self._store.run(lambda connection: reading.streams(connection, shard))
 
     def wait(self, ends: Mapping[int, int], *, timeout_s: float) -> bool:
-        checks.check_ends(ends, self._shards, timeout_s)
+        checks.check_ends(ends, self.shards, timeout_s)
         self._store.check_open()
         deadline = time.monotonic() + timeout_s
         interval: float = self._options.poll_interval_min
@@ -168,3 +188,20 @@ class SqliteLog(SegmentedLog):
 
     def drop(self, shard: int, start: int, sealed_end: int) -> bool:
         return self._store.write(lambda connection: sealed.drop(connection, shard, start, sealed_end))
+
+    def restore(self, lineage: Lineage, shards: Sequence[RestoredShard]) -> None:
+        self._store.write(lambda connection: sealed.restore(connection, lineage, shards))
+        self._found = self._found._replace(lineage=lineage)
+
+    def unsealed_bytes(self) -> int:
+        return max(super().unsealed_bytes(), self._store.run(schema.used_bytes) - _EMPTY_BYTES)
+
+    def release(self) -> None:
+        while self._store.run(schema.release):
+            pass
+
+    def check_store(self) -> list[str]:
+        try:
+            return self._store.run(schema.check)
+        except LogCorrupt as error:
+            return [str(error)]

@@ -11,15 +11,16 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from drivers.log.sqlite.schema import row_id
+from durable_log.checksums import frame_checksum
 from durable_log.log_api import Appended, shard_of
-from durable_log.placing import NOWHERE, Position, Ranges, place
+from durable_log.placing import NOWHERE, Position, Ranges, extend, place
 from pubsub_api.core.frame import Header
 
 Batch = Mapping[int, Sequence[tuple[Header, bytes]]]
 """Shard -> frames, in the order of appending."""
 
 _StreamKey = tuple[bytes, str]
-_Row = tuple[int, int, int, int, int, int, bytes]
+_Row = tuple[int, int, int, int, int, int, int, bytes]
 
 encode_ranges = msgspec.msgpack.Encoder().encode
 decode_ranges = msgspec.msgpack.Decoder(Ranges).decode
@@ -43,6 +44,24 @@ def append(connection: sqlite3.Connection, batch: Batch, now_ns: int, *, ranges_
     for shard, frames in batch.items():
         appending.append(shard, frames, now_ns)
     return Appended(appending.events, appending.duplicates, appending.ends), appending.forgotten
+
+
+def note_missing(
+    connection: sqlite3.Connection,
+    heads: Sequence[tuple[bytes, str, int]],
+    shards: int,
+    now_ns: int,
+    *,
+    ranges_max: int,
+) -> None:
+    for guid, topic, head in heads:
+        stream = find_stream(connection, shard_of(topic, shards), guid, topic)
+        position = extend(stream.position, head, ranges_max=ranges_max)
+        if position != stream.position:
+            connection.execute(
+                "UPDATE streams SET last = ?, missing = ?, appended_ns = ? WHERE id = ?",
+                (position.last, encode_ranges(position.missing), now_ns, stream.id),
+            )
 
 
 class _Stream:
@@ -71,16 +90,18 @@ class _Appending:
         for header, frame in frames:
             stream = streams.get((header.guid, header.topic))
             if stream is None:
-                stream = streams[header.guid, header.topic] = self._stream(shard, header)
+                stream = find_stream(self._connection, shard, header.guid, header.topic)
+                streams[header.guid, header.topic] = stream
             placement = place(header, stream.position, ranges_max=self._ranges_max)
             stream.position = placement.position
             self.forgotten += placement.forgotten
             for first, last in placement.kept:
                 count = last - first + 1
-                rows.append((row_id(shard, end), count, first - header.first, now_ns, stream.id, first, frame))
+                numbers = (row_id(shard, end), count, first - header.first, now_ns, stream.id, first)
+                rows.append((*numbers, frame_checksum(frame, *numbers), frame))
                 end += count
                 size += len(frame)
-        self._connection.executemany("INSERT INTO frames VALUES (?, ?, ?, ?, ?, ?, ?)", rows)
+        self._connection.executemany("INSERT INTO frames VALUES (?, ?, ?, ?, ?, ?, ?, ?)", rows)
         self._connection.executemany(
             "UPDATE streams SET last = ?, missing = ?, appended_ns = ? WHERE id = ?",
             [(one.position.last, encode_ranges(one.position.missing), now_ns, one.id) for one in streams.values()],
@@ -93,15 +114,17 @@ class _Appending:
         self.events += end - start
         self.duplicates += sum(header.count for header, _ in frames) - (end - start)
 
-    def _stream(self, shard: int, header: Header) -> _Stream:
-        found = self._connection.execute(
-            "SELECT id, last, missing FROM streams WHERE guid = ? AND topic = ?", (header.guid, header.topic)
-        ).fetchone()
-        if found is not None:
-            return _Stream(found[0], Position(found[1], decode_ranges(found[2])))
-        number = self._connection.execute(
-            "INSERT INTO streams (shard, guid, topic, last, missing, appended_ns) VALUES (?, ?, ?, 0, ?, 0)",
-            (shard, header.guid, header.topic, encode_ranges(())),
-        ).lastrowid
-        assert number is not None
-        return _Stream(number, NOWHERE)
+
+def find_stream(connection: sqlite3.Connection, shard: int, guid: bytes, topic: str) -> _Stream:
+    """A stream, which is made when there is none yet."""
+    found = connection.execute(
+        "SELECT id, last, missing FROM streams WHERE guid = ? AND topic = ?", (guid, topic)
+    ).fetchone()
+    if found is not None:
+        return _Stream(found[0], Position(found[1], decode_ranges(found[2])))
+    number = connection.execute(
+        "INSERT INTO streams (shard, guid, topic, last, missing, appended_ns) VALUES (?, ?, ?, 0, ?, 0)",
+        (shard, guid, topic, encode_ranges(())),
+    ).lastrowid
+    assert number is not None
+    return _Stream(number, NOWHERE)

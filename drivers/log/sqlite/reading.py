@@ -8,10 +8,11 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from drivers.log.sqlite.appending import decode_ranges
 from drivers.log.sqlite.schema import offset_of, row_id
+from durable_log.checksums import damaged, is_sound, without_gaps
 from durable_log.log_api import ShardState, StoredFrame, StreamState
 from durable_log.segmented import HotRead, take
 
-_FRAME = "id, count, skipped, appended_ns, frame"
+_FRAME = "id, count, skipped, appended_ns, stream, first, checksum, frame"
 _STATE = 'SELECT shard, start, sealed, "end", bytes FROM shards'
 
 
@@ -39,10 +40,12 @@ def read(connection: sqlite3.Connection, shard: int, offset: int, *, events_max:
     if not max(found.sealed, found.start) <= offset < found.end:
         return HotRead(found, [])
     rows = connection.execute(
-        f"SELECT {_FRAME} FROM frames WHERE id >= (SELECT max(id) FROM frames WHERE id <= ?) AND id < ? ORDER BY id",
-        (row_id(shard, offset), row_id(shard, found.end)),
+        f"SELECT {_FRAME} FROM frames "
+        "WHERE id >= coalesce((SELECT max(id) FROM frames WHERE id BETWEEN ?1 AND ?2), ?2) AND id < ?3 ORDER BY id",
+        (row_id(shard, 0), row_id(shard, offset), row_id(shard, found.end)),
     )
-    return HotRead(found, take(_stored(shard, rows), offset=offset, events_max=events_max, bytes_max=bytes_max))
+    frames = without_gaps(_stored(connection, found, rows), found, offset)
+    return HotRead(found, take(frames, offset=offset, events_max=events_max, bytes_max=bytes_max))
 
 
 def read_stream(
@@ -58,7 +61,9 @@ def read_stream(
         "ORDER BY first",
         (stream, first, last),
     )
-    return take(_stored(shard, rows), offset=0, events_max=sys.maxsize, bytes_max=bytes_max)
+    return take(
+        _stored(connection, state(connection, shard), rows), offset=0, events_max=sys.maxsize, bytes_max=bytes_max
+    )
 
 
 def find(connection: sqlite3.Connection, shard: int, appended_ns: int) -> int:
@@ -78,8 +83,14 @@ def find(connection: sqlite3.Connection, shard: int, appended_ns: int) -> int:
     return low
 
 
-def _stored(shard: int, rows: Iterable[tuple[int, int, int, int, bytes]]) -> Iterator[StoredFrame]:
-    return (
-        StoredFrame(shard, offset_of(row), count, skipped, appended_ns, frame)
-        for row, count, skipped, appended_ns, frame in rows
-    )
+def _stored(
+    connection: sqlite3.Connection, found: ShardState, rows: Iterable[tuple[int, int, int, int, int, int, int, bytes]]
+) -> Iterator[StoredFrame]:
+    """Raises LogCorrupt when it comes to a frame that is damaged."""
+    shard, beginning = found.shard, row_id(found.shard, 0)
+    for row, count, skipped, appended_ns, stream, first, checksum, frame in rows:
+        if not is_sound(checksum, frame, row, count, skipped, appended_ns, stream, first):
+            (behind,) = connection.execute("SELECT min(id) FROM frames WHERE id > ?", (row,)).fetchone()
+            end = found.end if behind is None or behind >= row_id(shard + 1, 0) else offset_of(behind)
+            raise damaged(shard, row - beginning, end)
+        yield StoredFrame(shard, row - beginning, count, skipped, appended_ns, frame)

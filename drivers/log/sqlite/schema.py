@@ -2,24 +2,33 @@
 
 A frame's row has the shard and the offset of its first event in one number, so that a shard's frames lie one after the
 other in the table itself and finding an offset needs no index.
+
+A file that is there already is only read when it is opened: who looks at a log does not wait for those who write to it.
 """
 
 from __future__ import annotations
 
 import pathlib
 import sqlite3
+from collections.abc import Callable
+from typing import NamedTuple
 
 from drivers.db.sqlite.schema import claim
 from durable_log.checks import OFFSET_MAX
-from durable_log.config import SHARDS_DEFAULT
+from durable_log.identity import Lineage, new_identity
 from pubsub_api.errors import InvalidConfig
 
 _APPLICATION_ID = 0x48654C67  # "HeLg", where file(1) and we look for it
-_SCHEMA_VERSION = 1
+_SCHEMA_VERSION = 2
 _OFFSETS = OFFSET_MAX + 1
+_PROBLEMS_MAX = 20
+_FREE_PAGES_KEPT = 256
+_RELEASE_PAGES = 2048
 
 _SCHEMA = (
-    "CREATE TABLE log (shards INTEGER NOT NULL, record_version INTEGER NOT NULL)",
+    # Ancestors: identities that the log had before it was repaired, with blanks between them.
+    """CREATE TABLE log (
+        shards INTEGER NOT NULL, record_version INTEGER NOT NULL, identity TEXT NOT NULL, ancestors TEXT NOT NULL)""",
     # Offsets below "sealed" are in segments, those from there to "end" in frames.
     """CREATE TABLE shards (
         shard INTEGER PRIMARY KEY, start INTEGER NOT NULL, sealed INTEGER NOT NULL, "end" INTEGER NOT NULL,
@@ -28,6 +37,7 @@ _SCHEMA = (
         id INTEGER PRIMARY KEY,  -- shard and offset
         count INTEGER NOT NULL, skipped INTEGER NOT NULL, appended_ns INTEGER NOT NULL,
         stream INTEGER NOT NULL, first INTEGER NOT NULL,  -- number of the first event that counts
+        checksum INTEGER NOT NULL,  -- of all the others
         frame BLOB NOT NULL)""",
     "CREATE INDEX frames_by_stream ON frames (stream, first)",
     """CREATE TABLE streams (
@@ -52,22 +62,75 @@ def offset_of(row: int) -> int:
     return row % _OFFSETS
 
 
-def make_schema(connection: sqlite3.Connection, path: pathlib.Path, shards: int | None) -> int:
-    """Make the tables when they are missing; returns how many shards the log has.
+class Found(NamedTuple):
+    """What a file says of the log in it."""
+
+    shards: int
+    lineage: Lineage
+
+
+def make_schema(
+    connection: sqlite3.Connection, path: pathlib.Path, shards: int | None, new_shards: Callable[[], int]
+) -> Found:
+    """Make the tables when they are missing, for ``new_shards``; only then it writes.
 
     Raises InvalidConfig for somebody else's file and for another number of shards, and sqlite3.Error.
     """
-    if not claim(connection, path, application_id=_APPLICATION_ID, version=_SCHEMA_VERSION, what="a log"):
-        _fill(connection, shards or SHARDS_DEFAULT)
-    (found,) = connection.execute("SELECT shards FROM log").fetchone()
-    if shards not in (None, found):
-        raise InvalidConfig(f"the log {path} has {found} shards, not {shards} as [log] shards says: that is fixed")
-    connection.execute("COMMIT")
-    return int(found)
+    if not _is_ours(connection):
+        connection.execute("PRAGMA auto_vacuum = incremental")  # possible before anything else is in the file only
+        if not claim(connection, path, application_id=_APPLICATION_ID, version=_SCHEMA_VERSION, what="a log"):
+            _fill(connection, new_shards())
+        connection.execute("COMMIT")
+    found = read_log(connection)
+    if shards not in (None, found.shards):
+        raise InvalidConfig(
+            f"the log {path} has {found.shards} shards, not {shards} as [log] shards says: that is fixed"
+        )
+    return found
+
+
+def read_log(connection: sqlite3.Connection) -> Found:
+    shards, identity, ancestors = connection.execute("SELECT shards, identity, ancestors FROM log").fetchone()
+    return Found(int(shards), Lineage(identity, frozenset(ancestors.split())))
+
+
+def _is_ours(connection: sqlite3.Connection) -> bool:
+    """Whether the file is a complete log of this release.  Only reads."""
+    (application_id,) = connection.execute("PRAGMA application_id").fetchone()
+    (version,) = connection.execute("PRAGMA user_version").fetchone()
+    return (application_id, version) == (_APPLICATION_ID, _SCHEMA_VERSION)
 
 
 def _fill(connection: sqlite3.Connection, shards: int) -> None:
     for statement in _SCHEMA:
         connection.execute(statement)
-    connection.execute("INSERT INTO log VALUES (?, 0)", (shards,))
+    connection.execute("INSERT INTO log VALUES (?, 0, ?, '')", (shards, new_identity()))
     connection.executemany("INSERT INTO shards VALUES (?, 0, 0, 0, 0, 0)", [(shard,) for shard in range(shards)])
+
+
+def check(connection: sqlite3.Connection) -> list[str]:
+    """What SQLite finds wrong with the file, a sentence each."""
+    found = [said for (said,) in connection.execute(f"PRAGMA integrity_check({_PROBLEMS_MAX})")]
+    return [] if found == ["ok"] else [f"the file of the log: {said}" for said in found]
+
+
+def used_bytes(connection: sqlite3.Connection) -> int:
+    """How much of the file holds something."""
+    (pages,), (free,), (size,) = (
+        connection.execute(f"PRAGMA {name}").fetchone() for name in ("page_count", "freelist_count", "page_size")
+    )
+    return int((pages - free) * size)
+
+
+def release(connection: sqlite3.Connection) -> bool:
+    """Give free pages back, a bounded number at a time, because others wait meanwhile; True when there are more.
+
+    A tenth of the file stays, to be used again.
+    """
+    (pages,) = connection.execute("PRAGMA page_count").fetchone()
+    (free,) = connection.execute("PRAGMA freelist_count").fetchone()
+    if free <= max(_FREE_PAGES_KEPT, pages // 10):
+        return False
+    connection.execute(f"PRAGMA incremental_vacuum({_RELEASE_PAGES})").fetchall()
+    (left,) = connection.execute("PRAGMA freelist_count").fetchone()
+    return bool(left < free)

@@ -4,9 +4,13 @@ forgotten."""
 from __future__ import annotations
 
 import sqlite3
+import time
 from collections.abc import Sequence
 
+from drivers.log.sqlite.appending import encode_ranges
 from drivers.log.sqlite.schema import row_id
+from durable_log.identity import Lineage
+from durable_log.segmented import RestoredShard, used_meanwhile
 
 
 def manifest(connection: sqlite3.Connection, shard: int | None) -> list[str]:
@@ -46,6 +50,28 @@ def drop(connection: sqlite3.Connection, shard: int, start: int, sealed: int) ->
         (start, size, shard),
     )
     return True
+
+
+def restore(connection: sqlite3.Connection, lineage: Lineage, shards: Sequence[RestoredShard]) -> None:
+    for one in shards:
+        (end,) = connection.execute('SELECT "end" FROM shards WHERE shard = ?', (one.shard,)).fetchone()
+        if end != one.former_end:
+            raise used_meanwhile(one.shard)
+        connection.execute("DELETE FROM segments WHERE shard = ?", (one.shard,))
+        rows = [(one.shard, first, entry) for first, entry in one.entries]
+        connection.executemany("INSERT INTO segments VALUES (?, ?, ?)", rows)
+        size = _remove_frames(connection, one.shard, 0, one.sealed)
+        connection.execute(
+            'UPDATE shards SET start = ?, sealed = ?, "end" = ?, bytes = bytes - ? WHERE shard = ?',
+            (one.start, one.sealed, one.end, size, one.shard),
+        )
+        connection.executemany(
+            "INSERT INTO streams (shard, guid, topic, last, missing, appended_ns) VALUES (?, ?, ?, ?, ?, ?) "
+            "ON CONFLICT (guid, topic) DO UPDATE SET last = excluded.last, missing = excluded.missing",
+            [(one.shard, guid, topic, position.last, encode_ranges(position.missing), time.time_ns())
+             for (guid, topic), position in one.streams.items()],
+        )  # fmt: skip
+    connection.execute("UPDATE log SET identity = ?, ancestors = ?", (lineage.identity, " ".join(lineage.ancestors)))
 
 
 def forget_streams(connection: sqlite3.Connection, before_ns: int) -> int:

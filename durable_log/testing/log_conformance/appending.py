@@ -101,6 +101,18 @@ class AppendConformance(LogConformanceBase):
         log.append([source.frame(TOPIC, 1, lose=9)])
         assert stream(log, source) == StreamState(source.guid, TOPIC, 10, ((1, 9),))
 
+    def test_what_was_never_seen_is_missing_when_it_is_noted(self, log: LogApi) -> None:
+        source, other = Source(), Source()
+        log.append([source.frame(TOPIC, 3)])
+        log.note_missing([(source.guid, TOPIC, 2), (source.guid, TOPIC, 7), (other.guid, TOPIC, 5)])
+        assert [(stream(log, one).last, stream(log, one).missing) for one in (source, other)] == [
+            (7, ((4, 7),)), (5, ((1, 5),)),
+        ]  # fmt: skip
+        assert log.append([source.again(TOPIC, 5, 2), other.again(TOPIC, 1, 6)]).events == 8
+        assert [stream(log, one).missing for one in (source, other)] == [((4, 4), (7, 7)), ()]
+        assert log.state()[SHARD].end == 11
+        log.note_missing([])
+
     def test_what_was_skipped_on_purpose_is_not_missing(self, log: LogApi) -> None:
         source = Source()
         log.append([source.frame(TOPIC, 2), source.frame(TOPIC, 2, skip=5)])

@@ -62,6 +62,20 @@ class LifecycleConformance(LogConformanceBase):
             assert other.state() == log.state()
         assert log.state()[SHARD].end == 2
 
+    def test_a_log_has_an_identity_that_stays(self, new_url: NewUrl) -> None:
+        identities = []
+        for url in (new_url(), new_url()):
+            with contextlib.closing(self.open_log(url)) as log:
+                identity = log.identity
+                log.append([Source().frame(TOPIC)])
+                log.initialize()
+                assert log.identity == identity
+            with contextlib.closing(self.open_log(url)) as log:
+                assert log.identity == identity
+            identities.append(identity)
+        assert all(identities)
+        assert len(set(identities)) == 2
+
     def test_two_logs_know_nothing_of_each_other(self, new_url: NewUrl) -> None:
         with contextlib.closing(self.open_log(new_url())) as one, contextlib.closing(self.open_log(new_url())) as other:
             one.append([Source().frame(TOPIC)])
