@@ -6,9 +6,10 @@ Reads the core; the caller holds the service's lock.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from durability_service.core.holding import Holding
+from durability_service.core.keeper import Keeper
 from durability_service.core.samples import InstanceKey, Sample
 from durability_service.core.service import DurabilityCore
 from durability_service.protocol import Ask, FellowStatus, Page, ServiceStatus, SpaceStatus
@@ -27,7 +28,7 @@ def service_status(
         incarnation=settings.incarnation,
         domain=settings.domain,
         role=settings.role,
-        name_spaces=[_space_status(keeper.holding) for _, keeper in sorted(core.keepers.items())],
+        name_spaces=[_space_status(keeper) for _, keeper in sorted(core.keepers.items())],
         fellows=[
             FellowStatus(
                 node=fellow.node,
@@ -40,20 +41,27 @@ def service_status(
             for _, fellow in sorted(core.membership.fellows.items())
         ],
         lag=lag,
-        counters={"unwanted": core.unwanted, "fellows_refused": core.membership.refused, **counters},
+        counters={
+            "unwanted": core.unwanted,
+            "name_clashes": core.twins.clashes,
+            "fellows_refused": core.membership.refused,
+            **counters,
+        },
         actions=actions,
         kinds=[(wanted, kind.name) for wanted, kind in settings.rules.kinds],
         default_kind=settings.rules.default_kind.name,
+        trouble=core.troubles(),
     )
 
 
-def _space_status(held: Holding) -> SpaceStatus:
+def _space_status(keeper: Keeper) -> SpaceStatus:
+    held = keeper.holding
     aligner = held.aligner
     return SpaceStatus(
         name=held.name,
         filters=sorted(held.space.filters),
         phase=held.phase.name,
-        is_complete=held.is_complete,
+        is_complete=keeper.is_readable,
         epoch=held.epoch,
         master=held.master,
         is_agreed=held.is_agreed,
@@ -70,7 +78,7 @@ def _space_status(held: Holding) -> SpaceStatus:
             "samples_sent": aligner.samples_sent,
             "askers_dropped": aligner.dropped_askers,
         },
-        warnings=list(held.warnings),
+        warnings=[*held.warnings, *(["behind: live events were lost here"] if keeper.lagging.is_behind else [])],
         durability=held.policy.durability.name,
         joins=held.counters.joins,
         replacements=held.counters.replacements,
@@ -92,9 +100,12 @@ def page(core: DurabilityCore, ask: Ask, bytes_max: int, now_ns: int) -> Page | 
     wanted = FilterSet(ask.topics)
     selected: dict[str, bool] = {}
     found: list[Sample] = []
+    digests: dict[int, bytes] = {}
     size = 0
     after = ask.after
-    for number in range(ask.bucket, held.set.bucket_count):
+    for number in _numbers(ask, held):
+        if after is None and held.set.size_of(number):
+            digests[number] = held.set.digest_of(number)
         for instance in _instances(held, number, after):
             topic = instance[0]
             if topic not in selected:
@@ -104,9 +115,24 @@ def page(core: DurabilityCore, ask: Ask, bytes_max: int, now_ns: int) -> Page | 
                 size += sum(len(one.event) + len(topic) + len(one.key) + _SAMPLE_OVERHEAD_BYTES for one in samples)
                 found += reversed(samples)
             if size >= bytes_max:
-                return _page(held, found, number, instance)
+                return _page(keeper, ask, found, digests, (number, instance))
         after = None
-    return _page(held, found, -1, None)
+    return _page(keeper, ask, found, digests, (-1, None))
+
+
+def digests(core: DurabilityCore, ask: Ask) -> Page | None:
+    """What the set of a name-space is like, bucket by bucket; None when it is not known here."""
+    keeper = core.keepers.get(ask.name_space)
+    if keeper is None:
+        return None
+    held = keeper.holding
+    return _page(keeper, ask, [], held.set.digests(), (-1, None))
+
+
+def _numbers(ask: Ask, held: Holding) -> Iterable[int]:
+    """The buckets to look at, in order."""
+    numbers = range(ask.bucket, held.set.bucket_count)
+    return [number for number in sorted(set(ask.only)) if number in numbers] if ask.only else numbers
 
 
 def _within(ask: Ask, held: Holding, samples: Sequence[Sample], now_ns: int) -> Sequence[Sample]:
@@ -126,5 +152,17 @@ def _instances(held: Holding, number: int, after: InstanceKey | None) -> list[In
     return sorted(key for key in bucket if key > after)
 
 
-def _page(held: Holding, samples: list[Sample], bucket: int, after: InstanceKey | None) -> Page:
-    return Page(samples=samples, bucket=bucket, after=after, is_complete=held.is_complete, epoch=held.epoch)
+def _page(
+    keeper: Keeper, ask: Ask, samples: list[Sample], digests: dict[int, bytes], then: tuple[int, InstanceKey | None]
+) -> Page:
+    held = keeper.holding
+    is_first = ask.after is None and not ask.bucket
+    return Page(
+        samples=samples,
+        bucket=then[0],
+        after=then[1],
+        is_complete=keeper.is_readable,
+        epoch=held.epoch,
+        digests=digests,
+        deletions=sorted(held.set.deletions) if is_first else [],
+    )

@@ -81,11 +81,12 @@ class Asker:
         timeout_s: float,
         settle_s: float = 0.2,
         enough: Callable[[Answer], bool] | None = None,
+        is_settled: Callable[[Sequence[Answer]], bool] = bool,
     ) -> list[Answer]:
         """Ask everybody; return the answers of services.
 
         Returns as soon as ``enough`` is true of one, or everybody that was asked has answered, or nothing new came for
-        ``settle_s`` after the first answer of a service, or the time is over.
+        ``settle_s`` after the first answer of a service and ``is_settled`` is true of the answers, or the time is over.
         """
         deadline = time.monotonic() + timeout_s
         with self._changed:
@@ -98,8 +99,9 @@ class Asker:
         while True:
             responders = self._send(frame)
             until = min(deadline, time.monotonic() + again_s)
-            found = self._collect(answers, responders, until, settle_s, enough)
-            if found or self._is_closed or time.monotonic() >= deadline:
+            found = self._collect(answers, responders, until, settle_s, enough, is_settled)
+            is_all = responders is not None and len(answers) >= responders > 0
+            if (found and (is_all or is_settled(found))) or self._is_closed or time.monotonic() >= deadline:
                 break
             again_s = min(2 * again_s, _ASK_AGAIN_MAX_S)
         with self._changed:
@@ -120,6 +122,7 @@ class Asker:
         deadline: float,
         settle_s: float,
         enough: Callable[[Answer], bool] | None,
+        is_settled: Callable[[Sequence[Answer]], bool],
     ) -> list[Answer]:
         with self._changed:
             while True:
@@ -130,7 +133,7 @@ class Asker:
                     return ours
                 if ours and not enough:
                     pause_s = min(settle_s, pause_s)
-                if not self._wait_more(answers, pause_s) and ours:
+                if not self._wait_more(answers, pause_s) and ours and is_settled(ours):
                     return ours
 
     def _wait_more(self, answers: dict[str, Answer], pause_s: float) -> bool:
@@ -163,7 +166,7 @@ class Asker:
                 self._answers[answer.id][header.guid.hex()] = answer
                 self._changed.notify_all()
 
-    def on_foreign(self, topic: str, payload: bytes) -> None:
+    def on_foreign(self, topic: str, payload: bytes | None) -> None:
         """Nothing without an envelope is an answer."""
 
     def on_link(self, report: LinkReport) -> None:

@@ -13,12 +13,14 @@ import time
 from collections.abc import Callable, Sequence
 
 from durability_service import config, protocol
+from durability_service.administration import OFF, STALE, proof
 from durability_service.asking import Asker
 from durability_service.core.messages import Advert
 from durability_service.core.namespaces import intersect
+from durability_service.core.reading import SpaceReading
 from durability_service.core.samples import Sample
-from durability_service.errors import DurabilityError, NoService
-from durability_service.protocol import Ask, Page, ServiceStatus
+from durability_service.errors import AdministrationRefused, DurabilityError, NoService
+from durability_service.protocol import Answer, Ask, Page, ServiceStatus
 from pubsub_api import Session
 from pubsub_api.closing import Closeable
 from pubsub_api.core.durability import HistoryOutcome
@@ -61,6 +63,8 @@ class DurabilityClient(Closeable):
         self._asker = Asker(session, addresses, on_advert)
         self._no_service_s: float = session.conf[config.GROUP].no_service_time
         self._page_s: float = session.conf[config.GROUP].page_timeout
+        self._domain: str = session.conf[config.GROUP].domain
+        self._admin_key = config.admin_key(session.conf)
 
     # -- what the user calls
 
@@ -76,14 +80,15 @@ class DurabilityClient(Closeable):
     def delete_historical_data(self, topics: Sequence[str], *, timeout_s: float = 10.0) -> None:
         """Delete what was published on these topics up to now, in every service, also in those that are away now.
 
-        Returns when a service has it durably.  Live subscribers are not touched.  Raises NoService, DurabilityError.
+        Returns when a service has it durably.  Live subscribers are not touched.  Needs ``[durability] admin_key``.
+        Raises NoService, AdministrationRefused, DurabilityError.
         """
         self._act(protocol.DELETE, topics, timeout_s)
 
     def snapshot(self, topics: Sequence[str] = ("#",), *, timeout_s: float = 60.0) -> str:
         """Have a service write the complete sets of these topics to its snapshot directory.  Returns the path there.
 
-        Raises NoService, DurabilityError with what the service says.
+        Needs ``[durability] admin_key``.  Raises NoService, AdministrationRefused, DurabilityError with what it says.
         """
         return self._act(protocol.SNAPSHOT, topics, timeout_s)
 
@@ -91,9 +96,19 @@ class DurabilityClient(Closeable):
         self, topics: Sequence[str], *, timeout_s: float, within: Within | None = None
     ) -> tuple[Outcome, list[Sample]]:
         """Everything that services keep of these topics, oldest first for each object.  Blocks up to ``timeout_s``."""
-        samples: list[Sample] = []
-        outcome = self.read(topics, samples.extend, timeout_s=timeout_s, within=within)
-        return outcome, samples
+        samples: dict[bytes, Sample] = {}
+        came = 0
+
+        def take(page: Sequence[Sample]) -> None:
+            nonlocal came
+            came += len(page)
+            samples.update((sample.digest, sample) for sample in page)
+
+        outcome = self.read(topics, take, timeout_s=timeout_s, within=within)
+        found = list(samples.values())
+        if came > len(found):  # of several services
+            found.sort(key=lambda sample: sample.order)
+        return outcome, found
 
     def read(
         self,
@@ -103,15 +118,19 @@ class DurabilityClient(Closeable):
         timeout_s: float,
         on_services: Callable[[Sequence[ServiceStatus]], None] | None = None,
         within: Within | None = None,
+        readings: dict[str, SpaceReading] | None = None,
     ) -> Outcome:
-        """As `history`, page by page.  A page may come twice when a service had to be replaced by another.
+        """As `history`, page by page.  Everything is read from one service, and from the others that answer what they
+        have otherwise; so a sample may come twice, and an older one after a newer one of the same object.
 
+        ``readings`` is what was read before, by name-space: only what differs is read then, and it is kept up to date.
         ``within`` leaves out, at the service, what is not wanted.  ``on_services`` is called with the services that
         answered, before anything is read from one of them.
         """
         _check(topics)
         deadline = time.monotonic() + timeout_s
         done: set[str] = set()
+        readings = {} if readings is None else readings
         pause_s = _ASK_AGAIN_S
         is_any_service = False
         while True:
@@ -128,9 +147,7 @@ class DurabilityClient(Closeable):
                     id=0, durability=protocol.HISTORY, topics=list(topics), name_space=name,
                     since=bounds.since, until=bounds.until, newest=bounds.newest,
                 )  # fmt: skip
-                sources = [one.node for one in services if _is_complete(one, name)]
-                random.shuffle(sources)
-                if any(self._read_space(source, ask, on_samples, deadline) for source in sources[:2]):
+                if self._read_all(services, ask, readings.setdefault(name, SpaceReading()), on_samples, deadline):
                     done.add(name)
             if services and wanted <= done:
                 return Outcome.COMPLETE
@@ -149,22 +166,65 @@ class DurabilityClient(Closeable):
         ask = Ask(id=0, durability=protocol.STATUS, topics=list(topics), wants_data=True)
         left_s = max(0.0, deadline - time.monotonic())
         found = self._asker.ask(
-            ask, timeout_s=min(left_s, self._no_service_s), settle_s=0.05 if is_any_service else 0.2
+            ask,
+            timeout_s=min(left_s, self._no_service_s),
+            settle_s=0.05 if is_any_service else 0.2,
+            is_settled=_is_everybody_there,
         )
         return [one.status for one in found if one.status]
 
-    def _read_space(
-        self, source: str, ask: Ask, on_samples: Callable[[Sequence[Sample]], None], deadline: float
+    def _read_all(
+        self,
+        services: Sequence[ServiceStatus],
+        ask: Ask,
+        reading: SpaceReading,
+        on_samples: Callable[[Sequence[Sample]], None],
+        deadline: float,
     ) -> bool:
-        """Read one name-space from one service.  False when it could not be read whole."""
-        ask.to, ask.bucket, ask.after = source, 0, None
+        """Read one name-space from one service, and what differs from the others.  False when one of them is left."""
+        sets: dict[str, list[str]] = {}
+        """Digest of the whole set -> who has it."""
+        for service in services:
+            for space in service.name_spaces:
+                if space.name == ask.name_space and space.is_complete:
+                    sets.setdefault(space.digest, []).append(service.node)
+        is_whole = bool(sets)
+        for nodes in random.sample(list(sets.values()), len(sets)):
+            random.shuffle(nodes)
+            is_whole &= any(self._read_space(node, ask, reading, on_samples, deadline) for node in nodes[:2])
+        return is_whole
+
+    def _read_space(
+        self,
+        source: str,
+        ask: Ask,
+        reading: SpaceReading,
+        on_samples: Callable[[Sequence[Sample]], None],
+        deadline: float,
+    ) -> bool:
+        """Read of one service what was not read of another.  False when it could not be read whole."""
+        ask.durability, ask.to, ask.bucket, ask.after, ask.only = protocol.HISTORY, source, 0, None, []
+        if reading.is_begun:
+            ask.durability = protocol.DIGESTS
+            page = self._ask_one(ask, deadline)
+            if page is None or not page.is_complete:
+                return False
+            ask.durability, ask.only = protocol.HISTORY, reading.differing(page.digests)
+            reading.deleted(page.deletions)
+            if not ask.only:
+                return True
+        digests: dict[int, bytes] = {}
         while ask.bucket >= 0:
             page = self._ask_one(ask, deadline)
             if page is None or not page.is_complete:
                 return False
-            if page.samples:
-                on_samples(page.samples)
+            digests |= page.digests
+            reading.deleted(page.deletions)
+            samples = reading.wanted(page.samples)
+            if samples:
+                on_samples(samples)
             ask.bucket, ask.after = page.bucket, page.after
+        reading.took(digests)
         return True
 
     def _ask_one(self, ask: Ask, deadline: float) -> Page | None:
@@ -175,11 +235,13 @@ class DurabilityClient(Closeable):
     def _act(self, what: str, topics: Sequence[str], timeout_s: float) -> str:
         """Have one service do something, and wait until it says that it is done."""
         _check(topics)
+        if self._admin_key is None:
+            raise AdministrationRefused(f"to {what}, set [durability] admin_key here and in the services")
         deadline = time.monotonic() + timeout_s
         action = random.getrandbits(63) | 1
         target = self._best(topics, min(timeout_s, self._no_service_s))
+        ask = Ask(id=0, durability=protocol.STATUS, to=target)  # brings the first challenge
         while time.monotonic() < deadline:
-            ask = Ask(id=0, durability=what, topics=list(topics), to=target, action=action)
             left_s = deadline - time.monotonic()
             for answer in self._asker.ask(ask, timeout_s=left_s, enough=lambda answer: answer.status is not None):
                 outcome = answer.status.actions.get(str(action), "") if answer.status else ""
@@ -187,8 +249,23 @@ class DurabilityClient(Closeable):
                     raise DurabilityError(f"{target} could not do it: {outcome}")
                 if outcome:
                     return outcome
-            self._asker.pause(_ASK_AGAIN_S)
+                if answer.refused not in ("", STALE) or not answer.challenge:
+                    raise AdministrationRefused(f"{target}: {answer.refused or OFF}")
+                if answer.refused or ask.durability == protocol.STATUS:
+                    ask = self._request(what, topics, target, action, answer.challenge)
+                else:
+                    self._asker.pause(_ASK_AGAIN_S)
         raise NoService(f"{target} did not say that it was done within {timeout_s} s")
+
+    def _request(self, what: str, topics: Sequence[str], target: str, action: int, challenge: bytes) -> Ask:
+        """A deletion or a snapshot, with what proves that we may ask for it."""
+        assert self._admin_key is not None
+        ask = Ask(
+            id=0, durability=what, domain=self._domain, topics=list(topics), to=target, action=action,
+            challenge=challenge,
+        )  # fmt: skip
+        ask.proof = proof(self._admin_key, ask, challenge)
+        return ask
 
     def _best(self, topics: Sequence[str], timeout_s: float) -> str:
         """The service to ask: one whose sets of these topics are complete, a master if there is one."""
@@ -214,8 +291,13 @@ def _wanted_spaces(services: Sequence[ServiceStatus], topics: Sequence[str]) -> 
     }
 
 
-def _is_complete(service: ServiceStatus, name: str) -> bool:
-    return any(space.name == name and space.is_complete for space in service.name_spaces)
+def _is_everybody_there(answers: Sequence[Answer]) -> bool:
+    """Whether everybody has answered whom the services that have are in touch with."""
+    found = [one.status for one in answers if one.status]
+    named = {
+        fellow.node for one in found for fellow in one.fellows if fellow.is_connected and not fellow.incompatibility
+    }
+    return bool(found) and named <= {one.node for one in found}
 
 
 def _rank(service: ServiceStatus, topics: Sequence[str]) -> tuple[int, int]:

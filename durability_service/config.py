@@ -8,6 +8,7 @@ matches a name-space applies to it.
 from __future__ import annotations
 
 import enum
+import logging
 import math
 import socket
 from collections.abc import Sequence
@@ -15,6 +16,7 @@ from typing import NamedTuple, TypeVar
 
 from oslo_config import cfg, types
 
+from durability_service.administration import KEY_BYTES_MIN
 from durability_service.core.effects import Level
 from durability_service.core.merging import Merge
 from durability_service.core.namespaces import PRIORITY_MAX, SAME_ROLE, Alignee, Kind, NameSpace, Policy, overlap
@@ -23,12 +25,19 @@ from pubsub_api import config as pubsub_config
 from pubsub_api.core.durability import Durability
 from pubsub_api.core.topics import check_filter, check_topic
 from pubsub_api.errors import InvalidConfig, InvalidTopic
+from pubsub_api.option_names import nearest
 
 GROUP = "durability"
 NAME_SPACE_GROUP = "durability_name_space"
 POLICY_GROUP = "durability_policy"
 CONTROL_TOPICS = "heliograph/durability"
 """Services speak to each other on topics below ``heliograph/durability/DOMAIN``; no subscriber is handed that."""
+
+DEFAULT_NAME_SPACE = "all"
+DEFAULT_POLICY = "default"
+"""Need no group of their own."""
+
+LOG = logging.getLogger(__name__)
 
 Names = TypeVar("Names", bound=enum.Enum)
 
@@ -52,11 +61,14 @@ OPTIONS: Sequence[cfg.Opt] = (
     cfg.StrOpt("role", default="default", help="Role of this service. Merge policies select by the other side's role."),
     cfg.StrOpt("store", default="", help="File for PERSISTENT data. Empty: everything is kept in memory only."),
     cfg.StrOpt("snapshot_directory", default="", help="Where snapshots are written. Empty: none are made."),
+    cfg.StrOpt("admin_key", default="", secret=True, help="Who has this key may delete history and have snapshots "
+               "made: the same text in the services and where such requests come from, 16 bytes or more. Empty: nobody "
+               "may."),
     cfg.ListOpt("fellows", default=[], help="Addresses of the other services, for drivers whose publishers bind; "
                 "with a broker or router everybody is found there."),
-    cfg.ListOpt("name_spaces", default=["all"], help="Name-spaces, each described by a group "
+    cfg.ListOpt("name_spaces", default=[DEFAULT_NAME_SPACE], help="Name-spaces, each described by a group "
                 "[durability_name_space:NAME]."),
-    cfg.ListOpt("policies", default=["default"], help="Policies in order, each described by a group "
+    cfg.ListOpt("policies", default=[DEFAULT_POLICY], help="Policies in order, each described by a group "
                 "[durability_policy:NAME]. The first that matches a name-space applies."),
     cfg.ListOpt("kinds", default=[], help="How long data of which topics is kept: FILTER=KIND, the first match wins. "
                 "Kinds: VOLATILE, TRANSIENT_LOCAL, TRANSIENT, PERSISTENT."),
@@ -77,6 +89,9 @@ OPTIONS: Sequence[cfg.Opt] = (
                  help="Part of expiry_time between heartbeats: 0.25 of 4 seconds is one second."),
     _seconds("initial_discovery_period", 3.0, 0.05, 60.0, "How long a service that starts listens for fellows."),
     _count("expected_peers", 0, 0, 1000, "Discovery ends early when this many fellows have answered. 0: unknown."),
+    _count("injection_peers_min", 0, 0, 1000, "Before the set on disk of any service becomes the set of the domain, so "
+           "many other services of its role must be there: an old or lagging set that starts first and alone is not "
+           "taken for the newest. Where fewer are left, nobody becomes complete. 0: one is enough."),
     _seconds("combine_period_initial", 0.5, 0.0, 10.0, "How long an aligner waits for further requests of services "
              "that start, unless all that it knows of have asked."),
     _seconds("combine_period_operational", 0.01, 0.0, 5.0, "How long it waits for further requests of others."),
@@ -140,8 +155,8 @@ def list_opts() -> list[tuple[str, Sequence[cfg.Opt]]]:
     """Entry point for oslo-config-generator, with the groups of the default name-space and policy."""
     return [
         (GROUP, OPTIONS),
-        (f"{NAME_SPACE_GROUP}:all", NAME_SPACE_OPTIONS),
-        (f"{POLICY_GROUP}:default", POLICY_OPTIONS),
+        (f"{NAME_SPACE_GROUP}:{DEFAULT_NAME_SPACE}", NAME_SPACE_OPTIONS),
+        (f"{POLICY_GROUP}:{DEFAULT_POLICY}", POLICY_OPTIONS),
     ]
 
 
@@ -149,13 +164,36 @@ def register(conf: cfg.ConfigOpts) -> None:
     """Register and check every option, those of the name-spaces and policies named included.  Raises InvalidConfig."""
     conf.register_opts(OPTIONS, group=GROUP)
     pubsub_config.check_group(conf, GROUP, OPTIONS)
-    for prefix, names, options in (
-        (NAME_SPACE_GROUP, conf[GROUP].name_spaces, NAME_SPACE_OPTIONS),
-        (POLICY_GROUP, conf[GROUP].policies, POLICY_OPTIONS),
+    for prefix, option, options, default in (
+        (NAME_SPACE_GROUP, "name_spaces", NAME_SPACE_OPTIONS, DEFAULT_NAME_SPACE),
+        (POLICY_GROUP, "policies", POLICY_OPTIONS, DEFAULT_POLICY),
     ):
+        names = conf[GROUP][option]
         for name in names:
             conf.register_opts(options, group=f"{prefix}:{name}")
             pubsub_config.check_group(conf, f"{prefix}:{name}", options)
+            if name != default:
+                _check_described(conf, f"{prefix}:{name}", option, options)
+        for group in _described(conf, prefix) - {f"{prefix}:{name}" for name in (*names, default)}:
+            LOG.warning("Durability: [%s] is not among [%s] %s, so it has no effect.", group, GROUP, option)
+
+
+def _described(conf: cfg.ConfigOpts, prefix: str) -> set[str]:
+    return {group for group in conf.list_all_sections() if group.startswith(f"{prefix}:")}
+
+
+def _check_described(conf: cfg.ConfigOpts, group: str, option: str, options: Sequence[cfg.Opt]) -> None:
+    """Raises InvalidConfig for a name-space or a policy of which nothing is said: it would be the default one, and its
+    name is probably misspelt."""
+    prefix, _, name = group.partition(":")
+    described = _described(conf, prefix)
+    found = (conf.get_location(one.dest, group) for one in options)
+    is_set = any(one is not None and one.location is not cfg.Locations.opt_default for one in found)
+    if group in described or is_set:
+        return
+    near = nearest(name, [one.partition(":")[2] for one in described])
+    hint = f": is {near} meant?" if near else ""
+    raise InvalidConfig(f"[{GROUP}] {option}: {name!r} is described nowhere, there is no group [{group}]{hint}")
 
 
 class Topics(NamedTuple):
@@ -178,6 +216,14 @@ def control_topics(conf: cfg.ConfigOpts) -> Topics:
         raise InvalidConfig(f"[{GROUP}] domain = {domain!r} cannot be used: {error}") from error
 
 
+def admin_key(conf: cfg.ConfigOpts) -> bytes | None:
+    """None when administration is off.  Raises InvalidConfig."""
+    key: bytes = conf[GROUP].admin_key.encode()
+    if key and len(key) < KEY_BYTES_MIN:
+        raise InvalidConfig(f"[{GROUP}] admin_key is shorter than {KEY_BYTES_MIN} bytes: it could be guessed")
+    return key or None
+
+
 def default_node() -> str:
     return socket.gethostname()
 
@@ -198,6 +244,7 @@ def service_settings(conf: cfg.ConfigOpts, *, node: str, incarnation: int) -> Se
         heartbeat_factor=options.heartbeat_factor,
         discovery_s=options.initial_discovery_period,
         expected_peers=options.expected_peers,
+        injection_peers_min=options.injection_peers_min,
         combine_initial_s=options.combine_period_initial,
         combine_operational_s=options.combine_period_operational,
         align_timeout_s=options.align_timeout,

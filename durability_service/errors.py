@@ -25,10 +25,23 @@ class StoreInUse(StoreFailed):
     fault = "caller"
 
 
+class NameInUse(DurabilityError):
+    """Another service has the same name and has been running longer.  Give each ``[durability] node`` and ``store`` of
+    its own; after that the data of both is joined as that of two sides of a split."""
+
+    fault = "caller"
+
+
 class NoAligner(DurabilityError):
     """Nobody may lead a name-space whose data is wanted here, and ``require_aligner`` says not to wait for one."""
 
     retriable = True
+
+
+class AdministrationRefused(DurabilityError):
+    """A service does not delete history or make snapshots for whoever asks: see ``[durability] admin_key``."""
+
+    fault = "caller"
 
 
 class NoService(DurabilityError):

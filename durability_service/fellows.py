@@ -100,7 +100,7 @@ class FellowBus:
             self.received += 1
             self._on_message(message)
 
-    def on_foreign(self, topic: str, payload: bytes) -> None:
+    def on_foreign(self, topic: str, payload: bytes | None) -> None:
         """What has no envelope is not from a fellow."""
 
     def on_link(self, report: LinkReport) -> None:

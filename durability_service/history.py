@@ -17,20 +17,22 @@ from durability_service import config
 from durability_service.client import DurabilityClient
 from durability_service.core.messages import Advert
 from durability_service.core.namespaces import intersect
+from durability_service.core.reading import ServiceNews, SpaceReading
 from durability_service.core.samples import Sample
 from durability_service.core.settings import TopicRules
 from durability_service.protocol import ServiceStatus
 from durability_service.recorder import event_of
 from pubsub_api import Session
+from pubsub_api import config as pubsub_config
 from pubsub_api.core.durability import Durability, HistoryOutcome
 from pubsub_api.history import HistorySource, Mismatch, OnChange, OnPage
 
 LOG = logging.getLogger(__name__)
 
-_SERVICES_MAX = 10_000
-
-_News = tuple[int, int, int]
-"""Incarnation of a service, and in one of its name-spaces how often data of another side came in, or replaced it."""
+_SECOND_LOOK_PART = 1.5
+"""Of the silence after which a publisher is missed.  What was published right before a reader came may still be on its
+way to every service.  Whatever takes longer than that silence is noticed and told by the services; for the rest a
+reader looks once more."""
 
 
 class DurableHistory(HistorySource):
@@ -47,12 +49,18 @@ class DurableHistory(HistorySource):
     ) -> None:
         config.register(session.conf)
         self._rules = config.topic_rules(session.conf)
+        self._no_service_s: float = session.conf[config.GROUP].no_service_time
         self._asked = durability
         self._topics = list(topics)
         self._asks_publishers = Durability.TRANSIENT_LOCAL in self._kinds(topics)
         self._lock = threading.Lock()
-        self._news: dict[tuple[str, str], _News] = {}
-        """Node and name-space -> how it stood when it was last heard."""
+        self._news = ServiceNews()
+        self._read_topics = self._topics
+        self._readings: dict[str, SpaceReading] = {}
+        """What was read, by name-space: later only what differs is."""
+        options = session.conf[pubsub_config.GROUP]
+        self._second_look_s = _SECOND_LOOK_PART * options.missed_hellos_max * options.max_idle_time
+        self._second_look: threading.Timer | None = None
         self._is_nobody_there = False
         self._mismatches: list[Mismatch] = []
         self._on_change: OnChange | None = None
@@ -64,6 +72,10 @@ class DurableHistory(HistorySource):
     def asks_publishers(self) -> bool:
         return self._asks_publishers
 
+    @property
+    def publishers_wait_s(self) -> float | None:
+        return self._no_service_s
+
     def read(self, topics: Sequence[str], on_page: OnPage, *, timeout_s: float) -> HistoryOutcome:
         self._topics = list(topics)
         if self._client is None or max(self._kinds(topics)) < Durability.TRANSIENT:
@@ -72,9 +84,22 @@ class DurableHistory(HistorySource):
         def on_samples(samples: Sequence[Sample]) -> None:
             on_page([event_of(sample) for sample in samples])
 
-        outcome = self._client.read(topics, on_samples, timeout_s=timeout_s, on_services=self._answered)
+        if self._read_topics != self._topics:
+            self._read_topics, self._readings = self._topics, {}
+        readings = self._readings
+        outcome = self._client.read(
+            topics, on_samples, timeout_s=timeout_s, on_services=self._answered, readings=readings
+        )
         self._is_nobody_there = outcome is HistoryOutcome.NO_SERVICE
+        if outcome is HistoryOutcome.COMPLETE and self._second_look is None:
+            self._second_look = threading.Timer(self._second_look_s, self._look_again)
+            self._second_look.daemon = True
+            self._second_look.start()
         return outcome
+
+    def _look_again(self) -> None:
+        if self._on_change is not None:
+            self._on_change(False)
 
     def watch(self, on_change: OnChange) -> None:
         self._on_change = on_change
@@ -84,6 +109,8 @@ class DurableHistory(HistorySource):
             return list(self._mismatches)
 
     def close(self) -> None:
+        if self._second_look is not None:
+            self._second_look.cancel()
         if self._client is not None:
             self._client.close()
 
@@ -98,8 +125,7 @@ class DurableHistory(HistorySource):
         with self._lock:
             for service in services:
                 for space in service.name_spaces:
-                    news = (service.incarnation, space.joins, space.replacements)
-                    self._note((service.node, space.name), news)
+                    self._news.note(service.node, space.name, (service.incarnation, space.joins, space.replacements))
             found = list(find_mismatches(self._topics, self._asked, services))
             is_news = found != self._mismatches
             self._mismatches = found
@@ -109,28 +135,19 @@ class DurableHistory(HistorySource):
 
     def _heard(self, advert: Advert) -> None:
         """From the driver's thread."""
-        is_joined = is_replaced = False
         with self._lock:
-            for space in advert.name_spaces:
-                if not any(intersect(one, own) for one in self._topics for own in space.filters):
-                    continue
-                news = (advert.incarnation, space.joins, space.replacements)
-                known = self._note((advert.node, space.name), news)
-                if known is not None and known[0] == news[0]:
-                    is_joined = is_joined or news[1] > known[1]
-                    is_replaced = is_replaced or news[2] > known[2]
-                is_joined = is_joined or (self._is_nobody_there and space.is_complete)
+            wanted = [
+                space
+                for space in advert.name_spaces
+                if any(intersect(one, own) for one in self._topics for own in space.filters)
+            ]
+            is_joined, is_replaced = self._news.heard(advert, [space.name for space in wanted])
+            is_joined = is_joined or (self._is_nobody_there and any(space.is_complete for space in wanted))
         if self._on_change is not None and (is_joined or is_replaced):
             self._is_nobody_there = False
+            if is_replaced:
+                self._readings = {}  # what was delivered may be gone, and is told again
             self._on_change(is_replaced)
-
-    def _note(self, key: tuple[str, str], news: _News) -> _News | None:
-        """Remember how a service stands; what was known before."""
-        known = self._news.pop(key, None)
-        if len(self._news) >= _SERVICES_MAX:
-            del self._news[next(iter(self._news))]
-        self._news[key] = max(news, known) if known else news  # an older one that comes late says nothing
-        return known
 
 
 def find_mismatches(topics: Sequence[str], asked: Durability, services: Sequence[ServiceStatus]) -> list[Mismatch]:

@@ -13,21 +13,22 @@ import msgspec
 
 from durability_service.core.messages import Epoch
 from durability_service.core.samples import Sample
+from durability_service.core.sets import Deletion
 from pubsub_api.core import frame as frames
 from pubsub_api.core.durability import Durability
 from pubsub_api.core.errors import UndecodableBody
 from pubsub_api.core.frame import Flag, Header, Kind
-from pubsub_api.core.messages import Query, Reply
+from pubsub_api.core.messages import Query, Reply, check_scope_of
 from pubsub_api.core.topics import CONTROL_TOPIC
 
-STATUS, HISTORY, DELETE, SNAPSHOT = "status", "history", "delete", "snapshot"
+STATUS, HISTORY, DIGESTS, DELETE, SNAPSHOT = "status", "history", "digests", "delete", "snapshot"
 
 
 class Ask(Query, omit_defaults=True):
     """A question to services; ``topics`` are the filters it is about."""
 
     durability: str = ""
-    """`STATUS`, `HISTORY`, `DELETE` or `SNAPSHOT`; empty in a question that is not for us."""
+    """`STATUS`, `HISTORY`, `DIGESTS`, `DELETE` or `SNAPSHOT`; empty in a question that is not for us."""
     domain: str = ""
     to: str = ""
     """Name of the service that is to answer; empty: all."""
@@ -35,12 +36,17 @@ class Ask(Query, omit_defaults=True):
     bucket: int = 0
     after: tuple[str, str, str] | None = None
     """Where to go on: in this bucket, after this object."""
+    only: list[int] = []
+    """Buckets that are wanted; empty: all."""
     until: int = 0
     """Of history, samples up to this timestamp; 0 for all.  ``since`` and ``newest`` bound it too, object by object."""
     wants_data: bool = False
     """The asker is going to read: a service that fetches on first interest should begin."""
     action: int = 0
     """Identifies a deletion or a snapshot, so that asking twice does it once."""
+    challenge: bytes = b""
+    proof: bytes = b""
+    """Of a deletion or a snapshot: see `durability_service.administration`."""
 
 
 class SpaceStatus(msgspec.Struct, kw_only=True):
@@ -92,6 +98,8 @@ class ServiceStatus(msgspec.Struct, kw_only=True):
     kinds: list[tuple[str, str]] = []
     """Filter and kind, the first match wins; ``default_kind`` is for the rest."""
     default_kind: str = Durability.PERSISTENT.name
+    trouble: list[str] = []
+    """What is wrong and concerns the whole service."""
 
 
 class Page(msgspec.Struct, kw_only=True):
@@ -103,11 +111,19 @@ class Page(msgspec.Struct, kw_only=True):
     after: tuple[str, str, str] | None
     is_complete: bool
     epoch: Epoch
+    digests: dict[int, bytes] = {}
+    """Of the buckets that begin in it, those that are empty left out; to a question for `DIGESTS`, of all."""
+    deletions: list[Deletion] = []
+    """With the first page, and with digests."""
 
 
 class Answer(Reply, omit_defaults=True):
     status: ServiceStatus | None = None
     page: Page | None = None
+    challenge: bytes = b""
+    """What the next deletion or snapshot that is asked for has to answer; empty where administration is off."""
+    refused: str = ""
+    """Why a deletion or a snapshot was not even begun."""
 
 
 Body = TypeVar("Body", Ask, Answer)
@@ -126,7 +142,11 @@ def pack_answer(answer: Answer, guid: bytes, stamp: int, key: bytes | None) -> b
 
 def unpack_ask(frame: bytes, header: Header) -> Ask:
     """Raises UndecodableBody."""
-    return _unpacked(_decode_ask, frame, header)
+    ask = _unpacked(_decode_ask, frame, header)
+    check_scope_of(ask, header)
+    if ask.durability and ask.scope != CONTROL_TOPIC:
+        raise UndecodableBody(f"a question to services is not asked in a scope, as this one in {ask.scope[:80]!r}")
+    return ask
 
 
 def unpack_answer(frame: bytes, header: Header) -> Answer:

@@ -44,7 +44,7 @@ class DurabilitySource(SnapshotSource):
     def open(self, tables: Sequence[str] | None, topics: Sequence[str]) -> SourceSnapshot:
         found: list[Sample] = []
         self.read([checkpoint.TOPIC], found.extend)
-        known = checkpoint.read_checkpoint(found)
+        known = checkpoint.read_checkpoint(sorted(found, key=lambda sample: sample.order))
         if known is None:
             raise SourceUnavailable("durability services have no checkpoint: heliograph durability checkpoint")
         return _ServiceSnapshot(self, known, tables, topics)

@@ -19,6 +19,7 @@ from collections.abc import Iterable, Sequence
 from oslo_config import cfg
 
 from durability_service import answers, config, protocol
+from durability_service.administration import Administration
 from durability_service.core.effects import (
     Acknowledged,
     DeleteHistory,
@@ -28,6 +29,7 @@ from durability_service.core.effects import (
     Level,
     Live,
     LiveLost,
+    NameTaken,
     Received,
     Send,
     Stored,
@@ -41,7 +43,7 @@ from durability_service.core.effects import (
 from durability_service.core.messages import Message
 from durability_service.core.namespaces import intersect
 from durability_service.core.service import DurabilityCore
-from durability_service.errors import DurabilityError, NoAligner
+from durability_service.errors import DurabilityError, NameInUse, NoAligner
 from durability_service.fellows import FellowBus
 from durability_service.missing import MissingRanges
 from durability_service.protocol import Answer, Ask, ServiceStatus
@@ -92,6 +94,7 @@ class DurabilityService(Closeable):
         options = self._options = conf[config.GROUP]
         self._frame = pubsub_settings.frame_settings(conf)
         topics = config.control_topics(conf)
+        self._administration = Administration(config.admin_key(conf))
         store = Store(options.store) if options.store else None
         try:
             node, incarnation = _identity(options.node, store)
@@ -119,9 +122,12 @@ class DurabilityService(Closeable):
             interval_s=options.ask_again_interval,
             attempts_max=options.ask_again_attempts_max,
         )
+        self._recovered = 0
         self._actions: OrderedDict[str, str] = OrderedDict()
         self._waiting_actions: list[tuple[int, str]] = []
         self._questions = self._bad_questions = 0
+        self._is_read = False
+        """Somebody was given history."""
         self._writer = self._open_writer(store)
         self._bus = FellowBus(
             self._driver,
@@ -203,7 +209,10 @@ class DurabilityService(Closeable):
             )
 
     def wait(self, timeout_s: float | None = None) -> bool:
-        """Block until the service has ended by itself; False when the time is over.  Raises StoreFailed, NoAligner."""
+        """Block until the service has ended by itself; False when the time is over.
+
+        Raises StoreFailed, NoAligner, NameInUse.
+        """
         is_ended = self._ended.wait(timeout_s)
         if self._failure is not None:
             raise self._failure
@@ -247,6 +256,8 @@ class DurabilityService(Closeable):
                 self.ranges.add((guid, topic), first, last)
         elif isinstance(effect, Trace):
             self._tracer.write(effect)
+        elif isinstance(effect, NameTaken):
+            self._on_failure(NameInUse(effect.reason))
 
     def _run(self) -> None:
         filters = {one for space in self.settings.name_spaces for one in space.filters}
@@ -256,6 +267,7 @@ class DurabilityService(Closeable):
             self._send_all()
             if self._is_closed:
                 return
+            self._look_for_late_events()
             with self._lock:
                 missing = self._missing.take_due(time.monotonic())
                 deadline = min(self._core.next_deadline(), self._missing.next_deadline())
@@ -273,6 +285,14 @@ class DurabilityService(Closeable):
                 self._step(Tick())
             elif self._outgoing.empty():
                 self._wakeup.wait(min(deadline - time.monotonic(), _IDLE_S) if deadline > time.monotonic() else 0)
+
+    def _look_for_late_events(self) -> None:
+        """What was recovered after the bus had given it up is later than what readers were given."""
+        with self._lock:
+            is_recovered = self._is_read and self._missing.recovered > self._recovered
+            self._recovered = self._missing.recovered
+            if is_recovered:
+                self._step(LiveLost(is_read=True))
 
     def _send_all(self) -> None:
         while not self._outgoing.empty():
@@ -317,8 +337,9 @@ class DurabilityService(Closeable):
 
     def _on_resync(self, resync: Resync) -> None:
         with self._lock:
-            self._missing.add((one for one in resync.lost if self._core.keeps(one.topic)), time.monotonic())
-            self._step(LiveLost())
+            lost = [one for one in resync.lost if self._core.keeps(one.topic)]
+            self._missing.add(lost, time.monotonic())
+            self._step(LiveLost(is_read=self._is_read, is_sure=bool(lost)))
         self._wakeup.set()
 
     # -- the store
@@ -355,6 +376,7 @@ class DurabilityService(Closeable):
             "messages_received": bus.received,
             "bad_frames": bus.bad_frames + self._bad_questions,
             "questions": self._questions,
+            "administration_refused": self._administration.refused,
             "undecodable_frames": self._recorder.undecodable,
             "replaced_at_once": self._recorder.replaced,
             "transactions": self._writer.transactions if self._writer else 0,
@@ -382,7 +404,7 @@ class DurabilityService(Closeable):
             if not ask.durability:
                 held = self._held(ask)
                 durable = [position for position in held if self._core.keeps_fully(ask.wants[position].topic)]
-                return self._responder.pack(ask.id, Found(held=held, durable=durable), time.time_ns())
+                return self._responder.pack(ask.id, Found(held=held, durable=durable), time.time_ns(), ask.scope)
             is_for_us = ask.domain == self.settings.domain and ask.to in ("", self.node)
             answer = Answer(id=ask.id, responder=self.node, parts=1)
             if is_for_us:
@@ -404,10 +426,17 @@ class DurabilityService(Closeable):
             self._wake(ask.topics)
         if ask.durability == protocol.HISTORY:
             answer.page = answers.page(self._core, ask, _PAGE_BYTES, time.time_ns())
+            self._is_read = True
+            return
+        if ask.durability == protocol.DIGESTS:
+            answer.page = answers.digests(self._core, ask)
             return
         if ask.durability in (protocol.DELETE, protocol.SNAPSHOT) and str(ask.action) not in self._actions:
-            self._act(ask)
+            answer.refused = self._administration.admit(ask, self.node, time.monotonic())
+            if not answer.refused:
+                self._act(ask)
         answer.status = self.status()
+        answer.challenge = self._administration.challenge(time.monotonic())
 
     def _wake(self, filters: Sequence[str]) -> None:
         """Somebody wants to read: LAZY name-spaces that hold such topics are fetched now."""

@@ -28,6 +28,7 @@ from durability_service.core.messages import Epoch
 from durability_service.core.samples import Sample
 from durability_service.core.sets import Deletion
 from durability_service.errors import StoreFailed, StoreInUse
+from pubsub_api import private_files
 from pubsub_api.closing import Closeable
 from pubsub_api.core.errors import UndecodableBody
 from pubsub_api.core.topics import FilterSet
@@ -74,7 +75,8 @@ class Store(Closeable):
     def __init__(self, path: str | os.PathLike[str], *, busy_timeout_s: float = 5.0) -> None:
         self.path = pathlib.Path(path)
         with _translated(self.path):
-            self.path.parent.mkdir(parents=True, exist_ok=True)
+            private_files.make_directory(self.path.parent)
+            private_files.make_private(self.path)
             self._db = sqlite3.connect(self.path, timeout=busy_timeout_s, isolation_level=None, check_same_thread=False)
             try:
                 self._prepare()
@@ -283,7 +285,8 @@ class Store(Closeable):
         target = folder / f"durability-{stamp}-{time.time_ns() % 10**9:09}.db"
         unfinished = target.with_suffix(".partial")
         with _translated(folder):
-            folder.mkdir(parents=True, exist_ok=True)
+            private_files.make_directory(folder)
+            private_files.make_private(unfinished)
             self._db.execute("VACUUM INTO ?", (str(unfinished),))
             _reduce(unfinished, FilterSet(filters))
             with open(unfinished, "rb") as written:
@@ -383,5 +386,5 @@ def _translated(path: pathlib.Path) -> Iterator[None]:
                 f"the store {path} is used by another service: give each its own [durability] store"
             ) from error
         raise StoreFailed(f"the store {path} failed: {error}") from error
-    except (sqlite3.Error, OSError, msgspec.MsgspecError, UndecodableBody) as error:
+    except (sqlite3.Error, OSError, msgspec.MsgspecError, UnicodeDecodeError, UndecodableBody) as error:
         raise StoreFailed(f"the store {path} failed: {error}") from error

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import threading
 import time
 from typing import TextIO
 
 from durability_service.core.effects import Level, Trace
+from pubsub_api.private_files import open_private
 
 LOG = logging.getLogger(__name__)
 
@@ -20,6 +22,10 @@ _LOG_LEVELS = {
 }
 
 
+def _open(path: str) -> TextIO:
+    return os.fdopen(open_private(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND), "a", encoding="utf-8")
+
+
 class Tracer:
     """Any thread may write."""
 
@@ -27,7 +33,7 @@ class Tracer:
         self._verbosity = verbosity
         self._node = node
         self._lock = threading.Lock()
-        self._file: TextIO | None = open(path, "a", encoding="utf-8") if path else None  # noqa: SIM115  closed by `close`
+        self._file: TextIO | None = _open(path) if path else None
         self.failed = 0
         """Lines that could not be written."""
 

@@ -31,6 +31,7 @@ FAST = {
     "align_timeout": 1.0,
     "reconcile_interval": 0.5,
     "buckets": 64,
+    "admin_key": "only-for-tests-of-durability",
 }
 """Options of ``[durability]``: nobody waits, and a loaded machine does not look like a dead one."""
 HASTY = {"expiry_time": 3.0}
@@ -42,6 +43,10 @@ def durability_conf(url: str, **options: Any) -> Any:
     conf.register_opts(config.OPTIONS, group=config.GROUP)
     for name, value in {**FAST, **options}.items():
         conf.set_override(name, value, group=config.GROUP)
+    for name in options.get("name_spaces", ()):
+        group = f"{config.NAME_SPACE_GROUP}:{name}"
+        conf.register_opts(config.NAME_SPACE_OPTIONS, group=group)
+        conf.set_override("topics", ["#"], group=group)
     config.register(conf)
     return conf
 

@@ -13,6 +13,8 @@ from durability_service.core.batches import unpack
 from durability_service.core.conflicts import Peer
 from durability_service.core.effects import Level, Marks, StoreOperation
 from durability_service.core.holding import Applying, Holding
+from durability_service.core.lagging import Lagging
+from durability_service.core.latecomers import Latecomers
 from durability_service.core.lifecycle import Cause, Phase
 from durability_service.core.merging import Merge, diff
 from durability_service.core.messages import AlignData, AlignEnd, AlignProgress, AlignRequest, Epoch, Message
@@ -59,6 +61,8 @@ class Aligning:
         self._context = context
         self._settings = context.settings
         self.holding = holding
+        self.latecomers = Latecomers(context.settings.reconcile_s)
+        self.lagging = Lagging(context.settings.reconcile_s)
 
     def _joint_lineage(self, policy: Merge, theirs: Sequence[Epoch]) -> tuple[Epoch, ...]:
         held = self.holding
@@ -182,6 +186,8 @@ class Aligning:
         theirs = alignment.staged[number]
         if held.set.adopt(number, theirs):  # nothing here: every policy that asks for data takes what the other has
             applying.adopted.append(number)
+            if alignment.purpose is Purpose.RECONCILE:
+                self.latecomers.aligned((sample.digest for sample in unpack(theirs)), self._context.now)
             return theirs.count, theirs.count > 0
         local, remote = held.set.bucket(number), by_instance(unpack(theirs))
         change = diff(alignment.policy, local, remote, alignment.asked_at, held.set.kept)
@@ -191,6 +197,8 @@ class Aligning:
             came, went = held.set.put(instance, kept)
             added += came
             removed += went
+        if alignment.purpose is Purpose.RECONCILE:
+            self.latecomers.aligned((sample.digest for sample in added), self._context.now)
         applying.added += held.for_store(added)
         applying.removed += held.for_store(removed)
         return len(added), bool(added or removed)
@@ -201,7 +209,7 @@ class Aligning:
         if alignment.purpose is Purpose.FETCH:
             self._fetched(alignment, applying, end)
             return
-        if applying.is_change and alignment.purpose is not Purpose.RECONCILE:
+        if applying.is_change and alignment.purpose is not Purpose.RECONCILE:  # `latecomers` knows of those
             held.joined(alignment.policy)
         epoch, lineage = held.epoch, held.lineage
         if alignment.purpose is Purpose.FOLLOW and end.epoch > held.epoch:
@@ -215,6 +223,7 @@ class Aligning:
                 epoch, lineage = self._next_epoch()
         else:
             held.differs_since.pop(alignment.source, None)
+            self.lagging.reconciled(alignment.source)
             if applying.is_change and held.leads and held.has_other_roles:
                 epoch, lineage = self._next_epoch()  # other roles must hear of it
         marks = held.marks(epoch, lineage, self._context.stamp())

@@ -53,11 +53,17 @@ def find(
     if holding.master == node:
         found = [*_collect(holding, same_role, own), *_foreign(holding, known, role, now - reconcile_s)]
     else:
-        found = [_follow(holding, peer, own) for peer in same_role if _is_ahead(holding, peer)]
+        ahead = [peer for peer in same_role if _is_ahead(holding, peer) and not is_apart(holding, peer, own)]
+        found = [_follow(holding, peer, own) for peer in ahead]
         if own is Merge.MERGE and holding.policy.aligner:
             # Another side: the master joins with us first, and then we are of its past.
             found = [conflict for conflict in found if holding.epoch in conflict.peer.advert.lineage]
     return found + _reconcile(holding, same_role, own, node=node, now=now, reconcile_s=reconcile_s)
+
+
+def is_apart(holding: Holding, master: Peer, own: Merge) -> bool:
+    """Our master is of another side, and each side keeps what it has: its epoch must not be taken for ours."""
+    return own is Merge.IGNORE and holding.epoch != master.advert.epoch and holding.epoch not in master.advert.lineage
 
 
 def _is_ahead(holding: Holding, peer: Peer) -> bool:
@@ -101,12 +107,13 @@ def _foreign(holding: Holding, peers: list[Peer], role: str, before: float) -> l
 def _reconcile(
     holding: Holding, members: list[Peer], own: Merge, *, node: str, now: float, reconcile_s: float
 ) -> list[Conflict]:
-    """Same epoch, other set: a live event did not reach one of us."""
-    if own is Merge.IGNORE:
-        return []
+    """Same epoch, other set: a live event did not reach one of us.
+
+    With IGNORE the master may be of another side; then those of one side have only each other.
+    """
     found = []
     for peer in members:
-        is_related = holding.master in (node, peer.node) and peer.advert.is_aligner
+        is_related = (holding.master in (node, peer.node) or own is Merge.IGNORE) and peer.advert.is_aligner
         if not is_related or peer.advert.epoch != holding.epoch or peer.advert.digest == holding.set.digest:
             holding.differs_since.pop(peer.node, None)
         elif now - holding.differs_since.setdefault(peer.node, now) >= reconcile_s:

@@ -35,7 +35,12 @@ class Live:
 
 @dataclasses.dataclass(frozen=True)
 class LiveLost:
-    """The bus says that live samples may have been lost on their way to us."""
+    """The bus says that live samples may have been lost on their way to us, or come late."""
+
+    is_read: bool = False
+    """Somebody was given history before."""
+    is_sure: bool = False
+    """The bus gave up events that are to be kept here."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -161,7 +166,14 @@ class Trace:
     fields: dict[str, Any]
 
 
-Effect = Send | Store | Acknowledged | Trace
+@dataclasses.dataclass(frozen=True)
+class NameTaken:
+    """Another service has our name and has been there longer: this one has ended."""
+
+    reason: str
+
+
+Effect = Send | Store | Acknowledged | Trace | NameTaken
 
 
 @dataclasses.dataclass(frozen=True)

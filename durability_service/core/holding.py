@@ -37,6 +37,9 @@ class Counters:
     duplicates: int = 0
     held_dropped: int = 0
     from_the_future: int = 0
+    """Live samples stamped further ahead than clocks may be apart."""
+    future_refused: int = 0
+    """Those of them that were not kept: see `durability_service.core.clocks`."""
     aligned: int = 0
     alignments: int = 0
     alignments_abandoned: int = 0
@@ -76,7 +79,7 @@ class Holding:
         if restored and self.has_base:
             self._load(restored)
         self.quality = self.set.newest
-        self.base_alive = max(marks.alive, self.set.newest)
+        self.base_alive = marks.alive
         self.was_written = self.set.count > 0
         self.epoch_max = self.epoch.counter
         """The highest counter seen anywhere."""

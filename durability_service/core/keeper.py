@@ -21,10 +21,11 @@ from collections.abc import Sequence
 
 from durability_service.core import conflicts
 from durability_service.core.alignee import Purpose
-from durability_service.core.aligning import Aligning
+from durability_service.core.aligning import Aligning, Context
 from durability_service.core.conflicts import Conflict, Peer
 from durability_service.core.effects import Level
 from durability_service.core.election import Member, choose, is_agreed
+from durability_service.core.holding import Holding
 from durability_service.core.lifecycle import Cause, Phase
 from durability_service.core.merging import Merge
 from durability_service.core.messages import NO_EPOCH, DeletionNotice, Epoch
@@ -32,12 +33,25 @@ from durability_service.core.samples import Sample
 from durability_service.core.sets import Deletion
 
 _FOREVER = 1 << 63
+_RENEW_S = 60.0
+_RENEW_PART = 0.1
+"""Of ``cleanup_s``: a set that is maintained is noted as such this often, or every `_RENEW_S`, whichever comes first.
+One small row then; and what a service is taken to have been away for longer than it was is no more than that."""
+_QUALITY_OLD, _QUALITY_FRESH = 1, 2
+"""Of sets on disk: one that is too old comes before none, and after every other, also one that is empty."""
 _STARTERS_DISCOVERIES = 3
 """Fellows that still discover are waited for, for this many discovery periods, before data is injected."""
 
 
 class Keeper(Aligning):
     """Decides for one name-space."""
+
+    def __init__(self, context: Context, holding: Holding) -> None:
+        super().__init__(context, holding)
+        self._renew_due = context.now
+        """When the store is to be told that the set is still maintained."""
+        self._age_warning = ""
+        """What became of a set on disk that was too old."""
 
     @property
     def signature(self) -> tuple[object, ...]:
@@ -52,6 +66,7 @@ class Keeper(Aligning):
     def live(self, samples: Sequence[Sample], token: int) -> None:
         held = self.holding
         held.counters.live += len(samples)
+        self.latecomers.live(samples)
         if not held.is_aligned:
             if not held.hold(samples, token):
                 self._context.refuse(token)
@@ -83,6 +98,7 @@ class Keeper(Aligning):
         if held.phase in (Phase.DISCOVER, Phase.DORMANT, Phase.TERMINATING):
             return
         members = [peer for peer in peers if peer.role == self._settings.role and peer.advert.is_ready]
+        self._look_whether_behind(now, members)
         self._elect(members)
         self._warn(members)
         held.has_other_roles = any(peer.role != self._settings.role for peer in peers)
@@ -95,6 +111,20 @@ class Keeper(Aligning):
             self._begin(now, peers, members)
         elif held.is_aligned:
             self._lead_or_follow(now, peers, members)
+
+    def _look_whether_behind(self, now: float, members: Sequence[Peer]) -> None:
+        if not self.lagging.is_behind:
+            return
+        held = self.holding
+        of_one_epoch = [peer for peer in members if peer.advert.is_complete and peer.advert.epoch == held.epoch]
+        digest = held.set.digest
+        said = [(peer.node, peer.advert.digest == digest, peer.fellow.heard_at) for peer in of_one_epoch]
+        self.lagging.look(now, said)
+
+    @property
+    def is_readable(self) -> bool:
+        """Whether readers may be told that what they get is complete."""
+        return self.holding.is_complete and not self.lagging.is_behind
 
     def _elect(self, members: Sequence[Peer]) -> None:
         held = self.holding
@@ -117,8 +147,15 @@ class Keeper(Aligning):
         is_delayed = held.policy.delayed_alignment
         others = sorted(peer.node for peer in members if peer.advert.is_delayed != is_delayed)
         warnings = [f"delayed_alignment is {is_delayed} here and not so in {', '.join(others)}"] if others else []
+        if self._age_warning:
+            warnings.append(self._age_warning)
+        if held.phase is Phase.ELECT and (lacking := self._settings.injection_peers_min - len(members)) > 0:
+            warnings.append(f"injection_peers_min: waiting for {lacking} more before the set on disk is used")
         if not held.choice.candidate:
             warnings.append("nobody may lead: an aligner with a master_priority above 0 that wants the data is missing")
+        own = held.policy.merge_for(self._settings.role, self._settings.role)
+        if any(peer.node == held.master and conflicts.is_apart(held, peer, own) for peer in members if held.is_aligned):
+            warnings.append(f"this set is of another side than that of {held.master}, and merge is IGNORE: they differ")
         for warning in warnings:
             if warning not in held.warnings:
                 self._context.trace(Level.WARNING, warning, name_space=held.name)
@@ -132,7 +169,8 @@ class Keeper(Aligning):
         sources = [peer for peer in members if peer.advert.is_complete and peer.advert.is_aligner]
         if held.master == self._settings.node:
             source = max(sources, key=lambda peer: (peer.advert.epoch, peer.advert.count, peer.node), default=None)
-            if source is None and not self._waits_for_starters(now, peers):
+            is_quorate = len(members) >= self._settings.injection_peers_min
+            if source is None and is_quorate and not self._waits_for_starters(now, peers):
                 self._inject(now)
         else:
             source = next((peer for peer in sources if peer.node == held.master), None)
@@ -153,6 +191,10 @@ class Keeper(Aligning):
         held.counters.injections += 1
         held.is_marking = True
         epoch, lineage = self._next_epoch()
+        if self.is_base_old:
+            self._age_warning = f"{_age(self._base_age_s)}, longer than cleanup_delay, was injected: objects that were "
+            self._age_warning += "deleted since may be back"
+            self._context.trace(Level.WARNING, self._age_warning, name_space=held.name)
         marks = held.marks(epoch, lineage, self._context.stamp())
         self._context.trace(Level.INFO, "injecting", name_space=held.name, samples=held.set.count, epoch=epoch)
         self._context.store(
@@ -164,6 +206,9 @@ class Keeper(Aligning):
         held = self.holding
         held.moves(Cause.MASTER_COMPLETE, now)
         is_ours = self._is_our_past(source) or self._is_delayed(source, members)
+        if not is_ours and self.is_base_old and held.set.count:
+            self._age_warning = f"{_age(self._base_age_s)}, longer than cleanup_delay, was set aside"
+            self._context.trace(Level.WARNING, self._age_warning, name_space=held.name)
         self._align(now, source, Purpose.FETCH, Merge.MERGE if is_ours else Merge.CATCHUP, _FOREVER)
 
     def _is_our_past(self, source: Peer) -> bool:
@@ -171,8 +216,23 @@ class Keeper(Aligning):
         held = self.holding
         is_known = held.epoch == source.advert.epoch or held.epoch in source.advert.lineage
         is_known |= held.policy.merge_for(self._settings.role, self._settings.role) is Merge.MERGE
-        age_s = (self._context.stamp() - held.base_alive) / 1e9
-        return held.has_base and held.epoch != NO_EPOCH and is_known and age_s < self._settings.cleanup_s
+        return held.has_base and held.epoch != NO_EPOCH and is_known and not self.is_base_old
+
+    @property
+    def _base_age_s(self) -> float:
+        return (self._context.stamp() - self.holding.base_alive) / 1e9
+
+    @property
+    def is_base_old(self) -> bool:
+        """The set on disk was left alone for so long that nobody remembers any more what was deleted meanwhile."""
+        return self.holding.has_base and self._base_age_s >= self._settings.cleanup_s
+
+    def judge_base(self) -> None:
+        """Say how good the set on disk is, before anybody is elected."""
+        held = self.holding
+        self._renew_due = self._context.now + self._renew_s
+        if held.has_base:
+            held.quality = _QUALITY_OLD if self.is_base_old else max(_QUALITY_FRESH, held.quality)
 
     def _is_delayed(self, source: Peer, members: Sequence[Peer]) -> bool:
         """The domain is empty and was never written to: the best late set may still be used, when all want that."""
@@ -278,6 +338,30 @@ class Keeper(Aligning):
         self._context.store(held, held.change([], held.for_store(gone)), _nothing)
         held.set.cool(self._context.now, self._settings.heartbeat_s, samples_max=self._settings.cool_samples)
 
+    def renew(self, *, at_once: bool = False) -> None:
+        """Have the store remember that the set is maintained, so that who is idle does not look as if away."""
+        held = self.holding
+        now = self._context.now
+        if not self._may_renew or (now < self._renew_due and not at_once):
+            return
+        self._renew_due = now + self._renew_s
+        marks = held.marks(*held.marked, self._context.stamp())
+        self._context.store(held, held.change([], [], marks), _nothing)
+
+    @property
+    def _renew_s(self) -> float:
+        return min(_RENEW_S, _RENEW_PART * self._settings.cleanup_s)
+
+    @property
+    def _may_renew(self) -> bool:
+        held = self.holding
+        return held.is_persistent and held.is_aligned and held.applying is None and not held.is_marking
+
+    def tell_readers(self) -> None:
+        """Have those who were served read again, when something came late."""
+        if self.latecomers.take(self._context.now):
+            self.holding.joined(Merge.MERGE)
+
     def expire(self) -> None:
         """Forget samples whose lifespan is over."""
         held = self.holding
@@ -291,11 +375,19 @@ class Keeper(Aligning):
             return self._context.now
         alignment = held.alignment.next_deadline() if held.alignment else float("inf")
         expiry = held.expiry.next_deadline() if held.is_aligned else float("inf")
-        return min(alignment, expiry, held.aligner.next_deadline())
+        renewal = self._renew_due if self._may_renew else float("inf")
+        readers = min(self.latecomers.next_deadline(), self.lagging.next_deadline())
+        return min(alignment, expiry, renewal, held.aligner.next_deadline(), readers)
 
 
 def _nothing() -> None:
     """What to do after something that nobody waits for."""
+
+
+def _age(age_s: float) -> str:
+    """How an old set is spoken of."""
+    unit, seconds = ("days", 86_400.0) if age_s >= 172_800 else ("hours", 3600.0) if age_s >= 7200 else ("s", 1.0)
+    return f"a set on disk that was last maintained {age_s / seconds:.1f} {unit} ago"
 
 
 def _as_member(peer: Peer) -> Member:

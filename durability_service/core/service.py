@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from typing import Any
 
+from durability_service.core.clocks import ClocksAhead
 from durability_service.core.conflicts import Peer
 from durability_service.core.effects import (
     Acknowledged,
@@ -23,6 +24,7 @@ from durability_service.core.effects import (
     Level,
     Live,
     LiveLost,
+    NameTaken,
     Received,
     Restored,
     Send,
@@ -42,7 +44,7 @@ from durability_service.core.namespaces import NameSpace, incompatibility, inter
 from durability_service.core.samples import Sample
 from durability_service.core.sets import Deletion
 from durability_service.core.settings import ServiceSettings
-from pubsub_api.core.clock import HybridClock
+from durability_service.core.twins import Twins
 from pubsub_api.core.errors import InvalidTopic
 
 _ADVERT_INTERVAL_MIN = 0.1
@@ -60,9 +62,13 @@ class DurabilityCore:
         """``restored`` is what the store found, by name-space."""
         self.settings = settings
         self.now = now
-        self._clock = HybridClock(int(settings.clock_skew_max_s * 1e9))
+        self._skew_max_ns = int(settings.clock_skew_max_s * 1e9)
+        self._newest = 0
+        """The newest timestamp of a publisher that was believed."""
         self._wall_ns = 0
+        self.clocks_ahead = ClocksAhead(settings.clock_skew_max_s)
         self.membership = Membership(settings.node, settings.incarnation, settings.expiry_s, settings.fellows_max)
+        self.twins = Twins(settings.node, settings.incarnation, settings.expiry_s)
         self._rules = settings.rules.fingerprint()
         self.keepers: dict[str, Keeper] = {}
         self._restored = dict(restored)
@@ -122,8 +128,14 @@ class DurabilityCore:
             if isinstance(event, Tick):
                 keeper.sweep()
                 keeper.expire()
+                keeper.renew()
+                keeper.tell_readers()
             elif isinstance(event, LiveLost):
                 keeper.holding.merged.clear()  # within a role sets are compared anyway
+                if event.is_read:
+                    keeper.latecomers.delayed(self.now)
+                if event.is_sure:
+                    keeper.lagging.lost(self.now)
             elif isinstance(event, Interest) and keeper.holding.name in event.name_spaces:
                 keeper.holding.is_wanted |= keeper.holding.may_keep
 
@@ -157,7 +169,8 @@ class DurabilityCore:
         self._effects.append(Trace(level, what, fields))
 
     def stamp(self) -> int:
-        return self._clock.tick(self._wall_ns)
+        # Of the wall clock nothing is remembered: a moment in which it is ahead must not last.
+        return max(self._wall_ns, min(self._newest, self._wall_ns + self._skew_max_ns))
 
     def request_number(self) -> int:
         self._requests += 1
@@ -197,25 +210,34 @@ class DurabilityCore:
         parts: dict[str, list[Sample]] = {}
         newest = 0
         token = event.token
-        limit = self._wall_ns + int(self.settings.clock_skew_max_s * 1e9)
+        wall_ns, clocks = self._wall_ns, self.clocks_ahead
+        limit = wall_ns + self._skew_max_ns
         for topic, together in itertools.groupby(event.samples, _topic):
             samples = list(together)
             keeper = self._keeper_of(topic)
             if keeper is None:
                 self.unwanted += len(samples)
                 continue
-            timely = [sample for sample in samples if sample[3] <= limit]
-            if len(timely) < len(samples):
-                keeper.holding.counters.from_the_future += len(samples) - len(timely)
-                token = 0  # what was not taken must not be acknowledged along with the rest
-            if timely:
-                newest = max(newest, *(sample[3] for sample in timely))
-                parts.setdefault(keeper.holding.name, []).extend(timely)
-        self._clock.observe(newest, self._wall_ns)
+            ahead = [sample for sample in samples if sample[3] > limit]
+            if ahead:
+                self._tell_ahead(ahead)
+                keeper.holding.counters.from_the_future += len(ahead)
+                kept = [sample for sample in samples if clocks.is_kept(sample[3], wall_ns)]
+                if len(kept) < len(samples):
+                    keeper.holding.counters.future_refused += len(samples) - len(kept)
+                    samples, token = kept, 0  # what was not taken must not be acknowledged along with the rest
+            if samples:
+                newest = max(newest, *(sample[3] for sample in samples if sample[3] <= limit), 0)
+                parts.setdefault(keeper.holding.name, []).extend(samples)
+        self._newest = max(newest, self._newest)
         if token and parts:
             self._open_tokens[token] = len(parts)
         for name, samples in parts.items():
             self.keepers[name].live(samples, token)
+
+    def _tell_ahead(self, samples: Sequence[Sample]) -> None:
+        for writer, ahead_s in self.clocks_ahead.note(samples, self.now, self._wall_ns):
+            self.trace(Level.WARNING, "the clock of a publisher is ahead", publisher=writer, seconds=ahead_s)
 
     def keeps(self, topic: str) -> bool:
         """Whether data of the topic is kept here."""
@@ -258,6 +280,8 @@ class DurabilityCore:
 
     def _received(self, message: Message) -> None:
         if message.node == self.settings.node:
+            if isinstance(message, Advert) and message.domain == self.settings.domain:
+                self._twin_came(message)
             return
         if isinstance(message, Advert):
             self._advert_came(message)
@@ -268,6 +292,17 @@ class DurabilityCore:
             self._noticed(message)
         elif message.name_space in self.keepers:
             self.keepers[message.name_space].received(message, self.now)
+
+    def _twin_came(self, advert: Advert) -> None:
+        is_proven = self.twins.received(advert, self.now)
+        self._heartbeat_due = min(self._heartbeat_due, self._advert_due())  # let it hear us soon
+        if not is_proven or self.is_terminating:
+            return
+        (reason,) = self.twins.warnings(self.now)
+        self.trace(Level.SEVERE, reason, incarnation=advert.incarnation)
+        if self.twins.is_ours_to_end:
+            self._terminate()
+            self._effects.append(NameTaken(reason))
 
     def _advert_came(self, advert: Advert) -> None:
         if advert.domain != self.settings.domain:
@@ -376,11 +411,13 @@ class DurabilityCore:
         expected = self.settings.expected_peers
         has_all = expected > 0 and sum(1 for _ in self.membership.connected()) >= expected
         if has_all or self.now - holding.since >= self.settings.discovery_s:
+            self.keepers[holding.name].judge_base()
             holding.moves(Cause.DISCOVERED if holding.is_wanted else Cause.DISCOVERED_LAZY, self.now)
 
     def _terminate(self) -> None:
         self.is_terminating = True
         for keeper in self.keepers.values():
+            keeper.renew(at_once=True)
             if keeper.holding.phase is not Phase.TERMINATING:
                 keeper.holding.moves(Cause.STOPPED, self.now)
         self.send(self._advert())
@@ -388,7 +425,14 @@ class DurabilityCore:
     # -- adverts
 
     def _signature(self) -> object:
-        return tuple(keeper.signature for keeper in self.keepers.values()), tuple(self.membership.heard().items())
+        return tuple(keeper.signature for keeper in self.keepers.values()), tuple(self._heard().items())
+
+    def _heard(self) -> dict[str, int]:
+        return self.membership.heard() | self.twins.heard(self.now)
+
+    def troubles(self) -> list[str]:
+        """What is wrong and concerns all name-spaces."""
+        return [*self.twins.warnings(self.now), *self.clocks_ahead.warnings(self.now)]
 
     def _advert_due(self) -> float:
         return self._advert_sent + _ADVERT_INTERVAL_MIN * self.settings.heartbeat_s
@@ -418,6 +462,6 @@ class DurabilityCore:
             rules=self._rules,
             buckets=settings.buckets,
             is_terminating=self.is_terminating,
-            heard=self.membership.heard(),
+            heard=self._heard(),
             name_spaces=[keeper.holding.advert() for keeper in self.keepers.values()],
         )

@@ -70,6 +70,8 @@ class ServiceSettings:
     discovery_s: float = 3.0
     expected_peers: int = 0
     """Discovery ends early when this many fellows have answered."""
+    injection_peers_min: int = 0
+    """So many fellows of our role must be there before what is on disk becomes the set of the domain."""
     combine_initial_s: float = 0.5
     combine_operational_s: float = 0.01
     align_timeout_s: float = 2.0

@@ -22,6 +22,7 @@ from pubsub_api.errors import WaitTimeout
 from pubsub_api.testing.conf_fixture import fast_conf
 from tests.durability_domain import TIMEOUT_S, Domain, durability_conf
 from tests.functional.conftest import Bus
+from tests.servers import free_port
 from tests.waiting import wait_until
 
 
@@ -221,6 +222,22 @@ def test_transient_local_data_comes_from_the_publisher_and_goes_with_it(local: D
     with local.reader(["orders/#"], seen, kind=Kind.TRANSIENT_LOCAL) as reader:
         assert reader.wait_for_historical_data(TIMEOUT_S) is Outcome.COMPLETE
     assert seen == []
+
+
+def test_without_a_publisher_transient_local_data_is_not_waited_for(tmp_path: pathlib.Path) -> None:
+    """Where publishers bind, nobody may be there to say what it remembers."""
+    url = f"zmq://127.0.0.1:{free_port()}"
+    seen: list[pubsub_api.Event] = []
+    with pubsub_api.open(conf=durability_conf(url, no_service_time=0.3)) as session:
+        reader = session.subscriber(["orders/#"], seen.append, durability=Kind.TRANSIENT_LOCAL)
+        assert reader.wait_for_historical_data(10 * TIMEOUT_S) is Outcome.NO_SERVICE
+        with pubsub_api.open(conf=fast_conf(url)) as other:
+            publish(other.publisher(), event("k1", 1))
+            wait_until(lambda: seen, TIMEOUT_S, "what the publisher remembers")
+            wait_until(
+                lambda: reader.wait_for_historical_data(0.0) is Outcome.COMPLETE, TIMEOUT_S, "history to be complete"
+            )
+        reader.close()
 
 
 def test_a_snapshot_is_a_store(local: Domain) -> None:

@@ -7,6 +7,7 @@ import dataclasses
 
 import pytest
 
+from durability_service.answers import page, service_status
 from durability_service.core.effects import Acknowledged, Live, Store, Stored
 from durability_service.core.merging import Merge
 from durability_service.core.namespaces import Kind, NameSpace, covers
@@ -14,7 +15,7 @@ from durability_service.core.samples import Sample, make_sample
 from durability_service.core.service import DurabilityCore
 from durability_service.core.settings import TopicRules
 from durability_service.history import find_mismatches
-from durability_service.protocol import ServiceStatus, SpaceStatus
+from durability_service.protocol import HISTORY, Ask, ServiceStatus, SpaceStatus
 from durability_service.testing.simulator.nodes import EPOCH_NS
 from durability_service.testing.simulator.scenario import SPACES
 from pubsub_api.core.durability import Durability
@@ -103,7 +104,7 @@ def test_readers_hear_of_sides_that_were_joined(merge: Merge, joins: int, replac
     assert (advert.joins, advert.replacements) == (counters.joins, counters.replacements)
 
 
-def test_a_lost_event_that_is_made_up_for_is_no_news_to_readers() -> None:
+def test_a_lost_event_that_is_made_up_for_is_news_to_readers() -> None:
     rig = Rig()
     for name in "ab":
         rig.add(name)
@@ -116,6 +117,51 @@ def test_a_lost_event_that_is_made_up_for_is_no_news_to_readers() -> None:
     rig.network.mend("a", "b")
     rig.run(LONG_S)
     assert rig.keys("b") == "x"
+    assert rig.held("a").counters.joins == 0
+    assert rig.held("b").counters.joins == 1
+
+
+def test_a_service_that_knows_that_it_is_behind_does_not_call_itself_complete_to_readers() -> None:
+    rig = Rig()
+    for name in "ab":
+        rig.add(name)
+    rig.start()
+    rig.network.cut("a", "b")
+    sample = rig.writers["a"].sample("a/x", "x", is_delete=False)
+    rig.oracle.wrote(sample)
+    rig.network.publish("a", sample)
+    rig.run(0.1)
+    rig.network.mend("a", "b")
+    rig.run(0.05)
+    core = rig.nodes["b"].core
+    assert core is not None
+    ask = Ask(id=1, durability=HISTORY, topics=["#"], name_space=SPACE.name)
+    found = page(core, ask, 1000, EPOCH_NS)
+    assert found is not None
+    assert not found.is_complete
+    (space,) = service_status(core, lag=0, counters={}, actions={}).name_spaces
+    assert not space.is_complete
+    assert any("behind" in warning for warning in space.warnings)
+    rig.run()
+    found = page(core, ask, 1000, EPOCH_NS)
+    assert found is not None
+    assert found.is_complete
+    assert [one.key for one in found.samples] == ["x"]
+
+
+def test_what_comes_by_reconciliation_first_and_then_live_is_no_news_to_readers() -> None:
+    rig = Rig()
+    for name in "ab":
+        rig.add(name)
+    rig.start()
+    sample = rig.writers["a"].sample("a/x", "x", is_delete=False)
+    rig.oracle.wrote(sample)
+    rig.nodes["a"].feed(Live([sample], rig.nodes["a"].new_token(sample)))
+    node = rig.nodes["b"]
+    while rig.keys("b") != "x":  # it reconciles
+        rig.run(0.05)
+    node.feed(Live([sample], node.new_token(sample)))
+    rig.run(LONG_S)
     assert rig.held("b").counters.joins == 0
 
 

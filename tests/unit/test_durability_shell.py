@@ -261,6 +261,11 @@ def test_without_a_store_nothing_is_persistent(tmp_path: pathlib.Path) -> None:
         ("[durability]\nname_spaces = all, b\n[durability_name_space:b]\ntopics = x\n", "has topics in common"),
         ("[durability_name_space:all]\ntopics = a/#/b\n", "must stand alone"),
         ("[durability]\nexpiry_time = 0\n", "expiry_time"),
+        ("[durability]\nstor = /tmp/x\n", "is store meant"),
+        ("[durability_policy:default]\nmaster_prioritty = 1\n", "is master_priority meant"),
+        ("[durability]\npolicies = dedicatd\n[durability_policy:dedicated]\naligner = false\n", "is dedicated meant"),
+        ("[durability]\nname_spaces = ordrs\n[durability_name_space:orders]\ntopics = o/#\n", "is orders meant"),
+        ("[durability]\nname_spaces = orders\n", "'orders' is described nowhere"),
     ],
 )
 def test_options_that_cannot_be_used_are_refused(tmp_path: pathlib.Path, text: str, reason: str) -> None:
@@ -271,6 +276,14 @@ def test_options_that_cannot_be_used_are_refused(tmp_path: pathlib.Path, text: s
 
     with pytest.raises(InvalidConfig, match=reason):
         use()
+
+
+def test_a_policy_that_is_described_and_not_used_is_warned_of(
+    tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    conf_of(tmp_path, "[durability_policy:dedicated]\naligner = false\n")
+    assert "durability_policy:dedicated" in caplog.text
+    assert "has no effect" in caplog.text
 
 
 # -- messages and tracing

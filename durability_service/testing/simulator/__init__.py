@@ -8,6 +8,7 @@ when an invariant is broken.  The same seed gives the same run, to the last line
 ``network``      loss, repetition, delay, cuts in one direction or both
 ``store``        the disk, and what is left of it after a crash
 ``nodes``        a service: core, disk, clock
+``readers``      late joiners
 ``oracle``       what must hold, at any time and at the end
 ``scenario``     one run; ``runner``: many
 ===============  ==========================================================================

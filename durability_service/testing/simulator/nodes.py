@@ -4,7 +4,19 @@ from __future__ import annotations
 
 import dataclasses
 
-from durability_service.core.effects import Acknowledged, Event, Level, Send, Store, Stored, Terminate, Tick, Trace
+from durability_service.core.effects import (
+    Acknowledged,
+    Event,
+    Level,
+    Live,
+    NameTaken,
+    Send,
+    Store,
+    Stored,
+    Terminate,
+    Tick,
+    Trace,
+)
 from durability_service.core.messages import Advert
 from durability_service.core.samples import Sample
 from durability_service.core.service import DurabilityCore
@@ -30,8 +42,13 @@ class SimNode:
         core_class: type[DurabilityCore],
         skew_s: float,
         disk_s: float,
+        name: str = "",
+        lives: int = 0,
     ) -> None:
-        self.name = settings.node
+        """``name`` is that of its host, if it is not the one that it gives itself."""
+        self.name = name or settings.node
+        self.was_refused = False
+        """Another service had its name."""
         self.settings = settings
         self.disk = StoreModel()
         self.core: DurabilityCore | None = None
@@ -42,13 +59,14 @@ class SimNode:
         self._core_class = core_class
         self._skew_ns = int(skew_s * 1e9)
         self._disk_s = disk_s
-        self._life = 0
+        self._life = lives
         self._is_paused = False
         self._missed: list[Event] = []
         self._pending: list[Store] = []
         self._is_disk_busy = False
         self._tick_at = 0.0
         self._tokens: dict[int, Sample] = {}
+        self._open: set[int] = set()
         self._token = 0
         network.nodes.append(self)
 
@@ -57,12 +75,21 @@ class SimNode:
         return self.core is not None
 
     @property
+    def is_awake(self) -> bool:
+        return self.core is not None and not self._is_paused
+
+    @property
     def now(self) -> float:
         return self._world.now
 
     @property
     def is_disk_idle(self) -> bool:
         return not self._pending
+
+    @property
+    def unacknowledged(self) -> list[Sample]:
+        """What reached this life of the service and was not acknowledged."""
+        return [self._tokens[token] for token in sorted(self._open)]
 
     def wall_ns(self) -> int:
         return EPOCH_NS + int(self._world.now * 1e9) + self._skew_ns
@@ -83,6 +110,7 @@ class SimNode:
             return
         self._life += 1
         self.settings = dataclasses.replace(self.settings, incarnation=self._life)
+        self.was_refused = False
         restored = self.disk.open()
         self._world.note(self.name, "start", self._life, {name: len(list(one)) for name, one in restored.items()})
         self.core = self._core_class(self.settings, restored, self._world.now)
@@ -105,6 +133,9 @@ class SimNode:
         if self.core is None or self._is_paused:
             return
         self.feed(Terminate())
+        self._end()
+
+    def _end(self) -> None:
         self._world.note(self.name, "stop")
         for store in self._pending:
             self.disk.do(store.operation)
@@ -114,6 +145,7 @@ class SimNode:
         self.core = None
         self._pending.clear()
         self._missed.clear()
+        self._open.clear()
         self._is_paused = self._is_disk_busy = False
 
     def pause(self) -> None:
@@ -140,6 +172,8 @@ class SimNode:
         if self._is_paused:
             self._missed.append(event)
             return
+        if isinstance(event, Live):
+            self._open.add(event.token)
         for effect in core.step(self._world.now, self.wall_ns(), event):
             if isinstance(effect, Send):
                 if isinstance(effect.message, Advert):
@@ -150,12 +184,18 @@ class SimNode:
                 self._pending.append(effect)
                 self._work()
             elif isinstance(effect, Acknowledged):
+                self._open.discard(effect.token)
                 self._oracle.acknowledged(self, self._tokens[effect.token])
+            elif isinstance(effect, NameTaken):
+                self.was_refused = True
             elif isinstance(effect, Trace) and effect.level <= Level.FINE:
                 self._oracle.traced(self, effect.what, effect.fields)
                 self._world.note(self.name, effect.what, *effect.fields.values())
         self._oracle.stepped(self)
-        self._schedule()
+        if self.was_refused:
+            self._end()
+        else:
+            self._schedule()
 
     def _work(self) -> None:
         if self._pending and not self._is_disk_busy:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import fnmatch
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from durability_service.core.effects import Apply, Fill, StoreOperation
@@ -17,13 +17,14 @@ from durability_service.core.lifecycle import Phase
 from durability_service.core.merging import Merge
 from durability_service.core.messages import NO_EPOCH, Advert, Epoch
 from durability_service.core.namespaces import SAME_ROLE, Kind
-from durability_service.core.samples import Sample
+from durability_service.core.samples import InstanceKey, Sample
 from durability_service.core.sets import Deletion
 from durability_service.testing.simulator.profiles import Profile
 from pubsub_api.testing.simulator.world import Violation
 
 if TYPE_CHECKING:
     from durability_service.testing.simulator.nodes import SimNode
+    from durability_service.testing.simulator.readers import SimReader
 
 
 def reflects(held: Holding, sample: Sample, now_ns: int) -> bool:
@@ -41,8 +42,13 @@ class Oracle:
         """How far the clocks of two services may be apart."""
         self.written: dict[bytes, Sample] = {}
         self._acknowledged: dict[str, dict[bytes, Sample]] = defaultdict(dict)
+        self._acknowledged_at: dict[tuple[str, bytes], float] = {}
         self._epochs: dict[tuple[str, str], Epoch] = {}
         self._choices: dict[tuple[str, bytes], str] = {}
+        self.forgotten: set[bytes] = set()
+        """Samples of long ago, by digest, that were deleted since, and nobody remembers that they were."""
+        self.clones: list[SimNode] = []
+        """Services that have the name of another."""
         self.acknowledgements = 0
         self._alignments: dict[tuple[str, str], list[Sample]] = {}
         """Node and name-space -> what its source had acknowledged when it asked."""
@@ -54,9 +60,14 @@ class Oracle:
         self._injected: dict[tuple[str, str], str] = {}
         """Name-space and role -> who injected."""
         self._advert_at: dict[str, float] = {}
+        self._deleted: dict[InstanceKey, int] = {}
+        """Instance -> when it was last deleted."""
 
     def _reflects(self, node: SimNode, held: Holding, sample: Sample) -> bool:
-        return reflects(held, sample, node.wall_ns() + self._slack_ns)
+        now_ns = node.wall_ns() + self._slack_ns
+        deleted = self._deleted.get(sample.instance, 0)
+        is_forgotten = sample.timestamp <= deleted < now_ns - int(node.settings.cleanup_s * 1e9)
+        return is_forgotten or reflects(held, sample, now_ns)
 
     # -- what happens
 
@@ -67,6 +78,8 @@ class Oracle:
             raise Violation(f"S20: {sample[:6]} is not newer than what was written before")
         self._stamps[stream] = sample.timestamp
         self.written[sample.digest] = sample
+        if sample.is_delete:
+            self._deleted[sample.instance] = max(sample.timestamp, self._deleted.get(sample.instance, 0))
 
     def started(self, node: SimNode) -> None:
         self._roles[node.name] = node.settings.role
@@ -83,6 +96,7 @@ class Oracle:
 
     def acknowledged(self, node: SimNode, sample: Sample) -> None:
         self.acknowledgements += 1
+        self._acknowledged_at.setdefault((node.name, sample.digest), node.now)
         self._acknowledged[node.name][sample.digest] = sample
 
     def storing(self, node: SimNode, operation: StoreOperation) -> None:
@@ -145,6 +159,8 @@ class Oracle:
             known = self._injected.setdefault((fields["name_space"], node.settings.role), node.name)
             if known != node.name:
                 raise Violation(f"S6: {node.name} injects {fields['name_space']}, which {known} did before")
+        if what == "epoch" and self._profile.merge is Merge.IGNORE:
+            self._check_apart(node, fields)
         if what == "aligning":
             self._note_alignment(node, fields)
         elif what == "alignment abandoned":
@@ -152,12 +168,22 @@ class Oracle:
         elif what in ("aligned", "complete"):
             self._check_aligned(node, what, fields)
 
+    def _check_apart(self, node: SimNode, fields: Mapping[str, Any]) -> None:
+        """S24: with IGNORE nobody takes the epoch of another side for its own: it does not have the data of it."""
+        assert node.core is not None
+        held = node.core.keepers[fields["name_space"]].holding
+        master: str = fields["epoch"].master
+        for sample in self._acknowledged[master].values() if master != node.name else ():
+            is_old = node.now - self._acknowledged_at[master, sample.digest] > 2 * node.settings.heartbeat_s
+            if is_old and held.matcher.match(sample.topic) and not self._reflects(node, held, sample):
+                raise Violation(f"S24: {node.name} follows {master} to {fields['epoch']} without {sample[:6]}")
+
     def _note_alignment(self, node: SimNode, fields: Mapping[str, Any]) -> None:
         """Somebody asks."""
         assert node.core is not None
         key = (node.name, fields["name_space"])
         self._check_policy(node, fields)
-        if self._profile.merge is Merge.MERGE:
+        if self._profile.merge is Merge.MERGE and not self.clones:  # else it is not clear whom it asks
             self._alignments[key] = list(self._acknowledged[fields["peer"]].values())
         alignment = node.core.keepers[key[1]].holding.alignment
         if alignment is not None and alignment.policy in (Merge.CATCHUP, Merge.REPLACE):
@@ -202,9 +228,37 @@ class Oracle:
                 ):
                     raise Violation(f"S7: {node.name} acknowledged {sample[:6]} and does not have it")
 
+    def was_read(self, reader: SimReader, sources: Sequence[SimNode]) -> None:
+        """S23: who is told that history is complete has what was acknowledged by any service that it reached."""
+        if self._profile.merge is not Merge.MERGE:
+            return
+        for node in sources:
+            for sample in self._acknowledged[node.name].values():
+                self._check_reader("S23", reader, node, sample)
+
+    def check_readers(self, readers: Sequence[SimReader], nodes: Sequence[SimNode]) -> None:
+        """L8: in the end who was told that history is complete has all that services hold, however late it came."""
+        for reader in readers:
+            for node in nodes:
+                held = node.core.keepers[reader.space.name].holding if node.core else None
+                for sample in held.set if reader.is_complete and held is not None else ():
+                    self._check_reader("L8", reader, node, sample)
+
+    def _check_reader(self, invariant: str, reader: SimReader, node: SimNode, sample: Sample) -> None:
+        held = node.core.keepers[reader.space.name].holding if node.core else None
+        if held is None or not held.matcher.match(sample.topic):
+            return
+        present = reader.set.get(sample.instance)
+        is_gone = held.set.is_deleted(sample) or held.expiry.is_expired(sample, node.wall_ns() + self._slack_ns)
+        if not is_gone and reader.set.kept((*present, sample)) != present:
+            raise Violation(f"{invariant}: a reader at {reader.host.name} lacks {sample[:6]} of {node.name}")
+
     # -- the end
 
-    def check_settled(self, nodes: list[SimNode]) -> None:
+    def check_settled(self, everybody: list[SimNode]) -> None:
+        nodes = [node for node in everybody if node not in self.clones]
+        for clone in self.clones:
+            self._check_clone(clone, nodes[0])
         names = {name for node in nodes if node.core for name in node.core.keepers}
         for name in sorted(names):
             holdings = {
@@ -218,6 +272,22 @@ class Oracle:
             self.check_kept(node)
             self._check_expired(node)
             self._check_disk(node)
+            self._check_answered(node)
+
+    def _check_clone(self, clone: SimNode, first: SimNode) -> None:
+        """S25: of two services with one name that hear each other the younger ends, and the other says so."""
+        if clone.is_alive or not clone.was_refused:
+            raise Violation(f"S25: {clone.name} serves under the name of {first.name}")
+        if first.core is None or not first.core.twins.clashes:
+            raise Violation(f"S25: {first.name} does not say that {clone.name} has its name")
+
+    def _check_answered(self, node: SimNode) -> None:
+        """L7: what reaches a service is acknowledged in the end, whatever the clock of its publisher did."""
+        if node.core is None or self._profile.policies:
+            return
+        for sample in node.unacknowledged:
+            if node.core.keeps(sample.topic):
+                raise Violation(f"L7: {node.name} never acknowledged {sample[:6]}")
 
     def _sharers(self, nodes: list[SimNode]) -> list[list[SimNode]]:
         """Services that should end with the same set: all, unless roles treat each other differently."""
@@ -271,11 +341,16 @@ class Oracle:
             for sample in held.set:
                 if sample.digest not in self.written:
                     raise Violation(f"S7: {name} holds {sample[:6]}, which nobody wrote")
+                if sample.digest in self.forgotten:
+                    raise Violation(f"S22: {name} holds {sample[:6]}, which was deleted long ago")
                 if len(held.set.get(sample.instance)) > self._profile.depth:
                     raise Violation(f"L5: {name} holds more of {sample[:3]} than the {self._profile.depth} it should")
                 if held.set.is_deleted(sample):
                     raise Violation(f"S16: {name} holds {sample[:6]}, which was deleted")
         if self._profile.merge is Merge.IGNORE:
+            sets = {(held.epoch, held.set.digest) for held in complete.values()}
+            if len(sets) > len({epoch for epoch, _ in sets}):
+                raise Violation(f"L3: sets of one side differ: {sorted(complete)}")
             return
         # Where nobody may lead, nobody reconciles either; the status of the services says so.
         sources = {name: held for name, held in complete.items() if held.policy.aligner and held.master}

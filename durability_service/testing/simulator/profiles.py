@@ -30,9 +30,23 @@ class Profile:
     partitions: int = 0
     one_way_cuts: int = 0
     restarts: int = 0
+    clones: int = 0
+    """Services with the name of the first."""
     deletions: int = 0
+    readers: int = 0
+    """Late joiners."""
+    stalls: int = 0
+    """How often live events of one host do not reach one service for a while."""
     clock_jumps: int = 0
     """How often a clock is set to another time, within ``skew_s`` of the right one."""
+    clock_moments: int = 0
+    """How often a clock is minutes ahead for a moment, in which something is written."""
+    cleanup_s: float = 86_400.0
+    idle: bool = False
+    """What is written is written at the beginning."""
+    old_store: bool = False
+    """One service starts first, with a set from long ago; what the others deleted since nobody remembers."""
+    injection_peers_min: int = 0
     drop: float = 0.0
     live_drop: float = 0.0
     duplicate: float = 0.0
@@ -105,6 +119,14 @@ CHAOS = Profile(
     "chaos", services=(3, 6), crashes=4, pauses=1, partitions=2, one_way_cuts=1, deletions=1, drop=0.1, duplicate=0.1,
     late_s=0.2, live_drop=0.05, skew_s=1.0, disk_s=0.1, depth=2, preload=True, restarts=1,
 )  # fmt: skip
+IDLE = Profile("idle", cleanup_s=3.5, idle=True, duration_s=(6.0, 9.0), crashes=3, partitions=1)
+AHEAD = Profile("ahead", clock_moments=3, skew_s=0.5, crashes=1)
+OLD = Profile("old", cleanup_s=20.0, old_store=True, injection_peers_min=1, preload=True)
+BEHIND = Profile("behind", readers=6, stalls=6)
+READERS = Profile(
+    "readers", readers=6, stalls=2, partitions=2, crashes=2, drop=0.1, live_drop=0.1, services=(2, 4), disk_s=0.05
+)
+CLONED = Profile("cloned", clones=1, partitions=1, drop=0.1, late_s=0.2)
 CROWD = Profile("crowd", services=(20, 30), writes=(20, 40), duration_s=(2.0, 3.0), partitions=1, late_start=False)
 MULTITUDE = Profile("multitude", services=(50, 50), writes=(20, 40), duration_s=(2.0, 3.0), late_start=False)
 
@@ -112,7 +134,8 @@ PROFILES = {
     profile.name: profile
     for profile in (
         CALM, LATE, LOSSY, CRASHES, DISK, SPLIT, SPLIT_DEEP, ONE_WAY, PAUSES, SKEW, DELETES, CATCHUP, REPLACE, DELETE,
-        IGNORE, ROLES, SCOPES, WHOLE, TRANSIENT, MIXED, LIFESPAN, CHAOS, CROWD, MULTITUDE,
+        IGNORE, ROLES, SCOPES, WHOLE, TRANSIENT, MIXED, LIFESPAN, CHAOS, IDLE, AHEAD,
+        OLD, BEHIND, READERS, CLONED, CROWD, MULTITUDE,
     )
 }  # fmt: skip
 

@@ -19,6 +19,7 @@ from durability_service.testing.simulator.network import Network
 from durability_service.testing.simulator.nodes import EPOCH_NS, SimNode
 from durability_service.testing.simulator.oracle import Oracle
 from durability_service.testing.simulator.profiles import Profile
+from durability_service.testing.simulator.readers import SimReader
 from pubsub_api.core.clock import HybridClock
 from pubsub_api.testing.simulator.world import World
 
@@ -41,6 +42,8 @@ SETTINGS = ServiceSettings(
     buckets_per_step=4,
 )
 QUIET_S = 6.0
+_QUIET_OPERATIONS = 5
+"""So many operations, one after the other, may stand between the last fault and the end."""
 _CHECK_S = 0.5
 
 
@@ -84,6 +87,8 @@ class Scenario:
                 name_spaces=spaces,
                 policies=(self.random.choice(profile.policies) if profile.policies else profile.policy(),),
                 rules=rules,
+                cleanup_s=profile.cleanup_s,
+                injection_peers_min=profile.injection_peers_min,
             )
             SimNode(
                 world,
@@ -94,35 +99,51 @@ class Scenario:
                 skew_s=profile.skew_s * world.between(-1, 1),
                 disk_s=profile.disk_s,
             )
+        for number in range(profile.clones):
+            self._clone(core_class, number)
         self.nodes = self.network.nodes
         self.writers = [Writer(node, bytes([number]) * 16) for number, node in enumerate(self.nodes)]
 
+    def _clone(self, core_class: type[DurabilityCore], number: int) -> None:
+        first = self.network.nodes[0]
+        clone = SimNode(
+            self.world, self.network, self.oracle, first.settings,
+            core_class=core_class, skew_s=0.0, disk_s=self.profile.disk_s, name=f"clone{number}", lives=1000,
+        )  # fmt: skip
+        self.oracle.clones.append(clone)
+
     def run(self) -> None:
         """Raises Violation."""
+        is_old = self.profile.old_store
         for writer in self.writers:
-            if self.profile.preload and self.world.chance(0.5):
-                self._preload(writer)
-            self.world.at(self._start_time(), writer.node.start)
+            if self.profile.old_store or (self.profile.preload and self.world.chance(0.5)):
+                self._preload(writer, is_old=is_old)
+            self.world.at(0.0 if is_old else self._start_time(), writer.node.start)
+            is_old = False
+        written_s = min(1.0, self.duration_s) if self.profile.idle else self.duration_s
         for _ in range(self.random.randint(*self.profile.writes)):
-            self.world.at(self.world.between(0.0, self.duration_s), self._write)
+            self.world.at(self.world.between(0.0, written_s), self._write)
         self._plan_misfortunes()
         self.world.at(_CHECK_S, self._check)
         self.world.run_until(self.duration_s)
         self._restore()
-        self.world.run_until(self.world.now + QUIET_S)
+        self.world.run_until(self.world.now + QUIET_S + _QUIET_OPERATIONS * self.profile.disk_s)
         self.oracle.check_settled(self.nodes)
+        self.oracle.check_readers(self.network.readers, self.nodes)
 
     def _start_time(self) -> float:
         is_late = self.profile.late_start and self.world.chance(0.3)
         return self.world.between(0.0, self.duration_s / 2) if is_late else self.world.between(0.0, 0.3)
 
-    def _preload(self, writer: Writer) -> None:
-        """A set on disk from an earlier run, acknowledged then."""
+    def _preload(self, writer: Writer, *, is_old: bool = False) -> None:
+        """A set on disk from an earlier run, acknowledged then; deleted elsewhere, long ago, when it is old."""
         node = writer.node
         for space in node.settings.name_spaces:
             topic = "a/x" if space.name == "orders" else "b/x"
-            samples = [writer.sample(topic, f"old{number}", is_delete=False) for number in range(3)]
-            marks = Marks(Epoch(self.random.randint(1, 5), node.name), alive=EPOCH_NS)
+            name = "gone" if is_old else "old"
+            samples = [writer.sample(topic, f"{name}{number}", is_delete=False) for number in range(3)]
+            alive = EPOCH_NS - (int(10e9 * self.profile.cleanup_s) if is_old else 0)
+            marks = Marks(Epoch(self.random.randint(1, 5), node.name), alive=alive)
             for operation in (
                 BeginFill(space.name, tuple(sorted(space.filters)), node.settings.buckets),
                 Fill(space.name, spread(samples, node.settings.buckets)),
@@ -131,12 +152,15 @@ class Scenario:
                 node.disk.do(operation)
             for sample in samples:
                 self.oracle.wrote(sample)
-                self.oracle.acknowledged(node, sample)
+                if is_old:
+                    self.oracle.forgotten.add(sample.digest)
+                else:
+                    self.oracle.acknowledged(node, sample)
 
     # -- what they do
 
-    def _write(self) -> None:
-        writer = self.random.choice(self.writers)
+    def _write(self, writer: Writer | None = None) -> None:
+        writer = writer or self.random.choice(self.writers)
         topic = self.random.choice(TOPICS)
         sample = writer.sample(topic, f"k{self.random.randrange(self.profile.keys)}", is_delete=self.world.chance(0.15))
         self.oracle.wrote(sample)
@@ -161,6 +185,9 @@ class Scenario:
             (profile.one_way_cuts, self._cut_one_way),
             (profile.deletions, self._delete),
             (profile.clock_jumps, self._set_clock),
+            (profile.clock_moments, self._be_ahead),
+            (profile.readers, self._join_late),
+            (profile.stalls, self._stall),
         ):
             for _ in range(self.random.randint(0, count_max)):
                 self.world.at(self.world.between(0.3, self.duration_s), action)
@@ -217,6 +244,26 @@ class Scenario:
 
     def _set_clock(self) -> None:
         self._a_node().set_clock(self.profile.skew_s * self.world.between(-1, 1))
+
+    def _be_ahead(self) -> None:
+        """A clock is minutes ahead for a moment, and its host writes in it, and afterwards."""
+        writer = self.random.choice(self.writers)
+        writer.node.set_clock(self.world.between(90.0, 600.0))
+        self._write(writer)
+        self.world.after(self.world.between(0.0, 0.3), writer.node.set_clock, 0.0)
+        self.world.after(self.world.between(0.3, 1.0), self._write, writer)
+
+    def _join_late(self) -> None:
+        host = self._a_node()
+        self.world.note(host.name, "a reader comes")
+        SimReader(self.world, self.network, self.oracle, host, self.random.choice(host.settings.name_spaces))
+
+    def _stall(self) -> None:
+        host, node = self._a_node().name, self._a_node().name
+        if host != node:
+            self.world.note("fault", "stall", host, node)
+            self.network.stall(host, node)
+            self.world.after(self.world.between(0.3, 3.0), self.network.resume, host, node)
 
     def _wake(self) -> None:
         self._a_node().feed(Interest([space.name for space in SPACES]))
