@@ -56,6 +56,10 @@ DELIVERY_OPTIONS: Sequence[cfg.Opt] = (
            "Events of one stream that a member has read and not acknowledged. Then it reads no more of that stream."),
     _count("attempts_max", 5, 0, 1_000_000,
            "Deliveries of one event before it goes to the dead letters. 0: without end."),
+    _seconds("handler_timeout", 300.0, 0.0, 604_800.0,
+             "An event that is with the program for longer than this is taken back and delivered again; what the "
+             "program says of it later is refused. A member all of whose threads hang leaves its groups until one "
+             "returns. 0: never."),
     _seconds("retry_delay", 1.0, 0.0, 86_400.0, "Wait before the second attempt; later waits double."),
     _seconds("retry_delay_max", 60.0, 0.0, 86_400.0, "Longest wait between attempts."),
     cfg.StrOpt("dead_letter_topic", default="dead-letter/{group}",
@@ -63,7 +67,8 @@ DELIVERY_OPTIONS: Sequence[cfg.Opt] = (
     _count("lanes", 1, 1, LANES_MAX,
            "Streams that each shard is divided into when a $shared group is declared, by topic and key. More members "
            "than the log has shards need more than one."),
-    _count("queue_lanes", 4, 1, LANES_MAX, "The same for a $queue group, by place in the shard."),
+    _count("queue_in_flight", 10, 1, 10_000,
+           "Events of a $queue group that are with a program at once which acknowledges by itself."),
 )  # fmt: skip
 
 LINK_OPTIONS: Sequence[cfg.Opt] = (
@@ -123,6 +128,7 @@ def leader_settings(conf: cfg.ConfigOpts) -> LeaderSettings:
         rebalance_delay_s=groups.rebalance_delay,
         # The member gives up after its time; one that does not even do that is expelled.
         revoke_timeout_s=1.5 * groups.revoke_timeout + 2 * groups.resend_interval,
+        attempts_max=groups.attempts_max,
         members_max=groups.members_max,
     )
 

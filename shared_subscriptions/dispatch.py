@@ -2,10 +2,14 @@
 
 The fence at delivery is here.  Before every batch, and before every event of it, the lease must run and the stream must
 not have been asked back; what is left of a batch then returns to the lanes, unseen.
+
+What the user is done with is settled with every report of progress, in the middle of a batch too, so that a crash
+repeats no more than what was not reported yet.  A user who does not answer loses the event: see `take_back_from_hung`.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import threading
 import time
@@ -26,6 +30,24 @@ Batch = tuple[LoanState, list[GroupEvent]]
 
 _IDLE_S = 0.5
 _PARK_RETRY_S = 1.0
+_CRASHED = "delivered {} times, and each time its consumer crashed or did not answer"
+
+
+@dataclasses.dataclass(eq=False)
+class Call:
+    """A batch that is with the user.  `since` and `place` are written by the thread that calls, all else under the
+    lock."""
+
+    loan: LoanState
+    batch: list[GroupEvent]
+    since: float
+    """When the user got the event that it has now, or the whole batch."""
+    place: int = 0
+    """Events before this one are done with."""
+    settled: int = 0
+    """Events before this one are settled."""
+    is_abandoned: bool = False
+    """Taken back: whatever comes of it is late."""
 
 
 class Dispatch:
@@ -40,8 +62,10 @@ class Dispatch:
         auto_ack: bool,
         letters_of: Callable[[int], DeadLetters],
         wake: Callable[[], None],
+        wake_reader: Callable[[], None],
     ) -> None:
-        """``wake`` makes the protocol thread report what has been settled."""
+        """``wake`` makes the protocol thread report what has been settled, ``wake_reader`` reads where there is room
+        again."""
         self.callback_errors = 0
         self.park_failures = 0
         self._handler = handler
@@ -50,10 +74,14 @@ class Dispatch:
         self._auto_ack = auto_ack
         self._letters_of = letters_of
         self._wake = wake
+        self._wake_reader = wake_reader
         self._limit: int = options.batch_events_max
+        self._timeout_s: float = options.handler_timeout or float("inf")
         # With one dispatcher that settles whole batches there is nobody to be exclusive against.
         self._is_exclusive = not auto_ack or options.concurrency > 1
         self._is_closed = False
+        self._is_suspended = False
+        self._calls: set[Call] = set()
         has_callback = on_event is not None or on_events is not None
         self._threads = [
             threading.Thread(target=self._run, name=f"heliograph-group-dispatcher-{number}", daemon=True)
@@ -64,55 +92,93 @@ class Dispatch:
         for thread in self._threads:
             thread.start()
 
-    def close(self) -> None:
+    def close(self, *, timeout_s: float) -> None:
         """End the threads after what they are doing now; the one that calls this is not waited for."""
         with self._lock:
             self._is_closed = True
             self._lock.notify_all()
+        deadline = time.monotonic() + timeout_s
         for thread in self._threads:
             if thread.is_alive() and thread is not threading.current_thread():
-                thread.join()
+                thread.join(max(0.0, deadline - time.monotonic()))
+        with self._lock:
+            for call in self._calls:
+                if self._threads and not call.is_abandoned:
+                    LOG.error("Shared subscription: closed while the callback has offset %d of %s, which comes again "
+                              "elsewhere", call.batch[call.place].offset, call.batch[call.place].topic)  # fmt: skip
+                    self._abandon(call, time.monotonic())
 
     # -- the threads
 
     def _run(self) -> None:
-        while (found := self._next()) is not None:
-            self._call(*found)
+        while (call := self._next()) is not None:
+            try:
+                self._call(call)
+            finally:
+                self._ended(call)
 
-    def _next(self, check: Callable[[], None] = lambda: None, limit: int | None = None) -> Batch | None:
+    def _next(self, check: Callable[[], None] = lambda: None, limit: int | None = None) -> Call | None:
         """Wait for events; None when it is closed."""
-        with self._lock:
-            while not self._is_closed:
-                now = time.monotonic()
-                found = self._handler.next_batch(now, limit or self._limit, is_exclusive=self._is_exclusive)
-                if found is not None:
-                    return found
-                check()
-                self._lock.wait(min(max(self._handler.next_retry() - now, 0.001), _IDLE_S))
-            return None
+        while True:
+            with self._lock:
+                found = self._wait_for_events(check, limit or self._limit)
+                if found is None:
+                    return None
+                loan, batch = found
+                if not loan.lanes.is_overdue(batch[0]):
+                    call = Call(loan, batch, time.monotonic())
+                    self._calls.add(call)
+                    return call
+            self._park(loan, batch[0], _CRASHED.format(batch[0].attempt))
+            with self._lock:
+                self._after_settling(loan)
 
-    def _call(self, loan: LoanState, batch: list[GroupEvent]) -> None:
+    def _wait_for_events(self, check: Callable[[], None], limit: int) -> Batch | None:
+        while not self._is_closed:
+            now = time.monotonic()
+            found = self._handler.next_batch(now, limit, is_exclusive=self._is_exclusive)
+            if found is not None:
+                return found
+            check()
+            self._lock.wait(min(max(self._handler.next_retry() - now, 0.001), _IDLE_S))
+        return None
+
+    def _ended(self, call: Call) -> None:
+        """The user has returned; perhaps from a call that was given up, and then there is somebody again."""
+        with self._lock:
+            self._calls.discard(call)
+            if self._is_suspended and not self._is_closed:
+                LOG.warning("Shared subscription: a callback that hung has returned; this member joins again")
+                self._is_suspended = False
+                self._handler.resume(time.monotonic())
+                self._wake()
+
+    def _call(self, call: Call) -> None:
         if self._on_events is not None:
-            self._call_with_all(loan, batch, self._on_events)
+            self._call_with_all(call, self._on_events)
         else:
             assert self._on_event is not None
-            self._call_one_by_one(loan, batch, self._on_event)
+            self._call_one_by_one(call, self._on_event)
 
-    def _call_with_all(self, loan: LoanState, batch: list[GroupEvent], on_events: OnEvents) -> None:
+    def _call_with_all(self, call: Call, on_events: OnEvents) -> None:
         try:
-            on_events(batch)
+            on_events(call.batch)
         except Exception as error:
             self.callback_errors += 1
-            LOG.exception("Shared subscription: the callback failed with %d events of %s", len(batch), batch[0].topic)
-            self._failed_as_a_whole(loan, batch, error)
+            LOG.exception("Shared subscription: the callback failed with %d events of %s", len(call.batch),
+                          call.batch[0].topic)  # fmt: skip
+            self._failed_as_a_whole(call, error)
             return
         if self._auto_ack:
-            self._settled(loan, batch)
+            self._settle(call, len(call.batch))
 
-    def _failed_as_a_whole(self, loan: LoanState, batch: list[GroupEvent], error: Exception) -> None:
+    def _failed_as_a_whole(self, call: Call, error: Exception) -> None:
         if not self._auto_ack:
             return  # the user may have settled some of them, and must settle the others
+        loan, batch = call.loan, call.batch
         with self._lock:
+            if call.is_abandoned:
+                return
             if len(batch) > 1:
                 loan.lanes.fail_batch(batch, time.monotonic())
                 self._after_settling(loan)
@@ -121,58 +187,137 @@ class Dispatch:
                 loan.lanes.break_up(batch)
         self._fail(loan, batch[0], None, f"{type(error).__name__}: {error}")
 
-    def _call_one_by_one(self, loan: LoanState, batch: list[GroupEvent], on_event: OnEvent) -> None:
-        lanes, lease_end = loan.lanes, self._handler.lease_end
-        place, failure = 0, None
+    def _call_one_by_one(self, call: Call, on_event: OnEvent) -> None:
+        failure = None
         try:
-            for event in batch:
-                if lanes.is_stopped or time.monotonic() >= lease_end(loan.subscription):
+            for event in call.batch:
+                if not self._goes_on(call):
                     break
                 on_event(event)
-                place += 1
+                call.place += 1
         except Exception as error:
             self.callback_errors += 1
-            failure, event = f"{type(error).__name__}: {error}", batch[place]
+            failure, event = f"{type(error).__name__}: {error}", call.batch[call.place]
             LOG.exception("Shared subscription: the callback failed at offset %d of %s, attempt %d", event.offset,
                           event.topic, event.attempt)  # fmt: skip
+        self._after_batch(call, failure)
+
+    def _goes_on(self, call: Call) -> bool:
+        """Before each event: whether the user may have it."""
+        now = time.monotonic()
+        if call.is_abandoned or call.loan.lanes.is_stopped or now >= self._handler.lease_end(call.loan.subscription):
+            return False
+        call.since = now
+        return not call.is_abandoned
+
+    def _after_batch(self, call: Call, failure: str | None) -> None:
         if not self._auto_ack:
-            self._leave_to_the_user(loan, batch, place + (failure is not None))
-        elif place == len(batch):
-            self._settled(loan, batch)
+            self._leave_to_the_user(call, call.place + (failure is not None))
+        elif call.place == len(call.batch):
+            self._settle(call, call.place)
         else:
-            self._split(loan, batch, place, failure)
+            self._split(call, failure)
 
-    def _leave_to_the_user(self, loan: LoanState, batch: list[GroupEvent], seen: int) -> None:
+    def _leave_to_the_user(self, call: Call, seen: int) -> None:
         """The user settles what it has seen."""
-        if seen < len(batch):
-            with self._lock:
-                loan.lanes.put_back(batch[seen:])
-                self._after_settling(loan)
-
-    def _split(self, loan: LoanState, batch: list[GroupEvent], place: int, failure: str | None) -> None:
-        """Events before ``place`` are done; the one there failed, or was not delivered; the rest was not."""
         with self._lock:
+            if seen < len(call.batch) and not call.is_abandoned:
+                call.loan.lanes.put_back(call.batch[seen:])
+                self._after_settling(call.loan)
+
+    def _split(self, call: Call, failure: str | None) -> None:
+        """Events before `place` are done; the one there failed, or was not delivered; the rest was not."""
+        loan, place = call.loan, call.place
+        with self._lock:
+            if call.is_abandoned:
+                self._handler.counters.late += 1
+                return
             if not self._is_exclusive:
-                loan.lanes.break_up(batch)
-            for event in batch[:place]:
-                self._ack(loan, event)
+                loan.lanes.break_up(call.batch[call.settled :])
+            for event in call.batch[call.settled : place]:
+                loan.lanes.ack(event)
         if failure is not None:
-            self._fail(loan, batch[place], None, failure)
+            self._fail(loan, call.batch[place], None, failure)
             place += 1
         with self._lock:
-            loan.lanes.put_back(batch[place:])
+            loan.lanes.put_back(call.batch[place:])
             self._after_settling(loan)
 
-    def _settled(self, loan: LoanState, batch: list[GroupEvent]) -> None:
+    def settle_done(self) -> None:
+        """Under the lock: settle what the user is done with in the middle of a batch, so that it can be reported."""
+        for call in self._calls:
+            place = call.place
+            if self._auto_ack and call.settled < place < len(call.batch) and not call.is_abandoned:
+                self._settle(call, place)
+
+    def _settle(self, call: Call, place: int) -> None:
+        """Events of the batch before ``place`` are done."""
+        loan, done = call.loan, call.batch[call.settled : place]
         with self._lock:
+            if call.is_abandoned:
+                self._handler.counters.late += 1
+                return
             if self._is_exclusive:
-                for event in batch:
-                    self._ack(loan, event)
-            else:
-                loan.lanes.settle(batch)
+                for event in done:
+                    loan.lanes.ack(event)
+            elif done:
+                loan.lanes.settle(done, call.batch[place:])
+            call.settled = place
             if not self._handler.is_lent(loan):
-                self._handler.note_late(loan, len(batch))
+                self._handler.note_late(loan, len(done))
             self._after_settling(loan)
+
+    # -- users who do not answer
+
+    @property
+    def hung(self) -> int:
+        """Calls that were given up and have not returned."""
+        return sum(call.is_abandoned for call in self._calls)
+
+    def next_deadline(self) -> float:
+        """Under the lock: when `take_back_from_hung` should be called next."""
+        calls = [call.since for call in self._calls if not call.is_abandoned]
+        if not self._auto_ack and self._timeout_s < float("inf"):
+            calls.append(time.monotonic() - 0.9 * self._timeout_s)  # often enough for what is out without a call
+        return min(calls, default=float("inf")) + self._timeout_s
+
+    def take_back_from_hung(self, now: float) -> None:
+        """Under the lock: events that have been with the user for too long are taken back, and come again.
+
+        When every thread that could deliver them hangs, this member leaves its groups until one has returned.
+        """
+        for call in [call for call in self._calls if not call.is_abandoned and now - call.since >= self._timeout_s]:
+            LOG.error("Shared subscription: the program has had offset %d of %s for %.1f s, which is longer than "
+                      "[groups] handler_timeout; it is delivered again", call.batch[call.place].offset,
+                      call.batch[call.place].topic, now - call.since)  # fmt: skip
+            self._abandon(call, now)
+        if not self._auto_ack:
+            for loan in self._handler.loans:
+                for event in loan.lanes.overstayed(now, self._timeout_s):
+                    LOG.error("Shared subscription: offset %d of %s was not settled within [groups] handler_timeout; "
+                              "it is delivered again", event.offset, event.topic)  # fmt: skip
+                    loan.lanes.time_out(event, now)
+        consumers = len(self._threads) or len(self._calls)
+        if not self._is_suspended and not self._is_closed and consumers and self.hung >= consumers:
+            LOG.error("Shared subscription: all %d threads that handle events hang; this member leaves its groups "
+                      "until one returns", consumers)  # fmt: skip
+            self._is_suspended = True
+            self._handler.suspend(now)
+
+    def _abandon(self, call: Call, now: float) -> None:
+        """Under the lock.  What was done before counts; what has not been seen goes back."""
+        call.is_abandoned = True
+        lanes, place = call.loan.lanes, call.place
+        if not self._is_exclusive:
+            lanes.break_up(call.batch[call.settled :])
+        if self._on_events is not None:
+            lanes.time_out_batch(call.batch, now)
+        else:
+            for event in call.batch[call.settled : place] if self._auto_ack else ():
+                lanes.ack(event)
+            lanes.time_out(call.batch[place], now)
+            lanes.put_back(call.batch[place + 1 :])
+        self._after_settling(call.loan)
 
     # -- settling single events
 
@@ -182,7 +327,7 @@ class Dispatch:
             if loan is None:
                 self._handler.counters.late += 1
                 return False
-            is_done = self._ack(loan, event)
+            is_done = loan.lanes.ack(event)
             self._after_settling(loan)
             return is_done
 
@@ -193,9 +338,6 @@ class Dispatch:
                 self._handler.counters.late += 1
                 return
         self._fail(loan, event, delay_s, "refused by the consumer")
-
-    def _ack(self, loan: LoanState, event: GroupEvent) -> bool:
-        return loan.lanes.ack(event)
 
     def _fail(self, loan: LoanState, event: GroupEvent, delay_s: float | None, reason: str) -> None:
         with self._lock:
@@ -219,8 +361,10 @@ class Dispatch:
 
     def _after_settling(self, loan: LoanState) -> None:
         """Under the lock: wake whoever waits for room, for a lane, or for the end of the stream."""
-        if loan.lanes.is_stopped:
+        if loan.lanes.is_stopped or loan.is_complete:
             self._wake()
+        elif loan.lanes.take_relief():
+            self._wake_reader()
         self._lock.notify_all()
 
     # -- iterating
@@ -229,24 +373,22 @@ class Dispatch:
         """Events for the user's own loop.  With ``auto_ack`` each is done when the next one is asked for."""
         if self._threads:
             raise UsageError("this subscriber calls back; make one without on_event to iterate")
-        while (found := self._next(check, 1 if not self._auto_ack else None)) is not None:
-            loan, batch = found
-            if not self._auto_ack:
-                yield from batch
-                continue
-            yield from self._one_after_the_other(loan, batch)
+        while (call := self._next(check, 1 if not self._auto_ack else None)) is not None:
+            try:
+                if self._auto_ack:
+                    yield from self._one_after_the_other(call)
+                else:
+                    yield from call.batch
+            finally:
+                self._ended(call)
 
-    def _one_after_the_other(self, loan: LoanState, batch: list[GroupEvent]) -> Iterator[GroupEvent]:
-        done = 0
+    def _one_after_the_other(self, call: Call) -> Iterator[GroupEvent]:
         try:
-            for event in batch:
-                if loan.lanes.is_stopped or time.monotonic() >= self._handler.lease_end(loan.subscription):
+            for event in call.batch:
+                if not self._goes_on(call):
                     break
                 yield event
-                done += 1
+                call.place += 1
         finally:
             # Leaving the loop in the middle leaves its last event undone: the user may have failed in it.
-            if done == len(batch):
-                self._settled(loan, batch)
-            else:
-                self._split(loan, batch, done, None)
+            self._after_batch(call, None)

@@ -1,15 +1,18 @@
-"""The reader thread of a member: keeps the lanes of all held streams supplied from the log."""
+"""The threads of a member that read: one keeps the lanes of all held streams supplied, one waits for the log to grow.
+
+They are two so that a new stream is read at once, whatever the other one is waiting for.
+"""
 
 from __future__ import annotations
 
 import logging
 import threading
-import time
 from collections.abc import Callable, Mapping
 
 from durable_log.errors import LogError
 from durable_log.log_api import LogApi
 from pubsub_api.errors import Closed
+from pubsub_api.seldom import SeldomLog
 from shared_subscriptions.core.handler import Handler, LoanState
 from shared_subscriptions.reading import Reader, offer
 
@@ -17,8 +20,8 @@ LOG = logging.getLogger(__name__)
 
 _READ_EVENTS_MAX = 10_000
 _WAIT_S = 0.1
-"""How long a wait for new events may keep the thread from noticing a new grant."""
-_IDLE_S = 0.1
+"""How long a wait for shards that are not of interest any more may go on."""
+_IDLE_S = 0.5
 _ERROR_PAUSE_S = 0.2
 
 
@@ -26,91 +29,141 @@ class Feeder:
     """Reads outside the lock, and puts what it read into the lanes under it."""
 
     def __init__(
-        self, log: LogApi, handler: Handler, lock: threading.Condition, reader_of: Callable[[int], Reader]
+        self,
+        log: LogApi,
+        handler: Handler,
+        lock: threading.Condition,
+        reader_of: Callable[[int], Reader],
+        *,
+        tell: Callable[[], None],
+        is_leading: Callable[[], bool],
+        on_growth: Callable[[Mapping[int, int]], None],
     ) -> None:
+        """``tell`` makes the protocol thread report what has changed.  While this process leads a group, ``on_growth``
+        is told at once which shards have grown, and where they end."""
         self.log_errors = 0
+        self._log_trouble = SeldomLog(LOG)
         self.undecodable = 0
         self._log = log
         self._handler = handler
         self._lock = lock
         self._reader_of = reader_of
+        self._tell, self._is_leading, self._on_growth = tell, is_leading, on_growth
         self._is_closed = False
         self._wakeup = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="heliograph-group-reader", daemon=True)
+        self._watching = threading.Condition()
+        self._ends: Mapping[int, int] = {}
+        """Shards that are watched, and where they ended."""
+        self._found: dict[int, int] = {}
+        """Where all shards ended when somebody looked; a wait for more than that notices when it is stale."""
+        self._is_stale = True
+        self._known: dict[int, dict[int, int]] = {}
+        """Subscription to a queue -> ends of shards that its leader was told."""
+        self._announced: dict[int, int] = {}
+        """The same for the groups that this process leads."""
+        self._threads = [
+            threading.Thread(target=self._keep_on, args=(step,), name=f"heliograph-group-{name}", daemon=True)
+            for name, step in (("reader", self._feed), ("watcher", self._watch))
+        ]
 
     def start(self) -> None:
-        self._thread.start()
+        for thread in self._threads:
+            thread.start()
 
     def wake(self) -> None:
-        """There may be a new stream."""
+        """There may be a new stream, or room in one that was full."""
         self._wakeup.set()
 
     def close(self) -> None:
         self._is_closed = True
         self._wakeup.set()
-        with self._lock:
-            self._lock.notify_all()
-        if self._thread.is_alive():
-            self._thread.join()
+        with self._watching:
+            self._watching.notify_all()
+        for thread in self._threads:
+            if thread.is_alive():
+                thread.join()
 
-    def _run(self) -> None:
+    def _keep_on(self, step: Callable[[], None]) -> None:
         while not self._is_closed:
             try:
-                self._feed()
+                step()
+                continue
             except Closed:
                 return
             except LogError as error:
-                self.log_errors += 1
-                LOG.warning("Shared subscription: the log cannot be read now: %s", error)
-                self._sleep(_ERROR_PAUSE_S)
+                self._log_trouble("Shared subscription: the log cannot be read now: %s", error)
             except Exception:
-                self.log_errors += 1
                 LOG.exception("Shared subscription: reading failed; it goes on")
-                self._sleep(_ERROR_PAUSE_S)
+            self.log_errors += 1
+            with self._watching:
+                self._watching.wait_for(lambda: self._is_closed, _ERROR_PAUSE_S)
+
+    # -- the reader
 
     def _feed(self) -> None:
         self._wakeup.clear()
         with self._lock:
             hungry = [(loan, self._reader_of(loan.subscription)) for loan in self._handler.loans if loan.wants_events]
-            if not hungry:
-                # Streams that are full wait for the user, and every settled event may make room.
-                self._lock.wait(_IDLE_S)
-                return
-        waits: dict[int, int] = {}
+            queues = self._handler.idle_queues()
+        ends = self._tell_growth(queues)
         is_at_end = True
         for loan, reader in hungry:
             if self._read(loan, reader):
                 is_at_end = False
             else:
                 shard, offset = reader.place(loan.stream).shard, loan.lanes.next_offset
-                waits[shard] = min(waits.get(shard, offset), offset)
-        if is_at_end:
-            self._wait_for_news(waits)
-
-    def _wait_for_news(self, waits: Mapping[int, int]) -> None:
-        """Wait until a shard has grown, or there may be another stream to read, or room in one that was full."""
-        has_grown = False
-        while not has_grown and not self._wakeup.is_set() and not self._is_closed:
-            with self._lock:
-                if any(loan.lanes.is_full for loan in self._handler.loans):
-                    self._lock.wait(_IDLE_S)
-                    return
-            has_grown = self._log.wait(waits, timeout_s=_WAIT_S)
+                ends[shard] = min(ends.get(shard, offset), offset)
+        if not is_at_end:
+            return
+        with self._watching:
+            self._ends = ends
+            self._watching.notify_all()
+        self._wakeup.wait(_IDLE_S)
 
     def _read(self, loan: LoanState, reader: Reader) -> bool:
-        portion = reader.read(loan, events_max=min(max(loan.lanes.room, 1), _READ_EVENTS_MAX))
-        if portion is None:
+        piece = reader.read(loan, events_max=min(max(loan.lanes.room, 1), _READ_EVENTS_MAX))
+        if piece is None:
             return False
-        self.undecodable += portion.undecodable
+        self.undecodable += piece.undecodable
         with self._lock:
-            if self._handler.is_lent(loan) and offer(loan, portion):
+            if self._handler.is_lent(loan) and offer(loan, piece):
                 self._lock.notify_all()
+                if loan.is_complete:
+                    self._tell()
         return True
 
-    def _sleep(self, timeout_s: float) -> None:
-        deadline = time.monotonic() + timeout_s
-        while not self._is_closed and not self._wakeup.is_set():
-            rest_s = deadline - time.monotonic()
-            if rest_s <= 0:
-                return
-            self._wakeup.wait(rest_s)
+    def _tell_growth(self, queues: list[int]) -> dict[int, int]:
+        """Where the log has grown: members hear it at once from their leader, and the leader of a queue from members
+        that have time.  Returns the ends of all shards, or nothing when nobody is interested."""
+        is_leading = self._is_leading()
+        if not queues and not is_leading:
+            return {}
+        if self._is_stale:
+            self._is_stale = False
+            self._found = {state.shard: state.end for state in self._log.state()}
+        found = self._found
+        news = {shard: end for shard, end in found.items() if end > self._announced.get(shard, 0)}
+        if is_leading and news:
+            self._announced |= news
+            self._on_growth(news)
+        self._known = {number: self._known.get(number, {}) for number in queues}
+        for number, known in self._known.items():
+            grown = {shard: end for shard, end in found.items() if end > known.get(shard, 0)}
+            if grown:
+                known |= grown
+                with self._lock:
+                    self._handler.on_log_grown(number, grown)
+                self._tell()
+        return dict(found)
+
+    # -- the watcher
+
+    def _watch(self) -> None:
+        with self._watching:
+            self._watching.wait_for(lambda: self._is_closed or self._ends)
+            ends = self._ends
+        if not self._is_closed and self._log.wait(ends, timeout_s=_WAIT_S):
+            with self._watching:
+                self._ends = {}  # the reader says anew what to wait for
+            self._is_stale = True
+            self._wakeup.set()

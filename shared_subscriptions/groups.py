@@ -9,21 +9,25 @@ from __future__ import annotations
 import dataclasses
 import datetime
 import time
+import uuid
 from collections.abc import Callable, Mapping
 from typing import Literal
 
 import msgspec
 
-from durable_log.errors import OffsetTooOld, RecordConflict
+from durable_log.errors import RecordConflict
 from durable_log.log_api import LogApi, ShardState
-from pubsub_api.core.topics import check_filter
+from pubsub_api.core.topics import FilterSet, check_filter
 from pubsub_api.errors import UsageError
+from shared_subscriptions.core import candidate as candidates
 from shared_subscriptions.core import declaration as declarations
 from shared_subscriptions.core.declaration import LANES_MAX, Declaration, Wish, check_name
 from shared_subscriptions.core.events import Mode
 from shared_subscriptions.core.progress import Acknowledged, Progress
+from shared_subscriptions.core.settings import LeaseSettings
 from shared_subscriptions.core.streams import StreamRecord
 from shared_subscriptions.errors import GroupExists, GroupNotFound
+from shared_subscriptions.lag import OFFSETS_MAX, Lag, ShardLag
 from shared_subscriptions.names import PREFIX, Names, group_of
 from shared_subscriptions.records import GroupStatus, decode_status, decode_stream
 
@@ -35,18 +39,32 @@ _ATTEMPTS = 20
 
 
 def declare(
-    log: LogApi, name: str, topic_filter: str, *, mode: Mode = "shared", lanes: int = 1, start: Start = "now"
+    log: LogApi,
+    name: str,
+    topic_filter: str,
+    *,
+    mode: Mode = "shared",
+    lanes: int = 1,
+    start: Start = "now",
+    lease: LeaseSettings | None = None,
 ) -> Declaration:
     """Declare a group: from now on its events wait for it, also while it has no member.
 
-    Declaring it again with the same filter, mode and lanes changes nothing, whatever ``start`` says.  Blocks for a
-    bounded time.  Raises UsageError, GroupExists, LogUnavailable.
+    ``lease`` holds for all members, whatever their own configuration says.  Declaring it again with the same filter,
+    mode and lanes changes nothing, whatever ``start`` and ``lease`` say.  Blocks for a bounded time.  Raises
+    UsageError, GroupExists, LogUnavailable.
     """
     check_name(name)
     check_filter(topic_filter)
+    if mode == "queue" and lanes != 1:
+        raise UsageError("a queue has no lanes: it hands out events to whoever has room")
     if not 1 <= lanes <= LANES_MAX:
         raise UsageError(f"a group has 1 to {LANES_MAX} lanes, not {lanes}")
-    wanted = Declaration(name, topic_filter, mode, lanes, positions(log, start), declared_ns=time.time_ns())
+    lease = lease or LeaseSettings()
+    wanted = Declaration(
+        name, topic_filter, mode, lanes, positions(log, start), declared_ns=time.time_ns(),
+        incarnation=uuid.uuid4().hex, member_lease_s=lease.member_lease_s, claim_time_s=lease.claim_time_s,
+    )  # fmt: skip
     record = log.get_record(Names(name).group)
     if record is None:
         try:
@@ -180,12 +198,16 @@ class StreamView:
     """Everything before this offset is done."""
     end: int
     lag: int
-    """Offsets that are not done yet, also those of other topics and lanes that nobody has looked at."""
+    """Events of this stream that are not done."""
+    is_lag_exact: bool
+    """False when there was too much to look at: then the lag is at most that, because all that nobody has looked at
+    counts as if it were of this stream."""
     oldest_s: float | None
     """Age of the oldest of them, by the clock of this host; None when there is none."""
     retrying: int
     """Events that were delivered in vain and are not done."""
     expired: int
+    """Offsets that retention dropped before anybody could handle what was there, of whatever topic and lane."""
     redelivered: int
 
 
@@ -201,66 +223,99 @@ class GroupView:
     is_drained: bool
     generation: int
     lag: int
+    is_lag_exact: bool
+    expired: int
+    """Events that retention dropped before they were delivered are at most so many."""
+    leader: str
+    """Where the leader is; empty when nobody leads."""
+    heard_s: float | None
+    """How long ago the leader, or the last one, was heard of, by the clocks of its host and of this one; None when
+    nobody ever led."""
     status: GroupStatus | None
-    """What the leader said last; None when nobody ever led."""
+    """What the leader said last, without members and owners when nobody leads; None when nobody ever did."""
     streams: list[StreamView]
+    missing: int
+    """Events of its topics that the log knows of and lacks: lost, or sent before anybody recorded."""
 
 
-def show(log: LogApi, name: str, *, with_ages: bool = True) -> GroupView:
-    """Who has what, how far it is and why it moved.  Raises GroupNotFound."""
+def show(log: LogApi, name: str, *, offsets_max: int = OFFSETS_MAX) -> GroupView:
+    """Who has what, how far it is and why it moved.  Reads at most ``offsets_max`` offsets of each shard, in order to
+    count what is not done.  Raises GroupNotFound."""
     found = get(log, name)
     group = Names(name)
     states = {state.shard: state for state in log.state()}
+    leader, heard_s = _leader(log, found)
     record = log.get_record(group.status)
     status = None if record is None else decode_status(record.value)
+    if status is not None and not leader:
+        status = msgspec.structs.replace(status, members=[], streams={})
     stored = {group.stream_number(item.name): decode_stream(item.value) for item in log.list_records(group.streams)}
-    streams = [
-        _view(log, found, number, stored.get(number), states[number // found.lanes], status, with_ages=with_ages)
-        for number in range(found.shards * found.lanes)
-        if number in stored or states[number // found.lanes].end > 0
-    ]
+    streams: list[StreamView] = []
+    lag = expired = 0
+    for shard in range(found.shards):
+        numbers = range(shard * found.lanes, (shard + 1) * found.lanes)
+        if states[shard].end == 0 and not any(number in stored for number in numbers):
+            continue
+        items = {number % found.lanes: _stored(found, stored.get(number), states[shard]) for number in numbers}
+        done = {lane: Acknowledged(item.progress.low, item.progress.ranges) for lane, item in items.items()}
+        counted = ShardLag(log, found, states[shard], done)
+        counted.count(offsets_max)
+        lag += counted.total
+        views = [
+            _view(shard * found.lanes + lane, lane, item, states[shard], counted.lags[lane], status)
+            for lane, item in items.items()
+        ]
+        expired += max(view.expired for view in views)  # the same offsets for all lanes
+        streams += views
     return GroupView(
         name, found.mode, found.topic_filter, found.lanes, found.wish.value,
         found.wish is Wish.DRAINING and all(view.low >= found.until_of(view.stream) for view in streams),
-        found.generation, sum(view.lag for view in streams), status, streams,
+        found.generation, lag, all(view.is_lag_exact for view in streams), expired, leader, heard_s, status, streams,
+        _missing(log, found),
     )  # fmt: skip
 
 
-def _view(
-    log: LogApi,
-    found: Declaration,
-    number: int,
-    item: StreamRecord | None,
-    state: ShardState,
-    status: GroupStatus | None,
-    *,
-    with_ages: bool,
-) -> StreamView:
+def _leader(log: LogApi, found: Declaration) -> tuple[str, float | None]:
+    """Where the leader is, and how long ago it was heard of.  One that was silent for the claim time is none."""
+    record = log.get_record(Names(found.name).leader)
+    if record is None:
+        return "", None
+    leader = candidates.decode(record.value)
+    heard_s = round(max(0.0, (time.time_ns() - leader.renewed_ns) / 1e9), 3)
+    is_leading = not leader.is_vacant and leader.incarnation == found.incarnation and heard_s < found.claim_time_s
+    return leader.endpoint if is_leading else "", heard_s
+
+
+def _missing(log: LogApi, found: Declaration) -> int:
+    filters = FilterSet([found.topic_filter])
+    streams = (one for shard in range(log.shards) for one in log.streams(shard) if filters.match(one.topic))
+    return sum(high - low + 1 for one in streams for low, high in one.missing)
+
+
+def _stored(found: Declaration, item: StreamRecord | None, state: ShardState) -> StreamRecord:
     if item is None or item.progress.generation != found.generation:
         # Nobody has led since it was declared or moved: this is what the next leader will find.
-        item = StreamRecord(Progress(found.generation, max(found.positions[state.shard], state.start)))
-    done = Acknowledged(item.progress.low, item.progress.ranges)
-    lag = done.missing(done.low, state.end)
+        return StreamRecord(Progress(found.generation, found.positions[state.shard]))
+    return item
+
+
+def _view(
+    number: int, lane: int, item: StreamRecord, state: ShardState, lag: Lag, status: GroupStatus | None
+) -> StreamView:
     said, owner = (status.streams.get(number) if status else None) or ("absent", "")
+    gone = 0 if owner else Acknowledged(item.progress.low, item.progress.ranges).missing(0, state.start)
     return StreamView(
         stream=number,
         shard=state.shard,
-        lane=number % found.lanes,
+        lane=lane,
         status=said,
         owner=owner,
-        low=done.low,
+        low=item.progress.low,
         end=state.end,
-        lag=lag,
-        oldest_s=_age(log, state.shard, done.low) if lag and with_ages else None,
+        lag=lag.events,
+        is_lag_exact=not lag.unread,
+        oldest_s=None if lag.oldest_ns is None else round((time.time_ns() - lag.oldest_ns) / 1e9, 3),
         retrying=len(item.progress.attempts),
-        expired=item.expired,
+        expired=item.expired + gone,
         redelivered=item.redelivered,
     )
-
-
-def _age(log: LogApi, shard: int, offset: int) -> float | None:
-    try:
-        frames = log.read(shard, offset, events_max=1)
-    except OffsetTooOld:
-        return None
-    return round((time.time_ns() - frames[0].appended_ns) / 1e9, 3) if frames else None

@@ -11,7 +11,7 @@ from pubsub_api.core import frame as frames
 from pubsub_api.core.topics import FilterSet
 from pubsub_api.errors import FrameError
 from shared_subscriptions.core.declaration import Declaration
-from shared_subscriptions.core.events import GroupEvent, Origin, Place, decode
+from shared_subscriptions.core.events import GroupEvent, Origin, Place, decode, is_portion
 from shared_subscriptions.core.handler import LoanState
 
 LOG = logging.getLogger(__name__)
@@ -21,7 +21,7 @@ _FRAME_BYTES_MAX = 1 << 31  # the log has its own bound, and nothing larger is i
 
 
 @dataclasses.dataclass
-class Portion:
+class Piece:
     """A piece of a shard: the events that one filter selects, and where it ends."""
 
     start: int
@@ -30,6 +30,8 @@ class Portion:
     expired_to: int = 0
     """Retention has dropped what lies before this offset; 0 when it has not."""
     undecodable: int = 0
+    size: int = 0
+    """Bytes of the events, about."""
 
 
 class Reader:
@@ -44,45 +46,57 @@ class Reader:
     def place(self, stream: int) -> Place:
         return Place.of(stream, self._declaration.lanes)
 
-    def read(self, loan: LoanState, *, events_max: int) -> Portion | None:
+    def read(self, loan: LoanState, *, events_max: int) -> Piece | None:
         """The next piece of a stream; None at the end of the shard.  Raises LogError."""
         place, start = self.place(loan.stream), loan.lanes.next_offset
+        if loan.until >= 0:
+            events_max = min(events_max, loan.until - start)
         try:
             stored = self._log.read(place.shard, start, events_max=events_max)
         except OffsetTooOld as error:
             LOG.warning("Group %s: events before %d of shard %d are gone", self._declaration.name, error.start,
                         place.shard)  # fmt: skip
-            return Portion(start, error.start, [], expired_to=error.start)
+            lost_to = min(error.start, loan.until) if loan.until >= 0 else error.start
+            return Piece(start, lost_to, [], expired_to=lost_to)
         if not stored:
-            return None
-        portion = Portion(start, stored[-1].end, [])
-        origin = Origin(loan.stream, loan.grant, loan.number)
+            return self._hole(place.shard, start, loan.until)
+        piece = Piece(start, stored[-1].end, [])
+        origin = Origin(place.shard if is_portion(loan.stream) else loan.stream, loan.grant, loan.number)
         for item in stored:
-            self._take(portion, item, place, origin)
-        if 0 <= loan.until < portion.end:
-            portion.end = loan.until
-            portion.events = [event for event in portion.events if event.offset < loan.until]
-        return portion
+            self._take(piece, item, place, origin)
+        if 0 <= loan.until < piece.end:
+            piece.end = loan.until
+            piece.events = [event for event in piece.events if event.offset < loan.until]
+        return piece
 
-    def _take(self, portion: Portion, item: StoredFrame, place: Place, origin: Origin) -> None:
-        mode = self._declaration.mode
+    def _hole(self, shard: int, start: int, until: int) -> Piece | None:
+        """The rest of a shard that ends with a hole, left by compaction or a damaged frame; None when it just ends."""
+        if not self._log.wait({shard: start}, timeout_s=0):
+            return None
+        end = self._log.state()[shard].end
+        if self._log.read(shard, start, events_max=1):
+            return None  # it came meanwhile, and is read next
+        return Piece(start, min(end, until) if until >= 0 else end, [])
+
+    def _take(self, piece: Piece, item: StoredFrame, place: Place, origin: Origin) -> None:
         try:
             header = frames.unpack(item.frame, bytes_max=_FRAME_BYTES_MAX)
-            if not self._is_wanted(header.topic) or not place.may_own(item.offset, item.end, mode):
+            if not self._is_wanted(header.topic):
                 return
             # A frame whose middle was known before is stored twice; each time only its own events count.
             events = decode(item.frame, header, origin, skip=item.skipped, offset=item.offset)[: item.count]
         except FrameError as error:
             # Whatever it was, no attempt will ever decode it: it must not stop the stream for ever.
-            portion.undecodable += item.count
+            piece.undecodable += item.count
             LOG.error("Group %s: events %d to %d of shard %d are left out: %s", self._declaration.name, item.offset,
                       item.end - 1, place.shard, error)  # fmt: skip
             return
-        if item.offset < portion.start:
-            events = events[portion.start - item.offset :]
+        if item.offset < piece.start:
+            events = events[piece.start - item.offset :]
         if place.lanes > 1:
-            events = [event for event in events if place.owns(event, mode)]
-        portion.events += events
+            events = [event for event in events if place.owns(event)]
+        piece.events += events
+        piece.size += len(item.frame) * len(events) // max(1, header.count)
 
     def _is_wanted(self, topic: str) -> bool:
         known = self._known.get(topic)
@@ -93,14 +107,14 @@ class Reader:
         return known
 
 
-def offer(loan: LoanState, portion: Portion) -> bool:
+def offer(loan: LoanState, piece: Piece) -> bool:
     """Put a piece into the lanes it was read for; False when they have moved on meanwhile."""
     lanes = loan.lanes
-    if lanes.is_stopped or lanes.next_offset != portion.start:
+    if lanes.is_stopped or lanes.next_offset != piece.start:
         return False
-    if portion.expired_to:
-        lanes.expire(portion.expired_to)
+    if piece.expired_to:
+        lanes.expire(piece.expired_to)
         return True
-    lanes.offer(portion.events)
-    lanes.skip(portion.end)
+    lanes.offer(piece.events, piece.size)
+    lanes.skip(piece.end)
     return True

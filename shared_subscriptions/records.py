@@ -25,7 +25,7 @@ class MoveStatus(msgspec.Struct, frozen=True):
 
 
 class GroupStatus(msgspec.Struct, frozen=True):
-    """What a leader says about its group, with every commit."""
+    """What a leader says about its group.  It holds until the leader says something else, or nobody leads."""
 
     epoch: int
     leader: str
@@ -34,6 +34,10 @@ class GroupStatus(msgspec.Struct, frozen=True):
     """Stream -> status and name of the member that has it."""
     moves: list[MoveStatus] = []
     counters: dict[str, int] = {}
+    reported_ns: int = 0
+    """When it was written, by the leader's clock.  The leader's record says when that one was heard of last."""
+    is_cut: bool = False
+    """There were too many members, streams and moves for a record: some are left out."""
 
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -41,8 +45,22 @@ _decode_stream = msgspec.msgpack.Decoder(StreamRecord).decode
 _decode_status = msgspec.msgpack.Decoder(GroupStatus).decode
 
 
-def encode_stream(record: StreamRecord) -> bytes:
-    return _encode(record)
+def encode_stream(record: StreamRecord, *, bytes_max: int) -> tuple[bytes | None, bool]:
+    """The record, and whether it is whole.
+
+    One that is too large leaves out what was done furthest ahead, which is repeated after a crash, and the attempts
+    that matter least.  None when there is still too much.
+    """
+    progress, value = record.progress, _encode(record)
+    while len(value) > bytes_max and (progress.ranges or progress.attempts):
+        attempts = sorted(progress.attempts.items(), key=lambda item: (-item[1], item[0]))
+        progress = msgspec.structs.replace(
+            progress,
+            ranges=progress.ranges[: len(progress.ranges) // 2],
+            attempts=dict(attempts[: len(attempts) // 2]),
+        )
+        value = _encode(msgspec.structs.replace(record, progress=progress))
+    return (value if len(value) <= bytes_max else None), progress is record.progress
 
 
 def decode_stream(value: bytes) -> StreamRecord:
@@ -53,8 +71,21 @@ def decode_stream(value: bytes) -> StreamRecord:
         raise UndecodableBody(f"the progress of a stream cannot be decoded: {error}") from error
 
 
-def encode_status(status: GroupStatus) -> bytes:
-    return _encode(status)
+def encode_status(status: GroupStatus, *, bytes_max: int) -> bytes | None:
+    """One that is too large names fewer members, streams and moves, and says so.  None when there is still too much."""
+    value, kept = _encode(status), max(len(status.members), len(status.streams), len(status.moves))
+    while len(value) > bytes_max and kept:
+        kept //= 2
+        value = _encode(
+            msgspec.structs.replace(
+                status,
+                members=[msgspec.structs.replace(one, streams=one.streams[:kept]) for one in status.members[:kept]],
+                streams=dict(list(status.streams.items())[:kept]),
+                moves=status.moves[len(status.moves) - min(kept, len(status.moves)) :],
+                is_cut=True,
+            )
+        )
+    return value if len(value) <= bytes_max else None
 
 
 def decode_status(value: bytes) -> GroupStatus:

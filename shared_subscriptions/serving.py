@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from durable_log.log_api import LogApi
 from durable_log.recorder import RecorderStatistics
 from pubsub_api.closing import Closeable
-from shared_subscriptions import config
+from shared_subscriptions import config, groups
 from shared_subscriptions.office import Office
 from shared_subscriptions.recording import Recording
 
@@ -16,13 +16,14 @@ if TYPE_CHECKING:
 
 
 class GroupService(Closeable):
-    """Runs until it is closed.  The session and the log stay the caller's."""
+    """Runs until it is closed.  The session and the log stay the caller's.  Raises GroupNotFound."""
 
     def __init__(self, session: Session, log: LogApi, group: str) -> None:
         conf = config.register(session.conf)
         self._resign_timeout_s: float = conf[config.GROUP].revoke_timeout
-        self._recording = Recording(session, log)
-        self._office = Office(log, group, conf, on_rule=self._recording.on_rule)
+        declaration = groups.get(log, group)
+        self._recording = Recording(session, log, claim_time_s=declaration.claim_time_s)
+        self._office = Office(log, declaration, conf, on_rule=self._recording.on_rule)
         self._office.start()
 
     @property
@@ -36,3 +37,4 @@ class GroupService(Closeable):
     def close(self) -> None:
         """Resign in good order."""
         self._office.close(timeout_s=self._resign_timeout_s)
+        self._recording.close()

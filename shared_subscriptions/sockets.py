@@ -38,7 +38,8 @@ def listen(address: str) -> socket.socket:
 class Connection:
     """One end of a connection.  Owned by one thread."""
 
-    def __init__(self, end: socket.socket, key: bytes, *, bytes_max: int) -> None:
+    def __init__(self, end: socket.socket, key: bytes, *, bytes_max: int, is_stranger: bool = False) -> None:
+        """``is_stranger``: until its first valid message, the peer may send no more than a greeting needs."""
         end.setblocking(False)
         with contextlib.suppress(OSError):
             end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -48,7 +49,7 @@ class Connection:
         """Messages that were not sent because too much was waiting already."""
         self._key = key
         self._bytes_max = bytes_max
-        self._unsealer = Unsealer(key, bytes_max=bytes_max)
+        self._unsealer = Unsealer(key, bytes_max=bytes_max, is_stranger=is_stranger)
         self._waiting = bytearray()
 
     @classmethod

@@ -16,11 +16,16 @@ class GroupSubscriberStatistics:
     acknowledged: int
     failed: int
     """Attempts that ended in a nack or an error of the callback."""
+    timed_out: int
+    """Events taken back because they were with the user for longer than `handler_timeout`."""
+    hung: int
+    """Calls of the user that have not returned since."""
     dead_letters: int
     late: int
     """Acknowledged or refused after the stream was lost: the group may deliver it again."""
     expired: int
-    """Events that retention dropped before they were delivered."""
+    """Offsets that retention dropped before they were delivered, of whatever topic, for each lane: at most so many
+    events are lost."""
     undecodable: int
     streams: int
     """Streams held now."""
@@ -40,3 +45,7 @@ class GroupSubscriberStatistics:
     callback_errors: int
     is_leading: int
     """Groups that this process leads."""
+    missing: int
+    """Events that were lost to this process as leader, and that nobody had: the log, and so the group, lacks them."""
+    standing_by: int
+    """Groups whose leader this process stands by for: it keeps what was published last, should the leader die."""

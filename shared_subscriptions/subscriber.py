@@ -1,9 +1,9 @@
 """The subscriber of shared subscriptions: what `Session.subscriber` returns for ``$shared`` and ``$queue`` filters.
 
 Threads.  The *protocol* thread talks to leaders and drives the core's clock.  The *reader* reads the log for the
-streams that are held.  *Dispatchers* call the user; when the user iterates instead, its own thread is the dispatcher.
-One `Office` per group watches who leads.  All of them meet in the core, under one lock that is never held during I/O or
-a call of the user.
+streams that are held, and the *watcher* waits for it to grow.  *Dispatchers* call the user; when the user iterates
+instead, its own thread is the dispatcher.  One `Office` per group watches who leads.  All of them meet in the core,
+under one lock that is never held during I/O or a call of the user.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import socket
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from oslo_config import cfg
 
@@ -33,6 +33,7 @@ from shared_subscriptions.core.candidate import LeaderRecord
 from shared_subscriptions.core.declaration import Declaration
 from shared_subscriptions.core.events import GroupEvent, Mode
 from shared_subscriptions.core.handler import Handler
+from shared_subscriptions.core.settings import LeaseSettings
 from shared_subscriptions.dispatch import Dispatch, OnEvent, OnEvents
 from shared_subscriptions.errors import GroupDestroyed, GroupNotFound, NotAGroupEvent
 from shared_subscriptions.feeding import Feeder
@@ -95,6 +96,8 @@ class GroupSubscriber(Closeable):
         self._handler = Handler(
             config.borrower_settings(conf), config.lane_settings(conf), lambda: uuid.uuid4().hex,
             name=name or self._options.member_name or _new_name(), progress_interval_s=self._options.progress_interval,
+            portions_max=2 * self._options.concurrency if auto_ack else self._options.queue_in_flight,
+            offsets_max=0 if auto_ack else 1,
         )  # fmt: skip
         self._groups: dict[str, _Group] = {}
         self._subscriptions: dict[int, str] = {}
@@ -104,15 +107,19 @@ class GroupSubscriber(Closeable):
         self._serial = 0
         self._destroyed: set[str] = set()
         self._protocol_errors = 0
+        self._expired_told = 0
         self._is_closed = False
         self._is_stopping = False
         self._is_inherited = False
         self._selector = selectors.DefaultSelector()
         self._waker = Waker(self._selector)
-        self._feeder = Feeder(log, self._handler, self._lock, self._reader_of)
+        self._feeder = Feeder(
+            log, self._handler, self._lock, self._reader_of, tell=self._waker.wake, is_leading=self._is_leading,
+            on_growth=self._on_growth,
+        )  # fmt: skip
         self._dispatch = Dispatch(
             self._handler, self._lock, self._options, on_event=on_event, on_events=on_events, auto_ack=auto_ack,
-            letters_of=self._letters_of, wake=self._waker.wake,
+            letters_of=self._letters_of, wake=self._waker.wake, wake_reader=self._feeder.wake,
         )  # fmt: skip
         self._protocol = threading.Thread(target=self._run_protocol, name="heliograph-group-protocol", daemon=True)
         forking.register(self)
@@ -133,15 +140,21 @@ class GroupSubscriber(Closeable):
     def subscribe(self, topic_filter: str) -> bool:
         """Join a group; True when this is new.  Declares the group, from now on, when nobody has.
 
-        Raises InvalidTopic, GroupExists when the group is declared otherwise, LogUnavailable.
+        Raises InvalidTopic, GroupExists when the group is declared otherwise, GroupDestroyed when this subscriber was a
+        member of a former group of that name, LogUnavailable.
         """
         self._check_usable()
+        mode, name, inner = declarations.parse(topic_filter)
         if topic_filter in self._filters:
             return False
-        mode, name, inner = declarations.parse(topic_filter)
-        lanes = self._options.lanes if mode == "shared" else self._options.queue_lanes
-        declaration = _join(self._log, name, inner, mode, lanes)
+        lanes = self._options.lanes if mode == "shared" else 1
+        declaration = _join(self._log, name, inner, mode, lanes, config.lease_settings(self._conf))
         with self._lock:
+            known = self._groups.get(name)
+            if known is not None and known.declaration.incarnation != declaration.incarnation:
+                raise GroupDestroyed(
+                    f"group {name!r} was destroyed and declared anew while this subscriber was a member: make a new one"
+                )
             self._destroyed.discard(name)
             if name not in self._groups:
                 self._groups[name] = self._make_group(declaration)
@@ -158,7 +171,7 @@ class GroupSubscriber(Closeable):
         self._check_usable()
         with self._lock:
             number = self._filters.pop(topic_filter, None)
-            if number is not None and number in self._handler.agent.subscriptions:
+            if number is not None and number in self._handler.subscriptions:
                 self._handler.unsubscribe(number, time.monotonic())
         self._waker.wake()
         return number is not None
@@ -172,19 +185,35 @@ class GroupSubscriber(Closeable):
         name = declaration.name
         letters = DeadLetters(self._log, name, self._options.dead_letter_topic)
         office = Office(
-            self._log, name, self._conf,
+            self._log, declaration, self._conf,
             on_leader=lambda leader: self._on_leader(name, leader),
             on_rule=self._recording.on_rule if self._recording else _record_nothing,
+            on_standby=self._recording.on_standby if self._recording else _record_nothing,
+            is_own=self._is_own,
             on_destroyed=lambda: self._on_destroyed(name),
         )  # fmt: skip
         link = LeaderLink(self._selector, bytes_max=self._options.message_bytes_max)
         return _Group(declaration, office, link, Reader(self._log, declaration), letters)
+
+    def _is_own(self, borrower: str) -> bool:
+        """Whether a borrower is of this subscriber.  For offices."""
+        with self._lock:
+            agent = self._handler.agent
+            found = (agent.borrower(number) for number in agent.subscriptions)
+            return any(one is not None and one.id == borrower for one in found)
 
     def _reader_of(self, subscription: int) -> Reader:
         return self._groups[self._subscriptions[subscription]].reader
 
     def _letters_of(self, subscription: int) -> DeadLetters:
         return self._groups[self._subscriptions[subscription]].letters
+
+    def _is_leading(self) -> bool:
+        return any(group.office.is_leading for group in list(self._groups.values()))
+
+    def _on_growth(self, ends: Mapping[int, int]) -> None:
+        for group in list(self._groups.values()):
+            group.office.log_grown(ends)
 
     # -- what the offices say
 
@@ -219,7 +248,7 @@ class GroupSubscriber(Closeable):
     def _listen(self) -> None:
         """Wait for what leaders say, until something is due."""
         with self._lock:
-            deadline = self._handler.next_deadline()
+            deadline = min(self._handler.next_deadline(), self._dispatch.next_deadline())
             links = [group.link for group in self._groups.values()]
         if any(link.leader is not None and not link.is_connected for link in links):
             deadline = min(deadline, time.monotonic() + RECONNECT_S)
@@ -237,9 +266,12 @@ class GroupSubscriber(Closeable):
         with self._lock:
             for group in fresh:
                 self._ask_at_once(group, now)
+            self._dispatch.settle_done()
+            self._dispatch.take_back_from_hung(now)
             self._handler.poll(now)
             messages = [(self._subscriptions[number], said) for number, said in self._handler.take_messages(now)]
             self._note_ended()
+            self._warn_of_expired()
             self._lock.notify_all()
         for name, message in messages:
             self._groups[name].link.send(message)
@@ -257,24 +289,34 @@ class GroupSubscriber(Closeable):
             LOG.warning("Group %s: %s.", self._subscriptions[number], reason)
             self._destroyed.add(self._subscriptions[number])
         self._handler.ended.clear()
-        over = self._subscriptions.keys() - set(self._handler.agent.subscriptions)
+        over = self._subscriptions.keys() - set(self._handler.subscriptions)
         # Dispatchers may still hold an event of one that has just ended.
         for number in sorted(over)[:-_ENDED_KEPT]:
             del self._subscriptions[number]
 
+    def _warn_of_expired(self) -> None:
+        """Under the lock: say that retention was faster than the group."""
+        news = self._handler.counters.expired - self._expired_told
+        if news > 0:
+            self._expired_told += news
+            LOG.warning(
+                "Shared subscription: retention has dropped %d offsets before they were delivered; as many events of "
+                "the group are lost at most. It keeps too little, or the group is too slow.", news,
+            )  # fmt: skip
+
     def _hear(self, link: LeaderLink) -> None:
         messages = link.receive()
+        name, group = next((name, group) for name, group in self._groups.items() if group.link is link)
         if not link.is_connected:
-            for group in self._groups.values():
-                if group.link is link:
-                    group.office.look_now()
+            group.office.look_now()
         if not messages:
             return
         now = time.monotonic()
         with self._lock:
-            for message in messages:
-                for number in self._handler.agent.subscriptions:
-                    self._handler.on_message(number, message, now)
+            for number in self._handler.agent.subscriptions:
+                if self._subscriptions[number] == name:
+                    for message in messages:
+                        self._handler.on_message(number, message, now)
             self._lock.notify_all()
         self._feeder.wake()
 
@@ -351,7 +393,8 @@ class GroupSubscriber(Closeable):
             counters = self._handler.counters
             return GroupSubscriberStatistics(
                 delivered=counters.delivered, redelivered=counters.redelivered, acknowledged=counters.acknowledged,
-                failed=counters.failed, dead_letters=counters.dead, late=counters.late, expired=counters.expired,
+                failed=counters.failed, timed_out=counters.timed_out, hung=self._dispatch.hung,
+                dead_letters=counters.dead, late=counters.late, expired=counters.expired,
                 undecodable=self._feeder.undecodable, streams=len(self._handler.loans),
                 waiting=sum(loan.lanes.load for loan in self._handler.loans), grants=self._handler.granted,
                 resets=self._handler.agent.resets, log_errors=self._feeder.log_errors,
@@ -361,25 +404,28 @@ class GroupSubscriber(Closeable):
                 park_failures=self._dispatch.park_failures,
                 callback_errors=self._dispatch.callback_errors,
                 is_leading=sum(group.office.is_leading for group in self._groups.values()),
+                missing=self._recording.missing if self._recording is not None else 0,
+                standing_by=self._recording.standing_by if self._recording is not None else 0,
             )  # fmt: skip
 
     # -- the end
 
     def close(self) -> None:
-        """Give everything back in good order, within `unsubscribe_timeout`, and stop.
+        """Give everything back in good order, within `unsubscribe_timeout`, and stop.  Idempotent.
 
-        No callback runs after it returns, unless it is called from one.  Idempotent.
+        No callback runs after it returns, unless it is called from one, or one has not returned within that time: then
+        that is logged, its thread is left behind, and its event comes again at another member.
         """
         with self._lock:
             if self._is_closed or self._is_inherited:
                 return
             self._is_closed = True
-            for number in self._handler.agent.subscriptions:
+            for number in self._handler.subscriptions:
                 self._handler.unsubscribe(number, time.monotonic())
         self._waker.wake()
-        self._dispatch.close()
+        patience_s = self._options.unsubscribe_timeout + _CLOSE_EXTRA_S
+        self._dispatch.close(timeout_s=patience_s)
         with self._lock:
-            patience_s = self._options.unsubscribe_timeout + _CLOSE_EXTRA_S
             self._lock.wait_for(lambda: not self._handler.agent.subscriptions, patience_s)
             self._handler.disconnect(time.monotonic())  # whoever is left tells what it knows
         self._waker.wake()
@@ -390,6 +436,8 @@ class GroupSubscriber(Closeable):
         self._protocol.join()
         self._waker.close()
         self._selector.close()
+        if self._recording is not None:
+            self._recording.close()
         self._log.close()
 
     def _stop_offices(self, timeout_s: float) -> None:
@@ -421,8 +469,8 @@ def _record_nothing(_group: str, _declaration: Declaration | None) -> None:
     """Somebody else does."""
 
 
-def _join(log: LogApi, name: str, topic_filter: str, mode: Mode, lanes: int) -> Declaration:
+def _join(log: LogApi, name: str, topic_filter: str, mode: Mode, lanes: int, lease: LeaseSettings) -> Declaration:
     """The group, declared from now on if it is not yet; one that exists keeps the lanes it has."""
     with contextlib.suppress(GroupNotFound):
         lanes = groups.get(log, name).lanes
-    return groups.declare(log, name, topic_filter, mode=mode, lanes=lanes)
+    return groups.declare(log, name, topic_filter, mode=mode, lanes=lanes, lease=lease)

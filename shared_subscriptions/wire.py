@@ -17,6 +17,8 @@ from pubsub_api.errors import BadSignature, OversizedFrame
 KEY_BYTES = 32
 _LENGTH = struct.Struct(">I")
 _SEAL_BYTES = 16
+GREETING_BYTES_MAX = 64 * 1024
+"""Of the first message on a connection, which names a member and what it had before."""
 
 
 def seal(body: bytes, key: bytes) -> bytes:
@@ -30,9 +32,11 @@ def _mac(body: bytes, key: bytes) -> bytes:
 class Unsealer:
     """Takes bytes as they come from a socket, returns whole messages."""
 
-    def __init__(self, key: bytes, *, bytes_max: int) -> None:
+    def __init__(self, key: bytes, *, bytes_max: int, is_stranger: bool = False) -> None:
         self._key = key
         self._bytes_max = bytes_max
+        self._bytes_now = min(bytes_max, GREETING_BYTES_MAX) if is_stranger else bytes_max
+        """The largest message now: whoever has not proven to know the key must not cost much memory."""
         self._buffer = bytearray()
 
     def feed(self, data: bytes) -> list[bytes]:
@@ -41,8 +45,8 @@ class Unsealer:
         bodies: list[bytes] = []
         while len(self._buffer) >= _LENGTH.size:
             (size,) = _LENGTH.unpack_from(self._buffer)
-            if size > self._bytes_max:
-                raise OversizedFrame(f"a message of {size} bytes is larger than message_bytes_max = {self._bytes_max}")
+            if size > self._bytes_now:
+                raise OversizedFrame(f"a message of {size} bytes; at most {self._bytes_now} are accepted")
             start = _LENGTH.size + _SEAL_BYTES
             if len(self._buffer) < start + size:
                 break
@@ -51,5 +55,6 @@ class Unsealer:
             del self._buffer[: start + size]
             if not hmac.compare_digest(found, _mac(body, self._key)):
                 raise BadSignature("a message is sealed with another key than that of this leader")
+            self._bytes_now = self._bytes_max
             bodies.append(body)
         return bodies

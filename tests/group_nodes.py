@@ -22,6 +22,7 @@ from pubsub_api.core import frame as frames
 from pubsub_api.core.events import Event, encode_event, pack_body
 from pubsub_api.testing.child import ChildProcess
 from shared_subscriptions import GroupEvent, GroupSubscriber, config
+from shared_subscriptions.core.settings import LeaseSettings
 
 CALM = {"member_lease": 30.0, "claim_time": 60.0, "find_leader_interval": 0.2, "resend_interval": 0.5,
         "rebalance_delay": 0.05, "progress_interval": 0.05, "commit_interval": 0.1,
@@ -30,6 +31,11 @@ CALM = {"member_lease": 30.0, "claim_time": 60.0, "find_leader_interval": 0.2, "
 """Nobody is killed: leases and patience are so long that no load of the machine ends them."""
 HASTY = {**CALM, "member_lease": 1.0, "claim_time": 2.0}
 """Somebody is killed, and the others must notice soon."""
+
+
+CALM_LEASE = LeaseSettings(CALM["member_lease"], CALM["claim_time"])
+HASTY_LEASE = LeaseSettings(HASTY["member_lease"], HASTY["claim_time"])
+"""The same for groups that are declared before they have a member."""
 
 
 class Seen(NamedTuple):
@@ -51,8 +57,10 @@ def groups_conf(**options: Any) -> cfg.ConfigOpts:
 class Source:
     """Appends numbered events to a log, as a recorder would."""
 
-    def __init__(self, log: LogApi) -> None:
+    def __init__(self, log: LogApi, *, padding: int = 0) -> None:
+        """``padding`` makes each event larger by so many bytes."""
         self._log = log
+        self._padding = "x" * padding
         self._guid = os.urandom(16)
         self._last: collections.Counter[str] = collections.Counter()
 
@@ -69,7 +77,16 @@ class Source:
         first = self._last[topic] + 1
         self._last[topic] += size
         events = [
-            encode_event(Event(table="t", key=f"k{number % keys}", action="set", value=number, version=number), 1)
+            encode_event(
+                Event(
+                    table="t",
+                    key=f"k{number % keys}",
+                    action="set",
+                    version=number,
+                    value=[number, self._padding] if self._padding else number,
+                ),
+                1,
+            )
             for number in range(first, first + size)
         ]
         return frames.pack(
@@ -90,8 +107,9 @@ class Member:
     """A member in this process."""
 
     def __init__(
-        self, url: str, topics: Sequence[str], *, name: str = "", auto_ack: bool = True, **options: Any
-    ) -> None:
+        self, url: str, topics: Sequence[str], *, name: str = "", auto_ack: bool = True, kills_at: int = 0,
+        hangs_at: int = 0, writes_to: str = "", **options: Any,
+    ) -> None:  # fmt: skip
         conf = groups_conf(**options)
         self.seen: list[Seen] = []
         self.events: list[GroupEvent] = []
@@ -100,6 +118,13 @@ class Member:
         self.gate = threading.Event()
         """While cleared, the callback does not return."""
         self.gate.set()
+        self.kills_at = kills_at
+        """Number of the event at which the process ends, as if it were killed."""
+        self.hangs_at = hangs_at
+        """Number of the event at which the callback hangs until `release` is set."""
+        self.release = threading.Event()
+        self._diary = open(writes_to, "ab", buffering=0) if writes_to else None  # noqa: SIM115  closed with the member
+        """What the callback saw, for those who ask after the process was killed."""
         self.subscriber = GroupSubscriber(
             durable_log.open(url, conf=conf), conf, topics, on_event=self._on_event, auto_ack=auto_ack, name=name
         )
@@ -108,6 +133,12 @@ class Member:
         self.gate.wait(60)
         self.seen.append(Seen(event.topic, event.key, event.version, event.attempt, event.grant))
         self.events.append(event)
+        if self._diary is not None:
+            self._diary.write(f"{event.topic} {event.version}\n".encode())
+        if event.version == self.kills_at:
+            os._exit(9)
+        if event.version == self.hangs_at:
+            self.release.wait(60)
         if event.attempt <= self.failing.get((event.topic, event.version), 0):
             raise ValueError(f"event {event.version} cannot be handled")
 
@@ -127,7 +158,10 @@ class Member:
 
     def __exit__(self, *_: object) -> None:
         self.gate.set()
+        self.release.set()
         self.subscriber.close()
+        if self._diary is not None:
+            self._diary.close()
 
 
 class MemberProcess(ChildProcess):
@@ -137,6 +171,10 @@ class MemberProcess(ChildProcess):
         settings = {"topics": list(topics), "name": name, **options}
         super().__init__("member", url, json.dumps(settings), module="tests.group_nodes")
         assert self.receive()["ready"]
+
+    @property
+    def has_ended(self) -> bool:
+        return self._process.poll() is not None
 
     def record(self) -> list[Seen]:
         return [Seen(*item) for item in self.ask(do="seen")["seen"]]
@@ -175,9 +213,13 @@ def _say(**message: Any) -> None:
 
 
 def _member(url: str, settings: dict[str, Any]) -> None:
+    is_doomed = "kills_at" in settings
+    if is_doomed:
+        _say(ready=True)  # it may not live long enough to say so later
     with Member(url, settings.pop("topics"), name=settings.pop("name"), **settings) as member:
         member.subscriber.wait_ready(timeout_s=60)
-        _say(ready=True)
+        if not is_doomed:
+            _say(ready=True)
         for line in sys.stdin:
             command = json.loads(line)
             if command["do"] == "seen":

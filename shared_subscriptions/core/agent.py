@@ -6,7 +6,7 @@ gives its streams back and one that asks for some.  A borrower that resets is re
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from shared_subscriptions.core import messages as m
 from shared_subscriptions.core.borrower import Borrower, Reset, SessionEvent, State, Stopped
@@ -17,12 +17,20 @@ from shared_subscriptions.core.settings import BorrowerSettings
 class Agent:
     """Sans-IO and not thread-safe.  ``new_id`` gives an identity that was never used before, anywhere."""
 
-    def __init__(self, settings: BorrowerSettings, new_id: Callable[[], str], name: str = "") -> None:
+    def __init__(
+        self,
+        settings: BorrowerSettings,
+        new_id: Callable[[], str],
+        name: str = "",
+        portions: int = 1,
+        offsets: int = 0,
+    ) -> None:
         self.resets = 0
         """Borrowers that were replaced."""
         self._settings = settings
         self._new_id = new_id
         self._name = name
+        self._portions, self._offsets = portions, offsets
         self._borrowers: dict[int, Borrower] = {}
 
     def subscribe(self, subscription: int, now: float) -> None:
@@ -48,10 +56,17 @@ class Agent:
         if borrower is not None:
             borrower.on_leader_changed(now)
 
-    def on_stream_progress(self, subscription: int, stream: int, progress: Progress, *, is_settled: bool) -> None:
+    def on_log_grown(self, subscription: int, ends: Mapping[int, int], now: float) -> None:
         borrower = self._borrowers.get(subscription)
         if borrower is not None:
-            borrower.on_stream_progress(stream, progress, is_settled=is_settled)
+            borrower.on_log_grown(ends, now)
+
+    def on_stream_progress(
+        self, subscription: int, stream: int, progress: Progress, *, is_settled: bool, is_complete: bool = False
+    ) -> None:
+        borrower = self._borrowers.get(subscription)
+        if borrower is not None:
+            borrower.on_stream_progress(stream, progress, is_settled=is_settled, is_complete=is_complete)
 
     def may_deliver(self, subscription: int, stream: int, now: float) -> bool:
         borrower = self._borrowers.get(subscription)
@@ -67,6 +82,10 @@ class Agent:
     def is_connected(self, subscription: int) -> bool:
         borrower = self._borrowers.get(subscription)
         return borrower is not None and borrower.state is State.CONNECTED
+
+    def is_unsubscribing(self, subscription: int) -> bool:
+        borrower = self._borrowers.get(subscription)
+        return borrower is not None and borrower.state is State.UNSUBSCRIBING
 
     @property
     def subscriptions(self) -> list[int]:
@@ -99,4 +118,12 @@ class Agent:
             self._borrowers[subscription] = self._make(borrower.id, now)
 
     def _make(self, former: str, now: float) -> Borrower:
-        return Borrower(self._new_id(), self._settings, now=now, name=self._name, former=former)
+        return Borrower(
+            self._new_id(),
+            self._settings,
+            now=now,
+            name=self._name,
+            former=former,
+            portions=self._portions,
+            offsets=self._offsets,
+        )

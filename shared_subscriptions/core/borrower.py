@@ -15,11 +15,15 @@ from __future__ import annotations
 import dataclasses
 import enum
 from collections import OrderedDict
+from collections.abc import Mapping
 from typing import Final
 
 from shared_subscriptions.core import messages as m
+from shared_subscriptions.core.events import is_portion
 from shared_subscriptions.core.progress import Progress
 from shared_subscriptions.core.settings import BorrowerSettings
+
+_PINGS_PER_LEASE = 4
 
 
 class State(enum.Enum):
@@ -81,6 +85,8 @@ class Granted:
     grant: int
     progress: Progress
     until: int
+    expired: int = 0
+    """Offsets that retention dropped while nobody had the stream."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -113,6 +119,7 @@ class Stopped:
 SessionEvent = Granted | Revoking | Lost | Reset | Stopped
 
 _QUESTIONS_KEPT = 16
+_DROPPED_KEPT = 1000
 
 
 @dataclasses.dataclass
@@ -127,7 +134,17 @@ class _Borrowed:
 class Borrower:
     """Sans-IO and not thread-safe.  After each call take `messages` and `events`."""
 
-    def __init__(self, id: str, settings: BorrowerSettings, *, now: float, name: str = "", former: str = "") -> None:
+    def __init__(
+        self,
+        id: str,
+        settings: BorrowerSettings,
+        *,
+        now: float,
+        name: str = "",
+        former: str = "",
+        portions: int = 1,
+        offsets: int = 0,
+    ) -> None:
         self.id = id
         self.state = State.CONNECTING
         self.messages: list[m.ToLeader] = []
@@ -137,6 +154,9 @@ class Borrower:
         self._settings = settings
         self._name = name
         self._former = former
+        self._portions, self._offsets = portions, offsets
+        self._dropped: OrderedDict[int, None] = OrderedDict()
+        """Portions that are over: whatever comes about one of them is late."""
         self._seq = 0
         self._seen: dict[int, int] = {}
         self._epoch = 0
@@ -176,13 +196,21 @@ class Borrower:
 
     # -- what the session says
 
-    def on_stream_progress(self, stream: int, progress: Progress, *, is_settled: bool) -> None:
-        """How far a stream is; ``is_settled`` when nothing of it is with the user."""
+    def on_log_grown(self, ends: Mapping[int, int], now: float) -> None:
+        """Shards have grown, and this member of a queue has nothing to do: let the leader know at once."""
+        if self.state is State.CONNECTED:
+            self._ask(m.Ping(borrower=self.id, seq=self._next(), ends=dict(ends)), now)
+
+    def on_stream_progress(
+        self, stream: int, progress: Progress, *, is_settled: bool, is_complete: bool = False
+    ) -> None:
+        """How far a stream is; ``is_settled`` when nothing of it is with the user, ``is_complete`` when nothing of it
+        is left to do either."""
         borrowed = self._streams.get(stream)
         if borrowed is None or self.state is State.GONE:
             return
         borrowed.progress = progress
-        borrowed.finished = is_settled and self._is_ending(borrowed)
+        borrowed.finished = borrowed.finished or (is_settled and (is_complete or self._is_ending(borrowed)))
         self._report(stream, borrowed)
         if self.state is State.UNSUBSCRIBING:
             self._leave_if_finished()
@@ -225,9 +253,20 @@ class Borrower:
     def _on_timer(self, now: float) -> None:
         if self.state is State.CONNECTING:
             self._timer = now + self._settings.find_leader_s
-            self._ask(m.Connect(borrower=self.id, seq=self._next(), name=self._name, former=self._former), now)
+            self._ask(
+                m.Connect(
+                    borrower=self.id,
+                    seq=self._next(),
+                    name=self._name,
+                    former=self._former,
+                    portions=self._portions,
+                    offsets=self._offsets,
+                ),
+                now,
+            )
             return
-        self._timer = now + self._settings.ping_s
+        # The leader's promise counts, which may be shorter than what is configured here.
+        self._timer = now + min(self._settings.ping_s, self._lease_s / _PINGS_PER_LEASE)
         self._ask(m.Ping(borrower=self.id, seq=self._next()), now)
         for stream, borrowed in self._streams.items():
             self._report(stream, borrowed)  # whatever report was lost is made up for here
@@ -274,6 +313,9 @@ class Borrower:
         self.poll(now)
 
     def _granted(self, message: m.Grant, _now: float) -> None:
+        if message.stream in self._dropped:
+            self.ignored += 1
+            return
         borrowed = self._streams.get(message.stream)
         if borrowed is not None and borrowed.grant != message.grant:
             self._reset("a stream was granted that is still held under another grant")
@@ -282,7 +324,7 @@ class Borrower:
         if borrowed is None:
             assert after is Loan.GRANTED
             borrowed = self._streams[message.stream] = _Borrowed(message.grant, message.progress)
-            self.events.append(Granted(message.stream, message.grant, message.progress, message.until))
+            self.events.append(Granted(message.stream, message.grant, message.progress, message.until, message.expired))
         self._report(message.stream, borrowed)
 
     def _revoke(self, message: m.Revoke, now: float) -> None:
@@ -298,7 +340,8 @@ class Borrower:
             return
         if borrowed.loan is Loan.GRANTED:
             borrowed.loan = Loan.REVOKING
-            borrowed.give_up_at = now + self._settings.revoke_timeout_s
+            if not is_portion(message.stream):  # nobody waits for those that are left of a portion
+                borrowed.give_up_at = now + self._settings.revoke_timeout_s
             self.events.append(Revoking(message.stream))
         self._report(message.stream, borrowed)
 
@@ -307,6 +350,8 @@ class Borrower:
         if borrowed is not None and borrowed.grant == message.grant:
             del self._streams[message.stream]
             self.events.append(Lost(message.stream))
+        if is_portion(message.stream):
+            self._drop(message.stream)
         self._send(
             m.RevokeFinished(borrower=self.id, seq=self._next(), stream=message.stream, grant=message.grant)
         )  # also for an unknown stream: the first one was lost
@@ -340,6 +385,12 @@ class Borrower:
                 progress=borrowed.progress, finished=borrowed.finished,
             )
         )  # fmt: skip
+
+    def _drop(self, portion: int) -> None:
+        self._seen.pop(portion, None)
+        self._dropped[portion] = None
+        if len(self._dropped) > _DROPPED_KEPT:
+            self._dropped.popitem(last=False)
 
     def _leave_if_finished(self) -> None:
         if all(borrowed.finished for borrowed in self._streams.values()):

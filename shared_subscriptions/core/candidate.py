@@ -40,6 +40,12 @@ class LeaderRecord(msgspec.Struct, frozen=True):
     """The leader has resigned: anybody may claim the record at once."""
     leases: tuple[str, ...] = ()
     """Borrowers that hold leases of a leader that resigned."""
+    incarnation: str = ""
+    """Of the declaration of the group that it leads."""
+    standby: str = ""
+    """The borrower whose process stands by to record, should the leader die; empty when there is none."""
+    renewed_ns: int = 0
+    """When it was written, by the leader's clock: for people to read.  Nothing is decided by it."""
 
 
 @dataclasses.dataclass(frozen=True)

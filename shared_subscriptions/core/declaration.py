@@ -9,6 +9,7 @@ import msgspec
 from pubsub_api.core.errors import InvalidTopic, UndecodableBody, UsageError
 from pubsub_api.core.topics import check_filter
 from shared_subscriptions.core.events import Mode
+from shared_subscriptions.core.settings import LeaseSettings
 
 NAME_BYTES_MAX = 128
 LANES_MAX = 1024
@@ -38,6 +39,15 @@ class Declaration(msgspec.Struct, frozen=True):
     until: tuple[int, ...] = ()
     """While draining: where each shard ended."""
     declared_ns: int = 0
+    incarnation: str = ""
+    """A name of this very declaration: a group that was destroyed and declared again is another one."""
+    member_lease_s: float = LeaseSettings.member_lease_s
+    claim_time_s: float = LeaseSettings.claim_time_s
+    """Leases are promises between members, so all of them must mean the same by them."""
+
+    @property
+    def lease(self) -> LeaseSettings:
+        return LeaseSettings(self.member_lease_s, self.claim_time_s)
 
     @property
     def shards(self) -> int:

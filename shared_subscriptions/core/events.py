@@ -2,7 +2,8 @@
 
 A *stream* is what is assigned to members: a shard of the log, or one of the lanes that a shard is divided into.  Lanes
 let more members work than the log has shards.  In a ``$shared`` group the lane of an event is decided by its topic and
-key, so that their order is kept; in a ``$queue`` group by its place in the shard.
+key, so that their order is kept.  A ``$queue`` group has no lanes: what is assigned there are *portions*, short ranges
+of a shard that exist until they are done, and are numbered apart from streams.
 """
 
 from __future__ import annotations
@@ -18,8 +19,22 @@ from pubsub_api.core.events import Event
 
 Mode = Literal["shared", "queue"]
 
-STRIPE = 64
-"""In a queue, this many neighbouring offsets belong to one lane: a small frame is then decoded by one member only."""
+_SHARD_BITS = 32
+"""Shards times lanes are fewer than that, so every larger number is that of a portion."""
+
+
+def portion_number(serial: int, shard: int) -> int:
+    """``serial`` begins with 1."""
+    return serial << _SHARD_BITS | shard
+
+
+def is_portion(stream: int) -> bool:
+    return stream >> _SHARD_BITS > 0
+
+
+def lane_of(topic: str, key: str, lanes: int) -> int:
+    """Where the events of a topic and key belong."""
+    return zlib.crc32(f"{topic}\0{key}".encode()) % lanes
 
 
 class GroupEvent(Event, array_like=True, kw_only=True, gc=False):
@@ -45,21 +60,13 @@ class Place(NamedTuple):
 
     @classmethod
     def of(cls, stream: int, lanes: int) -> Place:
+        if is_portion(stream):
+            return cls(stream & ((1 << _SHARD_BITS) - 1), 0, 1)
         return cls(*divmod(stream, lanes), lanes)
 
-    def owns(self, event: GroupEvent, mode: Mode) -> bool:
+    def owns(self, event: GroupEvent) -> bool:
         """Whether an event of the shard belongs to this stream."""
-        if self.lanes == 1:
-            return True
-        if mode == "queue":
-            return event.offset // STRIPE % self.lanes == self.lane
-        return zlib.crc32(f"{event.topic}\0{event.key}".encode()) % self.lanes == self.lane
-
-    def may_own(self, start: int, end: int, mode: Mode) -> bool:
-        """False when a whole range of offsets surely belongs to other lanes, so that it need not be decoded."""
-        if self.lanes == 1 or mode == "shared":
-            return True
-        return any(stripe % self.lanes == self.lane for stripe in range(start // STRIPE, (end - 1) // STRIPE + 1))
+        return self.lanes == 1 or lane_of(event.topic, event.key, self.lanes) == self.lane
 
 
 _decode = msgspec.msgpack.Decoder(list[GroupEvent]).decode

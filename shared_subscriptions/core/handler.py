@@ -8,13 +8,13 @@ What it does not do is I/O: whoever owns it reads the log for the loans that hav
 from __future__ import annotations
 
 import dataclasses
-from collections import OrderedDict
-from collections.abc import Callable
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Mapping
 
 from shared_subscriptions.core import messages as m
 from shared_subscriptions.core.agent import Agent
 from shared_subscriptions.core.borrower import Granted, Lost, Revoking, SessionEvent, Stopped
-from shared_subscriptions.core.events import GroupEvent
+from shared_subscriptions.core.events import GroupEvent, is_portion
 from shared_subscriptions.core.lanes import LaneCounters, StreamLanes
 from shared_subscriptions.core.progress import Acknowledged, Progress, snapshot
 from shared_subscriptions.core.settings import BorrowerSettings, LaneSettings
@@ -41,6 +41,11 @@ class LoanState:
         """Whether reading on makes sense."""
         return self.lanes.room > 0 and not (0 <= self.until <= self.lanes.next_offset)
 
+    @property
+    def is_complete(self) -> bool:
+        """All of it up to `until` has been settled, or refused."""
+        return 0 <= self.until <= self.lanes.next_offset and not self.lanes.load
+
 
 class Handler:
     """Sans-IO and not thread-safe.  Call `poll` when time has passed and after events were settled."""
@@ -53,8 +58,13 @@ class Handler:
         *,
         name: str = "",
         progress_interval_s: float = 0.2,
+        portions_max: int = 2,
+        offsets_max: int = 0,
     ) -> None:
-        self.agent = Agent(borrower, new_id, name)
+        """``portions_max`` is how many portions of a queue it may have at once, ``offsets_max`` how large each may be;
+        0 for as large as the leader thinks right."""
+        self.agent = Agent(borrower, new_id, name, portions_max, offsets_max)
+        self._portions_max = portions_max
         self.counters = LaneCounters()
         self.granted = 0
         """Loans so far."""
@@ -66,7 +76,8 @@ class Handler:
         self._is_ordered: dict[int, bool] = {}
         self._loans: OrderedDict[int, LoanState] = OrderedDict()
         self._remembered: OrderedDict[tuple[int, int], Progress] = OrderedDict()
-        self._is_ending = False
+        self._grown: dict[int, dict[int, int]] = {}
+        self._suspended: dict[int, bool] = {}
         self._messages: list[tuple[int, m.ToLeader]] = []
 
     # -- subscriptions
@@ -76,14 +87,35 @@ class Handler:
         self.agent.subscribe(subscription, now)
 
     def unsubscribe(self, subscription: int, now: float) -> None:
-        self.agent.unsubscribe(subscription, now)
-        self._work_off(now)
+        if self._suspended.pop(subscription, None) is None:
+            self.agent.unsubscribe(subscription, now)
+            self._work_off(now)
 
     def disconnect(self, now: float) -> None:
         """Report everything that is known and give all streams back at once."""
         self._report_all()
         self.agent.disconnect()
         self._work_off(now)
+
+    @property
+    def subscriptions(self) -> list[int]:
+        """Those that are wanted or about to end."""
+        return [*self.agent.subscriptions, *self._suspended]
+
+    def suspend(self, now: float) -> None:
+        """Nobody here can handle events at the moment: leave all groups, so that others get the streams."""
+        self._suspended |= {
+            number: self._is_ordered[number]
+            for number in self.agent.subscriptions
+            if not self.agent.is_unsubscribing(number)
+        }
+        self.disconnect(now)
+
+    def resume(self, now: float) -> None:
+        """Join again what `suspend` has left."""
+        suspended, self._suspended = self._suspended, {}
+        for subscription, is_ordered in suspended.items():
+            self.subscribe(subscription, is_ordered=is_ordered, now=now)
 
     def on_message(self, subscription: int, message: m.ToBorrower, now: float) -> None:
         self.agent.on_message(subscription, message, now)
@@ -117,6 +149,21 @@ class Handler:
                     return loan, batch
         return None
 
+    def idle_queues(self) -> list[int]:
+        """Subscriptions to queues for which this member could take on more work than it has."""
+        held = Counter(loan.subscription for loan in self._loans.values())
+        return [
+            number
+            for number in self.agent.subscriptions
+            if not self._is_ordered[number]
+            and self.agent.is_connected(number)
+            and held[number] < self._portions_max
+        ]  # fmt: skip
+
+    def on_log_grown(self, subscription: int, ends: Mapping[int, int]) -> None:
+        """Shards have grown, for a queue that this member has time for.  The leader is told with the next messages."""
+        self._grown[subscription] = {**self._grown.get(subscription, {}), **ends}
+
     def note_late(self, loan: LoanState, events: int) -> None:
         """So many events were settled whose stream was lost before: should it come back, they count."""
         self.counters.late += events
@@ -136,8 +183,10 @@ class Handler:
     def poll(self, now: float) -> None:
         self.agent.poll(now)
         self._work_off(now)
-        if self._is_ending:
-            self._tell_finished()
+        self._tell_finished()
+        grown, self._grown = self._grown, {}
+        for subscription, ends in grown.items():
+            self.agent.on_log_grown(subscription, ends, now)
         if now >= self._report_at:
             self._report_at = now + self._progress_interval_s
             self._report_changes()
@@ -168,7 +217,6 @@ class Handler:
         if isinstance(event, Granted):
             self._lend(subscription, event)
         elif isinstance(event, Revoking):
-            self._is_ending = True
             for loan in self._of(subscription, event.stream):
                 loan.lanes.stop()
         elif isinstance(event, Lost):
@@ -184,6 +232,7 @@ class Handler:
 
     def _lend(self, subscription: int, event: Granted) -> None:
         self.granted += 1
+        self.counters.expired += event.expired
         progress = self._recall(subscription, event.stream, event.progress)
         lanes = StreamLanes(
             progress, self._lane_settings, self.counters, is_ordered=self._is_ordered[subscription]
@@ -199,6 +248,8 @@ class Handler:
 
     def _remember(self, loan: LoanState) -> None:
         """The leader may not know the last acknowledgements; should the stream come back, they count."""
+        if is_portion(loan.stream):
+            return  # it will never come back under its number
         key = loan.subscription, loan.stream
         self._remembered[key] = loan.lanes.progress()
         self._remembered.move_to_end(key)
@@ -227,15 +278,18 @@ class Handler:
             self._report(loan, loan.lanes.progress())
 
     def _tell_finished(self) -> None:
-        """Streams that are to be given back and of which nothing is with the user any more."""
-        self._is_ending = False
+        """Streams that are complete, or to be given back with nothing of them with the user any more."""
         for loan in list(self._loans.values()):
-            if loan.lanes.is_stopped and not loan.is_finish_told:
-                if loan.lanes.is_settled:
-                    loan.is_finish_told = True
-                    self._report(loan, loan.lanes.progress())
-                else:
-                    self._is_ending = True
+            if loan.is_finish_told:
+                continue
+            is_complete = loan.is_complete
+            if is_complete:
+                loan.lanes.stop()
+            if is_complete or (loan.lanes.is_stopped and loan.lanes.is_settled):
+                loan.is_finish_told = True
+                self._report(loan, loan.lanes.progress(), is_complete=is_complete)
 
-    def _report(self, loan: LoanState, progress: Progress) -> None:
-        self.agent.on_stream_progress(loan.subscription, loan.stream, progress, is_settled=loan.lanes.is_settled)
+    def _report(self, loan: LoanState, progress: Progress, *, is_complete: bool = False) -> None:
+        self.agent.on_stream_progress(
+            loan.subscription, loan.stream, progress, is_settled=loan.lanes.is_settled, is_complete=is_complete
+        )

@@ -2,7 +2,7 @@
 
 Events wait in the order of the log.  Events of one topic and key form a *lane*: while one of them is with the user, or
 waits for another attempt, those behind it in the lane wait, and all other lanes go on.  In a queue there is no order to
-keep, so nothing waits for anything.
+keep, so nothing waits for anything, and an event that failed is given back to the leader, who finds somebody for it.
 
 Where an event is:
 
@@ -12,12 +12,14 @@ waiting   behind an event of its lane
 ready     its lane has become free
 out       with the user
 retry     failed, waits for its next attempt
+refused   failed in a queue: given back when the rest of the portion is done
 done      acknowledged, parked as a dead letter, or not for this stream: part of the progress
 ========  ==================================================================================
 """
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import heapq
 from collections import deque
@@ -40,11 +42,17 @@ class LaneCounters:
     """Acknowledged or refused when the event was out of this member's hands: the group may deliver it again."""
     failed: int = 0
     """Attempts that ended in a nack or an error."""
+    timed_out: int = 0
+    """Events taken back because they were with the user for longer than `handler_timeout`."""
     dead: int = 0
     """Events parked as dead letters."""
     expired: int = 0
-    """Events that retention dropped before anybody acknowledged them."""
+    """Offsets that retention dropped before anybody could handle what was there, of whatever topic."""
     undecodable: int = 0
+
+
+WINDOW_BYTES = 16 << 20
+"""A stream of which so much is loaded is full, however few events that are.  One read more may come on top."""
 
 
 class StreamLanes:
@@ -60,13 +68,20 @@ class StreamLanes:
         self._generation = progress.generation
         self._done = Acknowledged(progress.low, progress.ranges)
         self._attempts = dict(progress.attempts)
+        self._delays: dict[int, float] = {}
+        self._expired = 0
         self._fresh: deque[list[GroupEvent]] = deque()
         self._ready: deque[GroupEvent] = deque()
         self._waiting: dict[LaneKey, deque[GroupEvent]] = {}
         self._retries: list[tuple[float, int, GroupEvent]] = []
         self._out: dict[int, GroupEvent] = {}
+        self._out_at: dict[int, float] = {}
+        """When each of them went out, the oldest first."""
         self._batch: Sequence[GroupEvent] = ()
         self._load = 0
+        self._event_bytes = 0.0
+        """Of those that are loaded, on average."""
+        self._was_full = False
         self._is_changed = True
 
     # -- from the log
@@ -74,12 +89,22 @@ class StreamLanes:
     @property
     def room(self) -> int:
         """How many more events may be offered now."""
-        return 0 if self.is_stopped else self._settings.window - self._load
+        if self.is_stopped:
+            return 0
+        room = self._settings.window - self._load
+        if self._load * self._event_bytes >= WINDOW_BYTES:
+            room = 0
+        self._was_full = self._was_full or room <= 0
+        return room
 
-    @property
-    def is_full(self) -> bool:
-        """It waits for the user, and may have room when more is settled."""
-        return not self.is_stopped and self._load >= self._settings.window
+    def take_relief(self) -> bool:
+        """Whether there is room again since somebody found it full."""
+        if not self._was_full or self.is_stopped or 2 * self._load > self._settings.window:
+            return False
+        if 2 * self._load * self._event_bytes > WINDOW_BYTES:
+            return False
+        self._was_full = False
+        return True
 
     def skip(self, end: int) -> None:
         """Everything from `next_offset` up to ``end`` is not for this stream."""
@@ -91,10 +116,12 @@ class StreamLanes:
         """Retention has dropped everything before ``start``."""
         lost = self._done.missing(self.next_offset, start)
         self._counters.expired += lost
+        self._expired += lost
         self.skip(start)
 
-    def offer(self, events: list[GroupEvent]) -> None:
-        """Events at or beyond `next_offset`, in order; offsets between them are not for this stream."""
+    def offer(self, events: list[GroupEvent], size: int = 0) -> None:
+        """Events at or beyond `next_offset`, in order; offsets between them are not for this stream.  ``size`` is what
+        they take as bytes."""
         if events and (len(self._done) or events[0].offset < self._done.low):
             events = [event for event in events if event.offset not in self._done]
         if not events:
@@ -102,8 +129,20 @@ class StreamLanes:
         if events[0].offset > self.next_offset or events[-1].offset - events[0].offset >= len(events):
             self._skip_between(events)
         self.next_offset = max(self.next_offset, events[-1].offset + 1)
-        self._fresh.append(events)
+        self._event_bytes = (self._load * self._event_bytes + size) / (self._load + len(events))
         self._load += len(events)
+        if self._attempts and self._settings.attempts_max:
+            events = self._set_overdue_aside(events)
+        if events:
+            self._fresh.append(events)
+
+    def _set_overdue_aside(self, events: list[GroupEvent]) -> list[GroupEvent]:
+        """What was delivered too often before it came here is not delivered again: it is taken alone, to be parked."""
+        overdue = [event for event in events if self.is_overdue(event)]
+        for event in overdue:
+            self._out[event.offset] = event
+            self.postpone(event, 0.0)
+        return [event for event in events if event not in overdue] if overdue else events
 
     def _skip_between(self, events: Sequence[GroupEvent]) -> None:
         for event in events:
@@ -123,6 +162,10 @@ class StreamLanes:
         if self.is_stopped:
             return []
         retry = self._take_retry(now)
+        if retry is not None and self.is_overdue(retry):
+            retry.attempt = self._attempts[retry.offset]
+            self._out[retry.offset] = retry
+            return [retry]
         if retry is not None:
             taken = [retry]  # alone, so that a failure concerns nothing else
         elif is_exclusive:
@@ -133,6 +176,7 @@ class StreamLanes:
             return taken
         if is_exclusive:
             self._out.update((event.offset, event) for event in taken)
+            self._out_at.update((event.offset, now) for event in taken)
         else:
             self._batch = taken
         if self._attempts:
@@ -140,6 +184,10 @@ class StreamLanes:
         self._counters.delivered += len(taken)
         self._is_changed = True
         return taken
+
+    def is_overdue(self, event: GroupEvent) -> bool:
+        """Whether the event has used up its attempts without failing in one: its consumers crashed, or hung."""
+        return 0 < self._settings.attempts_max <= self._attempts.get(event.offset, 0)
 
     def _take_retry(self, now: float) -> GroupEvent | None:
         if self._retries and self._retries[0][0] <= now:
@@ -192,16 +240,27 @@ class StreamLanes:
 
     def ack(self, event: GroupEvent) -> bool:
         """Done.  False when the event is not out: it was settled before, or another grant has it."""
-        if self._out.pop(event.offset, None) is None:
+        if not self._is_out(event):
             self._counters.late += 1
             return False
+        self._take_back(event)
         self._finish(event)
         self._free_lane(event)
         return True
 
-    def settle(self, batch: Sequence[GroupEvent]) -> None:
-        """A whole batch, taken without exclusivity, is done."""
-        self._batch = ()
+    def _is_out(self, event: GroupEvent) -> bool:
+        """Whether this very delivery is with the user: one that was taken back and delivered again is another."""
+        out = self._out.get(event.offset)
+        return out is not None and out.attempt == event.attempt
+
+    def _take_back(self, event: GroupEvent) -> bool:
+        """The event is not with the user any more; False when it was not."""
+        self._out_at.pop(event.offset, None)
+        return self._out.pop(event.offset, None) is not None
+
+    def settle(self, batch: Sequence[GroupEvent], rest: Sequence[GroupEvent] = ()) -> None:
+        """A batch that was taken without exclusivity is done; ``rest`` is the part that is still with the user."""
+        self._batch = rest
         if len(batch) == 1 and _lane(batch[0]) in self._waiting:
             self._free_lane(batch[0])  # it was a retry
         first, last = batch[0].offset, batch[-1].offset
@@ -223,7 +282,7 @@ class StreamLanes:
         False when it has used up its attempts: store it elsewhere, then call `parked`; its lane waits until then.  An
         event that is not out is counted as late, and True is returned: somebody else has it.
         """
-        if event.offset not in self._out:
+        if not self._is_out(event):
             self._counters.late += 1
             return True
         self._counters.failed += 1
@@ -231,13 +290,22 @@ class StreamLanes:
         self._is_changed = True
         if self._settings.attempts_max and attempts >= self._settings.attempts_max:
             return False
-        self.postpone(event, now + (self._settings.backoff_s(attempts) if delay_s is None else delay_s))
+        self._again(event, now, self._settings.backoff_s(attempts) if delay_s is None else delay_s)
         return True
+
+    def _again(self, event: GroupEvent, now: float, delay_s: float) -> None:
+        """An event that is out is to be tried again: here, or in a queue by whoever is free then."""
+        if self._is_ordered:
+            self.postpone(event, now + delay_s)
+        elif self._take_back(event):
+            self._delays[event.offset] = delay_s
+            self._load -= 1
+            self._is_changed = True
 
     def postpone(self, event: GroupEvent, due: float) -> None:
         """Deliver an event that is out once more, when it is due.  Its lane waits.  When it has been given away
         meanwhile, nothing happens."""
-        if self._out.pop(event.offset, None) is None or self.is_stopped:
+        if not self._take_back(event) or self.is_stopped:
             return
         if self._is_ordered:
             self._waiting.setdefault(_lane(event), deque())
@@ -254,8 +322,36 @@ class StreamLanes:
             if not self._settings.attempts_max or event.attempt < self._settings.attempts_max:
                 self._attempts[event.offset] = event.attempt  # the last attempt is one that it has for itself
         for event in heads.values():
-            self.postpone(event, now)
+            self._again(event, now, 0.0)
         self._put_behind([event for event in batch if event.offset in self._out])
+
+    def overstayed(self, now: float, timeout_s: float) -> list[GroupEvent]:
+        """Events that have been out for so long."""
+        found = []
+        for offset, since in self._out_at.items():
+            if now - since < timeout_s:
+                break
+            found.append(self._out[offset])
+        return found
+
+    def time_out(self, event: GroupEvent, now: float) -> None:
+        """An event that is out is taken back from a user who does not answer; what is said of it later is late.
+
+        It counts as an attempt.  The user may still look at the event, so what comes again is a copy.
+        """
+        self._counters.timed_out += 1
+        self._attempts[event.offset] = event.attempt
+        self._is_changed = True
+        self._out[event.offset] = copy.copy(event)
+        self._again(self._out[event.offset], now, self._settings.backoff_s(event.attempt))
+
+    def time_out_batch(self, batch: Sequence[GroupEvent], now: float) -> None:
+        """The same for a whole batch that is out: its events come again as after `fail_batch`."""
+        if len(batch) == 1:
+            self.time_out(batch[0], now)
+            return
+        self._counters.timed_out += len(batch)
+        self.fail_batch([copy.copy(event) for event in batch], now)
 
     def break_up(self, batch: Sequence[GroupEvent]) -> None:
         """Make a batch exclusive after the fact: each of its events is out and keeps its lane until it is settled."""
@@ -273,7 +369,7 @@ class StreamLanes:
     def _put_behind(self, events: Sequence[GroupEvent]) -> None:
         """Events that are out wait in their lanes again, before everything else there; free lanes are ready."""
         for event in events:
-            del self._out[event.offset]
+            self._take_back(event)
         if self.is_stopped:
             self._load = len(self._out)
             return
@@ -289,7 +385,7 @@ class StreamLanes:
     def parked(self, event: GroupEvent) -> None:
         """The event was stored as a dead letter."""
         self._counters.dead += 1
-        if self._out.pop(event.offset, None) is not None:
+        if self._take_back(event):
             self._finish(event)
             self._counters.acknowledged -= 1
             self._free_lane(event)
@@ -346,10 +442,12 @@ class StreamLanes:
         return self.progress()
 
     def progress(self) -> Progress:
-        """What is done.  An event that is out counts as attempted: it may be what kills its consumer."""
-        attempts = self._attempts | {offset: event.attempt for offset, event in self._out.items()}
-        attempts.update((event.offset, event.attempt) for event in self._batch)
-        return snapshot(self._done, self._generation, attempts)
+        """What is done.  An event that is out counts as attempted: it may be what kills its consumer.  Among several
+        nobody knows which one it is, so that the last attempt is one that an event has for itself."""
+        out = [*self._out.values(), *self._batch]
+        most = self._settings.attempts_max - 1 if self._settings.attempts_max and len(out) > 1 else 1 << 30
+        attempts = self._attempts | {event.offset: min(event.attempt, most) for event in out if most}
+        return snapshot(self._done, self._generation, attempts, self._delays, self._expired)
 
 
 def _offset(event: GroupEvent) -> int:

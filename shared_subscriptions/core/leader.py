@@ -17,16 +17,17 @@ from collections import Counter, OrderedDict, deque
 from collections.abc import Collection, Mapping
 from typing import Final
 
+from shared_subscriptions.core import caution
 from shared_subscriptions.core import messages as m
 from shared_subscriptions.core.assignment import assign
 from shared_subscriptions.core.declaration import Declaration, Wish
 from shared_subscriptions.core.members import Member, Move
 from shared_subscriptions.core.progress import Progress
 from shared_subscriptions.core.settings import LeaderSettings
-from shared_subscriptions.core.streams import HELD, Cause, Status, Stream, StreamInfo, StreamRecord
+from shared_subscriptions.core.streams import HELD, Cause, Lease, Status, Stream, StreamInfo, StreamRecord
 
 DEPARTED_KEPT = 10_000
-GRANT_BITS = 24
+GRANT_BITS = 32
 
 REACTIONS: Final[dict[type[m.ToLeader], str]] = {
     m.Connect: "_connect",  # welcome from anybody
@@ -58,6 +59,10 @@ class Leader:
         self.declaration = declaration
         self.members: dict[str, Member] = {}
         self.streams: dict[int, Stream] = {}
+        self.loans: Mapping[int, Stream] = self.streams
+        """What is handed out."""
+        self.is_outdated = False
+        """There are streams that it has not been told of: call `on_streams` soon."""
         self.messages: list[m.ToBorrower] = []
         self.moves: deque[Move] = deque(maxlen=settings.moves_kept)
         self.counters: Counter[str] = Counter()
@@ -72,6 +77,8 @@ class Leader:
         self._grants = 0
         self._joined = 0
         self._deleted: set[int] = set()
+        self._alive: OrderedDict[str, None] = OrderedDict()
+        """Borrowers of the past whose members have come back: they did not die."""
         self._is_retiring = False
 
     # -- the outside world
@@ -87,6 +94,7 @@ class Leader:
 
     def on_streams(self, infos: Mapping[int, StreamInfo], now: float) -> None:
         """The streams there are.  New ones appear, missing ones vanish, the start of others has moved."""
+        self.is_outdated = False
         for number, info in infos.items():
             stream = self.streams.get(number)
             if stream is None:
@@ -113,6 +121,14 @@ class Leader:
             stream = Stream.load(number, info, record)
         stream.expire()
         return stream
+
+    def on_log_grown(self, ends: Mapping[int, int], _now: float) -> None:
+        """Shards end there now.  Whoever has a stream of one of them should look."""
+        lanes = self.declaration.lanes
+        owners = {stream.owner for stream in self.loans.values() if stream.number // lanes in ends}
+        for member in self.members.values():
+            if member.id in owners:
+                self._send(member, m.PingResponse, answers=0)
 
     def _vanish(self, stream: Stream, now: float) -> None:
         stream.has_vanished = True
@@ -144,15 +160,15 @@ class Leader:
             self._remove(member, f"the lease of {member.slot} ended", now)
         if now >= self._reassign_at:
             self._reassign(now)
-        for stream in self.streams.values():
-            if stream.status in (Status.GRANTING, Status.REVOKING, Status.REVOKED):
+        for stream in list(self.loans.values()):
+            if stream.status in (Status.GRANTING, Status.REVOKING, Status.REVOKED) and not stream.is_waiting:
                 self._nudge(stream, now)
 
     def next_deadline(self) -> float:
         transient = [
             stream.sent_at + self._settings.resend_s
-            for stream in self.streams.values()
-            if stream.status in (Status.GRANTING, Status.REVOKING, Status.REVOKED)
+            for stream in self.loans.values()
+            if stream.status in (Status.GRANTING, Status.REVOKING, Status.REVOKED) and not stream.is_waiting
         ]
         leases = [member.expires for member in self.members.values()]
         return min([self._reassign_at, *leases, *transient])
@@ -162,11 +178,14 @@ class Leader:
         owner = self.members[stream.owner]
         if owner.is_expelled:
             stream.sent_at = now
-        elif stream.status is Status.REVOKING and now >= stream.revoked_at + self._settings.revoke_timeout_s:
+        elif self._is_overdue(stream, now):
             self._expel(owner, f"stream {stream.number} was not given back in time")
         elif now >= stream.sent_at + self._settings.resend_s:
             self.counters["resent"] += 1
             self._say_status(stream, now)
+
+    def _is_overdue(self, stream: Stream, now: float) -> bool:
+        return stream.status is Status.REVOKING and now >= stream.revoked_at + self._settings.revoke_timeout_s
 
     # -- messages
 
@@ -183,7 +202,7 @@ class Leader:
             if message.seq <= member.seen.get(m.concern(message), 0):
                 self.counters["stale"] += 1
                 return
-            if m.concern(message) in self.streams or m.concern(message) == m.LEASE:
+            if m.concern(message) in self.loans or m.concern(message) == m.LEASE:
                 member.seen[m.concern(message)] = message.seq
         getattr(self, REACTIONS[type(message)])(message, now)
 
@@ -198,10 +217,14 @@ class Leader:
                 self._invalidate(message.borrower, f"the group has {len(self.members)} members, which is the limit")
                 return
             self._joined += 1
-            member = Member(message.borrower, message.name, self._joined, 0.0, seen={m.LEASE: message.seq})
+            member = Member(
+                message.borrower, message.name, self._joined, 0.0, seen={m.LEASE: message.seq},
+                portions_max=max(1, message.portions), offsets_max=message.offsets,
+            )  # fmt: skip
             self.members[member.id] = member
             self._reassign_soon(f"{member.slot} joined", now)
         self._waits_for.discard(message.former)
+        self._note_alive(message.former)
         self._renew(member, now)
         self._send(member, m.ConnectResponse, answers=message.seq, lease_s=self._settings.lease.holder_lease_s)
 
@@ -210,22 +233,35 @@ class Leader:
         self._renew(member, now)
         self._send(member, m.PingResponse, answers=message.seq)
 
+    def _note_alive(self, former: str) -> None:
+        if not former:
+            return
+        self._alive[former] = None
+        if len(self._alive) > DEPARTED_KEPT:
+            self._alive.popitem(last=False)
+
     def _update_progress(self, message: m.UpdateProgress, now: float) -> None:
-        stream = self.streams.get(message.stream)
+        stream = self.loans.get(message.stream)
         if stream is None or stream.owner != message.borrower or stream.grant != message.grant:
             self.counters["fenced"] += 1
             return
         if stream.status is Status.REVOKED:
             return
+        stream.untold = 0
         stream.merge(message.progress)
         stream.move(Cause.FINAL if message.finished else Cause.PROGRESS)
         if message.finished:
+            self._finished(stream, now)
             self._say_status(stream, now)
         if self._is_ended(stream):
             self._reassign_soon(f"stream {stream.number} came to its end", now)
 
+    def _finished(self, stream: Stream, _now: float) -> None:
+        """Nothing of the stream is with its owner any more."""
+        stream.end_lease()
+
     def _revoke_finished(self, message: m.RevokeFinished, now: float) -> None:
-        stream = self.streams.get(message.stream)
+        stream = self.loans.get(message.stream)
         if stream is None or stream.owner != message.borrower or stream.grant != message.grant:
             self.counters["fenced"] += 1
             return
@@ -234,9 +270,10 @@ class Leader:
 
     def _disconnect(self, message: m.Disconnect, now: float) -> None:
         for number, grant, progress in message.progresses:
-            stream = self.streams.get(number)
+            stream = self.loans.get(number)
             if stream is not None and (stream.owner, stream.grant) == (message.borrower, grant):
                 stream.merge(progress)
+        self._note_alive(message.borrower)
         self._waits_for.discard(message.borrower)
         member = self.members.get(message.borrower)
         if member is not None:
@@ -258,10 +295,13 @@ class Leader:
     def _remove(self, member: Member, reason: str, now: float) -> None:
         del self.members[member.id]
         self._depart(member.id)
-        for stream in list(self.streams.values()):
+        for stream in list(self.loans.values()):
             if stream.owner == member.id and stream.move(Cause.OWNER_LOST):
-                stream.redelivered += len(stream.attempts)
+                stream.base.redelivered += len(stream.attempts)
                 self._freed(stream, now)
+        if member.id in self._alive:
+            for stream in self.streams.values():
+                stream.forget_holder(member.id)
         self._reassign_soon(reason, now)
 
     def _depart(self, borrower: str) -> None:
@@ -322,9 +362,27 @@ class Leader:
             slot = plan.get(stream.number)
             if stream.status in HELD and (slot is None or held.get(stream.number) != slot):
                 self._revoke(stream, now)
-            elif stream.status is Status.ABSENT and slot is not None:
+            elif stream.status is Status.ABSENT and slot is not None and self._may_have(stream, slots[slot]):
                 self._settle_in(stream, slot, slots)
                 self._grant(stream, slots[slot], now)
+
+    def _may_have(self, stream: Stream, member: Member) -> bool:
+        """Whether a member may have a stream now: of suspects it gets one after the other."""
+        self._judge(stream)
+        _, count = caution.piece(stream.suspects, stream.done.low, self._settings.attempts_max)
+        return not count or not self._has_suspect(member)
+
+    def _has_suspect(self, member: Member) -> bool:
+        return any(loan.is_suspect and loan.owner == member.id for loan in self.loans.values())
+
+    def _judge(self, stream: Stream) -> None:
+        """Leases that nobody holds any more were left by somebody who died, or has shown since that it lives."""
+        for lease in [lease for lease in stream.leases if lease.borrower not in self.members]:
+            if lease.borrower in self._alive:
+                stream.forget_holder(lease.borrower)
+            else:
+                self.counters["crashed_holders"] += 1
+                stream.accuse(lease, self._settings.attempts_max)
 
     def _settle_in(self, stream: Stream, slot: str, slots: Collection[str]) -> None:
         """A stream that moves while its home is there has found a new one; otherwise it is only lent."""
@@ -343,7 +401,7 @@ class Leader:
     def _is_well_held(self, number: int) -> bool:
         """Whether the stream is in the hands of the member that its slot means, and under today's conditions."""
         stream = self.streams[number]
-        if stream.status not in HELD or stream.until != self.declaration.until_of(number):
+        if stream.status not in HELD or stream.wished_until != self.declaration.until_of(number):
             return False
         owner = self.members[stream.owner]
         return not owner.is_expelled and self._slots()[owner.slot] is owner
@@ -356,21 +414,46 @@ class Leader:
                 stream.expire()
 
     def _grant(self, stream: Stream, member: Member, now: float) -> None:
-        self._grants += 1
+        stream.expire()
         stream.move(Cause.GRANT)
         stream.owner = member.id
-        stream.grant = (self.epoch << GRANT_BITS) + self._grants
-        stream.until = self.declaration.until_of(stream.number)
+        stream.grant = self._new_grant()
+        stream.owner_expired = 0
+        self._limit(stream, member)
         if stream.former != member.slot:
             self.moves.append(Move(stream.number, stream.former, member.slot, self._reason, now))
             self.counters["moves"] += 1
             stream.former = member.slot
             stream.is_dirty = True
         self.counters["grants"] += 1
-        self._say_status(stream, now)
+        if not stream.is_waiting:
+            self._say_status(stream, now)
+
+    def _new_grant(self) -> int:
+        self._grants += 1
+        return (self.epoch << GRANT_BITS) + self._grants
+
+    def _limit(self, stream: Stream, member: Member) -> None:
+        """How far the new owner may go.  What its predecessors died of, perhaps, it gets in small pieces."""
+        stream.wished_until = stream.until = self.declaration.until_of(stream.number)
+        start = stream.done.low
+        end, count = caution.piece(stream.suspects, start, self._settings.attempts_max)
+        if end >= 0 and (stream.until < 0 or end < stream.until):
+            stream.until = end
+            self._count_alone(stream, start, end, count)
+        stream.is_suspect = count > 0
+        stream.take_lease(Lease(member.id, start, -1 if end < 0 else stream.until))
+
+    def _count_alone(self, stream: Stream, start: int, end: int, count: int) -> None:
+        """A suspect that is delivered alone knows how often it was delivered before, if that was written down."""
+        if end - start == 1 and count > max(1, stream.attempts.get(start, 0)):
+            stream.attempts[start] = count
 
     def _revoke(self, stream: Stream, now: float) -> None:
         owner = self.members[stream.owner]
+        if stream.is_waiting:  # for a moment: its owner has not been told of it yet
+            self._reassign_at = min(self._reassign_at, now + self._settings.rebalance_delay_s)
+            return
         if owner.is_expelled:
             return
         stream.move(Cause.REVOKE)
@@ -387,7 +470,7 @@ class Leader:
         if stream.status is Status.GRANTING:
             self._send(
                 member, m.Grant, stream=stream.number, grant=stream.grant, progress=stream.progress(),
-                until=stream.until,
+                until=stream.until, expired=stream.untold,
             )  # fmt: skip
         elif stream.status is Status.REVOKING:
             self._send(member, m.Revoke, stream=stream.number, grant=stream.grant)
@@ -417,8 +500,23 @@ class Leader:
             set(self._deleted),
         )
 
-    def stored(self, records: Mapping[int, StreamRecord], deleted: Collection[int]) -> None:
-        """What `changes` returned is durable now."""
+    @property
+    def has_changes(self) -> bool:
+        """Whether there is anything to store."""
+        return bool(self._deleted) or any(stream.is_dirty for stream in self.streams.values())
+
+    @property
+    def wants_to_store(self) -> bool:
+        """Whether somebody waits for `changes` to be stored."""
+        return any(stream.is_waiting for stream in self.loans.values())
+
+    def stored(self, records: Mapping[int, StreamRecord], deleted: Collection[int], now: float) -> None:
+        """What `changes` returned is durable now.  Owners whose leases are among it are told what they have."""
+        for loan in self.loans.values():
+            record = records.get(loan.base.number)
+            if loan.is_waiting and record is not None and loan.lease in record.leases:
+                loan.is_waiting = False
+                self._say_status(loan, now)
         for number, record in records.items():
             stream = self.streams.get(number)
             if stream is not None and stream.record() == record:
@@ -434,4 +532,4 @@ class Leader:
 
     def holders(self) -> list[str]:
         """Borrowers that still have streams."""
-        return sorted({stream.owner for stream in self.streams.values() if stream.owner})
+        return sorted({stream.owner for stream in self.loans.values() if stream.owner})

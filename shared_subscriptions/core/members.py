@@ -19,6 +19,16 @@ class Member:
     seen: dict[int, int] = dataclasses.field(default_factory=dict)
     """The last sequence number by what it was about; at most one entry per stream."""
     sent: int = 0
+    portions_max: int = 1
+    """Of a queue, how many portions it wants at once."""
+    offsets_max: int = 0
+    """Of a queue, how large its portions may be; 0 for no bound of its own."""
+    rate: float = 0.0
+    """Offsets of a queue that it handles in a second; 0 when nobody knows."""
+    served: int = 0
+    """Number of the portion that it got last: of those who have as little, whoever waits longest is next."""
+    finished_at: float = 0.0
+    """When it had handled a portion last."""
 
     @property
     def slot(self) -> str:

@@ -29,10 +29,17 @@ class Connect(_Message, frozen=True, tag="leader_wanted", kw_only=True):
     """Who this is, the same after a restart.  Empty for somebody who will never come back."""
     former: str = ""
     """This member's last borrower, which has stopped for good."""
+    portions: int = 1
+    """Of a queue: how many portions this member wants at once."""
+    offsets: int = 0
+    """Of a queue: how large a portion may be; 0 for as large as the leader thinks right."""
 
 
 class Ping(_Message, frozen=True, tag="ping", kw_only=True):
     """Renew my lease."""
+
+    ends: dict[int, int] = {}
+    """From somebody who waits for work in a queue: shards that have grown -> their ends."""
 
 
 class UpdateProgress(_Message, frozen=True, tag="update_progress", kw_only=True):
@@ -71,7 +78,7 @@ class ConnectResponse(_FromLeader, frozen=True, tag="leader_connect_response", k
 
 
 class PingResponse(_FromLeader, frozen=True, tag="ping_response", kw_only=True):
-    """Your lease counts from when you sent ``answers``."""
+    """Your lease counts from when you sent ``answers``; 0 answers nothing, and says that the log has grown."""
 
     answers: int
 
@@ -84,6 +91,8 @@ class Grant(_FromLeader, frozen=True, tag="grant", kw_only=True):
     progress: Progress
     until: int = -1
     """Deliver nothing from this offset on; -1 for no end."""
+    expired: int = 0
+    """Offsets that retention dropped while nobody had the stream, and that no owner was told of."""
 
 
 class Revoke(_FromLeader, frozen=True, tag="revoke", kw_only=True):

@@ -23,6 +23,10 @@ class Progress(msgspec.Struct, frozen=True):
     """Done as well: from the first number on, up to but without the second.  Ascending, never touching."""
     attempts: dict[int, int] = {}
     """Offset -> how often it was delivered in vain."""
+    delays: dict[int, float] = {}
+    """In reports about a portion: events that are given back undone -> seconds until they are to be tried again."""
+    expired: int = 0
+    """In reports: offsets that retention dropped before the owner could read them."""
 
 
 class Acknowledged:
@@ -92,11 +96,19 @@ class Acknowledged:
         return len(self._starts)
 
 
-def snapshot(acknowledged: Acknowledged, generation: int, attempts: dict[int, int]) -> Progress:
+def snapshot(
+    acknowledged: Acknowledged,
+    generation: int,
+    attempts: dict[int, int],
+    delays: dict[int, float] | None = None,
+    expired: int = 0,
+) -> Progress:
     """The value to report.  Attempts of what is done are dropped, also from ``attempts`` itself."""
     for offset in [offset for offset in attempts if offset in acknowledged]:
         del attempts[offset]
-    return Progress(generation, acknowledged.low, tuple(acknowledged.ranges()), dict(attempts))
+    return Progress(
+        generation, acknowledged.low, tuple(acknowledged.ranges()), dict(attempts), dict(delays or {}), expired
+    )
 
 
 def covers(left: Progress, right: Progress) -> bool:

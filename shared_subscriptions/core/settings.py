@@ -61,6 +61,8 @@ class LeaderSettings:
     """Members come and go in packs: assignment waits this long for the rest of a pack."""
     revoke_timeout_s: float = 15.0
     """A member that has not finished a stream this long after the revoke is expelled."""
+    attempts_max: int = 5
+    """Deliveries of one event, also when each of them kills its consumer; 0 for no end."""
     members_max: int = 10_000
     moves_kept: int = 50
 

@@ -12,6 +12,7 @@ import pytest
 
 import durable_log
 from shared_subscriptions import groups
+from shared_subscriptions.core.settings import LeaseSettings
 from shared_subscriptions.testing.simulator import run_seeds
 from tests.group_nodes import Member, MemberProcess, Source, disordered, duplicates
 from tests.waiting import wait_until
@@ -19,6 +20,7 @@ from tests.waiting import wait_until
 pytestmark = [pytest.mark.chaos, pytest.mark.timeout(900)]
 
 SHARED = "$shared/billing/tenant-7/#"
+QUEUE = "$queue/work/tenant-7/#"
 TOPICS = [f"tenant-7/t{number}" for number in range(64)]
 MEMBERS = 100
 SHARDS = 16
@@ -74,7 +76,7 @@ def test_a_join_moves_no_more_streams_than_its_share(tmp_path: pathlib.Path, bef
 
         def settled(count: int) -> int | None:
             """How many moves there were, once so many members have their shares."""
-            status = groups.show(log, "billing", with_ages=False).status
+            status = groups.show(log, "billing").status
             if status is None or {state for state, _ in status.streams.values()} != {"granted"}:
                 return None
             shares = [len(member.streams) for member in status.members]
@@ -95,7 +97,7 @@ def test_members_and_leaders_are_killed_again_and_again(tmp_path: pathlib.Path) 
     options = {"member_lease": 1.5, "claim_time": 3.0}
     with contextlib.closing(durable_log.open(url)) as log:
         source = Source(log)
-        groups.declare(log, "billing", "tenant-7/#")
+        groups.declare(log, "billing", "tenant-7/#", lease=LeaseSettings(1.5, 3.0))
         for topic in TOPICS[:8]:
             source.publish(topic, 1)
         seen: set[tuple[str, int]] = set()
@@ -112,3 +114,26 @@ def test_members_and_leaders_are_killed_again_and_again(tmp_path: pathlib.Path) 
                 source.publish(topic, 50)
             wait_until(lambda: survivor.got() | seen >= source.expected(), 300, "everything")
             assert not disordered(survivor.record())
+
+
+def test_members_of_a_queue_are_killed_again_and_again(tmp_path: pathlib.Path) -> None:
+    """Nothing is lost, and of what was done nothing comes again but what was not yet stored."""
+    url = f"sqlite://{tmp_path}/log.db?shards=4"
+    options = {"member_lease": 1.5, "claim_time": 3.0}
+    with contextlib.closing(durable_log.open(url)) as log:
+        source = Source(log)
+        groups.declare(log, "work", "tenant-7/#", mode="queue")
+        diary = tmp_path / "seen by those who were killed"
+        with MemberProcess(url, [QUEUE], **options) as survivor:
+            for _ in range(6):
+                with MemberProcess(url, [QUEUE], writes_to=str(diary), **options) as doomed:
+                    for topic in TOPICS[:8]:
+                        source.publish(topic, 200)
+                    wait_until(lambda one=doomed: one.got(), 120, "some of it")  # type: ignore[misc]
+                    doomed.kill()
+            for topic in TOPICS[:8]:
+                source.publish(topic, 50)
+            wait_until(lambda: groups.show(log, "work").lag == 0, 300, "everything")
+            pairs = [line.split() for line in diary.read_text().splitlines()]
+            assert survivor.got() | {(topic, int(number)) for topic, number in pairs} == source.expected()
+            assert not duplicates(survivor.record()), "the survivor has told what it had done, and was not killed"

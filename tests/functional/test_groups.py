@@ -9,13 +9,15 @@ import uuid
 from collections.abc import Iterator
 
 import pytest
+import redis
 
 import durable_log
 from durable_log import LogApi
 from pubsub_api import HistoryOutcome
 from pubsub_api.errors import WaitTimeout
 from shared_subscriptions import GroupDestroyed, groups
-from tests.group_nodes import HASTY, Member, MemberProcess, Source, disordered, duplicates
+from tests.group_nodes import CALM_LEASE, HASTY, Member, MemberProcess, Source, disordered, duplicates
+from tests.servers import RedisServer
 from tests.waiting import wait_until
 
 SHARDS = 4
@@ -80,7 +82,7 @@ def test_a_single_member_gets_what_comes_before_and_after(url: str, source: Sour
 
 def test_a_declared_group_keeps_events_without_members(url: str, log: LogApi, source: Source) -> None:
     source.publish(TOPICS[0], 5)
-    groups.declare(log, "billing", "tenant-7/#")
+    groups.declare(log, "billing", "tenant-7/#", lease=CALM_LEASE)
     before = source.expected()
     publish_everywhere(source)
     source.publish("elsewhere/t", 10)
@@ -103,6 +105,53 @@ def test_destroying_a_group_ends_its_members(url: str, log: LogApi, source: Sour
         publish_everywhere(source)
         assert len(one.seen) + len(two.seen) == seen
         assert log.list_records("group/") == []
+
+
+def test_a_group_that_is_destroyed_and_declared_anew_is_another_one(url: str, log: LogApi, source: Source) -> None:
+    """Members of the first get nothing of the second, whose members get what comes from then on, and nothing else."""
+    with Member(url, [SHARED]) as one, Member(url, [SHARED]) as two:
+        publish_everywhere(source)
+        wait_for_all(source, one, two)
+        groups.destroy(log, "billing")
+        groups.declare(log, "billing", "tenant-8/#", lease=CALM_LEASE)
+        for member in (one, two):
+            with pytest.raises(GroupDestroyed):
+                member.subscriber.wait_streams(1000, timeout_s=PATIENCE_S)
+            with pytest.raises(GroupDestroyed, match="make a new one"):
+                member.subscriber.subscribe("$shared/billing/tenant-8/#")
+        seen = len(one.seen) + len(two.seen)
+        source.publish("tenant-8/t", 10)
+        publish_everywhere(source)
+        with Member(url, ["$shared/billing/tenant-8/#"]) as new:
+            wait_until(lambda: new.got() >= source.expected(["tenant-8/t"]), PATIENCE_S, "the new filter's events")
+            assert new.got() == source.expected(["tenant-8/t"])
+        assert len(one.seen) + len(two.seen) == seen
+
+
+def test_a_log_that_was_emptied_ends_the_members_of_its_groups(
+    redis_server: RedisServer, tmp_path: pathlib.Path
+) -> None:
+    prefix = uuid.uuid4().hex[:8]
+    url = f"{redis_server.address}?key_prefix={prefix}:&shards={SHARDS}&segment_directory={tmp_path}"
+    with Member(url, [SHARED]) as member, redis.Redis.from_url(redis_server.address) as client:
+        member.subscriber.wait_ready(timeout_s=PATIENCE_S)
+        client.delete(*client.scan_iter(f"{prefix}:*"))
+        with pytest.raises(GroupDestroyed):
+            member.subscriber.wait_streams(1000, timeout_s=PATIENCE_S)
+
+
+def test_leases_are_those_of_the_declaration_whatever_a_member_is_configured_with(url: str, source: Source) -> None:
+    """A member with short times of its own must not take over from a leader that promised long ones."""
+    with Member(url, [SHARED], member_lease=30.0, claim_time=60.0) as leader:
+        leader.subscriber.wait_ready(timeout_s=PATIENCE_S)
+        with Member(url, [SHARED], **HASTY) as hasty:
+            hasty.subscriber.wait_ready(timeout_s=PATIENCE_S)
+            office = hasty.subscriber._groups["billing"].office
+            assert office._lease == CALM_LEASE
+            assert office._candidate._settings == CALM_LEASE
+            publish_everywhere(source)
+            wait_for_all(source, leader, hasty)
+            assert not office.is_leading
 
 
 def test_two_members_share(url: str, source: Source) -> None:

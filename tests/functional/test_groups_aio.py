@@ -36,7 +36,7 @@ def log(url: str) -> Iterator[LogApi]:
 
 @contextlib.asynccontextmanager
 async def member(url: str, *, auto_ack: bool = True) -> AsyncIterator[AsyncGroupSubscriber]:
-    conf = groups_conf()
+    conf = groups_conf(unsubscribe_timeout=5.0)
     made = GroupSubscriber(durable_log.open(url, conf=conf), conf, [SHARED], auto_ack=auto_ack)
     async with AsyncGroupSubscriber(made) as subscriber:
         await subscriber.wait_ready(timeout_s=PATIENCE_S)

@@ -18,7 +18,7 @@ from shared_subscriptions.core.assignment import assign
 from shared_subscriptions.core.borrower import LOAN_REACTIONS, REACTIONS, Borrower, Loan, Lost, Reset, State, Stopped
 from shared_subscriptions.core.candidate import Candidate, LeaderRecord, Role, Seen
 from shared_subscriptions.core.declaration import Declaration, Wish
-from shared_subscriptions.core.events import STRIPE, GroupEvent, Place
+from shared_subscriptions.core.events import GroupEvent, Place
 from shared_subscriptions.core.lanes import LaneCounters, StreamLanes
 from shared_subscriptions.core.leader import MEMBERS_ONLY, Leader
 from shared_subscriptions.core.progress import Acknowledged, Progress, covers
@@ -213,7 +213,7 @@ def test_what_retention_dropped_is_counted_and_passed_over() -> None:
     stream = StreamLanes(Progress(1, 2, ((4, 6),)), LaneSettings(), counters, is_ordered=True)
     stream.expire(8)
     assert counters.expired == 4
-    assert stream.progress() == Progress(1, 8)
+    assert stream.progress() == Progress(1, 8, expired=4)
 
 
 @given(st.lists(st.sampled_from("abc"), max_size=30), st.randoms(use_true_random=False), st.booleans())
@@ -245,15 +245,11 @@ def test_lanes_deliver_everything_in_the_order_of_each_key(keys: list[str], chan
 # -- streams of a shard
 
 
-@pytest.mark.parametrize("mode", ["shared", "queue"])
-def test_each_event_belongs_to_exactly_one_lane_of_its_shard(mode: declarations.Mode) -> None:
+def test_each_event_belongs_to_exactly_one_lane_of_its_shard() -> None:
     places = [Place.of(stream, 3) for stream in range(3, 6)]
     assert {place.shard for place in places} == {1}
-    for offset in range(4 * STRIPE):
-        owners = [place for place in places if place.owns(event(offset, f"k{offset % 17}"), mode)]
-        assert len(owners) == 1
-        assert owners[0].may_own(offset, offset + 1, mode)
-    assert not places[0].may_own(STRIPE, 2 * STRIPE, "queue")
+    for offset in range(100):
+        assert len([place for place in places if place.owns(event(offset, f"k{offset % 17}"))]) == 1
 
 
 @pytest.mark.parametrize(

@@ -9,10 +9,11 @@ from shared_subscriptions.core import messages as m
 from shared_subscriptions.core.handler import Handler
 from shared_subscriptions.core.leader import Leader
 from shared_subscriptions.core.members import Member
+from shared_subscriptions.core.queue import QueueLeader
 from shared_subscriptions.core.streams import Stream
 from shared_subscriptions.testing.simulator import PROFILES, Cores, run_seeds, simulate
 
-SEEDS = 520
+SEEDS = 380
 
 
 def test_no_invariant_is_broken() -> None:
@@ -69,6 +70,36 @@ class OverstaysItsLease(Handler):
         super().on_message(subscription, message, now)
 
 
+class HandsOutTwice(QueueLeader):
+    """Takes what it has handed out for free."""
+
+    def _grant_portion(self, member: Member, stream: Stream, start: int, until: int, count: int, now: float) -> None:
+        super()._grant_portion(member, stream, start, until, count, now)
+        self._queues[stream.number].give_back(start, until, now + 0.01)
+
+
+class ForgetsTheDead(Leader):
+    """Suspects nothing when a holder dies."""
+
+    def _judge(self, stream: Stream) -> None:
+        stream.leases.clear()
+
+
+class TellsBeforeItStores(Leader):
+    """Does not wait until a lease is stored."""
+
+    def _limit(self, stream: Stream, member: Member) -> None:
+        super()._limit(stream, member)
+        stream.is_waiting = False
+
+
+class ReportsSeldom(Handler):
+    """Says how far it is when it is asked."""
+
+    def _report_changes(self) -> None:
+        """Nothing."""
+
+
 @pytest.mark.parametrize(
     ("cores", "profile", "invariants"),
     [
@@ -77,6 +108,10 @@ class OverstaysItsLease(Handler):
         (Cores(leader=BelievesStrangers), "lossy", ("L9",)),
         (Cores(leader=NeverRepeats), "lossy", ("L12", "L10", "L15")),
         (Cores(handler=OverstaysItsLease), "partitions", ("L3", "L10", "L12")),
+        (Cores(queue_leader=HandsOutTwice), "queue", ("L17",)),
+        (Cores(leader=ForgetsTheDead), "poison", ("L18", "L15", "L10", "L12")),
+        (Cores(leader=TellsBeforeItStores), "poison", ("L18",)),
+        (Cores(handler=ReportsSeldom), "crashes", ("L19", "L10")),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )

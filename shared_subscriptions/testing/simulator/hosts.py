@@ -10,7 +10,7 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from pubsub_api.testing.simulator.world import World
+from pubsub_api.testing.simulator.world import Violation, World
 from shared_subscriptions.core import candidate as candidates
 from shared_subscriptions.core import declaration as declarations
 from shared_subscriptions.core import messages as m
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 TICK_S = 0.025
 NAMES = Names("g")
+_RECORD_BYTES_MAX = 1 << 20
 
 _declaration = functools.lru_cache(declarations.decode)
 
@@ -40,7 +41,8 @@ class SimHost:
 
     def __init__(
         self, world: World, network: Network, store: SimStore, oracle: Oracle, cores: Cores, *,
-        name: str, member_name: str, drift: float, failing: float, is_exclusive: bool,
+        name: str, member_name: str, drift: float, failing: float, hanging: float, is_exclusive: bool,
+        on_death: Callable[[SimHost], None],
     ) -> None:  # fmt: skip
         self.world = world
         self.name = name
@@ -55,6 +57,12 @@ class SimHost:
         self._start = world.between(0.0, 1000.0)
         self._network, self._store, self._oracle, self._cores = network, store, oracle, cores
         self._failing = failing
+        self._hanging = hanging
+        self._on_death = on_death
+        self._hung: set[int] = set()
+        """Calls that were given up."""
+        self._calls = 0
+        self._told_ends: tuple[int, ...] = ()
         self._is_exclusive = is_exclusive
         self._serial = 0
         self._inbox: list[tuple[str, m.Message]] = []
@@ -66,7 +74,7 @@ class SimHost:
         self._look_at = 0.0
         self._renew_at = 0.0
         self.handler = cores.handler(
-            profiles.BORROWER, profiles.LANES, self._new_id, name=member_name, progress_interval_s=0.05
+            profiles.BORROWER, profiles.LANES, self._new_id, name=member_name, progress_interval_s=profiles.PROGRESS_S
         )
         self._tick()
 
@@ -88,9 +96,12 @@ class SimHost:
         for source, message in self._take_inbox():
             self._receive(source, message)
         self._watch(now)
+        self._tell_growth()
         self.handler.poll(now)
         self._read()
         self._consume()
+        if not self.is_alive:
+            return
         self._lead(now)
         self._send_out()
 
@@ -101,9 +112,11 @@ class SimHost:
     # -- what befalls it
 
     def crash(self) -> None:
-        self.world.note(self.name, "crashes")
-        self.is_alive = False
-        self.leader = None
+        if self.is_alive:
+            self.world.note(self.name, "crashes")
+            self.is_alive = False
+            self.leader = None
+            self._on_death(self)
 
     def freeze(self) -> None:
         self.world.note(self.name, "freezes")
@@ -146,7 +159,7 @@ class SimHost:
         self.leader = None
 
     def stop_failing(self) -> None:
-        self._failing = 0.0
+        self._failing = self._hanging = 0.0
 
     # -- subscriptions
 
@@ -155,14 +168,14 @@ class SimHost:
             self._serial += 1
             self.subscriptions.append(self._serial)
             self.world.note(self.name, "subscribes as", self._serial)
-            self.handler.subscribe(self._serial, is_ordered=True, now=self.now)
+            self.handler.subscribe(self._serial, is_ordered=self._declaration().mode == "shared", now=self.now)
             self._send_out()
 
     def unsubscribe(self) -> None:
         if self.is_alive and not self.is_frozen and self.subscriptions:
             subscription = self.subscriptions.pop()
             self.world.note(self.name, "unsubscribes", subscription)
-            if subscription in self.handler.agent.subscriptions:
+            if subscription in self.handler.subscriptions:
                 self.handler.unsubscribe(subscription, self.now)
             self._send_out()
 
@@ -235,8 +248,10 @@ class SimHost:
         epoch, predecessor = self.candidate.epoch, self.candidate.predecessor
         self.world.note(self.name, "leads in epoch", epoch)
         names = {name: record for name, record in self._store.records.items() if NAMES.is_stream(name)}
-        self.leader = self._cores.leader(
-            epoch, profiles.LEADER, self._declaration(),
+        declaration = self._declaration()
+        make = self._cores.queue_leader if declaration.mode == "queue" else self._cores.leader
+        self.leader = make(
+            epoch, profiles.LEADER, declaration,
             {NAMES.stream_number(name): decode_stream(record.value) for name, record in names.items()},
             now=now, held_until=self.candidate.renewed_at + profiles.LEASE.leader_hold_s,
             waits_for=predecessor.leases if predecessor else (),
@@ -253,11 +268,15 @@ class SimHost:
         leader = self.leader
         if leader is None:
             return
-        if now >= self._renew_at:
+        if now >= self._renew_at or leader.is_outdated:
             self._renew_at = now + 0.1
             self._renew_streams(leader, now)
         leader.poll(now)
-        if now >= self._commit_at and not self._is_writing and self.candidate.role is Role.LEADING:
+        if (
+            (now >= self._commit_at or leader.wants_to_store)
+            and not self._is_writing
+            and self.candidate.role is Role.LEADING
+        ):
             self._commit_at = now + profiles.LEASE.beat_s
             self._write(self.candidate.renewal(now), self._settle, with_streams=True)
 
@@ -279,14 +298,17 @@ class SimHost:
         writes: list[Write] = [(NAMES.leader, candidates.encode(claim.record), claim.expected)]
         leader = self.leader
         records, deleted = leader.changes() if leader is not None and with_streams else ({}, set())
-        writes += [(NAMES.stream(number), encode_stream(record), None) for number, record in records.items()]
+        writes += [
+            (NAMES.stream(number), encode_stream(record, bytes_max=_RECORD_BYTES_MAX)[0], None)
+            for number, record in records.items()
+        ]
         writes += [(NAMES.stream(number), None, None) for number in deleted]
 
         def finish(outcome: Outcome) -> None:
             self._is_writing = False
             if self.is_alive:
                 if outcome.versions is not None and not outcome.is_unknown and leader is not None:
-                    leader.stored(records, deleted)
+                    leader.stored(records, deleted, self.now)
                 done(outcome)
 
         self._store.put(writes, finish)
@@ -305,6 +327,15 @@ class SimHost:
 
     # -- the consumer
 
+    def _tell_growth(self) -> None:
+        ends = tuple(len(keys) for keys in self._store.shards)
+        if ends != self._told_ends:
+            if self.leader is not None:
+                self.leader.on_log_grown(dict(enumerate(ends)), self.now)
+            for number in self.handler.idle_queues():
+                self._told_ends = ends
+                self.handler.on_log_grown(number, dict(enumerate(ends)))
+
     def _read(self) -> None:
         declaration = self._declaration()
         for loan in self.handler.loans:
@@ -313,8 +344,9 @@ class SimHost:
             is_at_end = lanes.next_offset >= len(self._store.shards[place.shard])
             if is_at_end or not loan.wants_events or place.shard in self._store.hidden:
                 continue
-            if lanes.next_offset < self._store.starts[place.shard]:
-                lanes.expire(self._store.starts[place.shard])
+            start = self._store.starts[place.shard]
+            if lanes.next_offset < start:
+                lanes.expire(min(start, loan.until) if loan.until >= 0 else start)
             events = self._store.read(place.shard, lanes.next_offset, self.world.random.randint(1, 8))
             if loan.until >= 0:
                 events = [event for event in events if event.offset < loan.until]
@@ -322,7 +354,7 @@ class SimHost:
                 self._offer(loan, place, events)
 
     def _offer(self, loan: LoanState, place: Place, events: Sequence[GroupEvent]) -> None:
-        mine = [event for event in events if place.owns(event, "shared")]
+        mine = [event for event in events if place.owns(event)]
         for event in mine:
             event.stream, event.grant, event.loan = loan.stream, loan.grant, loan.number
         loan.lanes.offer(mine)
@@ -333,16 +365,53 @@ class SimHost:
         if found is None:
             return
         loan, batch = found
+        if loan.lanes.is_overdue(batch[0]):
+            self._oracle.parked(loan, batch[0])
+            loan.lanes.parked(batch[0])
+            return
+        shard = Place.of(loan.stream, self._declaration().lanes).shard
+        deadly = [place for place, event in enumerate(batch) if (shard, event.offset) in self._store.poison]
+        if deadly:
+            self._oracle.delivered(self, loan, batch[: deadly[0] + 1])
+            self.crash()
+            return
         bad = [place for place in range(len(batch)) if self.world.chance(self._failing)]
         stops_at = bad[0] if bad and not self._is_exclusive and self.world.chance(0.5) else None
         self._oracle.delivered(self, loan, batch if stops_at is None else batch[: stops_at + 1])
-        self.world.after(self.world.between(0.0, 0.15), self._finish_batch, loan, batch, bad, stops_at)
+        takes_s = self.world.between(0.0, 0.15)
+        self._calls += 1
+        if self.world.chance(self._hanging):
+            takes_s += self.world.between(1.0, 3.0) * profiles.HANDLER_TIMEOUT_S
+            self.world.after(profiles.HANDLER_TIMEOUT_S, self._give_up, self._calls, loan, batch)
+        self.world.after(takes_s, self._finish_batch, self._calls, loan, batch, bad, stops_at)
 
-    def _finish_batch(self, loan: LoanState, batch: list[GroupEvent], bad: list[int], stops_at: int | None) -> None:
+    def _give_up(self, call: int, loan: LoanState, batch: list[GroupEvent]) -> None:
+        """The callback hangs: everything comes again, and as there is no other thread, at other members."""
+        if not self.is_alive or self.is_frozen:
+            return
+        self._hung.add(call)
+        self.world.note(self.name, "hangs in", loan.stream)
+        self._oracle.starts_again(self, loan)
+        if not self._is_exclusive:
+            loan.lanes.break_up(batch)
+        loan.lanes.time_out_batch(batch, self.now)
+        self.handler.suspend(self.now)
+        self._send_out()
+
+    def _finish_batch(
+        self, call: int, loan: LoanState, batch: list[GroupEvent], bad: list[int], stops_at: int | None
+    ) -> None:
         if not self.is_alive:
             return
         if self.is_frozen:
-            self.world.after(0.1, self._finish_batch, loan, batch, bad, stops_at)
+            self.world.after(0.1, self._finish_batch, call, loan, batch, bad, stops_at)
+            return
+        if call in self._hung:
+            self._hung.discard(call)
+            if any(loan.lanes.ack(event) for event in batch):
+                raise Violation(f"L20: {self.name} acknowledged what had been taken back from it")
+            if not self._hung and not self._is_leaving:
+                self.handler.resume(self.now)
             return
         if self._is_exclusive:
             for place, event in enumerate(batch):
@@ -371,5 +440,5 @@ class SimHost:
             if loan.lanes.ack(event):
                 self._oracle.acknowledged(loan, [event])
         elif not loan.lanes.fail(event, self.now):
-            self._oracle.acknowledged(loan, [event])
+            self._oracle.parked(loan, event)
             loan.lanes.parked(event)

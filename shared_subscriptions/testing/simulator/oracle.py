@@ -11,12 +11,13 @@ from shared_subscriptions.core import candidate as candidates
 from shared_subscriptions.core import declaration as declarations
 from shared_subscriptions.core import messages as m
 from shared_subscriptions.core.borrower import State
-from shared_subscriptions.core.events import GroupEvent, Place
+from shared_subscriptions.core.events import GroupEvent, Place, is_portion
 from shared_subscriptions.core.handler import LoanState
 from shared_subscriptions.core.leader import MEMBERS_ONLY, Leader
 from shared_subscriptions.core.progress import Acknowledged, Progress, covers
-from shared_subscriptions.core.streams import Status
+from shared_subscriptions.core.streams import Portion, Status
 from shared_subscriptions.records import decode_stream
+from shared_subscriptions.testing.simulator.profiles import LEASE, PROGRESS_S
 from shared_subscriptions.testing.simulator.store import SimStore, Write
 
 if TYPE_CHECKING:
@@ -26,17 +27,25 @@ LEADER_RECORD = "group/g/leader"
 GROUP_RECORD = "group/g"
 STREAM_RECORDS = "group/g/stream/"
 
+REPETITION_S = PROGRESS_S + LEASE.beat_s + 0.3
+"""How old an acknowledgement may be that a crash undoes: a report, a commit, and a moment for each of the steps."""
+
 EventId = tuple[int, int, int]
 """Generation, shard, offset."""
 
 
 class Oracle:
-    def __init__(self, world: World, store: SimStore) -> None:
+    def __init__(self, world: World, store: SimStore, *, is_crashing_only: bool = False) -> None:
         self.world = world
+        self.is_crashing_only = is_crashing_only
         self.serial = 0
         self.hosts: list[SimHost] = []
         self.deliveries: Counter[EventId] = Counter()
-        self.acked: set[EventId] = set()
+        self.acked: dict[EventId, float] = {}
+        """When an event was acknowledged."""
+        self.crashed_at: list[float] = []
+        self.letters: set[tuple[int, int]] = set()
+        """Shard and offset of what was parked."""
         self.grants = 0
         self.committed: dict[int, Progress] = {}
         self._store = store
@@ -87,7 +96,7 @@ class Oracle:
             place.shard, self._store.starts[place.shard], len(self._store.shards[place.shard])
         ):
             key = (progress.generation, place.shard, event.offset)
-            is_ours = place.owns(event, "shared") and event.offset >= self._position(place.shard, progress.generation)
+            is_ours = place.owns(event) and event.offset >= self._position(place.shard, progress.generation)
             if is_ours and event.offset in done and key not in self.acked:
                 raise Violation(f"L5: stream {number} was stored with {event.offset} done, which nobody acknowledged")
 
@@ -128,12 +137,12 @@ class Oracle:
         elif isinstance(message, m.UpdateProgress) and message.finished:
             told = [(message.stream, message.grant, message.progress)]
         for number, grant, progress in told:
-            stream = leader.streams.get(number)
+            stream = leader.loans.get(number)
             if stream is not None and (stream.owner, stream.grant) == (message.borrower, grant):
                 self._finals[number] = progress
 
     def _check_ownership(self, leader: Leader) -> None:
-        for stream in leader.streams.values():
+        for stream in leader.loans.values():
             if (stream.status is Status.ABSENT) != (stream.owner == ""):
                 raise Violation(f"L2: stream {stream.number} is {stream.status.value} and owned by {stream.owner!r}")
             if stream.owner and stream.owner not in leader.members:
@@ -143,11 +152,23 @@ class Oracle:
         if not isinstance(message, m.Grant):
             return
         self.grants += 1
+        self._check_portion(leader, message)
         for known in (self._finals.get(message.stream), self.committed.get(message.stream)):
             if known is None or known.generation != message.progress.generation:
                 continue
             if not covers(message.progress, known) and leader.epoch == self._epoch:
                 raise Violation(f"L7: stream {message.stream} was granted behind what its last owner had done")
+
+    def _check_portion(self, leader: Leader, message: m.Grant) -> None:
+        portion = leader.loans.get(message.stream)
+        if not isinstance(portion, Portion):
+            return
+        for other in leader.loans.values():
+            assert isinstance(other, Portion)
+            if other is portion or other.base is not portion.base or other.status is Status.REVOKED:
+                continue
+            if portion.generation == other.generation and portion.start < other.until and other.start < portion.until:
+                raise Violation(f"L17: portions {portion.start} and {other.start} of a shard overlap")
 
     # -- L8: what a borrower says
 
@@ -168,9 +189,41 @@ class Oracle:
         for event in batch:
             shard = Place.of(loan.stream, self.declaration.lanes).shard
             self.deliveries[generation, shard, event.offset] += 1
-            self._check_order((generation, shard, event.key), event.offset)
-            self._check_order_in_loan((host.name, loan.number, event.key), event.offset)
+            self._check_repetition((generation, shard, event.offset))
+            if is_portion(loan.stream):
+                self._check_alone(host, loan, shard, event.offset)
+            else:
+                self._check_order((generation, shard, event.key), event.offset)
+                self._check_order_in_loan((host.name, loan.number, event.key), event.offset)
         self.world.note(host.name, "delivers", loan.stream, *[event.offset for event in batch])
+
+    def _check_repetition(self, event: EventId) -> None:
+        """Where processes die and nothing else goes wrong: only what was acknowledged just before is repeated."""
+        acked_at = self.acked.get(event)
+        if acked_at is None or not self.is_crashing_only:
+            return
+        # While its leader is dead, a member goes on until its lease ends, and nobody hears of it.
+        if not any(-LEASE.member_lease_s <= crash - acked_at <= REPETITION_S for crash in self.crashed_at):
+            raise Violation(f"L19: {event} was acknowledged at {acked_at:.3f} and is delivered again")
+
+    def _check_alone(self, host: SimHost, loan: LoanState, shard: int, offset: int) -> None:
+        """No other process can deliver the same event of a queue."""
+        generation = loan.lanes.progress().generation
+        for other in self.hosts:
+            if other is host or not other.is_alive or other.is_frozen:
+                continue
+            for theirs in other.handler.loans:
+                known = theirs.lanes.progress()
+                if theirs.lanes.is_stopped:
+                    continue
+                is_same = Place.of(theirs.stream, 1).shard == shard and known.generation == generation
+                if (
+                    is_same
+                    and known.low <= offset < theirs.until
+                    and offset not in Acknowledged(known.low, known.ranges)
+                    and other.handler.agent.may_deliver(theirs.subscription, theirs.stream, other.now)
+                ):
+                    raise Violation(f"L3: {offset} of shard {shard} can be delivered by {host.name} and {other.name}")
 
     def _check_order(self, lane: tuple[int, int, str], offset: int) -> None:
         highest = self._first.get(lane, -1)
@@ -191,7 +244,12 @@ class Oracle:
     def acknowledged(self, loan: LoanState, batch: Sequence[GroupEvent]) -> None:
         shard = Place.of(loan.stream, self.declaration.lanes).shard
         generation = loan.lanes.progress().generation
-        self.acked.update((generation, shard, event.offset) for event in batch)
+        for event in batch:
+            self.acked.setdefault((generation, shard, event.offset), self.world.now)
+
+    def parked(self, loan: LoanState, event: GroupEvent) -> None:
+        self.acknowledged(loan, [event])
+        self.letters.add((Place.of(loan.stream, self.declaration.lanes).shard, event.offset))
 
     def check_single_delivery(self, stream: int | None = None) -> None:
         """No stream can be delivered by two processes at once."""
@@ -212,6 +270,6 @@ def _picture(leader: Leader) -> Any:
     """Everything that a stranger must not change."""
     streams = {
         number: (stream.status, stream.owner, stream.grant, stream.record())
-        for number, stream in leader.streams.items()
+        for number, stream in (*leader.streams.items(), *leader.loans.items())
     }
     return streams, {member.id: (member.expires, member.is_expelled) for member in leader.members.values()}

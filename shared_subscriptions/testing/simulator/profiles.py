@@ -7,9 +7,14 @@ import dataclasses
 from shared_subscriptions.core.settings import BorrowerSettings, LaneSettings, LeaderSettings, LeaseSettings
 
 LEASE = LeaseSettings(member_lease_s=1.0, claim_time_s=2.0)
-LEADER = LeaderSettings(lease=LEASE, resend_s=0.3, rebalance_delay_s=0.05, revoke_timeout_s=2.0)
+ATTEMPTS_MAX = 3
+PROGRESS_S = 0.05
+HANDLER_TIMEOUT_S = 0.5
+LEADER = LeaderSettings(
+    lease=LEASE, resend_s=0.3, rebalance_delay_s=0.05, revoke_timeout_s=2.0, attempts_max=ATTEMPTS_MAX
+)  # fmt: skip
 BORROWER = BorrowerSettings(find_leader_s=0.3, ping_s=LEASE.ping_s, unsubscribe_timeout_s=1.0, revoke_timeout_s=1.0)
-LANES = LaneSettings(attempts_max=3, retry_delay_s=0.1, retry_delay_max_s=0.5, window=16)
+LANES = LaneSettings(attempts_max=ATTEMPTS_MAX, retry_delay_s=0.1, retry_delay_max_s=0.5, window=16)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,6 +40,11 @@ class Profile:
     clock_drift: float = 0.0
     failing: float = 0.0
     """Share of events whose callback fails at first."""
+    hanging: float = 0.0
+    """Share of batches whose callback does not return for a long time."""
+    poison: int = 0
+    """Events that kill the process that they are delivered to."""
+    is_queue: bool = False
     commands: int = 0
     """Seeks, pauses and drains."""
     trims: int = 0
@@ -44,7 +54,13 @@ class Profile:
     def is_faultless(self) -> bool:
         """Nothing may be delivered twice."""
         bad = (self.drop, self.late, self.partitions, self.crashes, self.freezes, self.store_failures)
-        return not any(bad) and not (self.failing or self.commands)
+        return not any(bad) and not (self.failing or self.commands or self.hanging or self.poison)
+
+    @property
+    def is_crashing_only(self) -> bool:
+        """Processes die, and nothing else happens that may repeat an event."""
+        bad = (self.drop, self.late, self.partitions, self.freezes, self.store_failures, self.clock_drift)
+        return not any(bad) and not (self.failing or self.commands or self.hanging)
 
 
 PROFILES = {
@@ -65,6 +81,16 @@ PROFILES = {
         Profile(
             "chaos", hosts=(2, 6), drop=0.2, duplicate=0.2, late=0.2, partitions=3, crashes=3, freezes=3, joins=4,
             leaves=3, resubscribes=4, store_failures=0.1, clock_drift=0.01, failing=0.1, commands=2, trims=1,
+        ),
+        Profile("poison", poison=2, hosts=(1, 4), bursts=(6, 20)),
+        Profile("hanging", hanging=0.2, hosts=(1, 4)),
+        Profile("queue", is_queue=True, hosts=(1, 5), bursts=(6, 30), joins=4, leaves=4, duplicate=0.2),
+        Profile("queue crashes", is_queue=True, crashes=4, joins=4, bursts=(6, 30)),
+        Profile("queue poison", is_queue=True, poison=2, bursts=(6, 20)),
+        Profile(
+            "queue chaos", is_queue=True, hosts=(2, 6), drop=0.2, duplicate=0.2, late=0.2, partitions=3, crashes=3,
+            freezes=3, joins=4, leaves=3, resubscribes=4, store_failures=0.1, clock_drift=0.01, failing=0.1, commands=2,
+            hanging=0.05, trims=1, vanishing=1, bursts=(6, 30),
         ),
     )
 }  # fmt: skip

@@ -14,6 +14,7 @@ from shared_subscriptions.core import declaration as declarations
 from shared_subscriptions.core.declaration import Declaration, Wish
 from shared_subscriptions.core.handler import Handler
 from shared_subscriptions.core.leader import Leader
+from shared_subscriptions.core.queue import QueueLeader
 from shared_subscriptions.testing.simulator import verdict
 from shared_subscriptions.testing.simulator.hosts import NAMES, SimHost
 from shared_subscriptions.testing.simulator.network import Network
@@ -30,6 +31,7 @@ class Cores:
 
     handler: type[Handler] = Handler
     leader: type[Leader] = Leader
+    queue_leader: type[QueueLeader] = QueueLeader
 
 
 class Scenario:
@@ -41,13 +43,13 @@ class Scenario:
         self.network.deliver = self._deliver
         shards = self.random.randint(*profile.shards)
         self.store = SimStore(world, shards, profile.store_failures)
-        self.oracle = Oracle(world, self.store)
+        self.oracle = Oracle(world, self.store, is_crashing_only=profile.is_crashing_only)
         self.duration_s = world.between(*profile.duration_s)
         self._cores = cores
         self._by_name: dict[str, SimHost] = {}
         self._members = 0
-        lanes = self.random.randint(1, profile.lanes)
-        self._declare(Declaration("g", "#", "shared", lanes, (0,) * shards))
+        lanes = 1 if profile.is_queue else self.random.randint(1, profile.lanes)
+        self._declare(Declaration("g", "#", "queue" if profile.is_queue else "shared", lanes, (0,) * shards))
 
     def run(self) -> None:
         """Raises Violation."""
@@ -59,10 +61,14 @@ class Scenario:
         self._settle()
         if self.profile.is_faultless:
             verdict.check_no_duplicates(self)
+        if self.profile.is_crashing_only:
+            verdict.check_poison(self)
 
     def _settle(self) -> None:
         """Let time pass until nothing is owed and nothing moves any more, and no longer than that may take."""
-        deadline = self.world.now + verdict.SETTLING_S
+        deadline = self.world.now + verdict.SETTLING_S + verdict.POISON_S * len(self.store.poison)
+        if self.profile.is_queue:  # what is left may be handled one by one
+            deadline += verdict.JOB_S * sum(len(keys) for keys in self.store.shards)
         while self.world.now < deadline:
             self.world.run_until(self.world.now + SLICE_S)
             try:
@@ -86,6 +92,7 @@ class Scenario:
         profile = self.profile
         for bounds, action in (
             (profile.bursts, self._burst),
+            ((0, profile.poison), self._poison),
             ((0, profile.joins), self.join),
             ((0, profile.leaves), self._leave),
             ((0, profile.crashes), self._crash),
@@ -104,13 +111,24 @@ class Scenario:
         if shard not in self.store.hidden:
             self.store.append(shard, [f"k{self.random.randrange(4)}" for _ in range(self.random.randint(1, 8))])
 
+    def _poison(self) -> None:
+        """The next event of a shard kills whoever handles it."""
+        shard = self.random.randrange(len(self.store.shards))
+        self.store.poison.add((shard, len(self.store.shards[shard])))
+        self.store.append(shard, [f"k{self.random.randrange(4)}" for _ in range(self.random.randint(1, 8))])
+
+    def on_death(self, host: SimHost) -> None:
+        """A process has died, and is started again."""
+        self.oracle.crashed_at.append(self.world.now)
+        self.world.after(self.world.between(0.05, 3.0), self.join, host.member_name)
+
     def join(self, member_name: str = "") -> None:
         self._members += 1
         host = SimHost(
             self.world, self.network, self.store, self.oracle, self._cores,
             name=f"host{self._members}", member_name=member_name or f"member{self._members}",
             drift=self.profile.clock_drift * self.world.between(-1.0, 1.0), failing=self.profile.failing,
-            is_exclusive=self.world.chance(0.5),
+            hanging=self.profile.hanging, is_exclusive=self.world.chance(0.5), on_death=self.on_death,
         )  # fmt: skip
         self.oracle.hosts.append(host)
         self._by_name[host.name] = host
@@ -129,7 +147,6 @@ class Scenario:
         host = self._some_host()
         if host is not None:
             host.crash()
-            self.world.after(self.world.between(0.05, 3.0), self.join, host.member_name)
 
     def _freeze(self) -> None:
         host = self._some_host()

@@ -35,6 +35,8 @@ class SimStore:
         self.starts = [0] * shards
         self.hidden: set[int] = set()
         """Shards that retention has dropped altogether."""
+        self.poison: set[tuple[int, int]] = set()
+        """Shard and offset of events that kill whoever handles them."""
         self.records: dict[str, Stored] = {}
         self.on_commit: Callable[[Sequence[Write]], None] = lambda _writes: None
         self._version = 0

@@ -20,6 +20,9 @@ RECOVERY_S = 2 * LEASE.claim_time_s + LEASE.member_lease_s + BORROWER.find_leade
 """L15: a new leader, expired leases, reassignment; twice the claim time, because the first claimer may be a loser."""
 RETRIES_S = LANES.attempts_max * LANES.retry_delay_max_s
 SETTLING_S = RECOVERY_S + RETRIES_S + 3.0
+JOB_S = 0.2
+POISON_S = LANES.attempts_max * (RECOVERY_S + 3.0)
+"""What an event that kills its consumers costs beyond that."""
 STABLE_S = 1.5
 
 
@@ -27,7 +30,8 @@ def check_settled(scenario: Scenario) -> None:
     """Everything was delivered and acknowledged, stored, and every stream has an owner."""
     leader = _leader(scenario)
     _check_granted(scenario, leader)
-    _check_balanced(leader)
+    if not scenario.profile.is_queue:
+        _check_balanced(leader)
     _check_everything_acknowledged(scenario)
     _check_records(scenario)
 
@@ -51,6 +55,10 @@ def _check_granted(scenario: Scenario, leader: Leader) -> None:
     }
     if set(leader.streams) != there:
         raise Violation(f"L14: the leader has streams {sorted(leader.streams)}, there are {sorted(there)}")
+    if scenario.profile.is_queue:
+        if leader.loans:
+            raise Violation(f"L12: portions {sorted(leader.loans)} are still with somebody")
+        return
     for stream in leader.streams.values():
         if stream.status is not Status.GRANTED:
             raise Violation(f"L12: stream {stream.number} is still {stream.status.value}")
@@ -58,6 +66,8 @@ def _check_granted(scenario: Scenario, leader: Leader) -> None:
 
 def _check_balanced(leader: Leader) -> None:
     slots = {member.slot for member in leader.members.values()}
+    if not slots:
+        raise Violation("L12: the group has no member")
     counts = Counter(dict.fromkeys(slots, 0))
     counts.update(leader.members[stream.owner].slot for stream in leader.streams.values())
     if max(counts.values()) - min(counts.values()) > 1:
@@ -94,6 +104,17 @@ def check_stable(scenario: Scenario, grants_before: int) -> None:
     """L12: once balanced, nothing moves any more."""
     if scenario.oracle.grants != grants_before:
         raise Violation(f"L12: {scenario.oracle.grants - grants_before} grants while nothing happened")
+
+
+def check_poison(scenario: Scenario) -> None:
+    """L18: an event that kills its consumers is delivered as often as it may be and parked."""
+    oracle, poison = scenario.oracle, scenario.store.poison
+    for shard, offset in poison:
+        count = oracle.deliveries[1, shard, offset]
+        if count > LANES.attempts_max or (shard, offset) not in oracle.letters:
+            raise Violation(f"L18: {offset} of shard {shard} killed {count} processes")
+    if oracle.letters - poison and len(oracle.crashed_at) < LANES.attempts_max:
+        raise Violation(f"L18: parked without having killed anybody: {sorted(oracle.letters - poison)}")
 
 
 def check_no_duplicates(scenario: Scenario) -> None:
