@@ -24,9 +24,10 @@ OPTIONS: Sequence[cfg.Opt] = (
     cfg.Opt("options", type=types.Dict(value_type=types.String()), default={},
             help="More options for Spark itself, key:value, separated by commas."),
     cfg.IntOpt("batch_events_max", default=1_000_000, min=1, max=1_000_000_000,
-               help="Most events that one micro-batch takes from the log."),
+               help="Most events that one micro-batch takes from the log, unless the read says otherwise."),
     cfg.IntOpt("partition_events_max", default=1_000_000, min=1, max=1_000_000_000,
-               help="Most events that one task reads from a shard. A longer range of a shard is split."),
+               help="Most events that one task reads from a shard, unless the read says otherwise. A longer range of a "
+                    "shard is split."),
 )  # fmt: skip
 
 

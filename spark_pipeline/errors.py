@@ -26,9 +26,19 @@ class SchemaMismatch(UsageError):
     """A table lacks a column that the job needs, or has it with another type."""
 
 
+class OtherLog(UsageError):
+    """A log is not the one, or not the state of it, that a checkpoint or a table of the lake was made from."""
+
+
+class LakeConflict(PipelineError):
+    """Another job committed to a table of the lake at the same time.  Nothing was added; look again, then retry."""
+
+    retriable = True
+
+
 class JobNameTaken(UsageError):
-    """A job of a group has the name of another one, whose checkpoint is not its own."""
+    """A query has the name of another one, whose checkpoint is not its own."""
 
 
 class CheckpointCopied(UsageError):
-    """A job of a group goes on from a checkpoint from which another query has gone on: one of the two is a copy."""
+    """A query goes on from a checkpoint from which another one has gone on: one of the two is a copy, or old."""

@@ -26,6 +26,7 @@ from spark_pipeline import group_jobs
 from spark_pipeline import shares as sharing
 from spark_pipeline.options import SourceOptions
 from spark_pipeline.partitions import LogPartition, read_partition, stream_partitions
+from spark_pipeline.places import check_identity, check_reached, mark_with_log
 from spark_pipeline.ranges import Offsets
 from spark_pipeline.shares import Place, Run, Turn, Waiting
 
@@ -47,23 +48,23 @@ class GroupStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def initialOffset(self) -> dict[str, object]:
         groups.get(self._opened(), self._options.group)  # a group that nobody declared is refused at the start
-        return sharing.place_to_json(Place(Turn(0)))
+        return self._kept(Place(Turn(0)))
 
     def getDefaultReadLimit(self) -> ReadLimit:
         return ReadMaxRows(self._options.events_per_batch)
 
     def latestOffset(self, start: dict[str, object], limit: ReadLimit) -> dict[str, object]:
         """Take the next turn.  Spark asks only after the batch that ended at ``start`` has taken effect."""
-        place = sharing.place_from_json(start)
+        place = self._place(start)
         if not place.checkpoint:
-            return sharing.place_to_json(self._marked(place))
+            return self._kept(self._marked(place))
         waiting = self._waiting(limit)
         turn = group_jobs.change(
             self._opened(), self._options.group,
             lambda found: sharing.take(found, self._options.query, place, waiting, self._run),
         )  # fmt: skip
         self._run = self._run._replace(has_begun=True)
-        return start if turn is None else sharing.place_to_json(Place(turn, place.checkpoint))
+        return start if turn is None else self._kept(Place(turn, place.checkpoint))
 
     def _marked(self, place: Place) -> Place:
         """Where an empty batch ends that does nothing but write a mark into the checkpoint."""
@@ -88,9 +89,10 @@ class GroupStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def partitions(self, start: dict[str, object], end: dict[str, object]) -> list[LogPartition]:  # noqa: ARG002
         """The ranges of the turn, whatever others have taken since the one before."""
         declaration = groups.get(self._opened(), self._options.group)
-        ranges = sharing.place_from_json(end).turn.ranges
-        filters = [declaration.topic_filter]
-        return stream_partitions(ranges, filters, events_per_task=self._options.events_per_task)
+        log, ranges = self._opened(), self._place(end).turn.ranges
+        check_reached(log.state(), {one.shard: one.end for one in ranges}, "a batch of this checkpoint")
+        filters, events_per_task = [declaration.topic_filter], self._options.events_per_task
+        return stream_partitions(ranges, filters, log.identity, events_per_task=events_per_task)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         assert isinstance(partition, LogPartition)
@@ -98,7 +100,7 @@ class GroupStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def commit(self, end: dict[str, object]) -> None:
         """Acknowledge: the batch has taken effect."""
-        place = sharing.place_from_json(end)
+        place = self._place(end)
         group_jobs.change(
             self._opened(), self._options.group,
             lambda found: (sharing.finish(found, self._options.query, place, self._run), None),
@@ -108,6 +110,15 @@ class GroupStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if self._log is not None:
             self._log.close()
             self._log = None
+
+    def _kept(self, place: Place) -> dict[str, object]:
+        return mark_with_log(self._opened(), sharing.place_to_json(place))
+
+    def _place(self, kept: dict[str, object]) -> Place:
+        """Raises OtherLog, UsageError."""
+        place = sharing.place_from_json(kept)
+        check_identity(self._opened(), kept.get("log"), "this checkpoint")
+        return place
 
     def _ends(self, declaration: Declaration, states: list[durable_log.ShardState]) -> dict[int, int]:
         if declaration.wish is Wish.PAUSED:
@@ -121,5 +132,5 @@ class GroupStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _opened(self) -> LogApi:
         if self._log is None:
-            self._log = durable_log.open(self._options.log)
+            self._log = durable_log.open(self._options.log, must_exist=True)
         return self._log

@@ -2,8 +2,11 @@
 
 Spark writes files; a commit of the ``deltalake`` library makes them part of the table, all at once, together with how
 far each shard of the log has been taken in (Delta's application transactions).  So a job that dies before the commit
-has done nothing but leave files behind, which `vacuum` removes, and one that dies after it goes on where the commit
-says.  Every commit is a version that can be read later.
+has done nothing but leave files behind, which the next one or `vacuum` removes, and one that dies after it goes on
+where the commit says.  Every commit is a version that can be read later.
+
+Several logs may go into one table: an offset belongs to a log, so the log's identity is part of what is remembered, and
+of every row.
 """
 
 from __future__ import annotations
@@ -11,21 +14,97 @@ from __future__ import annotations
 import importlib
 import os
 import pathlib
-import shutil
 import uuid
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from spark_pipeline.errors import PipelineError, SchemaMismatch, SparkMissing
+from pubsub_api.errors import UsageError
+from spark_pipeline.attempts import attempt, remove_dead
+from spark_pipeline.errors import LakeConflict, PipelineError, SchemaMismatch, SparkMissing
+from spark_pipeline.own_files import local_path
 from spark_pipeline.ranges import Offsets
-from spark_pipeline.schema import EVENT_COLUMNS
+from spark_pipeline.schema import EVENT_COLUMNS, LOG
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 PARTITION = "day"
-"""Partition column: the day of the event's timestamp, UTC."""
-_SHARD = "heliograph-shard-"
+"""Partition column: the day of the event's timestamp, UTC; of its recording where the event could not be decoded."""
+_COLUMNS = {**EVENT_COLUMNS, LOG: "string", PARTITION: "string"}
+_WRITTEN = "_written-"
+_DAY_NS = 86_400 * 10**9
+
+
+class LakeVersion:
+    """A table as it was at one moment.  What is appended to it is added only when nobody has committed since: so what
+    was read from it, such as the offsets, still holds."""
+
+    def __init__(self, path: pathlib.Path, table: Any, delta: Any) -> None:
+        self._path = path
+        self._table = table
+        self._delta = delta
+
+    def offsets(self, log: str, shards: int) -> dict[int, int]:
+        """How far each shard of a log, which is known by its identity, was taken in: the offset to go on at."""
+        return {shard: self._table.transaction_version(_transaction(log, shard)) or 0 for shard in range(shards)}
+
+    def append(self, events: DataFrame, log: str, offsets: Offsets) -> int:
+        """Add events, and remember that the shards of a log were taken in up to ``offsets``.  Returns the rows added.
+
+        Raises LakeConflict when another job committed in the meantime: then nothing was added.
+        """
+        from pyspark.sql import functions as F  # noqa: PLC0415
+
+        remove_dead(self._path, f"{_WRITTEN}*")
+        # Not from a timestamp of Spark, which would be told in the time zone of the session.
+        days = F.expr(f"cast(coalesce(timestamp, appended_ns) div {_DAY_NS} as int)")
+        day = F.date_from_unix_date(days).cast("string")
+        name = uuid.uuid4().hex
+        with attempt(self._path / f"{_WRITTEN}{name}") as written:
+            writer = events.withColumn(LOG, F.lit(log)).withColumn(PARTITION, day).select(*_COLUMNS).write
+            writer.partitionBy(PARTITION).option("compression", "zstd").parquet(str(written / "rows"))
+            actions, rows = self._move_in(written / "rows", name)
+        moved = [self._delta.Transaction(_transaction(log, shard), offset) for shard, offset in offsets.items()]
+        try:
+            self._table.create_write_transaction(
+                actions,
+                "append",
+                self._table.schema(),
+                partition_by=[PARTITION],
+                # Never retried by itself: what another job took in meanwhile must not be taken in twice.
+                commit_properties=self._delta.CommitProperties(max_commit_retries=0, app_transactions=moved),
+            )
+        except self._delta.exceptions.DeltaError as error:
+            for action in actions:
+                (self._path / action.path).unlink(missing_ok=True)
+            raise LakeConflict(f"table {self._path}: another job committed at the same time: {error}") from error
+        return rows
+
+    def _move_in(self, written: pathlib.Path, name: str) -> tuple[list[Any], int]:
+        """Move files that Spark wrote to where the table's partitions are.  Returns what makes them part of the table,
+        and how many rows they hold."""
+        import pyarrow.parquet  # noqa: PLC0415
+
+        actions, rows = [], 0
+        for number, file in enumerate(sorted(written.glob(f"{PARTITION}=*/*.parquet"))):
+            partition = self._path / file.parent.name
+            partition.mkdir(exist_ok=True)
+            target = partition / f"{name}-{number}.parquet"
+            count = pyarrow.parquet.read_metadata(file).num_rows
+            status = file.stat()
+            os.replace(file, target)
+            actions.append(
+                self._delta.transaction.AddAction(
+                    path=str(target.relative_to(self._path)),
+                    size=status.st_size,
+                    partition_values={PARTITION: partition.name.partition("=")[2]},
+                    modification_time=status.st_mtime_ns // 1_000_000,
+                    data_change=True,
+                    stats=f'{{"numRecords": {count}}}',
+                )
+            )
+            rows += count
+        return actions, rows
 
 
 class LakeTable:
@@ -33,7 +112,10 @@ class LakeTable:
     wins."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        self.path = pathlib.Path(path).absolute()
+        """Raises UsageError for a path that is none, SparkMissing."""
+        self.path = local_path(path, "the lake").absolute()
+        if self.path.exists() and not self.path.is_dir():
+            raise UsageError(f"the lake must be a directory, and {self.path} is a file")
         self._delta = _deltalake()
 
     @property
@@ -45,40 +127,24 @@ class LakeTable:
         if not self.exists:
             raise PipelineError(f"there is no table at {self.path}: run the ingest job first")
 
-    def offsets(self, shards: int) -> dict[int, int]:
-        """How far each shard of the log was taken in: the offset to go on at."""
-        if not self.exists:
-            return dict.fromkeys(range(shards), 0)
-        table = self._table()
-        return {shard: table.transaction_version(f"{_SHARD}{shard}") or 0 for shard in range(shards)}
+    def current(self) -> LakeVersion:
+        """The table as it is now; made when there is none.
 
-    def append(self, events: DataFrame, offsets: Offsets) -> int:
-        """Add events, and remember that the shards were taken in up to ``offsets``.  Returns the rows added.
-
-        Raises PipelineError when another job committed in the meantime: then nothing was added, and this one should
-        look at `offsets` again.
+        Raises SchemaMismatch for a table that is not one of events, UsageError for a directory of other files.
         """
-        from pyspark.sql import functions as F  # noqa: PLC0415
-
-        table = self._table() if self.exists else self._create()
-        written = self.path / f"_written-{uuid.uuid4().hex}"
-        day = F.date_format(F.timestamp_seconds(F.col("timestamp") / 1e9), "yyyy-MM-dd")
-        writer = events.withColumn(PARTITION, day).write.partitionBy(PARTITION).option("compression", "zstd")
-        writer.parquet(str(written))
-        actions, rows = self._move_in(written)
-        moved = [self._delta.Transaction(f"{_SHARD}{shard}", offset) for shard, offset in offsets.items()]
-        try:
-            table.create_write_transaction(
-                actions,
-                "append",
-                table.schema(),
-                partition_by=[PARTITION],
-                # Never retried by itself: what another job took in meanwhile must not be taken in twice.
-                commit_properties=self._delta.CommitProperties(max_commit_retries=0, app_transactions=moved),
-            )
-        except self._delta.exceptions.DeltaError as error:
-            raise PipelineError(f"table {self.path}: another job committed at the same time: {error}") from error
-        return rows
+        others = self._others()  # looked for first: another job may make the table now, and put files there
+        if not self.exists:
+            if others:
+                raise UsageError(
+                    f"{self.path} is no table, and holds {others[0]}: name a directory that is empty, or none"
+                )
+            return LakeVersion(self.path, self._create(), self._delta)
+        table = self._table()
+        _check_schema(table)
+        partitions = table.metadata().partition_columns
+        if partitions != [PARTITION]:
+            raise SchemaMismatch(f"the table is partitioned by {partitions}, and must be by {PARTITION!r} alone")
+        return LakeVersion(self.path, table, self._delta)
 
     def read(self, spark: SparkSession, *, version: int | None = None) -> DataFrame:
         """The table as it is now, or as it was at a version.
@@ -105,55 +171,35 @@ class LakeTable:
         removed = self._table().vacuum(retention_hours, dry_run=False, enforce_retention_duration=False, full=True)
         return list(removed)
 
+    def _others(self) -> list[str]:
+        """What is in the directory and not left there by a job: Delta passes over names that begin so."""
+        return sorted(one.name for one in self.path.glob("*") if not one.name.startswith("_"))
+
     def _table(self) -> Any:
         return self._delta.DeltaTable(str(self.path))
 
     def _create(self) -> Any:
-        fields = [
-            self._delta.Field(name, _DELTA_TYPES[kind], nullable=True)
-            for name, kind in (*EVENT_COLUMNS.items(), (PARTITION, "string"))
-        ]
+        fields = [self._delta.Field(name, _DELTA_TYPES[kind], nullable=True) for name, kind in _COLUMNS.items()]
         schema = self._delta.Schema(fields)
         return self._delta.DeltaTable.create(str(self.path), schema, mode="ignore", partition_by=[PARTITION])
 
-    def _move_in(self, written: pathlib.Path) -> tuple[list[Any], int]:
-        """Move files that Spark wrote to where the table's partitions are.  Returns what makes them part of the table,
-        and how many rows they hold."""
-        import pyarrow.parquet  # noqa: PLC0415
-
-        actions, rows = [], 0
-        for number, file in enumerate(sorted(written.glob(f"{PARTITION}=*/*.parquet"))):
-            partition = self.path / file.parent.name
-            partition.mkdir(exist_ok=True)
-            target = partition / f"{written.name.removeprefix('_written-')}-{number}.parquet"
-            count = pyarrow.parquet.read_metadata(file).num_rows
-            status = file.stat()
-            os.replace(file, target)
-            actions.append(
-                self._delta.transaction.AddAction(
-                    path=str(target.relative_to(self.path)),
-                    size=status.st_size,
-                    partition_values={PARTITION: partition.name.partition("=")[2]},
-                    modification_time=status.st_mtime_ns // 1_000_000,
-                    data_change=True,
-                    stats=f'{{"numRecords": {count}}}',
-                )
-            )
-            rows += count
-        shutil.rmtree(written)
-        return actions, rows
-
 
 _DELTA_TYPES: Mapping[str, str] = {"int": "integer", "bigint": "long", "binary": "binary", "string": "string"}
-_SPARK_SCHEMA = ", ".join(f"`{name}` {kind}" for name, kind in (*EVENT_COLUMNS.items(), (PARTITION, "string")))
+_SPARK_SCHEMA = ", ".join(f"`{name}` {kind}" for name, kind in _COLUMNS.items())
+
+
+def _transaction(log: str, shard: int) -> str:
+    return f"heliograph-log-{log}-shard-{shard}"
 
 
 def _check_schema(table: Any) -> None:
     kinds = {delta: kind for kind, delta in _DELTA_TYPES.items()}
     found = {field.name: getattr(field.type, "type", str(field.type)) for field in table.schema().fields}
-    for name, wanted in EVENT_COLUMNS.items():
+    for name, wanted in _COLUMNS.items():
         if name not in found:
-            raise SchemaMismatch(f"the table lacks the column {name!r}; there are: {', '.join(found)}")
+            raise SchemaMismatch(
+                f"the table lacks the column {name!r}; there are: {', '.join(found)}. Is it a table of events?"
+            )
         kind = kinds.get(found[name], found[name])
         if kind != wanted:
             raise SchemaMismatch(f"column {name!r} is {kind}, and must be {wanted}")

@@ -1,10 +1,25 @@
-"""Where this package keeps files that can be made again: a Java launcher, a Spark home."""
+"""Where files are: of this package, which can be made again, and of users, who may mean another place than a disk."""
 
 from __future__ import annotations
 
 import os
 import pathlib
+import re
 import tempfile
+
+from pubsub_api.errors import UsageError
+from pubsub_api.plugins import without_password
+
+
+def local_path(given: str | os.PathLike[str], what: str) -> pathlib.Path:
+    """A path that a user gave.  Raises UsageError for a URL: as a path, it would be a folder of that name."""
+    text = os.fspath(given)
+    if re.match(r"[A-Za-z][A-Za-z0-9+.-]*:/", text):
+        raise UsageError(
+            f"{what} must be a directory that this host and all workers have mounted, not {without_password(text)}: "
+            "object stores and HDFS are not supported"
+        )
+    return pathlib.Path(text)
 
 
 def cache_directory() -> pathlib.Path | None:

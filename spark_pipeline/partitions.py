@@ -13,7 +13,8 @@ from pyspark.sql.datasource import InputPartition
 import durable_log
 from durable_log.arrow import arrow_batches
 from durable_log.segmented import SegmentedLog
-from pubsub_api.core.topics import FilterSet
+from pubsub_api.core.topics import FilterSet, is_wildcard
+from spark_pipeline.places import check_identity
 from spark_pipeline.ranges import LogRange, pack, split
 from spark_pipeline.verifying import Looks, looks_of
 
@@ -29,44 +30,52 @@ _LOOKS_MAX = 256
 
 
 class LogPartition(InputPartition):
-    """Events of these filters in some ranges."""
+    """Events of these filters in some ranges of a log, which is known by its identity."""
 
-    def __init__(self, ranges: Sequence[LogRange], filters: Sequence[str]) -> None:
+    def __init__(self, ranges: Sequence[LogRange], filters: Sequence[str], identity: str) -> None:
         super().__init__(ranges)
+        self.identity = identity
         self.ranges = tuple(ranges)
         self.filters = tuple(filters)
 
 
 def stream_partitions(
-    ranges: Iterable[LogRange], filters: Sequence[str], *, events_per_task: int
+    ranges: Iterable[LogRange], filters: Sequence[str], identity: str, *, events_per_task: int
 ) -> list[LogPartition]:
     """The tasks of a micro-batch: long ranges divided, short ones together, because small batches come often."""
     parts = split(ranges, events_max=events_per_task)
     bundles = pack(parts, events_max=min(_TASK_EVENTS, events_per_task))
-    return [LogPartition(bundle, filters) for bundle in bundles]
+    return [LogPartition(bundle, filters, identity) for bundle in bundles]
 
 
-def read_partition(url: str, partition: LogPartition, topics: frozenset[str] | None = None) -> Iterator[pa.RecordBatch]:
-    """Runs in a worker, as often as Spark likes.  ``topics`` narrows it further, to these topics."""
+def shards_of(filters: Sequence[str], shards: int) -> list[int]:
+    """The shards of a log that can have events of these filters: a topic without wildcards is in one of them."""
+    if any(map(is_wildcard, filters)):
+        return list(range(shards))
+    return sorted({durable_log.shard_of(topic, shards) for topic in filters})
+
+
+def read_partition(url: str, partition: LogPartition) -> Iterator[pa.RecordBatch]:
+    """Runs in a worker, as often as Spark likes."""
     # Needed where rows are read, and slow to import where that is planned.
     import pyarrow as pa  # noqa: PLC0415
     import pyarrow.compute as pc  # noqa: PLC0415
 
-    takes_all = "#" in partition.filters and topics is None
+    takes_all = "#" in partition.filters
     filters = FilterSet(partition.filters)
-    for batch in itertools.chain.from_iterable(_batches(url, what) for what in partition.ranges):
+    for batch in itertools.chain.from_iterable(_batches(url, partition, what) for what in partition.ranges):
         if takes_all:
             yield batch
             continue
         present = batch.column("topic").unique().to_pylist()
-        wanted = [topic for topic in present if filters.match(topic) and (topics is None or topic in topics)]
+        wanted = [topic for topic in present if filters.match(topic)]
         if wanted:
             yield batch.filter(pc.is_in(batch.column("topic"), pa.array(wanted)))
 
 
-def _batches(url: str, what: LogRange) -> Iterator[pa.RecordBatch]:
+def _batches(url: str, partition: LogPartition, what: LogRange) -> Iterator[pa.RecordBatch]:
     try:
-        yield from arrow_batches(_OPENED.get(url, what), *what)
+        yield from arrow_batches(_OPENED.get(url, partition.identity, what), *what)
     except Exception:
         _OPENED.close()  # Spark tries again, and whatever it was shall not outlive the attempt
         raise
@@ -82,13 +91,19 @@ class _OpenedLog:
         self._log: LogApi | None = None
         self._looks: dict[str, Looks | None] = {}
 
-    def get(self, url: str, what: LogRange) -> LogApi:
-        """The log, ready to read this range."""
+    def get(self, url: str, identity: str, what: LogRange) -> LogApi:
+        """The log of that identity, ready to read this range.  Raises OtherLog when another one is in its place."""
         is_mine = self._owner == os.getpid()
-        if self._log is None or self._url != url or not is_mine:
+        if self._log is None or self._url != url or not is_mine or self._log.identity != identity:
             if is_mine:
                 self.close()
-            self._log, self._url, self._owner, self._looks = durable_log.open(url), url, os.getpid(), {}
+            self._log, self._url, self._owner, self._looks = (
+                durable_log.open(url, must_exist=True),
+                url,
+                os.getpid(),
+                {},
+            )
+            check_identity(self._log, identity, "this read")
         self._forget_changed(self._log, what)
         return self._log
 

@@ -48,11 +48,11 @@ def pack(ranges: Iterable[LogRange], *, events_max: int) -> list[tuple[LogRange,
 
 def advance(start: Offsets, ends: Offsets, *, events_max: int | None) -> dict[int, int]:
     """Where a micro-batch ends that takes at most so many events, spread over the shards in proportion to what
-    waits."""
-    waiting = {shard: end - start.get(shard, 0) for shard, end in ends.items()}
+    waits.  Never before its start: a shard whose end was reached stays where it is."""
+    waiting = {shard: max(0, end - start.get(shard, 0)) for shard, end in ends.items()}
     total = sum(waiting.values())
     if events_max is None or total <= events_max:
-        return dict(ends)
+        return {shard: start.get(shard, 0) + count for shard, count in waiting.items()}
     # Rounded up, so that every shard that has something moves on.
     return {
         shard: start.get(shard, 0) + min(count, -(-count * events_max // total)) for shard, count in waiting.items()
@@ -68,6 +68,8 @@ def from_json(offsets: Mapping[str, int] | str) -> dict[int, int]:
     """Read it back, from a dictionary or its text.  Raises UsageError."""
     try:
         given = json.loads(offsets) if isinstance(offsets, str) else offsets
-        return {int(shard): int(offset) for shard, offset in given.items()}
+        if any(type(offset) is not int for offset in given.values()):
+            raise TypeError("not a whole number")
+        return {int(shard): offset for shard, offset in given.items()}
     except (ValueError, TypeError, AttributeError) as error:
         raise UsageError(f'offsets are written as {{"0": 17, "1": 0}}, shard and offset, not {offsets!r}') from error

@@ -13,6 +13,7 @@ from pyspark.sql import DataFrame
 
 import durable_log
 from pubsub_api.core.topics import is_wildcard
+from spark_pipeline.partitions import shards_of
 from spark_pipeline.ranges import LogRange, Offsets, to_json
 from spark_pipeline.schema import EVENT_SCHEMA
 from spark_pipeline.verifying import SegmentChecker
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
 
 
 _CHECKER = SegmentChecker()
+_VERIFY = "parquet.page.verify-checksum.enabled"
+"""Sealed segments have a checksum per page; a flipped byte must not pass for data, in whatever session."""
 
 
 class Plan(NamedTuple):
@@ -49,12 +52,15 @@ def read_log(
     Sealed files are compared with the manifest of the log first, each once per process.  Raises LogUnavailable,
     LogCorrupt naming the file, OffsetTooOld, InvalidTopic.
     """
-    with contextlib.closing(durable_log.open(url)) as log:
-        starts, plan = _checked_plan(log, start or {}, end or {})
+    with contextlib.closing(durable_log.open(url, must_exist=True)) as log:
+        starts, plan = _checked_plan(log, start or {}, end or {}, topics)
     parts = []
     if plan.sealed:
         sealed = (
-            spark.read.schema(EVENT_SCHEMA).parquet(*(one.path for one in plan.sealed)).where(_within(plan.trimmed))
+            spark.read.schema(EVENT_SCHEMA)
+            .option(_VERIFY, "true")
+            .parquet(*(one.path for one in plan.sealed))
+            .where(_within(plan.trimmed))
         )
         parts.append(select_topics(sealed, topics))
     if plan.hot or not parts:
@@ -62,12 +68,14 @@ def read_log(
         begins, untils = dict(starts), dict(starts)
         for shard, begin, until in plan.hot:
             begins[shard], untils[shard] = begin, until
-        source = spark.read.format("heliograph").options(log=url, topics=",".join(topics))
+        source = spark.read.format("heliograph").options(log=url, topics=json.dumps(list(topics)))
         parts.append(source.options(start=_text(begins), end=_text(untils)).load())
     return functools.reduce(DataFrame.unionByName, parts)
 
 
-def _checked_plan(log: durable_log.LogApi, start: Offsets, end: Offsets) -> tuple[dict[int, int], Plan]:
+def _checked_plan(
+    log: durable_log.LogApi, start: Offsets, end: Offsets, topics: Sequence[str]
+) -> tuple[dict[int, int], Plan]:
     """Where the read begins, and its plan, whose files are whole."""
     while True:
         states = log.state()
@@ -80,7 +88,8 @@ def _checked_plan(log: durable_log.LogApi, start: Offsets, end: Offsets) -> tupl
                     start=state.start,
                 )
         listed = log.segments()
-        plan = make_plan(states, listed, starts, ends)
+        wanted = shards_of(topics, len(states))
+        plan = make_plan([states[shard] for shard in wanted], listed, starts, ends)
         try:
             _CHECKER.check(plan.sealed)
         except durable_log.LogCorrupt:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import datetime
 import html
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from pubsub_api.errors import UsageError
+from spark_pipeline.heads import Expected, Stream
 from spark_pipeline.jobs import audit
 
 if TYPE_CHECKING:
@@ -18,18 +19,6 @@ RANGES_MAX = 1000
 """Ranges listed per kind; the counts are exact however many there are."""
 
 
-class Head(msgspec.Struct, frozen=True):
-    """What a publisher numbered of one topic."""
-
-    publisher: str
-    topic: str
-    last: int
-    first: int = 1
-
-
-_decode_head = msgspec.json.Decoder(Head).decode
-
-
 class StreamReport(msgspec.Struct, frozen=True):
     publisher: str
     topic: str
@@ -37,6 +26,8 @@ class StreamReport(msgspec.Struct, frozen=True):
     first: int | None
     last: int | None
     lost: int
+    not_kept: int
+    """Numbers that were skipped on purpose, or whose events retention or compaction has removed."""
     duplicated: int
     reordered: int
 
@@ -51,8 +42,14 @@ class RangeReport(msgspec.Struct, frozen=True):
 
 
 class AuditReport(msgspec.Struct, frozen=True):
+    source: str
+    """What was audited: a log or a table, and its topics."""
+    made_at: str
+    """When, in UTC."""
     streams: list[StreamReport]
     ranges: list[RangeReport]
+    cut: list[str]
+    """Kinds of ranges of which only the first ``RANGES_MAX`` are listed."""
     delays_ms: dict[str, float]
     """Quantile -> milliseconds from publishing to recording."""
     undecodable: int
@@ -67,55 +64,68 @@ class AuditReport(msgspec.Struct, frozen=True):
         return sum(getattr(one, what) for one in self.streams)
 
 
-def audit_report(events: DataFrame, heads: DataFrame | None = None) -> AuditReport:
+def audit_report(
+    events: DataFrame, expected: Mapping[Stream, Expected] | None = None, *, source: str = "events"
+) -> AuditReport:
     """Run the audit.  Ranges are worked out only for streams that the counts show to be wrong.  Blocks."""
+    heads = None if expected is None else _frame_of(events.sparkSession, expected)
     counted = audit.count_streams(events, heads).collect()
     late = {(bytes(row["guid"]), row["topic"]): int(row["reordered"]) for row in audit.reordered(events).collect()}
     streams = [
         StreamReport(
             publisher=bytes(row["guid"]).hex(), topic=row["topic"], events=int(row["events"]), first=row["first"],
-            last=row["last"], lost=int(row["lost"]), duplicated=int(row["duplicated"]),
+            last=row["last"], lost=int(row["lost"]), not_kept=int(row["not_kept"]), duplicated=int(row["duplicated"]),
             reordered=late.get((bytes(row["guid"]), row["topic"]), 0),
         )
         for row in counted
     ]  # fmt: skip
     streams.sort(key=lambda one: (-one.lost, -one.duplicated, -one.reordered, one.topic, one.publisher))
-    ranges: list[RangeReport] = []
-    if any(one.lost for one in streams):
-        ranges += _ranges("lost", audit.lost_ranges(events, heads))
+    lost, duplicated = _lost(streams, events, heads, expected or {}), list[RangeReport]()
     if any(one.duplicated for one in streams):
-        ranges += _ranges("duplicated", audit.duplicated_ranges(events))
+        duplicated = _ranges("duplicated", audit.duplicated_ranges(events))
     delays = audit.delays(events).collect()
     found = delays[0].asDict() if delays else {}
     found.pop("events", None)
     return AuditReport(
+        source=source,
+        made_at=datetime.datetime.now(datetime.timezone.utc).isoformat(sep=" ", timespec="seconds"),
         streams=streams,
-        ranges=ranges,
+        ranges=lost[:RANGES_MAX] + duplicated[:RANGES_MAX],
+        cut=[found[0].kind for found in (lost, duplicated) if len(found) > RANGES_MAX],
         delays_ms={name: float(value) for name, value in found.items() if value is not None},
         undecodable=events.where(events["table"].isNull()).count(),
     )
 
 
-def read_heads(spark: SparkSession, file: str) -> DataFrame:
-    """What publishers numbered, from JSON lines: ``publisher`` in hexadecimal, ``topic``, ``first`` and ``last``.
+def _frame_of(spark: SparkSession, expected: Mapping[Stream, Expected]) -> DataFrame:
+    rows = [
+        (bytes.fromhex(publisher), topic, one.first, one.last, one.lost_count)
+        for (publisher, topic), one in expected.items()
+    ]
+    return spark.createDataFrame(rows, "guid binary, topic string, first bigint, last bigint, missing bigint")
 
-    Raises UsageError naming the line that is wrong.
-    """
-    rows = []
-    with open(file, "rb") as lines:
-        for number, line in enumerate(lines, 1):
-            try:
-                head = _decode_head(line)
-                rows.append((bytes.fromhex(head.publisher), head.topic, head.first, head.last))
-            except (msgspec.MsgspecError, ValueError) as error:
-                raise UsageError(f"{file}, line {number}: {error}") from error
-    return spark.createDataFrame(rows, "guid binary, topic string, first bigint, last bigint")
+
+def _lost(
+    streams: Sequence[StreamReport], events: DataFrame, heads: DataFrame | None, expected: Mapping[Stream, Expected]
+) -> list[RangeReport]:
+    """Ranges that are lost, one more than are listed when there are more."""
+    wrong = {(one.publisher, one.topic) for one in streams if one.lost}
+    told = [
+        RangeReport("lost", *stream, first, last)
+        for stream, one in sorted(expected.items())
+        if stream in wrong
+        for first, last in one.lost or ()
+    ]
+    is_told = {stream for stream, one in expected.items() if one.lost is not None}
+    if wrong - is_told:
+        told += _ranges("lost", audit.lost_ranges(events, heads))
+    return told[: RANGES_MAX + 1]
 
 
 def _ranges(kind: str, found: DataFrame) -> list[RangeReport]:
     return [
         RangeReport(kind, bytes(row["guid"]).hex(), row["topic"], int(row["first"]), int(row["last"]))
-        for row in found.limit(RANGES_MAX).collect()
+        for row in found.limit(RANGES_MAX + 1).collect()
     ]
 
 
@@ -131,11 +141,12 @@ td.bad {{ color: #b00; font-weight: 600; }}
 rect {{ fill: #3b6ea5; }} text {{ font: 12px system-ui, sans-serif; }}
 </style></head><body>
 <h1>{title}</h1>
+<p>{source}, {made_at} UTC</p>
 <p class="verdict">{verdict}</p>
 <h2>Delay from publishing to recording</h2>{delays}
 <h2>Events per topic</h2>{topics}
 <h2>Streams</h2>{streams}
-<h2>Ranges</h2>{ranges}
+<h2>Ranges</h2>{cut}{ranges}
 </body></html>
 """
 
@@ -152,9 +163,16 @@ def to_html(report: AuditReport, *, title: str) -> str:
         else f"{report.total('lost'):,} lost, {report.total('duplicated'):,} doubled, "
         f"{report.total('reordered'):,} out of order, {report.undecodable:,} unreadable."
     )
+    if report.total("not_kept"):
+        verdict += f" {report.total('not_kept'):,} numbers were skipped on purpose, or their events are not kept."
     return _PAGE.format(
         title=html.escape(title),
+        source=html.escape(report.source),
+        made_at=report.made_at.removesuffix("+00:00"),
         verdict=verdict,
+        cut="".join(
+            f"<p>Of what is {kind}, only the first {RANGES_MAX:,} ranges are listed.</p>" for kind in report.cut
+        ),
         delays=_bars([(name, value, f"{value:,.1f} ms") for name, value in report.delays_ms.items()]),
         topics=_bars([(topic, count, f"{count:,}") for topic, count in busiest]),
         streams=_table(StreamReport.__struct_fields__, report.streams, bad=("lost", "duplicated", "reordered")),

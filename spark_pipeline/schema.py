@@ -29,6 +29,10 @@ EVENT_COLUMNS = {
 
 EVENT_SCHEMA = ", ".join(f"`{name}` {kind}" for name, kind in EVENT_COLUMNS.items())
 
+LOG = "log"
+"""Column of a table of the lake: the identity of the log that ``shard`` and ``offset`` belong to.  Several logs may go
+into one table."""
+
 STREAM = ("guid", "topic")
 """What names a stream."""
 OBJECT = ("table", "key")

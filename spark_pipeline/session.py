@@ -10,12 +10,13 @@ import contextlib
 import os
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from oslo_config import cfg
 
 from pubsub_api.config import check_group, new_conf
+from spark_pipeline import java_logging
 from spark_pipeline.config import GROUP, OPTIONS
 from spark_pipeline.errors import PipelineError, SparkMissing
 from spark_pipeline.java import find_java
@@ -27,14 +28,16 @@ if TYPE_CHECKING:
 PYSPARK_VERSION_MIN = (4, 2)
 
 _DAEMON = "spark_pipeline.daemon"
+_LEVEL = "spark.log.level"
 _LOCAL_CHECKPOINTS = "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
 
 
 def open_session(conf: cfg.ConfigOpts | None = None, *, app_name: str, master: str | None = None) -> SparkSession:
-    """A session for jobs.  Stop it when done.  Under ``spark-submit`` its settings win over those of ``conf``.
+    """A session for jobs.  Stop it when done.
 
-    Sets JAVA_HOME, PYSPARK_PYTHON and SPARK_LOCAL_IP of this process, which Spark's launcher reads.  Raises
-    SparkMissing, JavaMissing, InvalidConfig.
+    Under ``spark-submit`` its settings win over those of ``conf``.  Where a session is active already, it is that one,
+    as it is, and only learns the format ``heliograph``.  Sets JAVA_HOME, PYSPARK_PYTHON and SPARK_LOCAL_IP of this
+    process, which Spark's launcher reads.  Raises SparkMissing, JavaMissing, InvalidConfig.
     """
     check_pyspark()
     conf = new_conf() if conf is None else conf
@@ -43,19 +46,51 @@ def open_session(conf: cfg.ConfigOpts | None = None, *, app_name: str, master: s
     _prepare_environment(conf[GROUP].bind_address)
     from pyspark.sql import SparkSession  # noqa: PLC0415  # a heavy import that only jobs pay for
 
-    from spark_pipeline.source import HeliographDataSource  # noqa: PLC0415
+    from spark_pipeline.source import configured  # noqa: PLC0415
 
-    master = master or conf[GROUP].master
-    builder = SparkSession.builder.appName(app_name)
-    is_submitted = "SPARK_ENV_LOADED" in os.environ
-    if not is_submitted:
-        builder = builder.master(master)
-    for key, value in spark_options(conf, master).items():
-        builder = builder.config(key, value)
-    with without_archive("" if is_submitted else master):
-        session = builder.getOrCreate()
-    session.dataSource.register(HeliographDataSource)
+    session = SparkSession.getActiveSession()
+    if session is None:
+        master = master or conf[GROUP].master
+        submitted = _submitted()
+        options = session_options(conf, app_name=app_name, master=master, submitted=submitted)
+        builder = SparkSession.builder
+        for key, value in options.items():
+            builder = builder.config(key, value)
+        with without_archive("" if submitted else master):
+            session = builder.getOrCreate()
+    session.dataSource.register(configured(conf[GROUP].batch_events_max, conf[GROUP].partition_events_max))
     return session
+
+
+def _submitted() -> dict[str, str]:
+    """What ``spark-submit`` was told, empty when it has not started this process."""
+    if "PYSPARK_GATEWAY_PORT" not in os.environ:
+        return {}
+    from pyspark import SparkConf, SparkContext  # noqa: PLC0415
+
+    SparkContext._ensure_initialized()  # else a SparkConf does not ask Java, and is empty
+    return dict(SparkConf().getAll())
+
+
+def session_options(
+    conf: cfg.ConfigOpts, *, app_name: str, master: str, submitted: Mapping[str, str]
+) -> dict[str, str]:
+    """What a session is started with: what `spark_options` says, and nothing that ``spark-submit`` was told."""
+    wanted = spark_options(conf, submitted.get("spark.master", master))
+    options = {"spark.app.name": app_name, "spark.master": master} | wanted
+    # Without --name, it calls the application by its program.
+    by_itself = {key for key in ("spark.app.name",) if submitted.get(key) == os.path.basename(sys.argv[0])}
+    if not submitted:
+        options = _quiet(options)
+    return {key: value for key, value in options.items() if key not in submitted or key in by_itself}
+
+
+def _quiet(options: dict[str, str]) -> dict[str, str]:
+    java_options = java_logging.quietly(options.get(java_logging.OPTION, ""))
+    if java_options is None:
+        return options
+    # Spark tells that it sets its own level, so it is not asked to.
+    return {key: value for key, value in options.items() if key != _LEVEL} | {java_logging.OPTION: java_options}
 
 
 def check_pyspark() -> str:
@@ -103,13 +138,10 @@ def spark_options(conf: cfg.ConfigOpts, master: str) -> dict[str, str]:
         "spark.driver.bindAddress": spark.bind_address,
         "spark.sql.shuffle.partitions": str(spark.shuffle_partitions or max(4, 2 * local_cores(master))),
         "spark.sql.session.timeZone": "UTC",
-        "spark.sql.python.filterPushdown.enabled": "true",  # or a source that takes filters is refused
         "spark.sql.streaming.noDataMicroBatches.enabled": "false",
-        # Sealed segments have a checksum per page; a flipped byte must not pass for data.
-        "spark.hadoop.parquet.page.verify-checksum.enabled": "true",
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
-        "spark.log.level": "ERROR",
+        _LEVEL: "ERROR",
     }
     if master.startswith("local"):
         # The other one starts some twenty processes, chmod and readlink, for every micro-batch, where Hadoop has no

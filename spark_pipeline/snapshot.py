@@ -14,9 +14,11 @@ from typing import TYPE_CHECKING, NamedTuple
 from nb_api import snapshot_files
 from nb_api.errors import SourceUnavailable
 from nb_api.snapshot_files import Manifest
+from spark_pipeline.attempts import attempt, put_in_place, unfinished
 from spark_pipeline.errors import PipelineError
 from spark_pipeline.jobs.compact import DELETE, compact, count_objects
-from spark_pipeline.schema import EVENT_COLUMNS, EVENT_SCHEMA
+from spark_pipeline.own_files import local_path
+from spark_pipeline.schema import EVENT_COLUMNS, EVENT_SCHEMA, LOG
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -35,14 +37,28 @@ class SnapshotObject(NamedTuple):
     version: int
 
 
-def write_snapshot(events: DataFrame, directory: str, *, tombstones_from_ns: int | None = None) -> Manifest:
-    """Compact events into a new directory.  Blocks.  Raises SchemaMismatch."""
+def write_snapshot(
+    events: DataFrame, directory: str, *, tombstones_from_ns: int | None = None, log: str = ""
+) -> Manifest:
+    """Compact events into a new directory, which appears when it is whole.  Blocks.
+
+    ``log`` is the identity of the log that the events are from, where they do not say so themselves, as those of the
+    lake do.  It is made beside its place, in ``<directory>.unfinished``; what a killed job left there is replaced.
+    Raises SchemaMismatch, UsageError when the directory exists or another job is writing it.
+    """
+    target = local_path(directory, "a snapshot").absolute()
+    with attempt(unfinished(target)) as place:
+        manifest = _write(events, place / "snapshot", tombstones_from_ns, log)
+        put_in_place(place / "snapshot", target)
+    return manifest
+
+
+def _write(events: DataFrame, path: pathlib.Path, tombstones_from_ns: int | None, log: str) -> Manifest:
     from pyspark.sql import functions as F  # noqa: PLC0415
 
     are_few = count_objects(events) * _BYTES_PER_NAME <= _NAMES_BYTES_MAX
-    ends = events.groupBy("shard").agg((F.max("offset") + 1).alias("end")).collect()
+    source, offsets = _offsets(events, log)
     newest = compact(events, tombstones_from_ns=tombstones_from_ns, keys_fit_in_memory=are_few)
-    path = pathlib.Path(directory)
     newest.write.option("compression", "zstd").parquet(str(path / _OBJECTS))
     written = events.sparkSession.read.schema(EVENT_SCHEMA).parquet(str(path / _OBJECTS))
     counted = written.agg(F.count("*"), F.sum((F.col("action") == DELETE).cast("int")), F.max("version")).collect()[0]
@@ -51,10 +67,23 @@ def write_snapshot(events: DataFrame, directory: str, *, tombstones_from_ns: int
         objects=int(counted[0]) - tombstones,
         tombstones=tombstones,
         version=int(counted[2] or 0),
-        offsets={str(row["shard"]): int(row["end"]) for row in ends},
+        offsets=offsets,
+        log=source,
     )
     snapshot_files.write_manifest(path, manifest)
     return manifest
+
+
+def _offsets(events: DataFrame, log: str) -> tuple[str, dict[str, int]]:
+    """A log, and shard -> where to go on in it.  Of events from several logs there is no such place: both are empty."""
+    from pyspark.sql import functions as F  # noqa: PLC0415
+
+    column = F.col(LOG) if LOG in events.columns else F.lit(log)
+    found = events.groupBy(column.alias(LOG), "shard").agg((F.max("offset") + 1).alias("end")).collect()
+    logs = {row[LOG] for row in found}
+    if len(logs) > 1:
+        return "", {}
+    return logs.pop() if logs else log, {str(row["shard"]): int(row["end"]) for row in found}
 
 
 def read_manifest(directory: str) -> Manifest:
@@ -80,6 +109,7 @@ def read_rows(spark: SparkSession, directory: str) -> DataFrame:
     columns."""
     from spark_pipeline.lake import LakeTable  # noqa: PLC0415
 
+    local_path(directory, "a set of events")
     if pathlib.Path(directory, "_delta_log").is_dir():
         return LakeTable(directory).read(spark).select(*EVENT_COLUMNS)
     objects = pathlib.Path(directory, _OBJECTS)

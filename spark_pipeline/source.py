@@ -4,32 +4,30 @@ Options: ``log`` (its URL), ``topics`` (filters, separated by commas), ``start``
 or offsets as JSON), ``events_per_batch``, ``events_per_task``; or ``group`` and ``query`` for a stream that is one of
 the jobs of a shared subscription (`spark_pipeline.group_source`).  Columns are those of `spark_pipeline.schema`.
 
-Offsets are the log's own: dense, per shard.  A streaming query keeps them in its checkpoint as ``{"0": 17, ...}`` and
-goes on exactly there; a shard it has not met begins at 0.  Every range can be read again as long as the log keeps it.
+Offsets are the log's own: dense, per shard.  A streaming query keeps them in its checkpoint, with the identity of the
+log, and goes on exactly there (`spark_pipeline.places`).  Every range can be read again as long as the log keeps it.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from pyspark.sql.datasource import (
     DataSource,
     DataSourceReader,
     DataSourceStreamReader,
-    EqualTo,
-    Filter,
-    In,
     InputPartition,
 )
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 
 import durable_log
 from pubsub_api.errors import UsageError
-from spark_pipeline.options import SourceOptions
-from spark_pipeline.partitions import LogPartition, read_partition, stream_partitions
-from spark_pipeline.ranges import LogRange, Offsets, advance, from_json, split, to_json
+from spark_pipeline.options import OF_SPARK, WRITE_OPTIONS, Limits, SourceOptions, check_names
+from spark_pipeline.partitions import LogPartition, read_partition, shards_of, stream_partitions
+from spark_pipeline.places import check_reached, from_checkpoint, to_checkpoint
+from spark_pipeline.ranges import LogRange, Offsets, advance, split
 from spark_pipeline.schema import EVENT_SCHEMA
 from spark_pipeline.sink import LogStreamWriter, LogWriter
 
@@ -39,51 +37,28 @@ if TYPE_CHECKING:
 
 
 class LogReader(DataSourceReader):
-    """A batch read.  Equality on ``topic`` and ``shard`` is used to leave out shards, and frames without decoding
-    them."""
+    """A batch read.  What it reads is settled by its options, and by nothing else: Spark keeps one reader for all
+    queries on a DataFrame, so a reader that took over a filter of one query would apply it to the next one.  Spark
+    applies every filter itself."""
 
     def __init__(self, options: SourceOptions) -> None:
         if options.group:
             raise UsageError('a group is followed by a stream: use readStream, or leave out the option "group"')
         self._options = options
-        self._topics: frozenset[str] | None = None
-        self._shards: frozenset[int] | None = None
-
-    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # Spark's name
-        for given in filters:
-            values = _equal_values(given)
-            if values is None:
-                yield given
-            elif given.attribute == ("topic",):  # type: ignore[attr-defined]  # EqualTo and In have it
-                self._topics = values if self._topics is None else self._topics & values
-            elif given.attribute == ("shard",):  # type: ignore[attr-defined]
-                self._shards = values if self._shards is None else self._shards & values
-            else:
-                yield given
 
     def partitions(self) -> list[LogPartition]:
-        with contextlib.closing(durable_log.open(self._options.log)) as log:
-            states, shards = log.state(), log.shards
+        with contextlib.closing(durable_log.open(self._options.log, must_exist=True)) as log:
+            states, identity = log.state(), log.identity
         starts, ends = self._options.starts(states), self._options.ends(states)
-        wanted = set(starts)
-        if self._topics is not None:
-            wanted &= {durable_log.shard_of(topic, shards) for topic in self._topics}
-        if self._shards is not None:
-            wanted &= self._shards
-        ranges = [LogRange(shard, starts[shard], ends[shard]) for shard in sorted(wanted)]
+        wanted = shards_of(self._options.topics, len(states))
+        ranges = [LogRange(shard, starts[shard], ends[shard]) for shard in wanted]
         # Spark wants at least one partition, also when there is nothing to read.
         parts = list(split(ranges, events_max=self._options.events_per_task)) or [LogRange(0, starts[0], starts[0])]
-        return [LogPartition([part], self._options.topics) for part in parts]
+        return [LogPartition([part], self._options.topics, identity) for part in parts]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         assert isinstance(partition, LogPartition)
-        return read_partition(self._options.log, partition, self._topics)
-
-
-def _equal_values(given: Filter) -> frozenset[Any] | None:
-    if isinstance(given, EqualTo):
-        return frozenset((given.value,))
-    return frozenset(given.value) if isinstance(given, In) else None
+        return read_partition(self._options.log, partition)
 
 
 class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -97,29 +72,37 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_log": None}  # workers open their own
 
-    def initialOffset(self) -> dict[str, int]:
-        return to_json(self._options.starts(self._opened().state()))
+    def initialOffset(self) -> dict[str, int | str]:
+        log = self._opened()
+        return to_checkpoint(log, self._options.starts(log.state()))
 
     def getDefaultReadLimit(self) -> ReadLimit:
         return ReadMaxRows(self._options.events_per_batch)
 
-    def latestOffset(self, start: dict[str, int], limit: ReadLimit) -> dict[str, int]:
-        ends = self._ends() if self._target is None else self._target
+    def latestOffset(self, start: dict[str, int | str], limit: ReadLimit) -> dict[str, int | str]:
+        log = self._opened()
+        begins, states = from_checkpoint(log, start), log.state()
+        check_reached(states, begins, "this checkpoint")
+        ends = self._options.ends(states) if self._target is None else self._target
         events_max = None if isinstance(limit, ReadAllAvailable) else self._options.events_per_batch
         if isinstance(limit, ReadMaxRows):
             events_max = limit.max_rows
-        return to_json(advance(from_json(start), ends, events_max=events_max))
+        return to_checkpoint(log, advance(begins, ends, events_max=events_max))
 
-    def reportLatestOffset(self) -> dict[str, int]:
-        return to_json(self._ends())
+    def reportLatestOffset(self) -> dict[str, int | str]:
+        return to_checkpoint(self._opened(), self._ends())
 
     def prepareForTriggerAvailableNow(self) -> None:
         self._target = self._ends()
 
-    def partitions(self, start: dict[str, int], end: dict[str, int]) -> list[LogPartition]:
-        begins = from_json(start)
-        ranges = [LogRange(shard, begins.get(shard, 0), until) for shard, until in from_json(end).items()]
-        return stream_partitions(ranges, self._options.topics, events_per_task=self._options.events_per_task)
+    def partitions(self, start: dict[str, int | str], end: dict[str, int | str]) -> list[LogPartition]:
+        log = self._opened()
+        begins, ends = from_checkpoint(log, start), from_checkpoint(log, end)
+        check_reached(log.state(), ends, "a batch of this checkpoint")
+        wanted = shards_of(self._options.topics, len(ends))
+        ranges = [LogRange(shard, begins.get(shard, 0), ends[shard]) for shard in wanted]
+        events_per_task = self._options.events_per_task
+        return stream_partitions(ranges, self._options.topics, log.identity, events_per_task=events_per_task)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         assert isinstance(partition, LogPartition)
@@ -136,12 +119,15 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _opened(self) -> durable_log.LogApi:
         """The log, kept open on the driver: Spark asks several times per micro-batch."""
         if self._log is None:
-            self._log = durable_log.open(self._options.log)
+            self._log = durable_log.open(self._options.log, must_exist=True)
         return self._log
 
 
 class HeliographDataSource(DataSource):
-    """The format ``heliograph``, for reading and writing.  Registered by `spark_pipeline.session.open_session`."""
+    """The format ``heliograph``, for reading and writing.  `spark_pipeline.session.open_session` registers it; in a
+    session of your own: ``spark.dataSource.register(HeliographDataSource)``."""
+
+    limits: ClassVar[Limits] = Limits()
 
     @classmethod
     def name(cls) -> str:
@@ -151,10 +137,10 @@ class HeliographDataSource(DataSource):
         return EVENT_SCHEMA
 
     def reader(self, schema: StructType) -> DataSourceReader:  # noqa: ARG002  # the columns are fixed
-        return LogReader(SourceOptions(self.options))
+        return LogReader(SourceOptions(self.options, self.limits))
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: ARG002
-        options = SourceOptions(self.options)
+        options = SourceOptions(self.options, self.limits)
         if not options.group:
             return LogStreamReader(options)
         # Only when asked for: Spark starts a process for every step of planning, and each imports the format anew.
@@ -163,7 +149,16 @@ class HeliographDataSource(DataSource):
         return GroupStreamReader(options)
 
     def writer(self, schema: StructType, overwrite: bool) -> LogWriter:
+        check_names(self.options, WRITE_OPTIONS)
         return LogWriter(self.options, schema, overwrite=overwrite)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> LogStreamWriter:
+        check_names(self.options, (*WRITE_OPTIONS, *OF_SPARK))
         return LogStreamWriter(self.options, schema, overwrite=overwrite)
+
+
+def configured(events_per_batch: int, events_per_task: int) -> type[HeliographDataSource]:
+    """The same format with other limits for reads that name none.  It travels whole to the processes of Spark, which
+    have no configuration."""
+    limits = Limits(events_per_batch, events_per_task)
+    return type(HeliographDataSource.__name__, (HeliographDataSource,), {"limits": limits})

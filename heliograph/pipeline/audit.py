@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import pathlib
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -14,24 +16,33 @@ from heliograph.pipeline import common
 SUMMARY = "find what was lost, doubled or out of order, and how long events took"
 DESCRIPTION = """\
 Look at every stream that was recorded: which numbers are missing, which came twice, which came late, and how long
-events took from publishing to recording.  --heads compares with what publishers numbered, so that losses at the end
-of a stream, and streams of which nothing arrived, are found too.
+events took from publishing to recording.  What a log has never seen is lost; numbers that were skipped on purpose, and
+events that retention or compaction has removed, are counted apart, as not kept.  --heads compares with what publishers
+numbered, as `heliograph pipeline heads` writes it, so that losses at the end of a stream, and streams of which nothing
+arrived, are found too.
 
 The exit code is 1 when anything is wrong.
 """
 EXAMPLES = """\
   heliograph pipeline audit --log sqlite:///var/log.db
   heliograph pipeline audit --lake /data/events --topics 'tenant-7/#' --html audit.html
+  heliograph pipeline heads --url zmq://127.0.0.1:8866 --out heads.json
   heliograph pipeline audit --log sqlite:///var/log.db --heads heads.json --json
 """
 _SHOWN_MAX = 20
+
+if TYPE_CHECKING:
+    from oslo_config import cfg
+
+    from spark_pipeline.heads import Expected, Stream
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     common.add_source(parser)
     parser.add_argument(
         "--heads", metavar="FILE",
-        help='what publishers numbered: JSON lines {"publisher": HEX, "topic": ..., "first": 1, "last": N}',
+        help='what publishers numbered: JSON lines {"publisher": HEX, "topic": ..., "first": 1, "last": N}, as '
+        "`heliograph pipeline heads` writes them",
     )  # fmt: skip
     parser.add_argument("--html", metavar="FILE", help="write a page with plots")
     common.add_spark(parser)
@@ -43,30 +54,58 @@ def run(args: argparse.Namespace) -> int:
     conf = common.read_conf(args)
     output = Output(is_json=args.json)
     common.check_source(args, conf)
+    common.require_place(args.html)
     with common.spark_session(args, conf, "audit") as spark:
-        from spark_pipeline.report import audit_report, read_heads, to_html
+        from spark_pipeline.report import audit_report, to_html
 
-        heads = read_heads(spark, args.heads) if args.heads else None
-        report = audit_report(common.read_events(spark, args, conf), heads)
+        events = common.read_events(spark, args, conf)
+        report = audit_report(events, _expected(args, conf), source=_source(args, conf))
     if args.html:
-        pathlib.Path(args.html).write_text(to_html(report, title="Audit of " + (args.lake or "the log")))
+        pathlib.Path(args.html).write_text(to_html(report, title="Audit"))
         note(f"written: {args.html}")
     if output.is_json:
         output.record(msgspec.to_builtins(report))
         return exits.OK if report.is_clean else exits.FAILED
     rows = [
-        (one.publisher[:8], one.topic, one.events, one.lost, one.duplicated, one.reordered)
+        (one.publisher[:8], one.topic, one.events, one.lost, one.not_kept, one.duplicated, one.reordered)
         for one in report.streams[:_SHOWN_MAX]
     ]
     output.table(
         f"{len(report.streams):,} streams, {report.total('events'):,} events: {report.total('lost'):,} lost, "
         f"{report.total('duplicated'):,} doubled, {report.total('reordered'):,} late, "
-        f"{report.undecodable:,} unreadable",
-        ("publisher", "topic", "events", "lost", "doubled", "late"),
+        f"{report.undecodable:,} unreadable, {report.total('not_kept'):,} not kept",
+        ("publisher", "topic", "events", "lost", "not kept", "doubled", "late"),
         rows,
     )
     for one in report.ranges[:_SHOWN_MAX]:
         output.line(f"{one.kind}: publisher {one.publisher[:8]}, topic {one.topic}, numbers {one.first} to {one.last}")
+    for what, found in (("streams", report.streams), ("ranges", report.ranges)):
+        if len(found) > _SHOWN_MAX:
+            output.line(f"only the first {_SHOWN_MAX} of {len(found):,} {what} are shown: see --json and --html")
     delays = ", ".join(f"{name.removesuffix('_ms')} {value:,.1f} ms" for name, value in report.delays_ms.items())
     output.line(f"delay from publishing to recording: {delays or 'no events'}")
     return exits.OK if report.is_clean else exits.FAILED
+
+
+def _expected(args: argparse.Namespace, conf: cfg.ConfigOpts) -> dict[Stream, Expected] | None:
+    """What is known of the streams: by the log, by the logs that were taken into the table, and by ``--heads``."""
+    import durable_log
+    from spark_pipeline import heads
+    from spark_pipeline.lake import LakeTable
+
+    if args.lake:
+        sources = heads.beside(LakeTable(args.lake).path)
+    else:
+        with contextlib.closing(durable_log.open(common.log_url(args, conf), must_exist=True)) as log:
+            sources = [list(heads.of_log(log))]
+    if args.heads:
+        sources.append(heads.read(args.heads))
+    return heads.expect(sources, args.topics) if sources else None
+
+
+def _source(args: argparse.Namespace, conf: cfg.ConfigOpts) -> str:
+    from pubsub_api.plugins import without_password
+
+    url = "" if args.lake else without_password(common.log_url(args, conf).partition("?")[0])
+    what = f"table {args.lake}" if args.lake else f"log {url}"
+    return what if args.topics == ["#"] else f"{what}, topics {' '.join(args.topics)}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import datetime
+import pathlib
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -70,10 +71,13 @@ def spark_session(args: argparse.Namespace, conf: cfg.ConfigOpts, job: str) -> I
 def check_source(args: argparse.Namespace, conf: cfg.ConfigOpts) -> None:
     """Look whether ``--lake`` or ``--log`` names something, before Spark takes its time to start.
 
-    Raises PipelineError for a table that is not there, and what opening a log may raise.
+    Raises PipelineError for a table that is not there, InvalidTopic, and what opening a log may raise.
     """
+    from pubsub_api.core.topics import check_filter
     from spark_pipeline.lake import LakeTable
 
+    for topic_filter in args.topics:
+        check_filter(topic_filter)
     if args.lake:
         LakeTable(args.lake).check_exists()
     else:
@@ -84,8 +88,16 @@ def check_log(args: argparse.Namespace, conf: cfg.ConfigOpts) -> None:
     """Say so when the log is empty.  Raises what opening it may raise."""
     import durable_log
 
-    with contextlib.closing(durable_log.open(log_url(args, conf))) as log:
+    with contextlib.closing(durable_log.open(log_url(args, conf), must_exist=True)) as log:
         note_empty(log, "heliograph pipeline")
+
+
+def log_identity(args: argparse.Namespace, conf: cfg.ConfigOpts) -> str:
+    """The identity of the log that ``--log`` names."""
+    import durable_log
+
+    with contextlib.closing(durable_log.open(log_url(args, conf), must_exist=True)) as log:
+        return log.identity
 
 
 def read_events(spark: SparkSession, args: argparse.Namespace, conf: cfg.ConfigOpts) -> DataFrame:
@@ -109,9 +121,15 @@ def moment(text: str) -> int:
     return int(parsed.timestamp() * 1_000_000) * 1000
 
 
-def require_new_directory(path: str) -> None:
-    """Raises UsageError when something is there already: a job never overwrites."""
-    import pathlib
+def require_place(file: str | None) -> None:
+    """Raises UsageError when a file could not be made, for lack of its directory: told before the work is done."""
+    if file is not None and not pathlib.Path(file).absolute().parent.is_dir():
+        raise UsageError(f"{file} cannot be written: there is no such directory")
 
-    if pathlib.Path(path).exists():
+
+def require_new_directory(path: str) -> None:
+    """Raises UsageError when something is there already, for a job never overwrites, and for what is no path."""
+    from spark_pipeline.own_files import local_path
+
+    if local_path(path, "the result").exists():
         raise UsageError(f"{path} exists already: name a directory that does not")

@@ -45,7 +45,8 @@ def run(args: argparse.Namespace) -> int:
 
         events = common.read_events(spark, args, conf)
         tombstones_from_ns = time.time_ns() - int(args.keep_tombstones * 1e9) if args.keep_tombstones else None
-        manifest = write_snapshot(events, args.out, tombstones_from_ns=tombstones_from_ns)
+        log = "" if args.lake else common.log_identity(args, conf)
+        manifest = write_snapshot(events, args.out, tombstones_from_ns=tombstones_from_ns, log=log)
     if output.is_json:
         output.record(msgspec.to_builtins(manifest))
     else:

@@ -42,13 +42,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    from spark_pipeline.lake import LakeTable
+
     conf = common.read_conf(args)
     output = Output(is_json=args.json)
+    table = LakeTable(args.lake)
     common.check_log(args, conf)
+    table.current()  # a place that cannot be one is told before Spark takes its time to start
     with common.spark_session(args, conf, "ingest") as spark:
-        from spark_pipeline.lake import LakeTable
-
-        table = LakeTable(args.lake)
         while True:
             began = time.monotonic()
             _take_in(output, spark, common.log_url(args, conf), table, args.commit_events)
@@ -58,18 +59,18 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _take_in(output: Output, spark: SparkSession, url: str, table: LakeTable, commit_events: int) -> None:
-    from spark_pipeline.jobs.ingest import ingest
+    from spark_pipeline.jobs.ingest import count_waiting, ingest
 
     done = 0
-    progress: Progress | None = None
-    for taken in ingest(spark, url, table, events_max=commit_events):
-        done += taken.events
-        progress = progress or Progress("ingest", done + taken.left)
-        progress.update(done)
-        if taken.lost:
-            note(f"{taken.lost:,} events had left the log before they were taken in")
-        if output.is_json:
-            output.record(taken)
+    with Progress("ingest", count_waiting(url, table)) as progress:
+        progress.update(0)
+        for taken in ingest(spark, url, table, events_max=commit_events):
+            done += taken.events
+            progress.update(done)
+            if taken.lost:
+                note(f"{taken.lost:,} events had left the log before they were taken in")
+            if output.is_json:
+                output.record(taken)
     if not output.is_json:
         output.line(f"{done:,} events taken in")
     output.flush()

@@ -41,9 +41,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Raises UsageError when the directory exists, SchemaMismatch."""
     common.require_new_directory(args.out)
+    from spark_pipeline.own_files import local_path
+
+    for given in (args.local, args.remote):
+        local_path(given, "a set of events")
     conf = common.read_conf(args)
     output = Output(is_json=args.json)
     with common.spark_session(args, conf, "merge") as spark:
+        from spark_pipeline.attempts import attempt, put_in_place, unfinished
         from spark_pipeline.jobs.merge import Policy, merge_if_different
         from spark_pipeline.snapshot import read_rows
 
@@ -55,7 +60,10 @@ def run(args: argparse.Namespace) -> int:
             depth=args.depth,
         )
         if has_moved:
-            merged.write.option("compression", "zstd").parquet(args.out)
+            target = local_path(args.out, "the result").absolute()
+            with attempt(unfinished(target)) as place:
+                merged.write.option("compression", "zstd").parquet(str(place / "rows"))
+                put_in_place(place / "rows", target)
     if output.is_json:
         output.record({"policy": args.policy, "written": has_moved, "result": args.out if has_moved else args.local})
     elif has_moved:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 import pathlib
 import time
 from typing import TYPE_CHECKING
@@ -12,6 +11,7 @@ from heliograph import exits, options
 from heliograph.output import Output
 from heliograph.pipeline import common
 from heliograph.progress import Progress
+from pubsub_api.private_files import replace_private
 
 if TYPE_CHECKING:
     from pubsub_api import Publisher
@@ -61,6 +61,7 @@ def run(args: argparse.Namespace) -> int:
     conf = common.read_conf(args)
     output = Output(is_json=args.json)
     common.check_source(args, conf)
+    common.require_place(args.progress_file)
     bus = pubsub_api.open(args.url) if args.url else pubsub_api.open(conf=conf)
     with bus, common.spark_session(args, conf, "replay") as spark:
         events = common.read_events(spark, args, conf)
@@ -107,7 +108,7 @@ def _load(file: pathlib.Path | None) -> Position | None:
         return None
     try:
         return msgspec.json.decode(file.read_bytes(), type=Position)
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise UsageError(f"{file} is not the progress of a replay: {error}") from error
 
 
@@ -118,6 +119,4 @@ def _save(file: pathlib.Path | None, publisher: Publisher, position: Position | 
     publisher.flush()
     if file is None or position is None:
         return
-    new = file.with_name(f"{file.name}.new")
-    new.write_bytes(msgspec.json.encode(position))
-    os.replace(new, file)
+    replace_private(file, msgspec.json.encode(position))

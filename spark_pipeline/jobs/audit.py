@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from spark_pipeline.schema import STREAM, require_columns
+from spark_pipeline.schema import LOG, STREAM, require_columns
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -19,11 +19,14 @@ _QUANTILE_ACCURACY = 10_000
 
 
 def count_streams(events: DataFrame, heads: DataFrame | None = None) -> DataFrame:
-    """Per stream: ``events``, ``distinct``, ``first``, ``last``, ``lost``, ``duplicated``.
+    """Per stream: ``events``, ``distinct``, ``first``, ``last``, ``lost``, ``not_kept``, ``duplicated``.
 
-    A stream starts at 1, so everything before ``first`` counts as lost unless ``heads`` says otherwise.  ``heads`` has
-    what publishers numbered: ``guid``, ``topic``, ``first`` and ``last``; with it, events lost at the end, and streams
-    of which nothing was recorded, are found too.  Raises SchemaMismatch.
+    A stream starts at 1, so everything before ``first`` counts as lost.  Not so with ``heads``, which says where each
+    one starts; of a stream that it does not know, nothing before what is there is expected.  It has
+    what is expected (`spark_pipeline.heads`): ``guid``, ``topic``, ``first``, ``last``, and ``missing``, how many of
+    those numbers no log ever saw, or null.  With it, events lost at the end, and streams of which nothing was recorded,
+    are found too; and what is not there and not missing counts as ``not_kept``: skipped by its publisher, or removed
+    since by retention or compaction.  Raises SchemaMismatch.
     """
     from pyspark.sql import functions as F  # noqa: PLC0415
 
@@ -41,15 +44,17 @@ def count_streams(events: DataFrame, heads: DataFrame | None = None) -> DataFram
         F.min("first").alias("first"),
         F.max("last").alias("last"),
     )
-    expected_first, expected_last = F.lit(1).cast("bigint"), F.col("last")
+    expected_first, expected_last, missing = F.lit(1).cast("bigint"), F.col("last"), F.lit(None).cast("bigint")
     if heads is not None:
-        numbered = heads.select(*STREAM, F.col("first").alias("_first"), F.col("last").alias("_last"))
+        numbered = heads.select(*STREAM, *(F.col(name).alias(f"_{name}") for name in ("first", "last", "missing")))
         counted = counted.join(numbered, list(STREAM), "full_outer").fillna(0, ["events", "distinct"])
-        expected_first = F.coalesce("_first", expected_first)
+        expected_first = F.coalesce("_first", "first")
         expected_last = F.greatest("last", "_last")  # skips nulls
+        missing = F.col("_missing")
+    absent = F.greatest(F.lit(0), expected_last - expected_first + 1 - F.col("distinct"))
+    lost = F.least(absent, missing)  # skips nulls; and a hole may have been closed since the log was asked
     return counted.select(
-        *STREAM, "events", "distinct", "first", "last",
-        (expected_last - expected_first + 1 - F.col("distinct")).alias("lost"),
+        *STREAM, "events", "distinct", "first", "last", lost.alias("lost"), (absent - lost).alias("not_kept"),
         (F.col("events") - F.col("distinct")).alias("duplicated"),
     )  # fmt: skip
 
@@ -57,12 +62,16 @@ def count_streams(events: DataFrame, heads: DataFrame | None = None) -> DataFram
 def lost_ranges(events: DataFrame, heads: DataFrame | None = None) -> DataFrame:
     """``guid``, ``topic``, ``first``, ``last`` of every range of numbers that is missing, by stream and number.
 
-    Sorts the numbers of each stream, so give it the streams that `count_streams` found wrong.
+    Streams of which ``heads`` knows what is missing are left out: their ranges are known already.  Sorts the numbers of
+    each stream, so give it the streams that `count_streams` found wrong.
     """
     from pyspark.sql import Window  # noqa: PLC0415
     from pyspark.sql import functions as F  # noqa: PLC0415
 
     require_columns(events, (*STREAM, "seq"))
+    if heads is not None:
+        events = events.join(heads.where("missing is not null"), list(STREAM), "left_anti")
+        heads = heads.where("missing is null")
     numbers = events.select(*STREAM, "seq").distinct()
     if heads is not None:
         # Sentinels around what was numbered turn a loss at either end into a hole like any other.
@@ -105,7 +114,9 @@ def reordered(events: DataFrame) -> DataFrame:
     from pyspark.sql import functions as F  # noqa: PLC0415
 
     require_columns(events, (*STREAM, "seq", "shard", "offset"))
-    so_far = Window.partitionBy(*STREAM).orderBy("shard", "offset").rowsBetween(Window.unboundedPreceding, -1)
+    place = ("shard", "offset")  # in a log: those of two logs cannot be compared
+    of_log = [LOG] if LOG in events.columns else []
+    so_far = Window.partitionBy(*of_log, *STREAM).orderBy(*place).rowsBetween(Window.unboundedPreceding, -1)
     return (
         events.withColumn("highest", F.max("seq").over(so_far))
         .where("seq < highest")

@@ -4,16 +4,25 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import logging
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import durable_log
-from spark_pipeline.lake import LakeTable
-from spark_pipeline.ranges import advance
+from spark_pipeline import heads
+from spark_pipeline.errors import LakeConflict
+from spark_pipeline.lake import LakeTable, LakeVersion
+from spark_pipeline.places import check_reached
+from spark_pipeline.ranges import Offsets, advance
 from spark_pipeline.reading import read_log
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+LOG = logging.getLogger(__name__)
+
+_CONFLICTS_MAX = 20
+"""So often in a row another job may be faster."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,22 +40,55 @@ class Taken:
 def ingest(spark: SparkSession, url: str, table: LakeTable, *, events_max: int) -> Iterator[Taken]:
     """Take in everything that the log holds now, one commit after the other; each is yielded when it is in effect.
 
-    Where it goes on is read from the table before every commit, so it may be stopped at any moment and started again
-    anywhere.  Raises PipelineError, LogError.
+    Where it goes on is read from the version of the table that the commit is made on, so it may be stopped at any
+    moment and started again anywhere, and several may run at once: who is overtaken by another commit looks again.
+    Raises OtherLog when the log is an older copy of what was taken in, PipelineError, LogError.
     """
-    with contextlib.closing(durable_log.open(url)) as log:
+    with contextlib.closing(durable_log.open(url, must_exist=True)) as log:
         ends = {state.shard: state.end for state in log.state()}
+        table.current()  # makes it
+        heads.note_beside(table.path, log)  # before the rows, so that it is never behind them
+        conflicts = 0
         while True:
-            begins = table.offsets(log.shards)
-            oldest = {state.shard: state.start for state in log.state()}
-            starts = {shard: max(begin, oldest[shard]) for shard, begin in begins.items()}
-            waiting = {shard: max(starts[shard], end) for shard, end in ends.items()}
-            if waiting == starts:
+            version = table.current()
+            step = _next_step(log, version, ends, events_max)
+            if step is None:
                 return
-            until = advance(starts, waiting, events_max=events_max)
-            rows = table.append(read_log(spark, url, start=starts, end=until), until)
-            yield Taken(
-                events=rows,
-                left=sum(waiting[shard] - until[shard] for shard in until),
-                lost=sum(starts[shard] - begin for shard, begin in begins.items()),
-            )
+            try:
+                rows = version.append(read_log(spark, url, start=step.starts, end=step.until), log.identity, step.until)
+            except LakeConflict:
+                conflicts += 1
+                if conflicts == _CONFLICTS_MAX:
+                    raise
+                LOG.info("Table %s: another job committed first; looking again.", table.path)
+                continue
+            conflicts = 0
+            yield Taken(events=rows, left=step.left, lost=step.lost)
+
+
+def count_waiting(url: str, table: LakeTable) -> int:
+    """How many events `ingest` would take in now."""
+    with contextlib.closing(durable_log.open(url, must_exist=True)) as log:
+        begins = table.current().offsets(log.identity, log.shards)
+        return sum(max(0, state.end - max(state.start, begins[state.shard])) for state in log.state())
+
+
+class _Step(NamedTuple):
+    """What the next commit takes in."""
+
+    starts: dict[int, int]
+    until: dict[int, int]
+    left: int
+    lost: int
+
+
+def _next_step(log: durable_log.LogApi, version: LakeVersion, ends: Offsets, events_max: int) -> _Step | None:
+    begins, states = version.offsets(log.identity, log.shards), log.state()
+    check_reached(states, begins, "the table")
+    starts = {state.shard: max(begins[state.shard], state.start) for state in states}
+    waiting = {shard: max(starts[shard], end) for shard, end in ends.items()}
+    if waiting == starts:
+        return None
+    until = advance(starts, waiting, events_max=events_max)
+    left = sum(waiting[shard] - until[shard] for shard in until)
+    return _Step(starts, until, left, lost=sum(starts[shard] - begin for shard, begin in begins.items()))

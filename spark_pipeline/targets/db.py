@@ -10,10 +10,17 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+import pubsub_api
 from nb_api import NbApi
+from nb_api.checks import check_object
+from nb_api.config import GROUP
 from nb_api.errors import ObjectExists, ObjectNotFound, VersionConflict
+from nb_api.publishing import uses_service
+from pubsub_api.config import GROUP as BUS
+from pubsub_api.config import new_conf
+from pubsub_api.errors import InvalidEvent, NotSupported, UsageError
 from spark_pipeline.errors import PipelineError
-from spark_pipeline.targets.target import Ledger, Target
+from spark_pipeline.targets.target import Batch, Ledger, Target
 
 TABLE = "spark_sink"
 TOPIC = "heliograph/spark-sink"
@@ -34,6 +41,7 @@ _decode = msgspec.msgpack.Decoder(_Event).decode
 class _Row(NamedTuple):
     topic: str
     event: _Event
+    bytes: int
 
 
 class DbTarget(Target):
@@ -43,20 +51,36 @@ class DbTarget(Target):
     ``set`` both mean that the object shall have this value, ``delete`` that it shall not be there.
     """
 
-    def deliver(self, query: str, batch: int, names: Sequence[str], *, is_only: bool = False) -> None:
+    def __init__(self, url: str, directory: str) -> None:
+        super().__init__(url, directory)
+        self._is_file = "://" not in url and pathlib.Path(url).is_file()
+        if self._is_file:
+            _check_bus(url)
         with self._open() as nb:
-            ledger, version = _read(nb, query)
-            if ledger.delivered < batch:
-                ledger = ledger.begin(batch, names)
+            self.event_bytes_max = min(int(nb.db.conf[GROUP].value_bytes_max), _rows_bytes_max(nb))
+
+    def check_row(self, table: str, key: str, size: int) -> None:
+        super().check_row(table, key, size)
+        try:
+            check_object(table, key)
+        except UsageError as error:
+            raise InvalidEvent(f"event {table}/{key}: {error}") from error
+
+    def deliver(self, batch: Batch, names: Sequence[str], *, is_only: bool = False) -> None:
+        query = batch.query
+        with self._open() as nb:
+            known, version = _read(nb, query)
+            ledger = known.begin(batch, names)
+            if ledger is not None:
                 version = _save(nb, query, ledger, version)
                 done = ledger.done
-                for rows in _transactions(itertools.islice(self._rows(ledger), done, None)):
+                for rows in _transactions(itertools.islice(self._rows(ledger), done, None), _rows_bytes_max(nb)):
                     done += len(rows)
                     version = _apply(nb, query, msgspec.structs.replace(ledger, done=done), version, rows)
                 if is_only:
                     nb.delete(TABLE, query, expected_version=version)
                 else:
-                    _save(nb, query, Ledger(delivered=batch), version)
+                    _save(nb, query, ledger.end(), version)
         self.discard(ledger, names)
 
     def named(self) -> set[str]:
@@ -66,12 +90,25 @@ class DbTarget(Target):
 
     def _rows(self, ledger: Ledger) -> Iterator[_Row]:
         for portion in self.portions(ledger):
-            for topic, encoded in portion.items():
-                yield from (_Row(topic, _decode(one)) for one in encoded)
+            for topic, encoded in portion.in_order():
+                yield _Row(topic, _decode(encoded), len(encoded))
 
     def _open(self) -> contextlib.AbstractContextManager[NbApi]:
-        is_file = "://" not in self.url and pathlib.Path(self.url).is_file()
-        return contextlib.closing(NbApi.open(config_files=[self.url]) if is_file else NbApi.open(url=self.url))
+        return contextlib.closing(NbApi.open(config_files=[self.url]) if self._is_file else NbApi.open(url=self.url))
+
+
+def _check_bus(file: str) -> None:
+    """Raises NotSupported when changes would be told by a publisher that ends with the batch, before anybody has found
+    it."""
+    conf = new_conf([file])
+    if not conf[BUS].enable_df_pub_sub:
+        return
+    with pubsub_api.open(conf=conf) as session:
+        if session.capabilities.bind_based and not uses_service(session):
+            raise NotSupported(
+                f"{file}: subscribers connect to each publisher, and a batch is over before they have: set [pubsub] "
+                "pub_sub_use_multiproc, so that the publisher service of this host tells the changes"
+            )
 
 
 def _read(nb: NbApi, query: str) -> tuple[Ledger, int]:
@@ -121,16 +158,23 @@ def _write(nb: NbApi, transaction: Any, row: _Row) -> None:
             transaction.update(event.table, event.key, event.value, topic=row.topic)
 
 
-def _transactions(rows: Iterator[_Row]) -> Iterator[list[_Row]]:
-    """Rows in portions in which no object comes twice."""
+def _rows_bytes_max(nb: NbApi) -> int:
+    """What the rows of a transaction may take together: the ledger is written with them."""
+    return int(nb.db.conf[GROUP].transaction_bytes_max) // 2
+
+
+def _transactions(rows: Iterator[_Row], bytes_max: int) -> Iterator[list[_Row]]:
+    """Rows in portions of bounded size in which no object comes twice."""
     together: list[_Row] = []
     names: set[tuple[str, str]] = set()
+    size = 0
     for row in rows:
         name = (row.event.table, row.event.key)
-        if name in names or len(together) == _ROWS_PER_TRANSACTION:
+        if name in names or len(together) == _ROWS_PER_TRANSACTION or (together and size + row.bytes > bytes_max):
             yield together
-            together, names = [], set()
+            together, names, size = [], set(), 0
         together.append(row)
         names.add(name)
+        size += row.bytes
     if together:
         yield together

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import time
 from collections.abc import Iterable, Iterator, Sequence
 
@@ -11,30 +10,43 @@ import msgspec
 
 import durable_log
 from durable_log import LogApi, RecordConflict
+from durable_log.config import GROUP
+from durable_log.loading import build_log
 from pubsub_api.core import frame as frames
 from pubsub_api.core.events import pack_body
-from pubsub_api.core.frame import Kind
+from pubsub_api.core.frame import FRAME_OVERHEAD_BYTES_MAX, Kind
 from spark_pipeline.errors import PipelineError
 from spark_pipeline.staging import Portion
-from spark_pipeline.targets.target import Ledger, Target, batch_guid
+from spark_pipeline.targets.target import Batch, Ledger, Target, in_chunks
 
 _EVENTS_PER_FRAME = 512
+_BYTES_PER_FRAME = 512 * 1024
 _FRAMES_PER_APPEND = 256
+_BYTES_PER_APPEND = 4 * 1024 * 1024
 _PREFIX = "spark-sink/"
 
 
 class LogTarget(Target):
     """The ledger is a record of the log; the log itself does not take the numbers of a batch twice."""
 
-    def deliver(self, query: str, batch: int, names: Sequence[str], *, is_only: bool = False) -> None:
+    def __init__(self, url: str, directory: str) -> None:
+        super().__init__(url, directory)
+        frame_bytes_max = int(build_log(url).conf[GROUP].frame_bytes_max)
+        self.event_bytes_max = frame_bytes_max - 2 * FRAME_OVERHEAD_BYTES_MAX
+        self._bytes_per_frame = min(_BYTES_PER_FRAME, frame_bytes_max // 2)
+
+    def deliver(self, batch: Batch, names: Sequence[str], *, is_only: bool = False) -> None:
         with contextlib.closing(durable_log.open(self.url)) as log:
-            ledger, version = _read(log, query)
-            if ledger.delivered < batch:
-                ledger = ledger.begin(batch, names)
-                version = _write(log, query, ledger, version)
-                for together in _chunks(_frames(batch_guid(query, batch), self.portions(ledger))):
+            known, version = _read(log, batch.query)
+            ledger = known.begin(batch, names)
+            if ledger is not None:
+                version = _write(log, batch.query, ledger, version)
+                for together in in_chunks(
+                    _frames(batch.guid, self.portions(ledger), self._bytes_per_frame), len,
+                    count_max=_FRAMES_PER_APPEND, bytes_max=_BYTES_PER_APPEND,
+                ):  # fmt: skip
                     log.append(together)
-                _write(log, query, None if is_only else Ledger(delivered=batch), version)
+                _write(log, batch.query, None if is_only else ledger.end(), version)
         self.discard(ledger, names)
 
     def named(self) -> set[str]:
@@ -56,20 +68,15 @@ def _write(log: LogApi, query: str, ledger: Ledger | None, version: int) -> int:
         raise PipelineError(f"two writers run under the name of query {query!r}: give each its own") from error
 
 
-def _frames(guid: bytes, portions: Iterable[Portion]) -> Iterator[bytes]:
+def _frames(guid: bytes, portions: Iterable[Portion], bytes_max: int) -> Iterator[bytes]:
+    """Frames of at most so many events and bytes.  A larger event, which the log still takes, has a frame alone."""
     heads: dict[str, int] = {}
     for portion in portions:
-        for topic, encoded in portion.items():
-            for start in range(0, len(encoded), _EVENTS_PER_FRAME):
-                chunk = encoded[start : start + _EVENTS_PER_FRAME]
+        for topic, encoded in portion.by_topic():
+            for chunk in in_chunks(encoded, len, count_max=_EVENTS_PER_FRAME, bytes_max=bytes_max):
                 head = heads.get(topic, 0)
                 heads[topic] = head + len(chunk)
                 yield frames.pack(
                     Kind.DATA, guid, topic, pack_body(chunk), first=head + 1, after=head, count=len(chunk),
                     timestamp=time.time_ns(),
                 )  # fmt: skip
-
-
-def _chunks(items: Iterator[bytes]) -> Iterator[list[bytes]]:
-    while chunk := list(itertools.islice(items, _FRAMES_PER_APPEND)):
-        yield chunk

@@ -79,24 +79,28 @@ def plain_rows(frame: DataFrame) -> list[tuple[Any, ...]]:
     return [tuple(bytes(item) if isinstance(item, bytearray) else item for item in row) for row in frame.collect()]
 
 
-def log_frame(topic: str, *, first: int, count: int, guid: bytes = b"g" * 16) -> bytes:
-    """A frame of events as a publisher sends it: event ``n`` sets ``p<n>`` and has version ``n``."""
+def log_frame(topic: str, *, first: int, count: int, guid: bytes = b"g" * 16, after: int | None = None) -> bytes:
+    """A frame of events as a publisher sends it: event ``n`` sets ``p<n>`` and has version ``n``.  Numbers behind
+    ``after`` are skipped on purpose."""
     encoded = [
         encode_event(Event(table="port", key=f"p{number}", action="set", value={"n": number}, version=number), number)
         for number in range(first, first + count)
     ]
     return frames.pack(
-        Kind.DATA, guid, topic, pack_body(encoded), first=first, after=first - 1, count=count, timestamp=first
-    )
+        Kind.DATA, guid, topic, pack_body(encoded), first=first, after=first - 1 if after is None else after,
+        count=count, timestamp=first,
+    )  # fmt: skip
 
 
 def stage(directory: pathlib.Path, *keys: str, action: str = "set") -> str:
     """A file as a task stages it, with a row per key."""
-    many = len(keys)
-    batch = pyarrow.RecordBatch.from_pydict(
-        {"topic": ["t"] * many, "table": ["port"] * many, "key": list(keys), "action": [action] * many}
-    )
-    return staging.stage(str(directory), [batch], stamp=1)[0]
+    return stage_rows(directory, [{"key": key, "action": action} for key in keys])
+
+
+def stage_rows(directory: pathlib.Path, rows: Sequence[dict[str, Any]]) -> str:
+    defaults = {"topic": "t", "table": "port", "action": "set", "value": None}
+    batch = pyarrow.RecordBatch.from_pylist([defaults | row for row in rows])
+    return staging.stage(str(directory), [batch], stamp=1, check=lambda *_: None)[0]
 
 
 @pytest.fixture

@@ -17,8 +17,8 @@ def stream(guid: bytes, topic: str, numbers: Iterable[int]) -> list[tuple[Any, .
     return [event_row(guid=guid, topic=topic, seq=seq, offset=offset) for offset, seq in enumerate(numbers)]
 
 
-def heads(spark: SparkSession, *rows: tuple[bytes, str, int, int]) -> DataFrame:
-    return spark.createDataFrame(rows, "guid binary, topic string, first bigint, last bigint")
+def heads(spark: SparkSession, *rows: tuple[bytes, str, int, int, int | None]) -> DataFrame:
+    return spark.createDataFrame(rows, "guid binary, topic string, first bigint, last bigint, missing bigint")
 
 
 def plain(frame: DataFrame) -> list[tuple[Any, ...]]:
@@ -29,18 +29,20 @@ def test_counts_per_stream(spark: SparkSession) -> None:
     many = [seq for seq in range(1, 70_001) if seq not in (5, 6, 40_000)]  # more than one bitmap
     events = frame_of(spark, stream(A, "t", [*many, 9, 9]) + stream(B, "t", [3, 4]) + stream(A, "u", [1, 2]))
     assert plain(audit.count_streams(events)) == [
-        (A, "t", 69_999, 69_997, 1, 70_000, 3, 2),
-        (A, "u", 2, 2, 1, 2, 0, 0),
-        (B, "t", 2, 2, 3, 4, 2, 0),
+        (A, "t", 69_999, 69_997, 1, 70_000, 3, 0, 2),
+        (A, "u", 2, 2, 1, 2, 0, 0, 0),
+        (B, "t", 2, 2, 3, 4, 2, 0, 0),
     ]
 
 
 def test_what_publishers_numbered_shows_losses_at_the_ends_and_whole_streams(spark: SparkSession) -> None:
-    events = frame_of(spark, stream(A, "t", [3, 4, 6]))
-    numbered = heads(spark, (A, "t", 3, 9), (B, "t", 1, 2))
+    events = frame_of(spark, stream(A, "t", [3, 4, 6]) + stream(A, "v", [3, 4, 9]) + stream(B, "v", [7]))
+    numbered = heads(spark, (A, "t", 3, 9, None), (B, "t", 1, 2, None), (A, "v", 1, 12, 2))
     assert plain(audit.count_streams(events, numbered)) == [
-        (A, "t", 3, 3, 3, 6, 4, 0),
-        (B, "t", 0, 0, None, None, 2, 0),
+        (A, "t", 3, 3, 3, 6, 4, 0, 0),
+        (A, "v", 3, 3, 3, 9, 2, 7, 0),
+        (B, "t", 0, 0, None, None, 2, 0, 0),
+        (B, "v", 1, 1, 7, 7, 0, 0, 0),
     ]
     assert plain(audit.lost_ranges(events, numbered)) == [(A, "t", 5, 5), (A, "t", 7, 9), (B, "t", 1, 2)]
 

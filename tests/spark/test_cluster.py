@@ -30,11 +30,14 @@ def run(cluster: SparkCluster, *arguments: str) -> subprocess.Popen[bytes]:
 
 def submit(cluster: SparkCluster, *arguments: str) -> subprocess.Popen[bytes]:
     """The same through ``spark-submit``."""
-    home = os.path.dirname(pyspark.__file__)
     program = [str(heliograph.__main__.__file__), "pipeline", *arguments, "--json"]
-    settings = ["--conf", "spark.executor.memory=512m", "--conf", "spark.driver.host=127.0.0.1"]
+    return spark_submit("--master", cluster.url, "--executor-memory", "512m", *program)
+
+
+def spark_submit(*arguments: str) -> subprocess.Popen[bytes]:
+    home = os.path.dirname(pyspark.__file__)
     return subprocess.Popen(
-        [os.path.join(home, "bin", "spark-submit"), "--master", cluster.url, *settings, *program],
+        [os.path.join(home, "bin", "spark-submit"), "--conf", "spark.driver.host=127.0.0.1", *arguments],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE,
         env=os.environ | {
             "PYSPARK_PYTHON": sys.executable, "JAVA_HOME": str(find_java().home), "SPARK_LOCAL_IP": "127.0.0.1",
@@ -71,3 +74,25 @@ def test_a_worker_killed_in_the_middle_changes_no_result(log_url: str, tmp_path:
     assert {one.key for one in read_objects(snapshot)} == {f"p{number}" for number in range(1, 5001)}
     assert report["ranges"] == []
     assert sum(one["events"] for one in report["streams"]) == 40_000  # type: ignore[attr-defined]
+
+
+@pytest.mark.chaos
+def test_what_spark_submit_is_told_holds(tmp_path: pathlib.Path) -> None:
+    told = {
+        "spark.sql.shuffle.partitions": "7",
+        "spark.sql.session.timeZone": "Asia/Tokyo",
+        "spark.ui.enabled": "false",
+    }
+    program = tmp_path / "program.py"
+    program.write_text(
+        "import json\n"
+        "from spark_pipeline.session import open_session\n"
+        "session = open_session(app_name='ours', master='local[2]')\n"
+        "print(json.dumps(dict(session.sparkContext.getConf().getAll())))\n"
+        "session.stop()\n"
+    )
+    settings = [part for key, value in told.items() for part in ("--conf", f"{key}={value}")]
+    found = finish(spark_submit("--master", "local[1]", "--name", "mine", *settings, str(program)))
+    assert told.items() <= found.items()
+    assert (found["spark.app.name"], found["spark.master"]) == ("mine", "local[1]")
+    assert "spark.python.daemon.module" in found, "what it was not told is as in any session"

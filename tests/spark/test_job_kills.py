@@ -61,6 +61,9 @@ def kill_and_repeat(
             moment = time.monotonic() + chance.uniform(0, LONGEST_S)
             wait_until(lambda at=moment: time.monotonic() >= at, 60, "the moment")  # type: ignore[misc]
             job.kill()
+    said = (directory / "job.log").read_text(errors="replace")
+    assert " WARN " not in said, "a command starts quietly"
+    assert "log level" not in said
     assert main(["pipeline", *command]) == 0
 
 

@@ -7,7 +7,10 @@ import contextlib
 import json
 import pathlib
 import shutil
+from typing import Any
 
+import deltalake
+import pyarrow
 import pytest
 from pyspark.sql import SparkSession
 
@@ -19,10 +22,15 @@ from heliograph.main import main
 from nb_api import LocalCache, NbApi
 from nb_api.notify_config import CACHE_GROUP
 from pubsub_api import config
-from spark_pipeline.errors import PipelineError
-from spark_pipeline.jobs.ingest import ingest
-from spark_pipeline.lake import LakeTable
-from spark_pipeline.snapshot import read_manifest, read_objects
+from pubsub_api.core import frame as frames
+from pubsub_api.core.frame import Kind
+from pubsub_api.errors import UsageError
+from spark_pipeline.attempts import attempt
+from spark_pipeline.errors import OtherLog, PipelineError
+from spark_pipeline.jobs.ingest import count_waiting, ingest
+from spark_pipeline.lake import LakeTable, LakeVersion
+from spark_pipeline.reading import read_log
+from spark_pipeline.snapshot import read_manifest, read_objects, write_snapshot
 from tests.servers import RedisServer
 from tests.spark.conftest import log_frame, plain_rows
 from tests.waiting import wait_until
@@ -43,8 +51,10 @@ def test_ingest_takes_in_everything_once_in_commits_of_bounded_size(
     spark: SparkSession, filled: str, tmp_path: pathlib.Path
 ) -> None:
     table = LakeTable(tmp_path / "lake")
+    assert count_waiting(filled, table) == 90
     commits = list(ingest(spark, filled, table, events_max=40))
     assert sum(one.events for one in commits) == 90
+    assert count_waiting(filled, table) == 0
     assert len(commits) > 1
     assert commits[-1].left == 0
     assert list(ingest(spark, filled, table, events_max=40)) == [], "nothing is taken in twice"
@@ -57,34 +67,124 @@ def test_ingest_takes_in_everything_once_in_commits_of_bounded_size(
     assert table.read(spark, version=table.version() - 1).count() == 90, "what was there before can still be read"
 
 
-def test_of_two_jobs_that_commit_at_once_one_is_refused_and_adds_nothing(
+def test_two_ingests_at_once_and_a_second_log_take_in_every_event_once(
+    spark: SparkSession, filled: str, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A commit comes when the offsets were read: its events are not taken in again, and those of another log are."""
+    lake, another = tmp_path / "lake", f"sqlite://{tmp_path}/another.db?shards=4"
+    with contextlib.closing(durable_log.open(another)) as log:
+        log.append([log_frame("a/port", first=1, count=7, guid=b"h" * 16)])
+    whole = LakeVersion.offsets
+    overtakers = [filled, another]
+
+    def offsets(version: LakeVersion, log: str, shards: int) -> dict[int, int]:
+        found = whole(version, log, shards)
+        if overtakers:
+            list(ingest(spark, overtakers.pop(0), LakeTable(lake), events_max=1000))
+        return found
+
+    monkeypatch.setattr(LakeVersion, "offsets", offsets)
+    commits = list(ingest(spark, filled, LakeTable(lake), events_max=1000))
+    assert commits == [], "the other one has taken in all of it"
+    rows = plain_rows(LakeTable(lake).read(spark).select("log", "topic", "guid", "seq"))
+    assert len(rows) == len(set(rows)) == 97
+    assert len({row[0] for row in rows}) == 2
+    assert list(lake.glob("_written-*")) == [], "nothing is left of the attempt that was overtaken"
+    assert len(list(lake.glob("day=*/*.parquet"))) == len(LakeTable(lake)._table().file_uris())
+    assert write_snapshot(LakeTable(lake).read(spark), str(tmp_path / "snapshot")).offsets == {}
+
+
+def test_a_log_that_was_restored_from_an_older_copy_is_not_taken_in(
     spark: SparkSession, filled: str, tmp_path: pathlib.Path
 ) -> None:
-    from spark_pipeline.reading import read_log
-
     table = LakeTable(tmp_path / "lake")
-    ends = {0: 30, 1: 30, 2: 30, 3: 30}
-    events = read_log(spark, filled)
-    table.append(events.limit(0), {})
-    slow = LakeTable(tmp_path / "lake")
-    stale = slow._table()
-    table.append(events, ends)
-    slow._table = lambda: stale  # type: ignore[method-assign]  # it looked before the other one committed
-    with pytest.raises(PipelineError, match="at the same time"):
-        slow.append(events, ends)
-    assert table.read(spark).count() == 90
+    with contextlib.closing(durable_log.open(filled)) as log:
+        beyond = {state.shard: state.end + 1 for state in log.state()}
+        table.current().append(read_log(spark, filled).limit(0), log.identity, beyond)
+    with pytest.raises(OtherLog, match="the table is at offset"):
+        list(ingest(spark, filled, table, events_max=1000))
 
 
 def test_files_that_no_commit_names_are_not_read_and_are_removed(
     spark: SparkSession, filled: str, tmp_path: pathlib.Path
 ) -> None:
     table = LakeTable(tmp_path / "lake")
-    list(ingest(spark, filled, table, events_max=1000))
-    committed = next((tmp_path / "lake").glob("day=*/*.parquet"))
-    shutil.copy(committed, committed.with_name("of-a-killed-job.parquet"))
-    assert table.read(spark).count() == 90
+    dead, alive = (tmp_path / "lake" / f"_written-{name}" for name in ("dead", "alive"))
+    dead.mkdir(parents=True)
+    with contextlib.closing(durable_log.open(filled)) as log:
+        log.append([frames.pack(Kind.DATA, b"x" * 16, "a/port", b"\x01", first=1, count=1, timestamp=1)])
+    with attempt(alive):
+        list(ingest(spark, filled, table, events_max=1000))
+        assert alive.exists()
+    assert not dead.exists()
+    committed = sorted((tmp_path / "lake").glob("day=*/*.parquet"))
+    days = {file.parent.name for file in committed}
+    assert "day=1970-01-01" in days
+    assert len(days) == 2, "what cannot be decoded has the day on which it was recorded"
+    assert not any("DEFAULT" in day for day in days)
+    shutil.copy(committed[0], committed[0].with_name("of-a-killed-job.parquet"))
+    assert table.read(spark).count() == 91
     assert any("killed-job" in name for name in table.vacuum(retention_hours=0))
-    assert table.read(spark).count() == 90
+    assert table.read(spark).count() == 91
+
+
+def test_what_the_java_of_a_killed_job_still_writes_is_not_in_the_result(tmp_path: pathlib.Path) -> None:
+    with attempt(tmp_path / "out.unfinished") as of_the_killed_one:
+        pass
+    with attempt(tmp_path / "out.unfinished") as place:
+        (of_the_killed_one / "rows").mkdir(parents=True)
+        assert list(place.iterdir()) == []
+        with pytest.raises(UsageError, match="being written by another job"), attempt(tmp_path / "out.unfinished"):
+            pass
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("path", ["s3://bucket/events", "hdfs://host/events", "file:/var/events"])
+def test_a_place_that_is_no_directory_is_refused(path: str, filled: str, capsys: pytest.CaptureFixture[str]) -> None:
+    for command in (
+        ["ingest", "--log", filled, "--lake", path],
+        ["compact", "--log", filled, "--out", path],
+        ["merge", "MERGE", "--local", path, "--remote", path, "--out", "/nowhere/result"],
+    ):
+        assert main(["pipeline", *command]) == 2
+        assert "must be a directory that this host and all workers have mounted" in capsys.readouterr().err
+
+
+def test_a_mistyped_path_touches_nothing_and_is_told_before_spark_starts(
+    log_url: str, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A table of somebody else, a directory of other files, a file; results in a directory that is not there."""
+    with contextlib.closing(durable_log.open(log_url)) as log:
+        log.append([log_frame("a/port", first=1, count=1)])
+    foreign, full, nowhere = (tmp_path / name for name in ("orders", "full", "nowhere"))
+    deltalake.write_deltalake(foreign, pyarrow.table({"id": [1, 2], "day": ["x", "y"]}), partition_by=["day"])
+    full.mkdir()
+    (full / "notes.txt").write_text("mine")
+    monkeypatch.setattr("spark_pipeline.session.open_session", lambda *_, **__: pytest.fail("Spark was started"))
+    for command, reason in (
+        (["ingest", "--lake", str(foreign)], "lacks the column 'shard'"),
+        (["ingest", "--lake", str(full)], "is no table, and holds notes.txt"),
+        (["ingest", "--lake", str(full / "notes.txt")], "is a file"),
+        (["audit", "--html", str(nowhere / "page.html")], "no such directory"),
+        (["heads", "--out", str(nowhere / "heads.json")], "no such directory"),
+        (["replay", "--url", "memory://nowhere", "--progress-file", str(nowhere / "place")], "no such directory"),
+        (["compact", "--out", str(nowhere), "--topics", "a/#b"], "'#' must stand alone"),
+    ):
+        assert main(["pipeline", *command, "--log", log_url]) == 2, command
+        assert reason in capsys.readouterr().err
+    assert deltalake.DeltaTable(foreign).version() == 0
+    assert sorted(file.name for file in (*full.iterdir(), *nowhere.glob("*"))) == ["notes.txt"]
+
+
+def test_an_ingest_shows_how_far_it_is_on_a_terminal(
+    filled: str, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")  # what is captured passes for a terminal
+    monkeypatch.setenv("COLUMNS", "120")
+    assert main(["pipeline", "ingest", "--log", filled, "--lake", str(tmp_path / "lake"), "--commit-events", "50"]) == 0
+    told = capsys.readouterr()
+    assert "90/90" in told.err
+    assert "90 events taken in" in told.out
 
 
 def run_json(capsys: pytest.CaptureFixture[str], *command: str, code: int = 0) -> list[dict[str, object]]:
@@ -97,13 +197,18 @@ def test_a_snapshot_has_the_newest_objects_and_says_where_to_go_on(
     filled: str, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = str(tmp_path / "snapshot")
+    left_by_a_killed_job = tmp_path / "snapshot.unfinished" / "snapshot" / "objects"
+    left_by_a_killed_job.mkdir(parents=True)
     (manifest,) = run_json(capsys, "compact", "--log", filled, "--out", out)
     assert manifest["objects"] == 30
     assert manifest["version"] == 30
     assert sum(read_manifest(out).offsets.values()) == 90
+    with contextlib.closing(durable_log.open(filled)) as log:
+        assert read_manifest(out).log == log.identity, "offsets mean something in this log only"
     found = {one.key: one.value for one in read_objects(out)}
     assert found == {f"p{number}": {"n": number} for number in range(1, 31)}
     assert main(["pipeline", "compact", "--log", filled, "--out", out]) == 2, "never overwritten"
+    assert [file.name for file in tmp_path.glob("snapshot*")] == ["snapshot"]
     (tmp_path / "snapshot" / "manifest.json").unlink()
     with pytest.raises(PipelineError, match="not a finished snapshot"):
         read_manifest(out)
@@ -143,7 +248,8 @@ def test_a_controller_resyncs_from_what_was_compacted(
         nb.create("net", "n1", None, topic="a/net")
         run_json(capsys, "compact", "--log", log_url, "--out", snapshot)
         assert main(["db", "snapshot", snapshot, "--db", url, "--json"]) == 0
-        assert json.loads(capsys.readouterr().out) == {"objects": 30, "revision": 33}
+        newest = nb.get("net", "n1").version
+        assert json.loads(capsys.readouterr().out) == {"objects": 30, "revision": newest}
         nb.update("port", "p3", {"n": "after"})
         conf.set_override("snapshot_directory", str(tmp_path / "snapshots"), group=CACHE_GROUP)
         with LocalCache(nb, resync_source="snapshot") as cache:
@@ -170,11 +276,47 @@ def test_an_audit_finds_what_is_missing_and_writes_a_page(
     found = run_json(capsys, "audit", "--log", filled, "--heads", str(heads), "--html", str(page), code=1)[0]
     ranges = {(one["kind"], one["topic"], one["first"], one["last"]) for one in found["ranges"]}  # type: ignore[union-attr, attr-defined]
     assert ranges == {("lost", "a/port", 31, 34), ("lost", "b/port", 31, 33)}
-    assert "7 lost" in page.read_text()
-    assert "<svg" in page.read_text()
+    told = page.read_text()
+    assert "7 lost" in told
+    assert "<svg" in told
+    assert filled.partition("?")[0] in told
+    assert f"{found['made_at']}".partition("+")[0] in told
+    assert "only the first" not in told
     heads.write_text("{}")
     assert main(["pipeline", "audit", "--log", filled, "--heads", str(heads)]) == 2
     assert "line 1" in capsys.readouterr().err
+
+
+def test_an_audit_takes_nothing_for_lost_that_was_skipped_or_removed_on_purpose(
+    filled: str, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Numbers 31 to 34 of a/port are skipped by its publisher, some of b/port are gone, those of c/port are lost."""
+    with contextlib.closing(durable_log.open(filled)) as log:
+        log.append([log_frame("a/port", first=35, count=2, after=30), log_frame("c/port", first=34, count=1)])
+        log.trim(durable_log.shard_of("b/port", log.shards), first_of(log, "b/port") + 10)
+    heads = tmp_path / "heads.json"
+    heads.write_text(json.dumps({"publisher": "ab" * 16, "topic": "excluded", "last": 33}))
+    lake = str(tmp_path / "lake")
+    run_json(capsys, "ingest", "--log", filled, "--lake", lake)
+    command = ("--topics", "a/#", "b/#", "--heads", str(heads))
+    (found,) = run_json(capsys, "audit", "--log", filled, *command)
+    assert lost_and_not_kept(found) == {"a/port": (0, 4), "b/port": (0, 10)}
+    monkeypatch.setattr("spark_pipeline.report.RANGES_MAX", 0)
+    page = tmp_path / "audit.html"
+    (found,) = run_json(capsys, "audit", "--lake", lake, "--html", str(page), code=1)
+    assert lost_and_not_kept(found) == {"a/port": (0, 4), "b/port": (0, 10), "c/port": (3, 0)}
+    assert (found["ranges"], found["cut"]) == ([], ["lost"])
+    assert "Of what is lost, only the first 0 ranges are listed" in page.read_text()
+
+
+def first_of(log: durable_log.LogApi, topic: str) -> int:
+    """The offset of the first event of a topic."""
+    stored = log.read(durable_log.shard_of(topic, log.shards), 0)
+    return next(one.offset for one in stored if one.header().topic == topic)
+
+
+def lost_and_not_kept(report: dict[str, Any]) -> dict[str, tuple[int, int]]:
+    return {one["topic"]: (one["lost"], one["not_kept"]) for one in report["streams"]}
 
 
 def test_merging_two_equal_snapshots_moves_nothing(

@@ -47,6 +47,11 @@ def test_a_batch_moves_every_waiting_shard_on_and_never_beyond_its_end(
     assert advance(start, ends, events_max=None) == ends
 
 
+def test_a_batch_never_ends_before_it_begins() -> None:
+    assert advance({0: 5, 1: 1}, {0: 3, 1: 4}, events_max=None) == {0: 5, 1: 4}
+    assert advance({0: 5, 1: 1}, {0: 3, 1: 4}, events_max=2) == {0: 5, 1: 3}
+
+
 def test_a_shard_that_the_checkpoint_does_not_know_begins_at_its_start() -> None:
     assert advance({0: 5}, {0: 7, 3: 2}, events_max=100) == {0: 7, 3: 2}
 
@@ -54,7 +59,7 @@ def test_a_shard_that_the_checkpoint_does_not_know_begins_at_its_start() -> None
 def test_offsets_survive_json_and_nonsense_is_refused() -> None:
     assert from_json(to_json({10: 3, 2: 0})) == {2: 0, 10: 3}
     assert from_json('{"1": 5}') == {1: 5}
-    for nonsense in ("17", "[1]", '{"a": 1}', "{", '{"1": null}'):
+    for nonsense in ("17", "[1]", '{"a": 1}', "{", '{"1": null}', '{"1": 1.5}', '{"1": true}'):
         with pytest.raises(UsageError, match="offsets are written as"):
             from_json(nonsense)
 

@@ -1,0 +1,75 @@
+"""``heliograph pipeline heads``: what publishers have numbered, for an audit to compare with."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+from typing import TYPE_CHECKING
+
+from heliograph import exits, options
+from heliograph.output import Output
+from heliograph.pipeline import common
+
+if TYPE_CHECKING:
+    from spark_pipeline.heads import Head
+
+SUMMARY = "write down what publishers have numbered, for an audit"
+DESCRIPTION = """\
+Ask the publishers on a bus, and the caches, for the last number of each stream, and write them to a file for
+`heliograph pipeline audit --heads`: so losses at the end of a stream, and streams of which nothing was recorded, are
+found. Or write what a log knows of its streams: the last number, and those that never came. Needs no Spark.
+"""
+EXAMPLES = """\
+  heliograph pipeline heads --url zmq://127.0.0.1:8866 --out heads.json
+  heliograph pipeline heads --log sqlite:///var/log.db --out heads.json
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    source = parser.add_argument_group("whom to ask").add_mutually_exclusive_group(required=True)
+    source.add_argument("--url", metavar="URL", help="the bus")
+    source.add_argument("--log", metavar="URL", help="a durable log, as in sqlite:///dir/log.db")
+    parser.add_argument("--out", metavar="FILE", required=True, help="where they go; replaced when it exists")
+    parser.add_argument(
+        "--topics", metavar="FILTER", nargs="+", default=["#"], help="topics to take, as in 'tenant-7/#' (default: all)"
+    )
+    parser.add_argument(
+        "--timeout", metavar="S", type=options.seconds, default=10.0, help="how long to wait for the bus (default: 10)"
+    )
+    parser.add_argument("--config-file", metavar="FILE", action="append", default=[], help="read [log] from FILE")
+    options.add_json(parser, "the outcome as one JSON object")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Raises WaitTimeout when nobody on the bus answers, LogNotFound, and what opening either may raise."""
+    from pubsub_api.core.topics import FilterSet
+    from spark_pipeline import heads
+
+    output = Output(is_json=args.json)
+    common.require_place(args.out)
+    filters = FilterSet(args.topics)
+    found = [head for head in (_of_log(args) if args.log else _of_bus(args)) if filters.match(head.topic)]
+    heads.write(args.out, found)
+    if output.is_json:
+        output.record({"streams": len(found)})
+    else:
+        output.line(f"{len(found):,} streams in {args.out}")
+    return exits.OK
+
+
+def _of_log(args: argparse.Namespace) -> list[Head]:
+    import durable_log
+    from spark_pipeline import heads
+
+    with contextlib.closing(durable_log.open(common.log_url(args, common.read_conf(args)), must_exist=True)) as log:
+        return list(heads.of_log(log))
+
+
+def _of_bus(args: argparse.Namespace) -> list[Head]:
+    """A subscriber that joins asks everybody for their heads before it is ready."""
+    import pubsub_api
+    from spark_pipeline.heads import Head
+
+    with pubsub_api.open(args.url) as session, session.subscriber(args.topics, lambda _: None) as subscriber:
+        subscriber.wait_ready(timeout_s=args.timeout)
+        return [Head(guid.hex(), topic, last) for (guid, topic), last in sorted(subscriber.heads().items())]
