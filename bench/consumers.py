@@ -69,6 +69,27 @@ def member(pipe: Connection, url: str) -> None:
         _answer(pipe, tally)
 
 
+def worker(pipe: Connection, url: str, job_s: float) -> None:
+    """A member of a queue whose jobs take so long each."""
+    import durable_log
+    from pubsub_api.config import new_conf
+    from shared_subscriptions import GroupSubscriber, config
+
+    conf = config.register(new_conf())
+    tally = Tally()
+
+    def on_event(_event: Any) -> None:
+        time.sleep(job_s)
+        tally.add(1)
+
+    with GroupSubscriber(
+        durable_log.open(url, conf=conf), conf, [f"$queue/{GROUP}/#"], on_event=on_event
+    ) as subscriber:
+        subscriber.wait_ready(timeout_s=60)
+        pipe.send("ready")
+        _answer(pipe, tally)
+
+
 def stream_consumer(pipe: Connection, url: str, name: str, batch: int) -> None:
     """A consumer of a Redis stream: XREADGROUP, decode, XACK."""
     import msgpack

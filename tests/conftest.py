@@ -17,6 +17,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 # How long the product waits for somebody else before it gives up, where a test does not say: on a loaded machine
 # anybody may stand still for seconds.  Programs that tests start inherit it.
 _PATIENCE = {
+    "HELIOGRAPH_CONFORMANCE_WAIT_S": "60",
     "OS_DB__CONNECT_TIMEOUT": "60", "OS_DB__OPERATION_TIMEOUT": "60",
     "OS_DURABILITY__NO_SERVICE_TIME": "30", "OS_DURABILITY__PAGE_TIMEOUT": "10",
     "OS_LOG__CONNECT_TIMEOUT": "60", "OS_LOG__OPERATION_TIMEOUT": "60",

@@ -1,8 +1,9 @@
 """Four members of one group: events/s acknowledged, next to four consumers of a Redis stream on the same server.
 
 Under ``redis`` the log lies in Redis, and the consumers of the stream use XREADGROUP and XACK, one entry per call and
-100 per call.  Under ``zmq`` the embedded log is measured, and how long a group stands still when a member or its leader
-is killed.  What is consumed is there before the first consumer begins.
+100 per call.  Under ``zmq`` the embedded log is measured, how well a queue spreads jobs over its members, and how long
+a group stands still when a member or its leader is killed.  What is consumed is there before the first consumer begins,
+but for the jobs, for which members wait.
 """
 
 from __future__ import annotations
@@ -30,6 +31,8 @@ TOPICS = 64
 FRAME_EVENTS = 64
 SHARES = {"one by one": 0.05, "100 per call": 0.5}
 OURS_SHARE = 2.0
+JOB_S = 0.01
+JOBS = 1200
 OURS = "heliograph, $shared"
 RAW = {name: f"XREADGROUP and XACK, {name}" for name in SHARES}
 
@@ -47,6 +50,9 @@ def measure(plan: Plan, driver: str) -> Outcome:
         }
         return Outcome("groups", driver, rows, check("groups", driver, measured))
     measured = {"embedded": statistics.median(ours)}
+    jobs = _jobs(plan)
+    rows += [{"case": f"$queue, {name}", "of the shortest time": round(found, 3)} for name, found in jobs.items()]
+    measured |= {"queue": 1 / jobs["jobs of 10 ms"], "slow member": jobs["one member 10 times slower"]}
     if plan.is_quick:
         notes = ["nobody was killed: that takes longer than quick"]
         return Outcome("groups", driver, rows, check("groups", driver, measured), notes)
@@ -71,6 +77,33 @@ def _rates(plan: Plan, driver: str) -> dict[str, list[float]]:
             count = max(TOPICS * FRAME_EVENTS, int(plan.events * OURS_SHARE))
             rates.setdefault(OURS, []).append(_ours(url, count, members))
     return rates
+
+
+def _jobs(plan: Plan) -> dict[str, float]:
+    """How long a burst of jobs takes, times the shortest possible."""
+    members = MEMBERS_QUICK if plan.is_quick else MEMBERS
+    cases = {"jobs of 10 ms": [JOB_S] * members, "one member 10 times slower": [10 * JOB_S] + [JOB_S] * (members - 1)}
+    found: dict[str, list[float]] = {}
+    for number in range(1, plan.rounds + 1):
+        for name, speeds in cases.items():
+            plan.say(f"round {number} of {plan.rounds}: groups, {name}")
+            with _store("zmq") as url:
+                found.setdefault(name, []).append(_burst(url, speeds, 20 if plan.is_quick else JOBS))
+    return {name: statistics.median(times) for name, times in found.items()}
+
+
+def _burst(url: str, speeds: list[float], count: int) -> float:
+    """Jobs of one topic, appended while members wait for them; each member takes its own time for a job."""
+    with contextlib.closing(durable_log.open(url)) as log, contextlib.ExitStack() as stack:
+        groups.declare(log, consumers.GROUP, "#", mode="queue")
+        workers = [stack.enter_context(Worker(consumers.worker, url, job_s)) for job_s in speeds]
+        for worker in workers:
+            worker.hear()
+        begun_ns = time.monotonic_ns()
+        _append(log, os.urandom(16), events.topic(0), count)
+        rate = consumers.events_per_s(workers, count, begun_ns)
+        _stop(workers)
+    return sum(1 / job_s for job_s in speeds) / rate
 
 
 def _stalls(plan: Plan) -> dict[str, float]:
@@ -116,14 +149,17 @@ def _fill(log: durable_log.LogApi, count: int) -> int:
     """About ``count`` events over all topics, framed as a publisher does in a flood; returns how many."""
     guid, per_topic = os.urandom(16), max(1, count // TOPICS // FRAME_EVENTS)
     for number in range(TOPICS):
-        topic = events.topic(number)
-        made = []
-        for first in range(1, per_topic * FRAME_EVENTS, FRAME_EVENTS):
-            encoded = [encode_event(events.event(first + i, topic), time.time_ns()) for i in range(FRAME_EVENTS)]
-            body = pack_body(encoded)
-            made.append(frames.pack(Kind.DATA, guid, topic, body, first=first, after=first - 1, count=FRAME_EVENTS))
-        log.append(made)
+        _append(log, guid, events.topic(number), per_topic * FRAME_EVENTS)
     return TOPICS * per_topic * FRAME_EVENTS
+
+
+def _append(log: durable_log.LogApi, guid: bytes, topic: str, count: int) -> None:
+    made = []
+    for first in range(1, count + 1, FRAME_EVENTS):
+        size = min(FRAME_EVENTS, count + 1 - first)
+        body = pack_body([encode_event(events.event(first + i, topic), time.time_ns()) for i in range(size)])
+        made.append(frames.pack(Kind.DATA, guid, topic, body, first=first, after=first - 1, count=size))
+    log.append(made)
 
 
 def _raw(url: str, count: int, batch: int, members: int) -> float:

@@ -108,7 +108,7 @@ def _follow(cache: LocalCache, output: Output, args: argparse.Namespace) -> tupl
 
 
 def _print(output: Output, change: CacheChange) -> None:
-    from nb_api import Resynced
+    from nb_api import Deleted, Resynced
 
     kind = type(change).__name__.lower()
     if isinstance(change, Resynced):
@@ -118,10 +118,15 @@ def _print(output: Output, change: CacheChange) -> None:
             counts = {"created": change.created, "updated": change.updated, "deleted": change.deleted}
             told = "" if change.is_told else "; single changes were left out"
             output.line(f"{kind} by {change.kind} ({change.reason}) at {change.revision}: {compact(counts)}{told}")
-    elif output.is_json:
-        output.record({kind: object_record(change.object)})
+        return
+    # Of an object that is gone: as it was last, with the version of its end.
+    shown = change.object
+    if isinstance(change, Deleted):
+        shown = msgspec.structs.replace(shown, version=change.version)
+    if output.is_json:
+        output.record({kind: object_record(shown)})
     else:
-        output.line(f"{kind} {object_line(change.object)}")
+        output.line(f"{kind} {object_line(shown)}")
 
 
 def _print_statistics(output: Output, cache: LocalCache) -> None:

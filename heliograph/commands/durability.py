@@ -6,12 +6,13 @@ import argparse
 import contextlib
 import logging
 import time
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from heliograph import exits, options
 from heliograph.commands import SUMMARIES
-from heliograph.output import Output, compact
+from heliograph.output import Output, compact, note
 from pubsub_api.errors import HeliographError
 
 if TYPE_CHECKING:
@@ -25,20 +26,21 @@ LOG = logging.getLogger(__name__)
 DESCRIPTION = """\
 Ask the durability services of a domain.
 
-  status      name-spaces, masters, epochs, completeness, lag, conflicts and fellows of every service
+  status      name-spaces, masters, epochs, completeness, conflicts and fellows; exit code 1 if something is wrong
   history     print what is kept of topics; exit code 1 when no complete set could be read
   delete      delete the history of topics, in all services, for good
   snapshot    have a service write the sets of topics to its snapshot directory
   checkpoint  compare services with a database and publish what they lack, so that controllers can resync from them
 
+Delete and snapshot need the [durability] admin_key of the services.
 With zmq and other bind-based drivers --service names the addresses of services.
 """
 EXAMPLES = """\
   heliograph durability status --url redis://127.0.0.1:6379/0
   heliograph durability status --json --service tcp://127.0.0.1:8870 --url zmq://127.0.0.1:8866
   heliograph durability history 'tenant-7/#' --url redis://127.0.0.1:6379/0
-  heliograph durability delete 'tenant-7/#' --url redis://127.0.0.1:6379/0
-  heliograph durability snapshot '#' --url redis://127.0.0.1:6379/0
+  heliograph durability delete 'tenant-7/#' --config-file /etc/heliograph/heliograph.conf
+  heliograph durability snapshot '#' --config-file /etc/heliograph/heliograph.conf
   heliograph durability checkpoint '#' --db sqlite:///tmp/objects.db --url redis://127.0.0.1:6379/0
   heliograph durability checkpoint '#' --every 300 --config-file /etc/heliograph/heliograph.conf
 """
@@ -101,13 +103,36 @@ def _status(client: DurabilityClient, args: argparse.Namespace, output: Output) 
             ["service", "role", "name-space", "state", "master", "epoch", "samples", "lag", "trouble"],
             [row for service in services for row in _rows(service)],
         )
-    is_well = all(space.is_complete for service in services for space in service.name_spaces)
+    for line in _clashes(services):
+        note(line)
+    is_complete = all(space.is_complete for service in services for space in service.name_spaces)
+    is_well = is_complete and not any(map(_trouble, services)) and not _clashes(services)
     return exits.OK if is_well else exits.FAILED
 
 
+def _trouble(service: ServiceStatus) -> list[str]:
+    """What is wrong with a service, or between it and others."""
+    fellows = [one for one in service.fellows if one.incompatibility or one.is_one_way]
+    return [*service.trouble, *(f"{one.node}: {one.incompatibility or 'hears us not'}" for one in fellows)]
+
+
+def _clashes(services: Sequence[ServiceStatus]) -> list[str]:
+    """What is seen only when the answers of all are held against each other."""
+    names = Counter(service.node for service in services)
+    found = [f"{count} services are named {name}" for name, count in sorted(names.items()) if count > 1]
+    masters: dict[tuple[str, str], set[str]] = {}
+    for service in services:
+        for space in service.name_spaces:
+            if space.master and space.is_agreed:
+                masters.setdefault((space.name, service.role), set()).add(space.master)
+    for (name, role), leaders in sorted(masters.items()):
+        if len(leaders) > 1:
+            found.append(f"name-space {name} of role {role} has the masters {', '.join(sorted(leaders))}")
+    return found
+
+
 def _rows(service: ServiceStatus) -> Iterator[list[str]]:
-    trouble = [f"{one.node}: {one.incompatibility or 'hears us not'}" for one in service.fellows
-               if one.incompatibility or one.is_one_way]  # fmt: skip
+    trouble = _trouble(service)
     for space in service.name_spaces:
         yield [
             service.node,

@@ -6,6 +6,7 @@ import argparse
 import contextlib
 import datetime
 import threading
+import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -53,6 +54,9 @@ EXAMPLES = """\
   heliograph group simulate --seed 4711
 """
 
+_LISTED_OFFSETS_MAX = 10_000
+"""Of each shard, that are looked at for each group of a list."""
+
 STREAM_COLUMNS = (
     "stream", "shard", "lane", "status", "member", "low", "end", "lag", "oldest", "retrying", "redelivered", "expired",
 )  # fmt: skip
@@ -97,7 +101,7 @@ def _add_declare(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--queue", action="store_true", help="deliver event by event, in no order ($queue)")
     parser.add_argument(
         "--lanes", metavar="N", type=options.positive_int,
-        help="streams that each shard is divided into (default: [groups] lanes or queue_lanes)",
+        help="streams that each shard is divided into (default: [groups] lanes); not with --queue",
     )  # fmt: skip
     _add_start(parser, is_required=False)
     _add_config(parser)
@@ -142,10 +146,10 @@ def _start(text: str) -> Start:
 
 
 @contextlib.contextmanager
-def _open(args: argparse.Namespace) -> Iterator[LogApi]:
+def _open(args: argparse.Namespace, *, must_exist: bool = True) -> Iterator[LogApi]:
     import durable_log
 
-    with contextlib.closing(durable_log.open(args.log, config_files=args.config_file)) as log:
+    with contextlib.closing(durable_log.open(args.log, config_files=args.config_file, must_exist=must_exist)) as log:
         yield log
 
 
@@ -156,12 +160,13 @@ def _declare(args: argparse.Namespace) -> int:
     from pubsub_api.config import new_conf
     from shared_subscriptions import config, groups
 
-    conf = config.register(new_conf(args.config_file))[config.GROUP]
-    lanes = args.lanes or (conf.queue_lanes if args.queue else conf.lanes)
-    with _open(args) as log:
+    conf = config.register(new_conf(args.config_file))
+    lanes = args.lanes or (1 if args.queue else conf[config.GROUP].lanes)
+    with _open(args, must_exist=False) as log:
         found = groups.declare(
-            log, args.name, args.filter, mode="queue" if args.queue else "shared", lanes=lanes, start=args.start
-        )
+            log, args.name, args.filter, mode="queue" if args.queue else "shared", lanes=lanes, start=args.start,
+            lease=config.lease_settings(conf),
+        )  # fmt: skip
     return _tell(args, found, "is declared")
 
 
@@ -230,13 +235,14 @@ def _list(args: argparse.Namespace) -> int:
 
     output = Output(is_json=args.json)
     with _open(args) as log:
-        views = [groups.show(log, name, with_ages=False) for name in groups.names(log)]
+        views = [groups.show(log, name, offsets_max=_LISTED_OFFSETS_MAX) for name in groups.names(log)]
     if output.is_json:
         output.record([_record(view) for view in views])
     else:
         rows = [
             (view.name, f"${view.mode}/{view.name}/{view.topic_filter}", view.wish,
-             len(view.status.members) if view.status else 0, len(view.streams), view.lag)
+             len(view.status.members) if view.status else 0, len(view.streams),
+             _lag(view.lag, is_exact=view.is_lag_exact))
             for view in views
         ]  # fmt: skip
         output.table("groups", ("name", "subscribe to", "state", "members", "streams", "lag"), rows)
@@ -269,25 +275,44 @@ def _record(view: GroupView) -> dict[str, Any]:
 def _print(output: Output, view: GroupView) -> None:
     state = f"{view.wish}, drained" if view.is_drained else view.wish
     lanes = counted(view.lanes, "lane")
-    output.line(f"${view.mode}/{view.name}/{view.topic_filter}: {state}, {lanes} per shard, lag {view.lag}")
+    lag = _lag(view.lag, is_exact=view.is_lag_exact)
+    output.line(f"${view.mode}/{view.name}/{view.topic_filter}: {state}, {lanes} per shard, lag {lag}")
+    if view.missing:
+        output.line(f"{counted(view.missing, 'event')} of its topics are not in the log: lost, or sent before anybody "
+                    "recorded; 'heliograph log info --streams' names them", style="bold red")  # fmt: skip
+    if view.expired:
+        output.line(f"retention has dropped {counted(view.expired, 'offset')} before the group could handle what was "
+                    "there: as many of its events are lost at most", style="bold red")  # fmt: skip
     rows = [
-        (one.stream, one.shard, one.lane, one.status, one.owner, one.low, one.end, one.lag,
+        (one.stream, one.shard, one.lane, one.status, one.owner, one.low, one.end,
+         _lag(one.lag, is_exact=one.is_lag_exact),
          "" if one.oldest_s is None else f"{one.oldest_s:.1f} s", one.retrying, one.redelivered, one.expired)
         for one in view.streams
     ]  # fmt: skip
     output.table("streams", STREAM_COLUMNS, rows)
-    if view.status is None:
+    if view.heard_s is None or view.status is None:
         output.line("nobody has led this group yet")
         return
-    members = [(one.name, one.state, ", ".join(map(str, one.streams))) for one in view.status.members]
-    output.table(f"members, led from {view.status.leader} in epoch {view.status.epoch}",
-                 ("member", "state", "streams"), members)  # fmt: skip
+    if view.status.is_cut:
+        output.line("there are too many members and streams for one record: some are not named", style="bold red")
+    if view.leader:
+        members = [(one.name, one.state, ", ".join(map(str, one.streams))) for one in view.status.members]
+        output.table(f"members, led from {view.leader} in epoch {view.status.epoch}, heard {view.heard_s:.1f} s ago",
+                     ("member", "state", "streams"), members)  # fmt: skip
+    else:
+        output.line(f"nobody leads this group: its last leader was heard {view.heard_s:.1f} s ago, and its members are "
+                    "not known", style="bold red")  # fmt: skip
+    since_s = max(0.0, (time.time_ns() - view.status.reported_ns) / 1e9)
     moves = [
-        (one.stream, one.source or "nobody", one.target, one.reason, f"{one.ago_s:.1f} s")
+        (one.stream, one.source or "nobody", one.target, one.reason, f"{one.ago_s + since_s:.1f} s ago")
         for one in reversed(view.status.moves[-10:])
     ]
-    output.table("last moves", ("stream", "from", "to", "because", "before the last report"), moves)
+    output.table("last moves", ("stream", "from", "to", "because", "when"), moves)
     output.line(", ".join(f"{name} {count}" for name, count in sorted(view.status.counters.items())))
+
+
+def _lag(lag: int, *, is_exact: bool) -> str:
+    return str(lag) if is_exact else f"at most {lag}"
 
 
 def _print_jobs(output: Output, view: JobsView) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -29,6 +28,7 @@ A durable log keeps what was published: every frame in a shard, every event with
   seal     turn what is not sealed into Parquet segments now
   trim     drop everything before an offset of a shard, or before a time
   verify   read everything and check it; exit code 1 when something is wrong
+  repair   list the sealed files again after the store was lost, or restored from an older copy
 
 --log names the log, as in sqlite:///dir/log.db or redis://127.0.0.1:6379/0; without it, [log] url does.
 """
@@ -39,6 +39,7 @@ EXAMPLES = """\
   heliograph log seal --log sqlite:///var/lib/heliograph/log.db
   heliograph log trim --log sqlite:///var/lib/heliograph/log.db --older-than 604800
   heliograph log verify --log sqlite:///var/lib/heliograph/log.db
+  heliograph log repair --log sqlite:///var/lib/heliograph/log.db --dry-run
 """
 
 _SECOND_NS = 1_000_000_000
@@ -119,9 +120,20 @@ def _add_verify(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(run=_verify)
 
 
+def _add_repair(parser: argparse.ArgumentParser) -> None:
+    what = parser.add_mutually_exclusive_group()
+    what.add_argument("--dry-run", action="store_true", help="only say what would be done")
+    what.add_argument(
+        "--give-up-damaged", action="store_true",
+        help="leave out frames whose checksum differs and seal the rest: what they held is lost",
+    )  # fmt: skip
+    _add_config(parser)
+    parser.set_defaults(run=_repair)
+
+
 _VERBS: dict[str, Callable[[argparse.ArgumentParser], None]] = {
     "record": _add_record, "info": _add_info, "tail": _add_tail, "seal": _add_seal, "trim": _add_trim,
-    "verify": _add_verify,
+    "verify": _add_verify, "repair": _add_repair,
 }  # fmt: skip
 
 
@@ -129,8 +141,9 @@ _VERBS: dict[str, Callable[[argparse.ArgumentParser], None]] = {
 def _open(args: argparse.Namespace) -> Iterator[LogApi]:
     import durable_log
 
-    with contextlib.closing(durable_log.open(args.log, config_files=args.config_file)) as log:
-        if args.verb != "record":
+    is_reader = args.verb != "record"
+    with contextlib.closing(durable_log.open(args.log, config_files=args.config_file, must_exist=is_reader)) as log:
+        if is_reader:
             note_empty(log, "heliograph log")
         yield log
 
@@ -201,7 +214,7 @@ def _print_counters(output: Output, recorder: Recorder, maintainer: Maintainer |
 def _info(args: argparse.Namespace) -> int:
     output = Output(is_json=args.json)
     with _open(args) as log:
-        states, segments = log.state(), log.segments()
+        identity, states, segments = log.identity, log.state(), log.segments()
         streams = [(state.shard, stream) for state in states for stream in log.streams(state.shard)]
     sealed = dict.fromkeys(range(len(states)), 0)
     for segment in segments:
@@ -209,7 +222,12 @@ def _info(args: argparse.Namespace) -> int:
     shards = [state._asdict() | {"sealed_bytes": sealed[state.shard]} for state in states]
     stream_rows = [{"shard": shard, **stream._asdict(), "guid": stream.guid.hex()} for shard, stream in streams]
     if output.is_json:
-        record: dict[str, Any] = {"shards": shards, "segments": len(segments), "streams": len(streams)}
+        record: dict[str, Any] = {
+            "identity": identity,
+            "shards": shards,
+            "segments": len(segments),
+            "streams": len(streams),
+        }
         if args.segments:
             record["segments"] = [segment._asdict() for segment in segments]
         if args.streams:
@@ -219,7 +237,9 @@ def _info(args: argparse.Namespace) -> int:
     columns = ("shard", "start", "sealed", "end", "bytes", "sealed_bytes")
     output.table("", columns, [[shard[column] for column in columns] for shard in shards])
     events = sum(state.end - state.start for state in states)
-    output.line(f"{counted(events, 'event')}, {counted(len(segments), 'segment')}, {counted(len(streams), 'stream')}")
+    missing = sum(high - low + 1 for _, stream in streams for low, high in stream.missing)
+    output.line(f"{counted(events, 'event')}, {counted(len(segments), 'segment')}, {counted(len(streams), 'stream')}, "
+                f"{counted(missing, 'event')} missing; the log {identity}")  # fmt: skip
     if args.segments:
         output.table("segments", ("shard", "first", "end", "rows", "bytes", "path"),
                      [(one.shard, one.first, one.end, one.rows, one.bytes, one.path) for one in segments])  # fmt: skip
@@ -243,8 +263,9 @@ def _tail(args: argparse.Namespace) -> int:
         offsets = {shard: _first_offset(args, log, states[shard].start, states[shard].end, shard)
                    for shard in _shards(args, log)}  # fmt: skip
         while True:
+            ends = [state.end for state in log.state()]  # a shard may end with a hole
             for shard, offset in offsets.items():
-                offsets[shard] = _print_from(output, log, shard, offset)
+                offsets[shard] = max(_print_from(output, log, shard, offset), ends[shard])
             output.flush()
             if not args.follow:
                 break
@@ -265,7 +286,7 @@ def _first_offset(args: argparse.Namespace, log: LogApi, start: int, end: int, s
     if args.offset is not None:
         return max(start, int(args.offset))
     if args.since is not None:
-        return log.find(shard, time.time_ns() - int(args.since * _SECOND_NS))
+        return log.find(shard, log.now_ns() - int(args.since * _SECOND_NS))
     return max(start, end - int(args.count))
 
 
@@ -288,7 +309,7 @@ def _print_frame(output: Output, stored: StoredFrame, first: int) -> None:
             output.line(f"{stored.shard}:{offset} {clock_text(stored.appended_ns)} {event.topic} {what}")
 
 
-# -- seal, trim, verify
+# -- seal, trim, verify, repair
 
 
 def _seal(args: argparse.Namespace) -> int:
@@ -315,7 +336,7 @@ def _trim(args: argparse.Namespace) -> int:
         for shard in _shards(args, log):
             before = args.before
             if before is None:
-                before = log.find(shard, time.time_ns() - int(args.older_than * _SECOND_NS))
+                before = log.find(shard, log.now_ns() - int(args.older_than * _SECOND_NS))
             dropped[shard] = log.trim(shard, before)
     if output.is_json:
         output.record({"dropped": dropped})
@@ -337,4 +358,46 @@ def _verify(args: argparse.Namespace) -> int:
                     f"checked {counted(found.segments, 'segment')}")  # fmt: skip
         for problem in found.problems:
             output.line(problem, style="bold red")
+        for path in found.unlisted:
+            output.line(f"{path} is not in the manifest: nobody reads it, and nobody removes it")
     return exits.FAILED if found.problems else exits.OK
+
+
+def _repair(args: argparse.Namespace) -> int:
+    from durable_log.loading import build_log
+    from durable_log.repairing import give_up_damaged, repair
+    from heliograph.progress import Progress
+    from pubsub_api.config import new_conf
+
+    output = Output(is_json=args.json)
+    with contextlib.closing(_segmented(build_log(args.log, conf=new_conf(args.config_file)))) as log:
+        log.connect()
+        with contextlib.ExitStack() as stack:
+            bars: list[Progress] = []
+
+            def on_file(done: int, total: int) -> None:
+                if not bars:
+                    bars.append(stack.enter_context(Progress("files", total)))
+                bars[0].update(done)
+
+            found = repair(log, is_dry=args.dry_run, on_file=on_file)
+        if args.give_up_damaged:
+            give_up_damaged(log, found)
+    if output.is_json:
+        output.record(found)
+        return exits.OK
+    for remark in found.notes:
+        output.line(remark, style="bold red")
+    did = "would list" if args.dry_run else "listed"
+    output.line(f"read {counted(found.files, 'file')}, {did} {counted(found.added, 'segment')} more with "
+                f"{counted(found.events, 'event')}; the manifest has {counted(found.listed, 'segment')}")  # fmt: skip
+    if found.moved:
+        does = "would append" if args.dry_run else "appended"
+        output.line(f"{does} {counted(found.moved, 'event')} again, behind the files: only the store had them, at "
+                    "offsets that the files have")  # fmt: skip
+    if found.given_up:
+        output.line(f"gave up {counted(found.given_up, 'event')} in damaged frames")
+    if found.identity != found.former_identity:
+        output.line(f"the log is {found.identity} now, no longer {found.former_identity}: what remembers offsets of it "
+                    "has to begin anew")  # fmt: skip
+    return exits.OK

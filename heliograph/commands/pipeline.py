@@ -6,7 +6,7 @@ import argparse
 
 from heliograph import options
 from heliograph.commands import SUMMARIES
-from heliograph.pipeline import audit, compact, ingest, merge, replay
+from heliograph.pipeline import audit, compact, heads, ingest, merge, replay
 
 DESCRIPTION = """\
 Take in, check, compact, merge and replay what was recorded, at any size: on this machine, or on a cluster by --master.
@@ -18,7 +18,7 @@ EXAMPLES = """\
   heliograph pipeline audit --lake /data/events
   heliograph pipeline compact --lake /data/events --out /data/snapshot --master 'local[4]'
 """
-_JOBS = (ingest, compact, audit, merge, replay)
+_JOBS = (ingest, compact, audit, heads, merge, replay)
 
 
 def register(subparsers: options.Subparsers[argparse.ArgumentParser]) -> None:

@@ -53,6 +53,9 @@ def run(args: argparse.Namespace) -> int:
         problems.append("the service says that it is not well")
     if database is not None and database.get("problem"):
         problems.append(f"the database: {database['problem']}")
+    if database is not None and database.get("refused"):
+        count = database["sweeper"]["refused"]
+        problems.append(f"{count} changes cannot be published and stay in the outbox, {database['refused'][0]}")
     output = Output(is_json=args.json)
     if output.is_json:
         output.record({"ok": not problems, "service": service, "database": database, "problems": problems})

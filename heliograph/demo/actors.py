@@ -21,6 +21,7 @@ from typing import Any
 from heliograph.demo.stage import FILTER, TABLE, Role, open_nb, read_conf
 from heliograph.demo.writers import Writers
 from nb_api import CacheChange, LocalCache, LocalCacheStatistics, Resynced
+from nb_api.revisions import number_of
 from publisher_service.service import PublisherService
 from pubsub_api.errors import AddressInUse
 from pubsub_api.testing.faults import Faults
@@ -97,8 +98,8 @@ class Controller:
         bus = cache.bus
         assert bus is not None
         return {
-            "revision": self._newest, "rows": cache.objects, "reasons": list(self._reasons), "received": bus.received,
-            "gaps": bus.gaps, "repaired": bus.repaired, "lost": bus.lost, "dropped": dropped,
+            "revision": number_of(self._newest), "rows": cache.objects, "reasons": list(self._reasons),
+            "received": bus.received, "gaps": bus.gaps, "repaired": bus.repaired, "lost": bus.lost, "dropped": dropped,
             "resyncs": cache.syncs.snapshots + cache.syncs.deltas,
         }  # fmt: skip
 

@@ -20,6 +20,7 @@ from heliograph.demo.screens import Screen
 from heliograph.demo.stage import FILTER, TABLE, Role
 from heliograph.demo.troupe import Actor, ProcessActor, ThreadActor
 from nb_api import DbObject, NbApi
+from nb_api.revisions import number_of
 from pubsub_api.errors import WaitTimeout
 
 STEP_S = 0.1
@@ -128,7 +129,7 @@ class Play:
         self._until(0.45)
         victim.thaw()
         self._frozen.remove(victim)
-        behind = max(0, self._truth.db.revision() - victim.state["revision"])
+        behind = max(0, number_of(self._truth.db.revision()) - victim.state["revision"])
         self._say(f"{victim.name} goes on, {behind} changes behind")
 
     def _kill_a_writer(self) -> None:
@@ -159,8 +160,8 @@ class Play:
         self._writers.tell("stop")
         self._wait(lambda: "stopped" in self._writers.state, "the writers to stop")
         stopped = time.monotonic()
-        revision, truth = self._truth.db.revision(), [_row(found) for found in self._truth.get_all(TABLE)]
-        self._say(f"the changes stop at revision {revision}; now every copy must become equal to the database")
+        revision, truth = number_of(self._truth.db.revision()), [_row(found) for found in self._truth.get_all(TABLE)]
+        self._say(f"the changes stop after {revision} of them; now every copy must become equal to the database")
         unequal = set(self._controllers)
         while unequal and time.monotonic() - stopped < SETTLE_TIMEOUT_S:
             unequal = {actor for actor in unequal if actor.dump(DUMP_TIMEOUT_S) != truth}
@@ -218,7 +219,7 @@ class Play:
     def _step(self, pause_s: float = STEP_S) -> None:
         for actor in self._actors:
             actor.check()
-        revision = self._truth.db.revision()
+        revision = number_of(self._truth.db.revision())
         self._screen.show(revision, [(actor, actor in self._frozen) for actor in self._controllers])
         time.sleep(pause_s)
 

@@ -64,7 +64,7 @@ class PlainScreen(Screen):
         if controllers and time.monotonic() - self._last >= _LINE_INTERVAL_S:
             self._last = time.monotonic()
             lags = sorted(max(0, revision - actor.state.get("revision", 0)) for actor, _ in controllers)
-            line = f"revision {revision}; changes behind: {lags[len(lags) // 2]} in the middle, {lags[-1]} at most"
+            line = f"{revision} changes; behind: {lags[len(lags) // 2]} in the middle, {lags[-1]} at most"
             self._console.print(f"         {line}", soft_wrap=True)
 
 
@@ -89,4 +89,4 @@ class LiveScreen(Screen):
     def show(self, revision: int, controllers: Sequence[tuple[Actor, bool]]) -> None:
         rows = [cells(actor.name, "frozen" if is_frozen else "runs", revision, actor.state)
                 for actor, is_frozen in controllers]  # fmt: skip
-        self._live.update(make_table(f"revision of the database: {revision}", COLUMNS, rows), refresh=True)
+        self._live.update(make_table(f"changes of the database: {revision}", COLUMNS, rows), refresh=True)

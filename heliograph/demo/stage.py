@@ -57,6 +57,7 @@ def read_conf(role: Role) -> cfg.ConfigOpts:
         (GROUP, "enable_df_pub_sub", True),
         (GROUP, "publisher_multiproc_socket", role.socket),
         (GROUP, "max_idle_time", role.idle_s),
+        (GROUP, "missed_hellos_max", 10),  # longer than the killed service takes to be back, or it passes for silence
         (db_config.GROUP, "url", role.database),
         (db_config.GROUP, "outbox_age", 2 * role.idle_s),
         (CACHE_GROUP, "snapshot_jitter", role.idle_s),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import ipaddress
 import os
 import pathlib
 import re
@@ -25,16 +24,6 @@ def with_host(address: str, host: str) -> str:
     assert match is not None
     shown = f"[{host}]" if ":" in host else host
     return f"{address[: match.start('host')]}{shown}{address[match.end('host') :]}"
-
-
-def is_loopback(host: str) -> bool:
-    """Whether only this host can reach it."""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 def try_bind(host: str, port: int) -> OSError | None:

@@ -16,6 +16,7 @@ import pubsub_api
 from heliograph.doctor import addresses
 from heliograph.doctor.findings import Finding, Patient
 from pubsub_api import Event, PubSubApi, loading
+from pubsub_api.addresses import is_loopback
 from pubsub_api.config import GROUP
 from pubsub_api.driver import Connected, Disconnected, LinkReport
 from pubsub_api.errors import AddressInUse, HeliographError, InvalidConfig, WaitTimeout
@@ -50,7 +51,7 @@ def check_signing(patient: Patient) -> list[Finding]:
     hosts = {it[0] for it in found if it}
     if patient.driver.capabilities.bind_based and pubsub.publisher_transport == "tcp":
         hosts.add(pubsub.publisher_bind_address)
-    exposed = sorted(host for host in hosts if not addresses.is_loopback(host))
+    exposed = sorted(host for host in hosts if not is_loopback(host))
     if exposed and not pubsub.hmac_key:
         detail = f"frames are not signed and pass through {', '.join(exposed)}: whoever gets there can forge events"
         return [Finding("signing", "warning", detail, "set [pubsub] hmac_key to the same secret everywhere")]
@@ -117,7 +118,7 @@ def _check_remote(patient: Patient, address: str) -> Finding:
 
 def _is_local(address: str, bind_host: str) -> bool:
     found = addresses.host_port(address)
-    return found is not None and (found[0] == bind_host or addresses.is_loopback(found[0]))
+    return found is not None and (found[0] == bind_host or is_loopback(found[0]))
 
 
 class _Listener:
@@ -131,7 +132,7 @@ class _Listener:
     def on_frames(self, _frames: Sequence[bytes]) -> None:
         return
 
-    def on_foreign(self, _topic: str, _payload: bytes) -> None:
+    def on_foreign(self, _topic: str, _payload: bytes | None) -> None:
         return
 
     def on_link(self, report: LinkReport) -> None:

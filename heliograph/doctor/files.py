@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import difflib
 import importlib.metadata
 import itertools
-
-from oslo_config import cfg
 
 from heliograph.doctor.findings import Finding, Patient
 from pubsub_api import config, loading
 from pubsub_api.errors import DriverDependencyMissing, DriverNotFound, HeliographError
+from pubsub_api.option_names import is_known, names_of, nearest, read_names
 
 _GROUPS_OF_OTHERS = frozenset({"DEFAULT", config.OLD_GROUP})
 """A Dragonflow file's own groups hold many options that are none of ours."""
@@ -61,26 +59,19 @@ def known_options() -> dict[str, set[str]]:
                 groups.append(entry.load()())
     known: dict[str, set[str]] = {}
     for group, options in itertools.chain.from_iterable(groups):
-        known.setdefault(group, set()).update(option.name for option in options)
+        known.setdefault(group, set()).update(names_of(options))
     return known
-
-
-def read_names(path: str) -> dict[str, list[str]]:
-    """Group -> names as they stand in a file that was read without error before."""
-    sections: dict[str, dict[str, list[str]]] = {}
-    cfg.ConfigParser(path, sections).parse()
-    return {group: list(options) for group, options in sections.items()}
 
 
 def _is_strange(group: str, name: str, known: dict[str, set[str]]) -> bool:
     if group in known:
-        return bool(name) and name.replace("-", "_") not in known[group]
+        return bool(name) and not is_known(name, known[group])
     # A group of a program that shares the file is not ours to judge, unless it looks like a misspelt one of ours.
-    return group not in _GROUPS_OF_OTHERS and bool(difflib.get_close_matches(group, known, cutoff=0.75))
+    return group not in _GROUPS_OF_OTHERS and bool(nearest(group, known, cutoff=0.75))
 
 
 def _strange(group: str, name: str, known: dict[str, set[str]]) -> str:
-    near = difflib.get_close_matches(name, known[group], n=1) if group in known else []
-    groups = difflib.get_close_matches(group, known, n=1) if group not in known else []
-    guess = f" (is {near[0]} meant?)" if near else f" (is [{groups[0]}] meant?)" if groups else ""
+    near = nearest(name, known[group]) if group in known else ""
+    near_group = nearest(group, known) if group not in known else ""
+    guess = f" (is {near} meant?)" if near else f" (is [{near_group}] meant?)" if near_group else ""
     return f"[{group}] {name}{guess}"

@@ -50,7 +50,17 @@ def answer(capsys: pytest.CaptureFixture[str], *arguments: str) -> list[dict[str
     return [json.loads(line) for line in capsys.readouterr().out.splitlines()]
 
 
+@pytest.mark.parametrize("verb", [["info"], ["tail"], ["seal"], ["verify"], ["trim", "--older-than", "1"]])
+def test_a_log_that_is_not_there_is_told_and_not_made(
+    tmp_path: pathlib.Path, verb: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["log", *verb, "--log", f"sqlite://{tmp_path}/mistyped.db"]) == exits.USAGE
+    assert "there is no log at" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_log_that_nothing_was_ever_appended_to_is_told(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    durable_log.open(url).close()
     assert main(["log", "tail", "--log", url]) == exits.OK
     assert capsys.readouterr().err == "heliograph log: nothing was ever appended to this log\n"
     fill(url)
@@ -163,3 +173,21 @@ def test_a_cache_process_with_a_log_behind_it_repairs(url: str) -> None:
             cache.process.send_signal(signal.SIGINT)
             assert cache.process.wait(60) == exits.OK
     assert versions == list(range(51))
+
+
+def test_a_lost_store_is_repaired_from_the_files(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
+    url = f"sqlite://{tmp_path}/log.db"
+    with contextlib.closing(durable_log.open(f"{url}?shards=2")) as log:
+        log.append([Source().frame(TOPIC, 30)])
+    assert main(["log", "seal", "--log", url]) == 0
+    (tmp_path / "log.db").unlink()
+    assert main(["log", "info", "--log", url]) != 0
+    assert "heliograph log repair" in capsys.readouterr().err
+    assert main(["log", "repair", "--log", url, "--dry-run"]) == 0
+    assert "would list 1 segment more with 30 events" in capsys.readouterr().out
+    assert main(["log", "repair", "--log", url, "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert (report["added"], report["events"]) == (1, 30)
+    assert main(["log", "verify", "--log", url]) == 0
+    assert main(["log", "repair", "--log", url, "--give-up-damaged"]) == 0
+    assert "no longer" not in capsys.readouterr().out

@@ -21,6 +21,7 @@ from heliograph import exits, main
 from heliograph.doctor import addresses, files, host, spark
 from heliograph.doctor.findings import Finding, Patient
 from pubsub_api import loading
+from pubsub_api.addresses import is_loopback
 from pubsub_api.config import new_conf
 from pubsub_api.errors import DriverDependencyMissing, DriverError
 
@@ -87,7 +88,10 @@ def test_all_is_well_on_a_bus_in_memory(capsys: pytest.CaptureFixture[str]) -> N
 
 
 def test_all_is_well_with_a_good_file(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = write(tmp_path / "good.conf", "[pubsub]\npub_sub_driver = zmq\npublisher_port = 0\nhmac_key = secret\n")
+    path = write(
+        tmp_path / "good.conf",
+        "[pubsub]\npub_sub_driver = zmq\npublisher_port = 0\nhmac_key = a-secret-of-many-bytes\n",
+    )
     code, findings = examine(capsys, "--config-file", path, "--timeout", "30")
     assert code == exits.OK
     assert set(statuses(findings).values()) == {"ok"}
@@ -152,14 +156,24 @@ def test_a_url_of_an_unknown_driver(capsys: pytest.CaptureFixture[str]) -> None:
     assert "heliograph drivers" in findings["configuration"]["fix"]
 
 
-def test_misspelt_options_are_noticed(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
-    text = "[pubsub]\npub_sub_drivr = zmq\npub_sub_driver = memory\n[pubsubs]\nx = 1\n[memory]\nname = y\n"
+def test_misspelt_options_are_refused(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
+    typo = write(tmp_path / "typo.conf", "[pubsub]\npub_sub_drivr = zmq\npub_sub_driver = memory\n")
+    code, findings = examine(capsys, "--config-file", typo, "--timeout", "30")
+    assert code == exits.FAILED
+    assert "[pubsub] pub_sub_drivr, in " in findings["configuration"]["detail"]
+    assert "is no option: is pub_sub_driver meant?" in findings["configuration"]["detail"]
+
+
+def test_misspelt_names_that_nobody_reads_are_noticed(
+    tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = "[pubsub]\npub_sub_driver = memory\n[pubsubs]\nx = 1\n[memory]\nname = y\n[zmq]\nsend_hvm = 1\n"
     others = "[df]\nremote_db_ip = 1\n[DEFAULT]\ndebug = true\n[nova]\nurl = x\n"
     code, findings = examine(capsys, "--config-file", write(tmp_path / "typo.conf", text + others), "--timeout", "30")
     assert code == exits.OK
     assert findings["option names"]["status"] == "warning"
     detail = findings["option names"]["detail"]
-    assert "[pubsub] pub_sub_drivr (is pub_sub_driver meant?)" in detail
+    assert "[zmq] send_hvm (is send_hwm meant?)" in detail, "a group of a driver that is not in use"
     assert "[pubsubs] x (is [pubsub] meant?)" in detail
     assert not any(name in detail for name in ("df", "DEFAULT", "nova", "memory"))
 
@@ -200,7 +214,7 @@ def test_an_address_that_is_not_of_this_host(tmp_path: pathlib.Path, capsys: pyt
 def test_a_publisher_elsewhere_that_does_not_answer(
     tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str], closed_port: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(addresses, "is_loopback", lambda _host: False)
+    monkeypatch.setattr("heliograph.doctor.bus.is_loopback", lambda _host: False)
     text = f"[pubsub]\npublishers_ips = 127.0.0.2\npublisher_port = {closed_port}\n"
     _code, findings = examine(capsys, "--config-file", write(tmp_path / "far.conf", text), "--timeout", "1")
     assert findings["publisher"]["status"] == "warning"
@@ -323,6 +337,6 @@ def test_addresses_are_understood(address: str, found: tuple[str, int] | None) -
 
 def test_the_spelling_of_an_address_is_kept() -> None:
     assert addresses.with_host("tcp/10.0.0.1:7447", "::1") == "tcp/[::1]:7447"
-    assert addresses.is_loopback("::1")
-    assert addresses.is_loopback("localhost")
-    assert not addresses.is_loopback("*")
+    assert is_loopback("::1")
+    assert is_loopback("localhost")
+    assert not is_loopback("*")

@@ -33,8 +33,11 @@ _PROGRAMS = ("heliograph", "bench", "examples")
 _DRIVER_CONTRACTS = (
     "drivers", "pubsub_api.driver", "pubsub_api.errors", "pubsub_api.config", "pubsub_api.core",
     "pubsub_api.counting", "pubsub_api.forking", "pubsub_api.guarding", "pubsub_api.inbox", "pubsub_api.socket_file",
-    "nb_api.db_api", "nb_api.checks", "nb_api.writes", "nb_api.errors", "nb_api.config",
-    "durable_log.log_api", "durable_log.segmented", "durable_log.placing", "durable_log.checks", "durable_log.config",
+    "pubsub_api.addresses", "pubsub_api.private_files", "pubsub_api.seldom", "pubsub_api.threads",
+    "nb_api.db_api", "nb_api.checks", "nb_api.writes", "nb_api.errors", "nb_api.config", "nb_api.revisions",
+    "nb_api.outbox_age",
+    "durable_log.log_api", "durable_log.segmented", "durable_log.placing", "durable_log.identity",
+    "durable_log.checksums", "durable_log.checks", "durable_log.config",
     "durable_log.errors",
 )  # fmt: skip
 # The memory driver injects faults, in the words that the simulator uses for them.
@@ -60,6 +63,7 @@ LAYERS = {
     "tests": Layer((*_CONTRACTS, *_SERVICES, *_PROGRAMS, "tests")),
     # The cores of the long-poll protocol do no I/O, and are tested without the driver around them.
     "tests.unit.longpoll": Layer((*_CONTRACTS, "tests", "drivers.pubsub.longpoll"), denied=()),
+    "tests.unit.zenoh_parts": Layer((*_CONTRACTS, "tests", "drivers.pubsub.zenoh"), denied=()),
     "drivers.pubsub.memory": _MEMORY_DRIVER,
     "drivers.pubsub.memory.bus": _MEMORY_DRIVER,
     "drivers": Layer(_DRIVER_CONTRACTS, denied=()),

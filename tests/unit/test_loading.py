@@ -21,7 +21,7 @@ import stevedore.extension
 from pubsub_api import config, errors, loading
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-SHIPPED = ["longpoll", "memory", "redis", "zenoh", "zmq", "zmq_pubsub_driver", "zmq_pubsub_multiproc_driver"]
+SHIPPED = ["longpoll", "memory", "redis", "rediss", "zenoh", "zmq", "zmq_pubsub_driver", "zmq_pubsub_multiproc_driver"]
 
 # Implements the contract just far enough to be constructed and configured.
 CARRIER = """
@@ -90,7 +90,7 @@ def test_an_unknown_name_is_answered_with_the_names_that_exist(caplog: pytest.Lo
     with pytest.raises(errors.DriverNotFound) as caught:
         loading.load_driver("smoke-signals")
     assert "'smoke-signals'" in str(caught.value)
-    assert "longpoll, memory, redis, zenoh, zmq," in str(caught.value)
+    assert "longpoll, memory, redis, rediss, zenoh, zmq," in str(caught.value)
     assert not caplog.records
 
 
