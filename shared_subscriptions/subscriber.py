@@ -344,12 +344,13 @@ class GroupSubscriber(Closeable):
     def __iter__(self) -> Iterator[GroupEvent]:
         """Events until the subscriber is closed.  Raises GroupDestroyed when all its groups are gone."""
         self._check_usable()
-        yield from self._dispatch.events(self._check_alive)
+        return self._dispatch.events(self._check_alive)
 
     def wait_ready(self, *, timeout_s: float) -> None:
         """Return when every subscription has found its leader, and what this process records as leader is recorded.
 
-        Raises WaitTimeout; it goes on trying.
+        Where publishers own the addresses (zmq, longpoll) it waits for none of them: what one has published before it
+        was heard of is asked of its cache.  Raises WaitTimeout; it goes on trying.
         """
         self._check_usable()
         deadline = time.monotonic() + timeout_s

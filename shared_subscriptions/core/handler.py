@@ -138,7 +138,7 @@ class Handler:
         """
         for number in list(self._loans):
             loan = self._loans[number]
-            if not is_exclusive and not loan.lanes.is_settled:
+            if loan.lanes.has_batch_out or (not is_exclusive and not loan.lanes.is_settled):
                 continue
             if not self.agent.may_deliver(loan.subscription, loan.stream, now):
                 continue

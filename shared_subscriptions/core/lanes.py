@@ -422,6 +422,11 @@ class StreamLanes:
         return not self._out and not self._batch
 
     @property
+    def has_batch_out(self) -> bool:
+        """A batch that was taken without exclusivity is with the user."""
+        return bool(self._batch)
+
+    @property
     def has_work(self) -> bool:
         return bool(self._fresh or self._ready)
 

@@ -137,6 +137,18 @@ def test_another_than_the_standby_leads_and_the_standby_still_appends(
         assert sorted(versions(log)) == list(range(1, 301))
 
 
+@pytest.mark.parametrize("driver", ["zmq", "longpoll"])
+def test_a_group_is_ready_whether_or_not_there_is_a_publisher(driver: str, log_url: str, log: LogApi) -> None:
+    bus_url = f"{driver}://127.0.0.1:{free_port()}"
+    seen: list[int] = []
+    with member(bus_url, log_url, seen) as subscriber:
+        subscriber.wait_ready(timeout_s=PATIENCE_S)
+        assert subscriber.statistics().is_leading == 1
+        with pubsub_api.open(conf=fast_conf(bus_url)) as session:
+            send(session.publisher(), 1, 20)
+            wait_until(lambda: len(seen) == 20, PATIENCE_S, "what is published after that")
+
+
 @pytest.mark.parametrize("driver", ["zmq", "longpoll", "redis", "zenoh"])
 def test_the_first_events_of_a_publisher_that_starts_again_reach_the_group(
     driver: str, log_url: str, log: LogApi, server: RedisServer
