@@ -28,7 +28,8 @@ OnEvent = Callable[[GroupEvent], None]
 OnEvents = Callable[[Sequence[GroupEvent]], None]
 Batch = tuple[LoanState, list[GroupEvent]]
 
-_IDLE_S = 0.5
+_IDLE_S = 5.0
+"""Whoever waits is woken; this is for what nobody has thought of."""
 _PARK_RETRY_S = 1.0
 _CRASHED = "delivered {} times, and each time its consumer crashed or did not answer"
 
@@ -64,10 +65,11 @@ class Dispatch:
         auto_ack: bool,
         letters_of: Callable[[int], DeadLetters],
         wake: Callable[[], None],
+        note: Callable[[], None],
         wake_reader: Callable[[], None],
     ) -> None:
-        """``wake`` makes the protocol thread report what has been settled, ``wake_reader`` reads where there is room
-        again."""
+        """``wake`` makes the protocol thread act at once, ``note`` lets it report what has been settled when that is
+        due, and ``wake_reader`` reads where there is room again."""
         self.callback_errors = 0
         self.park_failures = 0
         self._handler = handler
@@ -75,7 +77,7 @@ class Dispatch:
         self._on_event, self._on_events = on_event, on_events
         self._auto_ack = auto_ack
         self._letters_of = letters_of
-        self._wake = wake
+        self._wake, self._note = wake, note
         self._wake_reader = wake_reader
         self._limit: int = options.batch_events_max
         self._timeout_s: float = options.handler_timeout or float("inf")
@@ -135,6 +137,8 @@ class Dispatch:
                 if not loan.lanes.is_overdue(batch[0]):
                     call = Call(loan, batch, time.monotonic(), is_exclusive=self._is_exclusive)
                     self._calls.add(call)
+                    if len(batch) > 1:
+                        self._note()
                     return call
             self._park(loan, batch[0], _CRASHED.format(batch[0].attempt))
             with self._lock:
@@ -293,6 +297,11 @@ class Dispatch:
         """Calls that were given up and have not returned."""
         return sum(call.is_abandoned for call in self._calls)
 
+    @property
+    def is_calling(self) -> bool:
+        """Whether the user is about to get through a batch, so that progress has to be looked for."""
+        return self._auto_ack and any(len(call.batch) > 1 for call in self._calls)
+
     def next_deadline(self) -> float:
         """Under the lock: when `take_back_from_hung` should be called next."""
         calls = [call.since for call in self._calls if not call.is_abandoned]
@@ -384,6 +393,7 @@ class Dispatch:
             self._wake()
         elif loan.lanes.take_relief():
             self._wake_reader()
+        self._note()
         self._lock.notify_all()
 
     # -- iterating

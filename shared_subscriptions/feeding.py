@@ -36,10 +36,11 @@ class Feeder:
         reader_of: Callable[[int], Reader],
         *,
         tell: Callable[[], None],
+        note: Callable[[], None],
         is_leading: Callable[[], bool],
         on_growth: Callable[[Mapping[int, int]], None],
     ) -> None:
-        """``tell`` makes the protocol thread report what has changed.  While this process leads a group, ``on_growth``
+        """``tell`` makes the protocol thread report what has changed, ``note`` lets it do so when it is due.  While this process leads a group, ``on_growth``
         is told at once which shards have grown, and where they end."""
         self.log_errors = 0
         self._log_trouble = SeldomLog(LOG)
@@ -48,7 +49,7 @@ class Feeder:
         self._handler = handler
         self._lock = lock
         self._reader_of = reader_of
-        self._tell, self._is_leading, self._on_growth = tell, is_leading, on_growth
+        self._tell, self._note, self._is_leading, self._on_growth = tell, note, is_leading, on_growth
         self._is_closed = False
         self._wakeup = threading.Event()
         self._watching = threading.Condition()
@@ -127,7 +128,10 @@ class Feeder:
         self.undecodable += piece.undecodable
         with self._lock:
             if self._handler.is_lent(loan) and offer(loan, piece):
-                self._lock.notify_all()
+                if piece.events:
+                    self._lock.notify_all()
+                else:
+                    self._note()
                 if loan.is_complete:
                     self._tell()
         return True

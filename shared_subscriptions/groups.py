@@ -28,7 +28,7 @@ from shared_subscriptions.core.settings import LeaseSettings
 from shared_subscriptions.core.streams import StreamRecord
 from shared_subscriptions.errors import GroupExists, GroupNotFound
 from shared_subscriptions.lag import OFFSETS_MAX, Lag, ShardLag
-from shared_subscriptions.names import PREFIX, Names, group_of
+from shared_subscriptions.names import CHANGES, PREFIX, Names, group_of
 from shared_subscriptions.records import GroupStatus, decode_status, decode_stream
 
 Start = Literal["now", "earliest"] | datetime.datetime | Mapping[int, int]
@@ -162,7 +162,7 @@ def destroy(log: LogApi, name: str) -> None:
     group = Names(name).group
     doomed = [record.name for record in log.list_records(f"{group}/")]
     for _ in range(_ATTEMPTS):  # a leader or a job may write once more before it notices
-        log.put_records([(record, None, None) for record in (group, *doomed)])
+        log.put_records([(CHANGES, name.encode(), None), *((record, None, None) for record in (group, *doomed))])
         doomed = [record.name for record in log.list_records(f"{group}/")]
         if not doomed:
             return
@@ -175,7 +175,10 @@ def _change(log: LogApi, name: str, change: Callable[[Declaration], Declaration]
             break
         wanted = change(declarations.decode(record.value))
         try:
-            log.put_records([(record.name, declarations.encode(wanted), record.version)])
+            log.put_records([
+                (record.name, declarations.encode(wanted), record.version),
+                (CHANGES, name.encode(), None),
+            ])  # fmt: skip
             return wanted
         except RecordConflict:
             continue

@@ -32,10 +32,12 @@ class Agent:
         self._name = name
         self._portions, self._offsets = portions, offsets
         self._borrowers: dict[int, Borrower] = {}
+        self._numbers: dict[str, int] = {}
+        """Borrower -> its subscription."""
 
     def subscribe(self, subscription: int, now: float) -> None:
         """``subscription`` is a number that was not used before."""
-        self._borrowers[subscription] = self._make("", now)
+        self._make(subscription, "", now)
 
     def unsubscribe(self, subscription: int, now: float) -> None:
         self._borrowers[subscription].on_unsubscribe(now)
@@ -92,6 +94,10 @@ class Agent:
         """Those that have a borrower, also one that is about to end."""
         return list(self._borrowers)
 
+    def subscription_of(self, borrower: str) -> int | None:
+        """None when there is no such borrower, or no longer."""
+        return self._numbers.get(borrower)
+
     def borrower(self, subscription: int) -> Borrower | None:
         return self._borrowers.get(subscription)
 
@@ -111,14 +117,15 @@ class Agent:
         return messages, events
 
     def _after(self, subscription: int, borrower: Borrower, event: SessionEvent, now: float) -> None:
-        if isinstance(event, Stopped) or (isinstance(event, Reset) and event.is_final):
-            del self._borrowers[subscription]
-        elif isinstance(event, Reset):
+        if not isinstance(event, Stopped | Reset):
+            return
+        del self._borrowers[subscription], self._numbers[borrower.id]
+        if isinstance(event, Reset) and not event.is_final:
             self.resets += 1
-            self._borrowers[subscription] = self._make(borrower.id, now)
+            self._make(subscription, borrower.id, now)
 
-    def _make(self, former: str, now: float) -> Borrower:
-        return Borrower(
+    def _make(self, subscription: int, former: str, now: float) -> None:
+        borrower = Borrower(
             self._new_id(),
             self._settings,
             now=now,
@@ -127,3 +134,5 @@ class Agent:
             portions=self._portions,
             offsets=self._offsets,
         )
+        self._borrowers[subscription] = borrower
+        self._numbers[borrower.id] = subscription

@@ -201,6 +201,21 @@ class Borrower:
         if self.state is State.CONNECTED:
             self._ask(m.Ping(borrower=self.id, seq=self._next(), ends=dict(ends)), now)
 
+    @property
+    def ping_s(self) -> float:
+        """How often the leader should hear of this borrower.  Its promise counts, which may be shorter than what is
+        configured here."""
+        return min(self._settings.ping_s, self._lease_s / _PINGS_PER_LEASE or float("inf"))
+
+    def on_heard_of(self, asked_at: float, now: float) -> None:
+        """The leader has heard from this process, by a question that was sent at ``asked_at``, that the borrower lives.
+
+        Only for a question that followed a message of this borrower on the same connection.
+        """
+        if self.state in (State.CONNECTED, State.UNSUBSCRIBING):
+            self._lease_end = max(self._lease_end, asked_at + self._lease_s)
+            self._timer = max(self._timer, now + 2 * self.ping_s)
+
     def on_stream_progress(
         self, stream: int, progress: Progress, *, is_settled: bool, is_complete: bool = False
     ) -> None:
@@ -265,8 +280,7 @@ class Borrower:
                 now,
             )
             return
-        # The leader's promise counts, which may be shorter than what is configured here.
-        self._timer = now + min(self._settings.ping_s, self._lease_s / _PINGS_PER_LEASE)
+        self._timer = now + self.ping_s
         self._ask(m.Ping(borrower=self.id, seq=self._next()), now)
         for stream, borrowed in self._streams.items():
             self._report(stream, borrowed)  # whatever report was lost is made up for here

@@ -138,7 +138,9 @@ class Handler:
         """
         for number in list(self._loans):
             loan = self._loans[number]
-            if loan.lanes.has_batch_out or (not is_exclusive and not loan.lanes.is_settled):
+            if not (loan.lanes.has_work or loan.lanes.next_retry() <= now) or loan.lanes.has_batch_out:
+                continue
+            if not is_exclusive and not loan.lanes.is_settled:
                 continue
             if not self.agent.may_deliver(loan.subscription, loan.stream, now):
                 continue
@@ -192,7 +194,12 @@ class Handler:
             self._report_changes()
 
     def next_deadline(self) -> float:
-        return min(self.agent.next_deadline(), self._report_at)
+        return min(self.agent.next_deadline(), self._report_at if self.has_news else float("inf"))
+
+    @property
+    def has_news(self) -> bool:
+        """Whether there is progress to report."""
+        return any(loan.lanes.is_changed for loan in self._loans.values())
 
     def next_retry(self) -> float:
         return min((loan.lanes.next_retry() for loan in self._loans.values()), default=float("inf"))

@@ -82,7 +82,8 @@ class StreamLanes:
         self._event_bytes = 0.0
         """Of those that are loaded, on average."""
         self._was_full = False
-        self._is_changed = True
+        self.is_changed = True
+        """The progress has changed since `take_change`."""
 
     # -- from the log
 
@@ -110,7 +111,7 @@ class StreamLanes:
         """Everything from `next_offset` up to ``end`` is not for this stream."""
         self._done.add(self.next_offset, end)
         self.next_offset = max(self.next_offset, end)
-        self._is_changed = True
+        self.is_changed = True
 
     def expire(self, start: int) -> None:
         """Retention has dropped everything before ``start``."""
@@ -149,7 +150,7 @@ class StreamLanes:
             if event.offset > self.next_offset:
                 self._done.add(self.next_offset, event.offset)
             self.next_offset = event.offset + 1
-        self._is_changed = True
+        self.is_changed = True
 
     # -- to the user
 
@@ -182,7 +183,7 @@ class StreamLanes:
         if self._attempts:
             self._number(taken)
         self._counters.delivered += len(taken)
-        self._is_changed = True
+        self.is_changed = True
         return taken
 
     def is_overdue(self, event: GroupEvent) -> bool:
@@ -274,7 +275,7 @@ class StreamLanes:
                 self._attempts.pop(event.offset, None)
         self._load -= len(batch)
         self._counters.acknowledged += len(batch)
-        self._is_changed = True
+        self.is_changed = True
 
     def fail(self, event: GroupEvent, now: float, delay_s: float | None = None) -> bool:
         """An attempt failed; the event comes again after ``delay_s``, or after the configured back-off.
@@ -287,7 +288,7 @@ class StreamLanes:
             return True
         self._counters.failed += 1
         attempts = self._attempts[event.offset] = event.attempt
-        self._is_changed = True
+        self.is_changed = True
         if self._settings.attempts_max and attempts >= self._settings.attempts_max:
             return False
         self._again(event, now, self._settings.backoff_s(attempts) if delay_s is None else delay_s)
@@ -300,7 +301,7 @@ class StreamLanes:
         elif self._take_back(event):
             self._delays[event.offset] = delay_s
             self._load -= 1
-            self._is_changed = True
+            self.is_changed = True
 
     def postpone(self, event: GroupEvent, due: float) -> None:
         """Deliver an event that is out once more, when it is due.  Its lane waits.  When it has been given away
@@ -341,7 +342,7 @@ class StreamLanes:
         """
         self._counters.timed_out += 1
         self._attempts[event.offset] = event.attempt
-        self._is_changed = True
+        self.is_changed = True
         self._out[event.offset] = copy.copy(event)
         self._again(self._out[event.offset], now, self._settings.backoff_s(event.attempt))
 
@@ -395,7 +396,7 @@ class StreamLanes:
         self._attempts.pop(event.offset, None)
         self._load -= 1
         self._counters.acknowledged += 1
-        self._is_changed = True
+        self.is_changed = True
 
     def _free_lane(self, event: GroupEvent) -> None:
         if not self._is_ordered:
@@ -441,9 +442,9 @@ class StreamLanes:
 
     def take_change(self) -> Progress | None:
         """The progress, when it has changed since the last call."""
-        if not self._is_changed:
+        if not self.is_changed:
             return None
-        self._is_changed = False
+        self.is_changed = False
         return self.progress()
 
     def progress(self) -> Progress:

@@ -146,12 +146,12 @@ def test_leases_are_those_of_the_declaration_whatever_a_member_is_configured_wit
         leader.subscriber.wait_ready(timeout_s=PATIENCE_S)
         with Member(url, [SHARED], **HASTY) as hasty:
             hasty.subscriber.wait_ready(timeout_s=PATIENCE_S)
-            office = hasty.subscriber._groups["billing"].office
-            assert office._lease == CALM_LEASE
-            assert office._candidate._settings == CALM_LEASE
+            group = hasty.subscriber._groups["billing"].leading
+            assert group.lease == CALM_LEASE
+            assert group.candidate._settings == CALM_LEASE
             publish_everywhere(source)
             wait_for_all(source, leader, hasty)
-            assert not office.is_leading
+            assert not group.is_leading
 
 
 def test_two_members_share(url: str, source: Source) -> None:

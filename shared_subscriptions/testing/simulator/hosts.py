@@ -1,6 +1,6 @@
 """A process of the simulation: a consumer, a candidate, and the leader when it is its turn.
 
-It does what the real ones do (`shared_subscriptions.subscriber`, `shared_subscriptions.office`) with the same cores.
+It does what the real ones do (`shared_subscriptions.subscriber`, `shared_subscriptions.leading`) with the same cores.
 Its consumer is what a user would write: it acknowledges batches or single events, sooner or later, and sometimes fails.
 """
 

@@ -29,8 +29,10 @@ class Network:
     def send(self, source: str, target: str, message: m.Message) -> None:
         self.sent += 1
         # What is sent goes through the wire's own form, so that it is what a peer would decode.
-        body = m.encode(message)
-        decoded = m.decode_to_leader(body) if isinstance(message, m.TO_LEADER) else m.decode_to_borrower(body)
+        if isinstance(message, m.TO_LEADER):
+            _, decoded = m.decode_to_leader(m.encode(("g", message)))
+        else:
+            decoded = m.decode_to_borrower(m.encode(message))
         for _ in range(1 + self.world.chance(self._duplicate)):
             if not self.world.chance(self._drop):
                 delay_s = self.world.between(0.1, 1.5) if self.world.chance(self._late) else 0.002

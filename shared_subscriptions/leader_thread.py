@@ -1,0 +1,286 @@
+"""The thread with which a process leads groups, or waits for its turn: one for all groups of a member.
+
+It calls what each group has to do (`Leading`) when it is due, and not before.  What several groups want to have written
+is one write, in which the registration of each is compared and set; when one of them was taken over meanwhile, each is
+written for itself.  Operators' wishes and new shards are looked for once for all groups.
+
+One thread does everything here, so the core needs no lock.  A log that does not answer makes a leader silent, which is
+right: it cannot renew its registration either.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import heapq
+import itertools
+import logging
+import os
+import queue
+import selectors
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TypeVar
+
+from oslo_config import cfg
+
+from durable_log.errors import LogError, LogReplaced, RecordConflict
+from durable_log.log_api import LogApi, ShardState
+from pubsub_api.errors import Closed
+from pubsub_api.seldom import SeldomLog
+from shared_subscriptions import config, wire
+from shared_subscriptions.core.declaration import Declaration
+from shared_subscriptions.leading import Commit, Leading, Owner
+from shared_subscriptions.listening import Listening
+from shared_subscriptions.names import CHANGES
+from shared_subscriptions.sockets import Waker
+
+LOG = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+_IDLE_S = 0.5
+_TELL_S = 0.002
+"""Members are told that the log has grown this often at most."""
+_GROUPS_PER_WRITE = 250
+_READ_ALL_S = 5.0
+"""Declarations are read at least this often: somebody may have changed one without saying so."""
+
+
+class LeaderThread:
+    """Runs from its first group on until it is closed."""
+
+    def __init__(self, log: LogApi, conf: cfg.ConfigOpts) -> None:
+        self._log = log
+        self._conf = conf
+        self._options = conf[config.GROUP]
+        self._log_trouble = SeldomLog(LOG)
+        self._key = os.urandom(wire.KEY_BYTES)
+        self._groups: dict[str, Leading] = {}
+        self._new: queue.SimpleQueue[Leading] = queue.SimpleQueue()
+        self._due: list[tuple[float, int, Leading]] = []
+        self._serial = itertools.count()
+        self._touched: set[Leading] = set()
+        """Groups to which something has happened."""
+        self._look_round_at = self._read_all_at = 0.0
+        self._states: Sequence[ShardState] = ()
+        self._changes = -1
+        self._growth: queue.SimpleQueue[Mapping[int, int]] = queue.SimpleQueue()
+        self._tell_at = 0.0
+        self._is_closing = False
+        self._close_by = 0.0
+        self._selector = selectors.DefaultSelector()
+        self._waker = Waker(self._selector)
+        self.listening = Listening(self._selector, self._groups, self._key, self._options)
+        self._thread = threading.Thread(target=self._run, name="heliograph-group-leader", daemon=True)
+
+    # -- from other threads
+
+    def add(self, declaration: Declaration, owner: Owner) -> Leading:
+        """Watch who leads a group, and lead it when it is this process's turn.  One caller at a time."""
+        group = Leading(
+            self._log, declaration, self._conf, owner,
+            key=self._key, listen=self.listening.open, counters=self.listening.counters,
+        )  # fmt: skip
+        self._new.put(group)
+        if self._thread.ident is None:
+            self._thread.start()
+        self._waker.wake()
+        return group
+
+    def look_now(self, groups: Iterable[Leading]) -> None:
+        """Look at the leaders' records without waiting: something suggests that they have changed."""
+        for group in groups:
+            group.look_at = 0.0
+            self._new.put(group)
+        self._waker.wake()
+
+    def log_grown(self, ends: Mapping[int, int]) -> None:
+        """Shards of the log end there now.  Members that wait for events hear of it, if this process leads."""
+        self._growth.put(ends)
+        self._waker.wake()
+
+    def close(self, *, timeout_s: float) -> None:
+        """Resign where it leads, taking all streams back in good order within the time given, and end the thread."""
+        self._close_by = time.monotonic() + timeout_s
+        self._is_closing = True
+        self._waker.wake()
+        if self._thread.ident is None:
+            self._release()
+        elif self._thread is not threading.current_thread():
+            self._thread.join()
+
+    # -- the thread
+
+    def _run(self) -> None:
+        try:
+            while not self._is_done():
+                self._step()
+                self._wait()
+        except Closed:
+            LOG.info("The log was closed, so this process leads no group any more.")
+        except Exception:
+            LOG.exception("This process will not lead any group any more")
+        finally:
+            for group in self._groups.values():
+                group.close()
+            self._release()
+
+    def _release(self) -> None:
+        self.listening.close()
+        self._waker.close()
+        self._selector.close()
+
+    def _step(self) -> None:
+        now = time.monotonic()
+        with contextlib.suppress(queue.Empty):
+            while True:
+                group = self._new.get_nowait()
+                self._groups.setdefault(group.name, group)
+                self._touched.add(group)
+        if now >= self._look_round_at:
+            self._look_round(now)
+        if now >= self._tell_at and not self._growth.empty():
+            self._tell_at = now + _TELL_S
+            self._tell_growth(now)
+        while self._due and self._due[0][0] <= now:
+            at, _, group = heapq.heappop(self._due)
+            if at == group.scheduled:
+                self._touched.add(group)
+        groups, self._touched = self._touched, set()
+        commits = [self._guard(group, group.step, now, may_claim=not self._is_closing) for group in groups]
+        self._write([commit for commit in commits if commit is not None])
+        for group in groups:
+            self._after(group)
+        self.listening.look_after_strangers(time.monotonic())
+
+    def _after(self, group: Leading) -> None:
+        """Send what the group has to say, and note when it is due next."""
+        self.listening.send(group)
+        if group.leader is not None and group.leader.is_outdated:
+            self._look_round_at = 0.0
+        due = group.next_due()
+        if due != group.scheduled or due <= time.monotonic():
+            group.scheduled = due
+            heapq.heappush(self._due, (due, next(self._serial), group))
+
+    def _guard(self, group: Leading, call: Callable[..., T], *arguments: object, **named: object) -> T | None:
+        """Call something of a group; None when it failed.  The others go on."""
+        try:
+            return call(*arguments, **named)
+        except LogReplaced as error:
+            self._log_trouble("Group %s is gone with its log: %s", group.name, error)
+            group.replaced()
+        except LogError as error:
+            self._log_trouble("Group %s: the log cannot be used now: %s", group.name, error)
+            group.failed()
+        except OSError as error:
+            LOG.error("Group %s: this process cannot lead: %s", group.name, error)
+            group.cannot_listen()
+        return None
+
+    def _is_done(self) -> bool:
+        """When closing: whether everything that can be left in order is."""
+        if not self._is_closing:
+            return False
+        now, commits = time.monotonic(), []
+        for group in self._groups.values():
+            leader = group.leader
+            if leader is None:
+                continue
+            if leader.holders() and now < self._close_by and not leader.is_silent(now):
+                leader.retire(now)
+                self._touched.add(group)
+            else:
+                commits.append(group.resign(leader, now))
+                self.listening.send(group)
+        self._write(commits)
+        for commit in commits:
+            if commit.group.leader is not None:
+                LOG.warning("Group %s: the leader could not resign, others wait for the claim time.", commit.group.name)
+                commit.group.end()
+        return all(group.leader is None for group in self._groups.values())
+
+    def _wait(self) -> None:
+        now = time.monotonic()
+        deadline = self._due[0][0] if self._due else now + _IDLE_S
+        if any(group.leader is not None for group in self._groups.values()):
+            deadline = min(deadline, self._look_round_at)
+        if not self._growth.empty():
+            deadline = min(deadline, self._tell_at)
+        timeout_s = 0.01 if self._is_closing else min(max(deadline - now, 0.0), _IDLE_S)
+        for key, _ in self._selector.select(timeout_s):
+            if key.data is self._waker:
+                self._waker.clear()
+            elif key.data is None:
+                self.listening.accept()
+            else:
+                self._touched |= self.listening.serve(key.data)
+
+    # -- for all groups at once
+
+    def _look_round(self, now: float) -> None:
+        """Look what there is to hand out, and what operators want."""
+        self._look_round_at = now + self._options.renew_streams_interval
+        led = [group for group in self._groups.values() if group.leader is not None]
+        if not led:
+            return
+        try:
+            changes = self._log.get_record(CHANGES)
+            states = self._log.state()
+        except LogReplaced as error:
+            self._log_trouble("The groups are gone with their log: %s", error)
+            for group in led:
+                group.replaced()
+                self._touched.add(group)
+            return
+        except LogError as error:
+            self._log_trouble("Groups: the log cannot be used now: %s", error)
+            return
+        version = 0 if changes is None else changes.version
+        reads_all = version != self._changes or now >= self._read_all_at
+        if reads_all:
+            self._changes, self._read_all_at = version, now + _READ_ALL_S
+        has_moved = [(one.start, one.end) for one in states] != [(one.start, one.end) for one in self._states]
+        self._states = states
+        for group in led:
+            leader = group.leader
+            if leader is not None and (reads_all or has_moved or leader.is_outdated):
+                self._guard(group, group.renew, leader, states, now, reads_declaration=reads_all)
+                self._touched.add(group)
+
+    def _tell_growth(self, now: float) -> None:
+        ends: dict[int, int] = {}
+        with contextlib.suppress(queue.Empty):
+            while True:
+                ends.update(self._growth.get_nowait())
+        for group in self._groups.values():
+            if group.leader is not None:
+                group.leader.on_log_grown(ends, now)
+                self._touched.add(group)
+
+    def _write(self, commits: list[Commit]) -> None:
+        """Write what groups want to have written."""
+        for first in range(0, len(commits), _GROUPS_PER_WRITE):
+            self._write_together(commits[first : first + _GROUPS_PER_WRITE])
+
+    def _write_together(self, commits: Sequence[Commit]) -> None:
+        try:
+            versions = iter(self._log.put_records([write for commit in commits for write in commit.writes]))
+        except RecordConflict:
+            if len(commits) == 1:
+                self._guard(commits[0].group, commits[0].group.refused)
+                return
+            for commit in commits:
+                self._write_together([commit])
+        except LogError as error:
+            self._log_trouble("Groups: the log cannot be used now: %s", error)
+            for commit in commits:
+                commit.group.unknown()
+        else:
+            for commit in commits:
+                version = next(versions)
+                for _ in commit.writes[1:]:
+                    next(versions)
+                self._guard(commit.group, commit.written, version)
+        self._touched |= {commit.group for commit in commits}
