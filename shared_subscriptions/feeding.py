@@ -21,7 +21,10 @@ LOG = logging.getLogger(__name__)
 _READ_EVENTS_MAX = 10_000
 _WAIT_S = 0.1
 """How long a wait for shards that are not of interest any more may go on."""
-_IDLE_S = 0.5
+_IDLE_S = 5.0
+"""Whoever wants something wakes the reader; this is for what nobody has thought of."""
+_READ_AT_ONCE = 32
+"""With more streams that want events, only those are read that have grown."""
 _ERROR_PAUSE_S = 0.2
 
 
@@ -106,13 +109,15 @@ class Feeder:
         with self._lock:
             hungry = [(loan, self._reader_of(loan.subscription)) for loan in self._handler.loans if loan.wants_events]
             queues = self._handler.idle_queues()
-        ends = self._tell_growth(queues)
+        ends = self._tell_growth(queues, is_counting=len(hungry) > _READ_AT_ONCE)
         is_at_end = True
         for loan, reader in hungry:
-            if self._read(loan, reader):
+            shard, offset = reader.place(loan.stream).shard, loan.lanes.next_offset
+            if len(hungry) > _READ_AT_ONCE and offset >= self._found.get(shard, 0):
+                ends[shard] = min(ends.get(shard, offset), offset)
+            elif self._read(loan, reader):
                 is_at_end = False
             else:
-                shard, offset = reader.place(loan.stream).shard, loan.lanes.next_offset
                 ends[shard] = min(ends.get(shard, offset), offset)
         if not is_at_end:
             return
@@ -136,11 +141,11 @@ class Feeder:
                     self._tell()
         return True
 
-    def _tell_growth(self, queues: list[int]) -> dict[int, int]:
+    def _tell_growth(self, queues: list[int], *, is_counting: bool) -> dict[int, int]:
         """Where the log has grown: members hear it at once from their leader, and the leader of a queue from members
         that have time.  Returns the ends of all shards, or nothing when nobody is interested."""
         is_leading = self._is_leading()
-        if not queues and not is_leading:
+        if not queues and not is_leading and not is_counting:
             return {}
         if self._is_stale:
             self._is_stale = False
@@ -158,7 +163,7 @@ class Feeder:
                 with self._lock:
                     self._handler.on_log_grown(number, grown)
                 self._tell()
-        return dict(found)
+        return dict(found) if queues or is_leading else {}
 
     # -- the watcher
 

@@ -21,6 +21,7 @@ from pubsub_api.core.topics import FilterSet, check_filter
 from pubsub_api.errors import UsageError
 from shared_subscriptions.core import candidate as candidates
 from shared_subscriptions.core import declaration as declarations
+from shared_subscriptions.core import process_lease
 from shared_subscriptions.core.declaration import LANES_MAX, Declaration, Wish, check_name
 from shared_subscriptions.core.events import Mode
 from shared_subscriptions.core.progress import Acknowledged, Progress
@@ -284,7 +285,9 @@ def _leader(log: LogApi, found: Declaration) -> tuple[str, float | None]:
     if record is None:
         return "", None
     leader = candidates.decode(record.value)
-    heard_s = round(max(0.0, (time.time_ns() - leader.renewed_ns) / 1e9), 3)
+    sign = log.get_record(leader.lease) if leader.lease else None
+    renewed_ns = max(leader.renewed_ns, process_lease.decode(sign.value).renewed_ns if sign is not None else 0)
+    heard_s = round(max(0.0, (time.time_ns() - renewed_ns) / 1e9), 3)
     is_leading = not leader.is_vacant and leader.incarnation == found.incarnation and heard_s < found.claim_time_s
     return leader.endpoint if is_leading else "", heard_s
 

@@ -2,7 +2,8 @@
 
 It calls what each group has to do (`Leading`) when it is due, and not before.  What several groups want to have written
 is one write, in which the registration of each is compared and set; when one of them was taken over meanwhile, each is
-written for itself.  Operators' wishes and new shards are looked for once for all groups.
+written for itself.  The process gives one sign of life for all groups that it leads.  Operators' wishes and new shards
+are looked for once for all groups.
 
 One thread does everything here, so the core needs no lock.  A log that does not answer makes a leader silent, which is
 right: it cannot renew its registration either.
@@ -19,6 +20,7 @@ import queue
 import selectors
 import threading
 import time
+import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TypeVar
 
@@ -30,9 +32,11 @@ from pubsub_api.errors import Closed
 from pubsub_api.seldom import SeldomLog
 from shared_subscriptions import config, wire
 from shared_subscriptions.core.declaration import Declaration
-from shared_subscriptions.leading import Commit, Leading, Owner
+from shared_subscriptions.core.process_lease import ProcessLease
+from shared_subscriptions.core.settings import LeaseSettings
+from shared_subscriptions.leading import Commit, Leading, Owner, Process, Write
 from shared_subscriptions.listening import Listening
-from shared_subscriptions.names import CHANGES
+from shared_subscriptions.names import CHANGES, LEASES
 from shared_subscriptions.sockets import Waker
 
 LOG = logging.getLogger(__name__)
@@ -43,7 +47,7 @@ _IDLE_S = 0.5
 _TELL_S = 0.002
 """Members are told that the log has grown this often at most."""
 _GROUPS_PER_WRITE = 250
-_READ_ALL_S = 5.0
+_READ_ALL_S = 30.0
 """Declarations are read at least this often: somebody may have changed one without saying so."""
 
 
@@ -72,6 +76,12 @@ class LeaderThread:
         self._selector = selectors.DefaultSelector()
         self._waker = Waker(self._selector)
         self.listening = Listening(self._selector, self._groups, self._key, self._options)
+        self._leases: dict[float, ProcessLease] = {}
+        """By claim time."""
+        self._beat_at = 0.0
+        self._versions: dict[str, int] = {}
+        """Of leases, as they were read in this round."""
+        self._process = Process(self.listening.open, self._lease, self._version_of, self.listening.counters)
         self._thread = threading.Thread(target=self._run, name="heliograph-group-leader", daemon=True)
 
     # -- from other threads
@@ -80,7 +90,7 @@ class LeaderThread:
         """Watch who leads a group, and lead it when it is this process's turn.  One caller at a time."""
         group = Leading(
             self._log, declaration, self._conf, owner,
-            key=self._key, listen=self.listening.open, counters=self.listening.counters,
+            key=self._key, process=self._process,
         )  # fmt: skip
         self._new.put(group)
         if self._thread.ident is None:
@@ -124,6 +134,7 @@ class LeaderThread:
         finally:
             for group in self._groups.values():
                 group.close()
+            self._drop_leases()
             self._release()
 
     def _release(self) -> None:
@@ -133,6 +144,9 @@ class LeaderThread:
 
     def _step(self) -> None:
         now = time.monotonic()
+        self._versions.clear()
+        if now >= self._beat_at:
+            self._renew_leases(now)
         with contextlib.suppress(queue.Empty):
             while True:
                 group = self._new.get_nowait()
@@ -145,7 +159,7 @@ class LeaderThread:
             self._tell_growth(now)
         while self._due and self._due[0][0] <= now:
             at, _, group = heapq.heappop(self._due)
-            if at == group.scheduled:
+            if at == group.scheduled and not self._is_later(group, now):
                 self._touched.add(group)
         groups, self._touched = self._touched, set()
         commits = [self._guard(group, group.step, now, may_claim=not self._is_closing) for group in groups]
@@ -154,11 +168,22 @@ class LeaderThread:
             self._after(group)
         self.listening.look_after_strangers(time.monotonic())
 
+    def _is_later(self, group: Leading, now: float) -> bool:
+        """Whether the group has time after all, because leases were renewed meanwhile; then it is noted again."""
+        due = group.next_due()
+        if due <= now:
+            return False
+        group.scheduled = due
+        heapq.heappush(self._due, (due, next(self._serial), group))
+        return True
+
     def _after(self, group: Leading) -> None:
         """Send what the group has to say, and note when it is due next."""
         self.listening.send(group)
-        if group.leader is not None and group.leader.is_outdated:
-            self._look_round_at = 0.0
+        if group.leader is not None:
+            self._beat_at = min(self._beat_at, time.monotonic() + group.lease.beat_s)
+            if group.leader.is_outdated:
+                self._look_round_at = 0.0
         due = group.next_due()
         if due != group.scheduled or due <= time.monotonic():
             group.scheduled = due
@@ -205,7 +230,7 @@ class LeaderThread:
         now = time.monotonic()
         deadline = self._due[0][0] if self._due else now + _IDLE_S
         if any(group.leader is not None for group in self._groups.values()):
-            deadline = min(deadline, self._look_round_at)
+            deadline = min(deadline, self._look_round_at, self._beat_at)
         if not self._growth.empty():
             deadline = min(deadline, self._tell_at)
         timeout_s = 0.01 if self._is_closing else min(max(deadline - now, 0.0), _IDLE_S)
@@ -216,6 +241,74 @@ class LeaderThread:
                 self.listening.accept()
             else:
                 self._touched |= self.listening.serve(key.data)
+
+    # -- leases
+
+    def _lease(self, settings: LeaseSettings) -> ProcessLease:
+        """The lease for groups of such times, which is made when there is none.  Raises LogError."""
+        lease = self._leases.get(settings.claim_time_s)
+        if lease is None or lease.is_lost:
+            lease = ProcessLease(f"{LEASES}{uuid.uuid4().hex}")
+            (version,) = self._log.put_records([lease.renewal(time.monotonic(), time.time_ns())])
+            lease.written(version)
+            self._leases[settings.claim_time_s] = lease
+            self._beat_at = 0.0
+        return lease
+
+    def _version_of(self, name: str) -> int:
+        if name not in self._versions:
+            record = self._log.get_record(name)
+            self._versions[name] = 0 if record is None else record.version
+        return self._versions[name]
+
+    def _renew_leases(self, now: float) -> None:
+        """Give a sign of life for each claim time that groups are led under."""
+        self._beat_at = float("inf")
+        for claim_time_s, lease in self._leases.items():
+            led = [
+                group
+                for group in self._groups.values()
+                if group.leader is not None and group.lease.claim_time_s == claim_time_s
+            ]
+            if not led or lease.is_lost:
+                continue
+            settings = led[0].lease
+            try:
+                self._renew_lease(lease)
+                self._beat_at = min(self._beat_at, now + min(group.lease.beat_s for group in led))
+            except LogError as error:
+                self._log_trouble("Groups: the log cannot be used now: %s", error)
+                self._beat_at = min(self._beat_at, now + settings.watch_s)
+            for group in led:
+                if lease.is_lost:
+                    self._guard(group, group.refused)
+                else:
+                    group.kept(lease.renewed_at)
+            if lease.is_lost:
+                self._touched |= set(led)
+
+    def _renew_lease(self, lease: ProcessLease) -> None:
+        """Raises LogError: what became of it is not known."""
+        if lease.is_uncertain:
+            record = self._log.get_record(lease.name)
+            lease.observed(*((None, 0) if record is None else (record.value, record.version)))
+        if lease.is_lost:
+            return
+        try:
+            (version,) = self._log.put_records([lease.renewal(time.monotonic(), time.time_ns())])
+        except RecordConflict:
+            lease.refused()
+        except LogError:
+            lease.unknown()
+            raise
+        else:
+            lease.written(version)
+
+    def _drop_leases(self) -> None:
+        """Nothing is led any more."""
+        with contextlib.suppress(LogError, Closed):
+            for lease in self._leases.values():
+                self._log.put_records([(lease.name, None, lease.version)])
 
     # -- for all groups at once
 
@@ -264,9 +357,15 @@ class LeaderThread:
         for first in range(0, len(commits), _GROUPS_PER_WRITE):
             self._write_together(commits[first : first + _GROUPS_PER_WRITE])
 
+    def _stands(self, overthrows: tuple[str, int]) -> bool:
+        """Whether a dead process's lease is still there: a write before this one may have taken it away."""
+        return self._versions.get(overthrows[0], overthrows[1]) == overthrows[1]
+
     def _write_together(self, commits: Sequence[Commit]) -> None:
+        overthrown = {commit.overthrows for commit in commits if commit.overthrows and self._stands(commit.overthrows)}
+        writes: list[Write] = [write for commit in commits for write in commit.writes]
         try:
-            versions = iter(self._log.put_records([write for commit in commits for write in commit.writes]))
+            versions = iter(self._log.put_records([*writes, *((name, None, at) for name, at in overthrown)]))
         except RecordConflict:
             if len(commits) == 1:
                 self._guard(commits[0].group, commits[0].group.refused)
@@ -283,4 +382,5 @@ class LeaderThread:
                 for _ in commit.writes[1:]:
                     next(versions)
                 self._guard(commit.group, commit.written, version)
+            self._versions.update((name, 0) for name, _ in overthrown)
         self._touched |= {commit.group for commit in commits}

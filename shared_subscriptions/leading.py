@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-import math
 import time
 import uuid
 from collections import Counter
@@ -23,7 +22,7 @@ from oslo_config import cfg
 
 from durable_log import config as log_config
 from durable_log.errors import LogError
-from durable_log.log_api import LogApi, ShardState
+from durable_log.log_api import LogApi, Record, ShardState
 from pubsub_api.errors import UndecodableBody
 from shared_subscriptions import config
 from shared_subscriptions.core import candidate as candidates
@@ -32,7 +31,9 @@ from shared_subscriptions.core import messages as m
 from shared_subscriptions.core.candidate import Candidate, Claim, LeaderRecord, Role, Seen
 from shared_subscriptions.core.declaration import Declaration
 from shared_subscriptions.core.leader import Leader
+from shared_subscriptions.core.process_lease import ProcessLease
 from shared_subscriptions.core.queue import QueueLeader
+from shared_subscriptions.core.settings import LeaseSettings
 from shared_subscriptions.core.streams import StreamInfo, StreamRecord
 from shared_subscriptions.names import Names
 from shared_subscriptions.records import GroupStatus, decode_stream, encode_status, encode_stream
@@ -48,8 +49,6 @@ _GONE_S = 60.0
 _IDLE_S = 0.5
 _COMPLAIN_S = 60.0
 """Between two complaints about the same."""
-_BEATS_PER_STEP = 4
-"""Registrations are renewed at multiples of this part of the interval, so that many groups are renewed together."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,12 +67,27 @@ class Owner:
     """Whether a borrower is of this process."""
 
 
+@dataclasses.dataclass(frozen=True)
+class Process:
+    """What the groups of a process have in common."""
+
+    listen: Callable[[], str]
+    """Returns where members reach the process.  Raises OSError."""
+    lease: Callable[[LeaseSettings], ProcessLease]
+    """The lease under which a group can be led.  Raises LogError."""
+    version_of: Callable[[str], int]
+    """The version of the lease of that name, 0 when it is gone.  Raises LogError."""
+    counters: Counter[str]
+
+
 @dataclasses.dataclass(eq=False)
 class Commit:
     """What a group wants to have written, all or nothing; its registration comes first."""
 
     group: Leading
     writes: list[Write]
+    overthrows: tuple[str, int] | None = None
+    """The lease of a process that is dead, to be deleted with it."""
     records: dict[int, StreamRecord] = dataclasses.field(default_factory=dict)
     deleted: set[int] = dataclasses.field(default_factory=set)
     said: GroupStatus | None = None
@@ -93,11 +107,8 @@ class Leading:
         owner: Owner,
         *,
         key: bytes,
-        listen: Callable[[], str],
-        counters: Counter[str],
+        process: Process,
     ) -> None:
-        """``listen`` returns where members reach this process, and raises OSError; ``counters`` are those of the
-        process."""
         self.name = declaration.name
         self.counters: Counter[str] = Counter()
         self.leader: Leader | None = None
@@ -108,8 +119,7 @@ class Leading:
         """When `step` is to be called next, as far as `LeaderThread` knows."""
         self._log = log
         self._owner = owner
-        self._listen = listen
-        self._shared_counters = counters
+        self._process = process
         self._incarnation = declaration.incarnation
         self._names = Names(declaration.name)
         self._commit_interval_s: float = conf[config.GROUP].commit_interval
@@ -125,7 +135,7 @@ class Leading:
         self._told: LeaderRecord | None = None
         self._known: tuple[int, Declaration] | None = None
         """The declaration as it was read last, with the version of its record."""
-        self._commit_at = self._commit_early_at = self._beat_at = 0.0
+        self._commit_at = self._commit_early_at = 0.0
         self._is_urgent = self._is_touched = False
         self._said: GroupStatus | None = None
         """What is stored of the group, without times."""
@@ -167,12 +177,16 @@ class Leading:
             return
         self.look_at = now + self.lease.watch_s
         record = self._log.get_record(self._names.leader)
-        seen = None if record is None else Seen(_decode(record.value), record.version)
+        seen = None if record is None else self._see(record)
         if seen is not None and seen.record.incarnation != self._incarnation:
             self._is_gone()  # and declared anew: who leads that leads another group
             return
         self.candidate.observed(seen, time.monotonic())
         self._after_change()
+
+    def _see(self, record: Record) -> Seen:
+        leader = _decode(record.value)
+        return Seen(leader, record.version, self._process.version_of(leader.lease) if leader.lease else 0)
 
     def _claim(self) -> Commit | None:
         group = self._log.get_record(self._names.group)
@@ -180,11 +194,14 @@ class Leading:
             self._is_gone()
             return None
         self.candidate.me = msgspec.structs.replace(
-            self.candidate.me, endpoint=self._listen(), renewed_ns=time.time_ns()
+            self.candidate.me, endpoint=self._process.listen(), lease=self._process.lease(self.lease).name,
+            renewed_ns=time.time_ns(),
         )  # fmt: skip
         # The declaration is written again, as it is: a group that was destroyed a moment ago must not get a leader.
         claim = self.candidate.claim(time.monotonic())
-        return Commit(self, [self._registration(claim), (self._names.group, group.value, group.version)])
+        return Commit(
+            self, [self._registration(claim), (self._names.group, group.value, group.version)], claim.overthrows
+        )  # fmt: skip
 
     def _is_gone(self) -> None:
         self._owner.on_destroyed()
@@ -246,7 +263,7 @@ class Leading:
         )  # fmt: skip
         self.leader.is_outdated = True
         self.counters["terms"] += 1
-        self._commit_at = self._beat_at = 0.0
+        self._commit_at = 0.0
         self._is_touched = True
         self._said = None
         LOG.info("Group %s: this process leads, in epoch %d.", self.name, self.candidate.epoch)
@@ -293,7 +310,7 @@ class Leading:
         if self._is_urgent:
             return self._commit_early_at
         is_changed = self._is_touched or (self.leader is not None and self.leader.has_changes)
-        return self._commit_at if is_changed else self._beat_at
+        return self._commit_at if is_changed else float("inf")
 
     def _note_time(self) -> None:
         self.candidate.me = msgspec.structs.replace(self.candidate.me, renewed_ns=time.time_ns())
@@ -339,9 +356,7 @@ class Leading:
 
     def _commit(self, leader: Leader, claim: Claim) -> Commit:
         now = time.monotonic()
-        step_s = self.lease.beat_s / _BEATS_PER_STEP
-        self._beat_at = math.floor((now + self.lease.beat_s) / step_s) * step_s
-        self._commit_at = min(self._beat_at, now + self._commit_interval_s)
+        self._commit_at = now + min(self.lease.beat_s, self._commit_interval_s)
         self._commit_early_at = now + self._commit_interval_s / 10
         is_touched, self._is_urgent, self._is_touched = self._is_touched, False, False
         commit = Commit(self, [self._registration(claim)], said=self._said)
@@ -353,7 +368,7 @@ class Leading:
                 commit.writes.append((self._names.stream(number), value, None))
         commit.writes += [(self._names.stream(number), None, None) for number in commit.deleted]
         if is_touched or changes or self._said is None:
-            status = describe(leader, self.counters + self._shared_counters, self.candidate.me.endpoint, now)
+            status = describe(leader, self.counters + self._process.counters, self.candidate.me.endpoint, now)
             said = without_times(status)
             value = encode_status(status, bytes_max=self._record_bytes_max) if said != self._said else None
             if value is not None:
@@ -392,9 +407,17 @@ class Leading:
     def refused(self) -> None:
         """Somebody else has written the registration first, or the group is gone.  Raises LogError."""
         self.candidate.refused()
-        if self.leader is not None and self._read_declaration() is None:
-            self._end_group(self.leader)
-        self._after_change()
+        try:
+            if self.leader is not None and self._read_declaration() is None:
+                self._end_group(self.leader)
+        finally:
+            self._after_change()
+
+    def kept(self, started: float) -> None:
+        """The lease of the process was renewed by a write that began then."""
+        if self.leader is not None and self.candidate.role is not Role.WATCHING:
+            self.candidate.kept(started)
+            self.leader.renewed(started)
 
     def unknown(self) -> None:
         """What became of a commit is not known: see, as soon as the log can be read."""

@@ -6,6 +6,9 @@ PREFIX = "group/"
 CHANGES = "groups/changes"
 """Written with every wish of an operator, so that leaders of many groups need not read all declarations to see one."""
 
+LEASES = "groups/lease/"
+"""Of processes that lead."""
+
 
 class Names:
     """The records of one group."""

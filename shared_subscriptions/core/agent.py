@@ -101,11 +101,13 @@ class Agent:
     def borrower(self, subscription: int) -> Borrower | None:
         return self._borrowers.get(subscription)
 
-    def take(self, now: float) -> tuple[list[tuple[int, m.ToLeader]], list[tuple[int, SessionEvent]]]:
-        """What is to be sent, and what the session must know, each with its subscription."""
+    def take(self, now: float, only: int | None = None) -> tuple[list[tuple[int, m.ToLeader]], list[tuple[int, SessionEvent]]]:
+        """What is to be sent, and what the session must know, each with its subscription; of ``only`` one, or of all."""
         messages: list[tuple[int, m.ToLeader]] = []
         events: list[tuple[int, SessionEvent]] = []
-        for subscription, borrower in list(self._borrowers.items()):
+        numbers = self._borrowers if only is None else self._borrowers.keys() & {only}
+        for subscription in list(numbers):
+            borrower = self._borrowers[subscription]
             said, told = borrower.messages, borrower.events
             if not said and not told:
                 continue

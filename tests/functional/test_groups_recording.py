@@ -91,6 +91,11 @@ def test_a_leader_that_is_killed_while_a_publisher_ends_takes_nothing_with_it(
         survivor.wait_ready(timeout_s=PATIENCE_S)
         send(publisher, 1, 300)
         wait_until(lambda: len(versions(log)) == 300, PATIENCE_S, "the leader to record")
+        recording = survivor._recording
+        assert recording is not None
+        wait_until(
+            lambda: any(one.kept_bytes for one in list(recording._standbys.values())), PATIENCE_S, "the standby to hear"
+        )  # fmt: skip
         leader.kill()
         send(publisher, 301, 900)
         session.close()
