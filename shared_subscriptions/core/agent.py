@@ -101,8 +101,10 @@ class Agent:
     def borrower(self, subscription: int) -> Borrower | None:
         return self._borrowers.get(subscription)
 
-    def take(self, now: float, only: int | None = None) -> tuple[list[tuple[int, m.ToLeader]], list[tuple[int, SessionEvent]]]:
-        """What is to be sent, and what the session must know, each with its subscription; of ``only`` one, or of all."""
+    def take(
+        self, now: float, only: int | None = None
+    ) -> tuple[list[tuple[int, m.ToLeader]], list[tuple[int, SessionEvent]]]:
+        """What is to be sent, and what the session must know, each with its subscription; of one only, or of all."""
         messages: list[tuple[int, m.ToLeader]] = []
         events: list[tuple[int, SessionEvent]] = []
         numbers = self._borrowers if only is None else self._borrowers.keys() & {only}

@@ -126,9 +126,7 @@ def test_what_a_member_has_read_before_retention_dropped_it_is_not_expired(
         log.trim(0, 50)
         source.publish(TOPIC, 10)
         group = member.subscriber._groups["billing"].leading
-        wait_until(
-            lambda: group.leader and group.leader.streams[0].info.start == 50, PATIENCE_S, "it to be noticed"
-        )
+        wait_until(lambda: group.leader and group.leader.streams[0].info.start == 50, PATIENCE_S, "it to be noticed")
         member.gate.set()
         wait_until(lambda: groups.show(log, "billing").lag == 0, PATIENCE_S, "all of it done")
         assert len(member.seen) == 110
