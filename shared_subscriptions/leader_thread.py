@@ -81,7 +81,9 @@ class LeaderThread:
         self._beat_at = 0.0
         self._versions: dict[str, int] = {}
         """Of leases, as they were read in this round."""
-        self._process = Process(self.listening.open, self._lease, self._version_of, self.listening.counters)
+        self._process = Process(
+            self.listening.open, self._lease, self._version_of, self.listening.send, self.listening.counters
+        )
         self._thread = threading.Thread(target=self._run, name="heliograph-group-leader", daemon=True)
 
     # -- from other threads

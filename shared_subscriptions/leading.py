@@ -79,6 +79,8 @@ class Process:
     """The lease under which a group can be led.  Raises LogError."""
     version_of: Callable[[str], int]
     """The version of the lease of that name, 0 when it is gone.  Raises LogError."""
+    send: Callable[[Leading], None]
+    """Sends what a group has to say to its members."""
     counters: Counter[str]
 
 
@@ -355,6 +357,7 @@ class Leading:
         self._last_words = leader.messages
         self.candidate.refused()
         self.end()
+        self._process.send(self)  # members are told before anybody else is
         self._owner.on_destroyed()
 
     # -- storing

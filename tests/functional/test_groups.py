@@ -119,6 +119,7 @@ def test_a_group_that_is_destroyed_and_declared_anew_is_another_one(url: str, lo
                 member.subscriber.wait_streams(1000, timeout_s=PATIENCE_S)
             with pytest.raises(GroupDestroyed, match="make a new one"):
                 member.subscriber.subscribe("$shared/billing/tenant-8/#")
+        wait_until(lambda: one.streams == two.streams == 0, PATIENCE_S, "the members to let go")
         seen = len(one.seen) + len(two.seen)
         source.publish("tenant-8/t", 10)
         publish_everywhere(source)
