@@ -202,6 +202,8 @@ def test_several_threads_handle_several_keys_at_once(url: str, source: Source) -
 
 def test_a_queue_delivers_each_event_once_to_somebody(url: str, source: Source) -> None:
     with Member(url, [QUEUE]) as one, Member(url, [QUEUE]) as two, Member(url, [QUEUE]) as three:
+        for member in (one, two, three):
+            member.subscriber.wait_ready(timeout_s=PATIENCE_S)
         source.publish(TOPIC, 2000, per_frame=100)
         wait_until(lambda: len(one.got() | two.got() | three.got()) == 2000, PATIENCE_S, "all")
         source.publish(TOPIC, 2000, per_frame=100)
