@@ -89,6 +89,8 @@ class Connections:
         """The addresses of the last scan."""
         self.descriptors = 0
         """How many this process had when they were counted last."""
+        self.closing = 0
+        """How many of these are connections that were cut: libzmq is about to close them."""
 
     def listen_on_port(self, port: int, host: str) -> None:
         """``host`` is empty when the socket listens on all interfaces."""
@@ -116,7 +118,10 @@ class Connections:
             inode = int(target[len(_SOCKET) : -1])
             found[inode] = self._known[inode] if inode in self._known else self._look(number, inode)
         self._known = found
-        return [connection for connection in found.values() if connection is not None and not connection.is_cut]
+        ours = [connection for connection in found.values() if connection is not None]
+        left = [connection for connection in ours if not connection.is_cut]
+        self.closing = len(ours) - len(left)
+        return left
 
     def _look(self, descriptor: int, inode: int) -> Connection | None:
         with _borrowed(descriptor, inode) as sock:

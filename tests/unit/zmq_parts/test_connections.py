@@ -18,3 +18,4 @@ def test_a_connection_is_cut_once_and_no_more_counted_though_its_owner_has_not_c
             assert peer.recv(1) == b""
             assert not connection.cut()
             assert connections.scan() == []
+            assert connections.closing == 1
