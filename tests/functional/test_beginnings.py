@@ -26,6 +26,8 @@ from tests.waiting import wait_joined, wait_until
 
 TOPIC = "tenant-7/port"
 RARELY = {"max_idle_time": 60.0, "idle_time_limit": 60.0, "publisher_forget_time": 600.0}
+PERSISTENT = {"repair_attempts_max": 9}
+"""What can be repaired is, also when whoever is asked gets no processor for a while."""
 
 
 def reasons(consumer: Consumer) -> list[pubsub_api.Reason]:
@@ -70,7 +72,7 @@ def test_a_question_that_reached_nobody_is_asked_again(bus: Bus, consumer: Consu
         return wrapped[-1]
 
     publisher = bus.session().publisher()
-    session = bus.session(wrap_driver=wrap, repair_timeout=0.1, **RARELY)
+    session = bus.session(wrap_driver=wrap, repair_timeout=0.1, **RARELY, **PERSISTENT)
     subscriber = session.subscriber(
         ["#"], consumer.on_event, on_resync=consumer.on_resync, addresses=bus.addresses(publisher)
     )
@@ -91,7 +93,7 @@ def test_a_join_whose_answers_are_lost_is_asked_again(bus: Bus, consumer: Consum
     send_frames(publisher, range(1, 6))
     faults = Faults()
     faults.set(drop=1.0, kinds={Kind.REPLY})
-    session = bus.session(wrap_driver=lambda driver: FaultyPubSub(driver, faults), ready_timeout=8.0)
+    session = bus.session(wrap_driver=lambda driver: FaultyPubSub(driver, faults))
     subscriber = session.subscriber(
         ["#"], consumer.on_event, on_resync=consumer.on_resync, addresses=bus.addresses(publisher)
     )
@@ -113,9 +115,13 @@ def test_what_a_new_life_sends_at_once_is_delivered_from_its_first_event(process
     options = {"max_idle_time": 0.5, "idle_time_limit": 2.0}
     with PublisherNode(url, **options) as former:
         addresses = [former.address] if process_bus.is_bind_based else None
-        with SubscriberNode(url, addresses, **options) as subscriber:
+        with SubscriberNode(url, addresses, **options, **PERSISTENT) as subscriber:
             former.send(TOPIC, range(1, 11))
             wait_until(lambda: subscriber.last(TOPIC) == 10, what="the first life")
+            # A successor proves by its age that it is younger than the subscription.  That takes a subscription that
+            # is older than its answer is late.
+            heard = subscriber.statistics()["hellos"]
+            wait_until(lambda: subscriber.statistics()["hellos"] >= heard + 8, what="some time to pass")
             getattr(former, ending)()
             with PublisherNode(url, **options) as successor:
                 successor.send(TOPIC, range(11, 111))
@@ -146,18 +152,19 @@ def test_one_forged_hello_silences_no_stream(consumer: Consumer, bus: Bus, head:
     )
     wait_until(lambda: subscriber.statistics().hellos > hellos, what="the forged hello")
     if head < 2**40:
-        wait_until(lambda: len(consumer.resyncs) == 2, what="the resync for what never was")
+        wait_until(lambda: len(consumer.resyncs) >= 2, what="the resync for what never was")
     for number in range(4, 104):
         publisher.send_event(event(number, TOPIC))
     wait_until(lambda: consumer.versions[-1:] == [103], what="the last event")
     assert consumer.versions == list(range(1, 104))
-    statistics = subscriber.statistics()
     forger.close()
     if head < 2**40:
-        assert statistics.contradictions == 1
-        assert any(pubsub_api.Reason.CONTRADICTION in resync.reasons for resync in consumer.resyncs)
+        told = lambda: any(pubsub_api.Reason.CONTRADICTION in resync.reasons for resync in consumer.resyncs)  # noqa: E731
+        wait_until(told, what="the resync for the contradiction")
+        assert subscriber.statistics().contradictions == 1
     else:
-        assert statistics.bad_frames == {"ImplausibleHead": 1}
+        refused = lambda: subscriber.statistics().bad_frames == {"ImplausibleHead": 1}  # noqa: E731
+        wait_until(refused, what="the forged hello to be refused")
         assert reasons(consumer) == [pubsub_api.Reason.INITIAL]
 
 
@@ -184,8 +191,8 @@ def test_a_frame_that_states_more_events_than_it_has_takes_no_numbers(consumer: 
 
 # -- links that come back to something shared
 
-SETTLED = {"max_idle_time": 0.5, "idle_time_limit": 2.0, "missed_hellos_max": 4}
-"""A link that was up for two seconds has heard everybody."""
+SETTLED = {"max_idle_time": 0.5, "idle_time_limit": 2.0, "missed_hellos_max": 12}
+"""A link that was up for six seconds has heard everybody."""
 
 
 @pytest.mark.parametrize("has_come", [False, True])
@@ -195,12 +202,10 @@ def test_a_lost_connection_to_redis_is_a_resync_only_when_somebody_has_come(
     prefix = f"t{uuid.uuid4().hex[:8]}:"
     bus = Bus("redis", f"{redis_server.address}?channel_prefix={prefix}&note_arrivals=true")
     publisher = bus.session(**SETTLED).publisher()
-    subscriber = bus.session(**SETTLED, ready_timeout=5.0).subscriber(
-        ["#"], consumer.on_event, on_resync=consumer.on_resync
-    )
+    subscriber = bus.session(**SETTLED, **PERSISTENT).subscriber(["#"], consumer.on_event, on_resync=consumer.on_resync)
     wait_joined(subscriber, None)
     before = subscriber.statistics().hellos
-    wait_until(lambda: subscriber.statistics().hellos >= before + 7, what="everybody to be heard")
+    wait_until(lambda: subscriber.statistics().hellos >= before + 15, what="everybody to be heard")
     if has_come:
         bus.session(**SETTLED).publisher(name="another").close()
     with redis.Redis.from_url(redis_server.address) as client:
