@@ -113,19 +113,17 @@ def test_iterating_acknowledges_when_the_next_event_is_asked_for(url: str, log: 
 
 
 def test_iterating_ends_with_the_subscriber(url: str, source: Source) -> None:
+    """Also one that was begun, and whose thread comes to it when it is closed already."""
     subscriber = new_subscriber(url, [SHARED])
-    ended = threading.Event()
-
-    def iterate() -> None:
-        for _ in subscriber:
-            pass
-        ended.set()
-
-    thread = threading.Thread(target=iterate)
+    waiting, late = iter(subscriber), iter(subscriber)
+    thread = threading.Thread(target=lambda: list(waiting))
     thread.start()
     subscriber.close()
-    assert ended.wait(PATIENCE_S)
-    thread.join()
+    thread.join(PATIENCE_S)
+    assert not thread.is_alive()
+    assert list(late) == []
+    with pytest.raises(Closed):
+        iter(subscriber)
     with pytest.raises(Closed):
         subscriber.subscribe("$shared/other/#")
 
@@ -202,7 +200,13 @@ def test_several_threads_handle_several_keys_at_once(url: str, source: Source) -
 
 def test_a_queue_delivers_each_event_once_to_somebody(url: str, source: Source) -> None:
     with Member(url, [QUEUE]) as one, Member(url, [QUEUE]) as two, Member(url, [QUEUE]) as three:
+        for member in (one, two, three):
+            member.subscriber.wait_ready(timeout_s=PATIENCE_S)
+            member.gate.clear()
         source.publish(TOPIC, 2000, per_frame=100)
+        wait_until(lambda: one.begun and two.begun and three.begun, PATIENCE_S, "some for everybody")
+        for member in (one, two, three):
+            member.gate.set()
         wait_until(lambda: len(one.got() | two.got() | three.got()) == 2000, PATIENCE_S, "all")
         source.publish(TOPIC, 2000, per_frame=100)
         wait_until(lambda: len(one.got() | two.got() | three.got()) == 4000, PATIENCE_S, "all")
