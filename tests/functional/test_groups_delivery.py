@@ -21,8 +21,10 @@ from pubsub_api.errors import Closed, Forked, InvalidConfig, InvalidTopic, Usage
 from pubsub_api.testing.conf_fixture import fast_conf
 from shared_subscriptions import GroupEvent, GroupExists, GroupNotFound, GroupSubscriber, groups
 from shared_subscriptions.core import candidate as candidates
+from shared_subscriptions.dispatch import Dispatch
 from shared_subscriptions.errors import NotAGroupEvent
 from shared_subscriptions.names import Names
+from shared_subscriptions.parking import DeadLetters
 from shared_subscriptions.sockets import Connection
 from tests.group_nodes import CALM, CALM_LEASE, Member, Source, disordered, duplicates, groups_conf
 from tests.waiting import wait_until
@@ -169,6 +171,32 @@ def test_a_batch_that_fails_is_taken_apart_until_the_guilty_event_is_found(url: 
         wait_until(lambda: subscriber.statistics().dead_letters == 1, PATIENCE_S, "a dead letter")
         wait_until(lambda: subscriber.statistics().acknowledged == 9, PATIENCE_S, "the other nine")
     assert [5] in calls
+
+
+def test_a_batch_that_is_being_settled_is_settled_by_nobody_else(
+    url: str, log: LogApi, source: Source, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While its dead letter is written, in the middle of a batch, the member goes on reporting progress."""
+    rounds: list[int] = []
+    settle_done, park = Dispatch.settle_done, DeadLetters.park
+
+    def settle_and_count(dispatch: Dispatch) -> None:
+        settle_done(dispatch)
+        rounds.append(len(rounds))
+
+    def park_slowly(letters: DeadLetters, event: GroupEvent, reason: str) -> None:
+        before = len(rounds)
+        wait_until(lambda: len(rounds) > before + 1, PATIENCE_S, "a report of progress")
+        park(letters, event, reason)
+
+    monkeypatch.setattr(Dispatch, "settle_done", settle_and_count)
+    monkeypatch.setattr(DeadLetters, "park", park_slowly)
+    with Member(url, [SHARED], attempts_max=1, unsubscribe_timeout=0.1) as member:
+        member.failing = {(TOPIC, 5): 1}
+        source.publish(TOPIC, 10)
+        wait_until(lambda: len(member.seen) == 10, PATIENCE_S, "all of it")
+        wait_until(lambda: groups.show(log, "billing").lag == 0, PATIENCE_S, "all of it done")
+        assert numbers(member) == list(range(1, 11))
 
 
 @pytest.mark.parametrize("concurrency", [1, 4])
