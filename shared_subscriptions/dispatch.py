@@ -179,6 +179,7 @@ class Dispatch:
         with self._lock:
             if call.is_abandoned:
                 return
+            self._calls.discard(call)  # as in `_split`
             if len(batch) > 1:
                 loan.lanes.fail_batch(batch, time.monotonic())
                 self._after_settling(loan)
@@ -232,6 +233,7 @@ class Dispatch:
             if call.is_abandoned:
                 self._handler.counters.late += 1
                 return
+            self._calls.discard(call)  # nobody else settles any of it, or takes it back
             if not self._is_exclusive:
                 loan.lanes.break_up(call.batch[call.settled :])
             for event in call.batch[call.settled : place]:

@@ -196,11 +196,12 @@ class GroupSubscriber(Closeable):
         return _Group(declaration, office, link, Reader(self._log, declaration), letters)
 
     def _is_own(self, borrower: str) -> bool:
-        """Whether a borrower is of this subscriber.  For offices."""
+        """Whether a borrower is of this subscriber, or was before a reset: leases end with a dead leader, and what it
+        wanted holds until there is another.  For offices."""
         with self._lock:
             agent = self._handler.agent
             found = (agent.borrower(number) for number in agent.subscriptions)
-            return any(one is not None and one.id == borrower for one in found)
+            return any(one is not None and borrower in (one.id, one.former) for one in found)
 
     def _reader_of(self, subscription: int) -> Reader:
         return self._groups[self._subscriptions[subscription]].reader
@@ -344,7 +345,7 @@ class GroupSubscriber(Closeable):
     def __iter__(self) -> Iterator[GroupEvent]:
         """Events until the subscriber is closed.  Raises GroupDestroyed when all its groups are gone."""
         self._check_usable()
-        yield from self._dispatch.events(self._check_alive)
+        return self._dispatch.events(self._check_alive)
 
     def wait_ready(self, *, timeout_s: float) -> None:
         """Return when every subscription has found its leader, and what this process records as leader is recorded.

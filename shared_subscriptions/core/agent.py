@@ -72,6 +72,10 @@ class Agent:
         borrower = self._borrowers.get(subscription)
         return borrower is not None and borrower.may_deliver(stream, now)
 
+    def is_giving_up(self, now: float) -> bool:
+        """Whether a subscription ends with the next `poll`, because its time to end in good order is over."""
+        return any(borrower.is_giving_up(now) for borrower in self._borrowers.values())
+
     def poll(self, now: float) -> None:
         for borrower in self._borrowers.values():
             borrower.poll(now)

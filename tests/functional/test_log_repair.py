@@ -55,10 +55,14 @@ def place(
     request: pytest.FixtureRequest, server: RedisServer, tmp_path: pathlib.Path
 ) -> tuple[str, Callable[[], None]]:
     """The URL of a log, and what loses its store."""
-    if request.param == "redis":
+
+    def flush() -> None:
         with server.client() as client:
             client.flushall()
-            return f"{server.address}?segment_directory={tmp_path}/segments", client.flushall
+
+    if request.param == "redis":
+        flush()
+        return f"{server.address}?segment_directory={tmp_path}/segments", flush
     return f"sqlite://{tmp_path}/log.db", (tmp_path / "log.db").unlink
 
 

@@ -29,7 +29,7 @@ from spark_pipeline.reading import read_log
 from spark_pipeline.report import audit_report
 from spark_pipeline.session import translated_errors
 from tests.spark.conftest import log_frame, plain_rows
-from tests.spark.supervising import run_to_end
+from tests.spark.supervising import run, run_to_end
 
 
 @pytest.fixture
@@ -114,7 +114,7 @@ def test_a_segment_that_is_not_the_sealed_one_is_an_error_that_names_the_file(
     file.chmod(0o600)
     damage(file)
     with pytest.raises((LogCorrupt, PipelineError), match=file.name), translated_errors("a test"):
-        read(spark, url, tmp_path / "after")
+        run(lambda: read(spark, url, tmp_path / "after"))
 
 
 def test_a_page_that_changes_after_the_check_is_found_by_its_checksum(
@@ -142,7 +142,7 @@ def test_a_frame_of_a_wire_version_from_the_future_is_refused_by_its_number(
         checksum = frame_checksum(bytes(future), *numbers)
         store.execute("UPDATE frames SET frame = ?, checksum = ?", (bytes(future), checksum))
     with pytest.raises(PipelineError, match="wire version 9"), translated_errors("a test"):
-        read_log(spark, log_url).count()
+        run(lambda: read_log(spark, log_url).count())
 
 
 def test_a_table_of_the_lake_whose_schema_changed_is_refused_by_the_name_of_the_column(
