@@ -20,6 +20,7 @@ import msgspec
 from oslo_config import cfg
 
 from durable_log import checks, config
+from durable_log.checksums import gap
 from durable_log.directory import check_not_newer, check_owner, directory_of, parse_name, read_mark, staged_path
 from durable_log.errors import LogCorrupt, LogUnavailable, OffsetTooOld
 from durable_log.identity import Lineage
@@ -324,20 +325,37 @@ def used_meanwhile(shard: int) -> LogUnavailable:
     )
 
 
-def take(found: Iterable[StoredFrame], *, offset: int, events_max: int, bytes_max: int) -> list[StoredFrame]:
+def take(
+    found: Iterable[StoredFrame], *, offset: int, events_max: int, bytes_max: int, state: ShardState | None = None
+) -> list[StoredFrame]:
     """Frames within the limits, and one at least.  Events before ``offset`` do not count towards them.
 
-    What lies before a damaged frame can be read; the next read begins with the damage, and raises.
+    With a ``state`` they are hot frames from the one that covers ``offset`` on, up to the end that it says, and there
+    must be no offset that none of them has.  What lies before damage can be read; the next read begins with the damage,
+    and raises LogCorrupt.
     """
     taken: list[StoredFrame] = []
     events = size = 0
+    place = offset
     try:
         for stored in found:
-            size += len(stored.frame)
-            if taken and (events >= events_max or size > bytes_max):
-                break
+            _, first, count, _, _, frame = stored  # each is looked at: attributes would cost more
+            end = first + count
+            if state is not None and first != place:
+                if end <= place:
+                    continue  # the one before a gap
+                if first > place:
+                    raise gap(state.shard, place, first)
+            size += len(frame)
+            if taken and size > bytes_max:
+                return taken
             taken.append(stored)
-            events += stored.count if stored.offset >= offset else stored.end - offset
+            events += count if first >= offset else end - offset
+            if events >= events_max:
+                return taken
+            place = end
+        if state is not None and place < state.end:
+            raise gap(state.shard, place, state.end)
     except LogCorrupt:
         if not taken:
             raise
