@@ -140,6 +140,7 @@ class Compactor:
             self._log.directory, self._log.maker, segment.shard, segment.first, batches, end=lambda: segment.end
         )
         self._on_step("write")
+        self._sealer.note_change()
         compacted = written._replace(appended_ns_max=segment.appended_ns_max, replaces=pathlib.Path(segment.path).name)
         old = [self._log.encode_entry(segment)]
         span = (segment.first, segment.end)

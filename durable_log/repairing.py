@@ -22,13 +22,13 @@ from collections.abc import Callable, Iterator
 from durable_log.directory import (
     directory_lock,
     forget_frames,
+    is_last,
     keep_frames,
     kept_frames,
     published,
     read_mark,
     staged_path,
     unpublished,
-    write_mark,
 )
 from durable_log.errors import LogCorrupt, SegmentsRefused
 from durable_log.identity import Lineage, new_identity
@@ -102,7 +102,8 @@ def repair(log: SegmentedLog, *, is_dry: bool = False, on_file: OnFile = lambda 
         report.listed = sum(len(plan.segments) for plan in plans)
         report.added = sum(len(plan.added) for plan in plans)
         report.events = sum(one.rows for plan in plans for one in plan.added)
-        has_changed = report.added > 0 or any(_is_manifest_wrong(log, plan) for plan in plans)
+        is_copy = not is_last(read_mark(log.directory), log.directory_token())
+        has_changed = is_copy or report.added > 0 or any(_is_manifest_wrong(log, plan) for plan in plans)
         if is_dry:
             return report
         lineage = log.lineage
@@ -117,7 +118,7 @@ def repair(log: SegmentedLog, *, is_dry: bool = False, on_file: OnFile = lambda 
         for frame in kept_frames(log.directory):
             log.append([frame])  # knows what it has already
         forget_frames(log.directory)
-        write_mark(log.directory, lineage, log.shards)
+        log.note_change()
         report.identity = lineage.identity
     return report
 

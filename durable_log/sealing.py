@@ -2,7 +2,8 @@
 
 Theory of operation.  Each step leaves the log whole, so a process may die after any of them::
 
-    lock      one process at a time seals, compacts and cleans in a directory of segments, which must be the log's own
+    lock      one process at a time seals, compacts and cleans in a directory of segments, which must be the log's own,
+              and must have been changed last by this store and not by a copy of it
     write     a file with a temporary name, synced to disk   died here: an orphan with a temporary name
     commit    manifest entry in, hot frames out: one transaction of the store
     publish   the file gets its name, synced to disk         died here: the next who looks for the file does it
@@ -24,7 +25,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 from durable_log import columns, config
-from durable_log.directory import MARK, check_not_newer, check_owner, directory_lock, published, write_mark
+from durable_log.directory import MARK, directory_lock, published, write_mark
 from durable_log.errors import LogCorrupt
 from durable_log.log_api import Segment, StoredFrame
 from durable_log.segmented import SegmentedLog
@@ -52,18 +53,26 @@ class Sealer:
         self._on_step = on_step
         self.given_up = 0
         """Offsets of damaged frames that were left out."""
+        self._has_noted = False
         self._events_max: int = log.conf[config.GROUP].segment_events
 
     @contextlib.contextmanager
     def lock(self) -> Iterator[None]:
         """Hold the lock of the directory of segments.  Raises LogUnavailable when another process has it, and
-        SegmentsRefused when the directory belongs to another log."""
-        directory = self._log.directory
-        with directory_lock(directory):
-            check_owner(directory, self._log.lineage)
-            if not (directory / MARK).exists():
-                write_mark(directory, self._log.lineage, self._log.shards)
+        SegmentsRefused when the directory is not the log's own."""
+        log = self._log
+        with directory_lock(log.directory):
+            log.check_directory()
+            if not (log.directory / MARK).exists():
+                write_mark(log.directory, log.lineage, log.shards, log.directory_token())
+            self._has_noted = False
             yield
+
+    def note_change(self) -> None:
+        """Call it with the lock held, before the manifest or a published file is changed."""
+        if not self._has_noted:
+            self._log.note_change()
+            self._has_noted = True
 
     def seal(self, shard: int, before: int | None = None, *, gives_up: bool = False) -> list[Segment]:
         """Seal what a shard has before an offset, or all it has: whole frames, as many segments as needed.
@@ -74,7 +83,6 @@ class Sealer:
         """
         made: list[Segment] = []
         with self.lock():
-            self._check_not_newer()
             limit = self._log.state()[shard].end if before is None else before
             while (segment := self._seal_one(shard, limit, gives_up=gives_up)) is not None:
                 made.append(segment)
@@ -90,6 +98,7 @@ class Sealer:
         batches = map(_to_batch, itertools.chain([] if opening is None else [opening], portions))
         segment = write_segment(self._log.directory, self._log.maker, shard, first, batches, end=lambda: portions.end)
         self._on_step("write")
+        self.note_change()
         if not self._log.add_segment(shard, first, segment.end, self._log.encode_entry(segment)):
             discard(segment)  # the shard was trimmed beyond it meanwhile
             return None
@@ -99,16 +108,11 @@ class Sealer:
         self._on_step("publish")
         return segment
 
-    def _check_not_newer(self) -> None:
-        log = self._log
-        check_not_newer(log.directory, log.lineage, lambda: {one.shard: one.end for one in log.state()})
-
     def clean(self) -> list[pathlib.Path]:
         """Finish what died processes have left: give committed files their names, and remove what drops and compaction
         had named and not yet removed, and temporary files that are old.  Returns what was removed.  Holds the lock."""
         log, removed = self._log, list[pathlib.Path]()
         with self.lock():
-            self._check_not_newer()
             listed = log.segments()
             for segment in listed:
                 if not pathlib.Path(segment.path).exists():
@@ -120,6 +124,8 @@ class Sealer:
                 if is_dropped or (shard, path.name) in replaced:
                     removed.append(path)
             removed += _old_staged(log.directory)
+            if removed:
+                self.note_change()
             for path in removed:
                 path.unlink(missing_ok=True)
         return removed

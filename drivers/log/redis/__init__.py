@@ -293,6 +293,13 @@ class RedisLog(SegmentedLog):
         self._script(scripts.RENAME, lineage.identity, " ".join(lineage.ancestors))
         self.connect()
 
+    def directory_token(self) -> str:
+        (token,) = self._transaction([("HGET", f"{self._prefix}log", "directory_token")])
+        return (token or b"").decode()
+
+    def set_directory_token(self, token: str) -> None:
+        self._script(scripts.SET_DIRECTORY_TOKEN, token)
+
     # -- inside
 
     def _change(self, shard: int, script: str, *arguments: bytes | str | int) -> bool:

@@ -3,7 +3,7 @@
 Keys, each behind the log's prefix:
 
 =================  ==========  =====================================================================================
-``log``            hash        ``shards``, ``identity``, ``ancestors``, ``record_version``
+``log``            hash        ``shards``, ``identity``, ``ancestors``, ``record_version``, ``directory_token``
 ``shard:N``        hash        ``start``, ``sealed``, ``end``, ``bytes``, ``ns`` of shard N; what is not there is 0
 ``frames:N``       stream      hot frames; the id ``OFFSET-1`` has the offset of the first event
 ``streams:N``      hash        GUID and topic -> position, as the client encodes it
@@ -240,6 +240,13 @@ RENAME = (
     _COMMON
     + """
 redis.call('HSET', prefix .. 'log', 'identity', ARGV[2], 'ancestors', ARGV[3])
+"""
+)
+
+SET_DIRECTORY_TOKEN = (
+    _COMMON
+    + """
+redis.call('HSET', prefix .. 'log', 'directory_token', ARGV[2])
 """
 )
 

@@ -194,6 +194,12 @@ class SqliteLog(SegmentedLog):
         self._store.write(lambda connection: sealed.restore(connection, lineage, shards))
         self._found = self._found._replace(lineage=lineage)
 
+    def directory_token(self) -> str:
+        return self._store.run(sealed.directory_token)
+
+    def set_directory_token(self, token: str) -> None:
+        self._store.write(lambda connection: sealed.set_directory_token(connection, token))
+
     def unsealed_bytes(self) -> int:
         return max(super().unsealed_bytes(), self._store.run(schema.used_bytes) - _EMPTY_BYTES)
 
