@@ -99,6 +99,8 @@ class Segment(NamedTuple):
     timestamp_max: int
     replaces: str = ""
     """Name of the file in whose place compaction has put this one, empty when there was none."""
+    lost: str = ""
+    """Offsets that were damaged and given up, as ``50-55 70-72``: each from the first up to but without the second."""
 
 
 class StreamState(NamedTuple):

@@ -29,7 +29,7 @@ from durable_log.directory import MARK, directory_lock, published, write_mark
 from durable_log.errors import LogCorrupt
 from durable_log.log_api import Segment, StoredFrame
 from durable_log.segmented import SegmentedLog
-from durable_log.segments import ROW_GROUP_BYTES, ROW_GROUP_EVENTS, discard, publish, write_segment
+from durable_log.segments import ROW_GROUP_BYTES, ROW_GROUP_EVENTS, discard, encode_lost, publish, write_segment
 from pubsub_api.errors import FrameError
 
 if TYPE_CHECKING:
@@ -96,13 +96,16 @@ class Sealer:
         if opening is None and portions.end == first:
             return None
         batches = map(_to_batch, itertools.chain([] if opening is None else [opening], portions))
-        segment = write_segment(self._log.directory, self._log.maker, shard, first, batches, end=lambda: portions.end)
+        segment = write_segment(
+            self._log.directory, self._log.maker, shard, first, batches,
+            end=lambda: portions.end, lost=lambda: encode_lost(portions.lost),
+        )  # fmt: skip
         self._on_step("write")
         self.note_change()
         if not self._log.add_segment(shard, first, segment.end, self._log.encode_entry(segment)):
             discard(segment)  # the shard was trimmed beyond it meanwhile
             return None
-        self.given_up += portions.given_up
+        self.given_up += sum(end - first for first, end in portions.lost)
         self._on_step("commit")
         publish(segment)
         self._on_step("publish")
@@ -139,7 +142,8 @@ class _Portions(Iterator[list[StoredFrame]]):
     ) -> None:
         self.end = first
         """Where what was taken so far ends."""
-        self.given_up = 0
+        self.lost: list[tuple[int, int]] = []
+        """Offsets of damaged frames that were left out."""
         self._log = log
         self._shard = shard
         self._limit = limit
@@ -157,7 +161,7 @@ class _Portions(Iterator[list[StoredFrame]]):
                 if not self._gives_up:
                     break  # what is before it makes a segment; the next one begins with it, and raises
                 LOG.error("Given up: %s", error)
-                self.given_up += error.end - self.end
+                self.lost.append((self.end, error.end))
                 self.end = error.end
         raise StopIteration
 

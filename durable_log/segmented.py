@@ -357,7 +357,7 @@ class SegmentedLog(LogApi):
         return segment._replace(path=str(self.directory / path))
 
 
-_ENTRY_TYPES = {name: str if name in ("path", "sha256", "replaces") else int for name in Segment._fields}
+_ENTRY_TYPES = {name: str if name in ("path", "sha256", "replaces", "lost") else int for name in Segment._fields}
 
 
 def _damaged_entry(entry: str, why: str) -> LogCorrupt:

@@ -148,7 +148,8 @@ def _check(log: SegmentedLog, files: set[pathlib.Path], count: int) -> set[pathl
     """Returns the files that there are."""
     assert sorted(_versions(log, HAPPENED)) == list(range(1, count + 1)), "each event is in the log, once"
     assert _newest(log) == _expected(count), "of each object the newest"
-    assert verify(log).problems == []
+    problems = verify(log).problems
+    assert problems == [], problems
     covered = [(segment.shard, segment.first, segment.end) for segment in log.segments()]
     for path in files:
         if not path.exists():
