@@ -235,6 +235,22 @@ class SegmentedLog(LogApi):
                 return min(hot, self.segment_reader.find(segment, appended_ns))
         return hot
 
+    def appended_at(self, shard: int, offset: int) -> int | None:
+        checks.check_shard(shard, self.shards)
+        checks.check_offset(offset)
+        try:
+            state, frames = self.hot_read(shard, offset, events_max=1, bytes_max=1)
+            if offset >= state.sealed:
+                return frames[0].appended_ns if frames else None
+            segment = self._segment_at(shard, offset, state) if offset >= state.start else None
+            if segment is None:
+                return None
+            # One column of the file: `read` would build all frames around it.
+            batches = self.segment_reader.batches(segment, offset, offset + 1, ["appended_ns"])
+            return next((int(batch.column(0)[0].as_py()) for batch in batches if batch.num_rows), None)
+        except LogCorrupt:
+            return None
+
     def trim(self, shard: int, before: int) -> int:
         checks.check_shard(shard, self.shards)
         checks.check_offset(before)

@@ -125,7 +125,7 @@ def _add_repair(parser: argparse.ArgumentParser) -> None:
     what.add_argument("--dry-run", action="store_true", help="only say what would be done")
     what.add_argument(
         "--give-up-damaged", action="store_true",
-        help="leave out frames and sealed files that are damaged or missing, and keep the rest: what they held is lost, "
+        help="leave out frames and sealed files that are damaged or missing, keep the rest: what they held is lost, "
              "and 'verify' names their offsets from then on",
     )  # fmt: skip
     _add_config(parser)
@@ -367,8 +367,8 @@ def _verify(args: argparse.Namespace) -> int:
 
 
 def _repair(args: argparse.Namespace) -> int:
-    from durable_log.loading import build_log
     from durable_log.giving_up import give_up_damaged
+    from durable_log.loading import build_log
     from durable_log.repairing import repair
     from heliograph.progress import Progress
     from pubsub_api.config import new_conf

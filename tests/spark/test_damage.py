@@ -149,7 +149,7 @@ def test_a_table_of_the_lake_whose_schema_changed_is_refused_by_the_name_of_the_
     spark: SparkSession, sealed: tuple[str, pathlib.Path], tmp_path: pathlib.Path
 ) -> None:
     lake = LakeTable(tmp_path / "lake")
-    lake.current().append(read_log(spark, sealed[0]), "a log", {})
+    lake.current().append(read_log(spark, sealed[0]), "a log", {}, {})
     table = deltalake.DeltaTable(str(tmp_path / "lake")).to_pyarrow_table()
     place = table.schema.get_field_index("version")
     changed = table.set_column(place, "version", table.column("version").cast(pyarrow.string()))

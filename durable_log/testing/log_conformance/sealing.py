@@ -128,6 +128,17 @@ class SealConformance(LogConformanceBase):
         assert log.find(SHARD, 0) == 0
         assert log.find(SHARD, times[-1] + 1) == 36
 
+    def test_when_an_event_was_appended_is_known_whether_it_is_sealed_or_not(self, log: LogApi) -> None:
+        source, sealer = Source(), Sealer(segmented(log))
+        for _ in range(4):
+            log.append([source.frame(TOPIC, 3)])
+        times = [one.appended_ns for one in read_frames(log, SHARD) for _ in range(one.count)]
+        sealer.seal(SHARD, 6)
+        assert [log.appended_at(SHARD, offset) for offset in range(12)] == times
+        assert log.appended_at(SHARD, 12) is None
+        log.trim(SHARD, 6)
+        assert [log.appended_at(SHARD, offset) for offset in range(12)] == [None] * 6 + times[6:]
+
     def test_trimming_drops_whole_segments_and_their_files(self, log: LogApi) -> None:
         source, sealer = Source(), Sealer(segmented(log))
         sent = [source.frame(TOPIC, 5) for _ in range(12)]
