@@ -10,6 +10,7 @@ import msgspec
 import pytest
 
 from durable_log import arrow
+from durable_log.columns import import_pyarrow
 from durable_log.errors import LogCorrupt, LogUnavailable, OffsetTooOld
 from durable_log.log_api import LogApi
 from durable_log.sealing import Sealer
@@ -195,7 +196,7 @@ class SealConformance(LogConformanceBase):
             second.seal(SHARD)
         assert len(second.seal(SHARD)) == 1
 
-    @pytest.mark.parametrize("damage", ["flipped", "cut", "missing", "empty", "directory"])
+    @pytest.mark.parametrize("damage", ["flipped", "cut", "missing", "empty", "directory", "swapped", "aged"])
     def test_a_damaged_segment_is_named(self, log: LogApi, log_url: str, damage: str) -> None:
         source = Source()
         log.append([source.frame(TOPIC, 50) for _ in range(20)])
@@ -218,9 +219,14 @@ class SealConformance(LogConformanceBase):
 
 
 def _damage(path: pathlib.Path, how: str) -> None:
-    data = path.read_bytes()
+    data, table = path.read_bytes(), import_pyarrow().parquet.read_table(path)
     path.unlink()
-    if how == "flipped":
+    if how == "swapped":  # a good file with other events
+        table = table.slice(0, table.num_rows - 1)
+        import_pyarrow().parquet.write_table(table, path, write_page_checksum=True)
+    elif how == "aged":  # one of another format
+        import_pyarrow().parquet.write_table(table.drop_columns(["version"]), path, write_page_checksum=True)
+    elif how == "flipped":
         middle = len(data) // 2
         path.write_bytes(data[:middle] + bytes([data[middle] ^ 1]) + data[middle + 1 :])
     elif how == "cut":
