@@ -102,7 +102,10 @@ def repair(log: SegmentedLog, *, is_dry: bool = False, on_file: OnFile = lambda 
         report.added = sum(len(plan.added) for plan in plans)
         report.events = sum(one.rows for plan in plans for one in plan.added)
         is_copy = not is_last(read_mark(log.directory), log.directory_token())
-        has_changed = is_copy or report.added > 0 or any(_is_manifest_wrong(log, plan) for plan in plans)
+        has_changed = report.added > 0 or any(_is_manifest_wrong(log, plan) for plan in plans)
+        if is_copy and not has_changed:
+            has_changed = True
+            report.notes.append(f"{log.directory} was changed last by another copy of this store, which loses it")
         if is_dry:
             return report
         lineage = log.lineage

@@ -20,6 +20,7 @@ from durable_log.segmented import SegmentedLog
 from durable_log.testing.sources import Source, read_frames
 from durable_log.verifying import verify
 from heliograph.main import main
+from tests.logs import opened
 from tests.servers import RedisServer
 
 TOPIC = "t"
@@ -30,13 +31,6 @@ HOLE = "shard 0, offsets 50 to 100: damaged and given up"
 def server() -> Iterator[RedisServer]:
     with RedisServer() as server:
         yield server
-
-
-@contextlib.contextmanager
-def opened(url: str) -> Iterator[SegmentedLog]:
-    with contextlib.closing(durable_log.open(url)) as log:
-        assert isinstance(log, SegmentedLog)
-        yield log
 
 
 def given_up(url: str) -> RepairReport:

@@ -22,6 +22,7 @@ from durable_log.segmented import SegmentedLog
 from durable_log.testing.sources import Source, read_frames
 from pubsub_api.errors import InvalidConfig
 from pubsub_api.testing.conformance.forks import in_forked_child
+from tests.logs import opened
 from tests.servers import RedisServer
 
 TOPIC = "t"
@@ -31,13 +32,6 @@ TOPIC = "t"
 def server() -> Iterator[RedisServer]:
     with RedisServer() as server:
         yield server
-
-
-@contextlib.contextmanager
-def opened(url: str) -> Iterator[SegmentedLog]:
-    with contextlib.closing(durable_log.open(url)) as log:
-        assert isinstance(log, SegmentedLog)
-        yield log
 
 
 def files(directory: pathlib.Path) -> set[str]:
