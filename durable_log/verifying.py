@@ -26,6 +26,8 @@ class Verification:
     segments: int = 0
     segment_bytes: int = 0
     problems: list[str] = dataclasses.field(default_factory=list)
+    given_up: list[str] = dataclasses.field(default_factory=list)
+    """Offsets that were damaged and given up, a sentence each.  Somebody decided so: not an error any more."""
     unlisted: list[str] = dataclasses.field(default_factory=list)
     """Files of segments that the manifest does not list.  Not an error of the log: nobody reads them, and nobody
     removes them.  An older store was restored, most likely."""
@@ -57,6 +59,10 @@ def _check_files(log: LogApi, state: ShardState, found: Verification) -> Iterato
     for segment in segments:
         found.segments += 1
         found.segment_bytes += segment.bytes
+        for first, _, end in (one.partition("-") for one in segment.lost.split()):
+            found.given_up.append(
+                f"shard {state.shard}, offsets {first} to {end}: damaged and given up, nobody has them"
+            )
         if segment.first > place and segment.first > log.state()[state.shard].start:  # or it was trimmed meanwhile
             yield f"shard {state.shard}: no segment has offsets {place} to {segment.first}"
         place = segment.end

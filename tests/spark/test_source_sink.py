@@ -136,6 +136,9 @@ def test_a_stream_goes_on_exactly_where_its_checkpoint_says_and_in_no_other_log(
     (tmp_path / "older.db").rename(tmp_path / "log.db")
     with pytest.raises(PySparkException, match="OtherLog: this checkpoint is at offset"):
         take_in(spark, log_url, tmp_path / "checkpoint", table)
+    fill(log_url, first=50, count=60)
+    with pytest.raises(PySparkException, match="OtherLog: this checkpoint is at offset .* has grown since"):
+        take_in(spark, log_url, tmp_path / "checkpoint", table)
     remove_log(tmp_path)
     fill(log_url, first=50, count=60)
     with pytest.raises(PySparkException, match="OtherLog: this checkpoint was made from the log"):
