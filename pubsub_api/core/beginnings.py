@@ -123,7 +123,9 @@ class StreamBeginnings(StreamOrder):
         if age_s == messages.AGE_UNKNOWN:
             return
         publisher.has_told_age = True
-        publisher.baseline_at = max(publisher.baseline_at, asked - age_s * (1 + CLOCK_DRIFT))
+        started = asked - age_s * (1 + CLOCK_DRIFT)
+        publisher.started_at(started)
+        publisher.baseline_at = max(publisher.baseline_at, started)
         if self._knows_starts(publisher):
             self._begin_unknown(publisher, now)
 

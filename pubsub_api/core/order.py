@@ -326,7 +326,7 @@ class StreamOrder:
         told.  To find out which, the publisher is asked how far it is, see `_on_told`; the frame is believed when there
         was no answer.
         """
-        if stream.state is not _LIVE or not stream.is_anchored:
+        if stream.state is not _LIVE or not stream.is_anchored or self._roster.publishers[stream.guid].is_again:
             return False
         if not is_final and stamp <= stream.head_stamp and not self._is_ahead(stream, now):
             return False
@@ -359,6 +359,7 @@ class StreamOrder:
                 continue
             head = told[stream.topic]
             is_doubt = stream.state is _LIVE and stream.attempts > 0 and stream.head == last
+            is_doubt &= not self._roster.publishers[guid].is_again
             if head < last <= stream.head and (is_doubt or stream.next <= last):
                 # What came in order while the answer was on its way is not in doubt.
                 number = head + 1 if is_doubt else max(head + 1, stream.next)

@@ -375,7 +375,8 @@ class PublisherCore:
         if query.guid not in (b"", self.guid) or query.confirm:
             return Found()
         if query.wants:
-            return Found(frames=self.cache.want(query.wants) if self.cache else (), heads=self._reached(query.wants))
+            wanted = self.cache.want(query.wants) if self.cache else ()
+            return Found(frames=wanted, heads=self._reached(query.wants), age=now - self._born)
         return Found(
             frames=self.cache.history(heads, query) if query.history and self.cache else (),
             heads=heads,

@@ -290,6 +290,8 @@ class SubscriberCore(StreamBeginnings):
         if header.topic != CONTROL_TOPIC:
             self._note_head(publisher, header.topic, header.after, header.timestamp, now)
             return
+        if header.flags & Flag.START:
+            publisher.starts(header.timestamp)
         self._note_clock(publisher, header.timestamp, now)
         self._sign_of_life_at = now
         if publisher.is_replaced:

@@ -11,7 +11,7 @@ from pubsub_api.core.frame import Kind
 from pubsub_api.core.messages import Query, Reply, Want
 from pubsub_api.core.publisher import PublisherCore
 from pubsub_api.core.topics import CONTROL_TOPIC
-from tests.unit.core_rig import SUBSCRIBER, Rig, event_bytes, header_of
+from tests.unit.core_rig import PUBLISHER, SUBSCRIBER, Rig, event_bytes, header_of
 
 FUTURE = 2**62
 FAR = 10**6
@@ -198,6 +198,25 @@ def test_a_jump_that_no_publisher_makes_is_refused(rig: Rig, publisher: Publishe
     rig.deliver(*rig.publish(publisher, "a"))
     assert rig.numbers("a") == [1, 2, 3, 4]
     assert rig.counters["bad_frames"] == {"ImplausibleHead": 1}
+
+
+@pytest.mark.parametrize("is_start_heard", [True, False])
+def test_who_sends_everything_again_under_its_guid_contradicts_nothing_that_was_delivered(
+    rig: Rig, publisher: PublisherCore, is_start_heard: bool
+) -> None:
+    """A program that died, and was given its GUID again.  What it tells of itself is how old the new life is."""
+    rig.run(1)
+    rig.publishers.clear()
+    again = PublisherCore(PUBLISHER, guid=publisher.guid, name=publisher.name, now=rig.now)
+    rig.responders = [lambda query: again.answer(query, rig.stamp, rig.now)]
+    start = [frame for _, frame in again.start(rig.now, rig.stamp)]
+    rig.deliver(*start if is_start_heard else ())
+    for _ in range(5):
+        rig.run(0.01)
+        rig.deliver(*rig.publish(again, "a"))
+    rig.run(5)
+    assert rig.numbers("a") == [1, 2, 3, 4, 5]
+    assert rig.reasons == ["initial"] + (["contradiction"] if not is_start_heard else [])
 
 
 # -- who is asked
