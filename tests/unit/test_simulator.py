@@ -94,7 +94,7 @@ class SkipsHoles(SubscriberCore):
     """Goes on after a hole as if nothing were missing."""
 
     def _open_hole(self, stream: InStream, now: float) -> None:
-        for delivery, size in stream.skip_holes(0):
+        for delivery, size in stream.skip_holes():
             self._roster.parked_bytes -= size
             if delivery is not None:
                 self._deliver(stream, delivery, now, is_repair=False)
@@ -120,7 +120,7 @@ class DeliversOutOfOrder(SubscriberCore):
 class IgnoresHellos(SubscriberCore):
     """Sees holes only between data."""
 
-    def _note_head(self, *_: object) -> None:
+    def _note_head(self, *_: object, **__: object) -> None:
         pass
 
 

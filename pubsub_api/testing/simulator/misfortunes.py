@@ -98,8 +98,8 @@ class Misfortunes:
         node = self._a_subscriber()
         if node is not None and self._world.chance(0.3):
             node.stop()
-            joining = self._scenario.start_subscriber(f"{node.name}'")
-            self._world.after(self._world.between(0.0, 0.6), self._forge_to, joining)
+            self._scenario.start_subscriber(f"{node.name}'")
+            self._world.after(self._world.between(0.0, 0.6), self._forge_to, self._network.subscribers[-1])
         elif node is not None:
             self._forge_to(node)
 

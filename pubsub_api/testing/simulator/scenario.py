@@ -135,7 +135,7 @@ class Scenario:
         if former is not None and self.profile.has_early_events:
             self.burst(address)
 
-    def start_subscriber(self, name: str) -> SimSubscriber:
+    def start_subscriber(self, name: str) -> None:
         filters = {self.draw_filter() for _ in range(self.random.randint(1, 3))}
         history = None
         if self.profile.history and self.world.chance(0.2):
@@ -143,7 +143,7 @@ class Scenario:
         settings = self.profile.subscriber
         if not self.profile.is_faultless and self.world.chance(0.1):
             settings = dataclasses.replace(settings, query_interval_s=0.7)
-        node = SimSubscriber(
+        SimSubscriber(
             self.world,
             self.network,
             self.oracle,
@@ -159,9 +159,7 @@ class Scenario:
             over_delivers=self._over_delivers,
             queue_bytes_max=self.profile.queue_bytes_max,
             consume_s=self.world.between(*self.profile.consume_s),
-        )
-        node.start()
-        return node
+        ).start()
 
     def draw_filter(self) -> str:
         return self.random.choice(_FILTERS if self.world.chance(0.5) else self.topics)
