@@ -14,6 +14,7 @@ import pubsub_api
 from pubsub_api import errors, loading
 from pubsub_api.core import frame as frames
 from pubsub_api.core import messages
+from pubsub_api.core.events import encode_event, pack_body
 from pubsub_api.core.frame import Kind
 from pubsub_api.driver import PubSubApi
 from pubsub_api.testing.conf_fixture import fast_conf
@@ -132,7 +133,7 @@ def test_what_a_new_life_sends_at_once_is_delivered_from_its_first_event(process
 # -- heads that do not exist
 
 
-@pytest.mark.parametrize("head", [2**63 - 10, 10**9])
+@pytest.mark.parametrize("head", [2**63 - 10, 10**9, 5])
 @pytest.mark.parametrize("stamp", [1, 2**62])
 @pytest.mark.parametrize("bus", ["memory", "redis"], indirect=True)  # elsewhere only its owner sends at an address
 def test_one_forged_hello_silences_no_stream(consumer: Consumer, bus: Bus, head: int, stamp: int) -> None:
@@ -166,6 +167,40 @@ def test_one_forged_hello_silences_no_stream(consumer: Consumer, bus: Bus, head:
         refused = lambda: subscriber.statistics().bad_frames == {"ImplausibleHead": 1}  # noqa: E731
         wait_until(refused, what="the forged hello to be refused")
         assert reasons(consumer) == [pubsub_api.Reason.INITIAL]
+
+
+@pytest.mark.parametrize("stamp", [1, 2**62])
+@pytest.mark.parametrize("bus", ["memory", "redis"], indirect=True)
+def test_one_event_with_a_wrong_number_silences_no_stream(consumer: Consumer, bus: Bus, stamp: int) -> None:
+    """A damaged header: the number is far too high, and those before it seem to be skipped on purpose."""
+    publisher = bus.session().publisher()
+    subscriber = bus.session().subscriber(["#"], consumer.on_event, on_resync=consumer.on_resync)
+    wait_joined(subscriber, None)
+    send_frames(publisher, range(1, 4))
+    wait_until(lambda: consumer.versions == [1, 2, 3], what="the first events")
+    forger = loading.build_driver(fast_conf(bus.url)).get_publisher()
+    forger.initialize(lambda _: None)
+    body = pack_body([encode_event(event(4, TOPIC), stamp)])
+    forger.send(
+        TOPIC,
+        frames.pack(Kind.DATA, publisher.guid, TOPIC, body, first=10**6, after=3, count=1, timestamp=stamp),
+    )
+    wait_until(lambda: consumer.versions == [1, 2, 3, 4], what="the event with the wrong number")
+    forger.close()
+    sent = 4
+
+    def is_heard() -> bool:
+        nonlocal sent
+        sent += 1
+        send_frames(publisher, range(sent, sent + 1))
+        return consumer.versions[-1] > 4
+
+    wait_until(is_heard, what="an event after it")
+    send_frames(publisher, range(sent + 1, sent + 101))
+    wait_until(lambda: consumer.versions[-1] == sent + 100, what="the last event")
+    assert consumer.versions[-100:] == list(range(sent + 1, sent + 101))
+    assert subscriber.statistics().contradictions == 1
+    assert any(pubsub_api.Reason.CONTRADICTION in resync.reasons for resync in consumer.resyncs)
 
 
 @pytest.mark.parametrize("count", [2, 200, 2**31])
