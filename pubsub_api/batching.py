@@ -247,7 +247,7 @@ class Batcher(abc.ABC):
                 if event.topic != topic or len(run) >= self._batch_events_max:
                     self._queue_run(topic, run)
                     topic, run = event.topic, []
-                run.append(encode_event(event, stamp, looks_inside=not len(run) % CHECK_INTERVAL))
+                run.append(encode_event(event, stamp, looks_inside=not (stamp - first_stamp) % CHECK_INTERVAL))
         except AttributeError as error:
             raise _not_an_event(event) from error
         finally:
