@@ -54,7 +54,9 @@ class OwnPublisher(ChangePublisher):
         batch: list[Group] = list(groups.items())
         if batch and self._sequencer.publish(batch)[0]:
             # One by one it shows which.  What is sent again is recognised by its version.
-            reasons = {topic: why for topic, encoded in batch if (why := self._sequencer.publish([(topic, encoded)])[1])}
+            reasons = {
+                topic: why for topic, encoded in batch if (why := self._sequencer.publish([(topic, encoded)])[1])
+            }
             refused += [
                 Refusal(change.revision, change.table, change.key, reasons[topic])
                 for change in changes

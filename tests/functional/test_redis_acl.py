@@ -249,8 +249,9 @@ def test_a_service_goes_on_with_what_is_permitted(open_bus: Callable[..., Bus]) 
         return sequencer.take(worker, number, [("tenant-8/port", encoded), ("tenant-7/port", encoded)], b"")
 
     assert take(1) == (0, "")
-    for number, refusing in enumerate((sequencer.flush, lambda: take(2)), 1):
-        refused, reason = refusing()
+    refusing: list[Callable[[], tuple[int, str]]] = [sequencer.flush, lambda: take(2)]
+    for number, call in enumerate(refusing, 1):
+        refused, reason = call()
         assert refused == 1
         assert "tenant-8/port" in reason
         assert sequencer.counters.refused_events == number

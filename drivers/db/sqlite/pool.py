@@ -116,7 +116,7 @@ class Pool:
                     self._give_back(connection)
 
     def check_file(self, connection: sqlite3.Connection) -> None:
-        """Raises sqlite3.Error unless a connection that `run` has given leads to the file that the path leads to now."""
+        """Raises sqlite3.Error unless a connection of `run` leads to the file that the path leads to now."""
         if self._known.get(connection) != self._find():
             raise sqlite3.OperationalError("the file was replaced while it was used")
 

@@ -37,9 +37,7 @@ class Writer:
     """``run`` calls a function with a connection, again and again while another process has the lock.  ``check_file``
     raises sqlite3.Error when that connection does not lead to the file of the path any more."""
 
-    def __init__(
-        self, run: Callable[[Operation[None]], None], check_file: Operation[None], timeout_s: float
-    ) -> None:
+    def __init__(self, run: Callable[[Operation[None]], None], check_file: Operation[None], timeout_s: float) -> None:
         self._run = run
         self._check_file = check_file
         self._timeout_s = timeout_s
