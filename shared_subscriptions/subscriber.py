@@ -210,9 +210,10 @@ class GroupSubscriber(Closeable):
         return _Group(declaration, self._leaders.add(declaration, owner), reader, letters)
 
     def _is_own(self, borrower: str) -> bool:
-        """Whether a borrower is of this subscriber.  For the leader's thread."""
+        """Whether a borrower is of this subscriber, or was before a reset: leases end with a dead leader, and what it
+        wanted holds until there is another.  For the leader's thread."""
         with self._lock:
-            return self._handler.agent.subscription_of(borrower) is not None
+            return self._handler.agent.is_own(borrower)
 
     def _reader_of(self, subscription: int) -> Reader:
         return self._groups[self._subscriptions[subscription]].reader
