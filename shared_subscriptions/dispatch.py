@@ -28,7 +28,8 @@ OnEvent = Callable[[GroupEvent], None]
 OnEvents = Callable[[Sequence[GroupEvent]], None]
 Batch = tuple[LoanState, list[GroupEvent]]
 
-_IDLE_S = 0.5
+_IDLE_S = 5.0
+"""Whoever waits is woken; this is for what nobody has thought of."""
 _PARK_RETRY_S = 1.0
 _CRASHED = "delivered {} times, and each time its consumer crashed or did not answer"
 
@@ -46,6 +47,8 @@ class Call:
     """Events before this one are done with."""
     settled: int = 0
     """Events before this one are settled."""
+    is_exclusive: bool = False
+    """Each of its events keeps its lane until it is settled (`StreamLanes.take`)."""
     is_abandoned: bool = False
     """Taken back: whatever comes of it is late."""
 
@@ -62,10 +65,11 @@ class Dispatch:
         auto_ack: bool,
         letters_of: Callable[[int], DeadLetters],
         wake: Callable[[], None],
+        note: Callable[[], None],
         wake_reader: Callable[[], None],
     ) -> None:
-        """``wake`` makes the protocol thread report what has been settled, ``wake_reader`` reads where there is room
-        again."""
+        """``wake`` makes the protocol thread act at once, ``note`` lets it report what has been settled when that is
+        due, and ``wake_reader`` reads where there is room again."""
         self.callback_errors = 0
         self.park_failures = 0
         self._handler = handler
@@ -73,12 +77,13 @@ class Dispatch:
         self._on_event, self._on_events = on_event, on_events
         self._auto_ack = auto_ack
         self._letters_of = letters_of
-        self._wake = wake
+        self._wake, self._note = wake, note
         self._wake_reader = wake_reader
         self._limit: int = options.batch_events_max
         self._timeout_s: float = options.handler_timeout or float("inf")
         # With one dispatcher that settles whole batches there is nobody to be exclusive against.
-        self._is_exclusive = not auto_ack or options.concurrency > 1
+        self._is_always_exclusive = not auto_ack or options.concurrency > 1
+        self._iterations = 0
         self._is_closed = False
         self._is_suspended = False
         self._calls: set[Call] = set()
@@ -117,31 +122,44 @@ class Dispatch:
             finally:
                 self._ended(call)
 
-    def _next(self, check: Callable[[], None] = lambda: None, limit: int | None = None) -> Call | None:
+    @property
+    def _is_exclusive(self) -> bool:
+        return self._is_always_exclusive or self._iterations > 1
+
+    def _next(self, check: Callable[[], None] = lambda: None) -> Call | None:
         """Wait for events; None when it is closed."""
         while True:
             with self._lock:
-                found = self._wait_for_events(check, limit or self._limit)
+                found = self._wait_for_events(check)
                 if found is None:
                     return None
                 loan, batch = found
                 if not loan.lanes.is_overdue(batch[0]):
-                    call = Call(loan, batch, time.monotonic())
+                    call = Call(loan, batch, time.monotonic(), is_exclusive=self._is_exclusive)
                     self._calls.add(call)
+                    if len(batch) > 1:
+                        self._note()
                     return call
             self._park(loan, batch[0], _CRASHED.format(batch[0].attempt))
             with self._lock:
                 self._after_settling(loan)
 
-    def _wait_for_events(self, check: Callable[[], None], limit: int) -> Batch | None:
+    def _wait_for_events(self, check: Callable[[], None]) -> Batch | None:
         while not self._is_closed:
             now = time.monotonic()
+            # Several loops share what there is, event by event; so does one that settles each event by itself.
+            limit = 1 if self._iterations > 1 or (self._iterations and not self._auto_ack) else self._limit
             found = self._handler.next_batch(now, limit, is_exclusive=self._is_exclusive)
             if found is not None:
                 return found
             check()
             self._lock.wait(min(max(self._handler.next_retry() - now, 0.001), _IDLE_S))
         return None
+
+    def _returned(self, call: Call) -> None:
+        """The user has returned: from now on only this thread settles what the call had."""
+        with self._lock:
+            self._calls.discard(call)
 
     def _ended(self, call: Call) -> None:
         """The user has returned; perhaps from a call that was given up, and then there is somebody again."""
@@ -161,15 +179,18 @@ class Dispatch:
             self._call_one_by_one(call, self._on_event)
 
     def _call_with_all(self, call: Call, on_events: OnEvents) -> None:
+        failure = None
         try:
             on_events(call.batch)
         except Exception as error:
             self.callback_errors += 1
+            failure = error
             LOG.exception("Shared subscription: the callback failed with %d events of %s", len(call.batch),
                           call.batch[0].topic)  # fmt: skip
-            self._failed_as_a_whole(call, error)
-            return
-        if self._auto_ack:
+        self._returned(call)
+        if failure is not None:
+            self._failed_as_a_whole(call, failure)
+        elif self._auto_ack:
             self._settle(call, len(call.batch))
 
     def _failed_as_a_whole(self, call: Call, error: Exception) -> None:
@@ -179,12 +200,11 @@ class Dispatch:
         with self._lock:
             if call.is_abandoned:
                 return
-            self._calls.discard(call)  # as in `_split`
             if len(batch) > 1:
                 loan.lanes.fail_batch(batch, time.monotonic())
                 self._after_settling(loan)
                 return
-            if not self._is_exclusive:
+            if not call.is_exclusive:
                 loan.lanes.break_up(batch)
         self._fail(loan, batch[0], None, f"{type(error).__name__}: {error}")
 
@@ -212,6 +232,7 @@ class Dispatch:
         return not call.is_abandoned
 
     def _after_batch(self, call: Call, failure: str | None) -> None:
+        self._returned(call)
         if not self._auto_ack:
             self._leave_to_the_user(call, call.place + (failure is not None))
         elif call.place == len(call.batch):
@@ -233,8 +254,7 @@ class Dispatch:
             if call.is_abandoned:
                 self._handler.counters.late += 1
                 return
-            self._calls.discard(call)  # nobody else settles any of it, or takes it back
-            if not self._is_exclusive:
+            if not call.is_exclusive:
                 loan.lanes.break_up(call.batch[call.settled :])
             for event in call.batch[call.settled : place]:
                 loan.lanes.ack(event)
@@ -254,12 +274,13 @@ class Dispatch:
 
     def _settle(self, call: Call, place: int) -> None:
         """Events of the batch before ``place`` are done."""
-        loan, done = call.loan, call.batch[call.settled : place]
+        loan = call.loan
         with self._lock:
             if call.is_abandoned:
                 self._handler.counters.late += 1
                 return
-            if self._is_exclusive:
+            done = call.batch[call.settled : place]
+            if call.is_exclusive:
                 for event in done:
                     loan.lanes.ack(event)
             elif done:
@@ -275,6 +296,11 @@ class Dispatch:
     def hung(self) -> int:
         """Calls that were given up and have not returned."""
         return sum(call.is_abandoned for call in self._calls)
+
+    @property
+    def is_calling(self) -> bool:
+        """Whether the user is about to get through a batch, so that progress has to be looked for."""
+        return self._auto_ack and any(len(call.batch) > 1 for call in self._calls)
 
     def next_deadline(self) -> float:
         """Under the lock: when `take_back_from_hung` should be called next."""
@@ -310,7 +336,7 @@ class Dispatch:
         """Under the lock.  What was done before counts; what has not been seen goes back."""
         call.is_abandoned = True
         lanes, place = call.loan.lanes, call.place
-        if not self._is_exclusive:
+        if not call.is_exclusive:
             lanes.break_up(call.batch[call.settled :])
         if self._on_events is not None:
             lanes.time_out_batch(call.batch, now)
@@ -367,6 +393,7 @@ class Dispatch:
             self._wake()
         elif loan.lanes.take_relief():
             self._wake_reader()
+        self._note()
         self._lock.notify_all()
 
     # -- iterating
@@ -375,22 +402,48 @@ class Dispatch:
         """Events for the user's own loop.  With ``auto_ack`` each is done when the next one is asked for."""
         if self._threads:
             raise UsageError("this subscriber calls back; make one without on_event to iterate")
-        while (call := self._next(check, 1 if not self._auto_ack else None)) is not None:
-            try:
-                if self._auto_ack:
-                    yield from self._one_after_the_other(call)
-                else:
-                    yield from call.batch
-            finally:
-                self._ended(call)
+        self._count_iteration(1)
+        try:
+            while (call := self._next(check)) is not None:
+                try:
+                    if self._auto_ack:
+                        yield from self._one_after_the_other(call)
+                    else:
+                        yield from call.batch
+                finally:
+                    self._ended(call)
+        finally:
+            self._count_iteration(-1)
+
+    def _count_iteration(self, step: int) -> None:
+        with self._lock:
+            self._iterations += step
+            if self._iterations > 1:
+                for call in self._calls:
+                    self._share(call)
+
+    def _share(self, call: Call) -> None:
+        """Under the lock: a loop that had a batch to itself keeps the event that it has, and others get the rest."""
+        if call.is_exclusive or call.is_abandoned:
+            return
+        lanes, place, rest = call.loan.lanes, call.place, call.batch[call.place + 1 :]
+        lanes.break_up(call.batch[call.settled :])
+        for event in call.batch[call.settled : place]:
+            lanes.ack(event)
+        del call.batch[place + 1 :]
+        call.settled, call.is_exclusive = place, True
+        lanes.put_back(rest)
+        self._after_settling(call.loan)
 
     def _one_after_the_other(self, call: Call) -> Iterator[GroupEvent]:
         try:
-            for event in call.batch:
-                if not self._goes_on(call):
-                    break
-                yield event
+            while self._has_next(call):
+                yield call.batch[call.place]
                 call.place += 1
         finally:
             # Leaving the loop in the middle leaves its last event undone: the user may have failed in it.
             self._after_batch(call, None)
+
+    def _has_next(self, call: Call) -> bool:
+        with self._lock:  # `_share` may take what comes next
+            return call.place < len(call.batch) and self._goes_on(call)

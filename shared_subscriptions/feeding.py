@@ -21,7 +21,10 @@ LOG = logging.getLogger(__name__)
 _READ_EVENTS_MAX = 10_000
 _WAIT_S = 0.1
 """How long a wait for shards that are not of interest any more may go on."""
-_IDLE_S = 0.5
+_IDLE_S = 5.0
+"""Whoever wants something wakes the reader; this is for what nobody has thought of."""
+_READ_AT_ONCE = 32
+"""With more streams that want events, only those are read that have grown."""
 _ERROR_PAUSE_S = 0.2
 
 
@@ -36,11 +39,13 @@ class Feeder:
         reader_of: Callable[[int], Reader],
         *,
         tell: Callable[[], None],
+        note: Callable[[], None],
         is_leading: Callable[[], bool],
+        is_led_here: Callable[[int], bool],
         on_growth: Callable[[Mapping[int, int]], None],
     ) -> None:
-        """``tell`` makes the protocol thread report what has changed.  While this process leads a group, ``on_growth``
-        is told at once which shards have grown, and where they end."""
+        """``tell`` makes the protocol thread report what has changed, ``note`` lets it do so when it is due.  While
+        this process leads a group, ``on_growth`` is told at once which shards have grown, and where they end."""
         self.log_errors = 0
         self._log_trouble = SeldomLog(LOG)
         self.undecodable = 0
@@ -48,7 +53,8 @@ class Feeder:
         self._handler = handler
         self._lock = lock
         self._reader_of = reader_of
-        self._tell, self._is_leading, self._on_growth = tell, is_leading, on_growth
+        self._tell, self._note, self._on_growth = tell, note, on_growth
+        self._is_leading, self._is_led_here = is_leading, is_led_here
         self._is_closed = False
         self._wakeup = threading.Event()
         self._watching = threading.Condition()
@@ -57,6 +63,12 @@ class Feeder:
         self._found: dict[int, int] = {}
         """Where all shards ended when somebody looked; a wait for more than that notices when it is stale."""
         self._is_stale = True
+        self._is_counting = False
+        """The ends of all shards are looked at."""
+        self._hungry: list[LoanState] = []
+        """Loans of which there may be more to read."""
+        self._waiting: dict[int, dict[int, LoanState]] = {}
+        """Shard -> loans that have read all of it."""
         self._known: dict[int, dict[int, int]] = {}
         """Subscription to a queue -> ends of shards that its leader was told."""
         self._announced: dict[int, int] = {}
@@ -103,22 +115,49 @@ class Feeder:
     def _feed(self) -> None:
         self._wakeup.clear()
         with self._lock:
-            hungry = [(loan, self._reader_of(loan.subscription)) for loan in self._handler.loans if loan.wants_events]
+            self._hungry += self._handler.take_hungry()
             queues = self._handler.idle_queues()
-        ends = self._tell_growth(queues)
-        is_at_end = True
-        for loan, reader in hungry:
-            if self._read(loan, reader):
-                is_at_end = False
+        self._tell_growth(queues)
+        self._hungry += self._take_grown()  # and stay there should the log fail
+        with self._lock:  # whoever is full now says so when it has room again
+            found = [loan for loan in self._hungry if self._handler.is_lent(loan) and loan.wants_events]
+        more = []
+        for loan in found:
+            reader = self._reader_of(loan.subscription)
+            shard, offset = reader.place(loan.stream).shard, loan.lanes.next_offset
+            if self._is_known_end(shard, offset) or not self._read(loan, reader):
+                self._waiting.setdefault(shard, {})[loan.number] = loan
             else:
-                shard, offset = reader.place(loan.stream).shard, loan.lanes.next_offset
-                ends[shard] = min(ends.get(shard, offset), offset)
-        if not is_at_end:
-            return
+                more.append(loan)
+        self._hungry = more
+        if not more:
+            self._wait_for_growth(queues)
+
+    def _wait_for_growth(self, queues: list[int]) -> None:
+        ends = dict(self._found) if queues or self._is_leading() else {}
+        for shard, waiting in self._waiting.items():
+            ends[shard] = min(loan.lanes.next_offset for loan in waiting.values())
         with self._watching:
             self._ends = ends
             self._watching.notify_all()
-        self._wakeup.wait(_IDLE_S)
+        if not self._wakeup.wait(_IDLE_S):
+            self._is_stale = True
+            self._hungry = [loan for waiting in self._waiting.values() for loan in waiting.values()]
+            self._waiting.clear()
+
+    def _is_known_end(self, shard: int, offset: int) -> bool:
+        """With many streams, those are not read that end where the shard does."""
+        return self._is_counting and not self._is_stale and offset >= self._found.get(shard, 0)
+
+    def _take_grown(self) -> list[LoanState]:
+        """Loans that waited for more, of shards that have grown; of all shards when nobody knows which have."""
+        grown = [
+            shard
+            for shard, waiting in self._waiting.items()
+            if not self._is_counting
+            or any(loan.lanes.next_offset < self._found.get(shard, 0) for loan in waiting.values())
+        ]
+        return [loan for shard in grown for loan in self._waiting.pop(shard).values()]
 
     def _read(self, loan: LoanState, reader: Reader) -> bool:
         piece = reader.read(loan, events_max=min(max(loan.lanes.room, 1), _READ_EVENTS_MAX))
@@ -127,17 +166,21 @@ class Feeder:
         self.undecodable += piece.undecodable
         with self._lock:
             if self._handler.is_lent(loan) and offer(loan, piece):
-                self._lock.notify_all()
+                if piece.events:
+                    self._lock.notify_all()
+                else:
+                    self._note()
                 if loan.is_complete:
                     self._tell()
         return True
 
-    def _tell_growth(self, queues: list[int]) -> dict[int, int]:
+    def _tell_growth(self, queues: list[int]) -> None:
         """Where the log has grown: members hear it at once from their leader, and the leader of a queue from members
-        that have time.  Returns the ends of all shards, or nothing when nobody is interested."""
+        that have time."""
         is_leading = self._is_leading()
-        if not queues and not is_leading:
-            return {}
+        self._is_counting = bool(queues) or is_leading or len(self._handler.loans) > _READ_AT_ONCE
+        if not self._is_counting:
+            return
         if self._is_stale:
             self._is_stale = False
             self._found = {state.shard: state.end for state in self._log.state()}
@@ -151,10 +194,11 @@ class Feeder:
             grown = {shard: end for shard, end in found.items() if end > known.get(shard, 0)}
             if grown:
                 known |= grown
+                if self._is_led_here(number):
+                    continue  # its leader has been told just now
                 with self._lock:
                     self._handler.on_log_grown(number, grown)
                 self._tell()
-        return dict(found)
 
     # -- the watcher
 

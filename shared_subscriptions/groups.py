@@ -21,6 +21,7 @@ from pubsub_api.core.topics import FilterSet, check_filter
 from pubsub_api.errors import UsageError
 from shared_subscriptions.core import candidate as candidates
 from shared_subscriptions.core import declaration as declarations
+from shared_subscriptions.core import process_lease
 from shared_subscriptions.core.declaration import LANES_MAX, Declaration, Wish, check_name
 from shared_subscriptions.core.events import Mode
 from shared_subscriptions.core.progress import Acknowledged, Progress
@@ -28,7 +29,7 @@ from shared_subscriptions.core.settings import LeaseSettings
 from shared_subscriptions.core.streams import StreamRecord
 from shared_subscriptions.errors import GroupExists, GroupNotFound
 from shared_subscriptions.lag import OFFSETS_MAX, Lag, ShardLag
-from shared_subscriptions.names import PREFIX, Names, group_of
+from shared_subscriptions.names import CHANGES, PREFIX, Names, group_of
 from shared_subscriptions.records import GroupStatus, decode_status, decode_stream
 
 Start = Literal["now", "earliest"] | datetime.datetime | Mapping[int, int]
@@ -162,7 +163,7 @@ def destroy(log: LogApi, name: str) -> None:
     group = Names(name).group
     doomed = [record.name for record in log.list_records(f"{group}/")]
     for _ in range(_ATTEMPTS):  # a leader or a job may write once more before it notices
-        log.put_records([(record, None, None) for record in (group, *doomed)])
+        log.put_records([(CHANGES, name.encode(), None), *((record, None, None) for record in (group, *doomed))])
         doomed = [record.name for record in log.list_records(f"{group}/")]
         if not doomed:
             return
@@ -175,7 +176,10 @@ def _change(log: LogApi, name: str, change: Callable[[Declaration], Declaration]
             break
         wanted = change(declarations.decode(record.value))
         try:
-            log.put_records([(record.name, declarations.encode(wanted), record.version)])
+            log.put_records([
+                (record.name, declarations.encode(wanted), record.version),
+                (CHANGES, name.encode(), None),
+            ])  # fmt: skip
             return wanted
         except RecordConflict:
             continue
@@ -281,7 +285,9 @@ def _leader(log: LogApi, found: Declaration) -> tuple[str, float | None]:
     if record is None:
         return "", None
     leader = candidates.decode(record.value)
-    heard_s = round(max(0.0, (time.time_ns() - leader.renewed_ns) / 1e9), 3)
+    sign = log.get_record(leader.lease) if leader.lease else None
+    renewed_ns = max(leader.renewed_ns, process_lease.decode(sign.value).renewed_ns if sign is not None else 0)
+    heard_s = round(max(0.0, (time.time_ns() - renewed_ns) / 1e9), 3)
     is_leading = not leader.is_vacant and leader.incarnation == found.incarnation and heard_s < found.claim_time_s
     return leader.endpoint if is_leading else "", heard_s
 

@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 PREFIX = "group/"
+CHANGES = "groups/changes"
+"""Written with every wish of an operator, so that leaders of many groups need not read all declarations to see one."""
+
+LEASES = "groups/lease/"
+"""Of processes that lead."""
 
 
 class Names:

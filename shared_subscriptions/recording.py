@@ -107,7 +107,13 @@ class Recording:
 
     def wait_ready(self, *, timeout_s: float) -> None:
         """Return when what this process has to record, or to keep as a standby, is heard from now on.  Raises
-        WaitTimeout."""
+        WaitTimeout.
+
+        Where publishers own the addresses nobody is waited for: there may be none yet, and whoever comes is asked for
+        what it has published until then.
+        """
+        if self._session.capabilities.bind_based:
+            return
         with self._lock:
             hearing: list[Recorder | Standby] = [*self._recorders.values(), *self._standbys.values()]
         for one in hearing:

@@ -8,7 +8,8 @@ from durable_log.log_api import LogApi
 from durable_log.recorder import RecorderStatistics
 from pubsub_api.closing import Closeable
 from shared_subscriptions import config, groups
-from shared_subscriptions.office import Office
+from shared_subscriptions.leader_thread import LeaderThread
+from shared_subscriptions.leading import Owner
 from shared_subscriptions.recording import Recording
 
 if TYPE_CHECKING:
@@ -23,12 +24,12 @@ class GroupService(Closeable):
         self._resign_timeout_s: float = conf[config.GROUP].revoke_timeout
         declaration = groups.get(log, group)
         self._recording = Recording(session, log, claim_time_s=declaration.claim_time_s)
-        self._office = Office(log, declaration, conf, on_rule=self._recording.on_rule)
-        self._office.start()
+        self._leaders = LeaderThread(log, conf)
+        self._group = self._leaders.add(declaration, Owner(on_rule=self._recording.on_rule))
 
     @property
     def is_leading(self) -> bool:
-        return self._office.is_leading
+        return self._group.is_leading
 
     def statistics(self) -> RecorderStatistics | None:
         """What is recorded; None while another process leads."""
@@ -36,5 +37,5 @@ class GroupService(Closeable):
 
     def close(self) -> None:
         """Resign in good order."""
-        self._office.close(timeout_s=self._resign_timeout_s)
+        self._leaders.close(timeout_s=self._resign_timeout_s)
         self._recording.close()

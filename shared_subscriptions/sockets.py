@@ -69,14 +69,15 @@ class Connection:
     def wants_to_write(self) -> bool:
         return bool(self._waiting)
 
-    def send(self, body: bytes) -> None:
-        """Queue a message; it leaves with `flush`."""
+    def send(self, body: bytes) -> bool:
+        """Queue a message, which leaves with `flush`; False when it is dropped."""
         if not self.is_open:
-            return
+            return False
         if len(self._waiting) > self._bytes_max:
             self.dropped += 1
-            return
+            return False
         self._waiting += seal(body, self._key)
+        return True
 
     def flush(self) -> None:
         """Send what the socket takes now."""

@@ -2,14 +2,16 @@
 
 Threads.  The *protocol* thread talks to leaders and drives the core's clock.  The *reader* reads the log for the
 streams that are held, and the *watcher* waits for it to grow.  *Dispatchers* call the user; when the user iterates
-instead, its own thread is the dispatcher.  One `Office` per group watches who leads.  All of them meet in the core,
-under one lock that is never held during I/O or a call of the user.
+instead, its own thread is the dispatcher.  The *leader's* thread watches who leads which group, and leads some.  All of
+them meet in the core, under one lock that is never held during I/O or a call of the user.  There are as many threads
+and sockets for a thousand groups as for one.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import logging
 import os
 import selectors
@@ -17,7 +19,7 @@ import socket
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from oslo_config import cfg
 
@@ -33,12 +35,14 @@ from shared_subscriptions.core.candidate import LeaderRecord
 from shared_subscriptions.core.declaration import Declaration
 from shared_subscriptions.core.events import GroupEvent, Mode
 from shared_subscriptions.core.handler import Handler
+from shared_subscriptions.core.messages import PingAllResponse
 from shared_subscriptions.core.settings import LeaseSettings
 from shared_subscriptions.dispatch import Dispatch, OnEvent, OnEvents
 from shared_subscriptions.errors import GroupDestroyed, GroupNotFound, NotAGroupEvent
 from shared_subscriptions.feeding import Feeder
-from shared_subscriptions.links import RECONNECT_S, LeaderLink
-from shared_subscriptions.office import Office
+from shared_subscriptions.leader_thread import LeaderThread
+from shared_subscriptions.leading import Leading, Owner
+from shared_subscriptions.links import LeaderLink, LeaderLinks
 from shared_subscriptions.parking import DeadLetters
 from shared_subscriptions.reading import Reader
 from shared_subscriptions.recording import Recording
@@ -47,7 +51,8 @@ from shared_subscriptions.statistics import GroupSubscriberStatistics
 
 LOG = logging.getLogger(__name__)
 
-_IDLE_S = 0.5
+_IDLE_S = 5.0
+"""The protocol thread is woken; this is for what nobody has thought of."""
 _CLOSE_EXTRA_S = 1.0
 _ENDED_KEPT = 100
 
@@ -57,10 +62,11 @@ class _Group:
     """What belongs to one group in this process."""
 
     declaration: Declaration
-    office: Office
-    link: LeaderLink
+    leading: Leading
     reader: Reader
     letters: DeadLetters
+    leader: LeaderRecord | None = None
+    """Whom to talk to."""
 
 
 class GroupSubscriber(Closeable):
@@ -106,6 +112,10 @@ class GroupSubscriber(Closeable):
         """Filters in use, as they were given -> number."""
         self._serial = 0
         self._destroyed: set[str] = set()
+        self._moved: set[str] = set()
+        """Groups whose leader is another one than the protocol thread knows."""
+        self._is_idle = False
+        """The protocol thread sleeps until something happens."""
         self._protocol_errors = 0
         self._expired_told = 0
         self._is_closed = False
@@ -113,13 +123,16 @@ class GroupSubscriber(Closeable):
         self._is_inherited = False
         self._selector = selectors.DefaultSelector()
         self._waker = Waker(self._selector)
+        self._links = LeaderLinks(self._selector, bytes_max=self._options.message_bytes_max)
+        self._leaders = LeaderThread(log, conf)
         self._feeder = Feeder(
-            log, self._handler, self._lock, self._reader_of, tell=self._waker.wake, is_leading=self._is_leading,
-            on_growth=self._on_growth,
+            log, self._handler, self._lock, self._reader_of, tell=self._waker.wake, note=self._note_progress,
+            is_leading=self._is_leading, is_led_here=self._is_led_here, on_growth=self._leaders.log_grown,
         )  # fmt: skip
         self._dispatch = Dispatch(
             self._handler, self._lock, self._options, on_event=on_event, on_events=on_events, auto_ack=auto_ack,
-            letters_of=self._letters_of, wake=self._waker.wake, wake_reader=self._feeder.wake,
+            letters_of=self._letters_of, wake=self._waker.wake, note=self._note_progress,
+            wake_reader=self._feeder.wake,
         )  # fmt: skip
         self._protocol = threading.Thread(target=self._run_protocol, name="heliograph-group-protocol", daemon=True)
         forking.register(self)
@@ -127,7 +140,7 @@ class GroupSubscriber(Closeable):
             for topic_filter in topics:
                 self.subscribe(topic_filter)
         except BaseException:
-            self._stop_offices(0.0)
+            self._leaders.close(timeout_s=0.0)
             self._waker.close()
             self._selector.close()
             raise
@@ -158,7 +171,6 @@ class GroupSubscriber(Closeable):
             self._destroyed.discard(name)
             if name not in self._groups:
                 self._groups[name] = self._make_group(declaration)
-                self._groups[name].office.start()
             self._serial += 1
             self._filters[topic_filter] = self._serial
             self._subscriptions[self._serial] = name
@@ -182,26 +194,26 @@ class GroupSubscriber(Closeable):
         return sorted(self._filters)
 
     def _make_group(self, declaration: Declaration) -> _Group:
+        """Under the lock, which whatever the leader's thread says waits for."""
         name = declaration.name
         letters = DeadLetters(self._log, name, self._options.dead_letter_topic)
-        office = Office(
-            self._log, declaration, self._conf,
+        reader = Reader(self._log, declaration)
+        owner = Owner(
             on_leader=lambda leader: self._on_leader(name, leader),
-            on_rule=self._recording.on_rule if self._recording else _record_nothing,
-            on_standby=self._recording.on_standby if self._recording else _record_nothing,
-            is_own=self._is_own,
             on_destroyed=lambda: self._on_destroyed(name),
-        )  # fmt: skip
-        link = LeaderLink(self._selector, bytes_max=self._options.message_bytes_max)
-        return _Group(declaration, office, link, Reader(self._log, declaration), letters)
+            is_own=self._is_own,
+        )
+        if self._recording is not None:
+            owner = dataclasses.replace(
+                owner, on_rule=self._recording.on_rule, on_standby=self._recording.on_standby
+            )  # fmt: skip
+        return _Group(declaration, self._leaders.add(declaration, owner), reader, letters)
 
     def _is_own(self, borrower: str) -> bool:
         """Whether a borrower is of this subscriber, or was before a reset: leases end with a dead leader, and what it
-        wanted holds until there is another.  For offices."""
+        wanted holds until there is another.  For the leader's thread."""
         with self._lock:
-            agent = self._handler.agent
-            found = (agent.borrower(number) for number in agent.subscriptions)
-            return any(one is not None and borrower in (one.id, one.former) for one in found)
+            return self._handler.agent.is_own(borrower)
 
     def _reader_of(self, subscription: int) -> Reader:
         return self._groups[self._subscriptions[subscription]].reader
@@ -210,17 +222,17 @@ class GroupSubscriber(Closeable):
         return self._groups[self._subscriptions[subscription]].letters
 
     def _is_leading(self) -> bool:
-        return any(group.office.is_leading for group in list(self._groups.values()))
+        return any(group.leading.is_leading for group in list(self._groups.values()))
 
-    def _on_growth(self, ends: Mapping[int, int]) -> None:
-        for group in list(self._groups.values()):
-            group.office.log_grown(ends)
+    def _is_led_here(self, subscription: int) -> bool:
+        return self._groups[self._subscriptions[subscription]].leading.is_leading
 
-    # -- what the offices say
+    # -- what the leader's thread says
 
     def _on_leader(self, name: str, leader: LeaderRecord | None) -> None:
         with self._lock:
-            self._groups[name].link.leader = leader
+            self._groups[name].leader = leader
+            self._moved.add(name)
         self._waker.wake()
 
     def _on_destroyed(self, name: str) -> None:
@@ -243,45 +255,70 @@ class GroupSubscriber(Closeable):
             except Exception:
                 self._protocol_errors += 1
                 LOG.exception("Shared subscription: talking to a leader failed; it goes on")
-        for group in self._groups.values():
-            group.link.close()
+        self._links.close()
 
     def _listen(self) -> None:
         """Wait for what leaders say, until something is due."""
+        now = time.monotonic()
         with self._lock:
             deadline = min(self._handler.next_deadline(), self._dispatch.next_deadline())
-            links = [group.link for group in self._groups.values()]
-        if any(link.leader is not None and not link.is_connected for link in links):
-            deadline = min(deadline, time.monotonic() + RECONNECT_S)
-        timeout_s = min(max(deadline - time.monotonic(), 0.0), _IDLE_S)
-        for key, _ in self._selector.select(timeout_s):
-            if key.data is self._waker:
-                self._waker.clear()
+            if self._dispatch.is_calling:
+                deadline = min(deadline, now + self._options.progress_interval)
             else:
-                self._hear(key.data)
+                self._is_idle = not self._handler.has_news
+        deadline = min([deadline, now + _IDLE_S, *(link.next_deadline() for link in self._links.all)])
+        is_quiet = True
+        while is_quiet and not self._is_stopping:
+            for key, _ in self._selector.select(max(0.0, deadline - time.monotonic())):
+                if key.data is self._waker:
+                    self._waker.clear()
+                    is_quiet = False
+                else:
+                    is_quiet &= self._hear(key.data)
+            is_quiet &= time.monotonic() < deadline
+
+    def _note_progress(self) -> None:
+        """Under the lock: there is something to report, or will be soon."""
+        if self._is_idle:
+            self._is_idle = False
+            self._waker.wake()
 
     def _exchange(self) -> None:
         """Let time pass in the core, and send what it wants to say."""
+        self._is_idle = False
         now = time.monotonic()
-        fresh = [group for group in list(self._groups.values()) if group.link.maintain(now)]
         with self._lock:
-            for group in fresh:
-                self._ask_at_once(group, now)
+            moved, self._moved = {name: self._groups[name].leader for name in self._moved}, set()
+        fresh = self._links.maintain(moved, now)
+        with self._lock:
+            if fresh:
+                self._ask_at_once(fresh, now)
             self._dispatch.settle_done()
             self._dispatch.take_back_from_hung(now)
             self._handler.poll(now)
-            messages = [(self._subscriptions[number], said) for number, said in self._handler.take_messages(now)]
+            messages = [
+                (self._subscriptions[number], said, self._ping_s(number))
+                for number, said in self._handler.take_messages(now)
+            ]
             self._note_ended()
             self._warn_of_expired()
-            self._lock.notify_all()
-        for name, message in messages:
-            self._groups[name].link.send(message)
-        for group in list(self._groups.values()):
-            group.link.flush()
+            if messages or self._is_closed:
+                self._lock.notify_all()
+        for name, message, ping_s in messages:
+            link = self._links.of(name)
+            if link is not None:
+                link.send(name, message, ping_s=ping_s)
+        for link in self._links.all:
+            link.ping_all(now, functools.partial(self._speaks_on, link))
+            link.flush()
 
-    def _ask_at_once(self, group: _Group, now: float) -> None:
+    def _ping_s(self, subscription: int) -> float:
+        borrower = self._handler.agent.borrower(subscription)
+        return float("inf") if borrower is None else borrower.ping_s
+
+    def _ask_at_once(self, names: set[str], now: float) -> None:
         for number in self._handler.agent.subscriptions:
-            if self._subscriptions[number] == group.declaration.name:
+            if self._subscriptions[number] in names:
                 self._handler.agent.on_leader_changed(number, now)
 
     def _note_ended(self) -> None:
@@ -289,7 +326,9 @@ class GroupSubscriber(Closeable):
         for number, reason in self._handler.ended.items():
             LOG.warning("Group %s: %s.", self._subscriptions[number], reason)
             self._destroyed.add(self._subscriptions[number])
-        self._handler.ended.clear()
+        if self._handler.ended:
+            self._handler.ended.clear()
+            self._lock.notify_all()
         over = self._subscriptions.keys() - set(self._handler.subscriptions)
         # Dispatchers may still hold an event of one that has just ended.
         for number in sorted(over)[:-_ENDED_KEPT]:
@@ -305,21 +344,42 @@ class GroupSubscriber(Closeable):
                 "the group are lost at most. It keeps too little, or the group is too slow.", news,
             )  # fmt: skip
 
-    def _hear(self, link: LeaderLink) -> None:
+    def _hear(self, link: LeaderLink) -> bool:
+        """Hear what has come on a link; True when leases were renewed, and nothing else."""
         messages = link.receive()
-        name, group = next((name, group) for name, group in self._groups.items() if group.link is link)
         if not link.is_connected:
-            group.office.look_now()
+            self._leaders.look_now([self._groups[name].leading for name in link.groups])
         if not messages:
-            return
+            return False
         now = time.monotonic()
         with self._lock:
-            for number in self._handler.agent.subscriptions:
-                if self._subscriptions[number] == name:
-                    for message in messages:
-                        self._handler.on_message(number, message, now)
-            self._lock.notify_all()
-        self._feeder.wake()
+            for message in messages:
+                if isinstance(message, PingAllResponse):
+                    self._renew_all(link, message, now)
+                    continue
+                number = self._handler.agent.subscription_of(message.borrower)
+                if number is not None:
+                    self._handler.on_message(number, message, now)
+            is_quiet = all(isinstance(message, PingAllResponse) for message in messages)
+            if not is_quiet:
+                self._lock.notify_all()
+                self._feeder.wake()
+        return is_quiet
+
+    def _renew_all(self, link: LeaderLink, answer: PingAllResponse, now: float) -> None:
+        asked_at, renewed = link.heard(answer)
+        agent = self._handler.agent
+        for borrower in renewed:
+            number = agent.subscription_of(borrower)
+            found = None if number is None else agent.borrower(number)
+            if found is not None and self._speaks_on(link, borrower):
+                found.on_heard_of(asked_at, now)
+
+    def _speaks_on(self, link: LeaderLink, borrower: str) -> bool:
+        """Whether a borrower is there, and its group is led at the other end of the link."""
+        with self._lock:
+            number = self._handler.agent.subscription_of(borrower)
+            return number is not None and self._links.of(self._subscriptions[number]) is link
 
     # -- what the user calls
 
@@ -350,7 +410,8 @@ class GroupSubscriber(Closeable):
     def wait_ready(self, *, timeout_s: float) -> None:
         """Return when every subscription has found its leader, and what this process records as leader is recorded.
 
-        Raises WaitTimeout; it goes on trying.
+        Where publishers own the addresses (zmq, longpoll) it waits for none of them: what one has published before it
+        was heard of is asked of its cache.  Raises WaitTimeout; it goes on trying.
         """
         self._check_usable()
         deadline = time.monotonic() + timeout_s
@@ -400,11 +461,10 @@ class GroupSubscriber(Closeable):
                 waiting=sum(loan.lanes.load for loan in self._handler.loans), grants=self._handler.granted,
                 resets=self._handler.agent.resets, log_errors=self._feeder.log_errors,
                 protocol_errors=self._protocol_errors,
-                bad_messages=sum(group.link.bad_messages for group in self._groups.values()),
-                link_failures=sum(group.link.link_failures for group in self._groups.values()),
+                bad_messages=self._links.counters["bad_messages"], link_failures=self._links.counters["link_failures"],
                 park_failures=self._dispatch.park_failures,
                 callback_errors=self._dispatch.callback_errors,
-                is_leading=sum(group.office.is_leading for group in self._groups.values()),
+                is_leading=sum(group.leading.is_leading for group in self._groups.values()),
                 missing=self._recording.missing if self._recording is not None else 0,
                 standing_by=self._recording.standing_by if self._recording is not None else 0,
             )  # fmt: skip
@@ -430,7 +490,7 @@ class GroupSubscriber(Closeable):
             self._lock.wait_for(lambda: not self._handler.agent.subscriptions, patience_s)
             self._handler.disconnect(time.monotonic())  # whoever is left tells what it knows
         self._waker.wake()
-        self._stop_offices(self._options.revoke_timeout)
+        self._leaders.close(timeout_s=self._options.revoke_timeout)
         self._is_stopping = True
         self._waker.wake()
         self._feeder.close()
@@ -440,10 +500,6 @@ class GroupSubscriber(Closeable):
         if self._recording is not None:
             self._recording.close()
         self._log.close()
-
-    def _stop_offices(self, timeout_s: float) -> None:
-        for group in self._groups.values():
-            group.office.close(timeout_s=timeout_s)
 
     def _check_usable(self) -> None:
         if self._is_inherited:
@@ -456,7 +512,8 @@ class GroupSubscriber(Closeable):
             raise NotAGroupEvent(f"{type(event).__name__} did not come from a shared subscription")
 
     def after_fork_in_child(self) -> None:
-        forking.set_aside((self._selector, self._waker, self._groups, self._feeder, self._dispatch, self._lock))
+        parts = self._selector, self._waker, self._groups, self._leaders, self._links, self._feeder, self._dispatch
+        forking.set_aside((*parts, self._lock))
         self._is_inherited = True
         self._lock = threading.Condition(threading.RLock())
 

@@ -32,10 +32,14 @@ class Agent:
         self._name = name
         self._portions, self._offsets = portions, offsets
         self._borrowers: dict[int, Borrower] = {}
+        self._numbers: dict[str, int] = {}
+        """Borrower -> its subscription."""
+        self._formers: set[str] = set()
+        """Those that were replaced by one of them."""
 
     def subscribe(self, subscription: int, now: float) -> None:
         """``subscription`` is a number that was not used before."""
-        self._borrowers[subscription] = self._make("", now)
+        self._make(subscription, "", now)
 
     def unsubscribe(self, subscription: int, now: float) -> None:
         self._borrowers[subscription].on_unsubscribe(now)
@@ -96,14 +100,26 @@ class Agent:
         """Those that have a borrower, also one that is about to end."""
         return list(self._borrowers)
 
+    def subscription_of(self, borrower: str) -> int | None:
+        """None when there is no such borrower, or no longer."""
+        return self._numbers.get(borrower)
+
+    def is_own(self, borrower: str) -> bool:
+        """Whether it is one of these, or was replaced by one of them."""
+        return borrower in self._numbers or borrower in self._formers
+
     def borrower(self, subscription: int) -> Borrower | None:
         return self._borrowers.get(subscription)
 
-    def take(self, now: float) -> tuple[list[tuple[int, m.ToLeader]], list[tuple[int, SessionEvent]]]:
-        """What is to be sent, and what the session must know, each with its subscription."""
+    def take(
+        self, now: float, only: int | None = None
+    ) -> tuple[list[tuple[int, m.ToLeader]], list[tuple[int, SessionEvent]]]:
+        """What is to be sent, and what the session must know, each with its subscription; of one only, or of all."""
         messages: list[tuple[int, m.ToLeader]] = []
         events: list[tuple[int, SessionEvent]] = []
-        for subscription, borrower in list(self._borrowers.items()):
+        numbers = self._borrowers if only is None else self._borrowers.keys() & {only}
+        for subscription in list(numbers):
+            borrower = self._borrowers[subscription]
             said, told = borrower.messages, borrower.events
             if not said and not told:
                 continue
@@ -115,14 +131,17 @@ class Agent:
         return messages, events
 
     def _after(self, subscription: int, borrower: Borrower, event: SessionEvent, now: float) -> None:
-        if isinstance(event, Stopped) or (isinstance(event, Reset) and event.is_final):
-            del self._borrowers[subscription]
-        elif isinstance(event, Reset):
+        if not isinstance(event, Stopped | Reset):
+            return
+        del self._borrowers[subscription], self._numbers[borrower.id]
+        self._formers.discard(borrower.former)
+        if isinstance(event, Reset) and not event.is_final:
             self.resets += 1
-            self._borrowers[subscription] = self._make(borrower.id, now)
+            self._formers.add(borrower.id)
+            self._make(subscription, borrower.id, now)
 
-    def _make(self, former: str, now: float) -> Borrower:
-        return Borrower(
+    def _make(self, subscription: int, former: str, now: float) -> None:
+        borrower = Borrower(
             self._new_id(),
             self._settings,
             now=now,
@@ -131,3 +150,5 @@ class Agent:
             portions=self._portions,
             offsets=self._offsets,
         )
+        self._borrowers[subscription] = borrower
+        self._numbers[borrower.id] = subscription

@@ -165,6 +165,8 @@ class Borrower:
         self._lease_end = 0.0
         self._asked: OrderedDict[int, float] = OrderedDict()
         self._streams: dict[int, _Borrowed] = {}
+        self._ending: set[int] = set()
+        """Those that are to be given back by some time."""
         self._timer = now
         self._give_up_at = float("inf")
 
@@ -191,7 +193,7 @@ class Borrower:
     def next_deadline(self) -> float:
         if self.state is State.GONE:
             return float("inf")
-        give_up = min((borrowed.give_up_at for borrowed in self._streams.values()), default=float("inf"))
+        give_up = min((self._streams[number].give_up_at for number in self._ending), default=float("inf"))
         lease_end = float("inf") if self.state is State.CONNECTING else self._lease_end
         return min(self._timer, self._give_up_at, lease_end, give_up)
 
@@ -201,6 +203,21 @@ class Borrower:
         """Shards have grown, and this member of a queue has nothing to do: let the leader know at once."""
         if self.state is State.CONNECTED:
             self._ask(m.Ping(borrower=self.id, seq=self._next(), ends=dict(ends)), now)
+
+    @property
+    def ping_s(self) -> float:
+        """How often the leader should hear of this borrower.  Its promise counts, which may be shorter than what is
+        configured here."""
+        return min(self._settings.ping_s, self._lease_s / _PINGS_PER_LEASE or float("inf"))
+
+    def on_heard_of(self, asked_at: float, now: float) -> None:
+        """The leader has heard from this process, by a question that was sent at ``asked_at``, that the borrower lives.
+
+        Only for a question that followed a message of this borrower on the same connection.
+        """
+        if self.state in (State.CONNECTED, State.UNSUBSCRIBING):
+            self._lease_end = max(self._lease_end, asked_at + self._lease_s)
+            self._timer = max(self._timer, now + 2 * self.ping_s)
 
     def on_stream_progress(
         self, stream: int, progress: Progress, *, is_settled: bool, is_complete: bool = False
@@ -269,16 +286,16 @@ class Borrower:
                 now,
             )
             return
-        # The leader's promise counts, which may be shorter than what is configured here.
-        self._timer = now + min(self._settings.ping_s, self._lease_s / _PINGS_PER_LEASE)
+        self._timer = now + self.ping_s
         self._ask(m.Ping(borrower=self.id, seq=self._next()), now)
         for stream, borrowed in self._streams.items():
             self._report(stream, borrowed)  # whatever report was lost is made up for here
 
     def _give_up_revoked(self, now: float) -> None:
-        for stream, borrowed in self._streams.items():
+        for stream in sorted(self._ending):
+            borrowed = self._streams[stream]
             if now >= borrowed.give_up_at:
-                borrowed.give_up_at = float("inf")
+                self._ending.discard(stream)
                 borrowed.finished = True
                 self._report(stream, borrowed)
 
@@ -346,6 +363,7 @@ class Borrower:
             borrowed.loan = Loan.REVOKING
             if not is_portion(message.stream):  # nobody waits for those that are left of a portion
                 borrowed.give_up_at = now + self._settings.revoke_timeout_s
+                self._ending.add(message.stream)
             self.events.append(Revoking(message.stream))
         self._report(message.stream, borrowed)
 
@@ -353,6 +371,7 @@ class Borrower:
         borrowed = self._streams.get(message.stream)
         if borrowed is not None and borrowed.grant == message.grant:
             del self._streams[message.stream]
+            self._ending.discard(message.stream)
             self.events.append(Lost(message.stream))
         if is_portion(message.stream):
             self._drop(message.stream)
@@ -416,3 +435,4 @@ class Borrower:
     def _drop_streams(self) -> None:
         self.events += [Lost(stream) for stream in self._streams]
         self._streams.clear()
+        self._ending.clear()

@@ -1,8 +1,10 @@
 """Who leads: one record per group, written by compare-and-set, and a lease that is judged by watching it.
 
-A leader renews its record; every write raises its version.  The others watch.  When the version has not changed for the
-claim time, by the watcher's own clock, the record is claimed with the version last seen: of several that try, one
-succeeds.  The version of a successful claim is the leader's *epoch*.  No clock of another host is ever looked at.
+A leader writes its record with whatever it stores of the group, and renews a record of its process, which that one
+names (`process_lease`); every write raises a version.  The others watch.  When both versions have not changed for the
+claim time, by the watcher's own clock, the group's record is claimed with the version last seen, and the process's
+record is deleted with it: of several that try, one succeeds.  The version of a successful claim is the leader's
+*epoch*.  No clock of another host is ever looked at.
 
 A write whose outcome is not known is settled by reading the record.  Until then a leader goes on being leader only as
 long as its last certain write allows.
@@ -46,6 +48,8 @@ class LeaderRecord(msgspec.Struct, frozen=True):
     """The borrower whose process stands by to record, should the leader die; empty when there is none."""
     renewed_ns: int = 0
     """When it was written, by the leader's clock: for people to read.  Nothing is decided by it."""
+    lease: str = ""
+    """Name of the record that is renewed for all groups of the process; empty when there is none but this one."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,6 +58,8 @@ class Seen:
 
     record: LeaderRecord
     version: int
+    lease_version: int = 0
+    """Of the record that is its lease; 0 when it has none, or that is gone."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,6 +68,8 @@ class Claim:
 
     record: LeaderRecord
     expected: int
+    overthrows: tuple[str, int] | None = None
+    """With it, delete the record of that name if it still has that version."""
 
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -99,7 +107,7 @@ class Candidate:
         """What this candidate writes of itself.  It may learn where it is reached after it was made."""
         self._settings = settings
         self._may_lead = may_lead
-        self._version = 0
+        self._version = self._lease_version = 0
         self._seen_at = float("-inf")
         self._pending: tuple[Claim, float] | None = None
         self._was_leading = False
@@ -118,9 +126,11 @@ class Candidate:
             else:
                 return
         self.leader = None if seen is None or seen.record.is_vacant else seen.record
-        version = 0 if seen is None else seen.version
-        if version != self._version or self._seen_at == float("-inf"):
+        version, lease_version = (0, 0) if seen is None else (seen.version, seen.lease_version)
+        has_changed = version != self._version or lease_version not in (self._lease_version, 0)
+        if has_changed or self._seen_at == float("-inf"):  # a lease that is gone is no sign of life
             self._version, self._seen_at = version, now
+        self._lease_version = lease_version
         self.predecessor = seen.record if seen is not None and seen.record.is_vacant else None
 
     def wants_to_claim(self, now: float) -> bool:
@@ -131,9 +141,12 @@ class Candidate:
 
     def claim(self, now: float) -> Claim:
         """What to write in order to lead.  Report the outcome with `written`, `refused` or `unknown`."""
+        overthrows = None
         if self.leader is not None:
             self.predecessor = None
-        return self._write(msgspec.structs.replace(self.me, beat=1), now)
+            if self._lease_version:
+                overthrows = self.leader.lease, self._lease_version
+        return self._write(msgspec.structs.replace(self.me, beat=1), now, overthrows)
 
     # -- leading
 
@@ -146,8 +159,12 @@ class Candidate:
         """What to write in order to leave the place to others, who must respect these leases."""
         return self._write(msgspec.structs.replace(self.me, is_vacant=True, leases=leases), now)
 
-    def _write(self, record: LeaderRecord, now: float) -> Claim:
-        claim = Claim(record, self._version)
+    def kept(self, started: float) -> None:
+        """The lease of the process was renewed by a write that began at ``started``."""
+        self.renewed_at = max(self.renewed_at, started)
+
+    def _write(self, record: LeaderRecord, now: float, overthrows: tuple[str, int] | None = None) -> Claim:
+        claim = Claim(record, self._version, overthrows)
         self._pending = (claim, now)
         return claim
 
@@ -196,4 +213,4 @@ class Candidate:
         self.role = Role.WATCHING
         self.leader = None
         self._seen_at = float("-inf")
-        self._version = 0
+        self._version = self._lease_version = 0

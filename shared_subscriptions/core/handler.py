@@ -15,7 +15,7 @@ from shared_subscriptions.core import messages as m
 from shared_subscriptions.core.agent import Agent
 from shared_subscriptions.core.borrower import Granted, Lost, Revoking, SessionEvent, Stopped
 from shared_subscriptions.core.events import GroupEvent, is_portion
-from shared_subscriptions.core.lanes import LaneCounters, StreamLanes
+from shared_subscriptions.core.lanes import LaneCounters, Marks, StreamLanes
 from shared_subscriptions.core.progress import Acknowledged, Progress, snapshot
 from shared_subscriptions.core.settings import BorrowerSettings, LaneSettings
 
@@ -74,7 +74,8 @@ class Handler:
         self._progress_interval_s = progress_interval_s
         self._report_at = 0.0
         self._is_ordered: dict[int, bool] = {}
-        self._loans: OrderedDict[int, LoanState] = OrderedDict()
+        self._loans: dict[int, LoanState] = {}
+        self._marks = Marks()
         self._remembered: OrderedDict[tuple[int, int], Progress] = OrderedDict()
         self._grown: dict[int, dict[int, int]] = {}
         self._suspended: dict[int, bool] = {}
@@ -119,13 +120,18 @@ class Handler:
 
     def on_message(self, subscription: int, message: m.ToBorrower, now: float) -> None:
         self.agent.on_message(subscription, message, now)
-        self._work_off(now)
+        self._work_off(now, subscription)
 
     # -- events
 
     @property
     def loans(self) -> list[LoanState]:
         return list(self._loans.values())
+
+    def take_hungry(self) -> list[LoanState]:
+        """Loans that want events since the last call, because they are new or have room again."""
+        hungry, self._marks.hungry = self._marks.hungry, {}
+        return [self._loans[number] for number in hungry if number in self._loans]
 
     def loan_of(self, event: GroupEvent) -> LoanState | None:
         """Where a delivered event belongs; None when its stream is not in this member's hands any more."""
@@ -136,8 +142,13 @@ class Handler:
 
         Fenced: nothing comes of a stream whose lease has ended by ``now``.
         """
-        for number in list(self._loans):
-            loan = self._loans[number]
+        for number in list(self._marks.working):
+            loan = self._loans.get(number)
+            if loan is None or not (loan.lanes.has_work or loan.lanes.has_retries):
+                del self._marks.working[number]
+                continue
+            if loan.lanes.has_batch_out:
+                continue
             if not is_exclusive and not loan.lanes.is_settled:
                 continue
             if not self.agent.may_deliver(loan.subscription, loan.stream, now):
@@ -145,7 +156,7 @@ class Handler:
             while loan.lanes.has_work or loan.lanes.next_retry() <= now:
                 batch = loan.lanes.take(now, limit, is_exclusive=is_exclusive)
                 if batch:
-                    self._loans.move_to_end(number)
+                    self._marks.working.move_to_end(number)
                     return loan, batch
         return None
 
@@ -194,10 +205,16 @@ class Handler:
             self._report_changes()
 
     def next_deadline(self) -> float:
-        return min(self.agent.next_deadline(), self._report_at)
+        return min(self.agent.next_deadline(), self._report_at if self.has_news else float("inf"))
+
+    @property
+    def has_news(self) -> bool:
+        """Whether there is progress to report."""
+        return bool(self._marks.changed)
 
     def next_retry(self) -> float:
-        return min((loan.lanes.next_retry() for loan in self._loans.values()), default=float("inf"))
+        working = (self._loans[number] for number in self._marks.working if number in self._loans)
+        return min((loan.lanes.next_retry() for loan in working), default=float("inf"))
 
     def take_messages(self, now: float) -> list[tuple[int, m.ToLeader]]:
         self._work_off(now)
@@ -206,14 +223,14 @@ class Handler:
 
     # -- between agent and streams
 
-    def _work_off(self, now: float) -> None:
-        messages, events = self.agent.take(now)
+    def _work_off(self, now: float, only: int | None = None) -> None:
+        messages, events = self.agent.take(now, only)
         self._messages += messages
         for subscription, event in events:
             self._apply(subscription, event)
         if any(isinstance(event, Revoking) for _, event in events):
             self._tell_finished()
-            self._work_off(now)
+            self._work_off(now, only)
 
     def _apply(self, subscription: int, event: SessionEvent) -> None:
         if isinstance(event, Granted):
@@ -237,7 +254,8 @@ class Handler:
         self.counters.expired += event.expired
         progress = self._recall(subscription, event.stream, event.progress)
         lanes = StreamLanes(
-            progress, self._lane_settings, self.counters, is_ordered=self._is_ordered[subscription]
+            progress, self._lane_settings, self.counters, is_ordered=self._is_ordered[subscription],
+            marks=self._marks, number=self.granted,
         )  # fmt: skip
         self._loans[self.granted] = LoanState(
             self.granted, subscription, event.stream, event.grant, event.until, lanes
@@ -270,10 +288,10 @@ class Handler:
     # -- reports
 
     def _report_changes(self) -> None:
-        for loan in self._loans.values():
-            change = loan.lanes.take_change()
-            if change is not None and not loan.is_finish_told:
-                self._report(loan, change)
+        changed, self._marks.changed = self._marks.changed, {}
+        for loan in [self._loans[number] for number in changed if number in self._loans]:
+            if not loan.is_finish_told:
+                self._report(loan, loan.lanes.progress())
 
     def _report_all(self) -> None:
         for loan in self._loans.values():
@@ -281,7 +299,8 @@ class Handler:
 
     def _tell_finished(self) -> None:
         """Streams that are complete, or to be given back with nothing of them with the user any more."""
-        for loan in list(self._loans.values()):
+        touched, self._marks.touched = self._marks.touched, {}
+        for loan in [self._loans[number] for number in touched if number in self._loans]:
             if loan.is_finish_told:
                 continue
             is_complete = loan.is_complete

@@ -22,7 +22,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import heapq
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Iterator, Sequence
 
 from shared_subscriptions.core.events import GroupEvent
@@ -55,15 +55,41 @@ WINDOW_BYTES = 16 << 20
 """A stream of which so much is loaded is full, however few events that are.  One read more may come on top."""
 
 
+class Marks:
+    """Numbers of lanes to which something has happened, so that nobody has to look at all."""
+
+    def __init__(self) -> None:
+        self.changed: dict[int, None] = {}
+        """Those whose progress may have changed."""
+        self.touched: dict[int, None] = {}
+        """Those that may be complete or settled now."""
+        self.hungry: dict[int, None] = {}
+        """Those that want events: they are new, or have room again."""
+        self.working: OrderedDict[int, None] = OrderedDict()
+        """Those that may have something to deliver, now or later; they take turns."""
+
+
 class StreamLanes:
     """Not thread-safe.  Offsets given to `skip` and `offer` rise; what is done already is left out."""
 
-    def __init__(self, progress: Progress, settings: LaneSettings, counters: LaneCounters, *, is_ordered: bool) -> None:
+    def __init__(
+        self,
+        progress: Progress,
+        settings: LaneSettings,
+        counters: LaneCounters,
+        *,
+        is_ordered: bool,
+        marks: Marks | None = None,
+        number: int = 0,
+    ) -> None:
+        """``number`` is what ``marks`` know these lanes by."""
         self.next_offset = progress.low
         """Where to read on."""
         self.is_stopped = False
+        self._marks, self._mark_as = marks or Marks(), number
         self._settings = settings
         self._counters = counters
+        self._marks.hungry[number] = None
         self._is_ordered = is_ordered
         self._generation = progress.generation
         self._done = Acknowledged(progress.low, progress.ranges)
@@ -82,7 +108,15 @@ class StreamLanes:
         self._event_bytes = 0.0
         """Of those that are loaded, on average."""
         self._was_full = False
-        self._is_changed = True
+        self._mark()
+
+    def _mark(self) -> None:
+        """The progress has changed, or what is with the user."""
+        self._marks.changed[self._mark_as] = self._marks.touched[self._mark_as] = None
+
+    def _mark_work(self) -> None:
+        """There is something to deliver."""
+        self._marks.working[self._mark_as] = None
 
     # -- from the log
 
@@ -104,13 +138,14 @@ class StreamLanes:
         if 2 * self._load * self._event_bytes > WINDOW_BYTES:
             return False
         self._was_full = False
+        self._marks.hungry[self._mark_as] = None
         return True
 
     def skip(self, end: int) -> None:
         """Everything from `next_offset` up to ``end`` is not for this stream."""
         self._done.add(self.next_offset, end)
         self.next_offset = max(self.next_offset, end)
-        self._is_changed = True
+        self._mark()
 
     def expire(self, start: int) -> None:
         """Retention has dropped everything before ``start``."""
@@ -129,12 +164,14 @@ class StreamLanes:
         if events[0].offset > self.next_offset or events[-1].offset - events[0].offset >= len(events):
             self._skip_between(events)
         self.next_offset = max(self.next_offset, events[-1].offset + 1)
+        self._marks.touched[self._mark_as] = None
         self._event_bytes = (self._load * self._event_bytes + size) / (self._load + len(events))
         self._load += len(events)
         if self._attempts and self._settings.attempts_max:
             events = self._set_overdue_aside(events)
         if events:
             self._fresh.append(events)
+            self._mark_work()
 
     def _set_overdue_aside(self, events: list[GroupEvent]) -> list[GroupEvent]:
         """What was delivered too often before it came here is not delivered again: it is taken alone, to be parked."""
@@ -149,7 +186,7 @@ class StreamLanes:
             if event.offset > self.next_offset:
                 self._done.add(self.next_offset, event.offset)
             self.next_offset = event.offset + 1
-        self._is_changed = True
+        self._mark()
 
     # -- to the user
 
@@ -182,7 +219,7 @@ class StreamLanes:
         if self._attempts:
             self._number(taken)
         self._counters.delivered += len(taken)
-        self._is_changed = True
+        self._mark()
         return taken
 
     def is_overdue(self, event: GroupEvent) -> bool:
@@ -274,7 +311,7 @@ class StreamLanes:
                 self._attempts.pop(event.offset, None)
         self._load -= len(batch)
         self._counters.acknowledged += len(batch)
-        self._is_changed = True
+        self._mark()
 
     def fail(self, event: GroupEvent, now: float, delay_s: float | None = None) -> bool:
         """An attempt failed; the event comes again after ``delay_s``, or after the configured back-off.
@@ -287,7 +324,7 @@ class StreamLanes:
             return True
         self._counters.failed += 1
         attempts = self._attempts[event.offset] = event.attempt
-        self._is_changed = True
+        self._mark()
         if self._settings.attempts_max and attempts >= self._settings.attempts_max:
             return False
         self._again(event, now, self._settings.backoff_s(attempts) if delay_s is None else delay_s)
@@ -300,7 +337,7 @@ class StreamLanes:
         elif self._take_back(event):
             self._delays[event.offset] = delay_s
             self._load -= 1
-            self._is_changed = True
+            self._mark()
 
     def postpone(self, event: GroupEvent, due: float) -> None:
         """Deliver an event that is out once more, when it is due.  Its lane waits.  When it has been given away
@@ -310,6 +347,7 @@ class StreamLanes:
         if self._is_ordered:
             self._waiting.setdefault(_lane(event), deque())
         heapq.heappush(self._retries, (due, event.offset, event))
+        self._mark_work()
 
     def fail_batch(self, batch: Sequence[GroupEvent], now: float) -> None:
         """A batch of several failed as a whole: the first event of each lane comes again, at once and alone, so that
@@ -341,7 +379,7 @@ class StreamLanes:
         """
         self._counters.timed_out += 1
         self._attempts[event.offset] = event.attempt
-        self._is_changed = True
+        self._mark()
         self._out[event.offset] = copy.copy(event)
         self._again(self._out[event.offset], now, self._settings.backoff_s(event.attempt))
 
@@ -368,6 +406,8 @@ class StreamLanes:
 
     def _put_behind(self, events: Sequence[GroupEvent]) -> None:
         """Events that are out wait in their lanes again, before everything else there; free lanes are ready."""
+        self._mark()
+        self._mark_work()
         for event in events:
             self._take_back(event)
         if self.is_stopped:
@@ -395,7 +435,7 @@ class StreamLanes:
         self._attempts.pop(event.offset, None)
         self._load -= 1
         self._counters.acknowledged += 1
-        self._is_changed = True
+        self._mark()
 
     def _free_lane(self, event: GroupEvent) -> None:
         if not self._is_ordered:
@@ -404,12 +444,14 @@ class StreamLanes:
         if queue:
             # Before everything else, because they are older; if they must wait for each other, they will when taken.
             self._ready.extendleft(reversed(queue))
+            self._mark_work()
 
     # -- where it stands
 
     def stop(self) -> None:
         """Give out nothing more and forget what nobody has; what is out may still be settled."""
         self.is_stopped = True
+        self._mark()
         self._fresh.clear()
         self._ready.clear()
         self._retries.clear()
@@ -422,8 +464,17 @@ class StreamLanes:
         return not self._out and not self._batch
 
     @property
+    def has_batch_out(self) -> bool:
+        """A batch that was taken without exclusivity is with the user."""
+        return bool(self._batch)
+
+    @property
     def has_work(self) -> bool:
         return bool(self._fresh or self._ready)
+
+    @property
+    def has_retries(self) -> bool:
+        return bool(self._retries)
 
     @property
     def load(self) -> int:
@@ -433,13 +484,6 @@ class StreamLanes:
     def next_retry(self) -> float:
         """When the next attempt is due; infinity when there is none."""
         return self._retries[0][0] if self._retries and not self.is_stopped else float("inf")
-
-    def take_change(self) -> Progress | None:
-        """The progress, when it has changed since the last call."""
-        if not self._is_changed:
-            return None
-        self._is_changed = False
-        return self.progress()
 
     def progress(self) -> Progress:
         """What is done.  An event that is out counts as attempted: it may be what kills its consumer.  Among several

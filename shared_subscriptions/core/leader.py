@@ -233,6 +233,14 @@ class Leader:
         self._renew(member, now)
         self._send(member, m.PingResponse, answers=message.seq)
 
+    def hear_of(self, borrower: str, now: float) -> bool:
+        """A member lives, says its process, and its lease is renewed; False when it is not."""
+        member = self.members.get(borrower)
+        if member is None or member.is_expelled or member.expires <= now or self.is_silent(now):
+            return False
+        self._renew(member, now)
+        return True
+
     def _note_alive(self, former: str) -> None:
         if not former:
             return

@@ -117,6 +117,24 @@ class Invalidate(_FromLeader, frozen=True, tag="invalidate", kw_only=True):
     """The group is gone: beginning anew is no use."""
 
 
+class PingAll(msgspec.Struct, frozen=True, tag_field="type", tag="ping_all"):
+    """Renew the leases of all borrowers that were heard of on this connection, whatever their groups.
+
+    Connections keep order, so the leader has heard of whoever spoke on it before.
+    """
+
+    seq: int
+    gone: list[str] = []
+    """Borrowers that were heard of on this connection, and are no more: they are not renewed any more."""
+
+
+class PingAllResponse(msgspec.Struct, frozen=True, tag_field="type", tag="ping_all_response"):
+    """The leases of all of them count from when ``answers`` was sent, but for those that are ``lost``."""
+
+    answers: int
+    lost: list[str] = []
+
+
 ToLeader = Connect | Ping | UpdateProgress | RevokeFinished | Disconnect
 ToBorrower = ConnectResponse | PingResponse | Grant | Revoke | Revoked | Invalidate
 Message = ToLeader | ToBorrower
@@ -134,19 +152,23 @@ def concern(message: Message) -> int:
 
 
 encode = msgspec.msgpack.Encoder().encode
-_to_leader: msgspec.msgpack.Decoder[ToLeader] = msgspec.msgpack.Decoder(ToLeader)
-_to_borrower: msgspec.msgpack.Decoder[ToBorrower] = msgspec.msgpack.Decoder(ToBorrower)
+_to_leader: msgspec.msgpack.Decoder[tuple[str, ToLeader | PingAll]] = msgspec.msgpack.Decoder(
+    tuple[str, ToLeader | PingAll]
+)
+_to_borrower: msgspec.msgpack.Decoder[ToBorrower | PingAllResponse] = msgspec.msgpack.Decoder(
+    ToBorrower | PingAllResponse
+)
 
 
-def decode_to_leader(body: bytes) -> ToLeader:
-    """Raises UndecodableBody."""
+def decode_to_leader(body: bytes) -> tuple[str, ToLeader | PingAll]:
+    """The group, and what is said to its leader.  Raises UndecodableBody."""
     try:
         return _to_leader.decode(body)
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
         raise UndecodableBody(f"a message to a leader cannot be decoded: {error}") from error
 
 
-def decode_to_borrower(body: bytes) -> ToBorrower:
+def decode_to_borrower(body: bytes) -> ToBorrower | PingAllResponse:
     """Raises UndecodableBody."""
     try:
         return _to_borrower.decode(body)

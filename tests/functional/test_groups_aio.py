@@ -87,6 +87,36 @@ def test_a_cancelled_wait_loses_nothing(url: str, log: LogApi) -> None:
     assert sorted(asyncio.run(asyncio.wait_for(main(), PATIENCE_S))) == [1, 2, 3, 4, 5]
 
 
+def test_several_coroutines_share_what_there_is(url: str, log: LogApi) -> None:
+    """Nobody goes on before each of them has an event, also when one had everything to itself at first."""
+
+    async def main() -> list[list[int]]:
+        taken: list[list[int]] = [[], [], []]
+        everybody_has_one, all_seen = asyncio.Event(), asyncio.Event()
+
+        async def consume(subscriber: AsyncGroupSubscriber, place: int) -> None:
+            async for event in subscriber:
+                taken[place].append(event.version)
+                if all(taken):
+                    everybody_has_one.set()
+                if sum(map(len, taken)) >= 30:
+                    all_seen.set()
+                await everybody_has_one.wait()
+
+        async with member(url) as subscriber:
+            Source(log).publish(TOPIC, 30, keys=30)
+            consumers = [asyncio.ensure_future(consume(subscriber, 0))]
+            while not taken[0]:
+                await asyncio.sleep(0.01)
+            consumers += [asyncio.ensure_future(consume(subscriber, place)) for place in (1, 2)]
+            await all_seen.wait()
+        await asyncio.gather(*consumers)
+        return taken
+
+    taken = asyncio.run(asyncio.wait_for(main(), PATIENCE_S))
+    assert sorted(number for numbers in taken for number in numbers) == list(range(1, 31))
+
+
 def test_events_are_settled_by_hand(url: str, log: LogApi) -> None:
     async def main() -> list[tuple[int, int]]:
         seen = []

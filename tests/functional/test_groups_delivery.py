@@ -317,18 +317,18 @@ def test_a_crowd_of_strangers_costs_little_and_locks_no_member_out(url: str, log
         record = log.get_record(Names("billing").leader)
         assert record is not None
         host, _, port = candidates.decode(record.value).endpoint.partition(":")
-        office = member.subscriber._groups["billing"].office
+        door = member.subscriber._leaders.listening
         large = crowd.enter_context(socket.create_connection((host, int(port)), timeout=PATIENCE_S))
         large.sendall((8 * 1024 * 1024).to_bytes(4, "big"))
         assert large.recv(1) == b"", "a stranger may not announce so much"
         idle = [crowd.enter_context(socket.create_connection((host, int(port)))) for _ in range(200)]
-        wait_until(lambda: office.counters["strangers_turned_away"] >= 100, PATIENCE_S, "the oldest to make room")
-        assert len(office._strangers) <= 64
+        wait_until(lambda: door.counters["strangers_turned_away"] >= 100, PATIENCE_S, "the oldest to make room")
+        assert len(door.strangers) <= 64
         with Member(url, [SHARED]) as late:
             late.subscriber.wait_ready(timeout_s=PATIENCE_S)
             source.publish(TOPIC, 3)
             wait_until(lambda: len(member.seen) + len(late.seen) == 3, PATIENCE_S, "members are served all the same")
-        wait_until(lambda: not office._strangers, PATIENCE_S, "the rest to have had its time")
+        wait_until(lambda: not door.strangers, PATIENCE_S, "the rest to have had its time")
         assert all(sock.fileno() >= 0 for sock in idle)
 
 

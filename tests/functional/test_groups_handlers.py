@@ -176,3 +176,28 @@ def test_what_was_not_to_blame_is_delivered_after_a_crash(url: str, log: LogApi,
         wait_until(lambda: groups.show(log, "billing").lag == 0, PATIENCE_S, "all of it done")
         assert member.subscriber.statistics().dead_letters == 0
         assert (TOPIC, 650) in member.got()
+
+
+def test_progress_reported_while_a_dead_letter_is_written_leaves_the_rest_of_the_batch_deliverable(
+    url: str, log: LogApi, source: Source
+) -> None:
+    """The store is slow with the dead letter; meanwhile progress is reported, and the rest must still come."""
+    conf = groups_conf(attempts_max=1)
+    groups.declare(log, "billing", "tenant-7/#", lease=CALM_LEASE)
+    own = durable_log.open(url, conf=conf)
+    append, may_append = own.append, threading.Event()
+    own.append = lambda frames: may_append.wait(PATIENCE_S) and append(frames)  # type: ignore[method-assign, assignment, return-value]
+    seen = []
+
+    def on_event(event: GroupEvent) -> None:
+        seen.append(event.version)
+        if event.version == 5:
+            raise ValueError("it cannot be handled")
+
+    source.publish(TOPIC, 10, keys=10)
+    with GroupSubscriber(own, conf, [SHARED], on_event=on_event) as subscriber:
+        wait_until(lambda: stored_low(log) == 4, PATIENCE_S, "what was done before it to be stored")
+        may_append.set()
+        wait_until(lambda: len(seen) == 10, PATIENCE_S, "the rest of the batch")
+        wait_until(lambda: subscriber.statistics().acknowledged == 9, PATIENCE_S, "its end")
+        assert subscriber.statistics().waiting == 0

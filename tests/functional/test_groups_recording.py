@@ -89,7 +89,10 @@ def test_a_leader_that_is_killed_while_a_publisher_ends_takes_nothing_with_it(
         wait_until(lambda: leader.statistics()["is_leading"], PATIENCE_S, "the first to lead")
         survivor = stack.enter_context(member(bus_url, log_url, seen))
         wait_until(lambda: survivor.statistics().standing_by, PATIENCE_S, "a standby")
-        survivor.wait_ready(timeout_s=PATIENCE_S)
+        recording = survivor._recording
+        assert recording is not None
+        for standby in list(recording._standbys.values()):
+            standby.wait_ready(PATIENCE_S)
         send(publisher, 1, 300)
         wait_until(lambda: len(versions(log)) == 300, PATIENCE_S, "the leader to record")
         leader.kill()
@@ -162,6 +165,18 @@ def test_another_than_the_standby_leads_and_the_standby_still_appends(
         session.close()
         wait_until(lambda: len(versions(log)) >= 300, PATIENCE_S, "what was published meanwhile")
         assert sorted(versions(log)) == list(range(1, 301))
+
+
+@pytest.mark.parametrize("driver", ["zmq", "longpoll"])
+def test_a_group_is_ready_whether_or_not_there_is_a_publisher(driver: str, log_url: str, log: LogApi) -> None:
+    bus_url = f"{driver}://127.0.0.1:{free_port()}"
+    seen: list[int] = []
+    with member(bus_url, log_url, seen) as subscriber:
+        subscriber.wait_ready(timeout_s=PATIENCE_S)
+        assert subscriber.statistics().is_leading == 1
+        with pubsub_api.open(conf=fast_conf(bus_url)) as session:
+            send(session.publisher(), 1, 20)
+            wait_until(lambda: len(seen) == 20, PATIENCE_S, "what is published after that")
 
 
 @pytest.mark.parametrize("driver", ["zmq", "longpoll", "redis", "zenoh"])

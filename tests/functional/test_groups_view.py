@@ -13,7 +13,7 @@ import pytest
 import durable_log
 from durable_log import LogApi
 from shared_subscriptions import groups
-from shared_subscriptions.names import Names
+from shared_subscriptions.names import LEASES
 from tests.group_nodes import CALM_LEASE, HASTY, HASTY_LEASE, Member, MemberProcess, Source
 from tests.waiting import wait_until
 
@@ -93,25 +93,24 @@ def test_a_leader_that_was_killed_is_not_called_one(url: str, log: LogApi) -> No
     assert view.status.members == []
 
 
-def test_nothing_is_written_for_an_idle_group_but_the_leaders_registration(
+def test_nothing_is_written_for_an_idle_group_but_a_sign_of_life_of_its_leader(
     url: str, log: LogApi, source: Source
 ) -> None:
     groups.declare(log, "billing", "tenant-7/#", lease=HASTY_LEASE)
-    names = Names("billing")
     with Member(url, [SHARED], **HASTY) as member:
         source.publish(TOPIC, 10)
         wait_until(lambda: member.got() == source.expected(), PATIENCE_S, "the events")
 
-        def versions() -> dict[str, int]:
-            return {record.name: record.version for record in log.list_records("group/")}
+        def versions(prefix: str) -> dict[str, int]:
+            return {record.name: record.version for record in log.list_records(prefix)}
 
         def is_quiet() -> bool:
-            """Whether the leader has renewed its registration twice, and nothing else was written."""
-            before = versions()
+            """Whether the leader has given two signs of life, and nothing else was written."""
+            before = versions("group/")
             for _ in range(2):
-                last = versions()[names.leader]
-                wait_until(lambda last=last: versions()[names.leader] != last, PATIENCE_S, "a renewal")  # type: ignore[misc]
-            return {name for name, version in versions().items() if before.get(name) != version} == {names.leader}
+                last = versions(LEASES)
+                wait_until(lambda last=last: versions(LEASES) != last, PATIENCE_S, "a sign of life")  # type: ignore[misc]
+            return versions("group/") == before
 
         wait_until(is_quiet, PATIENCE_S, "the group to be quiet")
 
@@ -126,10 +125,8 @@ def test_what_a_member_has_read_before_retention_dropped_it_is_not_expired(
         wait_until(lambda: member.subscriber.statistics().waiting == 100, PATIENCE_S, "all to be read")
         log.trim(0, 50)
         source.publish(TOPIC, 10)
-        office = member.subscriber._groups["billing"].office
-        wait_until(
-            lambda: office._leader and office._leader.streams[0].info.start == 50, PATIENCE_S, "it to be noticed"
-        )
+        group = member.subscriber._groups["billing"].leading
+        wait_until(lambda: group.leader and group.leader.streams[0].info.start == 50, PATIENCE_S, "it to be noticed")
         member.gate.set()
         wait_until(lambda: groups.show(log, "billing").lag == 0, PATIENCE_S, "all of it done")
         assert len(member.seen) == 110

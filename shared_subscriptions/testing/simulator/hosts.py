@@ -1,6 +1,6 @@
 """A process of the simulation: a consumer, a candidate, and the leader when it is its turn.
 
-It does what the real ones do (`shared_subscriptions.subscriber`, `shared_subscriptions.office`) with the same cores.
+It does what the real ones do (`shared_subscriptions.subscriber`, `shared_subscriptions.leading`) with the same cores.
 Its consumer is what a user would write: it acknowledges batches or single events, sooner or later, and sometimes fails.
 """
 
@@ -18,11 +18,12 @@ from shared_subscriptions.core.candidate import Candidate, Claim, LeaderRecord, 
 from shared_subscriptions.core.events import GroupEvent, Place
 from shared_subscriptions.core.handler import LoanState
 from shared_subscriptions.core.leader import Leader
+from shared_subscriptions.core.process_lease import ProcessLease
 from shared_subscriptions.core.streams import StreamInfo
 from shared_subscriptions.names import Names
 from shared_subscriptions.records import decode_stream, encode_stream
 from shared_subscriptions.testing.simulator import profiles
-from shared_subscriptions.testing.simulator.store import Outcome, SimStore, Write
+from shared_subscriptions.testing.simulator.store import Outcome, SimStore, Stored, Write
 
 if TYPE_CHECKING:
     from shared_subscriptions.testing.simulator.network import Network
@@ -61,7 +62,7 @@ class SimHost:
         self._on_death = on_death
         self._hung: set[int] = set()
         """Calls that were given up."""
-        self._calls = 0
+        self._calls = self._leases = 0
         self._told_ends: tuple[int, ...] = ()
         self._is_exclusive = is_exclusive
         self._serial = 0
@@ -70,6 +71,10 @@ class SimHost:
         """Borrower -> the host that it was heard from."""
         self._is_writing = False
         self._is_leaving = False
+        self._lease: ProcessLease | None = None
+        self._is_beating = False
+        self._beat_at = 0.0
+        self._ping_all_at = 0.0
         self._commit_at = 0.0
         self._look_at = 0.0
         self._renew_at = 0.0
@@ -104,6 +109,7 @@ class SimHost:
             return
         self._lead(now)
         self._send_out()
+        self._ping_all(now)
 
     def _take_inbox(self) -> list[tuple[str, m.Message]]:
         inbox, self._inbox = self._inbox, []
@@ -221,16 +227,28 @@ class SimHost:
     def _watch(self, now: float) -> None:
         if self._is_writing or now < self._look_at or self._is_leaving:
             return
+        if self.leader is not None and self.candidate.role is Role.LEADING:
+            return  # it learns from its writes who leads
         self._look_at = now + profiles.LEASE.watch_s
         before = self.candidate.leader
         stored = self._store.records.get(NAMES.leader)
-        self.candidate.observed(Seen(candidates.decode(stored.value), stored.version) if stored else None, now)
+        self.candidate.observed(self._see(stored) if stored else None, now)
         self._step_down_if_deposed()
         if self.candidate.leader is not None and self.candidate.leader != before:
             for subscription in self.handler.agent.subscriptions:
                 self.handler.agent.on_leader_changed(subscription, now)
         if self.candidate.wants_to_claim(now) and self.subscriptions:
+            if self._lease is None or self._lease.is_lost or not self._lease.version:
+                self._look_at = now
+                self._beat(now)
+                return
+            self.candidate.me = LeaderRecord(id=self.name, lease=self._lease.name)
             self._write(self.candidate.claim(now), self._claimed, with_streams=False)
+
+    def _see(self, stored: Stored) -> Seen:
+        record = candidates.decode(stored.value)
+        lease = self._store.records.get(record.lease)
+        return Seen(record, stored.version, lease.version if lease else 0)
 
     def _step_down_if_deposed(self) -> None:
         if self.leader is not None and self.candidate.role in (Role.WATCHING, Role.RETIRED):
@@ -272,8 +290,10 @@ class SimHost:
             self._renew_at = now + 0.1
             self._renew_streams(leader, now)
         leader.poll(now)
+        if now >= self._beat_at:
+            self._beat(now)
         if (
-            (now >= self._commit_at or leader.wants_to_store)
+            ((now >= self._commit_at and leader.has_changes) or leader.wants_to_store)
             and not self._is_writing
             and self.candidate.role is Role.LEADING
         ):
@@ -291,11 +311,80 @@ class SimHost:
         leader.on_declaration(declaration, now)
         leader.on_streams(infos, now)
 
+    # -- signs of life
+
+    def _beat(self, now: float) -> None:
+        """Renew the lease of this process, or make a new one."""
+        if self._is_beating:
+            return
+        if self._lease is not None and self._lease.is_lost and self.leader is not None:
+            self._after_lease(self._lease)
+            return
+        if self._lease is None or self._lease.is_lost:
+            self._leases += 1
+            self._lease = ProcessLease(f"groups/lease/{self.name}.{self._leases}")
+        lease = self._lease
+        if lease.is_uncertain:
+            stored = self._store.records.get(lease.name)
+            lease.observed(*((stored.value, stored.version) if stored else (None, 0)))
+        if not lease.is_lost:
+            self._is_beating = True
+            self._beat_at = now + profiles.LEASE.beat_s
+            self._store.put([lease.renewal(now)], functools.partial(self._after_beat, lease))
+        self._after_lease(lease)
+
+    def _after_beat(self, lease: ProcessLease, outcome: Outcome) -> None:
+        self._is_beating = False
+        if outcome.is_unknown:
+            lease.unknown()
+            self._beat_at = self.now
+        elif outcome.versions is None:
+            lease.refused()
+        else:
+            lease.written(outcome.versions[0])
+        if self.is_alive:
+            self._after_lease(lease)
+
+    def _after_lease(self, lease: ProcessLease) -> None:
+        if lease.is_lost and self.leader is not None and not self._is_writing:
+            self.candidate.refused()
+            self._step_down_if_deposed()
+        elif not lease.is_lost and self.leader is not None and self.candidate.role is not Role.WATCHING:
+            self.candidate.kept(lease.renewed_at)
+            self.leader.renewed(lease.renewed_at)
+
+    def _ping_all(self, now: float) -> None:
+        """Ask for the leases of all subscriptions, where the network does what a connection does."""
+        home = self.candidate.leader
+        if home is None or now < self._ping_all_at or not self._network.is_orderly:
+            return
+        self._ping_all_at = now + profiles.BORROWER.ping_s
+        agent = self.handler.agent
+        found = [agent.borrower(number) for number in agent.subscriptions]
+        speakers = [one.id for one in found if one is not None]
+        self._network.call(self.name, home.id, lambda host: host.hear_of_all(self.name, speakers, now))
+
+    def hear_of_all(self, source: str, speakers: Sequence[str], asked_at: float) -> None:
+        if not self.is_alive or self.is_frozen or self.leader is None:
+            return
+        leader = self.leader
+        known = [one for one in speakers if self._homes.get(one) == source and leader.hear_of(one, self.now)]
+        self._network.call(self.name, source, lambda host: host.renew_all(known, asked_at))
+
+    def renew_all(self, known: Sequence[str], asked_at: float) -> None:
+        for one in known if self.is_alive and not self.is_frozen else ():
+            number = self.handler.agent.subscription_of(one)
+            borrower = None if number is None else self.handler.agent.borrower(number)
+            if borrower is not None:
+                borrower.on_heard_of(asked_at, self.now)
+
     # -- writing
 
     def _write(self, claim: Claim, done: Callable[[Outcome], None], *, with_streams: bool) -> None:
         self._is_writing = True
         writes: list[Write] = [(NAMES.leader, candidates.encode(claim.record), claim.expected)]
+        if claim.overthrows is not None:
+            writes.append((claim.overthrows[0], None, claim.overthrows[1]))
         leader = self.leader
         records, deleted = leader.changes() if leader is not None and with_streams else ({}, set())
         writes += [

@@ -47,6 +47,7 @@ class Scenario:
         self.duration_s = world.between(*profile.duration_s)
         self._cores = cores
         self._by_name: dict[str, SimHost] = {}
+        self.network.host_of = self._by_name.get
         self._members = 0
         lanes = 1 if profile.is_queue else self.random.randint(1, profile.lanes)
         self._declare(Declaration("g", "#", "queue" if profile.is_queue else "shared", lanes, (0,) * shards))

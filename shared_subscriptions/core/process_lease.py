@@ -1,0 +1,75 @@
+"""The sign of life of a process that leads groups: one record, renewed for all of them.
+
+The registration of each group names it, and stays as it is while nothing happens to the group.  So a process that leads
+a thousand idle groups writes one record.  Whoever takes a group over from a process that has given no sign of life for
+the claim time deletes the record in the same write: should the process only have stood still, its next renewal is
+refused, and it leads nothing any more.  A name is never used again.
+
+All groups that refer to one such record have the same claim time.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from pubsub_api.core.errors import UndecodableBody
+
+
+class SignOfLife(msgspec.Struct, frozen=True):
+    beat: int
+    renewed_ns: int = 0
+    """When it was written, by the process's clock: for people to read.  Nothing is decided by it."""
+
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder(SignOfLife).decode
+
+
+def decode(value: bytes) -> SignOfLife:
+    """Raises UndecodableBody."""
+    try:
+        return _decode(value)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise UndecodableBody(f"a sign of life cannot be decoded: {error}") from error
+
+
+class ProcessLease:
+    """Sans-IO: the owner writes what `renewal` says, and reports what came of it with `written`, `refused` or
+    `unknown`; after that it reads the record, and tells `observed`."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.version = 0
+        """Of the record; 0 before it was written."""
+        self.renewed_at = float("-inf")
+        """When the last write that is known to have succeeded began."""
+        self.is_lost = False
+        """Somebody has taken a group over: nothing can be led under this lease any more."""
+        self.is_uncertain = False
+        """A write may have happened or not."""
+        self._beat = 0
+        self._pending: tuple[bytes, float] = (b"", 0.0)
+
+    def renewal(self, now: float, renewed_ns: int = 0) -> tuple[str, bytes, int]:
+        """The name of the record, what to write, and the version that it must still have."""
+        self._beat += 1
+        self._pending = _encode(SignOfLife(self._beat, renewed_ns)), now
+        return self.name, self._pending[0], self.version
+
+    def written(self, version: int) -> None:
+        self.version = version
+        self.renewed_at = self._pending[1]
+
+    def refused(self) -> None:
+        self.is_lost = True
+
+    def unknown(self) -> None:
+        self.is_uncertain = True
+
+    def observed(self, value: bytes | None, version: int) -> None:
+        """The record was read, after the outcome of a write was not known; version 0 and None when there is none."""
+        self.is_uncertain = False
+        if value is not None and value == self._pending[0]:
+            self.written(version)
+        elif version != self.version:
+            self.is_lost = True
