@@ -33,7 +33,7 @@ from durable_log.directory import (
     staged_path,
     write_mark,
 )
-from durable_log.errors import LogCorrupt, LogUnavailable, OffsetTooOld
+from durable_log.errors import LogCorrupt, LogReplaced, LogUnavailable, OffsetTooOld
 from durable_log.identity import Lineage
 from durable_log.log_api import LogApi, Segment, ShardState, StoredFrame, shard_of
 from durable_log.placing import Position
@@ -387,6 +387,16 @@ def used_meanwhile(shard: int) -> LogUnavailable:
         f"something was appended to shard {shard} while the log was repaired, and would have been lost: nothing was "
         "changed. Stop whoever appends to it, and repair it again"
     )
+
+
+def replaced(place: str, opened: str, found: str) -> LogReplaced:
+    """The error when another log is there than the one that was opened."""
+    there = f"the log {found}" if found else "none"
+    return LogReplaced(
+        f"the log {opened} was opened at {place}, and there is {there} now: the store was emptied or exchanged. "
+        "Nothing was written; open the log again to use what is there",
+        opened=opened, found=found,
+    )  # fmt: skip
 
 
 def take(

@@ -23,13 +23,13 @@ from oslo_config import cfg
 from drivers.log.redis import scripts
 from drivers.log.redis.appending import Appender, decode_position, encode_position, stream_key
 from drivers.log.redis.config import GROUP, OPTIONS
-from drivers.log.redis.server import Server, replaced
+from drivers.log.redis.server import Server
 from durable_log import checks, config
 from durable_log.checksums import damaged
 from durable_log.errors import LogCorrupt, LogError, LogUnavailable, RecordConflict
 from durable_log.identity import Lineage, new_identity
 from durable_log.log_api import Appended, Record, ShardState, StoredFrame, StreamState, shard_of
-from durable_log.segmented import HotRead, RestoredShard, SegmentedLog, take, used_meanwhile
+from durable_log.segmented import HotRead, RestoredShard, SegmentedLog, replaced, take, used_meanwhile
 from pubsub_api.core.frame import GUID_BYTES
 from pubsub_api.errors import Closed, InvalidConfig
 

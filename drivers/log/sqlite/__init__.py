@@ -79,12 +79,14 @@ class SqliteLog(SegmentedLog):
     def connect(self) -> None:
         store = self._store
         store.make_file()
+        store.identity = ""
         try:
             self._found = store.run(
                 lambda connection: schema.make_schema(connection, store.path, self._limits.shards, self.new_shards)
             )
         except LogCorrupt as error:
             raise InvalidConfig(f"{store.path} cannot be used as a log: {error}") from error
+        store.identity = self.identity
 
     @property
     def shards(self) -> int:
@@ -193,6 +195,7 @@ class SqliteLog(SegmentedLog):
     def restore(self, lineage: Lineage, shards: Sequence[RestoredShard]) -> None:
         self._store.write(lambda connection: sealed.restore(connection, lineage, shards))
         self._found = self._found._replace(lineage=lineage)
+        self._store.identity = lineage.identity
 
     def directory_token(self) -> str:
         return self._store.run(sealed.directory_token)

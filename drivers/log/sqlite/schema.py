@@ -78,7 +78,7 @@ def make_schema(
 
     Raises InvalidConfig for somebody else's file and for another number of shards, and sqlite3.Error.
     """
-    if not _is_ours(connection):
+    if not is_ours(connection):
         connection.execute("PRAGMA auto_vacuum = incremental")  # possible before anything else is in the file only
         if not claim(connection, path, application_id=_APPLICATION_ID, version=_SCHEMA_VERSION, what="a log"):
             _fill(connection, new_shards())
@@ -96,7 +96,7 @@ def read_log(connection: sqlite3.Connection) -> Found:
     return Found(int(shards), Lineage(identity, frozenset(ancestors.split())))
 
 
-def _is_ours(connection: sqlite3.Connection) -> bool:
+def is_ours(connection: sqlite3.Connection) -> bool:
     """Whether the file is a complete log of this release.  Only reads."""
     (application_id,) = connection.execute("PRAGMA application_id").fetchone()
     (version,) = connection.execute("PRAGMA user_version").fetchone()
