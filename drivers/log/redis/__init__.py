@@ -25,7 +25,7 @@ from drivers.log.redis.appending import Appender, decode_position, encode_positi
 from drivers.log.redis.config import GROUP, OPTIONS
 from drivers.log.redis.server import Server
 from durable_log import checks, config
-from durable_log.checksums import damaged
+from durable_log.checksums import damaged, gap
 from durable_log.errors import LogCorrupt, LogError, LogUnavailable, RecordConflict
 from durable_log.identity import Lineage, new_identity
 from durable_log.log_api import Appended, Record, ShardState, StoredFrame, StreamState, shard_of
@@ -251,7 +251,16 @@ class RedisLog(SegmentedLog):
         return int(seconds) * _SECOND_NS + int(microseconds) * 1000
 
     def hot_find(self, shard: int, appended_ns: int) -> int:
-        return int(self._script(scripts.FIND, shard, f"{max(0, appended_ns):019d}"))
+        looked_at, place, *gap_end = self._script(scripts.FIND, shard, f"{max(0, appended_ns):019d}")
+        for entry in looked_at:
+            try:
+                _stored(shard, entry, _offset(entry) + 1)
+            except LogCorrupt:
+                self.hot_read(shard, _offset(entry), events_max=1, bytes_max=1)  # raises, and knows its end
+                raise
+        if gap_end:
+            raise gap(shard, int(place), int(gap_end[0]))
+        return int(place)
 
     def manifest(self, shard: int | None) -> list[str]:
         shards = range(self.shards) if shard is None else [shard]

@@ -124,18 +124,30 @@ return {1, result}
 """
 )
 
+# The client checks what was looked at: a damaged entry may have led astray.
 FIND = (
     _COMMON
     + """
 local shard, wanted = ARGV[2], ARGV[3]
+local key = prefix .. 'frames:' .. shard
 local low, high = math.max(field(shard, 'sealed'), field(shard, 'start')), field(shard, 'end')
+local function offset_of(entry) return tonumber(string.match(entry[1], '^(%d+)')) end
+local looked_at = {}
 while low < high do
     local middle = math.floor((low + high) / 2)
-    local found = redis.call('XREVRANGE', prefix .. 'frames:' .. shard, text(middle) .. '-1', '-', 'COUNT', 1)[1]
-    local offset = tonumber(string.match(found[1], '^(%d+)'))
-    if found[2][6] >= wanted then high = offset else low = offset + tonumber(found[2][2]) end
+    local found = redis.call('XREVRANGE', key, text(middle) .. '-1', text(low) .. '-1', 'COUNT', 1)[1]
+    local stop = low
+    if found then
+        looked_at[#looked_at + 1] = found
+        stop = offset_of(found) + (tonumber(found[2][2]) or 0)
+    end
+    if stop <= middle then  -- nobody has the offset
+        local behind = redis.call('XRANGE', key, '(' .. text(middle) .. '-1', '+', 'COUNT', 1)[1]
+        return {looked_at, text(stop), text(behind and offset_of(behind) or high)}
+    end
+    if (found[2][6] or '') >= wanted then high = offset_of(found) else low = stop end
 end
-return text(low)
+return {looked_at, text(low)}
 """
 )
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from drivers.log.sqlite.appending import decode_ranges
 from drivers.log.sqlite.schema import offset_of, row_id
-from durable_log.checksums import damaged, is_sound, pack_numbers
+from durable_log.checksums import damaged, gap, is_sound, pack_numbers
 from durable_log.log_api import ShardState, StoredFrame, StreamState
 from durable_log.segmented import HotRead, take
 
@@ -99,19 +99,23 @@ def read_stream(
 
 
 def find(connection: sqlite3.Connection, shard: int, appended_ns: int) -> int:
-    """By bisection: times never fall within a shard."""
+    """By bisection: times never fall within a shard.  Raises LogCorrupt when it meets what is damaged or gone."""
     found = state(connection, shard)
     low, high = max(found.sealed, found.start), found.end
     while low < high:
         middle = (low + high) // 2
-        row, count, when = connection.execute(
-            "SELECT id, count, appended_ns FROM frames WHERE id <= ? ORDER BY id DESC LIMIT 1",
-            (row_id(shard, middle),),
-        ).fetchone()
-        if when >= appended_ns:
-            high = offset_of(row)
+        rows = connection.execute(
+            f"SELECT {_FRAME} FROM frames WHERE id BETWEEN ? AND ? ORDER BY id DESC LIMIT 1",
+            (row_id(shard, low), row_id(shard, middle)),
+        )
+        frame = next(_stored(connection, found, rows.fetchall()), None)
+        if frame is None or frame.end <= middle:
+            place = low if frame is None else frame.end
+            raise gap(shard, place, _behind(connection, found, row_id(shard, middle)))
+        if frame.appended_ns >= appended_ns:
+            high = frame.offset
         else:
-            low = offset_of(row) + count
+            low = frame.end
     return low
 
 
@@ -120,7 +124,11 @@ def _stored(connection: sqlite3.Connection, found: ShardState, rows: Iterable[_R
     shard, beginning = found.shard, row_id(found.shard, 0)
     for row, count, skipped, appended_ns, stream, first, checksum, frame in rows:
         if not is_sound(checksum, frame, row, count, skipped, appended_ns, stream, first):
-            (behind,) = connection.execute("SELECT min(id) FROM frames WHERE id > ?", (row,)).fetchone()
-            end = found.end if behind is None or behind >= row_id(shard + 1, 0) else offset_of(behind)
-            raise damaged(shard, row - beginning, end)
+            raise damaged(shard, row - beginning, _behind(connection, found, row))
         yield StoredFrame(shard, row - beginning, count, skipped, appended_ns, frame)
+
+
+def _behind(connection: sqlite3.Connection, found: ShardState, row: int) -> int:
+    """The offset of the first frame behind a row, or the end of the shard."""
+    (behind,) = connection.execute("SELECT min(id) FROM frames WHERE id > ?", (row,)).fetchone()
+    return found.end if behind is None or behind >= row_id(found.shard + 1, 0) else offset_of(behind)
