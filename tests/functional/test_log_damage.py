@@ -207,3 +207,20 @@ def test_a_time_is_not_looked_for_beyond_offsets_that_no_frame_has(
 def test_a_damaged_frame_does_not_lead_astray_who_looks_for_a_time(damaged: SegmentedLog) -> None:
     with pytest.raises(durable_log.LogCorrupt, match="offsets 50 to 55: .* checksum differs"):
         damaged.find(0, 0)
+
+
+@pytest.mark.parametrize("column", ["frame", "count", "appended_ns", "first", "checksum"])
+def test_what_a_flipped_bit_has_made_a_text_is_named_and_can_be_given_up(tmp_path: pathlib.Path, column: str) -> None:
+    """One bit of a row says whether a column is bytes or text; sqlite3 would not even read it."""
+    sent = sent_frames()
+    with opened(f"sqlite://{tmp_path}/log.db?shards=1") as log:
+        log.append(sent)
+        with contextlib.closing(sqlite3.connect(tmp_path / "log.db")) as connection, connection:
+            connection.execute(f"UPDATE frames SET {column} = CAST(frame AS TEXT) WHERE id = 50")
+        with pytest.raises(durable_log.LogCorrupt, match="offsets 50 to 55: .* checksum differs"):
+            log.read(0, 52)
+        with pytest.raises(durable_log.LogCorrupt, match="offsets 50 to 55"):
+            Sealer(log).seal(0)
+        assert any("offsets 50 to 55" in problem for problem in verify(log).problems)
+        Sealer(log).seal(0, gives_up=True)
+        assert [one.frame for one in log.read(0, 55)] == sent[11:]

@@ -118,8 +118,8 @@ class Pool:
         So the connection leads to the file that the path led to when this call had begun.  Who replaces it later comes
         after ``work``, as if that had been done a moment sooner: once is enough, and it takes its time.
 
-        The same holds for the write-ahead log, which nobody but SQLite removes, and not while it is open.  SQLite shares
-        what it knows of one among the connections of a process: all are closed before a new one is opened.
+        The same holds for the write-ahead log, which SQLite does not remove while it is open.  What it knows of one is
+        shared by the connections of a process: all are closed before a new one is opened.
         """
         try:
             return self._run(work)

@@ -6,7 +6,7 @@ Keys, each behind the log's prefix:
 ``log``            hash        ``shards``, ``identity``, ``ancestors``, ``record_version``, ``directory_token``
 ``shard:N``        hash        ``start``, ``sealed``, ``end``, ``bytes``, ``ns`` of shard N; what is not there is 0
 ``frames:N``       stream      hot frames; the id ``OFFSET-1`` has the offset of the first event
-``streams:N``      hash        GUID and topic -> position, as the client encodes it
+``streams:N``      hash        GUID and topic -> position, as `durable_log.positions` encodes it
 ``numbers:N:...``  sorted set  of a stream: offsets of its hot frames, by the number of their first event
 ``active``         sorted set  shard, GUID and topic, by the second of the last append
 ``segments:N``     hash        first offset -> manifest entry
@@ -34,6 +34,9 @@ from collections.abc import Sequence
 
 REPLACED = "REPLACED"
 """The first word of the error when another log is there than the one that was opened; the other's identity follows."""
+
+WRONG_END = "WRONGEND"
+"""The first word of the error when a shard has frames behind its end; the shard follows."""
 
 _COMMON = """
 local prefix, identity = ARGV[1], table.remove(ARGV)
@@ -71,9 +74,16 @@ APPEND = (
     + """
 local streams = tonumber(ARGV[2])
 local next = 3
-local keys, conflicts = {}, {}
+local keys, conflicts, checked = {}, {}, {}
 for index = 1, streams do
     local shard, key, old = ARGV[next], ARGV[next + 1], ARGV[next + 2]
+    if not checked[shard] then
+        checked[shard] = true
+        local last = redis.call('XREVRANGE', prefix .. 'frames:' .. shard, '+', '-', 'COUNT', 1)[1]
+        if last and tonumber(string.match(last[1], '^(%d+)')) >= field(shard, 'end') then
+            return redis.error_reply('WRONGEND ' .. shard)
+        end
+    end
     local found = redis.call('HGET', prefix .. 'streams:' .. shard, key) or ''
     if found ~= old then
         conflicts[#conflicts + 1] = index
@@ -245,6 +255,14 @@ for index = 3, #ARGV, 2 do
     redis.call('HSET', prefix .. 'streams:' .. ARGV[2], ARGV[index], ARGV[index + 1])
     redis.call('ZADD', prefix .. 'active', now, ARGV[2] .. ':' .. ARGV[index])
 end
+"""
+)
+
+FORGET_STREAM = (
+    _COMMON
+    + """
+redis.call('HDEL', prefix .. 'streams:' .. ARGV[2], ARGV[3])
+redis.call('ZREM', prefix .. 'active', ARGV[2] .. ':' .. ARGV[3])
 """
 )
 

@@ -12,9 +12,10 @@ from oslo_config import cfg
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from drivers.log.redis.scripts import REPLACED
+from drivers.log.redis.scripts import REPLACED, WRONG_END
 from drivers.pubsub.redis.config import parse_server
 from durable_log.errors import LogError, LogUnavailable
+from durable_log.positions import wrong_end
 from durable_log.segmented import replaced
 from pubsub_api.errors import Closed
 
@@ -91,6 +92,8 @@ class Server:
             word, _, found = str(error).partition(" ")
             if word == REPLACED:
                 raise replaced(self.address, self.identity, found) from error
+            if word == WRONG_END:
+                raise wrong_end(int(found)) from error
             raise LogError(f"the log at {self.address} refuses: {error}") from error
         finally:
             if self._is_closed:

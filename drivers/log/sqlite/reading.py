@@ -8,10 +8,9 @@ import sys
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
 
-from drivers.log.sqlite.appending import decode_ranges
 from drivers.log.sqlite.schema import offset_of, row_id
 from durable_log.checksums import damaged, gap, is_sound, pack_numbers
-from durable_log.log_api import ShardState, StoredFrame, StreamState
+from durable_log.log_api import ShardState, StoredFrame
 from durable_log.segmented import HotRead, take
 
 _FRAME = "id, count, skipped, appended_ns, stream, first, checksum, frame"
@@ -32,9 +31,23 @@ def has_grown(connection: sqlite3.Connection, ends: Mapping[int, int]) -> bool:
     return any(end > ends[shard] for shard, end in rows.fetchall() if shard in ends)
 
 
-def streams(connection: sqlite3.Connection, shard: int) -> list[StreamState]:
-    rows = connection.execute("SELECT guid, topic, last, missing FROM streams WHERE shard = ? ORDER BY id", (shard,))
-    return [StreamState(guid, topic, last, decode_ranges(missing)) for guid, topic, last, missing in rows]
+def positions(connection: sqlite3.Connection, shard: int) -> list[tuple[bytes, bytes]]:
+    # Of a damaged row nothing is certain, not even the types.
+    return connection.execute(
+        "SELECT CAST(guid || topic AS BLOB), CAST(position AS BLOB) FROM streams WHERE shard = ? ORDER BY id", (shard,)
+    ).fetchall()
+
+
+def stored_end(connection: sqlite3.Connection, shard: int) -> int:
+    row = connection.execute(
+        f"SELECT {_FRAME} FROM frames WHERE id BETWEEN ? AND ? ORDER BY id DESC LIMIT 1",
+        (row_id(shard, 0), row_id(shard + 1, 0) - 1),
+    ).fetchone()
+    if row is None:
+        return 0
+    number, count, skipped, appended_ns, stream, first, checksum, frame = row
+    is_whole = is_sound(checksum, frame, number, count, skipped, appended_ns, stream, first)
+    return offset_of(number) + (count if is_whole else 1)
 
 
 def read(connection: sqlite3.Connection, shard: int, offset: int, *, events_max: int, bytes_max: int) -> HotRead:

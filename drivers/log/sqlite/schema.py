@@ -19,7 +19,7 @@ from durable_log.identity import Lineage, new_identity
 from pubsub_api.errors import InvalidConfig
 
 _APPLICATION_ID = 0x48654C67  # "HeLg", where file(1) and we look for it
-_SCHEMA_VERSION = 3
+_SCHEMA_VERSION = 4
 _OFFSETS = OFFSET_MAX + 1
 _PROBLEMS_MAX = 20
 _FREE_PAGES_KEPT = 256
@@ -44,7 +44,7 @@ _SCHEMA = (
     "CREATE INDEX frames_by_stream ON frames (stream, first)",
     """CREATE TABLE streams (
         id INTEGER PRIMARY KEY, shard INTEGER NOT NULL, guid BLOB NOT NULL, topic TEXT NOT NULL,
-        last INTEGER NOT NULL, missing BLOB NOT NULL, appended_ns INTEGER NOT NULL, UNIQUE (guid, topic))""",
+        position BLOB NOT NULL, appended_ns INTEGER NOT NULL, UNIQUE (guid, topic))""",
     "CREATE INDEX streams_by_shard ON streams (shard)",
     """CREATE TABLE segments (
         shard INTEGER NOT NULL, first INTEGER NOT NULL, entry TEXT NOT NULL,

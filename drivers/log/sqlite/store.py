@@ -25,6 +25,10 @@ from pubsub_api.errors import Closed
 T = TypeVar("T")
 
 
+def _to_text(data: bytes) -> str:
+    return data.decode(errors="replace")
+
+
 class Store:
     """``operation_timeout_s`` bounds every call, the time that others hold the lock included."""
 
@@ -33,7 +37,7 @@ class Store:
         self._timeout_s = operation_timeout_s
         self.identity = ""
         """Of the log that was opened; another one that is found in its place is refused."""
-        self._pool = Pool(path, pragmas, self._check_identity)
+        self._pool = Pool(path, pragmas, self._prepare)
         self._writer = Writer(self._run, self._pool.check_file, operation_timeout_s)
         self._is_closed = False
         self._news = threading.Condition()
@@ -101,8 +105,10 @@ class Store:
         if self._is_closed:
             raise Closed(f"the log {self.path} is closed")
 
-    def _check_identity(self, connection: sqlite3.Connection) -> None:
-        """Raises LogReplaced.  Called for each new connection: one that is open leads to the file that it always did."""
+    def _prepare(self, connection: sqlite3.Connection) -> None:
+        """Called for each new connection; one that is open leads where it always did.  Raises LogReplaced."""
+        # A flipped bit may make a text of anything.  Then its checksum differs, which tells more than sqlite3 would.
+        connection.text_factory = _to_text
         if self.identity:
             found = read_log(connection).lineage.identity if is_ours(connection) else ""
             if found != self.identity:
