@@ -43,11 +43,13 @@ def open_log(tmp_path: pathlib.Path) -> Iterator[Open]:
         yield open_it
 
 
-def version_frame(source: Source, number: int, *rows: tuple[str, str, int], at: int = 0) -> bytes:
+def version_frame(
+    source: Source, number: int, *rows: tuple[str, str, int], at: int = 0, key: bytes | None = None
+) -> bytes:
     """A frame of events ``(key, action, version)``, sent at ``at`` plus their versions."""
     events = [["table", key, action, {"v": version}, version, at + version] for key, action, version in rows]
     body = msgspec.msgpack.encode(events)
-    return frames.pack(Kind.DATA, source.guid, TOPIC, body, first=number, after=number - 1, count=len(rows))
+    return frames.pack(Kind.DATA, source.guid, TOPIC, body, first=number, after=number - 1, count=len(rows), key=key)
 
 
 def objects(log: LogApi) -> list[tuple[int, str, str, int]]:
@@ -177,6 +179,31 @@ def test_a_delete_comes_of_age_though_nothing_is_sealed_any_more(open_log: Open)
         maintainer.run_once(time.time_ns() + 2 * HOUR_NS)
     assert objects(log) == []
     assert verify(log).problems == [], "also when nothing is left at its end"
+
+
+def test_a_delete_stays_while_something_else_of_its_object_is_in_a_signed_frame(open_log: Open) -> None:
+    log, source, signer = open_log(compact_topics=TOPIC, compact_tombstone_age=1800, seal_age=0), Source(), Source()
+    log.append([version_frame(signer, 1, ("a", "set", 1), ("b", "set", 2), key=b"secret")])
+    with Maintainer(log) as maintainer:
+        maintainer.run_once(time.time_ns() + 10**9)
+        log.append([version_frame(source, 1, ("b", "delete", 3), ("c", "delete", 4), at=10)])
+        maintainer.run_once(time.time_ns() + HOUR_NS)
+    assert objects(log) == [(0, "a", "set", 1), (1, "b", "set", 2), (2, "b", "delete", 3)]
+
+
+def test_a_delete_stays_while_something_else_of_its_object_is_not_sealed(open_log: Open) -> None:
+    """An older event comes late: who reads the log from its start must not take the object for one that exists."""
+    log, source = open_log(compact_topics=TOPIC, compact_tombstone_age=1800, seal_age=7200), Source()
+    log.append([version_frame(source, 2, ("a", "delete", 2), ("b", "delete", 3))])
+    Sealer(log).seal(0)
+    log.append([version_frame(source, 1, ("a", "set", 1))])
+    with Maintainer(log) as maintainer:
+        maintainer.run_once(time.time_ns() + HOUR_NS)
+        assert objects(log) == [(0, "a", "delete", 2), (2, "a", "set", 1)]
+        maintainer.run_once(time.time_ns() + 3 * HOUR_NS)
+        assert objects(log) == [(0, "a", "delete", 2)], "not before the older one is gone: it is in a later segment"
+        maintainer.run_once(time.time_ns() + 3 * HOUR_NS)
+    assert objects(log) == []
 
 
 def test_compaction_loses_nothing_of_a_database_whose_versions_began_again(open_log: Open) -> None:
