@@ -2,17 +2,22 @@
 
 Retention drops the oldest: what was appended longer ago than ``retention_age``, and what makes the log larger than
 ``retention_bytes``.  Whatever is dropped is counted.
+
+What is damaged in one shard, or a directory that is full, stops neither the other shards nor the other steps: dropping may
+be what makes room again.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import logging
 import threading
+from collections.abc import Iterator
 
 from durable_log import config
 from durable_log.compaction import Compactor
-from durable_log.errors import LogError, LogUnavailable
+from durable_log.errors import LogCorrupt, LogError, LogUnavailable
 from durable_log.log_api import ShardState
 from durable_log.sealing import Sealer
 from durable_log.segmented import SegmentedLog
@@ -42,6 +47,7 @@ class MaintenanceStatistics:
     busy: int = 0
     """Rounds given up because another process was at it."""
     errors: int = 0
+    """Steps, or steps for one shard, that failed."""
 
 
 class Maintainer(Closeable):
@@ -68,20 +74,24 @@ class Maintainer(Closeable):
             self._thread.join()
 
     def run_once(self, now_ns: int | None = None) -> None:
-        """Seal what is due, drop what is too much, clean up.  Raises LogError; what was done before it stays done."""
+        """Seal what is due, drop what is too much, clean up.  What is damaged and what the system refuses is told and
+        counted.  Raises LogError for what concerns the whole log; what was done before it stays done."""
         now_ns = self._log.now_ns() if now_ns is None else now_ns
         self.statistics.rounds += 1
         try:
-            self.statistics.orphans_removed += len(self._sealer.clean())
+            with self._guarded("cleaning"):
+                self.statistics.orphans_removed += len(self._sealer.clean())
             for state in self._log.state():
-                self._seal_if_due(state, now_ns)
+                with self._guarded(f"sealing of shard {state.shard}"):
+                    self._seal_if_due(state, now_ns)
             if self._compactor is not None:
-                self._compact(now_ns)
+                self._compact(self._compactor, now_ns)
         except LogUnavailable as error:
             self.statistics.busy += 1
             LOG.info("Maintenance leaves sealing to others: %s", error)
         self._drop_by_age(now_ns)
-        self._drop_by_bytes()
+        with self._guarded("dropping by size"):
+            self._drop_by_bytes()
         forget_before = now_ns - int(self._options.stream_forget_age * _SECOND_NS)
         self.statistics.forgotten_streams += self._log.forget_streams(forget_before)
         self._log.release()
@@ -96,6 +106,14 @@ class Maintainer(Closeable):
                 self.statistics.errors += 1
                 LOG.warning("Maintenance of the log failed and is tried again: %s", error)
 
+    @contextlib.contextmanager
+    def _guarded(self, what: str) -> Iterator[None]:
+        try:
+            yield
+        except (LogCorrupt, OSError) as error:
+            self.statistics.errors += 1
+            LOG.warning("Maintenance of the log: %s failed and is tried again: %s", what, error)
+
     def _seal_if_due(self, state: ShardState, now_ns: int) -> None:
         hot = state.end - state.sealed
         if not hot:
@@ -108,21 +126,22 @@ class Maintainer(Closeable):
         self.statistics.sealed_segments += len(made)
         self.statistics.sealed_events += sum(segment.rows for segment in made)
 
-    def _compact(self, now_ns: int) -> None:
-        assert self._compactor is not None
+    def _compact(self, compactor: Compactor, now_ns: int) -> None:
         for shard in range(self._log.shards):
-            report = self._compactor.compact(shard, now_ns)
-            self.statistics.compacted_segments += report.segments
-            self.statistics.compacted_events += report.removed
+            with self._guarded(f"compaction of shard {shard}"):
+                report = compactor.compact(shard, now_ns)
+                self.statistics.compacted_segments += report.segments
+                self.statistics.compacted_events += report.removed
 
     def _drop_by_age(self, now_ns: int) -> None:
         if not self._options.retention_age:
             return
         before_ns = now_ns - int(self._options.retention_age * _SECOND_NS)
         for state in self._log.state():
-            kept_from = self._log.find(state.shard, before_ns)
-            if kept_from > state.start:
-                self.statistics.dropped_by_age += self._log.trim(state.shard, kept_from)
+            with self._guarded(f"dropping of shard {state.shard} by age"):
+                kept_from = self._log.find(state.shard, before_ns)
+                if kept_from > state.start:
+                    self.statistics.dropped_by_age += self._log.trim(state.shard, kept_from)
 
     def _drop_by_bytes(self) -> None:
         """The oldest segments first; then, of the shard that has most, as large a part as is too much."""
@@ -141,9 +160,16 @@ class Maintainer(Closeable):
                 largest = max(states, key=lambda state: state.bytes)
                 part = min(1.0, surplus / max(largest.bytes, 1))
                 shard, before = largest.shard, largest.start + int((largest.end - largest.start) * part)
-                _, frames = self._log.hot_read(shard, before, events_max=1, bytes_max=1)
-                before = frames[0].end if frames else largest.end
+                before = self._end_at(largest, before)
             dropped = self._log.trim(shard, before)
             self.statistics.dropped_by_bytes += dropped
             if not dropped:
                 return
+
+    def _end_at(self, state: ShardState, offset: int) -> int:
+        """Where the frame of an unsealed offset ends, or what is damaged there."""
+        try:
+            frames = self._log.hot_read(state.shard, offset, events_max=1, bytes_max=1).frames
+        except LogCorrupt as error:
+            return state.end if error.end is None else error.end
+        return frames[0].end if frames else state.end

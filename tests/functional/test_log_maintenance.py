@@ -349,3 +349,44 @@ def test_a_log_can_be_opened_and_read_while_somebody_writes(open_log: Open, tmp_
         assert other.state()[0].end == 3
         assert len(read_frames(other, 0)) == 1
         writer.execute("ROLLBACK")
+
+
+def fill_shards(log: SegmentedLog) -> None:
+    source = Source()
+    for number in range(40):
+        log.append([source.frame(f"t{number}", 10)])
+    assert all(state.end for state in log.state())
+
+
+@pytest.mark.parametrize("option", [{}, {"retention_age": 1800}, {"retention_bytes": 1}, {"compact_topics": "%23"}])
+def test_a_damaged_frame_stops_no_other_shard(
+    open_log: Open, tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture, option: dict[str, object]
+) -> None:
+    log = open_log(shards=4, seal_events=10, **option)
+    fill_shards(log)
+    with contextlib.closing(sqlite3.connect(tmp_path / "log.db")) as connection, connection:
+        connection.execute("UPDATE frames SET frame = zeroblob(length(frame)) WHERE id = 0")
+    with Maintainer(log) as maintainer:
+        maintainer.run_once(time.time_ns() + HOUR_NS)
+    assert maintainer.statistics.errors > 0
+    assert "sealing of shard 0 failed" in caplog.text
+    sound = log.state()[1:]
+    assert all(state.sealed == state.end for state in sound)
+    if "retention_age" in option or "retention_bytes" in option:
+        assert all(state.start == state.end for state in sound)
+
+
+@pytest.mark.parametrize("option", [{"retention_age": 1800}, {"retention_bytes": 1}])
+def test_what_is_too_much_is_dropped_though_nothing_can_be_sealed(
+    open_log: Open, tmp_path: pathlib.Path, option: dict[str, object]
+) -> None:
+    log = open_log(shards=2, seal_events=10, **option)
+    (tmp_path / "log.db-segments").mkdir()
+    for shard in range(2):
+        (tmp_path / "log.db-segments" / f"{shard:04d}").touch()  # where a directory ought to be
+    fill_shards(log)
+    with Maintainer(log) as maintainer:
+        maintainer.run_once(time.time_ns() + HOUR_NS)
+    assert maintainer.statistics.errors >= 2
+    assert maintainer.statistics.sealed_segments == 0
+    assert all(state.start == state.end for state in log.state())
