@@ -3,8 +3,9 @@
 Retention drops the oldest: what was appended longer ago than ``retention_age``, and what makes the log larger than
 ``retention_bytes``.  Whatever is dropped is counted.
 
-What is damaged in one shard, or a directory that is full, stops neither the other shards nor the other steps: dropping may
-be what makes room again.
+What is damaged in one shard, or a directory that is full, stops neither the other shards nor the other steps: dropping
+may be what makes room again.  Nor does what a clock has stamped that was far ahead for a while: it is as old as what comes
+after it.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from collections.abc import Iterator
 from durable_log import config
 from durable_log.compaction import Compactor
 from durable_log.errors import LogCorrupt, LogError, LogUnavailable
-from durable_log.log_api import ShardState
+from durable_log.log_api import CLOCK_AHEAD_MAX_NS, ShardState
 from durable_log.sealing import Sealer
 from durable_log.segmented import SegmentedLog
 from pubsub_api.closing import Closeable
@@ -44,6 +45,8 @@ class MaintenanceStatistics:
     """Events that compaction has removed."""
     forgotten_streams: int = 0
     orphans_removed: int = 0
+    stamped_ahead: int = 0
+    """How often something was met that had been appended while the clock was far ahead."""
     busy: int = 0
     """Rounds given up because another process was at it."""
     errors: int = 0
@@ -120,7 +123,10 @@ class Maintainer(Closeable):
             return
         if hot < self._options.seal_events:
             oldest = self._log.hot_read(state.shard, state.sealed, events_max=1, bytes_max=1).frames
-            if not oldest or oldest[0].appended_ns > now_ns - int(self._options.seal_age * _SECOND_NS):
+            if not oldest:
+                return
+            is_old = oldest[0].appended_ns <= now_ns - int(self._options.seal_age * _SECOND_NS)
+            if not is_old and not self._is_ahead(state.shard, state.sealed, oldest[0].appended_ns, now_ns):
                 return
         made = self._sealer.seal(state.shard, state.end)
         self.statistics.sealed_segments += len(made)
@@ -139,9 +145,33 @@ class Maintainer(Closeable):
         before_ns = now_ns - int(self._options.retention_age * _SECOND_NS)
         for state in self._log.state():
             with self._guarded(f"dropping of shard {state.shard} by age"):
-                kept_from = self._log.find(state.shard, before_ns)
+                kept_from = self._kept_from(state.shard, before_ns, now_ns)
                 if kept_from > state.start:
                     self.statistics.dropped_by_age += self._log.trim(state.shard, kept_from)
+
+    def _kept_from(self, shard: int, before_ns: int, now_ns: int) -> int:
+        """The first offset that is not too old.  `find` may stop at what a clock has stamped that was ahead."""
+        kept_from = offset = self._log.find(shard, before_ns)
+        appended_ns = self._log.appended_at(shard, offset)
+        if appended_ns is None or not self._is_ahead(shard, offset, appended_ns, now_ns):
+            return kept_from
+        while portion := self._log.read(shard, offset, events_max=1000):
+            for stored in portion:
+                if before_ns <= stored.appended_ns <= now_ns + CLOCK_AHEAD_MAX_NS:
+                    return kept_from
+                if stored.appended_ns < before_ns:
+                    kept_from = stored.end
+            offset = portion[-1].end
+        return kept_from
+
+    def _is_ahead(self, shard: int, offset: int, appended_ns: int, now_ns: int) -> bool:
+        """Whether a time is so far in the future that a clock was wrong.  Told, and counted."""
+        if appended_ns <= now_ns + CLOCK_AHEAD_MAX_NS:
+            return False
+        self.statistics.stamped_ahead += 1
+        ahead_s = (appended_ns - now_ns) // _SECOND_NS
+        LOG.warning("Shard %d, offset %d was appended while the clock was %d s ahead of now", shard, offset, ahead_s)
+        return True
 
     def _drop_by_bytes(self) -> None:
         """The oldest segments first; then, of the shard that has most, as large a part as is too much."""

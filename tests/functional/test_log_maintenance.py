@@ -390,3 +390,38 @@ def test_what_is_too_much_is_dropped_though_nothing_can_be_sealed(
     assert maintainer.statistics.errors >= 2
     assert maintainer.statistics.sealed_segments == 0
     assert all(state.start == state.end for state in log.state())
+
+
+@pytest.mark.parametrize("is_sealed", [False, True])
+def test_a_clock_that_was_far_ahead_for_a_moment_stops_no_retention(
+    open_log: Open, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, is_sealed: bool
+) -> None:
+    log, source = open_log(retention_age=1800, seal_age=60, segment_events=30), Source()
+    log.append([source.frame(TOPIC, 10)])
+    with monkeypatch.context() as patched:
+        right = time.time_ns
+        patched.setattr(time, "time_ns", lambda: right() + 365 * 24 * HOUR_NS)
+        log.append([source.frame(TOPIC, 10)])
+    for _ in range(10):
+        log.append([source.frame(TOPIC, 10)])
+    if is_sealed:
+        Sealer(log).seal(0)
+    with Maintainer(log) as maintainer:
+        maintainer.run_once()
+        assert log.state()[0].start == 0, "nothing is too old"
+        maintainer.run_once(time.time_ns() + HOUR_NS)
+    assert log.state()[0].start == log.state()[0].end == 120
+    assert maintainer.statistics.dropped_by_age == 120
+    assert maintainer.statistics.stamped_ahead > 0
+    assert "clock" in caplog.text
+
+
+def test_what_was_stamped_by_a_clock_ahead_is_sealed_at_once(open_log: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+    log = open_log(seal_age=60)
+    with monkeypatch.context() as patched:
+        right = time.time_ns
+        patched.setattr(time, "time_ns", lambda: right() + 365 * 24 * HOUR_NS)
+        log.append([Source().frame(TOPIC, 10)])
+    with Maintainer(log) as maintainer:
+        maintainer.run_once()
+    assert log.state()[0].sealed == 10

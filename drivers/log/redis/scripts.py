@@ -32,6 +32,8 @@ import hashlib
 import zlib
 from collections.abc import Sequence
 
+from durable_log.log_api import CLOCK_AHEAD_MAX_NS
+
 REPLACED = "REPLACED"
 """The first word of the error when another log is there than the one that was opened; the other's identity follows."""
 
@@ -95,6 +97,7 @@ end
 if #conflicts > 0 then return {0, conflicts} end
 local time = redis.call('TIME')
 local now = time[1] .. string.format('%06d', tonumber(time[2])) .. '000'
+local latest = text(tonumber(time[1]) + AHEAD_S) .. string.sub(now, -9)  -- what is later was stamped by a wrong clock
 next = 3
 for _ = 1, streams do
     redis.call('HSET', prefix .. 'streams:' .. ARGV[next], ARGV[next + 1], ARGV[next + 3])
@@ -108,7 +111,7 @@ while ARGV[next] do
     if not ends[shard] then
         ends[shard], sizes[shard] = field(shard, 'end'), 0
         local before = redis.call('HGET', prefix .. 'shard:' .. shard, 'ns') or ''
-        stamps[shard] = before > now and before or now
+        stamps[shard] = before > now and before <= latest and before or now
         order[#order + 1] = shard
     end
     local offset = text(ends[shard])
@@ -131,7 +134,7 @@ for _, shard in ipairs(order) do
     result[#result + 1] = text(ends[shard])
 end
 return {1, result}
-"""
+""".replace("AHEAD_S", str(CLOCK_AHEAD_MAX_NS // 10**9))
 )
 
 # The client checks what was looked at: a damaged entry may have led astray.

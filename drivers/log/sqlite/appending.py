@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 
 from drivers.log.sqlite.schema import row_id
 from durable_log.checksums import frame_checksum
-from durable_log.log_api import Appended, shard_of
+from durable_log.log_api import CLOCK_AHEAD_MAX_NS, Appended, shard_of
 from durable_log.placing import NOWHERE, Position, extend, place
 from durable_log.positions import decode_position, encode_position, stream_key, wrong_end
 from pubsub_api.core.frame import Header
@@ -86,7 +86,8 @@ class _Appending:
         ).fetchone()
         if last is not None and last >= row_id(shard, end):
             raise wrong_end(shard)
-        now_ns = max(now_ns, before_ns)  # a clock that was set back must not put `find` in disorder
+        if before_ns <= now_ns + CLOCK_AHEAD_MAX_NS:
+            now_ns = max(now_ns, before_ns)  # a clock that was set back must not put `find` in disorder
         start, streams, rows = end, dict[_StreamKey, _Stream](), list[_Row]()
         beginning = row_id(shard, 0)
         for header, frame in frames:
