@@ -4,8 +4,8 @@ Retention drops the oldest: what was appended longer ago than ``retention_age``,
 ``retention_bytes``.  Whatever is dropped is counted.
 
 What is damaged in one shard, or a directory that is full, stops neither the other shards nor the other steps: dropping
-may be what makes room again.  Nor does what a clock has stamped that was far ahead for a while: it is as old as what comes
-after it.
+may be what makes room again.  Nor does what a clock has stamped that was far ahead for a while: it is as old as what
+comes after it.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ import contextlib
 import dataclasses
 import logging
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from durable_log import config
 from durable_log.compaction import Compactor
-from durable_log.errors import LogCorrupt, LogError, LogUnavailable
+from durable_log.errors import LogCorrupt, LogError, LogReplaced, LogUnavailable
 from durable_log.log_api import CLOCK_AHEAD_MAX_NS, ShardState
 from durable_log.sealing import Sealer
 from durable_log.segmented import SegmentedLog
@@ -56,7 +56,9 @@ class MaintenanceStatistics:
 class Maintainer(Closeable):
     """Maintains a log; `start` does it in a thread, `run_once` here and now.  Close it when done, the log after it."""
 
-    def __init__(self, log: SegmentedLog) -> None:
+    def __init__(self, log: SegmentedLog, *, on_failure: Callable[[LogReplaced], None] = lambda _: None) -> None:
+        """``on_failure`` is told when the thread ends because another log is in the place of this one."""
+        self._on_failure = on_failure
         self._log = log
         self._options = log.conf[config.GROUP]
         self._sealer = Sealer(log)
@@ -104,6 +106,10 @@ class Maintainer(Closeable):
             try:
                 self.run_once()
             except Closed:
+                return
+            except LogReplaced as error:
+                LOG.error("Maintenance of the log ends: %s", error)
+                self._on_failure(error)
                 return
             except (LogError, OSError) as error:
                 self.statistics.errors += 1
