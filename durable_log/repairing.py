@@ -228,21 +228,21 @@ def _place_streams(log: SegmentedLog, plan: _Plan, report: RepairReport) -> None
 def _sound_positions(log: SegmentedLog, plan: _Plan, report: RepairReport) -> dict[Key, Position]:
     """Where streams stand.  Of those where that is damaged it is found from all frames that are left, and planned."""
     shard, streams, damaged = plan.state.shard, dict[Key, Position](), dict[Key, bytes]()
-    for key, stored in log.positions(shard):
+    for stored_key, stored in log.positions(shard):
+        key = split_key(stored_key)
         try:
-            streams[split_key(key)] = decode_position(shard, key, stored)
+            streams[key] = decode_position(shard, stored_key, stored)
         except LogCorrupt as error:
             report.notes.append(f"found anew from the frames: {error}")
-            damaged[split_key(key)] = key
+            damaged[key] = stored_key
     if damaged:
         plan.is_wrong = True
-        rebuilt = {}
         for one in _all_frames(log, plan, report):
             key = _key(one)
             if key not in streams:
-                rebuilt[key] = place(one.header(), rebuilt.get(key, NOWHERE), ranges_max=sys.maxsize).position
-        plan.streams = rebuilt
-        plan.forgotten = {stored for key, stored in damaged.items() if key not in rebuilt}
+                position = plan.streams.get(key, NOWHERE)
+                plan.streams[key] = place(one.header(), position, ranges_max=sys.maxsize).position
+        plan.forgotten = {stored_key for key, stored_key in damaged.items() if key not in plan.streams}
     return streams | plan.streams
 
 
