@@ -8,7 +8,9 @@ have lower versions than older ones of the database before it.  Where the two co
 and readers see what they would have seen without compaction.
 
 A delete is kept for ``compact_tombstone_age``, so that whoever was away learns of it, and longer while another event of
-its object is kept.
+its object is kept, be it that the two contradict each other, that it is in a frame that stays whole, or that it is not
+sealed yet.  Segments are written anew one after the other, and a process may die between two of them: so it is kept,
+too, while something of its object is in a later segment.
 
 Offsets stay what they were; they are no longer dense, and a reader passes over what is gone.  Each part that is left of
 a frame becomes a frame of its own, which follows the part before it as if the numbers between had been skipped on
@@ -18,10 +20,12 @@ signed stay whole, because nobody but their publisher could sign a part; so do f
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import functools
 import logging
 import pathlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from durable_log import config
@@ -30,6 +34,7 @@ from durable_log.log_api import Segment
 from durable_log.sealing import OnStep, Sealer
 from durable_log.segmented import SegmentedLog
 from durable_log.segments import discard, publish, write_segment
+from pubsub_api.core.errors import UndecodableBody
 from pubsub_api.core.frame import Flag
 from pubsub_api.core.topics import FilterSet
 
@@ -40,7 +45,8 @@ LOG = logging.getLogger(__name__)
 
 _SECOND_NS = 1_000_000_000
 _NEVER_NS = 1 << 62
-_RANK = ("topic", "table", "key", "guid", "seq", "version", "timestamp", "offset")
+_ALWAYS = 1 << 62
+_RANK = ("topic", "table", "key", "frame_flags", "guid", "seq", "version", "timestamp", "offset")
 
 _Object = tuple[str, str, str]
 
@@ -60,6 +66,16 @@ class _Rank(NamedTuple):
         if self.guid == other.guid:
             return self.seq < other.seq
         return (self.timestamp, self.offset) < (other.timestamp, other.offset)
+
+
+@dataclasses.dataclass(slots=True)
+class _Found:
+    """What the segments have of an object."""
+
+    ranks: list[_Rank] = dataclasses.field(default_factory=list)
+    """Its events of which none is older than another; nearly always one."""
+    last: int = 0
+    """The last offset of any of its events, `_ALWAYS` when one is in a frame that stays whole."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -101,36 +117,57 @@ class Compactor:
             newest = self._newest(segments)
             if newest is None:
                 return CompactionReport(0, 0, 0)
-            kept = {rank.offset: len(ranks) == 1 for ranks in newest.values() for rank in ranks}
-            choice = _Choice(self._filters, kept, now_ns - self._tombstone_age_ns)
+            kept = {
+                rank.offset: found.last if len(found.ranks) == 1 else _ALWAYS
+                for found in newest.values()
+                for rank in found.ranks
+            }
+            hot = functools.cache(lambda: self._hot_objects(shard))
+            choice = _Choice(self._filters, kept, now_ns - self._tombstone_age_ns, hot)
             removed = [self._rewrite(segment, choice) for segment in segments]
             due_ns = choice.oldest_delete_ns + self._tombstone_age_ns
             self._done[shard] = (self._log.segments(shard)[-1].path, due_ns)
             return CompactionReport(sum(map(bool, removed)), sum(removed), len(newest))
 
-    def _newest(self, segments: list[Segment]) -> dict[_Object, list[_Rank]] | None:
-        """Object -> those of its events of which none is older than another; nearly always one.  None when there are
-        too many."""
-        newest: dict[_Object, list[_Rank]] = {}
+    def _newest(self, segments: list[Segment]) -> dict[_Object, _Found] | None:
+        """None when there are too many objects."""
+        newest: dict[_Object, _Found] = {}
         guids: dict[bytes, bytes] = {}
         for segment in segments:
             for batch in self._log.segment_reader.batches(segment, segment.first, segment.end, _RANK):
                 rows = zip(*(batch.column(name).to_pylist() for name in _RANK), strict=True)
-                for topic, table, key, guid, *numbers in rows:
+                frame_flags = 0
+                for topic, table, key, flags, guid, *numbers in rows:
+                    frame_flags = frame_flags if flags is None else flags  # the first row of a frame has them
                     if table is None or not self._filters.match(topic):
                         continue
                     rank = _Rank(guids.setdefault(guid, guid), *numbers)
-                    others = newest.setdefault((topic, table, key), [])
-                    if not any(rank.is_older(one) for one in others):
-                        others[:] = [one for one in others if not one.is_older(rank)]
-                        others.append(rank)
+                    found = newest.setdefault((topic, table, key), _Found())
+                    found.last = max(found.last, _ALWAYS if frame_flags & Flag.SIGNED else rank.offset)
+                    if not any(rank.is_older(one) for one in found.ranks):
+                        found.ranks[:] = [one for one in found.ranks if not one.is_older(rank)]
+                        found.ranks.append(rank)
             if len(newest) > self._objects_max:
                 LOG.warning("Shard %d is not compacted: [log] compact_objects_max is reached", segment.shard)
                 return None
         return newest
 
+    def _hot_objects(self, shard: int) -> set[_Object]:
+        """Objects that have events which are not sealed yet.  Raises LogCorrupt."""
+        found: set[_Object] = set()
+        offset = self._log.state()[shard].sealed
+        while frames := self._log.hot_read(shard, offset, events_max=10_000, bytes_max=16 << 20).frames:
+            for stored in frames:
+                topic = stored.header().topic
+                if self._filters.match(topic):
+                    with contextlib.suppress(UndecodableBody):
+                        found |= {(topic, event.table, event.key) for event in stored.events()}
+            offset = frames[-1].end
+        return found
+
     def _rewrite(self, segment: Segment, choice: _Choice) -> int:
         """Write a segment without what is not kept; returns how many events went."""
+        choice.segment_end = segment.end
         tables = [choice.keep(table) for table in self._groups(segment)]
         left: int = sum(table.num_rows for table in tables)
         if left == segment.rows:
@@ -164,13 +201,19 @@ class Compactor:
 class _Choice:
     """Which rows stay, and how they stand in frames made anew."""
 
-    def __init__(self, filters: FilterSet, kept: Mapping[int, bool], expired_ns: int) -> None:
-        """``kept`` are the offsets that stay, and whether each is the only one of its object."""
+    def __init__(
+        self, filters: FilterSet, kept: Mapping[int, int], expired_ns: int, hot: Callable[[], set[_Object]]
+    ) -> None:
+        """``kept`` are the offsets that stay, each with the last offset that anything of its object has, `_ALWAYS` when
+        something else of it stays.  ``hot`` is called when it matters."""
         self._filters = filters
         self._kept = kept
         self._expired_ns = expired_ns
+        self._hot = hot
+        self.segment_end = 0
+        """Of the segment that is looked at."""
         self.oldest_delete_ns = _NEVER_NS
-        """When the oldest delete was appended that stays because it is young."""
+        """When the oldest delete was appended that stays because it is young, or only this time."""
 
     def keep(self, table: pyarrow.Table) -> pyarrow.Table:
         arrow = import_pyarrow()
@@ -200,14 +243,14 @@ class _Choice:
         return not is_untouchable and self._filters.match(columns["topic"][row])
 
     def _stays(self, columns: dict[str, list[Any]], row: int) -> bool:
-        is_only_one = self._kept.get(columns["offset"][row])
-        if is_only_one is None:
+        last = self._kept.get(columns["offset"][row])
+        if last is None:
             return False
-        if columns["action"][row] != "delete" or not is_only_one:
+        if columns["action"][row] != "delete" or last == _ALWAYS:
             return True
         appended_ns: int = columns["appended_ns"][row]
-        if appended_ns < self._expired_ns:
-            return False
+        if appended_ns < self._expired_ns and last < self.segment_end:
+            return (columns["topic"][row], columns["table"][row], columns["key"][row]) in self._hot()
         self.oldest_delete_ns = min(self.oldest_delete_ns, appended_ns)
         return True
 

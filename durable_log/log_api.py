@@ -31,6 +31,9 @@ from pubsub_api.core import frame as frames
 from pubsub_api.core.events import Event
 from pubsub_api.core.frame import Header
 
+CLOCK_AHEAD_MAX_NS = 3600 * 1_000_000_000
+"""What was appended longer than this after now was stamped by a clock that was wrong then."""
+
 _ANY_SIZE = 1 << 40  # what is in the log was measured when it was appended
 
 

@@ -2,18 +2,24 @@
 
 Retention drops the oldest: what was appended longer ago than ``retention_age``, and what makes the log larger than
 ``retention_bytes``.  Whatever is dropped is counted.
+
+What is damaged in one shard, or a directory that is full, stops neither the other shards nor the other steps: dropping
+may be what makes room again.  Nor does what a clock has stamped that was far ahead for a while: it is as old as what
+comes after it.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import logging
 import threading
+from collections.abc import Callable, Iterator
 
 from durable_log import config
 from durable_log.compaction import Compactor
-from durable_log.errors import LogError, LogUnavailable
-from durable_log.log_api import ShardState
+from durable_log.errors import LogCorrupt, LogError, LogReplaced, LogUnavailable
+from durable_log.log_api import CLOCK_AHEAD_MAX_NS, ShardState
 from durable_log.sealing import Sealer
 from durable_log.segmented import SegmentedLog
 from pubsub_api.closing import Closeable
@@ -39,15 +45,20 @@ class MaintenanceStatistics:
     """Events that compaction has removed."""
     forgotten_streams: int = 0
     orphans_removed: int = 0
+    stamped_ahead: int = 0
+    """How often something was met that had been appended while the clock was far ahead."""
     busy: int = 0
     """Rounds given up because another process was at it."""
     errors: int = 0
+    """Steps, or steps for one shard, that failed."""
 
 
 class Maintainer(Closeable):
     """Maintains a log; `start` does it in a thread, `run_once` here and now.  Close it when done, the log after it."""
 
-    def __init__(self, log: SegmentedLog) -> None:
+    def __init__(self, log: SegmentedLog, *, on_failure: Callable[[LogReplaced], None] = lambda _: None) -> None:
+        """``on_failure`` is told when the thread ends because another log is in the place of this one."""
+        self._on_failure = on_failure
         self._log = log
         self._options = log.conf[config.GROUP]
         self._sealer = Sealer(log)
@@ -68,20 +79,24 @@ class Maintainer(Closeable):
             self._thread.join()
 
     def run_once(self, now_ns: int | None = None) -> None:
-        """Seal what is due, drop what is too much, clean up.  Raises LogError; what was done before it stays done."""
+        """Seal what is due, drop what is too much, clean up.  What is damaged and what the system refuses is told and
+        counted.  Raises LogError for what concerns the whole log; what was done before it stays done."""
         now_ns = self._log.now_ns() if now_ns is None else now_ns
         self.statistics.rounds += 1
         try:
-            self.statistics.orphans_removed += len(self._sealer.clean())
+            with self._guarded("cleaning"):
+                self.statistics.orphans_removed += len(self._sealer.clean())
             for state in self._log.state():
-                self._seal_if_due(state, now_ns)
+                with self._guarded(f"sealing of shard {state.shard}"):
+                    self._seal_if_due(state, now_ns)
             if self._compactor is not None:
-                self._compact(now_ns)
+                self._compact(self._compactor, now_ns)
         except LogUnavailable as error:
             self.statistics.busy += 1
             LOG.info("Maintenance leaves sealing to others: %s", error)
         self._drop_by_age(now_ns)
-        self._drop_by_bytes()
+        with self._guarded("dropping by size"):
+            self._drop_by_bytes()
         forget_before = now_ns - int(self._options.stream_forget_age * _SECOND_NS)
         self.statistics.forgotten_streams += self._log.forget_streams(forget_before)
         self._log.release()
@@ -92,9 +107,21 @@ class Maintainer(Closeable):
                 self.run_once()
             except Closed:
                 return
+            except LogReplaced as error:
+                LOG.error("Maintenance of the log ends: %s", error)
+                self._on_failure(error)
+                return
             except (LogError, OSError) as error:
                 self.statistics.errors += 1
                 LOG.warning("Maintenance of the log failed and is tried again: %s", error)
+
+    @contextlib.contextmanager
+    def _guarded(self, what: str) -> Iterator[None]:
+        try:
+            yield
+        except (LogCorrupt, OSError) as error:
+            self.statistics.errors += 1
+            LOG.warning("Maintenance of the log: %s failed and is tried again: %s", what, error)
 
     def _seal_if_due(self, state: ShardState, now_ns: int) -> None:
         hot = state.end - state.sealed
@@ -102,27 +129,55 @@ class Maintainer(Closeable):
             return
         if hot < self._options.seal_events:
             oldest = self._log.hot_read(state.shard, state.sealed, events_max=1, bytes_max=1).frames
-            if not oldest or oldest[0].appended_ns > now_ns - int(self._options.seal_age * _SECOND_NS):
+            if not oldest:
+                return
+            is_old = oldest[0].appended_ns <= now_ns - int(self._options.seal_age * _SECOND_NS)
+            if not is_old and not self._is_ahead(state.shard, state.sealed, oldest[0].appended_ns, now_ns):
                 return
         made = self._sealer.seal(state.shard, state.end)
         self.statistics.sealed_segments += len(made)
         self.statistics.sealed_events += sum(segment.rows for segment in made)
 
-    def _compact(self, now_ns: int) -> None:
-        assert self._compactor is not None
+    def _compact(self, compactor: Compactor, now_ns: int) -> None:
         for shard in range(self._log.shards):
-            report = self._compactor.compact(shard, now_ns)
-            self.statistics.compacted_segments += report.segments
-            self.statistics.compacted_events += report.removed
+            with self._guarded(f"compaction of shard {shard}"):
+                report = compactor.compact(shard, now_ns)
+                self.statistics.compacted_segments += report.segments
+                self.statistics.compacted_events += report.removed
 
     def _drop_by_age(self, now_ns: int) -> None:
         if not self._options.retention_age:
             return
         before_ns = now_ns - int(self._options.retention_age * _SECOND_NS)
         for state in self._log.state():
-            kept_from = self._log.find(state.shard, before_ns)
-            if kept_from > state.start:
-                self.statistics.dropped_by_age += self._log.trim(state.shard, kept_from)
+            with self._guarded(f"dropping of shard {state.shard} by age"):
+                kept_from = self._kept_from(state.shard, before_ns, now_ns)
+                if kept_from > state.start:
+                    self.statistics.dropped_by_age += self._log.trim(state.shard, kept_from)
+
+    def _kept_from(self, shard: int, before_ns: int, now_ns: int) -> int:
+        """The first offset that is not too old.  `find` may stop at what a clock has stamped that was ahead."""
+        kept_from = offset = self._log.find(shard, before_ns)
+        appended_ns = self._log.appended_at(shard, offset)
+        if appended_ns is None or not self._is_ahead(shard, offset, appended_ns, now_ns):
+            return kept_from
+        while portion := self._log.read(shard, offset, events_max=1000):
+            for stored in portion:
+                if before_ns <= stored.appended_ns <= now_ns + CLOCK_AHEAD_MAX_NS:
+                    return kept_from
+                if stored.appended_ns < before_ns:
+                    kept_from = stored.end
+            offset = portion[-1].end
+        return kept_from
+
+    def _is_ahead(self, shard: int, offset: int, appended_ns: int, now_ns: int) -> bool:
+        """Whether a time is so far in the future that a clock was wrong.  Told, and counted."""
+        if appended_ns <= now_ns + CLOCK_AHEAD_MAX_NS:
+            return False
+        self.statistics.stamped_ahead += 1
+        ahead_s = (appended_ns - now_ns) // _SECOND_NS
+        LOG.warning("Shard %d, offset %d was appended while the clock was %d s ahead of now", shard, offset, ahead_s)
+        return True
 
     def _drop_by_bytes(self) -> None:
         """The oldest segments first; then, of the shard that has most, as large a part as is too much."""
@@ -141,9 +196,16 @@ class Maintainer(Closeable):
                 largest = max(states, key=lambda state: state.bytes)
                 part = min(1.0, surplus / max(largest.bytes, 1))
                 shard, before = largest.shard, largest.start + int((largest.end - largest.start) * part)
-                _, frames = self._log.hot_read(shard, before, events_max=1, bytes_max=1)
-                before = frames[0].end if frames else largest.end
+                before = self._end_at(largest, before)
             dropped = self._log.trim(shard, before)
             self.statistics.dropped_by_bytes += dropped
             if not dropped:
                 return
+
+    def _end_at(self, state: ShardState, offset: int) -> int:
+        """Where the frame of an unsealed offset ends, or what is damaged there."""
+        try:
+            frames = self._log.hot_read(state.shard, offset, events_max=1, bytes_max=1).frames
+        except LogCorrupt as error:
+            return state.end if error.end is None else error.end
+        return frames[0].end if frames else state.end

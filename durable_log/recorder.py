@@ -17,10 +17,10 @@ from __future__ import annotations
 import dataclasses
 import logging
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from durable_log.appending import append_patiently
-from durable_log.errors import LogError
+from durable_log.errors import LogCorrupt, LogError, LogReplaced
 from durable_log.holes import size_of
 from durable_log.log_api import LogApi
 from durable_log.recovering import Recovery
@@ -36,6 +36,7 @@ LOG = logging.getLogger(__name__)
 _ALL = History()
 
 Delivery = tuple[bytes, Header, int]
+OnFailure = Callable[[LogReplaced], None]
 
 
 @dataclasses.dataclass
@@ -70,7 +71,8 @@ class Recorder(Closeable):
     """Records the topics that filters select.  Close it before its session and its log.
 
     ``history`` says what caches are asked for at the start; None asks for nothing.  Drivers without queries are not
-    asked.
+    asked.  ``on_failure`` is told, for each append, when nothing can be recorded any more: another log is in the place
+    of the one that was opened.  It must not block.
     """
 
     def __init__(
@@ -81,8 +83,10 @@ class Recorder(Closeable):
         *,
         addresses: Sequence[str] | None = None,
         history: History | None = _ALL,
+        on_failure: OnFailure = lambda _: None,
     ) -> None:
         self._log = log
+        self._on_failure = on_failure
         self._lock = threading.Lock()
         self._statistics = RecorderStatistics()
         self._closing = threading.Event()
@@ -117,25 +121,31 @@ class Recorder(Closeable):
     def _on_frames(self, deliveries: Sequence[Delivery]) -> None:
         """Called by the subscriber's dispatcher, which waits meanwhile: that is what bounds the memory."""
         frames = [frame for frame, header, _ in deliveries if not self._recovery.is_unwanted(header)]
-        if not frames:
-            return
+        if frames:
+            self._record(frames)
+
+    def _record(self, frames: Sequence[bytes]) -> None:
         try:
             self._append(frames)
-        except FrameError:
-            self._append_each(frames)  # one of them is bad; the others are not to suffer
+        except (FrameError, LogCorrupt) as error:
+            if len(frames) > 1:  # one of them is bad, or where its stream stands is; the others are not to suffer
+                for frame in frames:
+                    self._record([frame])
+            elif isinstance(error, FrameError):
+                LOG.warning("Recorder: the log refuses a frame: %s", error)
+                self._count(refused=1)
+            else:
+                self._fail(frames, error)
         except LogError as error:
-            LOG.error("Recorder: %d frames are not recorded: %s", len(frames), error)
-            self._count(failed=len(frames))
+            self._fail(frames, error)
+            if isinstance(error, LogReplaced):
+                self._on_failure(error)
         except Closed:
             self._count(failed=len(frames))
 
-    def _append_each(self, frames: Sequence[bytes]) -> None:
-        for frame in frames:
-            try:
-                self._append([frame])
-            except FrameError as error:
-                LOG.warning("Recorder: the log refuses a frame: %s", error)
-                self._count(refused=1)
+    def _fail(self, frames: Sequence[bytes], error: LogError) -> None:
+        LOG.error("Recorder: %d frames are not recorded: %s", len(frames), error)
+        self._count(failed=len(frames))
 
     def _append(self, frames: Sequence[bytes]) -> None:
         """Append, again and again while the log is unavailable.  Raises FrameError, and LogError when it is no use."""

@@ -34,6 +34,7 @@ from durable_log.errors import LogCorrupt, SegmentsRefused
 from durable_log.identity import Lineage, new_identity
 from durable_log.log_api import Segment, ShardState, StoredFrame
 from durable_log.placing import NOWHERE, Position, Range, lacking, place
+from durable_log.positions import decode_position, split_key
 from durable_log.segmented import RestoredShard, SegmentedLog
 from durable_log.segments import Description, describe, publish
 from pubsub_api.errors import InvalidConfig
@@ -76,6 +77,12 @@ class _Plan:
     added: list[Segment] = dataclasses.field(default_factory=list)
     streams: dict[Key, Position] = dataclasses.field(default_factory=dict)
     """Where streams stand with the segments added, of those that they change."""
+    forgotten: set[bytes] = dataclasses.field(default_factory=set)
+    """Keys of streams that stood at a damaged place, and of which no frame is left."""
+    former_end: int = 0
+    """What the store says is the end; ``state`` has the true one."""
+    is_wrong: bool = False
+    """Whether what the store says of streams and the end is damaged."""
     moved: list[StoredFrame] = dataclasses.field(default_factory=list)
     """Unsealed frames whose offsets the added segments take, and of which no file has everything."""
 
@@ -106,6 +113,7 @@ def repair(log: SegmentedLog, *, is_dry: bool = False, on_file: OnFile = lambda 
         if is_copy and not has_changed:
             has_changed = True
             report.notes.append(f"{log.directory} was changed last by another copy of this store, which loses it")
+        is_wrong = any(plan.is_wrong for plan in plans)
         if is_dry:
             return report
         lineage = log.lineage
@@ -116,6 +124,7 @@ def repair(log: SegmentedLog, *, is_dry: bool = False, on_file: OnFile = lambda 
             for segment in (one for plan in plans for one in plan.added):
                 publish(segment)
             keep_frames(log.directory, [one.frame for plan in plans for one in plan.moved])
+        if has_changed or is_wrong:
             log.restore(lineage, [_restored(log, plan) for plan in plans])
         for frame in kept_frames(log.directory):
             log.append([frame])  # knows what it has already
@@ -172,7 +181,13 @@ def _read_files(
 
 def _plan(log: SegmentedLog, state: ShardState, candidates: list[Description], report: RepairReport) -> _Plan:
     """Which files are listed: those that are and exist, then the longest of the others that do not overlap them."""
-    plan = _Plan(state, list(_sound_entries(log, state.shard, report)))
+    former_end, end = state.end, max(state.end, log.stored_end(state.shard))
+    state = state._replace(end=end)
+    plan = _Plan(
+        state, list(_sound_entries(log, state.shard, report)), former_end=former_end, is_wrong=end != former_end
+    )
+    if plan.is_wrong:
+        report.notes.append(f"shard {state.shard} ends at {end}, not at {former_end} as the store says")
     names = {pathlib.Path(one.path).name for one in plan.kept}
     others = [one.segment for one in candidates if pathlib.Path(one.segment.path).name not in names]
     is_store_older = any(one.end > state.end for one in others)
@@ -190,7 +205,7 @@ def _plan(log: SegmentedLog, state: ShardState, candidates: list[Description], r
 
 def _place_streams(log: SegmentedLog, plan: _Plan, report: RepairReport) -> None:
     """Find where streams stand with the segments added, and what the store has that they do not."""
-    state, streams = plan.state, {(one.guid, one.topic): Position(*one[2:]) for one in log.streams(plan.state.shard)}
+    state, streams = plan.state, _sound_positions(log, plan, report)
     is_store_older = any(one.end > state.end for one in plan.added)
     numbers: dict[Key, list[Range]] = {}
     for one in _unsealed(log, state, report) if is_store_older else ():
@@ -207,7 +222,37 @@ def _place_streams(log: SegmentedLog, plan: _Plan, report: RepairReport) -> None
         if lost:
             plan.moved.append(one)
             report.moved += lost
-    plan.streams = changed
+    plan.streams |= changed
+
+
+def _sound_positions(log: SegmentedLog, plan: _Plan, report: RepairReport) -> dict[Key, Position]:
+    """Where streams stand.  Of those where that is damaged it is found from all frames that are left, and planned."""
+    shard, streams, damaged = plan.state.shard, dict[Key, Position](), dict[Key, bytes]()
+    for stored_key, stored in log.positions(shard):
+        key = split_key(stored_key)
+        try:
+            streams[key] = decode_position(shard, stored_key, stored)
+        except LogCorrupt as error:
+            report.notes.append(f"found anew from the frames: {error}")
+            damaged[key] = stored_key
+    if damaged:
+        plan.is_wrong = True
+        for one in _all_frames(log, plan, report):
+            key = _key(one)
+            if key not in streams:
+                position = plan.streams.get(key, NOWHERE)
+                plan.streams[key] = place(one.header(), position, ranges_max=sys.maxsize).position
+        plan.forgotten = {stored_key for key, stored_key in damaged.items() if key not in plan.streams}
+    return streams | plan.streams
+
+
+def _all_frames(log: SegmentedLog, plan: _Plan, report: RepairReport) -> Iterator[StoredFrame]:
+    for segment in plan.kept:
+        try:
+            yield from log.segment_reader.frames(segment, segment.first)
+        except LogCorrupt as error:
+            report.notes.append(f"streams may have more than can be found: {error}")
+    yield from _unsealed(log, plan.state, report)
 
 
 def _unsealed(log: SegmentedLog, state: ShardState, report: RepairReport) -> Iterator[StoredFrame]:
@@ -261,4 +306,4 @@ def _restored(log: SegmentedLog, plan: _Plan) -> RestoredShard:
     sealed = max([state.sealed, *(one.end for one in segments)])
     start = state.start if state.end else min((one.first for one in segments), default=0)
     entries = [(one.first, log.encode_entry(one)) for one in segments]
-    return RestoredShard(state.shard, start, sealed, end, entries, plan.streams, state.end)
+    return RestoredShard(state.shard, start, sealed, end, entries, plan.streams, plan.forgotten, plan.former_end)

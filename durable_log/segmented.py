@@ -13,7 +13,7 @@ import operator
 import pathlib
 import secrets
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 from urllib.parse import SplitResult
 
@@ -33,10 +33,11 @@ from durable_log.directory import (
     staged_path,
     write_mark,
 )
-from durable_log.errors import LogCorrupt, LogUnavailable, OffsetTooOld
+from durable_log.errors import LogCorrupt, LogReplaced, LogUnavailable, OffsetTooOld
 from durable_log.identity import Lineage
-from durable_log.log_api import LogApi, Segment, ShardState, StoredFrame, shard_of
+from durable_log.log_api import LogApi, Segment, ShardState, StoredFrame, StreamState, shard_of
 from durable_log.placing import Position
+from durable_log.positions import decode_position, split_key
 from durable_log.segments import SegmentReader
 
 LOG = logging.getLogger(__name__)
@@ -61,6 +62,8 @@ class RestoredShard(NamedTuple):
     """Its whole manifest: first offset and entry."""
     streams: Mapping[tuple[bytes, str], Position]
     """GUID and topic -> position, of the streams that are to be set."""
+    forgotten: Collection[bytes]
+    """Keys of streams that the store is to forget."""
     former_end: int
     """Where it ended when this was made up: who appended meanwhile must not lose it."""
 
@@ -93,6 +96,14 @@ class SegmentedLog(LogApi):
     @abc.abstractmethod
     def hot_find(self, shard: int, appended_ns: int) -> int:
         """The first hot offset appended at or after a time; the end when there is none."""
+
+    @abc.abstractmethod
+    def positions(self, shard: int) -> list[tuple[bytes, bytes]]:
+        """Of every stream of a shard its key and where it stands, as `durable_log.positions` makes them."""
+
+    @abc.abstractmethod
+    def stored_end(self, shard: int) -> int:
+        """Where the last frame ends that the store has of a shard, 0 when it has none."""
 
     @abc.abstractmethod
     def manifest(self, shard: int | None) -> list[str]:
@@ -226,6 +237,10 @@ class SegmentedLog(LogApi):
         found = dict(sealed) | {one.header().first + one.skipped: one for one in hot}
         stored = (found[number] for number in sorted(found))
         return [one.frame for one in take(stored, offset=0, events_max=sys.maxsize, bytes_max=bytes_max)]
+
+    def streams(self, shard: int) -> list[StreamState]:
+        checks.check_shard(shard, self.shards)
+        return [StreamState(*split_key(key), *decode_position(shard, key, one)) for key, one in self.positions(shard)]
 
     def find(self, shard: int, appended_ns: int) -> int:
         checks.check_shard(shard, self.shards)
@@ -387,6 +402,16 @@ def used_meanwhile(shard: int) -> LogUnavailable:
         f"something was appended to shard {shard} while the log was repaired, and would have been lost: nothing was "
         "changed. Stop whoever appends to it, and repair it again"
     )
+
+
+def replaced(place: str, opened: str, found: str) -> LogReplaced:
+    """The error when another log is there than the one that was opened."""
+    there = f"the log {found}" if found else "none"
+    return LogReplaced(
+        f"the log {opened} was opened at {place}, and there is {there} now: the store was emptied or exchanged. "
+        "Nothing was written; open the log again to use what is there",
+        opened=opened, found=found,
+    )  # fmt: skip
 
 
 def take(

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from durable_log.directory import published
 from durable_log.errors import LogCorrupt, OffsetTooOld
 from durable_log.log_api import LogApi, Segment, ShardState
+from durable_log.positions import decode_position, wrong_end
 from durable_log.segmented import SegmentedLog
 from durable_log.segments import check_file
 from pubsub_api.errors import FrameError, InvalidConfig
@@ -46,6 +47,8 @@ def verify(log: LogApi) -> Verification:
         found.shards += 1
         found.problems += _check_files(log, state, found)
         found.problems += _check_frames(log, state, found)
+        if isinstance(log, SegmentedLog):
+            found.problems += _check_positions(log, state.shard)
     return found
 
 
@@ -116,6 +119,17 @@ def _covers(compacted: Sequence[Segment], start: int, end: int) -> bool:
         if part.first <= start < part.end:
             start = part.end
     return start >= end
+
+
+def _check_positions(log: SegmentedLog, shard: int) -> Iterator[str]:
+    """Where streams stand, and that no frame lies behind the end."""
+    for key, stored in log.positions(shard):
+        try:
+            decode_position(shard, key, stored)
+        except LogCorrupt as error:
+            yield str(error)
+    if log.stored_end(shard) > log.state()[shard].end:
+        yield str(wrong_end(shard))
 
 
 def _unlisted(log: SegmentedLog) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import queue
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
@@ -14,7 +15,7 @@ from heliograph.output import Output, clock_text, compact, counted, note_empty
 from pubsub_api.errors import UsageError
 
 if TYPE_CHECKING:
-    from durable_log import LogApi, StoredFrame
+    from durable_log import LogApi, LogError, StoredFrame
     from durable_log.maintenance import Maintainer
     from durable_log.recorder import Recorder
     from durable_log.segmented import SegmentedLog
@@ -173,31 +174,39 @@ def _record(args: argparse.Namespace) -> int:
     from durable_log.recorder import Recorder
 
     output = Output(is_json=args.json)
+    failures: queue.SimpleQueue[LogError] = queue.SimpleQueue()
     with _open(args) as log, options.open_session(args) as session, contextlib.ExitStack() as stack:
         maintainer = None
         if not args.no_maintenance:
-            maintainer = stack.enter_context(Maintainer(_segmented(log)).start())
-        recorder = stack.enter_context(Recorder(session, log, args.filters))
+            maintainer = stack.enter_context(Maintainer(_segmented(log), on_failure=failures.put).start())
+        recorder = stack.enter_context(Recorder(session, log, args.filters, on_failure=failures.put))
         output.record({"recording": args.filters}) if args.json else output.line(
             f"recording {', '.join(args.filters)}; Ctrl-C ends it"
         )
         output.flush()
         with contextlib.suppress(KeyboardInterrupt):
-            _report(output, recorder, maintainer, args)
+            failure = _report(output, recorder, maintainer, args, failures)
+            if failure is not None:
+                raise failure
         _print_counters(output, recorder, maintainer)
     return exits.OK
 
 
-def _report(output: Output, recorder: Recorder, maintainer: Maintainer | None, args: argparse.Namespace) -> None:
-    """Print the counters at every interval until the time is over or a signal comes."""
-    never = threading.Event()
+def _report(
+    output: Output, recorder: Recorder, maintainer: Maintainer | None, args: argparse.Namespace,
+    failures: queue.SimpleQueue[LogError],
+) -> LogError | None:  # fmt: skip
+    """Print the counters at every interval until the time is over, a signal comes, or it is no use any more: then the
+    error says why."""
     left_s = threading.TIMEOUT_MAX if args.timeout is None else args.timeout
     while left_s > 0:
         pause_s = min(left_s, args.report or threading.TIMEOUT_MAX)
-        never.wait(pause_s)
+        with contextlib.suppress(queue.Empty):
+            return failures.get(timeout=pause_s)
         left_s -= pause_s
         if left_s > 0:
             _print_counters(output, recorder, maintainer)
+    return None
 
 
 def _print_counters(output: Output, recorder: Recorder, maintainer: Maintainer | None) -> None:

@@ -21,7 +21,7 @@ from pubsub_api.testing.faults import Faults
 from pubsub_api.testing.faulty import FaultyPubSub
 from tests.functional.conftest import Bus, event
 from tests.functional.test_cli import Command
-from tests.servers import free_port
+from tests.servers import RedisServer, free_port
 from tests.waiting import wait_joined, wait_until
 
 TOPIC = "tenant-7/port"
@@ -143,6 +143,29 @@ def test_a_recorder_process_records_until_it_is_interrupted(url: str) -> None:
             assert command.process.wait(60) == exits.OK
             counters = wait_until(lambda: "events" in command.out[-1] and json.loads(command.out[-1]), 60, "counters")
     assert counters["events"] == 100
+
+
+@pytest.mark.parametrize("notices", ["recorder", "maintenance"])
+def test_a_recorder_process_ends_when_its_log_is_not_there_any_more(tmp_path: pathlib.Path, notices: str) -> None:
+    with RedisServer() as server, pubsub_api.open("zmq://127.0.0.1:0") as session:
+        url = f"{server.address}?maintenance_interval=0.1&segment_directory={tmp_path}"
+        publisher = session.publisher()
+        arguments = ["tenant-7/#", "--log", url, "--url", f"zmq://127.0.0.1:{publisher.address.rpartition(':')[2]}"]
+        if notices == "recorder":
+            arguments.append("--no-maintenance")
+        with Command("log", "record", *arguments) as command:
+            wait_until(lambda: command.out, 60, "the recorder to start")
+            with server.client() as client:
+                client.flushall()
+
+            def has_ended() -> bool:
+                if notices == "recorder":
+                    publisher.send_event(event(1))
+                return command.process.poll() is not None
+
+            wait_until(has_ended, 60, "the recorder to end")
+            assert command.process.wait(60) == exits.ENVIRONMENT
+            wait_until(lambda: "there is none now" in "".join(command.err), 60, "the reason")
 
 
 def test_a_cache_process_with_a_log_behind_it_repairs(url: str) -> None:

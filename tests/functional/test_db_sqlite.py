@@ -12,9 +12,11 @@ import pathlib
 import random
 import sqlite3
 import stat
+import subprocess
+import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -51,6 +53,27 @@ def open_with(path: pathlib.Path, **options: Any) -> DbApi:
 def db(path: pathlib.Path) -> Iterator[DbApi]:
     with contextlib.closing(open_with(path, synchronous="normal")) as db:
         yield db
+
+
+@contextlib.contextmanager
+def _reader(path: pathlib.Path) -> Iterator[Callable[[], set[str]]]:
+    """Another process that has the file open, and tells the keys that it finds there when it is asked."""
+    program = (
+        "import sqlite3, sys\n"
+        "connection = sqlite3.connect(sys.argv[1])\n"
+        "for _ in sys.stdin:\n"
+        "    print(*[key for (key,) in connection.execute('SELECT key FROM objects')], flush=True)\n"
+    )
+    command = [sys.executable, "-c", program, str(path)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+
+        def ask() -> set[str]:
+            assert process.stdin is not None
+            assert process.stdout is not None
+            print("keys", file=process.stdin, flush=True)
+            return set(process.stdout.readline().split())
+
+        yield ask
 
 
 class TestFile:
@@ -105,6 +128,38 @@ class TestFile:
             db.revision()
         db.close()
         assert not path.exists()
+
+    def test_what_is_acknowledged_after_the_log_was_removed_is_seen_by_others(self, path: pathlib.Path) -> None:
+        open_with(path).close()  # so that its tables are in the file
+        db, second = open_with(path), open_with(path)
+        db.create("t", "before", 1, topic="t")
+        second.create("t", "second", 1, topic="t")
+        for suffix in ("-wal", "-shm"):
+            os.unlink(f"{path}{suffix}")
+        with _reader(path) as keys:
+            keys()  # another process has made new ones
+            for number in range(3):
+                db.create("t", f"after{number}", 1, topic="t")
+                second.create("t", f"second{number}", 1, topic="t")
+            expected = {f"{name}{number}" for name in ("after", "second") for number in range(3)}
+            assert expected <= keys()
+            db.close()
+            second.close()
+            assert expected <= keys()
+
+    def test_what_was_acknowledged_before_the_log_was_removed_is_kept_when_nobody_else_has_it(
+        self, path: pathlib.Path
+    ) -> None:
+        with contextlib.closing(open_with(path)) as db, contextlib.closing(open_with(path)) as second:
+            db.create("t", "before", 1, topic="t")
+            assert second.get("t", "before").value == 1
+            for suffix in ("-wal", "-shm"):
+                os.unlink(f"{path}{suffix}")
+            with ThreadPoolExecutor(4) as pool:
+                list(pool.map(lambda number: db.create("t", f"after{number}", 1, topic="t"), range(20)))
+            with _reader(path) as keys:
+                assert keys() == {"before", *(f"after{number}" for number in range(20))}
+            assert len(list(second.snapshot())) == 21
 
     def test_a_value_that_somebody_broke_is_a_typed_error(self, path: pathlib.Path, db: DbApi) -> None:
         db.create("t", "k", 1, topic="t")

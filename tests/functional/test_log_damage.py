@@ -6,7 +6,7 @@ import contextlib
 import pathlib
 import random
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -140,22 +140,39 @@ def test_a_damaged_frame_is_not_sealed_until_it_is_given_up(damaged: SegmentedLo
     assert verify(damaged).problems == []
 
 
+Remove = Callable[[int], None]
+
+
 @pytest.fixture(params=["sqlite", "redis"])
-def gapped(request: pytest.FixtureRequest, tmp_path: pathlib.Path) -> Iterator[SegmentedLog]:
-    """A log whose frame of offsets 50 to 55 is gone from the store."""
+def whole(request: pytest.FixtureRequest, tmp_path: pathlib.Path) -> Iterator[tuple[SegmentedLog, Remove]]:
+    """A log, and what removes the frame that begins at an offset from its store."""
     if request.param == "sqlite":
         with opened(f"sqlite://{tmp_path}/log.db?shards=1") as log:
             log.append(sent_frames())
-            with contextlib.closing(sqlite3.connect(tmp_path / "log.db")) as connection, connection:
-                connection.execute("DELETE FROM frames WHERE id = 50")
-            yield log
+
+            def remove_row(offset: int) -> None:
+                with contextlib.closing(sqlite3.connect(tmp_path / "log.db")) as connection, connection:
+                    assert connection.execute("DELETE FROM frames WHERE id = ?", (offset,)).rowcount == 1
+
+            yield log, remove_row
         return
     with RedisServer() as server, opened(f"{server.address}?shards=1&segment_directory={tmp_path}/segments") as log:
         log.append(sent_frames())
-        with server.client() as client:
-            [key] = client.keys("*frames:0")
-            assert client.xdel(key, "50-1") == 1
-        yield log
+
+        def remove_entry(offset: int) -> None:
+            with server.client() as client:
+                [key] = client.keys("*frames:0")
+                assert client.xdel(key, f"{offset}-1") == 1
+
+        yield log, remove_entry
+
+
+@pytest.fixture
+def gapped(whole: tuple[SegmentedLog, Remove]) -> SegmentedLog:
+    """A log whose frame of offsets 50 to 55 is gone from the store."""
+    log, remove = whole
+    remove(50)
+    return log
 
 
 def test_offsets_that_no_frame_has_are_named_and_the_rest_can_be_read(gapped: SegmentedLog) -> None:
@@ -173,3 +190,37 @@ def test_offsets_that_no_frame_has_are_named_and_the_rest_can_be_read(gapped: Se
     made = Sealer(gapped).seal(0, gives_up=True)
     assert [(one.first, one.end, one.rows) for one in made] == [(50, 200, 145)]
     assert verify(gapped).problems == []
+
+
+@pytest.mark.parametrize("gone", [0, 100, 195])
+def test_a_time_is_not_looked_for_beyond_offsets_that_no_frame_has(
+    whole: tuple[SegmentedLog, Remove], gone: int
+) -> None:
+    """Bisection would come to the same place again and again."""
+    log, remove = whole
+    remove(gone)
+    with pytest.raises(durable_log.LogCorrupt, match="no frame") as caught:
+        log.find(0, log.now_ns() + 10**12 if gone else 0)
+    assert (caught.value.shard, caught.value.first, caught.value.end) == (0, gone, gone + EVENTS)
+
+
+def test_a_damaged_frame_does_not_lead_astray_who_looks_for_a_time(damaged: SegmentedLog) -> None:
+    with pytest.raises(durable_log.LogCorrupt, match="offsets 50 to 55: .* checksum differs"):
+        damaged.find(0, 0)
+
+
+@pytest.mark.parametrize("column", ["frame", "count", "appended_ns", "first", "checksum"])
+def test_what_a_flipped_bit_has_made_a_text_is_named_and_can_be_given_up(tmp_path: pathlib.Path, column: str) -> None:
+    """One bit of a row says whether a column is bytes or text; sqlite3 would not even read it."""
+    sent = sent_frames()
+    with opened(f"sqlite://{tmp_path}/log.db?shards=1") as log:
+        log.append(sent)
+        with contextlib.closing(sqlite3.connect(tmp_path / "log.db")) as connection, connection:
+            connection.execute(f"UPDATE frames SET {column} = CAST(frame AS TEXT) WHERE id = 50")
+        with pytest.raises(durable_log.LogCorrupt, match="offsets 50 to 55: .* checksum differs"):
+            log.read(0, 52)
+        with pytest.raises(durable_log.LogCorrupt, match="offsets 50 to 55"):
+            Sealer(log).seal(0)
+        assert any("offsets 50 to 55" in problem for problem in verify(log).problems)
+        Sealer(log).seal(0, gives_up=True)
+        assert [one.frame for one in log.read(0, 55)] == sent[11:]

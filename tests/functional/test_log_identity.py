@@ -15,6 +15,7 @@ import pytest
 
 import durable_log
 from durable_log.loading import build_log
+from durable_log.log_api import shard_of
 from durable_log.maintenance import Maintainer
 from durable_log.repairing import repair
 from durable_log.sealing import Sealer
@@ -60,6 +61,45 @@ def test_a_redis_that_comes_back_empty_does_not_get_the_segments(server: RedisSe
     assert identity in str(caught.value)
     assert caught.value.identity in str(caught.value)
     assert files(tmp_path) == before != set()
+
+
+@pytest.mark.parametrize("shards", [1, 2, 16])
+def test_a_file_that_was_exchanged_while_it_is_open_is_not_taken_for_the_same_log(
+    tmp_path: pathlib.Path, shards: int
+) -> None:
+    source = Source()
+    with opened(f"sqlite://{tmp_path}/log.db?shards=2") as log:
+        log.append([source.frame(TOPIC, 10)])
+        Sealer(log).seal(shard_of(TOPIC, 2))
+        for path in tmp_path.glob("log.db*"):
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+        with opened(f"sqlite://{tmp_path}/log.db?shards={shards}") as other:
+            other.append([Source().frame(TOPIC, 20)])
+            before = other.state()
+            for call in (
+                lambda: log.append([source.frame(TOPIC, 5)]),
+                lambda: log.read(0, 0),
+                log.state,
+                lambda: log.wait({0: 0}, timeout_s=0),
+                lambda: log.put_records([("name", b"value", None)]),
+                lambda: Sealer(log).seal(0),
+            ):
+                with pytest.raises(durable_log.LogReplaced) as caught:
+                    call()
+                assert (caught.value.opened, caught.value.found) == (log.identity, other.identity)
+            assert other.state() == before
+            assert other.get_record("name") is None
+    with opened(f"sqlite://{tmp_path}/log.db") as other:
+        assert len(read_frames(other, shard_of(TOPIC, shards))) == 1
+
+
+def test_a_file_without_a_log_that_takes_its_place_is_told(tmp_path: pathlib.Path) -> None:
+    with opened(f"sqlite://{tmp_path}/log.db?shards=2") as log:
+        (tmp_path / "other").touch()
+        (tmp_path / "other").replace(tmp_path / "log.db")
+        with pytest.raises(durable_log.LogReplaced) as caught:
+            log.append([Source().frame(TOPIC, 5)])
+        assert caught.value.found == ""
 
 
 def test_an_older_store_does_not_get_the_segments_of_a_newer_one(tmp_path: pathlib.Path) -> None:

@@ -43,11 +43,13 @@ def open_log(tmp_path: pathlib.Path) -> Iterator[Open]:
         yield open_it
 
 
-def version_frame(source: Source, number: int, *rows: tuple[str, str, int], at: int = 0) -> bytes:
+def version_frame(
+    source: Source, number: int, *rows: tuple[str, str, int], at: int = 0, key: bytes | None = None
+) -> bytes:
     """A frame of events ``(key, action, version)``, sent at ``at`` plus their versions."""
     events = [["table", key, action, {"v": version}, version, at + version] for key, action, version in rows]
     body = msgspec.msgpack.encode(events)
-    return frames.pack(Kind.DATA, source.guid, TOPIC, body, first=number, after=number - 1, count=len(rows))
+    return frames.pack(Kind.DATA, source.guid, TOPIC, body, first=number, after=number - 1, count=len(rows), key=key)
 
 
 def objects(log: LogApi) -> list[tuple[int, str, str, int]]:
@@ -177,6 +179,31 @@ def test_a_delete_comes_of_age_though_nothing_is_sealed_any_more(open_log: Open)
         maintainer.run_once(time.time_ns() + 2 * HOUR_NS)
     assert objects(log) == []
     assert verify(log).problems == [], "also when nothing is left at its end"
+
+
+def test_a_delete_stays_while_something_else_of_its_object_is_in_a_signed_frame(open_log: Open) -> None:
+    log, source, signer = open_log(compact_topics=TOPIC, compact_tombstone_age=1800, seal_age=0), Source(), Source()
+    log.append([version_frame(signer, 1, ("a", "set", 1), ("b", "set", 2), key=b"secret")])
+    with Maintainer(log) as maintainer:
+        maintainer.run_once(time.time_ns() + 10**9)
+        log.append([version_frame(source, 1, ("b", "delete", 3), ("c", "delete", 4), at=10)])
+        maintainer.run_once(time.time_ns() + HOUR_NS)
+    assert objects(log) == [(0, "a", "set", 1), (1, "b", "set", 2), (2, "b", "delete", 3)]
+
+
+def test_a_delete_stays_while_something_else_of_its_object_is_not_sealed(open_log: Open) -> None:
+    """An older event comes late: who reads the log from its start must not take the object for one that exists."""
+    log, source = open_log(compact_topics=TOPIC, compact_tombstone_age=1800, seal_age=7200), Source()
+    log.append([version_frame(source, 2, ("a", "delete", 2), ("b", "delete", 3))])
+    Sealer(log).seal(0)
+    log.append([version_frame(source, 1, ("a", "set", 1))])
+    with Maintainer(log) as maintainer:
+        maintainer.run_once(time.time_ns() + HOUR_NS)
+        assert objects(log) == [(0, "a", "delete", 2), (2, "a", "set", 1)]
+        maintainer.run_once(time.time_ns() + 3 * HOUR_NS)
+        assert objects(log) == [(0, "a", "delete", 2)], "not before the older one is gone: it is in a later segment"
+        maintainer.run_once(time.time_ns() + 3 * HOUR_NS)
+    assert objects(log) == []
 
 
 def test_compaction_loses_nothing_of_a_database_whose_versions_began_again(open_log: Open) -> None:
@@ -322,3 +349,79 @@ def test_a_log_can_be_opened_and_read_while_somebody_writes(open_log: Open, tmp_
         assert other.state()[0].end == 3
         assert len(read_frames(other, 0)) == 1
         writer.execute("ROLLBACK")
+
+
+def fill_shards(log: SegmentedLog) -> None:
+    source = Source()
+    for number in range(40):
+        log.append([source.frame(f"t{number}", 10)])
+    assert all(state.end for state in log.state())
+
+
+@pytest.mark.parametrize("option", [{}, {"retention_age": 1800}, {"retention_bytes": 1}, {"compact_topics": "%23"}])
+def test_a_damaged_frame_stops_no_other_shard(
+    open_log: Open, tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture, option: dict[str, object]
+) -> None:
+    log = open_log(shards=4, seal_events=10, **option)
+    fill_shards(log)
+    with contextlib.closing(sqlite3.connect(tmp_path / "log.db")) as connection, connection:
+        connection.execute("UPDATE frames SET frame = zeroblob(length(frame)) WHERE id = 0")
+    with Maintainer(log) as maintainer:
+        maintainer.run_once(time.time_ns() + HOUR_NS)
+    assert maintainer.statistics.errors > 0
+    assert "sealing of shard 0 failed" in caplog.text
+    sound = log.state()[1:]
+    assert all(state.sealed == state.end for state in sound)
+    if "retention_age" in option or "retention_bytes" in option:
+        assert all(state.start == state.end for state in sound)
+
+
+@pytest.mark.parametrize("option", [{"retention_age": 1800}, {"retention_bytes": 1}])
+def test_what_is_too_much_is_dropped_though_nothing_can_be_sealed(
+    open_log: Open, tmp_path: pathlib.Path, option: dict[str, object]
+) -> None:
+    log = open_log(shards=2, seal_events=10, **option)
+    (tmp_path / "log.db-segments").mkdir()
+    for shard in range(2):
+        (tmp_path / "log.db-segments" / f"{shard:04d}").touch()  # where a directory ought to be
+    fill_shards(log)
+    with Maintainer(log) as maintainer:
+        maintainer.run_once(time.time_ns() + HOUR_NS)
+    assert maintainer.statistics.errors >= 2
+    assert maintainer.statistics.sealed_segments == 0
+    assert all(state.start == state.end for state in log.state())
+
+
+@pytest.mark.parametrize("is_sealed", [False, True])
+def test_a_clock_that_was_far_ahead_for_a_moment_stops_no_retention(
+    open_log: Open, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, is_sealed: bool
+) -> None:
+    log, source = open_log(retention_age=1800, seal_age=60, segment_events=30), Source()
+    log.append([source.frame(TOPIC, 10)])
+    with monkeypatch.context() as patched:
+        right = time.time_ns
+        patched.setattr(time, "time_ns", lambda: right() + 365 * 24 * HOUR_NS)
+        log.append([source.frame(TOPIC, 10)])
+    for _ in range(10):
+        log.append([source.frame(TOPIC, 10)])
+    if is_sealed:
+        Sealer(log).seal(0)
+    with Maintainer(log) as maintainer:
+        maintainer.run_once()
+        assert log.state()[0].start == 0, "nothing is too old"
+        maintainer.run_once(time.time_ns() + HOUR_NS)
+    assert log.state()[0].start == log.state()[0].end == 120
+    assert maintainer.statistics.dropped_by_age == 120
+    assert maintainer.statistics.stamped_ahead > 0
+    assert "clock" in caplog.text
+
+
+def test_what_was_stamped_by_a_clock_ahead_is_sealed_at_once(open_log: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+    log = open_log(seal_age=60)
+    with monkeypatch.context() as patched:
+        right = time.time_ns
+        patched.setattr(time, "time_ns", lambda: right() + 365 * 24 * HOUR_NS)
+        log.append([Source().frame(TOPIC, 10)])
+    with Maintainer(log) as maintainer:
+        maintainer.run_once()
+    assert log.state()[0].sealed == 10

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import pathlib
+import sqlite3
 from collections.abc import Iterator
 
 import pytest
@@ -108,6 +109,23 @@ def test_a_frame_that_the_log_refuses_does_not_take_others_with_it(tmp_path: pat
             wait_until(lambda: recorder.statistics().refused == 1 and len(versions(log)) == 2, 30, "the others")
         bus.close()
     assert recorder.statistics().events == 2
+
+
+def test_a_damaged_stream_does_not_take_others_with_it(log: LogApi, tmp_path: pathlib.Path) -> None:
+    bus = Bus("memory", f"memory://{tmp_path.name}")
+    damaged, sound = bus.session().publisher(), bus.session().publisher()
+    with Recorder(bus.session(), log, ["#"]) as recorder:
+        recorder.wait_ready(timeout_s=20)
+        send(damaged, range(1))
+        wait_until(lambda: recorder.statistics().events == 1, 30, "the stream to be known")
+        with contextlib.closing(sqlite3.connect(tmp_path / "log.db")) as connection, connection:
+            connection.execute("UPDATE streams SET position = x'00'")
+        for number in range(1, 50):
+            send(damaged, range(number, number + 1))
+            send(sound, range(1000 + number, 1001 + number))
+        expected = [0, *range(1001, 1050)]
+        wait_until(lambda: versions(log) == expected and recorder.statistics().failed > 0, 30, "the others")
+    bus.close()
 
 
 def test_a_log_that_is_gone_is_counted_and_does_not_stop_the_bus(log_url: str, tmp_path: pathlib.Path) -> None:

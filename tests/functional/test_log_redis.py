@@ -180,3 +180,14 @@ def test_a_wrong_clock_of_a_host_drops_nothing(
         assert len(capsys.readouterr().out.splitlines()) == 5
         assert log.state()[0].start == 0
         assert len(log.streams(0)) == 1
+
+
+@pytest.mark.parametrize("ahead_s", [60, 365 * 86400])
+def test_a_clock_that_was_far_ahead_is_not_followed_for_ever(server: RedisServer, ahead_s: int) -> None:
+    with contextlib.closing(durable_log.open(f"{server.address}?shards=1&key_prefix=ahead{ahead_s}:")) as log:
+        ahead_ns = time.time_ns() + ahead_s * 10**9
+        with server.client() as client:
+            client.hset(f"ahead{ahead_s}:shard:0", "ns", ahead_ns)
+        log.append([Source().frame(TOPIC, 1)])
+        [stored] = log.read(0, 0)
+        assert (stored.appended_ns == ahead_ns) == (ahead_s == 60), "times do not fall for less"

@@ -37,7 +37,7 @@ _DRIVER_CONTRACTS = (
     "nb_api.db_api", "nb_api.checks", "nb_api.writes", "nb_api.errors", "nb_api.config", "nb_api.revisions",
     "nb_api.outbox_age",
     "durable_log.log_api", "durable_log.segmented", "durable_log.placing", "durable_log.identity",
-    "durable_log.checksums", "durable_log.checks", "durable_log.config",
+    "durable_log.positions", "durable_log.checksums", "durable_log.checks", "durable_log.config",
     "durable_log.errors",
 )  # fmt: skip
 # The memory driver injects faults, in the words that the simulator uses for them.

@@ -22,8 +22,12 @@ from typing import Protocol, TypeVar
 from pubsub_api import forking
 
 T = TypeVar("T")
-_File = tuple[int, int]
-"""Device and inode."""
+_File = tuple[int, int, int]
+"""Device and inode, and the inode of the write-ahead log, 0 when there is none."""
+
+
+class _LogRemoved(sqlite3.OperationalError):
+    """The write-ahead log that connections of this process have open is not the one that others find."""
 
 
 class BeforeFork(Protocol):
@@ -56,6 +60,11 @@ class _Gate:
             if self._forks and not self._inside:
                 self._changed.notify_all()
 
+    def close_all(self) -> None:
+        """Close every connection of this process, as before a fork.  Call it from outside."""
+        self.before_fork()
+        self.after_fork_in_parent()
+
     def before_fork(self) -> None:
         self._lock.acquire()
         self._forks += 1
@@ -86,10 +95,15 @@ os.register_at_fork(
 class Pool:
     """As many connections as threads use at once.  Any thread may use any of them, one at a time."""
 
-    def __init__(self, path: pathlib.Path, pragmas: str) -> None:
+    def __init__(
+        self, path: pathlib.Path, pragmas: str, on_open: Callable[[sqlite3.Connection], None] = lambda _: None
+    ) -> None:
+        """``on_open`` is called with each new connection, and may refuse what it leads to."""
         self._path = str(path)  # looked at for every use, and a Path takes its time to become one
+        self._log_path = f"{path}-wal"
         self._uri = f"file:{urllib.parse.quote(str(path))}?mode=rw"  # rw: a file that vanished is not made anew, empty
         self._pragmas = pragmas
+        self._on_open = on_open
         self._idle: list[sqlite3.Connection] = []
         self._known: dict[sqlite3.Connection, _File] = {}
         self._is_closed = False
@@ -103,7 +117,17 @@ class Pool:
         A file that was deleted or replaced lives on for who has it open, and nobody else sees what is written there.
         So the connection leads to the file that the path led to when this call had begun.  Who replaces it later comes
         after ``work``, as if that had been done a moment sooner: once is enough, and it takes its time.
+
+        The same holds for the write-ahead log, which SQLite does not remove while it is open.  What it knows of one is
+        shared by the connections of a process: all are closed before a new one is opened.
         """
+        try:
+            return self._run(work)
+        except _LogRemoved:
+            GATE.close_all()
+            return self._run(work)
+
+    def _run(self, work: Callable[[sqlite3.Connection], T]) -> T:
         with GATE:
             connection = self._take(self._find())
             try:
@@ -128,6 +152,8 @@ class Pool:
         )
         try:
             connection.executescript(self._pragmas)
+            connection.execute("PRAGMA schema_version").fetchone()  # opens the write-ahead log
+            self._on_open(connection)
         except BaseException:
             connection.close()
             raise
@@ -155,19 +181,41 @@ class Pool:
             found = os.stat(self._path)
         except OSError as error:
             raise sqlite3.OperationalError(f"the file is gone: {error.strerror}") from error
-        return found.st_dev, found.st_ino
+        try:
+            return found.st_dev, found.st_ino, os.stat(self._log_path).st_ino
+        except OSError:
+            return found.st_dev, found.st_ino, 0
 
     def _take(self, file: _File) -> sqlite3.Connection:
-        while True:
+        while self._idle:
             try:
                 connection = self._idle.pop()
             except IndexError:
-                connection = self.open()
-                self._known[connection] = file
-                return connection
+                break
             if self._known.get(connection) == file:
                 return connection
             self._discard(connection)
+        return self._open_known(file)
+
+    def _open_known(self, file: _File) -> sqlite3.Connection:
+        for pool in [member for member in GATE.members if isinstance(member, Pool)]:
+            pool._check_log(file)
+        connection = self.open()
+        try:
+            found = self._find()
+            if found[:2] != file[:2]:
+                raise sqlite3.OperationalError("the file was replaced while it was opened")
+        except BaseException:
+            connection.close()
+            raise
+        self._known[connection] = found
+        return connection
+
+    def _check_log(self, file: _File) -> None:
+        """Raises _LogRemoved when a connection has another write-ahead log open for the file that is there now."""
+        for *place, log in list(self._known.values()):
+            if log and tuple(place) == file[:2] and log != file[2]:
+                raise _LogRemoved("the write-ahead log was removed while it was used")
 
     def _give_back(self, connection: sqlite3.Connection) -> None:
         self._idle.append(connection)

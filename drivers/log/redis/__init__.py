@@ -21,16 +21,16 @@ from urllib.parse import SplitResult
 from oslo_config import cfg
 
 from drivers.log.redis import scripts
-from drivers.log.redis.appending import Appender, decode_position, encode_position, stream_key
+from drivers.log.redis.appending import Appender
 from drivers.log.redis.config import GROUP, OPTIONS
-from drivers.log.redis.server import Server, replaced
+from drivers.log.redis.server import Server
 from durable_log import checks, config
-from durable_log.checksums import damaged
+from durable_log.checksums import damaged, gap
 from durable_log.errors import LogCorrupt, LogError, LogUnavailable, RecordConflict
 from durable_log.identity import Lineage, new_identity
-from durable_log.log_api import Appended, Record, ShardState, StoredFrame, StreamState, shard_of
-from durable_log.segmented import HotRead, RestoredShard, SegmentedLog, take, used_meanwhile
-from pubsub_api.core.frame import GUID_BYTES
+from durable_log.log_api import Appended, Record, ShardState, StoredFrame, shard_of
+from durable_log.positions import encode_position, stream_key
+from durable_log.segmented import HotRead, RestoredShard, SegmentedLog, replaced, take, used_meanwhile
 from pubsub_api.errors import Closed, InvalidConfig
 
 LOG = logging.getLogger(__name__)
@@ -119,15 +119,6 @@ class RedisLog(SegmentedLog):
     def state(self) -> list[ShardState]:
         answers = self._transaction([self._state_command(shard) for shard in range(self.shards)])
         return [_state(shard, answer) for shard, answer in enumerate(answers)]
-
-    def streams(self, shard: int) -> list[StreamState]:
-        checks.check_shard(shard, self.shards)
-        (answer,) = self._transaction([("HGETALL", self._key("streams", shard))])
-        found = []
-        for key, value in sorted(zip(answer[::2], answer[1::2], strict=True)):
-            last, missing = decode_position(value)
-            found.append(StreamState(key[:GUID_BYTES], key[GUID_BYTES:].decode(), last, missing))
-        return found
 
     def wait(self, ends: Mapping[int, int], *, timeout_s: float) -> bool:
         checks.check_ends(ends, self.shards, timeout_s)
@@ -251,7 +242,29 @@ class RedisLog(SegmentedLog):
         return int(seconds) * _SECOND_NS + int(microseconds) * 1000
 
     def hot_find(self, shard: int, appended_ns: int) -> int:
-        return int(self._script(scripts.FIND, shard, f"{max(0, appended_ns):019d}"))
+        looked_at, place, *gap_end = self._script(scripts.FIND, shard, f"{max(0, appended_ns):019d}")
+        for entry in looked_at:
+            try:
+                _stored(shard, entry, _offset(entry) + 1)
+            except LogCorrupt:
+                self.hot_read(shard, _offset(entry), events_max=1, bytes_max=1)  # raises, and knows its end
+                raise
+        if gap_end:
+            raise gap(shard, int(place), int(gap_end[0]))
+        return int(place)
+
+    def positions(self, shard: int) -> list[tuple[bytes, bytes]]:
+        (answer,) = self._transaction([("HGETALL", self._key("streams", shard))])
+        return sorted(zip(answer[::2], answer[1::2], strict=True))
+
+    def stored_end(self, shard: int) -> int:
+        (entries,) = self._transaction([("XREVRANGE", self._key("frames", shard), "+", "-", "COUNT", 1)])
+        if not entries:
+            return 0
+        try:
+            return _stored(shard, entries[0], 0).end
+        except LogCorrupt:
+            return _offset(entries[0]) + 1
 
     def manifest(self, shard: int | None) -> list[str]:
         shards = range(self.shards) if shard is None else [shard]
@@ -282,7 +295,10 @@ class RedisLog(SegmentedLog):
             if state.end != one.former_end:
                 raise used_meanwhile(one.shard)
         for one in shards:
-            streams = [(stream_key(*name), encode_position(position)) for name, position in one.streams.items()]
+            for key in one.forgotten:
+                self._script(scripts.FORGET_STREAM, one.shard, key)
+            keys = {stream_key(*name): position for name, position in one.streams.items()}
+            streams = [(key, encode_position(key, position)) for key, position in keys.items()]
             while streams:
                 portion, streams = streams[:_FORGET_PORTION], streams[_FORGET_PORTION:]
                 self._script(scripts.RESTORE_STREAMS, one.shard, *itertools.chain(*portion))

@@ -13,13 +13,12 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-import msgspec
-
 from drivers.log.redis import scripts
 from drivers.log.redis.server import Argument, Server
-from durable_log.errors import LogUnavailable
+from durable_log.errors import LogCorrupt, LogUnavailable
 from durable_log.log_api import Appended, shard_of
 from durable_log.placing import NOWHERE, Position, extend, place
+from durable_log.positions import decode_position, encode_position, stream_key
 from pubsub_api import forking
 from pubsub_api.core.frame import Header
 from pubsub_api.errors import HeliographError
@@ -27,18 +26,11 @@ from pubsub_api.errors import HeliographError
 BATCH_MAX = 500
 """Calls that share one script call."""
 
-encode_position = msgspec.msgpack.Encoder().encode
-decode_position = msgspec.msgpack.Decoder(Position).decode
-
 Head = tuple[bytes, str, int]
 """GUID and topic of a stream, and the number of its last event."""
 
 _Key = tuple[int, bytes]
 """Shard, and GUID and topic in one."""
-
-
-def stream_key(guid: bytes, topic: str) -> bytes:
-    return guid + topic.encode()
 
 
 class _Job:
@@ -97,6 +89,13 @@ class Appender:
             job = self._waiting.popleft()
             if not job.is_done:
                 jobs.append(job)
+        self._append_jobs(jobs)
+        if len(jobs) > 1 and isinstance(jobs[0].error, LogCorrupt):
+            for job in jobs:  # what is damaged is not of all of them, and nothing was written
+                job.error = None
+                self._append_jobs([job])
+
+    def _append_jobs(self, jobs: Sequence[_Job]) -> None:
         deadline = time.monotonic() + self._timeout_s
         try:
             while not self._try(jobs):
@@ -121,7 +120,7 @@ class Appender:
                 self._known[attempt.keys[index - 1]] = found
             return False
         for key, position in attempt.positions.items():
-            self._known[key] = encode_position(position)
+            self._known[key] = encode_position(key[1], position)
             self._known.move_to_end(key)
         while len(self._known) > self._streams_cached_max:
             self._known.popitem(last=False)
@@ -178,12 +177,12 @@ class _Attempt:
             self.keys.append(key)
             self._indices[key] = len(self.keys)
             known = self._known.get(key)
-            self.positions[key] = decode_position(known) if known else NOWHERE
+            self.positions[key] = decode_position(*key, known) if known else NOWHERE
         return key[0], key
 
     def arguments(self) -> list[Any]:
         streams: list[Argument] = []
         for shard, name in self.keys:
             known = self._known.get((shard, name), b"")
-            streams += (shard, name, known, encode_position(self.positions[shard, name]))
+            streams += (shard, name, known, encode_position(name, self.positions[shard, name]))
         return [len(self.keys), *streams, *self._frames]

@@ -6,7 +6,7 @@ Keys, each behind the log's prefix:
 ``log``            hash        ``shards``, ``identity``, ``ancestors``, ``record_version``, ``directory_token``
 ``shard:N``        hash        ``start``, ``sealed``, ``end``, ``bytes``, ``ns`` of shard N; what is not there is 0
 ``frames:N``       stream      hot frames; the id ``OFFSET-1`` has the offset of the first event
-``streams:N``      hash        GUID and topic -> position, as the client encodes it
+``streams:N``      hash        GUID and topic -> position, as `durable_log.positions` encodes it
 ``numbers:N:...``  sorted set  of a stream: offsets of its hot frames, by the number of their first event
 ``active``         sorted set  shard, GUID and topic, by the second of the last append
 ``segments:N``     hash        first offset -> manifest entry
@@ -32,8 +32,13 @@ import hashlib
 import zlib
 from collections.abc import Sequence
 
+from durable_log.log_api import CLOCK_AHEAD_MAX_NS
+
 REPLACED = "REPLACED"
 """The first word of the error when another log is there than the one that was opened; the other's identity follows."""
+
+WRONG_END = "WRONGEND"
+"""The first word of the error when a shard has frames behind its end; the shard follows."""
 
 _COMMON = """
 local prefix, identity = ARGV[1], table.remove(ARGV)
@@ -71,9 +76,16 @@ APPEND = (
     + """
 local streams = tonumber(ARGV[2])
 local next = 3
-local keys, conflicts = {}, {}
+local keys, conflicts, checked = {}, {}, {}
 for index = 1, streams do
     local shard, key, old = ARGV[next], ARGV[next + 1], ARGV[next + 2]
+    if not checked[shard] then
+        checked[shard] = true
+        local last = redis.call('XREVRANGE', prefix .. 'frames:' .. shard, '+', '-', 'COUNT', 1)[1]
+        if last and tonumber(string.match(last[1], '^(%d+)')) >= field(shard, 'end') then
+            return redis.error_reply('WRONGEND ' .. shard)
+        end
+    end
     local found = redis.call('HGET', prefix .. 'streams:' .. shard, key) or ''
     if found ~= old then
         conflicts[#conflicts + 1] = index
@@ -85,6 +97,7 @@ end
 if #conflicts > 0 then return {0, conflicts} end
 local time = redis.call('TIME')
 local now = time[1] .. string.format('%06d', tonumber(time[2])) .. '000'
+local latest = text(tonumber(time[1]) + AHEAD_S) .. string.sub(now, -9)  -- what is later was stamped by a wrong clock
 next = 3
 for _ = 1, streams do
     redis.call('HSET', prefix .. 'streams:' .. ARGV[next], ARGV[next + 1], ARGV[next + 3])
@@ -98,7 +111,7 @@ while ARGV[next] do
     if not ends[shard] then
         ends[shard], sizes[shard] = field(shard, 'end'), 0
         local before = redis.call('HGET', prefix .. 'shard:' .. shard, 'ns') or ''
-        stamps[shard] = before > now and before or now
+        stamps[shard] = before > now and before <= latest and before or now
         order[#order + 1] = shard
     end
     local offset = text(ends[shard])
@@ -121,21 +134,33 @@ for _, shard in ipairs(order) do
     result[#result + 1] = text(ends[shard])
 end
 return {1, result}
-"""
+""".replace("AHEAD_S", str(CLOCK_AHEAD_MAX_NS // 10**9))
 )
 
+# The client checks what was looked at: a damaged entry may have led astray.
 FIND = (
     _COMMON
     + """
 local shard, wanted = ARGV[2], ARGV[3]
+local key = prefix .. 'frames:' .. shard
 local low, high = math.max(field(shard, 'sealed'), field(shard, 'start')), field(shard, 'end')
+local function offset_of(entry) return tonumber(string.match(entry[1], '^(%d+)')) end
+local looked_at = {}
 while low < high do
     local middle = math.floor((low + high) / 2)
-    local found = redis.call('XREVRANGE', prefix .. 'frames:' .. shard, text(middle) .. '-1', '-', 'COUNT', 1)[1]
-    local offset = tonumber(string.match(found[1], '^(%d+)'))
-    if found[2][6] >= wanted then high = offset else low = offset + tonumber(found[2][2]) end
+    local found = redis.call('XREVRANGE', key, text(middle) .. '-1', text(low) .. '-1', 'COUNT', 1)[1]
+    local stop = low
+    if found then
+        looked_at[#looked_at + 1] = found
+        stop = offset_of(found) + (tonumber(found[2][2]) or 0)
+    end
+    if stop <= middle then  -- nobody has the offset
+        local behind = redis.call('XRANGE', key, '(' .. text(middle) .. '-1', '+', 'COUNT', 1)[1]
+        return {looked_at, text(stop), text(behind and offset_of(behind) or high)}
+    end
+    if (found[2][6] or '') >= wanted then high = offset_of(found) else low = stop end
 end
-return text(low)
+return {looked_at, text(low)}
 """
 )
 
@@ -233,6 +258,14 @@ for index = 3, #ARGV, 2 do
     redis.call('HSET', prefix .. 'streams:' .. ARGV[2], ARGV[index], ARGV[index + 1])
     redis.call('ZADD', prefix .. 'active', now, ARGV[2] .. ':' .. ARGV[index])
 end
+"""
+)
+
+FORGET_STREAM = (
+    _COMMON
+    + """
+redis.call('HDEL', prefix .. 'streams:' .. ARGV[2], ARGV[3])
+redis.call('ZREM', prefix .. 'active', ARGV[2] .. ':' .. ARGV[3])
 """
 )
 

@@ -12,9 +12,11 @@ from oslo_config import cfg
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from drivers.log.redis.scripts import REPLACED
+from drivers.log.redis.scripts import REPLACED, WRONG_END
 from drivers.pubsub.redis.config import parse_server
-from durable_log.errors import LogError, LogReplaced, LogUnavailable
+from durable_log.errors import LogError, LogUnavailable
+from durable_log.positions import wrong_end
+from durable_log.segmented import replaced
 from pubsub_api.errors import Closed
 
 T = TypeVar("T")
@@ -90,17 +92,9 @@ class Server:
             word, _, found = str(error).partition(" ")
             if word == REPLACED:
                 raise replaced(self.address, self.identity, found) from error
+            if word == WRONG_END:
+                raise wrong_end(int(found)) from error
             raise LogError(f"the log at {self.address} refuses: {error}") from error
         finally:
             if self._is_closed:
                 self._client.connection_pool.disconnect(inuse_connections=False)
-
-
-def replaced(address: str, opened: str, found: str) -> LogReplaced:
-    """The error when another log is there than the one that was opened."""
-    there = f"the log {found}" if found else "none"
-    return LogReplaced(
-        f"the log {opened} was opened at {address}, and there is {there} now: the server was emptied or exchanged. "
-        "Nothing was written; open the log again to use what is there",
-        opened=opened, found=found,
-    )  # fmt: skip

@@ -23,7 +23,7 @@ from drivers.log.sqlite.store import Store
 from durable_log import checks, config
 from durable_log.errors import LogCorrupt
 from durable_log.identity import Lineage
-from durable_log.log_api import Appended, Record, ShardState, StoredFrame, StreamState
+from durable_log.log_api import Appended, Record, ShardState, StoredFrame
 from durable_log.segmented import HotRead, RestoredShard, SegmentedLog
 from pubsub_api.errors import Closed, InvalidConfig
 
@@ -79,12 +79,14 @@ class SqliteLog(SegmentedLog):
     def connect(self) -> None:
         store = self._store
         store.make_file()
+        store.identity = ""
         try:
             self._found = store.run(
                 lambda connection: schema.make_schema(connection, store.path, self._limits.shards, self.new_shards)
             )
         except LogCorrupt as error:
             raise InvalidConfig(f"{store.path} cannot be used as a log: {error}") from error
+        store.identity = self.identity
 
     @property
     def shards(self) -> int:
@@ -121,10 +123,6 @@ class SqliteLog(SegmentedLog):
 
     def state(self) -> list[ShardState]:
         return self._store.run(reading.states)
-
-    def streams(self, shard: int) -> list[StreamState]:
-        checks.check_shard(shard, self.shards)
-        return self._store.run(lambda connection: reading.streams(connection, shard))
 
     def wait(self, ends: Mapping[int, int], *, timeout_s: float) -> bool:
         checks.check_ends(ends, self.shards, timeout_s)
@@ -175,6 +173,12 @@ class SqliteLog(SegmentedLog):
     def hot_find(self, shard: int, appended_ns: int) -> int:
         return self._store.read(lambda connection: reading.find(connection, shard, appended_ns))
 
+    def positions(self, shard: int) -> list[tuple[bytes, bytes]]:
+        return self._store.run(lambda connection: reading.positions(connection, shard))
+
+    def stored_end(self, shard: int) -> int:
+        return self._store.run(lambda connection: reading.stored_end(connection, shard))
+
     def manifest(self, shard: int | None) -> list[str]:
         return self._store.run(lambda connection: sealed.manifest(connection, shard))
 
@@ -193,6 +197,7 @@ class SqliteLog(SegmentedLog):
     def restore(self, lineage: Lineage, shards: Sequence[RestoredShard]) -> None:
         self._store.write(lambda connection: sealed.restore(connection, lineage, shards))
         self._found = self._found._replace(lineage=lineage)
+        self._store.identity = lineage.identity
 
     def directory_token(self) -> str:
         return self._store.run(sealed.directory_token)

@@ -8,12 +8,11 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Mapping, Sequence
 
-import msgspec
-
 from drivers.log.sqlite.schema import row_id
 from durable_log.checksums import frame_checksum
-from durable_log.log_api import Appended, shard_of
-from durable_log.placing import NOWHERE, Position, Ranges, extend, place
+from durable_log.log_api import CLOCK_AHEAD_MAX_NS, Appended, shard_of
+from durable_log.placing import NOWHERE, Position, extend, place
+from durable_log.positions import decode_position, encode_position, stream_key, wrong_end
 from pubsub_api.core.frame import Header
 
 Batch = Mapping[int, Sequence[tuple[Header, bytes]]]
@@ -21,9 +20,6 @@ Batch = Mapping[int, Sequence[tuple[Header, bytes]]]
 
 _StreamKey = tuple[bytes, str]
 _Row = tuple[int, int, int, int, int, int, int, bytes]
-
-encode_ranges = msgspec.msgpack.Encoder().encode
-decode_ranges = msgspec.msgpack.Decoder(Ranges).decode
 
 
 def group(frames: Sequence[bytes], headers: Sequence[Header], shards: int) -> Batch:
@@ -59,16 +55,17 @@ def note_missing(
         position = extend(stream.position, head, ranges_max=ranges_max)
         if position != stream.position:
             connection.execute(
-                "UPDATE streams SET last = ?, missing = ?, appended_ns = ? WHERE id = ?",
-                (position.last, encode_ranges(position.missing), now_ns, stream.id),
+                "UPDATE streams SET position = ?, appended_ns = ? WHERE id = ?",
+                (encode_position(stream.key, position), now_ns, stream.id),
             )
 
 
 class _Stream:
-    __slots__ = ("id", "position")
+    __slots__ = ("id", "key", "position")
 
-    def __init__(self, number: int, position: Position) -> None:
+    def __init__(self, number: int, key: bytes, position: Position) -> None:
         self.id = number
+        self.key = key
         self.position = position
 
 
@@ -82,10 +79,15 @@ class _Appending:
         self.ends: dict[int, int] = {}
 
     def append(self, shard: int, frames: Sequence[tuple[Header, bytes]], now_ns: int) -> None:
-        (end, size, before_ns) = self._connection.execute(
-            'SELECT "end", bytes, appended_ns FROM shards WHERE shard = ?', (shard,)
+        (end, size, before_ns, last) = self._connection.execute(
+            'SELECT "end", bytes, appended_ns, (SELECT max(id) FROM frames WHERE id BETWEEN ?2 AND ?3) '
+            "FROM shards WHERE shard = ?1",
+            (shard, row_id(shard, 0), row_id(shard + 1, 0) - 1),
         ).fetchone()
-        now_ns = max(now_ns, before_ns)  # a clock that was set back must not put `find` in disorder
+        if last is not None and last >= row_id(shard, end):
+            raise wrong_end(shard)
+        if before_ns <= now_ns + CLOCK_AHEAD_MAX_NS:
+            now_ns = max(now_ns, before_ns)  # a clock that was set back must not put `find` in disorder
         start, streams, rows = end, dict[_StreamKey, _Stream](), list[_Row]()
         beginning = row_id(shard, 0)
         for header, frame in frames:
@@ -105,8 +107,8 @@ class _Appending:
                 size += len(frame)
         self._connection.executemany("INSERT INTO frames VALUES (?, ?, ?, ?, ?, ?, ?, ?)", rows)
         self._connection.executemany(
-            "UPDATE streams SET last = ?, missing = ?, appended_ns = ? WHERE id = ?",
-            [(one.position.last, encode_ranges(one.position.missing), now_ns, one.id) for one in streams.values()],
+            "UPDATE streams SET position = ?, appended_ns = ? WHERE id = ?",
+            [(encode_position(one.key, one.position), now_ns, one.id) for one in streams.values()],
         )
         if end > start:
             self._connection.execute(
@@ -118,15 +120,16 @@ class _Appending:
 
 
 def find_stream(connection: sqlite3.Connection, shard: int, guid: bytes, topic: str) -> _Stream:
-    """A stream, which is made when there is none yet."""
+    """A stream, which is made when there is none yet.  Raises LogCorrupt when where it stands is damaged."""
+    key = stream_key(guid, topic)
     found = connection.execute(
-        "SELECT id, last, missing FROM streams WHERE guid = ? AND topic = ?", (guid, topic)
+        "SELECT id, position FROM streams WHERE guid = ? AND topic = ?", (guid, topic)
     ).fetchone()
     if found is not None:
-        return _Stream(found[0], Position(found[1], decode_ranges(found[2])))
+        return _Stream(found[0], key, decode_position(shard, key, found[1]))
     number = connection.execute(
-        "INSERT INTO streams (shard, guid, topic, last, missing, appended_ns) VALUES (?, ?, ?, 0, ?, 0)",
-        (shard, guid, topic, encode_ranges(())),
+        "INSERT INTO streams (shard, guid, topic, position, appended_ns) VALUES (?, ?, ?, ?, 0)",
+        (shard, guid, topic, encode_position(key, NOWHERE)),
     ).lastrowid
     assert number is not None
-    return _Stream(number, NOWHERE)
+    return _Stream(number, key, NOWHERE)

@@ -8,10 +8,9 @@ import sys
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
 
-from drivers.log.sqlite.appending import decode_ranges
 from drivers.log.sqlite.schema import offset_of, row_id
-from durable_log.checksums import damaged, is_sound, pack_numbers
-from durable_log.log_api import ShardState, StoredFrame, StreamState
+from durable_log.checksums import damaged, gap, is_sound, pack_numbers
+from durable_log.log_api import ShardState, StoredFrame
 from durable_log.segmented import HotRead, take
 
 _FRAME = "id, count, skipped, appended_ns, stream, first, checksum, frame"
@@ -32,9 +31,23 @@ def has_grown(connection: sqlite3.Connection, ends: Mapping[int, int]) -> bool:
     return any(end > ends[shard] for shard, end in rows.fetchall() if shard in ends)
 
 
-def streams(connection: sqlite3.Connection, shard: int) -> list[StreamState]:
-    rows = connection.execute("SELECT guid, topic, last, missing FROM streams WHERE shard = ? ORDER BY id", (shard,))
-    return [StreamState(guid, topic, last, decode_ranges(missing)) for guid, topic, last, missing in rows]
+def positions(connection: sqlite3.Connection, shard: int) -> list[tuple[bytes, bytes]]:
+    # Of a damaged row nothing is certain, not even the types.
+    return connection.execute(
+        "SELECT CAST(guid || topic AS BLOB), CAST(position AS BLOB) FROM streams WHERE shard = ? ORDER BY id", (shard,)
+    ).fetchall()
+
+
+def stored_end(connection: sqlite3.Connection, shard: int) -> int:
+    row = connection.execute(
+        f"SELECT {_FRAME} FROM frames WHERE id BETWEEN ? AND ? ORDER BY id DESC LIMIT 1",
+        (row_id(shard, 0), row_id(shard + 1, 0) - 1),
+    ).fetchone()
+    if row is None:
+        return 0
+    number, count, skipped, appended_ns, stream, first, checksum, frame = row
+    is_whole = is_sound(checksum, frame, number, count, skipped, appended_ns, stream, first)
+    return offset_of(number) + (count if is_whole else 1)
 
 
 def read(connection: sqlite3.Connection, shard: int, offset: int, *, events_max: int, bytes_max: int) -> HotRead:
@@ -99,19 +112,23 @@ def read_stream(
 
 
 def find(connection: sqlite3.Connection, shard: int, appended_ns: int) -> int:
-    """By bisection: times never fall within a shard."""
+    """By bisection: times never fall within a shard.  Raises LogCorrupt when it meets what is damaged or gone."""
     found = state(connection, shard)
     low, high = max(found.sealed, found.start), found.end
     while low < high:
         middle = (low + high) // 2
-        row, count, when = connection.execute(
-            "SELECT id, count, appended_ns FROM frames WHERE id <= ? ORDER BY id DESC LIMIT 1",
-            (row_id(shard, middle),),
-        ).fetchone()
-        if when >= appended_ns:
-            high = offset_of(row)
+        rows = connection.execute(
+            f"SELECT {_FRAME} FROM frames WHERE id BETWEEN ? AND ? ORDER BY id DESC LIMIT 1",
+            (row_id(shard, low), row_id(shard, middle)),
+        )
+        frame = next(_stored(connection, found, rows.fetchall()), None)
+        if frame is None or frame.end <= middle:
+            place = low if frame is None else frame.end
+            raise gap(shard, place, _behind(connection, found, row_id(shard, middle)))
+        if frame.appended_ns >= appended_ns:
+            high = frame.offset
         else:
-            low = offset_of(row) + count
+            low = frame.end
     return low
 
 
@@ -120,7 +137,11 @@ def _stored(connection: sqlite3.Connection, found: ShardState, rows: Iterable[_R
     shard, beginning = found.shard, row_id(found.shard, 0)
     for row, count, skipped, appended_ns, stream, first, checksum, frame in rows:
         if not is_sound(checksum, frame, row, count, skipped, appended_ns, stream, first):
-            (behind,) = connection.execute("SELECT min(id) FROM frames WHERE id > ?", (row,)).fetchone()
-            end = found.end if behind is None or behind >= row_id(shard + 1, 0) else offset_of(behind)
-            raise damaged(shard, row - beginning, end)
+            raise damaged(shard, row - beginning, _behind(connection, found, row))
         yield StoredFrame(shard, row - beginning, count, skipped, appended_ns, frame)
+
+
+def _behind(connection: sqlite3.Connection, found: ShardState, row: int) -> int:
+    """The offset of the first frame behind a row, or the end of the shard."""
+    (behind,) = connection.execute("SELECT min(id) FROM frames WHERE id > ?", (row,)).fetchone()
+    return found.end if behind is None or behind >= row_id(found.shard + 1, 0) else offset_of(behind)

@@ -19,7 +19,7 @@ from durable_log.identity import Lineage, new_identity
 from pubsub_api.errors import InvalidConfig
 
 _APPLICATION_ID = 0x48654C67  # "HeLg", where file(1) and we look for it
-_SCHEMA_VERSION = 3
+_SCHEMA_VERSION = 4
 _OFFSETS = OFFSET_MAX + 1
 _PROBLEMS_MAX = 20
 _FREE_PAGES_KEPT = 256
@@ -44,7 +44,7 @@ _SCHEMA = (
     "CREATE INDEX frames_by_stream ON frames (stream, first)",
     """CREATE TABLE streams (
         id INTEGER PRIMARY KEY, shard INTEGER NOT NULL, guid BLOB NOT NULL, topic TEXT NOT NULL,
-        last INTEGER NOT NULL, missing BLOB NOT NULL, appended_ns INTEGER NOT NULL, UNIQUE (guid, topic))""",
+        position BLOB NOT NULL, appended_ns INTEGER NOT NULL, UNIQUE (guid, topic))""",
     "CREATE INDEX streams_by_shard ON streams (shard)",
     """CREATE TABLE segments (
         shard INTEGER NOT NULL, first INTEGER NOT NULL, entry TEXT NOT NULL,
@@ -78,7 +78,7 @@ def make_schema(
 
     Raises InvalidConfig for somebody else's file and for another number of shards, and sqlite3.Error.
     """
-    if not _is_ours(connection):
+    if not is_ours(connection):
         connection.execute("PRAGMA auto_vacuum = incremental")  # possible before anything else is in the file only
         if not claim(connection, path, application_id=_APPLICATION_ID, version=_SCHEMA_VERSION, what="a log"):
             _fill(connection, new_shards())
@@ -96,7 +96,7 @@ def read_log(connection: sqlite3.Connection) -> Found:
     return Found(int(shards), Lineage(identity, frozenset(ancestors.split())))
 
 
-def _is_ours(connection: sqlite3.Connection) -> bool:
+def is_ours(connection: sqlite3.Connection) -> bool:
     """Whether the file is a complete log of this release.  Only reads."""
     (application_id,) = connection.execute("PRAGMA application_id").fetchone()
     (version,) = connection.execute("PRAGMA user_version").fetchone()

@@ -7,9 +7,9 @@ import sqlite3
 import time
 from collections.abc import Sequence
 
-from drivers.log.sqlite.appending import encode_ranges
 from drivers.log.sqlite.schema import row_id
 from durable_log.identity import Lineage
+from durable_log.positions import encode_position, stream_key
 from durable_log.segmented import RestoredShard, used_meanwhile
 
 
@@ -66,9 +66,13 @@ def restore(connection: sqlite3.Connection, lineage: Lineage, shards: Sequence[R
             (one.start, one.sealed, one.end, size, one.shard),
         )
         connection.executemany(
-            "INSERT INTO streams (shard, guid, topic, last, missing, appended_ns) VALUES (?, ?, ?, ?, ?, ?) "
-            "ON CONFLICT (guid, topic) DO UPDATE SET last = excluded.last, missing = excluded.missing",
-            [(one.shard, guid, topic, position.last, encode_ranges(position.missing), time.time_ns())
+            "DELETE FROM streams WHERE shard = ? AND CAST(guid || topic AS BLOB) = ?",
+            [(one.shard, key) for key in one.forgotten],
+        )
+        connection.executemany(
+            "INSERT INTO streams (shard, guid, topic, position, appended_ns) VALUES (?, ?, ?, ?, ?) "
+            "ON CONFLICT (guid, topic) DO UPDATE SET position = excluded.position",
+            [(one.shard, guid, topic, encode_position(stream_key(guid, topic), position), time.time_ns())
              for (guid, topic), position in one.streams.items()],
         )  # fmt: skip
     connection.execute("UPDATE log SET identity = ?, ancestors = ?", (lineage.identity, " ".join(lineage.ancestors)))

@@ -15,12 +15,18 @@ from drivers.db.sqlite.patience import run_patiently
 from drivers.db.sqlite.pool import Pool
 from drivers.db.sqlite.schema import make_file
 from drivers.db.sqlite.writer import Operation, Writer
+from drivers.log.sqlite.schema import is_ours, read_log
 from durable_log.errors import LogCorrupt, LogUnavailable
+from durable_log.segmented import replaced
 from nb_api.errors import DbError, DbUnavailable
 from pubsub_api import forking
 from pubsub_api.errors import Closed
 
 T = TypeVar("T")
+
+
+def _to_text(data: bytes) -> str:
+    return data.decode(errors="replace")
 
 
 class Store:
@@ -29,7 +35,9 @@ class Store:
     def __init__(self, path: pathlib.Path, pragmas: str, *, operation_timeout_s: float) -> None:
         self.path = path
         self._timeout_s = operation_timeout_s
-        self._pool = Pool(path, pragmas)
+        self.identity = ""
+        """Of the log that was opened; another one that is found in its place is refused."""
+        self._pool = Pool(path, pragmas, self._prepare)
         self._writer = Writer(self._run, self._pool.check_file, operation_timeout_s)
         self._is_closed = False
         self._news = threading.Condition()
@@ -96,6 +104,15 @@ class Store:
     def check_open(self) -> None:
         if self._is_closed:
             raise Closed(f"the log {self.path} is closed")
+
+    def _prepare(self, connection: sqlite3.Connection) -> None:
+        """Called for each new connection; one that is open leads where it always did.  Raises LogReplaced."""
+        # A flipped bit may make a text of anything.  Then its checksum differs, which tells more than sqlite3 would.
+        connection.text_factory = _to_text
+        if self.identity:
+            found = read_log(connection).lineage.identity if is_ours(connection) else ""
+            if found != self.identity:
+                raise replaced(str(self.path), self.identity, found)
 
     def _run(self, work: Operation[T]) -> T:
         """Raises DbError, because the group commit that calls this knows no other."""
