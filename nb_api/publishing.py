@@ -112,8 +112,8 @@ class ServicePublisher(ChangePublisher):
 
     def __init__(self, worker: WorkerPublisherApi) -> None:
         self._worker = worker
-        self._refused_events = 0
-        """By the service, as far as that was told."""
+        self._told = (b"", 0)
+        """GUID of the worker, which a fork changes, and how many of its events were refused as far as `flush` told."""
 
     def publish(self, changes: Sequence[Change]) -> list[Refusal]:
         return send_each(self._worker.send_event, changes)
@@ -121,8 +121,9 @@ class ServicePublisher(ChangePublisher):
     def flush(self, *, timeout_s: float) -> None:
         self._worker.flush(timeout_s=timeout_s)
         statistics = self._worker.statistics()
-        refused = statistics.refused_events - self._refused_events
-        self._refused_events = statistics.refused_events
+        guid, told = self._told
+        refused = statistics.refused_events - (told if guid == self._worker.guid else 0)
+        self._told = (self._worker.guid, statistics.refused_events)
         if refused > 0:
             raise LimitReached(f"the publisher service refused {refused} events: {statistics.refused_reason}")
 
