@@ -12,14 +12,17 @@ import dataclasses
 import itertools
 import logging
 import threading
+from collections.abc import Mapping
 from types import TracebackType
 from typing import Any
 
+from nb_api import watch_note
 from nb_api.compaction import Compactor
 from nb_api.db_api import DbApi
 from nb_api.discovery import Registration
 from nb_api.election import Election
 from nb_api.outbox import OutboxSweeper
+from nb_api.publishing import Refusal
 from publisher_service import config
 from publisher_service.watching import OwnPublisher, TableWatcher
 from pubsub_api import Publisher
@@ -29,6 +32,11 @@ LOG = logging.getLogger(__name__)
 ELECTION = "publisher-service"
 _REFUSED_SHOWN = 10
 """Changes that cannot be published, by name, in the report; the sweeper counts all of them."""
+
+
+def _shown(refused: Mapping[int, Refusal]) -> list[str]:
+    # A copy at once: other threads change it.
+    return [str(refusal) for refusal in itertools.islice(list(refused.values()), _REFUSED_SHOWN)]
 
 
 class Office:
@@ -68,7 +76,8 @@ class Office:
             "sweeper": dataclasses.asdict(self._sweeper.counters),
             "compactor": dataclasses.asdict(self._compactor.counters),
             "watcher": dataclasses.asdict(self._watcher.counters) if self._watcher else None,
-            "refused": [str(refusal) for refusal in itertools.islice(self._sweeper.refused.values(), _REFUSED_SHOWN)],
+            "refused": _shown(self._sweeper.refused),
+            "refused_of_watched": _shown(self._watcher.refused) if self._watcher else [],
         }
 
     def _make_watcher(self) -> TableWatcher | None:
@@ -79,7 +88,7 @@ class Office:
             self._db,
             self._own,
             options.watch_tables,
-            name=ELECTION,
+            name=watch_note.NAME,
             portion=options.watch_portion,
             note_interval_s=options.watch_note_interval,
         )

@@ -8,8 +8,8 @@ kind    from      fields
 ======= ========= ====================================================================================================
 HELLO   worker    protocol version, GUID of the worker, number of its first unacknowledged batch, name, process id, how
                   many of its events it knows to be refused
-WELCOME service   number of the last batch taken from that GUID, GUID of the service's publisher, largest event in bytes,
-                  how many events in all batches taken could not be published, and why
+WELCOME service   number of the last batch taken from that GUID, GUID of the service's publisher, largest event in
+                  bytes; how many events in all batches taken could not be published, and why
 BATCH   worker    number, then groups of topic and encoded events, in order
 ACK     service   every batch up to this number is taken over; how many events in them could not be published, and why
 BYE     worker    it ends, and everything of it is acknowledged or given up

@@ -7,8 +7,8 @@ Theory of operation
 -------------------
 A worker is known by its GUID and has *taken*, the number of the last batch that was taken over from it, and *refused*,
 how many events in all of them could not be published.  Both outlive the connection and, through the journal, the
-service: an acknowledgement that is lost with its connection is made up for by the next WELCOME.  A batch must follow the one before it; one that was taken already
-is dropped, which is what makes sending again harmless.
+service: an acknowledgement that is lost with its connection is made up for by the next WELCOME.  A batch must follow
+the one before it; one that was taken already is dropped, which is what makes sending again harmless.
 
 ======== ============== ======== ======================================================================================
 state    what comes     state    what follows
@@ -103,8 +103,7 @@ class ServiceCore:
         self.guid = guid
         self.counters = Counters()
         self.workers: OrderedDict[bytes, Worker] = OrderedDict(
-            (worker, Worker(worker, number, (refused or {}).get(worker, 0)))
-            for worker, number in (taken or {}).items()
+            (worker, Worker(worker, number, (refused or {}).get(worker, 0))) for worker, number in (taken or {}).items()
         )
         self.connected = 0
 

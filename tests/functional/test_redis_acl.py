@@ -258,6 +258,19 @@ def test_a_service_goes_on_with_what_is_permitted(open_bus: Callable[..., Bus]) 
     assert set(publisher.heads()) == {"tenant-7/port"}
 
 
+def test_a_refusal_is_told_to_workers_and_to_the_service_itself_whoever_flushes_first(
+    open_bus: Callable[..., Bus],
+) -> None:
+    sequencer = Sequencer(open_bus("half").session().publisher(), None, event_bytes_max=1000, streams_max=10)
+    encoded = [encode_event(event("tenant-8/port", 1), 1)]
+    assert sequencer.take(bytes(16), 1, [("tenant-8/port", encoded)], b"") == (0, "")
+    assert sequencer.publish([("tenant-7/port", encoded)])[0] == 1
+    refused, reason = sequencer.flush()
+    assert refused == 1
+    assert "tenant-8/port" in reason
+    assert sequencer.flush() == (0, "")
+
+
 def test_what_a_service_publishes_itself_and_may_not_is_named(open_bus: Callable[..., Bus]) -> None:
     publisher = open_bus("half").session().publisher()
     own = OwnPublisher(Sequencer(publisher, None, event_bytes_max=1000, streams_max=10), HybridClock(skew_max_ns=0))

@@ -12,12 +12,11 @@ import pytest
 
 import pubsub_api
 from heliograph.main import main
-from nb_api import NbApi
+from nb_api import NbApi, watch_note
 from nb_api.db_api import DbApi
 from nb_api.directory import TABLE as DIRECTORY
 from nb_api.loading import open_db
 from publisher_service.service import PublisherService
-from publisher_service.watching import POSITIONS
 from tests.service_nodes import START_S, Host
 from tests.waiting import wait_until
 
@@ -80,7 +79,7 @@ def wait_watching(db: DbApi) -> None:
     """Until somebody has noted where watching began: what was written before is not news."""
 
     def is_noted() -> bool:
-        with db.snapshot([POSITIONS]) as snapshot:
+        with db.snapshot([watch_note.TABLE]) as snapshot:
             return bool(list(snapshot))
 
     wait_until(is_noted, START_S, "a service to watch")

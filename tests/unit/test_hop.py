@@ -17,8 +17,8 @@ from publisher_service.hop.worker import WorkerCore, WorkerSettings
 GUID = b"w" * 16
 SERVICE = b"s" * 16
 ALL = (
-    Hello(1, GUID, 1, "name", 7, 2), Welcome(3, SERVICE, 1000, 2, "no"), Batch(1, [("a/b", [b"x", b"y"]), ("c", [b""])]),
-    Ack(9, 1, "why"), Bye(), Refusal("no"),
+    Hello(1, GUID, 1, "name", 7, 2), Welcome(3, SERVICE, 1000, 2, "no"),
+    Batch(1, [("a/b", [b"x", b"y"]), ("c", [b""])]), Ack(9, 1, "why"), Bye(), Refusal("no"),
 )  # fmt: skip
 
 
