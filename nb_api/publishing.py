@@ -73,10 +73,15 @@ class DirectPublisher(ChangePublisher):
         self._registration: Registration | None = None
         self._lock = threading.Lock()
         self._publisher: Publisher | None = None
+        self._flushing = threading.Lock()
+        self._refusals: list[NotPermitted] = []
+        """The newest one, if any, guarded by that lock.  The publisher tells it once; here each thread is told."""
+        self._told = threading.local()
         forking.register(self)
 
     def after_fork_in_child(self) -> None:
         self._lock = threading.Lock()
+        self._flushing = threading.Lock()
 
     @property
     def publisher(self) -> Publisher:
@@ -98,7 +103,16 @@ class DirectPublisher(ChangePublisher):
         return []
 
     def flush(self, *, timeout_s: float) -> None:
-        self.publisher.flush(timeout_s=timeout_s)
+        publisher = self.publisher
+        with self._flushing:
+            try:
+                publisher.flush(timeout_s=timeout_s)
+            except NotPermitted as error:
+                self._refusals = [error]
+            refusals = self._refusals
+        if refusals and getattr(self._told, "refusals", None) is not refusals:
+            self._told.refusals = refusals
+            raise refusals[0]
 
     def close(self) -> None:
         if self._registration is not None:

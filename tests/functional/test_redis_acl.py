@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import contextlib
 import pathlib
 import re
@@ -15,6 +16,7 @@ from durability_service.client import DurabilityClient, Outcome
 from nb_api import NbApi
 from nb_api.db_api import Change
 from nb_api.outbox import OutboxSweeper
+from nb_api.publishing import DirectPublisher
 from publisher_service.sequencer import Sequencer
 from publisher_service.watching import OwnPublisher
 from pubsub_api import Event, History, Publisher, config, loading
@@ -280,6 +282,26 @@ def test_what_a_service_publishes_itself_and_may_not_is_named(open_bus: Callable
         (refusal,) = own.publish(changes)
         assert (refusal.revision, refusal.key) == (2, "tenant-8/port")
         own.flush(timeout_s=WAIT_S)
+
+
+def test_a_refusal_is_told_to_each_thread_that_flushes(url_of: UrlOf) -> None:
+    """As those of a process that hand over and sweep: neither confirms what was refused because the other was told."""
+    with pubsub_api.open(url_of("half")) as session:
+        publisher = DirectPublisher(session.publisher)
+        assert publisher.publish([Change(1, "create", "port", "p", "tenant-8/port", 1)]) == []
+
+        def flush() -> str:
+            try:
+                publisher.flush(timeout_s=WAIT_S)
+            except NotPermitted as error:
+                return str(error)
+            return ""
+
+        with concurrent.futures.ThreadPoolExecutor(1) as other:
+            assert "tenant-8/port" in other.submit(flush).result()
+            assert "tenant-8/port" in flush()
+            assert other.submit(flush).result() == flush() == ""
+        publisher.close()
 
 
 def test_a_sweep_names_what_is_not_permitted_and_publishes_the_rest(url_of: UrlOf, tmp_path: pathlib.Path) -> None:
