@@ -192,10 +192,13 @@ class Election:
         except Closed:
             self._deadline = self._clock()  # the database was closed before us; the lease ends by itself
             return self._core.failed
-        except HeliographError as error:
+        except Exception as error:  # a thread that ends in silence would leave its work undone
             self._counters["failures"] += 1
             level = logging.DEBUG if self._is_failing else logging.WARNING  # one warning for a whole outage
-            LOG.log(level, "The election %r: the database cannot say who leads: %s", self._name, error)
+            unforeseen = None if isinstance(error, HeliographError) else error
+            LOG.log(
+                level, "The election %r: the database cannot say who leads: %s", self._name, error, exc_info=unforeseen
+            )
             self._is_failing = True
             return self._core.failed
         self._is_failing = False

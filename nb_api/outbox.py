@@ -120,10 +120,11 @@ class OutboxSweeper:
                 self.sweep()
             except Closed:
                 return
-            except HeliographError as error:
+            except Exception as error:  # a thread that ends in silence would leave its work undone
                 self.counters.failures += 1
                 if not self._is_failing:
-                    LOG.warning("Outbox: cannot be swept: %s. It will be tried again.", error)
+                    unforeseen = None if isinstance(error, HeliographError) else error
+                    LOG.warning("Outbox: cannot be swept: %s. It will be tried again.", error, exc_info=unforeseen)
                 self._is_failing = True
             else:
                 self._is_failing = False

@@ -26,6 +26,8 @@ from nb_api.publishing import Refusal
 from publisher_service import config
 from publisher_service.watching import OwnPublisher, TableWatcher
 from pubsub_api import Publisher
+from pubsub_api.errors import LimitReached
+from pubsub_api.threads import start_thread
 
 LOG = logging.getLogger(__name__)
 
@@ -76,6 +78,7 @@ class Office:
             "sweeper": dataclasses.asdict(self._sweeper.counters),
             "compactor": dataclasses.asdict(self._compactor.counters),
             "watcher": dataclasses.asdict(self._watcher.counters) if self._watcher else None,
+            "undone": [thread.name for thread in self._threads if not thread.is_alive() and not self._stop.is_set()],
             "refused": _shown(self._sweeper.refused),
             "refused_of_watched": _shown(self._watcher.refused) if self._watcher else [],
         }
@@ -103,12 +106,16 @@ class Office:
             threading.Thread(target=task, args=(stop,), name=f"heliograph-{name}", daemon=True) for name, task in tasks
         ]
         for thread in self._threads:
-            thread.start()
+            try:
+                start_thread(thread)
+            except LimitReached as error:
+                LOG.error("This service leads, and does not do all of it: %s. Restart it.", error)
 
     def _leave_office(self) -> None:
         self._stop.set()
         for thread in self._threads:
-            thread.join()
+            if thread.ident is not None:
+                thread.join()
         self._threads = []
 
     def __enter__(self) -> Office:

@@ -133,9 +133,12 @@ class TableWatcher:
                 self._follow()
             except Closed:
                 return
-            except HeliographError as error:
+            except Exception as error:  # a thread that ends in silence would leave its work undone
                 self.counters.failures += 1
-                LOG.warning("The watched tables cannot be followed: %s. It will be tried again.", error)
+                unforeseen = None if isinstance(error, HeliographError) else error
+                LOG.warning(
+                    "The watched tables cannot be followed: %s. It will be tried again.", error, exc_info=unforeseen
+                )
                 stop.wait(_WAIT_S)
         self._note(is_last=True)
 

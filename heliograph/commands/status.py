@@ -53,6 +53,8 @@ def run(args: argparse.Namespace) -> int:
         problems.append("the service says that it is not well")
     if database is not None and database.get("problem"):
         problems.append(f"the database: {database['problem']}")
+    if database is not None and database.get("undone"):
+        problems.append(f"the elected service does not do all of it: {', '.join(database['undone'])} does not run")
     if database is not None and database.get("refused"):
         count = database["sweeper"]["refused"]
         problems.append(f"{count} changes cannot be published and stay in the outbox, {database['refused'][0]}")
