@@ -85,12 +85,17 @@ class DirectPublisher(ChangePublisher):
 
     @property
     def publisher(self) -> Publisher:
-        """Raises AddressInUse on a bind-based driver whose address is taken."""
+        """Raises AddressInUse on a bind-based driver whose address is taken, and LimitReached."""
         with self._lock:
             if self._publisher is None:
-                self._publisher = self._make()
-                if self._directory is not None:
-                    self._registration = Registration(self._directory, self._publisher, owns_address=True).start()
+                publisher = self._make()
+                try:
+                    if self._directory is not None:
+                        self._registration = Registration(self._directory, publisher, owns_address=True).start()
+                except LimitReached:
+                    publisher.close()  # nobody would find it
+                    raise
+                self._publisher = publisher
             return self._publisher
 
     def publish(self, changes: Sequence[Change]) -> list[Refusal]:

@@ -11,10 +11,13 @@ import socket
 import subprocess
 import sys
 import textwrap
+import threading
 
 import pytest
 
+from nb_api import directory
 from publisher_service import health
+from tests.nb_tools import open_nb, sqlite_url
 from tests.waiting import wait_until
 
 TIMEOUT_S = 120.0
@@ -354,3 +357,46 @@ def test_a_worker_whose_thread_cannot_be_started_tries_again_with_the_next_event
     """
     )
     assert run(program).split() == ["refused", "refused", "flushed"]
+
+
+def test_a_publisher_that_cannot_be_registered_is_made_again_with_the_next_change(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start, refused = threading.Thread.start, []
+
+    def start_some(thread: threading.Thread) -> None:
+        if thread.name.startswith("registration-") and not refused:
+            refused.append(thread.name)
+            raise RuntimeError("can't start new thread")  # as the interpreter says it
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", start_some)
+    with open_nb(sqlite_url(tmp_path), "zmq://127.0.0.1:0", pub_sub_use_multiproc=False) as nb:
+        nb.create("port", "p1", 1, topic="t")
+        nb.flush(timeout_s=WAIT_S)
+        assert refused
+        nb.create("port", "p2", 2, topic="t")
+        wait_until(lambda: nb.get_all(directory.TABLE), WAIT_S, "the entry in the directory")
+        wait_until(lambda: not nb.db.unpublished(), WAIT_S, "both to be published")
+
+
+def test_a_redis_publisher_whose_threads_cannot_be_started_leaves_nothing_open() -> None:
+    program = (
+        NO_THREAD
+        + """
+    import os
+    from tests.servers import RedisServer
+
+    with RedisServer() as server, pubsub_api.open(server.address) as session:
+        session.publisher().close()  # what is loaded once is loaded before memory gets scarce
+        before = len(os.listdir("/proc/self/fd"))
+        take_threads()
+        try:
+            session.publisher()
+        except LimitReached as error:
+            print(len(os.listdir("/proc/self/fd")) - before)
+        give_threads()
+        session.publisher().flush(timeout_s=60)
+    """
+    )
+    assert run(program).split() == ["0"]
