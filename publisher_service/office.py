@@ -51,6 +51,8 @@ class Office:
         self._parts = contextlib.ExitStack()
         self._stop = threading.Event()
         self._threads: list[threading.Thread] = []
+        self._undone: list[str] = []
+        """Names of threads that could not be started."""
         self._sweeper = OutboxSweeper(db, own, db.conf)
         self._compactor = Compactor(db, db.conf)
         self._watcher = self._make_watcher()
@@ -78,7 +80,7 @@ class Office:
             "sweeper": dataclasses.asdict(self._sweeper.counters),
             "compactor": dataclasses.asdict(self._compactor.counters),
             "watcher": dataclasses.asdict(self._watcher.counters) if self._watcher else None,
-            "undone": [thread.name for thread in self._threads if not thread.is_alive() and not self._stop.is_set()],
+            "undone": list(self._undone),
             "refused": _shown(self._sweeper.refused),
             "refused_of_watched": _shown(self._watcher.refused) if self._watcher else [],
         }
@@ -102,21 +104,21 @@ class Office:
         tasks = [("sweeper", self._sweeper.run), ("compactor", self._compactor.run)]
         if self._watcher is not None:
             tasks.append(("watcher", self._watcher.run))
-        self._threads = [
-            threading.Thread(target=task, args=(stop,), name=f"heliograph-{name}", daemon=True) for name, task in tasks
-        ]
-        for thread in self._threads:
+        for name, task in tasks:
+            thread = threading.Thread(target=task, args=(stop,), name=f"heliograph-{name}", daemon=True)
             try:
                 start_thread(thread)
             except LimitReached as error:
                 LOG.error("This service leads, and does not do all of it: %s. Restart it.", error)
+                self._undone.append(thread.name)
+            else:
+                self._threads.append(thread)
 
     def _leave_office(self) -> None:
         self._stop.set()
         for thread in self._threads:
-            if thread.ident is not None:
-                thread.join()
-        self._threads = []
+            thread.join()
+        self._threads, self._undone = [], []
 
     def __enter__(self) -> Office:
         """Take part.  Does not wait for the database."""

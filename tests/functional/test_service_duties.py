@@ -6,6 +6,7 @@ import contextlib
 import io
 import json
 import pathlib
+import threading
 from collections.abc import Iterator
 
 import pytest
@@ -214,3 +215,21 @@ def test_status_without_a_service_shows_the_database(host: Host) -> None:
     assert "no publisher service answers" in record["problems"][0]
     host.configure(health="off")
     assert "health is off" in status(host)[1]
+
+
+def test_status_names_what_the_elected_service_has_no_thread_for(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    start = threading.Thread.start
+
+    def start_some(thread: threading.Thread) -> None:
+        if thread.name == "heliograph-sweeper":
+            raise RuntimeError("can't start new thread")  # as the interpreter says it
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", start_some)
+    with PublisherService(host.conf()) as service:
+        wait_leader(service)
+        wait_until(lambda: service.report()["database"]["undone"], START_S, "the term to begin")
+        code, printed = status(host, "--json")
+    assert code == 1
+    (problem,) = json.loads(printed)["problems"]
+    assert "heliograph-sweeper does not run" in problem
