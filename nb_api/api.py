@@ -38,7 +38,9 @@ from pubsub_api import open as open_session
 from pubsub_api.closing import Closeable
 from pubsub_api.config import GROUP, check_group, new_conf
 from pubsub_api.core.frame import FRAME_OVERHEAD_BYTES_MAX
-from pubsub_api.errors import InvalidConfig, UsageError
+from pubsub_api.errors import InvalidConfig, LimitReached, UsageError
+from pubsub_api.seldom import SeldomLog
+from pubsub_api.threads import start_thread
 
 LOG = logging.getLogger(__name__)
 
@@ -89,6 +91,7 @@ class NbApi(Closeable):
         """What this process does for the database from its first write on, each in a thread of its own."""
         if self._sweeper is not None and conf[config.GROUP].sweep_outbox and not has_service:
             self._upkeep.append(self._sweeper.run)
+        self._log_upkeep = SeldomLog(LOG)
         self._reset()
         forking.register(self)
 
@@ -223,7 +226,11 @@ class NbApi(Closeable):
         with self._lock:
             for work in self._upkeep[len(self._upkeep_threads) :]:
                 thread = threading.Thread(target=work, args=(self._stop,), name="heliograph-upkeep", daemon=True)
-                thread.start()
+                try:
+                    start_thread(thread)
+                except LimitReached as error:
+                    self._log_upkeep("NbApi: %s. The next write tries again.", error)
+                    return
                 self._upkeep_threads.append(thread)
 
     # -- reading

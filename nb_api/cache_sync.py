@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Protocol
 
+from nb_api import watch_note
 from nb_api.api import NbApi
 from nb_api.cache_changes import Difference, Resynced
 from nb_api.cache_core import CacheCore, Merge
@@ -130,13 +131,20 @@ class CacheSync:
             told.append(self._read_topics(task.reason, tuple(sorted(task.topics))))
         if task.is_delta:
             told += self._delta(task.reason, revision)
-        elif not task.topics and self._is_bus_behind():
-            told += self._delta("changes that were not published in time", revision)
+        elif not task.topics and (untold := self._untold()):
+            told += self._delta(untold, revision)
         return told
 
-    def _is_bus_behind(self) -> bool:
-        """Whether changes wait in the outbox for longer than a sweeper that works lets them: nobody else would tell."""
-        return self._behind_s is not None and bool(self._db.unpublished(older_than_s=self._behind_s, limit=1))
+    def _untold(self) -> str:
+        """What the bus did not tell and nobody else would; empty when that is nothing."""
+        if self._behind_s is None:
+            return ""
+        if self._db.unpublished(older_than_s=self._behind_s, limit=1):  # a sweeper that works leaves nothing so long
+            return "changes that were not published in time"
+        note = watch_note.read(self._db)
+        if note is not None and note.untold > self._core.position:
+            return "changes of watched tables that were not published"
+        return ""
 
     def _examine(self) -> tuple[int, str | None]:
         """The database's newest revision, and why its history is not the one that the copy belongs to, if it is not."""

@@ -56,6 +56,7 @@ class Compactor:
                 self.compact()
             except Closed:
                 return
-            except HeliographError as error:
+            except Exception as error:  # a thread that ends in silence would leave its work undone
                 self.counters.failures += 1
-                LOG.warning("Database: cannot be compacted: %s. It will be tried again.", error)
+                unforeseen = None if isinstance(error, HeliographError) else error
+                LOG.warning("Database: cannot be compacted: %s. It will be tried again.", error, exc_info=unforeseen)

@@ -224,8 +224,8 @@ class DbApi(abc.ABC):
     # -- outbox
 
     @abc.abstractmethod
-    def unpublished(self, *, older_than_s: float = 0.0, limit: int = 1000) -> list[Change]:
-        """Changes nobody has confirmed as published, oldest first, at least that old.
+    def unpublished(self, *, older_than_s: float = 0.0, after_revision: int = 0, limit: int = 1000) -> list[Change]:
+        """Changes after a revision that nobody has confirmed as published, oldest first, at least that old.
 
         By the store's clock, or because an earlier call has seen them so long ago: a clock that was set hides none for
         longer than that.

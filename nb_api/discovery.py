@@ -29,6 +29,7 @@ from nb_api.lease_config import read_discovery
 from nb_api.leases import REFUSED, TOPIC, lease_clock
 from pubsub_api import forking
 from pubsub_api.errors import Closed, Forked, HeliographError, InvalidConfig
+from pubsub_api.threads import start_thread
 
 LOG = logging.getLogger(__name__)
 
@@ -73,14 +74,14 @@ class _Service(abc.ABC):
         """Do it.  Raises HeliographError when it could not be done."""
 
     @abc.abstractmethod
-    def _failed(self, error: HeliographError) -> None:
+    def _failed(self, error: Exception) -> None:
         """Count and log that."""
 
     def start(self: S) -> S:
-        """Begin.  Does not wait for the database."""
+        """Begin.  Does not wait for the database.  Raises LimitReached."""
         if self._is_inherited:
             raise Forked("it belongs to the process that made it; make one in this process")
-        self._thread.start()
+        start_thread(self._thread)
         return self
 
     def wake(self) -> None:
@@ -119,6 +120,9 @@ class _Service(abc.ABC):
             except Closed:
                 return
             except HeliographError as error:
+                self._failed(error)
+            except Exception as error:  # a thread that ends in silence would leave its work undone
+                LOG.exception("The directory of publishers: unforeseen. It will be tried again.")
                 self._failed(error)
             if not self._is_closing:
                 self._wakeup.wait(self._interval_s())
@@ -216,7 +220,7 @@ class Registration(_Service):
         self._statistics.collected += 1
         LOG.info("The publisher %s showed no progress and is out of the directory", dead.key)
 
-    def _failed(self, error: HeliographError) -> None:
+    def _failed(self, error: Exception) -> None:
         self._statistics.failures += 1
         self._is_failing = True
         LOG.warning("The entry of %s in the directory could not be renewed: %s", self._entry.name, error)
@@ -307,6 +311,6 @@ class Directory(_Service):
             self._listening.add(address)
             self._added += 1
 
-    def _failed(self, error: HeliographError) -> None:
+    def _failed(self, error: Exception) -> None:
         self._failures += 1
         LOG.warning("The directory of publishers cannot be read, nothing changes meanwhile: %s", error)

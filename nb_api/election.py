@@ -25,7 +25,8 @@ from nb_api.errors import ObjectNotFound
 from nb_api.lease_config import read_election_lease
 from nb_api.leases import REFUSED, TOPIC, lease_clock
 from pubsub_api import forking
-from pubsub_api.errors import Closed, Forked, HeliographError, UsageError, WaitTimeout
+from pubsub_api.errors import Closed, Forked, HeliographError, LimitReached, UsageError, WaitTimeout
+from pubsub_api.threads import start_thread
 
 LOG = logging.getLogger(__name__)
 
@@ -101,11 +102,15 @@ class Election:
         forking.register(self)
 
     def start(self) -> Election:
-        """Take part.  Does not wait for the database."""
+        """Take part.  Does not wait for the database.  Raises LimitReached."""
         if self._is_inherited:
             raise Forked("an election belongs to the process that made it; make one in this process")
-        for thread in self._threads:
-            thread.start()
+        try:
+            for thread in self._threads:
+                start_thread(thread)
+        except LimitReached:
+            self.close()
+            raise
         return self
 
     def is_leader(self) -> bool:
@@ -192,10 +197,13 @@ class Election:
         except Closed:
             self._deadline = self._clock()  # the database was closed before us; the lease ends by itself
             return self._core.failed
-        except HeliographError as error:
+        except Exception as error:  # a thread that ends in silence would leave its work undone
             self._counters["failures"] += 1
             level = logging.DEBUG if self._is_failing else logging.WARNING  # one warning for a whole outage
-            LOG.log(level, "The election %r: the database cannot say who leads: %s", self._name, error)
+            unforeseen = None if isinstance(error, HeliographError) else error
+            LOG.log(
+                level, "The election %r: the database cannot say who leads: %s", self._name, error, exc_info=unforeseen
+            )
             self._is_failing = True
             return self._core.failed
         self._is_failing = False

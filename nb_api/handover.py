@@ -18,10 +18,12 @@ from oslo_config import cfg
 
 from nb_api.config import GROUP
 from nb_api.db_api import Change, DbApi
+from nb_api.errors import DbError
 from nb_api.publishing import ChangePublisher, Refusal
 from pubsub_api import forking
 from pubsub_api.errors import HeliographError, LimitReached, NotPermitted, WaitTimeout
 from pubsub_api.seldom import SeldomLog
+from pubsub_api.threads import start_thread
 
 LOG = logging.getLogger(__name__)
 
@@ -112,16 +114,26 @@ class Handover:
         """
         with self._changed:
             self.counters.committed += committed.count
-            if self._is_closed or (self._queued >= self._queue_max and not self._wait_for_room()):
+            is_full = self._queued >= self._queue_max
+            if self._is_closed or (is_full and not self._wait_for_room()) or not self._has_thread():
                 self._leave(committed.count)
                 return
             self._queue.append(committed)
             self._queued += committed.count
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="heliograph-handover", daemon=True)
-                self._thread.start()
-            elif self._is_asleep:
+            if self._is_asleep:
                 self._changed.notify_all()
+
+    def _has_thread(self) -> bool:
+        """Begin it with the first change.  False when there is no room for a thread: the next change tries again."""
+        if self._thread is None:
+            thread = threading.Thread(target=self._run, name="heliograph-handover", daemon=True)
+            try:
+                start_thread(thread)
+            except LimitReached as error:
+                self._failed("published", error)
+                return False
+            self._thread = thread
+        return True
 
     def _wait_for_room(self) -> bool:
         if self._failure is not None or time.monotonic() - self._progress_at > _STALLED_S:
@@ -270,6 +282,9 @@ class Handover:
                 self._leave(len(revisions))
         except HeliographError as error:
             self._failed("confirmed", error)
+        except Exception as error:
+            LOG.exception("Handover: confirming failed in an unforeseen way. It will be tried again.")
+            self._failed("confirmed", DbError(f"{type(error).__name__}: {error}"))
         else:
             with self._changed:
                 for _ in revisions:

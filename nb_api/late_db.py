@@ -78,8 +78,8 @@ class LateDb(DbApi):
     def compact(self, *, keep_changes: int, keep_tombstones_s: float) -> int:
         return self._ready().compact(keep_changes=keep_changes, keep_tombstones_s=keep_tombstones_s)
 
-    def unpublished(self, *, older_than_s: float = 0.0, limit: int = 1000) -> list[Change]:
-        return self._ready().unpublished(older_than_s=older_than_s, limit=limit)
+    def unpublished(self, *, older_than_s: float = 0.0, after_revision: int = 0, limit: int = 1000) -> list[Change]:
+        return self._ready().unpublished(older_than_s=older_than_s, after_revision=after_revision, limit=limit)
 
     def mark_published(self, revisions: Sequence[int]) -> None:
         self._ready().mark_published(revisions)

@@ -28,7 +28,7 @@ from pubsub_api.seldom import SeldomLog
 LOG = logging.getLogger(__name__)
 
 REFUSED_MAX = 10_000
-"""Changes that one sweep passes over because they cannot be published.  It ends when there are more."""
+"""Changes that cannot be published and are named; those beyond are only counted."""
 
 
 @dataclasses.dataclass
@@ -63,7 +63,7 @@ class OutboxSweeper:
         self._is_failing = False
         self.counters = SweepCounters()
         self.refused: dict[int, Refusal] = {}
-        """By revision: what the newest sweep could not publish."""
+        """By revision: what the newest sweep could not publish, the oldest of it."""
         self._log_refused = SeldomLog(LOG, level=logging.ERROR)
 
     def sweep(self) -> int:
@@ -72,21 +72,22 @@ class OutboxSweeper:
         Raises DbError and what publishing raises.  What was not confirmed is found again next time.
         """
         self.counters.sweeps += 1
-        swept = 0
+        swept = count = after = 0
         refused: dict[int, Refusal] = {}
         while True:
-            in_hand = set(self._in_hand())
-            passed_over = len(refused) + len(in_hand)
-            abandoned = self._db.unpublished(older_than_s=self._age_s, limit=self._batch + passed_over)
-            changes = [one for one in abandoned if one.revision not in in_hand and one.revision not in refused]
-            if changes:
-                now_refused = self._publish(changes)
-                refused.update((refusal.revision, refusal) for refusal in now_refused)
-                swept += len(changes) - len(now_refused)
-            if len(abandoned) < self._batch + passed_over or not changes or len(refused) > REFUSED_MAX:
-                self.refused = refused
-                self.counters.refused = len(refused)
-                return swept
+            in_hand = self._in_hand()
+            abandoned = self._db.unpublished(older_than_s=self._age_s, after_revision=after, limit=self._batch)
+            if not abandoned:
+                break
+            after = abandoned[-1].revision
+            changes = [one for one in abandoned if one.revision not in in_hand]
+            now_refused = self._publish(changes) if changes else []
+            swept += len(changes) - len(now_refused)
+            count += len(now_refused)
+            refused.update((refusal.revision, refusal) for refusal in now_refused[: REFUSED_MAX - len(refused)])
+        self.refused = refused
+        self.counters.refused = count
+        return swept
 
     def _publish(self, changes: Sequence[Change]) -> list[Refusal]:
         """Publish and confirm; returns what cannot be published."""
@@ -120,10 +121,11 @@ class OutboxSweeper:
                 self.sweep()
             except Closed:
                 return
-            except HeliographError as error:
+            except Exception as error:  # a thread that ends in silence would leave its work undone
                 self.counters.failures += 1
                 if not self._is_failing:
-                    LOG.warning("Outbox: cannot be swept: %s. It will be tried again.", error)
+                    unforeseen = None if isinstance(error, HeliographError) else error
+                    LOG.warning("Outbox: cannot be swept: %s. It will be tried again.", error, exc_info=unforeseen)
                 self._is_failing = True
             else:
                 self._is_failing = False

@@ -73,19 +73,29 @@ class DirectPublisher(ChangePublisher):
         self._registration: Registration | None = None
         self._lock = threading.Lock()
         self._publisher: Publisher | None = None
+        self._flushing = threading.Lock()
+        self._refusals: list[NotPermitted] = []
+        """The newest one, if any, guarded by that lock.  The publisher tells it once; here each thread is told."""
+        self._told = threading.local()
         forking.register(self)
 
     def after_fork_in_child(self) -> None:
         self._lock = threading.Lock()
+        self._flushing = threading.Lock()
 
     @property
     def publisher(self) -> Publisher:
-        """Raises AddressInUse on a bind-based driver whose address is taken."""
+        """Raises AddressInUse on a bind-based driver whose address is taken, and LimitReached."""
         with self._lock:
             if self._publisher is None:
-                self._publisher = self._make()
-                if self._directory is not None:
-                    self._registration = Registration(self._directory, self._publisher, owns_address=True).start()
+                publisher = self._make()
+                try:
+                    if self._directory is not None:
+                        self._registration = Registration(self._directory, publisher, owns_address=True).start()
+                except LimitReached:
+                    publisher.close()  # nobody would find it
+                    raise
+                self._publisher = publisher
             return self._publisher
 
     def publish(self, changes: Sequence[Change]) -> list[Refusal]:
@@ -98,7 +108,16 @@ class DirectPublisher(ChangePublisher):
         return []
 
     def flush(self, *, timeout_s: float) -> None:
-        self.publisher.flush(timeout_s=timeout_s)
+        publisher = self.publisher
+        with self._flushing:
+            try:
+                publisher.flush(timeout_s=timeout_s)
+            except NotPermitted as error:
+                self._refusals = [error]
+            refusals = self._refusals
+        if refusals and getattr(self._told, "refusals", None) is not refusals:
+            self._told.refusals = refusals
+            raise refusals[0]
 
     def close(self) -> None:
         if self._registration is not None:
@@ -112,8 +131,8 @@ class ServicePublisher(ChangePublisher):
 
     def __init__(self, worker: WorkerPublisherApi) -> None:
         self._worker = worker
-        self._refused_events = 0
-        """By the service, as far as that was told."""
+        self._told = (b"", 0)
+        """GUID of the worker, which a fork changes, and how many of its events were refused as far as `flush` told."""
 
     def publish(self, changes: Sequence[Change]) -> list[Refusal]:
         return send_each(self._worker.send_event, changes)
@@ -121,8 +140,9 @@ class ServicePublisher(ChangePublisher):
     def flush(self, *, timeout_s: float) -> None:
         self._worker.flush(timeout_s=timeout_s)
         statistics = self._worker.statistics()
-        refused = statistics.refused_events - self._refused_events
-        self._refused_events = statistics.refused_events
+        guid, told = self._told
+        refused = statistics.refused_events - (told if guid == self._worker.guid else 0)
+        self._told = (self._worker.guid, statistics.refused_events)
         if refused > 0:
             raise LimitReached(f"the publisher service refused {refused} events: {statistics.refused_reason}")
 

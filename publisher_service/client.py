@@ -130,9 +130,11 @@ class WorkerPublisher(WorkerPublisherApi):
         self._topics.add(topic)
 
     def _start_link(self) -> WorkerLink:
+        """Raises LimitReached: the next event tries again."""
         backoff = Backoff(*self._reconnect_s)
-        self._link = link = WorkerLink(self._path, self._core, self._lock, self._progress.notify_all, backoff)
+        link = WorkerLink(self._path, self._core, self._lock, self._progress.notify_all, backoff)
         link.start()
+        self._link = link
         return link
 
     def _wait_for_room(self, link: WorkerLink) -> None:

@@ -17,7 +17,9 @@ from collections.abc import Callable
 from typing import Any
 
 from pubsub_api import socket_file
-from pubsub_api.errors import AddressInUse, HeliographError, TransportUnavailable
+from pubsub_api.errors import AddressInUse, HeliographError, LimitReached, TransportUnavailable
+from pubsub_api.seldom import SeldomLog
+from pubsub_api.threads import start_thread
 
 LOG = logging.getLogger(__name__)
 
@@ -27,6 +29,8 @@ _ANSWER_S = 2.0
 _ASKERS_MAX = 16
 """Who asks while so many others do is turned away: each of them costs a thread for a moment."""
 _REQUEST_BYTES_MAX = 16 * 1024
+_PAUSE_S = 0.2
+"""Who cannot accept a connection, for want of a descriptor, say, tries again after this long."""
 
 
 class HealthServer:
@@ -36,11 +40,16 @@ class HealthServer:
         self._listener = listener
         self._report = report
         self._is_http = is_http
-        self._is_closed = False
+        self._closing = threading.Event()
         self._places = threading.BoundedSemaphore(_ASKERS_MAX)
         self._thread = threading.Thread(target=self._run, name="heliograph-health", daemon=True)
+        self._log = SeldomLog(LOG)
         listener.setblocking(True)
-        self._thread.start()
+        try:
+            start_thread(self._thread)
+        except LimitReached:
+            listener.close()
+            raise
 
     @property
     def address(self) -> str:
@@ -49,33 +58,48 @@ class HealthServer:
 
     def close(self) -> None:
         """Idempotent."""
-        if not self._is_closed:
-            self._is_closed = True
+        if not self._closing.is_set():
+            self._closing.set()
             with contextlib.suppress(OSError):
                 self._listener.shutdown(socket.SHUT_RDWR)
             self._thread.join()
             self._listener.close()
 
     def _run(self) -> None:
-        while True:
+        while not self._closing.is_set():
             try:
                 sock, _ = self._listener.accept()
-            except OSError:
-                if self._is_closed:
-                    return
-                LOG.warning("The health endpoint cannot accept a connection.", exc_info=True)
-                return
+            except OSError as error:
+                if not self._closing.is_set():
+                    self._log("The health endpoint cannot accept a connection: %s. It will be tried again.", error)
+                    self._closing.wait(_PAUSE_S)
+                continue
             if not self._places.acquire(blocking=False):
                 sock.close()
                 continue
             # Each in a thread of its own: who asks slowly holds up nobody but itself.
-            threading.Thread(target=self._serve, args=(sock,), name="heliograph-health-answer", daemon=True).start()
+            answering = threading.Thread(target=self._serve, args=(sock,), name="heliograph-health-answer", daemon=True)
+            try:
+                start_thread(answering)
+            except LimitReached as error:
+                self._log("The health endpoint cannot answer: %s", error)
+                sock.close()
+                self._places.release()
 
     def _serve(self, sock: socket.socket) -> None:
-        # Whoever asked and went away, or does not take the answer, is not our problem.
-        with sock, contextlib.suppress(OSError):
-            self._answer(sock, time.monotonic() + _ANSWER_S)
-        self._places.release()
+        try:
+            # Whoever asked and went away, or does not take the answer, is not our problem.
+            with sock, contextlib.suppress(OSError):
+                self._answer(sock, time.monotonic() + _ANSWER_S)
+        finally:
+            self._places.release()
+
+    def _look(self) -> Report:
+        try:
+            return self._report()
+        except Exception as error:
+            LOG.exception("The service cannot tell how it is.")
+            return {"ok": False, "problem": f"{type(error).__name__}: {error}"}
 
     def _answer(self, sock: socket.socket, deadline: float) -> None:
         sock.settimeout(_ANSWER_S)
@@ -89,7 +113,7 @@ class HealthServer:
                 request += received
         elif not socket_file.is_trusted(socket_file.credentials(sock)):
             return
-        report = self._report()
+        report = self._look()
         body = json.dumps(report).encode() + b"\n"
         if self._is_http:
             status = "200 OK" if report.get("ok") else "503 Service Unavailable"

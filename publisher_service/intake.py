@@ -127,8 +127,10 @@ class Intake:
         if read:
             refused, reason = self._sequencer.flush()
             for peer in read:
-                if refused:  # whose they are is not known: each has to take it for its own
+                worker = peer.connection.worker
+                if refused and worker is not None:  # whose they are is not known: each has to take it for its own
                     peer.connection.refuse(refused, reason)
+                    self._sequencer.refuse(worker.guid, refused)
                 peer.connection.acknowledge()
                 self._write(peer)
         self._check_times(now)

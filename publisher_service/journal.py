@@ -46,7 +46,10 @@ _RECORD = struct.Struct(">4sIIQ")
 _NUMBER = struct.Struct(">Q")
 _BATCH = struct.Struct(f">B{GUID_BYTES}sQQ")
 """Kind, worker, number of the batch, when it was taken."""
+_REFUSED = struct.Struct(f">B{GUID_BYTES}sQ")
+"""Kind, worker, how many of its events could not be published so far."""
 _CHECKPOINT_KIND = b"C"
+_REFUSED_KIND = b"R"
 _BATCH_KIND = ord("B")
 
 
@@ -63,6 +66,7 @@ class Checkpoint(msgspec.Struct, array_like=True):
     lives: list[Life]
     """The last one is the one that writes."""
     taken: dict[bytes, int]
+    refused: dict[bytes, int] = {}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,6 +86,8 @@ class Recovered:
 
     lives: list[Life] = dataclasses.field(default_factory=list)
     taken: dict[bytes, int] = dataclasses.field(default_factory=dict)
+    refused: dict[bytes, int] = dataclasses.field(default_factory=dict)
+    """Of workers some of whose events could not be published, how many."""
     stretches: list[Stretch] = dataclasses.field(default_factory=list)
     number: int = 0
     """Of the last record."""
@@ -114,6 +120,8 @@ class Journal(Closeable):
         self._heads: dict[str, int] = {}
         self._taken: dict[bytes, int] = {}
         """The number of the last batch of every worker, the one heard longest ago first."""
+        self._refused: dict[bytes, int] = {}
+        """Of those that are in there."""
         self.records = 0
         self.rotations = 0
 
@@ -139,6 +147,7 @@ class Journal(Closeable):
         self._lives = [*recovered.lives[-(LIVES_MAX - 1) :], Life(guid, {})]
         self._heads = self._lives[-1].heads
         self._taken = dict(recovered.taken)
+        self._refused = dict(recovered.refused)
         checkpoint = self._checkpoint()
         if recovered.end is not None and recovered.end + len(checkpoint) < self._segment_bytes * 3 // 4:
             self._open_file(os.O_RDWR)
@@ -160,11 +169,21 @@ class Journal(Closeable):
             self._taken.pop(worker, None)
             self._taken[worker] = number
             if len(self._taken) > self._workers_max:
-                del self._taken[next(iter(self._taken))]
+                self.forget(next(iter(self._taken)))
+
+    def refuse(self, worker: bytes, events: int) -> None:
+        """So many events of a worker cannot be published.  Before the batch they are in, so that none is forgotten when
+        the service dies in between; then the worker sends the batch again, and they count twice.  Raises JournalError.
+        """
+        if self._at + _RECORD.size + _REFUSED.size > self._segment_bytes:
+            self._begin_segment()
+        self._refused[worker] = self._refused.get(worker, 0) + events
+        self._write(_REFUSED.pack(ord(_REFUSED_KIND), worker, self._refused[worker]), b"")
 
     def forget(self, worker: bytes) -> None:
         """A worker has ended in good order."""
         self._taken.pop(worker, None)
+        self._refused.pop(worker, None)
 
     def heads(self) -> Mapping[str, int]:
         """The head that every stream of this life will have when all that is written here is published."""
@@ -237,7 +256,7 @@ class Journal(Closeable):
             raise JournalError(f"the journal {path} cannot be begun: {error}") from error
 
     def _checkpoint(self) -> bytes:
-        checkpoint = _CHECKPOINT_KIND + _encode(Checkpoint(self._lives, self._taken))
+        checkpoint = _CHECKPOINT_KIND + _encode(Checkpoint(self._lives, self._taken, self._refused))
         if _RECORD.size + len(checkpoint) > self._segment_bytes // 2:
             raise JournalError(
                 f"the heads of {len(self._heads)} streams do not fit a journal of {2 * self._segment_bytes} bytes: "
@@ -298,7 +317,10 @@ def _replay(records: list[_Record], into: Recovered) -> bool:
         try:
             if record.payload[:1] == _CHECKPOINT_KIND:
                 checkpoint = _decode_checkpoint(record.payload[1:])
-                into.lives, into.taken = checkpoint.lives, checkpoint.taken
+                into.lives, into.taken, into.refused = checkpoint.lives, checkpoint.taken, checkpoint.refused
+            elif record.payload[:1] == _REFUSED_KIND:
+                _, worker, refused = _REFUSED.unpack(record.payload)
+                into.refused[worker] = refused
             else:
                 _replay_batch(record.payload, into)
         except (HopError, struct.error, msgspec.MsgspecError, IndexError, UnicodeDecodeError, RecursionError) as error:

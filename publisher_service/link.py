@@ -23,6 +23,8 @@ from publisher_service.errors import HopError, Refused
 from publisher_service.hop.messages import Inbox
 from publisher_service.hop.worker import State, WorkerCore
 from pubsub_api import socket_file
+from pubsub_api.errors import LimitReached
+from pubsub_api.threads import start_thread
 
 LOG = logging.getLogger(__name__)
 
@@ -58,6 +60,7 @@ class WorkerLink:
         on_progress: Callable[[], None],
         backoff: Backoff,
     ) -> None:
+        """Raises LimitReached."""
         self._path = path
         self._core = core
         self._lock = lock
@@ -72,14 +75,22 @@ class WorkerLink:
         self._is_stopping = False
         self._connect_at = 0.0
         self._is_loss_told = False
-        self._waker = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        try:
+            self._waker = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        except OSError as error:
+            raise LimitReached(f"worker {core.name} cannot begin: {error}") from error
         self.connects = 0
         self.disconnects = 0
         self.refusals = 0
         self._thread = threading.Thread(target=self._run, name="heliograph-worker", daemon=True)
 
     def start(self) -> None:
-        self._thread.start()
+        """Raises LimitReached, and is not to be used then."""
+        try:
+            start_thread(self._thread)
+        except LimitReached:
+            os.close(self._waker)
+            raise
 
     # -- called with the lock held, by any thread
 
@@ -163,8 +174,9 @@ class WorkerLink:
         self.write()
 
     def _connect(self) -> None:
-        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        sock: socket.socket | None = None
         try:
+            sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
             sock.setblocking(False)
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _BUFFER_BYTES)
             sock.connect(str(self._path))
@@ -172,7 +184,8 @@ class WorkerLink:
             if not socket_file.is_trusted(peer):
                 raise PermissionError(f"{self._path} belongs to process {peer.pid} of user {peer.uid}")
         except OSError as error:
-            sock.close()
+            if sock is not None:
+                sock.close()
             self.refusals += not isinstance(error, FileNotFoundError | ConnectionRefusedError)
             self._later(f"{error}")
             return

@@ -12,23 +12,33 @@ import dataclasses
 import itertools
 import logging
 import threading
+from collections.abc import Mapping
 from types import TracebackType
 from typing import Any
 
+from nb_api import watch_note
 from nb_api.compaction import Compactor
 from nb_api.db_api import DbApi
 from nb_api.discovery import Registration
 from nb_api.election import Election
 from nb_api.outbox import OutboxSweeper
+from nb_api.publishing import Refusal
 from publisher_service import config
 from publisher_service.watching import OwnPublisher, TableWatcher
 from pubsub_api import Publisher
+from pubsub_api.errors import LimitReached
+from pubsub_api.threads import start_thread
 
 LOG = logging.getLogger(__name__)
 
 ELECTION = "publisher-service"
 _REFUSED_SHOWN = 10
 """Changes that cannot be published, by name, in the report; the sweeper counts all of them."""
+
+
+def _shown(refused: Mapping[int, Refusal]) -> list[str]:
+    # A copy at once: other threads change it.
+    return [str(refusal) for refusal in itertools.islice(list(refused.values()), _REFUSED_SHOWN)]
 
 
 class Office:
@@ -41,6 +51,8 @@ class Office:
         self._parts = contextlib.ExitStack()
         self._stop = threading.Event()
         self._threads: list[threading.Thread] = []
+        self._undone: list[str] = []
+        """Names of threads that could not be started."""
         self._sweeper = OutboxSweeper(db, own, db.conf)
         self._compactor = Compactor(db, db.conf)
         self._watcher = self._make_watcher()
@@ -68,7 +80,9 @@ class Office:
             "sweeper": dataclasses.asdict(self._sweeper.counters),
             "compactor": dataclasses.asdict(self._compactor.counters),
             "watcher": dataclasses.asdict(self._watcher.counters) if self._watcher else None,
-            "refused": [str(refusal) for refusal in itertools.islice(self._sweeper.refused.values(), _REFUSED_SHOWN)],
+            "undone": list(self._undone),
+            "refused": _shown(self._sweeper.refused),
+            "refused_of_watched": _shown(self._watcher.refused) if self._watcher else [],
         }
 
     def _make_watcher(self) -> TableWatcher | None:
@@ -79,7 +93,7 @@ class Office:
             self._db,
             self._own,
             options.watch_tables,
-            name=ELECTION,
+            name=watch_note.NAME,
             portion=options.watch_portion,
             note_interval_s=options.watch_note_interval,
         )
@@ -90,17 +104,21 @@ class Office:
         tasks = [("sweeper", self._sweeper.run), ("compactor", self._compactor.run)]
         if self._watcher is not None:
             tasks.append(("watcher", self._watcher.run))
-        self._threads = [
-            threading.Thread(target=task, args=(stop,), name=f"heliograph-{name}", daemon=True) for name, task in tasks
-        ]
-        for thread in self._threads:
-            thread.start()
+        for name, task in tasks:
+            thread = threading.Thread(target=task, args=(stop,), name=f"heliograph-{name}", daemon=True)
+            try:
+                start_thread(thread)
+            except LimitReached as error:
+                LOG.error("This service leads, and does not do all of it: %s. Restart it.", error)
+                self._undone.append(thread.name)
+            else:
+                self._threads.append(thread)
 
     def _leave_office(self) -> None:
         self._stop.set()
         for thread in self._threads:
             thread.join()
-        self._threads = []
+        self._threads, self._undone = [], []
 
     def __enter__(self) -> Office:
         """Take part.  Does not wait for the database."""

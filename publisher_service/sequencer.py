@@ -9,17 +9,20 @@ import dataclasses
 import logging
 import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from publisher_service.errors import JournalError
 from publisher_service.hop import messages
 from publisher_service.hop.messages import Batch, Group
 from publisher_service.journal import Journal
 from pubsub_api.core.topics import check_topic
-from pubsub_api.errors import InvalidTopic, NotPermitted, TransportUnavailable
+from pubsub_api.errors import InvalidTopic, LimitReached, NotPermitted, TransportUnavailable
 from pubsub_api.publisher import Publisher
 
 LOG = logging.getLogger(__name__)
+
+_WORKERS, _OWN = "workers", "own"
+"""Who is told of refusals."""
 
 
 @dataclasses.dataclass
@@ -44,9 +47,13 @@ class Sequencer:
         self._streams_max = streams_max
         self._topics: set[str] = set()
         self._lock = threading.Lock()
+        self._flushing = threading.Lock()
+        """Guards what follows: who waits for refusals lets nobody return before they are known."""
         self._has_new_topics = False
         self._not_permitted = 0
         """What of the publisher's refused events is in the counters already."""
+        self._untold: dict[str, tuple[int, str]] = {}
+        """Refusals that workers, or the service itself, have not been told of: each is told of all."""
         self.counters = SequencerCounters()
         self.published_at: float | None = None
         """When something was published last, by the monotonic clock."""
@@ -62,7 +69,7 @@ class Sequencer:
         payload = messages.encode(Batch(0, own))
         with self._lock:
             refused, reason = self._publish(b"\0" * messages.GUID_BYTES, 0, own, payload)
-        later, why = self.flush()
+        later, why = self.flush(of=_OWN)
         return refused + later, reason or why
 
     def take(self, worker: bytes, number: int, groups: Sequence[Group], payload: bytes) -> tuple[int, str]:
@@ -76,29 +83,40 @@ class Sequencer:
             if self._journal is not None:
                 self._journal.forget(worker)
 
-    def flush(self) -> tuple[int, str]:
+    def refuse(self, worker: bytes, events: int) -> None:
+        """A worker is about to be told that so many more of its events could not be published."""
+        with self._lock:
+            self._write_down(lambda journal: journal.refuse(worker, events))
+
+    def flush(self, *, of: str = _WORKERS) -> tuple[int, str]:
         """Return when everything taken so far is handed to the transport, or refused by it and kept for repair.
 
         What the transport does not permit is neither: it is dropped, and its topic refused from then on for a while.
-        Returns how many events that are, whoever they are from, and why.  Only for the first events of a topic it waits
+        Returns how many events that are, whoever they are from, and why: once to the workers' side, and once to the
+        service's own.  Only for the first events of a topic it waits
         until the transport has said so, since most would wait in vain; a permission that is withdrawn later is told by
         one of the next calls.
         """
-        refused, reason = 0, ""
-        has_new_topics, self._has_new_topics = self._has_new_topics, False
-        try:
-            self._publisher.flush(awaits_refusals=has_new_topics)
-        except TransportUnavailable:
-            self.counters.transport_failures += 1
-        except NotPermitted as error:
-            total = self._publisher.statistics().refused
-            refused, reason = max(1, total - self._not_permitted), str(error)
-            self._not_permitted = total
-            self.counters.refused_events += refused
-            with self._lock:
-                self._topics.clear()  # which of them is barred now is not known: all count as new again
-        self.published_at = time.monotonic()
-        return refused, reason
+        with self._flushing:
+            has_new_topics, self._has_new_topics = self._has_new_topics, False
+            try:
+                self._publisher.flush(awaits_refusals=has_new_topics)
+            except TransportUnavailable:
+                self.counters.transport_failures += 1
+            except NotPermitted as error:
+                self._on_not_permitted(str(error))
+            self.published_at = time.monotonic()
+            return self._untold.pop(of, (0, ""))
+
+    def _on_not_permitted(self, reason: str) -> None:
+        total = self._publisher.statistics().refused
+        refused = max(1, total - self._not_permitted)
+        self._not_permitted = total
+        self.counters.refused_events += refused
+        for of in (_WORKERS, _OWN):
+            self._untold[of] = (self._untold.get(of, (0, ""))[0] + refused, reason)
+        with self._lock:
+            self._topics.clear()  # which of them is barred now is not known: all count as new again
 
     def _publish(self, worker: bytes, number: int, groups: Sequence[Group], payload: bytes) -> tuple[int, str]:
         good, refused, reason = groups, 0, ""
@@ -108,14 +126,20 @@ class Sequencer:
             self.counters.refused_events += refused
             LOG.error("%d events of a worker cannot be published: %s", refused, reason)
             payload = messages.encode(Batch(number, list(good)))
-        self._write_ahead(worker, number, good, payload)
+            if number:
+                self._write_down(lambda journal: journal.refuse(worker, refused))
+        self._write_down(lambda journal: journal.append(worker, number, time.time_ns(), good, payload))
+        refused_later = 0
         for topic, encoded in good:
             try:
                 self._publisher.send_encoded(topic, encoded)
-            except NotPermitted as error:
-                self.counters.refused_events += len(encoded)
-                refused, reason = refused + len(encoded), str(error)
-        return refused, reason
+            except (LimitReached, NotPermitted) as error:
+                refused_later, reason = refused_later + len(encoded), str(error)
+        if refused_later:
+            self.counters.refused_events += refused_later
+            if number:
+                self._write_down(lambda journal: journal.refuse(worker, refused_later))
+        return refused + refused_later, reason
 
     def _sort_out(self, groups: Sequence[Group]) -> tuple[list[Group], int, str]:
         """The groups that can be published, how many events cannot, and why."""
@@ -149,11 +173,11 @@ class Sequencer:
             self._has_new_topics = True
         return ""
 
-    def _write_ahead(self, worker: bytes, number: int, groups: Sequence[Group], payload: bytes) -> None:
+    def _write_down(self, write: Callable[[Journal], None]) -> None:
         if self._journal is None:
             return
         try:
-            self._journal.append(worker, number, time.time_ns(), groups, payload)
+            write(self._journal)
         except JournalError as error:
             LOG.warning("%s. Going on without a journal: subscribers resync should this service die.", error)
             self.counters.journal_failures += 1

@@ -174,6 +174,7 @@ class PublisherService:
             ),
             guid=self.publisher.guid,
             taken=self.recovered.taken,
+            refused=self.recovered.refused,
         )
 
     def _limits(self) -> IntakeLimits:

@@ -3,6 +3,10 @@
 The feed has every change in commit order.  Those of the watched tables are published here, whoever made them.  How far
 it came is noted in the database now and then, so that the next one who watches goes on from there; what was published
 after the last note is published again then, and recognised by its version.
+
+What could not be told is noted, too: a change that cannot be published, and changes that were gone before they were
+followed, deletes among them.  Copies that have not read the database since then do so at their next verification.  A
+change that cannot be published is tried again, and named, until it can.
 """
 
 from __future__ import annotations
@@ -14,11 +18,11 @@ import threading
 import time
 from collections.abc import Collection, Sequence
 
-from nb_api.bookkeeping import OWN_PREFIX
+from nb_api import watch_note
 from nb_api.db_api import Change, DbApi
-from nb_api.errors import ObjectNotFound, RevisionGone
-from nb_api.leases import TOPIC
+from nb_api.errors import RevisionGone
 from nb_api.publishing import ChangePublisher, Refusal, send_each
+from nb_api.watch_note import WatchNote
 from publisher_service.hop.messages import Group
 from publisher_service.sequencer import Sequencer
 from pubsub_api.core.clock import HybridClock
@@ -28,9 +32,12 @@ from pubsub_api.seldom import SeldomLog
 
 LOG = logging.getLogger(__name__)
 
-POSITIONS = f"{OWN_PREFIX}watchers"
 _WAIT_S = 0.5
 """How long one wait for the feed takes: whoever wants this to stop waits no longer."""
+_RETRY_S = 1.0
+"""What cannot be published is tried again this often, a portion at a time."""
+_REFUSED_MAX = 10_000
+"""Changes that are tried again.  Of those before them copies read in the database, as of these."""
 
 
 class OwnPublisher(ChangePublisher):
@@ -76,9 +83,10 @@ class OwnPublisher(ChangePublisher):
 class WatchCounters:
     published: int = 0
     refused: int = 0
-    """Changes that could not be published.  Controllers find them when they verify their copies."""
+    """Changes that cannot be published, and are tried again.  Copies read them when they verify themselves."""
     gaps: int = 0
-    """Times when the feed did not reach back to where it was left: the objects were published instead."""
+    """Times when the feed did not reach back to where it was left: the objects were published instead, and copies read
+    the rest."""
     failures: int = 0
 
 
@@ -102,10 +110,15 @@ class TableWatcher:
         self._portion = portion
         self._note_interval_s = note_interval_s
         self._position = 0
+        self._untold = 0
+        """Not all changes up to this revision were published."""
         self._has_news = False
         """Something was followed since the last note, other than notes."""
         self._noted_at = 0.0
         self.counters = WatchCounters()
+        self.refused: dict[int, Refusal] = {}
+        """By revision, what cannot be published; what was tried longest ago comes first."""
+        self._retry_at = 0.0
         self._log_refused = SeldomLog(LOG, level=logging.ERROR)
 
     def run(self, stop: threading.Event) -> None:
@@ -114,14 +127,18 @@ class TableWatcher:
         while not stop.is_set():
             try:
                 if not is_positioned:
-                    self._position = self._read_position()
+                    self._read_note()
                     is_positioned = True
+                self._retry()
                 self._follow()
             except Closed:
                 return
-            except HeliographError as error:
+            except Exception as error:  # a thread that ends in silence would leave its work undone
                 self.counters.failures += 1
-                LOG.warning("The watched tables cannot be followed: %s. It will be tried again.", error)
+                unforeseen = None if isinstance(error, HeliographError) else error
+                LOG.warning(
+                    "The watched tables cannot be followed: %s. It will be tried again.", error, exc_info=unforeseen
+                )
                 stop.wait(_WAIT_S)
         self._note(is_last=True)
 
@@ -140,12 +157,11 @@ class TableWatcher:
         if changes:
             self._position = changes[-1].revision
             # A note itself is a change: to note that it was followed would mean to note for ever.
-            self._has_news |= any(change.table != POSITIONS for change in changes)
+            self._has_news |= any(change.table != watch_note.TABLE for change in changes)
         self._note()
 
     def _publish_objects(self, error: RevisionGone) -> None:
-        """The changes since then are gone.  The objects are not; what was deleted meanwhile, controllers find when they
-        verify their copies."""
+        """The changes since then are gone.  The objects are not; what was deleted meanwhile is in nobody's hands."""
         self.counters.gaps += 1
         LOG.error("%s. The objects of %s are published instead.", error, ", ".join(sorted(self._tables)))
         with self._db.snapshot(sorted(self._tables)) as snapshot:
@@ -157,25 +173,43 @@ class TableWatcher:
                         for found in portion
                     ]
                 )
-            self._position = snapshot.revision
+            self._position = self._untold = snapshot.revision
             self._has_news = True
 
     def _publish(self, changes: Sequence[Change]) -> None:
         refused = self._publisher.publish(changes) if changes else []
         self.counters.published += len(changes) - len(refused)
-        self.counters.refused += len(refused)
         if refused:
             self._log_refused("%d changes of watched tables cannot be published: %s", len(refused), refused[0])
+        for refusal in refused:
+            self.refused.pop(refusal.revision, None)
+            self.refused[refusal.revision] = refusal
+            self._untold = max(self._untold, refusal.revision)
+        while len(self.refused) > _REFUSED_MAX:
+            del self.refused[next(iter(self.refused))]
+        self.counters.refused = len(self.refused)
 
-    def _read_position(self) -> int:
-        """Where the last one who watched came to; when nobody ever did, the present."""
+    def _retry(self) -> None:
+        if not self.refused or time.monotonic() < self._retry_at:
+            return
+        revisions = list(itertools.islice(self.refused, self._portion))
+        self._retry_at = time.monotonic() + _RETRY_S
+        changes = self._db.changes_of(revisions)  # what is gone from the feed is read by copies, and nothing to retry
+        tried = {revision: self.refused.pop(revision) for revision in revisions}
         try:
-            noted = self._db.get(POSITIONS, self._name).value
-        except ObjectNotFound:
-            position = self._db.revision()
-            self._db.create(POSITIONS, self._name, {"revision": position}, topic=TOPIC)
-            return position
-        return int(noted["revision"]) if isinstance(noted, dict) else self._db.revision()
+            self._publish(changes)
+        except HeliographError:
+            self.refused.update(tried)
+            raise
+
+    def _read_note(self) -> None:
+        """Begin where the last one who watched came to; when nobody ever did, with the present."""
+        note = watch_note.read(self._db, self._name)
+        if note is None:
+            revision = self._db.revision()
+            note = WatchNote(revision, untold=revision)
+            watch_note.write(self._db, note, self._name)
+        self._position, self._untold = note
 
     def _note(self, *, is_last: bool = False) -> None:
         """Write down how far it came, not too often: every note is a change in the database."""
@@ -183,7 +217,7 @@ class TableWatcher:
         if not is_due or not self._has_news:
             return
         try:
-            self._db.set(POSITIONS, self._name, {"revision": self._position})
+            watch_note.write(self._db, WatchNote(self._position, self._untold), self._name)
             self._noted_at = time.monotonic()
             self._has_news = False
         except HeliographError as error:

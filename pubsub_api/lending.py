@@ -11,6 +11,9 @@ import logging
 import threading
 from collections.abc import Callable
 
+from pubsub_api.errors import LimitReached
+from pubsub_api.seldom import SeldomLog
+
 LOG = logging.getLogger(__name__)
 
 Relieve = Callable[[], None]
@@ -27,7 +30,7 @@ WATCH_S = 1.0
 class Lending:
     """At most one loan at a time.  The owner calls everything under its lock, except where it says otherwise."""
 
-    __slots__ = ("_borrower", "_lent_at", "_not_before", "_relieve", "calling", "is_watched", "relieved")
+    __slots__ = ("_borrower", "_lent_at", "_log", "_not_before", "_relieve", "calling", "is_watched", "relieved")
 
     def __init__(self) -> None:
         self.calling = threading.Lock()
@@ -40,6 +43,7 @@ class Lending:
         self._lent_at = float("-inf")
         self._not_before = float("-inf")
         self._borrower = 0
+        self._log = SeldomLog(LOG, level=logging.ERROR)
 
     def begin(self, relieve: Relieve, now: float) -> bool:
         """Borrow the present thread to call the user; False when that cannot be now."""
@@ -66,8 +70,8 @@ class Lending:
             self._not_before = now + PAUSE_S
             try:
                 self._relieve()
-            except RuntimeError as error:  # what the interpreter says when it can start no thread
-                LOG.error("A callback lasts, and nobody receives meanwhile: %s", error)
+            except (LimitReached, RuntimeError) as error:  # no thread can be started: tried again until it comes back
+                self._log("A callback lasts, and nobody receives meanwhile: %s", error)
                 return
             self._relieve = None
             self.relieved += 1

@@ -67,8 +67,8 @@ class WorkerPublisherApi(Closeable):
         """Queue one event.  Returns its position among the events of this process, 1, 2, 3, ...
 
         Blocks only while the window is full, at most ``[publisher_service] send_timeout`` seconds.  Raises
-        InvalidEvent, InvalidTopic, Closed, and a retriable TransportUnavailable when the window stayed full: then
-        the event was not taken.
+        InvalidEvent, InvalidTopic, Closed, LimitReached when there is no thread or descriptor for the connection, and a
+        retriable TransportUnavailable when the window stayed full: then the event was not taken.
         """
 
     @abc.abstractmethod

@@ -53,9 +53,14 @@ def run(args: argparse.Namespace) -> int:
         problems.append("the service says that it is not well")
     if database is not None and database.get("problem"):
         problems.append(f"the database: {database['problem']}")
+    if database is not None and database.get("undone"):
+        problems.append(f"the elected service does not do all of it: {', '.join(database['undone'])} does not run")
     if database is not None and database.get("refused"):
         count = database["sweeper"]["refused"]
         problems.append(f"{count} changes cannot be published and stay in the outbox, {database['refused'][0]}")
+    if database is not None and database.get("refused_of_watched"):
+        count, first = database["watcher"]["refused"], database["refused_of_watched"][0]
+        problems.append(f"{count} changes of watched tables cannot be published, {first}")
     output = Output(is_json=args.json)
     if output.is_json:
         output.record({"ok": not problems, "service": service, "database": database, "problems": problems})

@@ -6,8 +6,10 @@ kind.  The length is checked before anything is decoded.
 ======= ========= ====================================================================================================
 kind    from      fields
 ======= ========= ====================================================================================================
-HELLO   worker    protocol version, GUID of the worker, number of its first unacknowledged batch, name, process id
-WELCOME service   number of the last batch taken from that GUID, GUID of the service's publisher, largest event in bytes
+HELLO   worker    protocol version, GUID of the worker, number of its first unacknowledged batch, name, process id, how
+                  many of its events it knows to be refused
+WELCOME service   number of the last batch taken from that GUID, GUID of the service's publisher, largest event in
+                  bytes; how many events in all batches taken could not be published, and why
 BATCH   worker    number, then groups of topic and encoded events, in order
 ACK     service   every batch up to this number is taken over; how many events in them could not be published, and why
 BYE     worker    it ends, and everything of it is acknowledged or given up
@@ -54,6 +56,8 @@ class Hello(msgspec.Struct, array_like=True, tag=1):
     """The number of the first batch that was not acknowledged: that of the next one when all were."""
     name: str = ""
     pid: int = 0
+    refused: int = 0
+    """Events that the worker was told could not be published."""
 
     def __post_init__(self) -> None:
         if len(self.guid) != GUID_BYTES or not 1 <= self.first <= NUMBER_MAX:
@@ -65,6 +69,9 @@ class Welcome(msgspec.Struct, array_like=True, tag=2):
     """The last batch taken from this worker, 0 when there was none or nobody remembers."""
     guid: bytes
     event_bytes_max: int
+    refused: int | None = None
+    """Events of all batches taken that could not be published, because of ``reason``.  None when nobody knows."""
+    reason: str = ""
 
 
 class Batch(msgspec.Struct, array_like=True, tag=3):

@@ -5,14 +5,15 @@ connection for its acknowledgement.
 
 Theory of operation
 -------------------
-A worker is known by its GUID and has *taken*, the number of the last batch that was taken over from it.  That outlives
-the connection and, through the journal, the service.  A batch must follow the one before it; one that was taken already
-is dropped, which is what makes sending again harmless.
+A worker is known by its GUID and has *taken*, the number of the last batch that was taken over from it, and *refused*,
+how many events in all of them could not be published.  Both outlive the connection and, through the journal, the
+service: an acknowledgement that is lost with its connection is made up for by the next WELCOME.  A batch must follow
+the one before it; one that was taken already is dropped, which is what makes sending again harmless.
 
 ======== ============== ======== ======================================================================================
 state    what comes     state    what follows
 ======== ============== ======== ======================================================================================
-NEW      HELLO          OPEN     WELCOME with ``taken``; an older connection of the same worker is ended
+NEW      HELLO          OPEN     WELCOME with both; an older connection of the same worker is ended
 NEW      HELLO          ENDED    REFUSED: another protocol version, or too many workers
 OPEN     BATCH next     OPEN     it is handed to the owner, and acknowledged when the owner asks
 OPEN     BATCH old      OPEN     it is dropped, counted, and acknowledged again
@@ -56,6 +57,9 @@ class Worker:
 
     guid: bytes
     taken: int
+    refused: int = 0
+    reason: str = ""
+    """Why the newest of the refused events could not be published."""
     name: str = ""
     pid: int = 0
     connection: Connection | None = None
@@ -87,12 +91,19 @@ class Taken:
 class ServiceCore:
     """The table of workers.  Not thread-safe: the owner serialises calls, those of its connections too."""
 
-    def __init__(self, settings: ServiceSettings, *, guid: bytes, taken: dict[bytes, int] | None = None) -> None:
+    def __init__(
+        self,
+        settings: ServiceSettings,
+        *,
+        guid: bytes,
+        taken: dict[bytes, int] | None = None,
+        refused: dict[bytes, int] | None = None,
+    ) -> None:
         self.settings = settings
         self.guid = guid
         self.counters = Counters()
         self.workers: OrderedDict[bytes, Worker] = OrderedDict(
-            (worker, Worker(worker, number)) for worker, number in (taken or {}).items()
+            (worker, Worker(worker, number, (refused or {}).get(worker, 0))) for worker, number in (taken or {}).items()
         )
         self.connected = 0
 
@@ -119,6 +130,7 @@ class ServiceCore:
             known.taken = hello.first - 1
         if known.connection is not None:
             known.connection.end()
+        known.refused = max(known.refused, hello.refused)
         self.workers.move_to_end(hello.guid)
         known.name, known.pid, known.connection = hello.name, hello.pid, connection
         self.connected += 1
@@ -146,8 +158,8 @@ class Connection:
         self.worker: Worker | None = None
         self.outgoing = b""
         self._is_ack_due = False
-        self._refused = 0
-        self._reason = ""
+        self._told_refused = 0
+        """Of the worker's refused events, those that this connection has told of."""
 
     def feed(self, data: bytes) -> Iterator[Taken]:
         """Bytes came; yields the new batches, in order.  Raises HopError: then the connection is ended, and what was
@@ -184,7 +196,11 @@ class Connection:
             return
         self.worker = outcome
         self.state = State.OPEN
-        self.outgoing += messages.pack(Welcome(outcome.taken, self._core.guid, self._core.settings.event_bytes_max))
+        self._told_refused = outcome.refused
+        welcome = Welcome(
+            outcome.taken, self._core.guid, self._core.settings.event_bytes_max, outcome.refused, outcome.reason
+        )
+        self.outgoing += messages.pack(welcome)
 
     def _on_batch(self, batch: Batch, payload: bytes) -> Taken | None:
         assert self.worker is not None
@@ -200,15 +216,17 @@ class Connection:
         return Taken(self.worker, batch.number, batch.groups, payload)
 
     def refuse(self, events: int, reason: str) -> None:
-        """Events of the batches just taken cannot be published; the next acknowledgement says so."""
-        self._refused += events
-        self._reason = reason
+        """Events of the batches just taken cannot be published; the next acknowledgement, or WELCOME, says so."""
+        assert self.worker is not None
+        self.worker.refused += events
+        self.worker.reason = reason
 
     def acknowledge(self) -> None:
         """What was taken so far is published: the worker may forget it."""
         if self._is_ack_due and self.state is State.OPEN and self.worker is not None:
-            self.outgoing += messages.pack(Ack(self.worker.taken, self._refused, self._reason))
-            self._is_ack_due, self._refused, self._reason = False, 0, ""
+            refused = self.worker.refused - self._told_refused
+            self.outgoing += messages.pack(Ack(self.worker.taken, refused, self.worker.reason if refused else ""))
+            self._is_ack_due, self._told_refused = False, self.worker.refused
 
     def end(self) -> None:
         """The connection is over, whoever ended it.  The worker stays in the table.  Idempotent."""

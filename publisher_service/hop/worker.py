@@ -13,8 +13,9 @@ events and bytes.
 ======== ============== ======== ======================================================================================
 state    what happens   state    what follows
 ======== ============== ======== ======================================================================================
-AWAY     connected      GREETING HELLO is written: GUID, and the first number that is not acknowledged
-GREETING WELCOME        OPEN     what the service has taken is acknowledged, the rest is written again, in order
+AWAY     connected      GREETING HELLO is written: GUID, the first number that is not acknowledged, events refused
+GREETING WELCOME        OPEN     what the service has taken is acknowledged, what it refused of that is counted, the
+                                 rest is written again, in order
 GREETING REFUSED        AWAY     the connection is given up; the owner tries again later
 OPEN     ACK            OPEN     batches up to that number leave the window
 any      lost           AWAY     nothing leaves the window
@@ -162,7 +163,7 @@ class WorkerCore:
         """A connection is there; returns what to write first."""
         first = self._sealed[0].number if self._sealed else self.batches + 1
         self.state = State.GREETING
-        return messages.pack(Hello(messages.VERSION, self.guid, first, self.name, self.pid))
+        return messages.pack(Hello(messages.VERSION, self.guid, first, self.name, self.pid, self.refused_events))
 
     def lost(self) -> None:
         """The connection is gone, or is given up."""
@@ -195,8 +196,7 @@ class WorkerCore:
             self._welcomed(message)
         elif isinstance(message, Ack) and self.state is State.OPEN:
             self._acknowledge(message.number, among=self._next)
-            self.refused_events += message.refused
-            self.refused_reason = message.reason or self.refused_reason
+            self._refused(message.refused, message.reason)
         else:
             raise UnexpectedMessage(f"{type(message).__name__} from the publisher service while {self.state.value}")
 
@@ -204,12 +204,22 @@ class WorkerCore:
         # A batch that was sealed and never written cannot have been taken; one that was written may have been.
         written = sum(batch.is_sent for batch in self._sealed)
         first = self._sealed[0].number if self._sealed else self.batches + 1
+        before = self.acknowledged
         if welcome.taken >= first:
             self._acknowledge(welcome.taken, among=written)
+        if welcome.refused is None:  # then nobody can say that any of them was published
+            self._refused(self.acknowledged - before, "the publisher service does not know what became of them")
+        else:
+            self._refused(welcome.refused - self.refused_events, welcome.reason)
         self.state = State.OPEN
         self._next = 0
         self.service_guid = welcome.guid
         self.event_bytes_max = welcome.event_bytes_max
+
+    def _refused(self, events: int, reason: str) -> None:
+        if events > 0:
+            self.refused_events += events
+            self.refused_reason = reason or self.refused_reason
 
     def _acknowledge(self, number: int, *, among: int) -> None:
         """Batches up to that number leave the window; only the first ``among`` of them can have been taken."""

@@ -10,6 +10,7 @@ import pytest
 
 from pubsub_api import Event, Publisher, Subscriber
 from tests.functional.conftest import Bus, event
+from tests.servers import RedisServer
 from tests.waiting import wait_until
 
 LENDERS = ("zmq", "zenoh", "redis")
@@ -93,6 +94,39 @@ def test_a_callback_that_lasts_stops_nothing_but_itself(bus: Bus) -> None:
     if watcher.threads[sent] != DISPATCHER:
         assert statistics.relieved == 1
         assert watcher.threads[-1] == DISPATCHER, "who had to wait once is called by the dispatcher for a while"
+
+
+def test_a_callback_that_lasts_while_no_thread_can_be_started_ends_nothing(
+    bus: Bus, monkeypatch: pytest.MonkeyPatch, redis_server: RedisServer
+) -> None:
+    watcher = Watcher()
+    publisher, subscriber = open_ends(bus, watcher)
+    sent = send_until_lent(bus, publisher, watcher)
+    start, refused = threading.Thread.start, []
+
+    def start_none(thread: threading.Thread) -> None:
+        if watcher.may_go_on.is_set():
+            start(thread)
+        else:
+            refused.append(thread.name)
+            raise RuntimeError("can't start new thread")  # as the interpreter says it
+
+    monkeypatch.setattr(threading.Thread, "start", start_none)
+    watcher._stops_at = sent + 1
+    publisher.send_event(event(sent + 1))
+    assert watcher.stopped.wait(WAIT_S)
+    if watcher.is_lent:
+        wait_until(lambda: len(refused) >= 2, WAIT_S, "attempts to go on in another thread")
+    watcher.may_go_on.set()
+    publisher.send_event(event(sent + 2))
+    wait_until(lambda: watcher.versions == list(range(1, sent + 3)), WAIT_S, "the next event")
+    if bus.driver == "redis":
+        with redis_server.client() as client:
+            client.client_kill_filter(_type="pubsub")
+        wait_until(lambda: subscriber.statistics().driver["link_failures"] >= 1, WAIT_S, "the link to be lost")
+        wait_until(lambda: subscriber.statistics().links_up == 1, WAIT_S, "the link to be there again")
+    subscriber.close()
+    assert subscriber.statistics().relieved == 0
 
 
 def test_a_subscriber_can_be_closed_from_its_callback(bus: Bus) -> None:

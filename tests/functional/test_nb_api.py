@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pathlib
 import sqlite3
@@ -312,6 +313,21 @@ def test_a_change_that_no_event_can_carry_does_not_hold_up_the_others(
     wait_until(lambda: [one.key for one in nb.db.unpublished()] == ["large"], 60, "the others to be published")
     assert {event.key for event in listener.events} == {"mine", "after"}
     wait_until(lambda: nb.statistics().sweeper.refused == 1, 60, "the count of it")
+
+
+def test_what_can_be_published_is_swept_however_many_changes_before_it_cannot(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("nb_api.outbox.REFUSED_MAX", 3)
+    url = sqlite_url(tmp_path)
+    with open_nb(url, memory_bus(), streams_max=1, db={"sweep_batch": 2}) as nb:
+        nb.create("port", "first", 0, topic="t")
+        nb.flush(timeout_s=60)
+        with contextlib.closing(open_db(url, with_outbox=True)) as dead:
+            bad = [dead.create("port", f"bad-{number}", number, topic=f"t/{number}") for number in range(9)]
+            dead.create("port", "good", 1, topic="t")
+        wait_until(lambda: [one.revision for one in nb.db.unpublished()] == bad, 60, "the good one to be swept")
+        wait_until(lambda: nb.statistics().sweeper.refused == len(bad), 60, "the count of the others")
 
 
 def test_changes_beyond_streams_max_stay_in_the_outbox_until_there_is_room(tmp_path: pathlib.Path) -> None:

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import pathlib
+import select
+import socket
+import threading
 from collections.abc import Iterator
 
 import pytest
 
 from heliograph import exits
 from heliograph.main import main
-from nb_api import LocalCache, NbApi
+from nb_api import LocalCache, NbApi, watch_note
+from nb_api.loading import open_db
 from nb_api.publishing import uses_service
 from publisher_service import config as service_config
 from publisher_service.service import PublisherService
+from pubsub_api import socket_file
 from pubsub_api.errors import LimitReached
 from tests.nb_nodes import WriterNode, rows_of
 from tests.nb_tools import PATIENT_DB, nb_conf, open_nb, sqlite_url
@@ -163,6 +169,114 @@ def test_changes_that_the_service_cannot_publish_stay_in_the_outbox_and_its_stat
         named = f"2 changes cannot be published and stay in the outbox, revision {created[4]} of port 'p4'"
         assert named in problems[0]
         assert "streams_max" in problems[0]
+
+
+def test_changes_of_watched_tables_that_cannot_be_published_are_read_by_copies_and_named(
+    bus: str, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    url = sqlite_url(tmp_path)
+    conf = nb_conf(bus, db={"url": url}, streams_max=2, **_socket(tmp_path))
+    service_config.register(conf)
+    conf.set_override("watch_tables", ["chassis"], group=service_config.GROUP)
+    with (
+        contextlib.closing(open_db(url, with_outbox=False)) as writer,  # a controller that has no publisher
+        PublisherService(conf) as service,
+        open_nb(url, bus, **_socket(tmp_path)) as nb,
+        LocalCache(nb) as cache,
+    ):
+        cache.wait_synced(timeout_s=WAIT_S)
+        wait_until(lambda: watch_note.read(writer) is not None, WAIT_S, "watching to begin")
+        for number in range(5):
+            writer.create("chassis", f"c{number}", number, topic=f"host/{number}")
+        wait_until(lambda: cache.get_all("chassis") == nb.get_all("chassis"), WAIT_S, "the copy to have all")
+        wait_until(lambda: len(service.report()["database"]["refused_of_watched"]) == 3, WAIT_S, "the report")
+        file = tmp_path / "status.conf"
+        file.write_text(f"[pubsub]\npublisher_multiproc_socket = {tmp_path / 'workers'}\n")
+        assert main(["status", "--json", "--config-file", str(file)]) == exits.FAILED
+        (problem,) = json.loads(capsys.readouterr().out)["problems"]
+        assert "3 changes of watched tables cannot be published" in problem
+        assert "chassis 'c2'" in problem or "chassis 'c3'" in problem or "chassis 'c4'" in problem
+
+
+class LosingWire:
+    """A socket file in front of another.  While ``is_losing``, whatever the service answers ends the connection."""
+
+    def __init__(self, path: pathlib.Path, target: pathlib.Path) -> None:
+        self._target = str(target)
+        self.is_losing = False
+        self.lost = 0
+        self._listener = socket_file.listen(path)
+        self._listener.setblocking(True)
+        self._threads = [threading.Thread(target=self._accept, daemon=True)]
+        self._threads[0].start()
+
+    def _accept(self) -> None:
+        with contextlib.suppress(OSError):  # closed
+            while True:
+                near, _ = self._listener.accept()
+                far = socket.socket(socket.AF_UNIX)
+                far.connect(self._target)
+                self._threads.append(threading.Thread(target=self._pass_on, args=(near, far), daemon=True))
+                self._threads[-1].start()
+
+    def _pass_on(self, near: socket.socket, far: socket.socket) -> None:
+        with near, far, contextlib.suppress(OSError):
+            while True:
+                for source in select.select([near, far], [], [])[0]:
+                    data = source.recv(65_536)
+                    if data and source is far and self.is_losing:
+                        self.is_losing = False
+                        self.lost += 1
+                        return
+                    if not data:
+                        return
+                    (far if source is near else near).sendall(data)
+
+    def close(self) -> None:
+        """Once nobody is connected any more."""
+        self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        for thread in self._threads:
+            thread.join(WAIT_S)
+
+
+def test_a_refusal_that_is_lost_on_its_way_to_the_worker_leaves_the_change_in_the_outbox(
+    bus: str, tmp_path: pathlib.Path
+) -> None:
+    url = sqlite_url(tmp_path)
+    conf = nb_conf(bus, db={"url": url, **PATIENT_DB}, streams_max=1, **_socket(tmp_path))
+    with (
+        PublisherService(conf),
+        contextlib.closing(LosingWire(tmp_path / "wire", tmp_path / "workers")) as wire,
+        open_nb(url, bus, db=PATIENT_DB, publisher_multiproc_socket=str(tmp_path / "wire")) as nb,
+    ):
+        nb.create("port", "good", 1, topic="good")
+        nb.flush(timeout_s=WAIT_S)
+        wire.is_losing = True
+        nb.create("port", "beyond", 1, topic="beyond")
+        nb.flush(timeout_s=WAIT_S)
+        assert wire.lost == 1
+        assert [change.key for change in nb.db.unpublished()] == ["beyond"]
+
+
+def test_a_refusal_of_what_a_forked_child_wrote_leaves_it_in_the_outbox(bus: str, tmp_path: pathlib.Path) -> None:
+    """Whatever was refused of its parent."""
+    url = sqlite_url(tmp_path)
+    conf = nb_conf(bus, db={"url": url, **PATIENT_DB}, streams_max=1, **_socket(tmp_path))
+    with PublisherService(conf), open_nb(url, bus, db=PATIENT_DB, **_socket(tmp_path)) as nb:
+        for key in ("good", "refused-1", "refused-2"):
+            nb.create("port", key, 1, topic=key)
+        nb.flush(timeout_s=WAIT_S)
+        assert "refused-2" in [change.key for change in nb.db.unpublished()]
+        child = os.fork()
+        if not child:
+            try:
+                nb.create("port", "of-the-child", 1, topic="of-the-child")
+                nb.flush(timeout_s=WAIT_S)
+            finally:
+                os._exit(0)
+        os.waitpid(child, 0)
+        assert "of-the-child" in [change.key for change in nb.db.unpublished()]
 
 
 def test_a_commit_does_not_wait_for_a_service_that_is_away(bus: str, tmp_path: pathlib.Path) -> None:

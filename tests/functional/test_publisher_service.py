@@ -215,7 +215,7 @@ def test_a_connection_lost_inside_a_message_leaves_nothing(host: Host) -> None:
             raw.sock.sendall(messages.pack(batch(1, 1, 2))[:-1])
         with raw_worker(host) as raw:
             raw.say(Hello(1, GUID, 1), batch(1, 1, 2), batch(1, 1, 2))
-            assert raw.hear() == Welcome(0, service.publisher.guid, service.core.settings.event_bytes_max)
+            assert raw.hear() == Welcome(0, service.publisher.guid, service.core.settings.event_bytes_max, 0)
             assert raw.hear() == Ack(1)
         wait_until(lambda: service.report()["hop"]["duplicate_batches"] == 1, START_S, "the count")
         assert service.publisher.heads() == {"a": 2}
@@ -237,6 +237,25 @@ def test_events_that_cannot_be_published_are_acknowledged_counted_and_told(host:
         assert (answer.number, answer.refused) == (2, 1)
         assert service.publisher.heads() == {"a": 1, "b": 1}
         wait_until(lambda: service.report()["sequencer"]["refused_events"] == 3, START_S, "the count")
+
+
+@pytest.mark.parametrize("is_restarted", [False, True])
+def test_a_refusal_outlives_the_connection_and_the_service(host: Host, is_restarted: bool) -> None:
+    good = encode_event(event(1), 1)
+    with contextlib.ExitStack() as stack:
+        service = stack.enter_context(serving(host))
+        with raw_worker(host) as raw:
+            raw.say(Hello(1, GUID, 1), Batch(1, [("a", [good]), ("bad//topic", [good, good])]))
+            wait_until(lambda: service.core.taken() == {GUID: 1}, START_S, "the batch to be taken")
+            wait_until(lambda: service.report()["events"] == 1, START_S, "what is good of it to be published")
+        if is_restarted:
+            stack.close()
+            service = stack.enter_context(serving(host))
+        with raw_worker(host) as raw:
+            raw.say(Hello(1, GUID, 1))
+            welcome = raw.hear()
+        assert isinstance(welcome, Welcome)
+        assert (welcome.taken, welcome.refused) == (1, 2)
 
 
 def test_a_worker_of_another_protocol_version_is_told_so(host: Host) -> None:

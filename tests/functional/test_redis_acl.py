@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import contextlib
 import pathlib
 import re
@@ -15,6 +16,7 @@ from durability_service.client import DurabilityClient, Outcome
 from nb_api import NbApi
 from nb_api.db_api import Change
 from nb_api.outbox import OutboxSweeper
+from nb_api.publishing import DirectPublisher
 from publisher_service.sequencer import Sequencer
 from publisher_service.watching import OwnPublisher
 from pubsub_api import Event, History, Publisher, config, loading
@@ -259,6 +261,19 @@ def test_a_service_goes_on_with_what_is_permitted(open_bus: Callable[..., Bus]) 
     assert set(publisher.heads()) == {"tenant-7/port"}
 
 
+def test_a_refusal_is_told_to_workers_and_to_the_service_itself_whoever_flushes_first(
+    open_bus: Callable[..., Bus],
+) -> None:
+    sequencer = Sequencer(open_bus("half").session().publisher(), None, event_bytes_max=1000, streams_max=10)
+    encoded = [encode_event(event("tenant-8/port", 1), 1)]
+    assert sequencer.take(bytes(16), 1, [("tenant-8/port", encoded)], b"") == (0, "")
+    assert sequencer.publish([("tenant-7/port", encoded)])[0] == 1
+    refused, reason = sequencer.flush()
+    assert refused == 1
+    assert "tenant-8/port" in reason
+    assert sequencer.flush() == (0, "")
+
+
 def test_what_a_service_publishes_itself_and_may_not_is_named(open_bus: Callable[..., Bus]) -> None:
     publisher = open_bus("half").session().publisher()
     own = OwnPublisher(Sequencer(publisher, None, event_bytes_max=1000, streams_max=10), HybridClock(skew_max_ns=0))
@@ -268,6 +283,26 @@ def test_what_a_service_publishes_itself_and_may_not_is_named(open_bus: Callable
         (refusal,) = own.publish(changes)
         assert (refusal.revision, refusal.key) == (2, "tenant-8/port")
         own.flush(timeout_s=WAIT_S)
+
+
+def test_a_refusal_is_told_to_each_thread_that_flushes(url_of: UrlOf) -> None:
+    """As those of a process that hand over and sweep: neither confirms what was refused because the other was told."""
+    with pubsub_api.open(url_of("half")) as session:
+        publisher = DirectPublisher(session.publisher)
+        assert publisher.publish([Change(1, "create", "port", "p", "tenant-8/port", 1)]) == []
+
+        def flush() -> str:
+            try:
+                publisher.flush(timeout_s=WAIT_S)
+            except NotPermitted as error:
+                return str(error)
+            return ""
+
+        with concurrent.futures.ThreadPoolExecutor(1) as other:
+            assert "tenant-8/port" in other.submit(flush).result()
+            assert "tenant-8/port" in flush()
+            assert other.submit(flush).result() == flush() == ""
+        publisher.close()
 
 
 def test_a_sweep_names_what_is_not_permitted_and_publishes_the_rest(url_of: UrlOf, tmp_path: pathlib.Path) -> None:

@@ -6,18 +6,18 @@ import contextlib
 import io
 import json
 import pathlib
+import threading
 from collections.abc import Iterator
 
 import pytest
 
 import pubsub_api
 from heliograph.main import main
-from nb_api import NbApi
+from nb_api import NbApi, watch_note
 from nb_api.db_api import DbApi
 from nb_api.directory import TABLE as DIRECTORY
 from nb_api.loading import open_db
 from publisher_service.service import PublisherService
-from publisher_service.watching import POSITIONS
 from tests.service_nodes import START_S, Host
 from tests.waiting import wait_until
 
@@ -80,7 +80,7 @@ def wait_watching(db: DbApi) -> None:
     """Until somebody has noted where watching began: what was written before is not news."""
 
     def is_noted() -> bool:
-        with db.snapshot([POSITIONS]) as snapshot:
+        with db.snapshot([watch_note.TABLE]) as snapshot:
             return bool(list(snapshot))
 
     wait_until(is_noted, START_S, "a service to watch")
@@ -215,3 +215,21 @@ def test_status_without_a_service_shows_the_database(host: Host) -> None:
     assert "no publisher service answers" in record["problems"][0]
     host.configure(health="off")
     assert "health is off" in status(host)[1]
+
+
+def test_status_names_what_the_elected_service_has_no_thread_for(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    start = threading.Thread.start
+
+    def start_some(thread: threading.Thread) -> None:
+        if thread.name == "heliograph-sweeper":
+            raise RuntimeError("can't start new thread")  # as the interpreter says it
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", start_some)
+    with PublisherService(host.conf()) as service:
+        wait_leader(service)
+        wait_until(lambda: service.report()["database"]["undone"], START_S, "the term to begin")
+        code, printed = status(host, "--json")
+    assert code == 1
+    (problem,) = json.loads(printed)["problems"]
+    assert "heliograph-sweeper does not run" in problem

@@ -17,8 +17,8 @@ from publisher_service.hop.worker import WorkerCore, WorkerSettings
 GUID = b"w" * 16
 SERVICE = b"s" * 16
 ALL = (
-    Hello(1, GUID, 1, "name", 7), Welcome(3, SERVICE, 1000), Batch(1, [("a/b", [b"x", b"y"]), ("c", [b""])]),
-    Ack(9, 1, "why"), Bye(), Refusal("no"),
+    Hello(1, GUID, 1, "name", 7, 2), Welcome(3, SERVICE, 1000, 2, "no"),
+    Batch(1, [("a/b", [b"x", b"y"]), ("c", [b""])]), Ack(9, 1, "why"), Bye(), Refusal("no"),
 )  # fmt: skip
 
 
@@ -244,7 +244,7 @@ def test_batches_are_taken_once_and_acknowledged_together() -> None:
     taken = take(connection, Hello(1, GUID, 1), *(Batch(number, [("a", [b"x"])]) for number in (1, 2, 3)))
     assert [batch.number for batch in taken] == [1, 2, 3]
     assert messages.read_from_worker(taken[0].payload) == Batch(1, [("a", [b"x"])])
-    assert said(connection) == [Welcome(0, SERVICE, core.settings.event_bytes_max)]
+    assert said(connection) == [Welcome(0, SERVICE, core.settings.event_bytes_max, 0)]
     connection.refuse(2, "too large")
     connection.acknowledge()
     connection.acknowledge()
@@ -273,7 +273,20 @@ def test_a_worker_that_comes_back_is_told_what_was_taken() -> None:
     take(second, Hello(1, GUID, 2))
     assert first.state is service.State.ENDED, "a worker has one connection"
     assert core.connected == 1
-    assert said(second) == [Welcome(2, SERVICE, core.settings.event_bytes_max)]
+    assert said(second) == [Welcome(2, SERVICE, core.settings.event_bytes_max, 0)]
+
+
+def test_a_service_that_does_not_tell_what_it_refused_has_published_nothing() -> None:
+    """One of an older release."""
+    core = worker_in(worker.State.OPEN)
+    for number in range(3):
+        core.add("a", b"%d" % number)
+    assert core.next_message() is not None
+    core.lost()
+    core.connected()
+    core.receive(payload(Welcome(1, SERVICE, 1000)))
+    assert (core.acknowledged, core.refused_events) == (3, 3)
+    assert core.refused_reason
 
 
 def test_a_worker_that_nobody_remembers_goes_on_where_it_is() -> None:
@@ -320,16 +333,16 @@ def test_the_workers_heard_longest_ago_are_forgotten_and_connected_ones_never() 
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_whatever_breaks_each_event_is_taken_once_and_in_order(seed: int) -> None:
+def test_whatever_breaks_each_event_is_taken_once_and_in_order_and_refusals_are_told(seed: int) -> None:
     """Connections break at any byte in either direction, and the service restarts with what it had journaled."""
     dice = random.Random(seed)
     client = make_worker(batch_events_max=4, window_events_max=40)
     core = make_service()
     taken: list[bytes] = []
-    added = 0
+    added = refused = 0
     while client.acknowledged < 300:
         if dice.random() < 0.1:
-            core = ServiceCore(core.settings, guid=SERVICE, taken=core.taken())
+            core = ServiceCore(core.settings, guid=SERVICE, taken=core.taken(), refused={client.guid: refused})
         connection, inbox = core.connect(), Inbox(1000)
         to_service = client.connected()
         for _ in range(dice.randrange(1, 12)):
@@ -341,6 +354,9 @@ def test_whatever_breaks_each_event_is_taken_once_and_in_order(seed: int) -> Non
             cut = dice.randrange(len(to_service) + 1)
             for batch in connection.feed(to_service[:cut]):
                 taken += sorted((event for _, group in batch.groups for event in group), key=int)
+                if dice.random() < 0.2:
+                    connection.refuse(1, "no room")
+                    refused += 1
             to_service = to_service[cut:]
             connection.acknowledge()
             cut = dice.randrange(len(connection.outgoing) + 1)
@@ -349,5 +365,6 @@ def test_whatever_breaks_each_event_is_taken_once_and_in_order(seed: int) -> Non
             connection.outgoing = connection.outgoing[cut:]
         client.lost()
         connection.end()
+    assert client.refused_events == refused
     assert taken == [b"%d" % number for number in range(300)]
     assert dataclasses.asdict(core.counters)["unproven_batches"] == 0

@@ -60,6 +60,22 @@ def test_batches_heads_and_numbers_come_back(tmp_path: pathlib.Path) -> None:
     assert not told.is_damaged
 
 
+@pytest.mark.parametrize("rotations", [0, 2])
+def test_what_could_not_be_published_comes_back(tmp_path: pathlib.Path, rotations: int) -> None:
+    with begin(tmp_path, bytes_max=8 * KIB) as journal:
+        for number, refused in enumerate((2, 1), 1):
+            journal.refuse(WORKER, refused)
+            write(journal, number, [])
+        journal.refuse(b"o" * 16, 5)
+        journal.forget(b"o" * 16)
+        while journal.rotations <= rotations:
+            write(journal, 0, [("a", [b"x" * 500])])
+    assert recover(tmp_path).refused.get(WORKER) == 3
+    with begin(tmp_path, bytes_max=8 * KIB):
+        pass
+    assert recover(tmp_path).refused.get(WORKER) == 3
+
+
 def test_no_journal_tells_nothing(tmp_path: pathlib.Path) -> None:
     assert recover(tmp_path) == Recovered()
 

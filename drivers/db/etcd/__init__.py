@@ -189,19 +189,21 @@ class EtcdDb(DbApi):
 
     # -- outbox
 
-    def unpublished(self, *, older_than_s: float = 0.0, limit: int = 1000) -> list[Change]:
+    def unpublished(self, *, older_than_s: float = 0.0, after_revision: int = 0, limit: int = 1000) -> list[Change]:
         checks.check_not_negative(older_than_s, "older_than_s")
         checks.check_limit(limit)
         request = {
             "key": self._keys.outbox, "range_end": end_of(self._keys.outbox),
             "sort_target": "MOD", "sort_order": "ASCEND", "limit": limit + _WRITES_MAX,
+            "min_mod_revision": after_revision // PLACES,
         }  # fmt: skip
         now = time.monotonic()
         found = self._client.call("kv/range", request, RangeAnswer).kvs
         found = sorted(found, key=self._keys.outbox_revision)  # etcd does not sort what has the same number
+        found = [entry for entry in found if self._keys.outbox_revision(entry) > after_revision]
         waiting = [(entry.mod_revision, _decode_waiting(entry.value)) for entry in found[:limit]]
         old = self._age.old_up_to(older_than_s, now)
-        self._age.looked(older_than_s, now, self._keys.outbox_revision(found[-1]) if found else 0)
+        self._age.looked(older_than_s, now, self._keys.outbox_revision(found[-1]) if found else after_revision)
         return [
             one.record.as_change(store_revision, one.table, one.key)
             for store_revision, one in waiting

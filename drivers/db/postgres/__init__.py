@@ -148,12 +148,13 @@ class PostgresDb(DbApi):
 
     # -- outbox
 
-    def unpublished(self, *, older_than_s: float = 0.0, limit: int = 1000) -> list[Change]:
+    def unpublished(self, *, older_than_s: float = 0.0, after_revision: int = 0, limit: int = 1000) -> list[Change]:
         checks.check_not_negative(older_than_s, "older_than_s")
         checks.check_limit(limit)
         now = time.monotonic()
         age_s = min(float(older_than_s), _AGE_S_MAX)
-        rows = self._query(self._statements.unpublished, age_s, self._age.old_up_to(age_s, now), limit)
+        old = self._age.old_up_to(age_s, now)
+        rows = self._query(self._statements.unpublished, after_revision, age_s, old, limit)
         self._age.looked(age_s, now, rows[0][0])
         return [_change_from(row[1:]) for row in rows if row[1] is not None]
 
@@ -240,7 +241,8 @@ class _Statements:
         self.unpublished = f"""SELECT n.newest, c.*
             FROM (SELECT coalesce(max(revision), 0) AS newest FROM {schema}.outbox) n LEFT JOIN (
                 SELECT {columns} FROM {schema}.outbox JOIN {schema}.changes USING (revision)
-                WHERE committed_at <= clock_timestamp() - make_interval(secs => %s) OR revision <= %s
+                WHERE revision > %s
+                    AND (committed_at <= clock_timestamp() - make_interval(secs => %s) OR revision <= %s)
                 ORDER BY revision LIMIT %s
             ) c ON true ORDER BY c.revision"""
         # Locked in one order, so that two who confirm the same changes cannot block each other for good.

@@ -176,13 +176,13 @@ class RedisDb(DbApi):
 
     # -- outbox
 
-    def unpublished(self, *, older_than_s: float = 0.0, limit: int = 1000) -> list[Change]:
+    def unpublished(self, *, older_than_s: float = 0.0, after_revision: int = 0, limit: int = 1000) -> list[Change]:
         checks.check_not_negative(older_than_s, "older_than_s")
         checks.check_limit(limit)
         began = time.monotonic()
-        waiting = self._links.call("ZRANGE", self._keys.outbox, 0, limit - 1)
+        waiting = self._links.call("ZRANGEBYSCORE", self._keys.outbox, f"({after_revision}", "+inf", "LIMIT", 0, limit)
         old = self._age.old_up_to(older_than_s, began)
-        self._age.looked(older_than_s, began, int(waiting[-1]) if waiting else 0)
+        self._age.looked(older_than_s, began, int(waiting[-1]) if waiting else after_revision)
         changes: list[Change] = []
         for start in range(0, len(waiting), _PORTION):
             now, entries = self._entries(waiting[start : start + _PORTION])

@@ -220,7 +220,7 @@ class SqliteDb(DbApi):
 
     # -- outbox
 
-    def unpublished(self, *, older_than_s: float = 0.0, limit: int = 1000) -> list[Change]:
+    def unpublished(self, *, older_than_s: float = 0.0, after_revision: int = 0, limit: int = 1000) -> list[Change]:
         checks.check_not_negative(older_than_s, "an age in seconds")
         checks.check_limit(limit)
         # Without an age no clock is asked, so that one that was set back hides nothing.
@@ -230,7 +230,7 @@ class SqliteDb(DbApi):
 
         def read(connection: sqlite3.Connection) -> tuple[list[Any], bool, int]:
             newest = schema.newest(connection)
-            rows = outbox.waiting(connection, _CHANGE_COLUMNS, since=since, old=old, limit=limit)
+            rows = outbox.waiting(connection, _CHANGE_COLUMNS, since=since, old=old, after=after_revision, limit=limit)
             return rows, not rows and outbox.is_unsettled(connection), newest
 
         rows, is_unsettled, newest = self._run(read)

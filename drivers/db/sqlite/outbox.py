@@ -27,17 +27,17 @@ _WANTED = "SELECT revision FROM changes WHERE revision > ? AND revision < ? AND 
 
 
 def waiting(
-    connection: sqlite3.Connection, columns: str, *, since: float, old: int, limit: int
+    connection: sqlite3.Connection, columns: str, *, since: float, old: int, after: int, limit: int
 ) -> list[tuple[Any, ...]]:
-    """These columns of the changes that wait since then or longer by the clock, or are not newer than revision ``old``;
-    oldest first."""
+    """These columns of the changes after a revision that wait since then or longer by the clock, or are not newer than
+    revision ``old``; oldest first."""
     sql = (
         f"SELECT {columns} FROM changes WHERE revision > ? AND revision < ? AND since IS NOT NULL "
         "AND (since <= ? OR revision <= ?) ORDER BY revision LIMIT ?"
     )
     rows: list[tuple[Any, ...]] = []
     for low, high in _gaps(connection):
-        rows += connection.execute(sql, (low, high, since, old, limit - len(rows))).fetchall()
+        rows += connection.execute(sql, (max(low, after), high, since, old, limit - len(rows))).fetchall()
         if len(rows) >= limit:
             break
     return rows

@@ -85,7 +85,7 @@ class Server:
         self.check_open()
         try:
             return call(self._client)
-        except (redis.exceptions.ConnectionError, redis.exceptions.TimeoutError) as error:
+        except (redis.exceptions.ConnectionError, redis.exceptions.TimeoutError, OSError) as error:
             self.check_open()
             raise LogUnavailable(f"the log at {self.address} cannot be reached: {error}") from error
         except redis.exceptions.RedisError as error:

@@ -31,8 +31,9 @@ from drivers.pubsub.redis.resp import ServerError
 from drivers.pubsub.redis.wire import Backoff, Waker, Wire, join_thread
 from pubsub_api.counting import Tally
 from pubsub_api.driver import Connected, Disconnected, LinkReport, Subscribed
-from pubsub_api.errors import TransportUnavailable
+from pubsub_api.errors import LimitReached, TransportUnavailable
 from pubsub_api.seldom import SeldomLog
+from pubsub_api.threads import start_thread
 
 LOG = logging.getLogger(__name__)
 
@@ -149,7 +150,7 @@ class Link:
 
     def start(self, filters: Iterable[str] = ()) -> None:
         self._filters.update(dict.fromkeys(filters))
-        self._threads[0].start()
+        start_thread(self._threads[0])
 
     def _new_thread(self, target: Callable[[], None]) -> threading.Thread:
         return threading.Thread(target=target, name=f"redis-link-{self.address}", daemon=True)
@@ -253,8 +254,13 @@ class Link:
     def _relieve(self) -> None:
         """Go on in a new thread.  Called while the present one is lent, so nobody uses the connection."""
         successor = self._new_thread(functools.partial(self._run, is_connected=True))
-        self._threads = [thread for thread in self._threads if thread.is_alive()] + [successor]
-        successor.start()
+        former = self._threads
+        self._threads = [thread for thread in former if thread.is_alive()] + [successor]
+        try:
+            start_thread(successor)
+        except LimitReached:
+            self._threads = former  # the present one goes on when it comes back
+            raise
 
     def _went_down(self, reason: str) -> None:
         """Report a loss, or that the first attempt failed.  When later ones fail for another reason, it is logged."""

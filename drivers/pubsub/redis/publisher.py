@@ -27,9 +27,18 @@ from drivers.pubsub.redis.wire import Backoff, Waker, Wire, join_thread
 from pubsub_api.core.frame import is_frame, name_of
 from pubsub_api.counting import Tally
 from pubsub_api.driver import Connected, Disconnected, LinkReport, PublisherApi, PublisherReport, QueryHandler, Refused
-from pubsub_api.errors import Closed, Forked, HeliographError, TransportUnavailable, UsageError, WaitTimeout
+from pubsub_api.errors import (
+    Closed,
+    Forked,
+    HeliographError,
+    LimitReached,
+    TransportUnavailable,
+    UsageError,
+    WaitTimeout,
+)
 from pubsub_api.guarding import GuardedHandler
 from pubsub_api.seldom import SeldomLog
+from pubsub_api.threads import start_thread
 
 LOG = logging.getLogger(__name__)
 
@@ -91,7 +100,16 @@ class RedisPublisher(PublisherApi):
             self._report = report
             self._waker = Waker()
         self._connect()
-        self._keeper.start()
+        try:
+            start_thread(self._keeper)
+        except LimitReached:
+            with self._lock:
+                self._is_closed = True
+                wire, self._wire = self._wire, None
+            if wire is not None:
+                wire.close()
+            self._waker.close()
+            raise
 
     @property
     def address(self) -> str:

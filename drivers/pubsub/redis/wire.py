@@ -42,12 +42,15 @@ class Wire:
     def __init__(self, settings: Settings) -> None:
         """Connect and log in.  Blocks, each step for ``connect_timeout``."""
         self._send_timeout_s = settings.send_timeout_s
-        self._connection = _connection(settings)
+        connection = None
         try:
-            self._connection.connect()
+            connection = _connection(settings)  # which opens files of its own
+            connection.connect()
         except (redis.RedisError, OSError, UnicodeError) as error:
-            self._connection.disconnect()
+            if connection is not None:
+                connection.disconnect()
             raise TransportUnavailable(_connect_reason(error)) from error
+        self._connection = connection
         # The one place that reaches into redis-py, which has no public way to wait for a connection and for a waker.
         self._socket: socket.socket = self._connection._sock
         self._socket.setblocking(False)

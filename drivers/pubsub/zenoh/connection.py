@@ -22,6 +22,8 @@ import zenoh
 from drivers.pubsub.zenoh.config import Settings
 from drivers.pubsub.zenoh.session import Session, brief, make_config
 from pubsub_api.counting import Tally
+from pubsub_api.errors import LimitReached
+from pubsub_api.threads import start_thread
 
 LOG = logging.getLogger(__name__)
 
@@ -71,7 +73,7 @@ class Connection:
         self._thread = threading.Thread(target=self._run, name=f"zenoh {self.address}", daemon=True)
 
     def start(self) -> None:
-        self._thread.start()
+        start_thread(self._thread)
 
     def stop(self) -> None:
         """Ask the thread to close the session and to end.  Returns at once; `join` waits for it."""
@@ -132,16 +134,26 @@ class Connection:
             self._tally.add("commands_refused")
             LOG.warning("zenoh at %s: %s", self.address, brief(error))
 
+    def _open_later(self) -> None:
+        self._tally.add("link_failures")
+        self._after(self._retry_s, self._try_open)
+        self._retry_s = min(2 * self._retry_s, self._settings.options.connect_retry_max)
+
     def _try_open(self) -> None:
         try:
             self._session = Session(self._config)
         except zenoh.ZError as error:
-            self._tally.add("link_failures")
+            self._open_later()
             LOG.debug("zenoh cannot connect to %s yet: %s", self.address, brief(error))
-            self._after(self._retry_s, self._try_open)
-            self._retry_s = min(2 * self._retry_s, self._settings.options.connect_retry_max)
             return
-        self._opened(self._session)
+        try:
+            self._opened(self._session)
+        except LimitReached as error:
+            self._session.close()
+            self._session = None
+            self._open_later()
+            LOG.warning("zenoh cannot be used at %s yet: %s", self.address, error)
+            return
         # Called by Zenoh's threads, seldom: callbacks of the kind that needs no thread of its own.
         on_link = zenoh.handlers.Callback(self._on_link, indirect=False)
         on_transport = zenoh.handlers.Callback(self._on_transport, indirect=False)

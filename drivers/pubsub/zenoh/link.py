@@ -33,6 +33,7 @@ from pubsub_api.core.frame import GUID_AT, is_frame, name_of
 from pubsub_api.counting import Tally
 from pubsub_api.driver import Connected, Disconnected, Subscribed
 from pubsub_api.inbox import Inbox
+from pubsub_api.threads import start_thread
 
 CHANNEL_FRAMES = 1024
 """Frames between Zenoh's thread and ours.  Ours never waits for the receiver, so this need not hold much."""
@@ -100,8 +101,8 @@ class Link(Connection):
             target=pump, args=(channel, self._inbox, self._keys, self._tally, relieve),
             name=f"zenoh channel {self.address}", daemon=True,
         )  # fmt: skip
+        start_thread(thread)  # first: one that did not begin is nobody to wait for
         self._pumps = [former for former in self._pumps if former.is_alive()] + [thread]
-        thread.start()
 
     def _declare(self, session: Session, filters: Iterable[str]) -> None:
         mark = object()

@@ -45,6 +45,15 @@ class OutboxConformance(DbConformanceBase):
         versions = fill(db, 5)
         assert [change.revision for change in db.unpublished(limit=2)] == versions[:2]
 
+    def test_unpublished_changes_can_be_read_one_portion_after_the_other(self, db: DbApi) -> None:
+        versions = db.apply([Write("create", "t", f"x{number}", number, "t") for number in range(5)]) + fill(db, 4)
+        db.mark_published(versions[1:2])
+        read: list[int] = []
+        while portion := db.unpublished(after_revision=read[-1] if read else 0, limit=2):
+            assert len(portion) <= 2
+            read += [change.revision for change in portion]
+        assert read == [versions[0], *versions[2:]]
+
     def test_young_changes_are_left_to_their_writer(self, db: DbApi) -> None:
         versions = fill(db, 2)
         assert db.unpublished(older_than_s=3600) == []
