@@ -19,7 +19,7 @@ import weakref
 from collections.abc import Callable
 from typing import Protocol, TypeVar
 
-from pubsub_api import forking
+from pubsub_api import forking, private_files
 
 T = TypeVar("T")
 _File = tuple[int, int]
@@ -150,10 +150,9 @@ class Pool:
     def _find(self) -> _File:
         """The file that the path leads to now."""
         try:
-            found = os.stat(self._path)
+            return private_files.identity_of(self._path)
         except OSError as error:
             raise sqlite3.OperationalError(f"the file is gone: {error.strerror}") from error
-        return found.st_dev, found.st_ino
 
     def _take(self, file: _File) -> sqlite3.Connection:
         while True:
