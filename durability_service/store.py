@@ -7,8 +7,8 @@ still filling goes back to the backup: an interrupted alignment is never used.
 Operations are done in order, in transactions that are durable (``synchronous=FULL``) before they are reported.  The
 newest retired generation stays for inspection; older ones are purged in small steps.
 
-A file that was removed or replaced lives on for who has it open, and nobody else sees what is written there.  So nothing
-is reported as durable that was not written where the paths of the file and of its write-ahead log lead.
+A file that was removed or replaced lives on for who has it open, and nobody else sees what is written there.  So
+nothing is reported as durable that was not written where the paths of the file and of its write-ahead log lead.
 
 Used by one thread at a time.  `sqlite3` errors leave it as `StoreFailed`.
 """

@@ -338,7 +338,7 @@ class Subscriber(Closeable):
         assert self._on_events is not None
         try:
             self._on_events(events)
-        except Exception:
+        except BaseException:  # on this thread no exception means more than that it was raised
             self._callback_errors += 1
             LOG.exception("Subscriber: the event callback raised; going on with the next events.")
 
@@ -363,7 +363,7 @@ class Subscriber(Closeable):
         self._received += sum(header.count - already for _, header, already in deliveries)
         try:
             self._on_frames(deliveries)
-        except Exception:
+        except BaseException:
             self._callback_errors += 1
             LOG.exception("Subscriber: the frame callback raised; going on with the next frames.")
 
@@ -437,12 +437,14 @@ class Subscriber(Closeable):
         if self._on_resync is not None:
             try:
                 self._on_resync(resync)
-            except Exception:
+            except BaseException as error:
                 LOG.exception("Subscriber: the resync callback raised; it will be told again.")
                 with self._lock:
                     self._callback_errors += 1
                     self._core.resync_failed(resync, time.monotonic())
                     self._collect()
+                if self._dispatcher is None and not isinstance(error, Exception):
+                    raise  # the thread is that of the user, who iterates
 
     def __iter__(self) -> Iterator[Event]:
         """Events until the subscriber is closed.  One iterating thread at a time."""

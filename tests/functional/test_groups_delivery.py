@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import datetime
 import os
@@ -156,14 +157,36 @@ def test_a_failing_event_is_tried_again_and_then_parked_while_other_keys_go_on(
         assert (statistics.dead_letters, statistics.failed, statistics.redelivered) == (1, 3, 2)
 
 
-def test_a_batch_that_fails_is_taken_apart_until_the_guilty_event_is_found(url: str, source: Source) -> None:
+@pytest.mark.parametrize("raised", [ValueError, SystemExit, asyncio.CancelledError])
+def test_an_event_whose_callback_ends_its_thread_comes_again(
+    url: str, source: Source, raised: type[BaseException]
+) -> None:
+    conf = groups_conf()
+    seen: list[int] = []
+
+    def on_event(event: GroupEvent) -> None:
+        seen.append(event.version)
+        if len(seen) == 1:
+            raise raised("the first of all")
+
+    with GroupSubscriber(durable_log.open(url, conf=conf), conf, [SHARED], on_event=on_event) as subscriber:
+        source.publish(TOPIC, 5, keys=5)
+        wait_until(lambda: subscriber.statistics().acknowledged == 5, PATIENCE_S, "all of them done")
+        assert subscriber.statistics().callback_errors == 1
+    assert sorted(seen) == [1, 1, 2, 3, 4, 5]
+
+
+@pytest.mark.parametrize("raised", [ValueError, SystemExit, asyncio.CancelledError])
+def test_a_batch_that_fails_is_taken_apart_until_the_guilty_event_is_found(
+    url: str, source: Source, raised: type[BaseException]
+) -> None:
     conf = groups_conf(attempts_max=2)
     calls: list[list[int]] = []
 
     def on_events(events: list[GroupEvent]) -> None:
         calls.append([event.version for event in events])
         if any(event.version == 5 for event in events):
-            raise ValueError("five")
+            raise raised("five")
 
     subscriber = GroupSubscriber(durable_log.open(url, conf=conf), conf, [SHARED], on_events=on_events)  # type: ignore[arg-type]
     with subscriber:
