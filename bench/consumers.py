@@ -6,6 +6,7 @@ Each says that it is ready, then answers every question with how many events it 
 from __future__ import annotations
 
 import dataclasses
+import os
 import threading
 import time
 from collections.abc import Sequence
@@ -88,6 +89,25 @@ def worker(pipe: Connection, url: str, job_s: float) -> None:
         subscriber.wait_ready(timeout_s=60)
         pipe.send("ready")
         _answer(pipe, tally)
+
+
+def idle(pipe: Connection, url: str, count: int, watch_s: float) -> None:
+    """A member of so many groups, to which nothing happens: tells what that costs its process."""
+    import durable_log
+    from pubsub_api.config import new_conf
+    from shared_subscriptions import GroupSubscriber, config
+
+    conf = config.register(new_conf())
+    filters = [f"$shared/g{number}/tenant-{number}/#" for number in range(count)]
+    begun = time.monotonic()
+    with GroupSubscriber(durable_log.open(url, conf=conf), conf, filters, on_event=lambda _event: None) as subscriber:
+        subscriber.wait_ready(timeout_s=300)
+        ready_s = time.monotonic() - begun
+        time.sleep(watch_s)  # the last things that joining brings with it
+        begun, used = time.monotonic(), time.process_time()
+        time.sleep(watch_s)
+        share = (time.process_time() - used) / (time.monotonic() - begun)
+        pipe.send((ready_s, share, threading.active_count(), len(os.listdir("/proc/self/fd"))))
 
 
 def stream_consumer(pipe: Connection, url: str, name: str, batch: int) -> None:

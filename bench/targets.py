@@ -88,6 +88,8 @@ _ROWS: tuple[tuple[str, str, str, str, Literal[">=", "<="], float, str], ...] = 
     ("groups", "embedded", "zmq", "events/s acknowledged by 4 members, embedded log", ">=", 50_000.0, ""),
     ("groups", "member killed", "zmq", "until a killed member's streams flow again, beyond its lease", "<=", 1.0, "s"),
     ("groups", "leader killed", "zmq", "until a group flows without its leader, beyond the claim time", "<=", 1.0, "s"),
+    ("groups", "idle cpu", "zmq", "share of a core that 1,000 idle groups of one process take", "<=", 0.02, ""),
+    ("groups", "idle threads", "zmq", "threads of that process", "<=", 100.0, ""),
     ("groups", "queue", "zmq", "jobs of 10 ms done by 4 members of a queue, of what is possible", ">=", 0.95, ""),
     (
         "groups",

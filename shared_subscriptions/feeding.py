@@ -61,6 +61,12 @@ class Feeder:
         self._found: dict[int, int] = {}
         """Where all shards ended when somebody looked; a wait for more than that notices when it is stale."""
         self._is_stale = True
+        self._is_counting = False
+        """The ends of all shards are looked at."""
+        self._hungry: list[LoanState] = []
+        """Loans of which there may be more to read."""
+        self._waiting: dict[int, dict[int, LoanState]] = {}
+        """Shard -> loans that have read all of it."""
         self._known: dict[int, dict[int, int]] = {}
         """Subscription to a queue -> ends of shards that its leader was told."""
         self._announced: dict[int, int] = {}
@@ -107,24 +113,49 @@ class Feeder:
     def _feed(self) -> None:
         self._wakeup.clear()
         with self._lock:
-            hungry = [(loan, self._reader_of(loan.subscription)) for loan in self._handler.loans if loan.wants_events]
+            self._hungry += self._handler.take_hungry()
             queues = self._handler.idle_queues()
-        ends = self._tell_growth(queues, is_counting=len(hungry) > _READ_AT_ONCE)
-        is_at_end = True
-        for loan, reader in hungry:
+        self._tell_growth(queues)
+        self._hungry += self._take_grown()  # and stay there should the log fail
+        with self._lock:  # whoever is full now says so when it has room again
+            found = [loan for loan in self._hungry if self._handler.is_lent(loan) and loan.wants_events]
+        more = []
+        for loan in found:
+            reader = self._reader_of(loan.subscription)
             shard, offset = reader.place(loan.stream).shard, loan.lanes.next_offset
-            if len(hungry) > _READ_AT_ONCE and offset >= self._found.get(shard, 0):
-                ends[shard] = min(ends.get(shard, offset), offset)
-            elif self._read(loan, reader):
-                is_at_end = False
+            if self._is_known_end(shard, offset) or not self._read(loan, reader):
+                self._waiting.setdefault(shard, {})[loan.number] = loan
             else:
-                ends[shard] = min(ends.get(shard, offset), offset)
-        if not is_at_end:
-            return
+                more.append(loan)
+        self._hungry = more
+        if not more:
+            self._wait_for_growth(queues)
+
+    def _wait_for_growth(self, queues: list[int]) -> None:
+        ends = dict(self._found) if queues or self._is_leading() else {}
+        for shard, waiting in self._waiting.items():
+            ends[shard] = min(loan.lanes.next_offset for loan in waiting.values())
         with self._watching:
             self._ends = ends
             self._watching.notify_all()
-        self._wakeup.wait(_IDLE_S)
+        if not self._wakeup.wait(_IDLE_S):
+            self._is_stale = True
+            self._hungry = [loan for waiting in self._waiting.values() for loan in waiting.values()]
+            self._waiting.clear()
+
+    def _is_known_end(self, shard: int, offset: int) -> bool:
+        """With many streams, those are not read that end where the shard does."""
+        return self._is_counting and not self._is_stale and offset >= self._found.get(shard, 0)
+
+    def _take_grown(self) -> list[LoanState]:
+        """Loans that waited for more, of shards that have grown; of all shards when nobody knows which have."""
+        grown = [
+            shard
+            for shard, waiting in self._waiting.items()
+            if not self._is_counting
+            or any(loan.lanes.next_offset < self._found.get(shard, 0) for loan in waiting.values())
+        ]
+        return [loan for shard in grown for loan in self._waiting.pop(shard).values()]
 
     def _read(self, loan: LoanState, reader: Reader) -> bool:
         piece = reader.read(loan, events_max=min(max(loan.lanes.room, 1), _READ_EVENTS_MAX))
@@ -141,12 +172,13 @@ class Feeder:
                     self._tell()
         return True
 
-    def _tell_growth(self, queues: list[int], *, is_counting: bool) -> dict[int, int]:
+    def _tell_growth(self, queues: list[int]) -> None:
         """Where the log has grown: members hear it at once from their leader, and the leader of a queue from members
-        that have time.  Returns the ends of all shards, or nothing when nobody is interested."""
+        that have time."""
         is_leading = self._is_leading()
-        if not queues and not is_leading and not is_counting:
-            return {}
+        self._is_counting = bool(queues) or is_leading or len(self._handler.loans) > _READ_AT_ONCE
+        if not self._is_counting:
+            return
         if self._is_stale:
             self._is_stale = False
             self._found = {state.shard: state.end for state in self._log.state()}
@@ -163,7 +195,6 @@ class Feeder:
                 with self._lock:
                     self._handler.on_log_grown(number, grown)
                 self._tell()
-        return dict(found) if queues or is_leading else {}
 
     # -- the watcher
 

@@ -46,7 +46,7 @@ T = TypeVar("T")
 _IDLE_S = 0.5
 _TELL_S = 0.002
 """Members are told that the log has grown this often at most."""
-_GROUPS_PER_WRITE = 250
+_WRITES_PER_ROUND = 256
 _READ_ALL_S = 30.0
 """Declarations are read at least this often: somebody may have changed one without saying so."""
 
@@ -64,8 +64,8 @@ class LeaderThread:
         self._new: queue.SimpleQueue[Leading] = queue.SimpleQueue()
         self._due: list[tuple[float, int, Leading]] = []
         self._serial = itertools.count()
-        self._touched: set[Leading] = set()
-        """Groups to which something has happened."""
+        self._touched: dict[Leading, None] = {}
+        """Groups to which something has happened, the one that waits longest first."""
         self._look_round_at = self._read_all_at = 0.0
         self._states: Sequence[ShardState] = ()
         self._changes = -1
@@ -151,7 +151,7 @@ class LeaderThread:
             while True:
                 group = self._new.get_nowait()
                 self._groups.setdefault(group.name, group)
-                self._touched.add(group)
+                self._touched[group] = None
         if now >= self._look_round_at:
             self._look_round(now)
         if now >= self._tell_at and not self._growth.empty():
@@ -160,13 +160,25 @@ class LeaderThread:
         while self._due and self._due[0][0] <= now:
             at, _, group = heapq.heappop(self._due)
             if at == group.scheduled and not self._is_later(group, now):
-                self._touched.add(group)
-        groups, self._touched = self._touched, set()
-        commits = [self._guard(group, group.step, now, may_claim=not self._is_closing) for group in groups]
-        self._write([commit for commit in commits if commit is not None])
+                self._touched[group] = None
+        self._work_on(now)
+        self.listening.look_after_strangers(time.monotonic())
+
+    def _work_on(self, now: float) -> None:
+        """Let groups do what they have to do.  Not all at once: signs of life, and what members ask for, go first."""
+        groups: list[Leading] = []
+        commits: list[Commit] = []
+        while self._touched and sum(len(commit.writes) for commit in commits) < _WRITES_PER_ROUND:
+            group = next(iter(self._touched))
+            del self._touched[group]
+            groups.append(group)
+            commit = self._guard(group, group.step, now, may_claim=not self._is_closing)
+            if commit is not None:
+                commits.append(commit)
+        if commits:
+            self._write_together(commits)
         for group in groups:
             self._after(group)
-        self.listening.look_after_strangers(time.monotonic())
 
     def _is_later(self, group: Leading, now: float) -> bool:
         """Whether the group has time after all, because leases were renewed meanwhile; then it is noted again."""
@@ -181,7 +193,7 @@ class LeaderThread:
         """Send what the group has to say, and note when it is due next."""
         self.listening.send(group)
         if group.leader is not None:
-            self._beat_at = min(self._beat_at, time.monotonic() + group.lease.beat_s)
+            self._beat_at = min(self._beat_at, time.monotonic() + group.beat_s)
             if group.leader.is_outdated:
                 self._look_round_at = 0.0
         due = group.next_due()
@@ -215,11 +227,12 @@ class LeaderThread:
                 continue
             if leader.holders() and now < self._close_by and not leader.is_silent(now):
                 leader.retire(now)
-                self._touched.add(group)
+                self._touched[group] = None
             else:
                 commits.append(group.resign(leader, now))
                 self.listening.send(group)
-        self._write(commits)
+        if commits:
+            self._write_together(commits)
         for commit in commits:
             if commit.group.leader is not None:
                 LOG.warning("Group %s: the leader could not resign, others wait for the claim time.", commit.group.name)
@@ -233,14 +246,18 @@ class LeaderThread:
             deadline = min(deadline, self._look_round_at, self._beat_at)
         if not self._growth.empty():
             deadline = min(deadline, self._tell_at)
-        timeout_s = 0.01 if self._is_closing else min(max(deadline - now, 0.0), _IDLE_S)
+        if self._touched:
+            deadline = now
+        timeout_s = min(max(deadline - now, 0.0), 0.01 if self._is_closing else _IDLE_S)
         for key, _ in self._selector.select(timeout_s):
             if key.data is self._waker:
                 self._waker.clear()
             elif key.data is None:
                 self.listening.accept()
             else:
-                self._touched |= self.listening.serve(key.data)
+                for group in self.listening.serve(key.data):
+                    self.listening.send(group)  # a lease counts from when it was asked for
+                    self._touched[group] = None
 
     # -- leases
 
@@ -272,20 +289,19 @@ class LeaderThread:
             ]
             if not led or lease.is_lost:
                 continue
-            settings = led[0].lease
             try:
                 self._renew_lease(lease)
-                self._beat_at = min(self._beat_at, now + min(group.lease.beat_s for group in led))
+                self._beat_at = min(self._beat_at, now + min(group.beat_s for group in led))
             except LogError as error:
                 self._log_trouble("Groups: the log cannot be used now: %s", error)
-                self._beat_at = min(self._beat_at, now + settings.watch_s)
+                self._beat_at = min(self._beat_at, now + led[0].lease.watch_s)
             for group in led:
                 if lease.is_lost:
                     self._guard(group, group.refused)
                 else:
                     group.kept(lease.renewed_at)
             if lease.is_lost:
-                self._touched |= set(led)
+                self._touched |= dict.fromkeys(led)
 
     def _renew_lease(self, lease: ProcessLease) -> None:
         """Raises LogError: what became of it is not known."""
@@ -325,7 +341,7 @@ class LeaderThread:
             self._log_trouble("The groups are gone with their log: %s", error)
             for group in led:
                 group.replaced()
-                self._touched.add(group)
+                self._touched[group] = None
             return
         except LogError as error:
             self._log_trouble("Groups: the log cannot be used now: %s", error)
@@ -340,7 +356,7 @@ class LeaderThread:
             leader = group.leader
             if leader is not None and (reads_all or has_moved or leader.is_outdated):
                 self._guard(group, group.renew, leader, states, now, reads_declaration=reads_all)
-                self._touched.add(group)
+                self._touched[group] = None
 
     def _tell_growth(self, now: float) -> None:
         ends: dict[int, int] = {}
@@ -350,12 +366,7 @@ class LeaderThread:
         for group in self._groups.values():
             if group.leader is not None:
                 group.leader.on_log_grown(ends, now)
-                self._touched.add(group)
-
-    def _write(self, commits: list[Commit]) -> None:
-        """Write what groups want to have written."""
-        for first in range(0, len(commits), _GROUPS_PER_WRITE):
-            self._write_together(commits[first : first + _GROUPS_PER_WRITE])
+                self._touched[group] = None
 
     def _stands(self, overthrows: tuple[str, int]) -> bool:
         """Whether a dead process's lease is still there: a write before this one may have taken it away."""
@@ -383,4 +394,4 @@ class LeaderThread:
                     next(versions)
                 self._guard(commit.group, commit.written, version)
             self._versions.update((name, 0) for name, _ in overthrown)
-        self._touched |= {commit.group for commit in commits}
+        self._touched |= dict.fromkeys(commit.group for commit in commits)

@@ -126,6 +126,7 @@ class Leading:
         self._record_bytes_max = log.conf[log_config.GROUP].record_bytes_max
         self._complain_at = 0.0
         self.lease = declaration.lease
+        self.beat_s = self.lease.beat_s
         self._settings = dataclasses.replace(config.leader_settings(conf), lease=self.lease)
         self.candidate = Candidate(
             LeaderRecord(id=uuid.uuid4().hex, key=key, incarnation=self._incarnation), self.lease
@@ -356,7 +357,7 @@ class Leading:
 
     def _commit(self, leader: Leader, claim: Claim) -> Commit:
         now = time.monotonic()
-        self._commit_at = now + min(self.lease.beat_s, self._commit_interval_s)
+        self._commit_at = now + min(self.beat_s, self._commit_interval_s)
         self._commit_early_at = now + self._commit_interval_s / 10
         is_touched, self._is_urgent, self._is_touched = self._is_touched, False, False
         commit = Commit(self, [self._registration(claim)], said=self._said)

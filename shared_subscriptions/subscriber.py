@@ -53,7 +53,8 @@ from shared_subscriptions.statistics import GroupSubscriberStatistics
 
 LOG = logging.getLogger(__name__)
 
-_IDLE_S = 0.5
+_IDLE_S = 5.0
+"""The protocol thread is woken; this is for what nobody has thought of."""
 _CLOSE_EXTRA_S = 1.0
 _ENDED_KEPT = 100
 
@@ -267,13 +268,16 @@ class GroupSubscriber(Closeable):
                 deadline = min(deadline, now + self._options.progress_interval)
             else:
                 self._is_idle = not self._handler.has_news
-        deadline = min([deadline, *(link.next_deadline() for link in self._links.values())])
-        timeout_s = min(max(deadline - time.monotonic(), 0.0), _IDLE_S)
-        for key, _ in self._selector.select(timeout_s):
-            if key.data is self._waker:
-                self._waker.clear()
-            else:
-                self._hear(key.data)
+        deadline = min([deadline, now + _IDLE_S, *(link.next_deadline() for link in self._links.values())])
+        is_quiet = True
+        while is_quiet and not self._is_stopping:
+            for key, _ in self._selector.select(max(0.0, deadline - time.monotonic())):
+                if key.data is self._waker:
+                    self._waker.clear()
+                    is_quiet = False
+                else:
+                    is_quiet &= self._hear(key.data)
+            is_quiet &= time.monotonic() < deadline
 
     def _note_progress(self) -> None:
         """Under the lock: there is something to report, or will be soon."""
@@ -364,12 +368,13 @@ class GroupSubscriber(Closeable):
                 "the group are lost at most. It keeps too little, or the group is too slow.", news,
             )  # fmt: skip
 
-    def _hear(self, link: LeaderLink) -> None:
+    def _hear(self, link: LeaderLink) -> bool:
+        """Hear what has come on a link; True when leases were renewed, and nothing else."""
         messages = link.receive()
         if not link.is_connected:
             self._leaders.look_now([self._groups[name].leading for name in link.groups])
         if not messages:
-            return
+            return False
         now = time.monotonic()
         with self._lock:
             for message in messages:
@@ -379,9 +384,11 @@ class GroupSubscriber(Closeable):
                 number = self._handler.agent.subscription_of(message.borrower)
                 if number is not None:
                     self._handler.on_message(number, message, now)
-            if any(not isinstance(message, PingAllResponse) for message in messages):
+            is_quiet = all(isinstance(message, PingAllResponse) for message in messages)
+            if not is_quiet:
                 self._lock.notify_all()
                 self._feeder.wake()
+        return is_quiet
 
     def _renew_all(self, link: LeaderLink, answer: PingAllResponse, now: float) -> None:
         asked_at, renewed = link.heard(answer)

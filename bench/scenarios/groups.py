@@ -1,8 +1,8 @@
 """Four members of one group: events/s acknowledged, next to four consumers of a Redis stream on the same server.
 
 Under ``redis`` the log lies in Redis, and the consumers of the stream use XREADGROUP and XACK, one entry per call and
-100 per call.  Under ``zmq`` the embedded log is measured, how well a queue spreads jobs over its members, and how long
-a group stands still when a member or its leader is killed.  What is consumed is there before the first consumer begins,
+100 per call.  Under ``zmq`` the embedded log is measured, how well a queue spreads jobs over its members, what idle
+groups cost, and how long a group stands still when a member or its leader is killed.  What is consumed is there before the first consumer begins,
 but for the jobs, for which members wait.
 """
 
@@ -33,6 +33,8 @@ SHARES = {"one by one": 0.05, "100 per call": 0.5}
 OURS_SHARE = 2.0
 JOB_S = 0.01
 JOBS = 1200
+IDLE, IDLE_QUICK = 1000, 20
+IDLE_S, IDLE_QUICK_S = 20.0, 0.5
 OURS = "heliograph, $shared"
 RAW = {name: f"XREADGROUP and XACK, {name}" for name in SHARES}
 
@@ -53,6 +55,12 @@ def measure(plan: Plan, driver: str) -> Outcome:
     jobs = _jobs(plan)
     rows += [{"case": f"$queue, {name}", "of the shortest time": round(found, 3)} for name, found in jobs.items()]
     measured |= {"queue": 1 / jobs["jobs of 10 ms"], "slow member": jobs["one member 10 times slower"]}
+    ready_s, share, threads, descriptors = _idle(plan)
+    rows.append({
+        "case": f"{IDLE_QUICK if plan.is_quick else IDLE} idle groups", "of a core": round(share, 4), "threads": threads,
+        "descriptors": descriptors, "ready after s": round(ready_s, 2),
+    })  # fmt: skip
+    measured |= {"idle cpu": share, "idle threads": float(threads)}
     if plan.is_quick:
         notes = ["nobody was killed: that takes longer than quick"]
         return Outcome("groups", driver, rows, check("groups", driver, measured), notes)
@@ -104,6 +112,16 @@ def _burst(url: str, speeds: list[float], count: int) -> float:
         rate = consumers.events_per_s(workers, count, begun_ns)
         _stop(workers)
     return sum(1 / job_s for job_s in speeds) / rate
+
+
+def _idle(plan: Plan) -> tuple[float, float, int, int]:
+    """Seconds until many groups are ready, the share of a core that they take then, threads and descriptors."""
+    plan.say("groups: idle ones")
+    count, watch_s = (IDLE_QUICK, IDLE_QUICK_S) if plan.is_quick else (IDLE, IDLE_S)
+    with _store("zmq") as url, Worker(consumers.idle, url, count, watch_s) as worker:
+        found: tuple[float, float, int, int] = worker.hear()
+        worker.end()
+    return found
 
 
 def _stalls(plan: Plan) -> dict[str, float]:

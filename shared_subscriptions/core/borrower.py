@@ -164,6 +164,8 @@ class Borrower:
         self._lease_end = 0.0
         self._asked: OrderedDict[int, float] = OrderedDict()
         self._streams: dict[int, _Borrowed] = {}
+        self._ending: set[int] = set()
+        """Those that are to be given back by some time."""
         self._timer = now
         self._give_up_at = float("inf")
 
@@ -190,7 +192,7 @@ class Borrower:
     def next_deadline(self) -> float:
         if self.state is State.GONE:
             return float("inf")
-        give_up = min((borrowed.give_up_at for borrowed in self._streams.values()), default=float("inf"))
+        give_up = min((self._streams[number].give_up_at for number in self._ending), default=float("inf"))
         lease_end = float("inf") if self.state is State.CONNECTING else self._lease_end
         return min(self._timer, self._give_up_at, lease_end, give_up)
 
@@ -286,9 +288,10 @@ class Borrower:
             self._report(stream, borrowed)  # whatever report was lost is made up for here
 
     def _give_up_revoked(self, now: float) -> None:
-        for stream, borrowed in self._streams.items():
+        for stream in sorted(self._ending):
+            borrowed = self._streams[stream]
             if now >= borrowed.give_up_at:
-                borrowed.give_up_at = float("inf")
+                self._ending.discard(stream)
                 borrowed.finished = True
                 self._report(stream, borrowed)
 
@@ -356,6 +359,7 @@ class Borrower:
             borrowed.loan = Loan.REVOKING
             if not is_portion(message.stream):  # nobody waits for those that are left of a portion
                 borrowed.give_up_at = now + self._settings.revoke_timeout_s
+                self._ending.add(message.stream)
             self.events.append(Revoking(message.stream))
         self._report(message.stream, borrowed)
 
@@ -363,6 +367,7 @@ class Borrower:
         borrowed = self._streams.get(message.stream)
         if borrowed is not None and borrowed.grant == message.grant:
             del self._streams[message.stream]
+            self._ending.discard(message.stream)
             self.events.append(Lost(message.stream))
         if is_portion(message.stream):
             self._drop(message.stream)
@@ -426,3 +431,4 @@ class Borrower:
     def _drop_streams(self) -> None:
         self.events += [Lost(stream) for stream in self._streams]
         self._streams.clear()
+        self._ending.clear()

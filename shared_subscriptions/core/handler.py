@@ -128,6 +128,11 @@ class Handler:
     def loans(self) -> list[LoanState]:
         return list(self._loans.values())
 
+    def take_hungry(self) -> list[LoanState]:
+        """Loans that want events since the last call, because they are new or have room again."""
+        hungry, self._marks.hungry = self._marks.hungry, {}
+        return [self._loans[number] for number in hungry if number in self._loans]
+
     def loan_of(self, event: GroupEvent) -> LoanState | None:
         """Where a delivered event belongs; None when its stream is not in this member's hands any more."""
         return self._loans.get(event.loan)

@@ -63,6 +63,8 @@ class Marks:
         """Those whose progress may have changed."""
         self.touched: dict[int, None] = {}
         """Those that may be complete or settled now."""
+        self.hungry: dict[int, None] = {}
+        """Those that want events: they are new, or have room again."""
         self.working: OrderedDict[int, None] = OrderedDict()
         """Those that may have something to deliver, now or later; they take turns."""
 
@@ -87,6 +89,7 @@ class StreamLanes:
         self._marks, self._mark_as = marks or Marks(), number
         self._settings = settings
         self._counters = counters
+        self._marks.hungry[number] = None
         self._is_ordered = is_ordered
         self._generation = progress.generation
         self._done = Acknowledged(progress.low, progress.ranges)
@@ -135,6 +138,7 @@ class StreamLanes:
         if 2 * self._load * self._event_bytes > WINDOW_BYTES:
             return False
         self._was_full = False
+        self._marks.hungry[self._mark_as] = None
         return True
 
     def skip(self, end: int) -> None:
