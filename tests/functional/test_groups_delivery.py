@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import datetime
+import functools
 import os
 import pathlib
 import socket
+import sqlite3
 import threading
 import time
 from collections.abc import Iterator
@@ -58,6 +60,10 @@ def new_subscriber(url: str, topics: list[str], **arguments: object) -> GroupSub
     except BaseException:
         log.close()
         raise
+
+
+def has_got(member: Member, wanted: set[tuple[str, int]]) -> bool:
+    return wanted <= member.got()
 
 
 def numbers(member: Member) -> list[int]:
@@ -466,6 +472,28 @@ def test_streams_of_a_lost_log_connection_are_not_lost(url: str, source: Source)
         wait_until(lambda: len(member.got()) == 20, PATIENCE_S, "ten more")
         assert member.subscriber.statistics().resets >= 1  # more on a machine that stands still
         assert sorted(number for number in numbers(member) if number <= 10) == list(range(1, 11))
+
+
+def test_a_damaged_frame_stops_the_stream_that_comes_to_it_and_no_other(tmp_path: pathlib.Path) -> None:
+    url, shards = f"sqlite://{tmp_path}/damaged.db?shards=4", 4
+    topics = [f"tenant-7/{number}" for number in range(16)]
+    damaged = [topic for topic in topics if durable_log.shard_of(topic, shards) == 0]
+    with contextlib.closing(durable_log.open(url)) as log:
+        source = Source(log)
+        groups.declare(log, "billing", "tenant-7/#", start="earliest", lease=CALM_LEASE)
+        for topic in topics:
+            source.publish(topic, 5)
+        with sqlite3.connect(tmp_path / "damaged.db") as store:
+            store.execute("UPDATE frames SET frame = zeroblob(length(frame)) WHERE id = 0")
+        store.close()
+        with Member(url, [SHARED]) as member:
+            for count in (5, 10):  # what is there, and what comes then
+                wanted = {(topic, number) for topic in topics if topic not in damaged for number in range(1, count + 1)}
+                wait_until(functools.partial(has_got, member, wanted), PATIENCE_S, "the others")
+                for topic in topics:
+                    source.publish(topic, 5)
+            wait_until(lambda: member.subscriber.statistics().log_errors, PATIENCE_S, "the damage to be told")
+            assert not {(damaged[0], number) for number in range(1, 6)} & member.got()
 
 
 def test_a_forked_child_does_not_touch_the_member(url: str, source: Source) -> None:
