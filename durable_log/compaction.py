@@ -137,9 +137,11 @@ class Compactor:
             return 0
         batches = (batch for table in tables for batch in table.combine_chunks().to_batches() if batch.num_rows)
         written = write_segment(
-            self._log.directory, self._log.maker, segment.shard, segment.first, batches, end=lambda: segment.end
-        )
+            self._log.directory, self._log.maker, segment.shard, segment.first, batches,
+            end=lambda: segment.end, lost=lambda: segment.lost,
+        )  # fmt: skip
         self._on_step("write")
+        self._sealer.note_change()
         compacted = written._replace(appended_ns_max=segment.appended_ns_max, replaces=pathlib.Path(segment.path).name)
         old = [self._log.encode_entry(segment)]
         span = (segment.first, segment.end)

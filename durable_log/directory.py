@@ -4,6 +4,9 @@ A file ``.log.json`` in it says to which log it belongs.  A directory of another
 more than the log knows of: the store was emptied, an older copy of it was restored, or two logs were given one
 directory.  Whoever went on would use offsets again that the files have already, and could never find the files again.
 
+Two copies of one store have one identity.  So the file also has a token, made by chance before each change of the
+directory, and the store has the same: a store that has another one is not the store that changed the directory last.
+
 The name of a segment says its offsets and the log; ``.NAME.tmp`` is one that is not finished, or was committed by a
 process that died before it could give the file its name.
 """
@@ -47,6 +50,10 @@ class _Mark(msgspec.Struct):
     shards: int
     """How many the log has: one that is made anew for these segments has to have as many."""
     ancestors: list[str]
+    token: str = ""
+    """Of the last change of the directory; the store that made it has the same."""
+    next_token: str = ""
+    """That the store has instead, if who changed the directory died before it could say that the store has it."""
 
 
 class FileName(NamedTuple):
@@ -159,6 +166,25 @@ def check_not_newer(directory: pathlib.Path, lineage: Lineage, ends: Ends) -> No
             )  # fmt: skip
 
 
+def check_last(directory: pathlib.Path, lineage: Lineage, token: Callable[[], str]) -> None:
+    """Raises SegmentsRefused when another store than the one that has this token changed the directory last."""
+    while not is_last(mark := read_mark(directory), token()):
+        if mark == read_mark(directory):  # else another process of this log changes it just now
+            raise SegmentsRefused(
+                f"{directory} was changed last by another copy of the store of the log {lineage.identity}: either two "
+                "copies of it are in use, and one of them must not be, or this one is older than the directory. "
+                f"{_WAYS_OUT}",
+                identity=lineage.identity, found=lineage.identity,
+            )  # fmt: skip
+
+
+def is_last(mark: _Mark | None, token: str) -> bool:
+    """Whether the store that has this token changed the directory last."""
+    if mark is None or not mark.token:
+        return True
+    return token == mark.token or (token == mark.next_token != "")
+
+
 def read_mark(directory: pathlib.Path) -> _Mark | None:
     """Raises LogCorrupt when the file cannot be understood."""
     path = directory / MARK
@@ -173,9 +199,10 @@ def read_mark(directory: pathlib.Path) -> _Mark | None:
     return mark
 
 
-def write_mark(directory: pathlib.Path, lineage: Lineage, shards: int) -> None:
+def write_mark(directory: pathlib.Path, lineage: Lineage, shards: int, token: str, next_token: str = "") -> None:
     """Say, durably, whose directory it is.  Call it with the directory's lock held."""
-    _write(directory, MARK, msgspec.json.encode(_Mark(_FORMAT, lineage.identity, shards, sorted(lineage.ancestors))))
+    mark = _Mark(_FORMAT, lineage.identity, shards, sorted(lineage.ancestors), token, next_token)
+    _write(directory, MARK, msgspec.json.encode(mark))
 
 
 def keep_frames(directory: pathlib.Path, frames: list[bytes]) -> None:

@@ -24,6 +24,7 @@ from urllib.parse import SplitResult
 
 from oslo_config import cfg
 
+from durable_log.errors import LogCorrupt, OffsetTooOld
 from pubsub_api.closing import Closeable
 from pubsub_api.core import events as event_codec
 from pubsub_api.core import frame as frames
@@ -99,6 +100,8 @@ class Segment(NamedTuple):
     timestamp_max: int
     replaces: str = ""
     """Name of the file in whose place compaction has put this one, empty when there was none."""
+    lost: str = ""
+    """Offsets that were damaged and given up, as ``50-55 70-72``: each from the first up to but without the second."""
 
 
 class StreamState(NamedTuple):
@@ -212,6 +215,19 @@ class LogApi(Closeable):
     @abc.abstractmethod
     def find(self, shard: int, appended_ns: int) -> int:
         """The first offset appended at or after this time by the store's clock; the end when there is none."""
+
+    def appended_at(self, shard: int, offset: int) -> int | None:
+        """When the event at an offset was appended, by the store's clock, as `StoredFrame.appended_ns`; None when it is
+        not there or cannot be read.
+
+        Who remembers an offset remembers this of the event before it, too: in a log that was restored from an older
+        copy, and has grown beyond the offset since, it differs.
+        """
+        try:
+            found = self.read(shard, offset, events_max=1, bytes_max=1)
+        except (OffsetTooOld, LogCorrupt):
+            return None
+        return found[0].appended_ns if found and found[0].offset <= offset else None
 
     def now_ns(self) -> int:
         """The time by the store's clock, which stamps what is appended: the host's, unless the store has its own."""

@@ -22,19 +22,18 @@ from collections.abc import Callable, Iterator
 from durable_log.directory import (
     directory_lock,
     forget_frames,
+    is_last,
     keep_frames,
     kept_frames,
     published,
     read_mark,
     staged_path,
     unpublished,
-    write_mark,
 )
 from durable_log.errors import LogCorrupt, SegmentsRefused
 from durable_log.identity import Lineage, new_identity
 from durable_log.log_api import Segment, ShardState, StoredFrame
 from durable_log.placing import NOWHERE, Position, Range, lacking, place
-from durable_log.sealing import Sealer
 from durable_log.segmented import RestoredShard, SegmentedLog
 from durable_log.segments import Description, describe, publish
 from pubsub_api.errors import InvalidConfig
@@ -63,7 +62,7 @@ class RepairReport:
     events: int = 0
     """Events in these."""
     given_up: int = 0
-    """Offsets of damaged frames in the store that were left out while the rest was sealed."""
+    """Offsets of damaged frames and segments that were left out, see `durable_log.giving_up`."""
     moved: int = 0
     """Events that were unsealed in the store and in no file, at offsets that files have: they are appended again."""
     notes: list[str] = dataclasses.field(default_factory=list)
@@ -102,7 +101,11 @@ def repair(log: SegmentedLog, *, is_dry: bool = False, on_file: OnFile = lambda 
         report.listed = sum(len(plan.segments) for plan in plans)
         report.added = sum(len(plan.added) for plan in plans)
         report.events = sum(one.rows for plan in plans for one in plan.added)
+        is_copy = not is_last(read_mark(log.directory), log.directory_token())
         has_changed = report.added > 0 or any(_is_manifest_wrong(log, plan) for plan in plans)
+        if is_copy and not has_changed:
+            has_changed = True
+            report.notes.append(f"{log.directory} was changed last by another copy of this store, which loses it")
         if is_dry:
             return report
         lineage = log.lineage
@@ -117,24 +120,9 @@ def repair(log: SegmentedLog, *, is_dry: bool = False, on_file: OnFile = lambda 
         for frame in kept_frames(log.directory):
             log.append([frame])  # knows what it has already
         forget_frames(log.directory)
-        write_mark(log.directory, lineage, log.shards)
+        log.note_change()
         report.identity = lineage.identity
     return report
-
-
-def give_up_damaged(log: SegmentedLog, report: RepairReport) -> None:
-    """Seal the shards that have damaged frames in the store, without those: what they held is lost, and their offsets
-    are a hole that readers pass over.  Raises LogUnavailable, SegmentsRefused, DriverDependencyMissing."""
-    sealer = Sealer(log)
-    for state in log.state():
-        offset = state.sealed
-        try:
-            while frames := log.hot_read(state.shard, offset, events_max=10_000, bytes_max=16 << 20).frames:
-                offset = frames[-1].end
-        except LogCorrupt as error:
-            report.notes.append(f"given up: {error}")
-            sealer.seal(state.shard, gives_up=True)
-    report.given_up = sealer.given_up
 
 
 def _owner(log: SegmentedLog) -> Lineage:

@@ -2,7 +2,8 @@
 
 Theory of operation.  Each step leaves the log whole, so a process may die after any of them::
 
-    lock      one process at a time seals, compacts and cleans in a directory of segments, which must be the log's own
+    lock      one process at a time seals, compacts and cleans in a directory of segments, which must be the log's own,
+              and must have been changed last by this store and not by a copy of it
     write     a file with a temporary name, synced to disk   died here: an orphan with a temporary name
     commit    manifest entry in, hot frames out: one transaction of the store
     publish   the file gets its name, synced to disk         died here: the next who looks for the file does it
@@ -24,11 +25,11 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 from durable_log import columns, config
-from durable_log.directory import MARK, check_not_newer, check_owner, directory_lock, published, write_mark
+from durable_log.directory import MARK, directory_lock, published, write_mark
 from durable_log.errors import LogCorrupt
 from durable_log.log_api import Segment, StoredFrame
 from durable_log.segmented import SegmentedLog
-from durable_log.segments import ROW_GROUP_BYTES, ROW_GROUP_EVENTS, discard, publish, write_segment
+from durable_log.segments import ROW_GROUP_BYTES, ROW_GROUP_EVENTS, discard, encode_lost, publish, write_segment
 from pubsub_api.errors import FrameError
 
 if TYPE_CHECKING:
@@ -52,18 +53,26 @@ class Sealer:
         self._on_step = on_step
         self.given_up = 0
         """Offsets of damaged frames that were left out."""
+        self._has_noted = False
         self._events_max: int = log.conf[config.GROUP].segment_events
 
     @contextlib.contextmanager
     def lock(self) -> Iterator[None]:
         """Hold the lock of the directory of segments.  Raises LogUnavailable when another process has it, and
-        SegmentsRefused when the directory belongs to another log."""
-        directory = self._log.directory
-        with directory_lock(directory):
-            check_owner(directory, self._log.lineage)
-            if not (directory / MARK).exists():
-                write_mark(directory, self._log.lineage, self._log.shards)
+        SegmentsRefused when the directory is not the log's own."""
+        log = self._log
+        with directory_lock(log.directory):
+            log.check_directory()
+            if not (log.directory / MARK).exists():
+                write_mark(log.directory, log.lineage, log.shards, log.directory_token())
+            self._has_noted = False
             yield
+
+    def note_change(self) -> None:
+        """Call it with the lock held, before the manifest or a published file is changed."""
+        if not self._has_noted:
+            self._log.note_change()
+            self._has_noted = True
 
     def seal(self, shard: int, before: int | None = None, *, gives_up: bool = False) -> list[Segment]:
         """Seal what a shard has before an offset, or all it has: whole frames, as many segments as needed.
@@ -74,7 +83,6 @@ class Sealer:
         """
         made: list[Segment] = []
         with self.lock():
-            self._check_not_newer()
             limit = self._log.state()[shard].end if before is None else before
             while (segment := self._seal_one(shard, limit, gives_up=gives_up)) is not None:
                 made.append(segment)
@@ -88,27 +96,26 @@ class Sealer:
         if opening is None and portions.end == first:
             return None
         batches = map(_to_batch, itertools.chain([] if opening is None else [opening], portions))
-        segment = write_segment(self._log.directory, self._log.maker, shard, first, batches, end=lambda: portions.end)
+        segment = write_segment(
+            self._log.directory, self._log.maker, shard, first, batches,
+            end=lambda: portions.end, lost=lambda: encode_lost(portions.lost),
+        )  # fmt: skip
         self._on_step("write")
+        self.note_change()
         if not self._log.add_segment(shard, first, segment.end, self._log.encode_entry(segment)):
             discard(segment)  # the shard was trimmed beyond it meanwhile
             return None
-        self.given_up += portions.given_up
+        self.given_up += sum(end - first for first, end in portions.lost)
         self._on_step("commit")
         publish(segment)
         self._on_step("publish")
         return segment
-
-    def _check_not_newer(self) -> None:
-        log = self._log
-        check_not_newer(log.directory, log.lineage, lambda: {one.shard: one.end for one in log.state()})
 
     def clean(self) -> list[pathlib.Path]:
         """Finish what died processes have left: give committed files their names, and remove what drops and compaction
         had named and not yet removed, and temporary files that are old.  Returns what was removed.  Holds the lock."""
         log, removed = self._log, list[pathlib.Path]()
         with self.lock():
-            self._check_not_newer()
             listed = log.segments()
             for segment in listed:
                 if not pathlib.Path(segment.path).exists():
@@ -120,6 +127,8 @@ class Sealer:
                 if is_dropped or (shard, path.name) in replaced:
                     removed.append(path)
             removed += _old_staged(log.directory)
+            if removed:
+                self.note_change()
             for path in removed:
                 path.unlink(missing_ok=True)
         return removed
@@ -133,7 +142,8 @@ class _Portions(Iterator[list[StoredFrame]]):
     ) -> None:
         self.end = first
         """Where what was taken so far ends."""
-        self.given_up = 0
+        self.lost: list[tuple[int, int]] = []
+        """Offsets of damaged frames that were left out."""
         self._log = log
         self._shard = shard
         self._limit = limit
@@ -151,7 +161,7 @@ class _Portions(Iterator[list[StoredFrame]]):
                 if not self._gives_up:
                     break  # what is before it makes a segment; the next one begins with it, and raises
                 LOG.error("Given up: %s", error)
-                self.given_up += error.end - self.end
+                self.lost.append((self.end, error.end))
                 self.end = error.end
         raise StopIteration
 

@@ -11,6 +11,7 @@ import bisect
 import logging
 import operator
 import pathlib
+import secrets
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
@@ -20,7 +21,18 @@ import msgspec
 from oslo_config import cfg
 
 from durable_log import checks, config
-from durable_log.directory import check_not_newer, check_owner, directory_of, parse_name, read_mark, staged_path
+from durable_log.checksums import gap
+from durable_log.directory import (
+    check_last,
+    check_not_newer,
+    check_owner,
+    directory_lock,
+    directory_of,
+    parse_name,
+    read_mark,
+    staged_path,
+    write_mark,
+)
 from durable_log.errors import LogCorrupt, LogUnavailable, OffsetTooOld
 from durable_log.identity import Lineage
 from durable_log.log_api import LogApi, Segment, ShardState, StoredFrame, shard_of
@@ -116,6 +128,14 @@ class SegmentedLog(LogApi):
         now, and give the log another identity.  When it dies half way, doing it again completes it.  Raises
         `used_meanwhile` when something was appended to one of them."""
 
+    @abc.abstractmethod
+    def directory_token(self) -> str:
+        """What `set_directory_token` has set last, empty when nothing was."""
+
+    @abc.abstractmethod
+    def set_directory_token(self, token: str) -> None:
+        """Keep what tells this store from its copies, see `durable_log.directory`.  Durable when it returns."""
+
     def unsealed_bytes(self) -> int:
         """What the unsealed part takes where it is stored, as far as that can be told."""
         return sum(state.bytes for state in self.state())
@@ -137,8 +157,22 @@ class SegmentedLog(LogApi):
     def initialize(self) -> None:
         self.connect()
         if self.conf[config.GROUP].segment_directory or self.default_directory is not None:
-            check_owner(self.directory, self.lineage)
-            check_not_newer(self.directory, self.lineage, lambda: {one.shard: one.end for one in self.state()})
+            self.check_directory()
+
+    def check_directory(self) -> None:
+        """Raises SegmentsRefused when the directory of segments belongs to another log, to a later state of this one,
+        or to another copy of its store."""
+        check_owner(self.directory, self.lineage)
+        check_not_newer(self.directory, self.lineage, lambda: {one.shard: one.end for one in self.state()})
+        check_last(self.directory, self.lineage, self.directory_token)
+
+    def note_change(self) -> None:
+        """Say, durably, that this store is about to change the directory: its copies are refused from now on.  Call it
+        with the directory's lock held, after `check_directory`."""
+        former, token = self.directory_token(), secrets.token_hex(8)
+        write_mark(self.directory, self.lineage, self.shards, former, token)
+        self.set_directory_token(token)
+        write_mark(self.directory, self.lineage, self.shards, token)
 
     @property
     def identity(self) -> str:
@@ -201,6 +235,22 @@ class SegmentedLog(LogApi):
                 return min(hot, self.segment_reader.find(segment, appended_ns))
         return hot
 
+    def appended_at(self, shard: int, offset: int) -> int | None:
+        checks.check_shard(shard, self.shards)
+        checks.check_offset(offset)
+        try:
+            state, frames = self.hot_read(shard, offset, events_max=1, bytes_max=1)
+            if offset >= state.sealed:
+                return frames[0].appended_ns if frames else None
+            segment = self._segment_at(shard, offset, state) if offset >= state.start else None
+            if segment is None:
+                return None
+            # One column of the file: `read` would build all frames around it.
+            batches = self.segment_reader.batches(segment, offset, offset + 1, ["appended_ns"])
+            return next((int(batch.column(0)[0].as_py()) for batch in batches if batch.num_rows), None)
+        except LogCorrupt:
+            return None
+
     def trim(self, shard: int, before: int) -> int:
         checks.check_shard(shard, self.shards)
         checks.check_offset(before)
@@ -210,9 +260,24 @@ class SegmentedLog(LogApi):
             start = _cut(state, segments, before, frames)
             if start <= state.start:
                 return 0
+            dropped = [segment for segment in segments if segment.first < start]
+            if dropped:
+                check_last(self.directory, self.lineage, self.directory_token)
             if self.drop(shard, start, state.sealed):
-                self.remove_files([segment for segment in segments if segment.first < start])
+                if dropped:
+                    self._remove_dropped(dropped)
                 return start - state.start
+
+    def _remove_dropped(self, segments: Sequence[Segment]) -> None:
+        """Remove the files of segments that were dropped, unless another process seals now: then the next cleaning
+        does."""
+        try:
+            with directory_lock(self.directory):
+                check_last(self.directory, self.lineage, self.directory_token)
+                self.note_change()
+                self.remove_files(segments)
+        except LogUnavailable as error:
+            LOG.info("The files of %d segments that were dropped stay for now: %s", len(segments), error)
 
     def segments(self, shard: int | None = None) -> list[Segment]:
         if shard is not None:
@@ -220,8 +285,8 @@ class SegmentedLog(LogApi):
         return [self.decode_entry(entry) for entry in self.manifest(shard)]
 
     def remove_files(self, segments: Sequence[Segment]) -> None:
-        """Remove the files of segments that were dropped, or replaced by compaction.  This is the only place where a
-        published file is removed.  One that cannot be removed stays, and the next sealing tries again."""
+        """Remove the files of segments that were dropped, or replaced by compaction.  Call it with the directory's lock
+        held.  One that cannot be removed stays, and the next sealing tries again."""
         for segment in segments:
             self.segment_reader.forget(segment)
             path = pathlib.Path(segment.path)
@@ -308,7 +373,7 @@ class SegmentedLog(LogApi):
         return segment._replace(path=str(self.directory / path))
 
 
-_ENTRY_TYPES = {name: str if name in ("path", "sha256", "replaces") else int for name in Segment._fields}
+_ENTRY_TYPES = {name: str if name in ("path", "sha256", "replaces", "lost") else int for name in Segment._fields}
 
 
 def _damaged_entry(entry: str, why: str) -> LogCorrupt:
@@ -324,20 +389,37 @@ def used_meanwhile(shard: int) -> LogUnavailable:
     )
 
 
-def take(found: Iterable[StoredFrame], *, offset: int, events_max: int, bytes_max: int) -> list[StoredFrame]:
+def take(
+    found: Iterable[StoredFrame], *, offset: int, events_max: int, bytes_max: int, state: ShardState | None = None
+) -> list[StoredFrame]:
     """Frames within the limits, and one at least.  Events before ``offset`` do not count towards them.
 
-    What lies before a damaged frame can be read; the next read begins with the damage, and raises.
+    With a ``state`` they are hot frames from the one that covers ``offset`` on, up to the end that it says, and there
+    must be no offset that none of them has.  What lies before damage can be read; the next read begins with the damage,
+    and raises LogCorrupt.
     """
     taken: list[StoredFrame] = []
     events = size = 0
+    place = offset
     try:
         for stored in found:
-            size += len(stored.frame)
-            if taken and (events >= events_max or size > bytes_max):
-                break
+            _, first, count, _, _, frame = stored  # each is looked at: attributes would cost more
+            end = first + count
+            if state is not None and first != place:
+                if end <= place:
+                    continue  # the one before a gap
+                if first > place:
+                    raise gap(state.shard, place, first)
+            size += len(frame)
+            if taken and size > bytes_max:
+                return taken
             taken.append(stored)
-            events += stored.count if stored.offset >= offset else stored.end - offset
+            events += count if first >= offset else end - offset
+            if events >= events_max:
+                return taken
+            place = end
+        if state is not None and place < state.end:
+            raise gap(state.shard, place, state.end)
     except LogCorrupt:
         if not taken:
             raise

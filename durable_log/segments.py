@@ -63,9 +63,16 @@ class _Index(msgspec.Struct, array_like=True):
     offsets: list[int]
     """First offset of each row group."""
     streams: list[_StreamRange]
+    lost: str = ""
+    """As in `Segment`."""
 
 
 # -- writing
+
+
+def encode_lost(ranges: Iterable[tuple[int, int]]) -> str:
+    """What `Segment.lost` says of ranges of offsets."""
+    return " ".join(f"{first}-{end}" for first, end in ranges)
 
 
 def write_segment(
@@ -76,14 +83,15 @@ def write_segment(
     portions: Iterable[pyarrow.RecordBatch],
     *,
     end: Callable[[], int] | None = None,
+    lost: Callable[[], str] = lambda: "",
 ) -> Segment:
     """Write a file and sync it to disk, under a temporary name.  `publish` gives it the name that is returned; until
     then nobody looks at it but who finds it in the manifest.
 
     ``maker`` is the log: its identity, and how many shards it has.  ``portions`` are batches with all columns of a
-    segment, in order, each beginning with a frame; each becomes a row group.  The segment ends at ``end()``, asked
-    when all are written, else with their last row, or where it begins when there is none.  Raises LogError when there
-    is no room for it.
+    segment, in order, each beginning with a frame; each becomes a row group.  The segment ends at ``end()``, else with
+    their last row, or where it begins when there is none; ``lost()`` is what was given up in it.  Both are asked when
+    all are written.  Raises LogError when there is no room for it.
     """
     arrow = import_pyarrow()
     folder = make_directory(shard_folder(directory, shard), mode=GROUP_READS)
@@ -102,6 +110,7 @@ def write_segment(
                 writer.write_batch(batch, row_group_size=batch.num_rows)
             index = summary.index
             index.end = index.end if end is None else end()
+            index.lost = lost()
             # As text: the format allows nothing else there, and Polars insists on it.
             writer.add_key_value_metadata({_INDEX: base64.b64encode(msgspec.msgpack.encode(index))})
         size, digest = _sync(path)
@@ -117,7 +126,7 @@ def write_segment(
         raise
     return Segment(
         shard, first, index.end, str(final), summary.rows, size, digest,
-        summary.appended_min, summary.appended_max, summary.timestamp_min, summary.timestamp_max,
+        summary.appended_min, summary.appended_max, summary.timestamp_min, summary.timestamp_max, lost=index.lost,
     )  # fmt: skip
 
 
@@ -201,7 +210,8 @@ class _Opened:
 
 def corrupt(segment: Segment, why: str) -> LogCorrupt:
     return LogCorrupt(
-        f"shard {segment.shard}, offsets {segment.first} to {segment.end}: the segment {segment.path} {why}",
+        f"shard {segment.shard}, offsets {segment.first} to {segment.end}: the segment {segment.path} {why}. Put the "
+        "right file back, or let 'heliograph log repair --give-up-damaged' go on without what it held",
         shard=segment.shard, first=segment.first, end=segment.end,
     )  # fmt: skip
 
@@ -247,6 +257,7 @@ def describe(path: pathlib.Path, shard: int, name: FileName) -> Description:
     segment = bare._replace(
         rows=summary.rows, bytes=size, sha256=digest(file), appended_ns_min=summary.appended_min,
         appended_ns_max=summary.appended_max, timestamp_min=summary.timestamp_min, timestamp_max=summary.timestamp_max,
+        lost=index.lost,
     )  # fmt: skip
     return Description(index.identity, index.shards, segment)
 

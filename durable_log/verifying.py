@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from durable_log.directory import published
 from durable_log.errors import LogCorrupt, OffsetTooOld
-from durable_log.log_api import LogApi, ShardState
+from durable_log.log_api import LogApi, Segment, ShardState
 from durable_log.segmented import SegmentedLog
 from durable_log.segments import check_file
 from pubsub_api.errors import FrameError, InvalidConfig
@@ -25,6 +26,8 @@ class Verification:
     segments: int = 0
     segment_bytes: int = 0
     problems: list[str] = dataclasses.field(default_factory=list)
+    given_up: list[str] = dataclasses.field(default_factory=list)
+    """Offsets that were damaged and given up, a sentence each.  Somebody decided so: not an error any more."""
     unlisted: list[str] = dataclasses.field(default_factory=list)
     """Files of segments that the manifest does not list.  Not an error of the log: nobody reads them, and nobody
     removes them.  An older store was restored, most likely."""
@@ -56,7 +59,11 @@ def _check_files(log: LogApi, state: ShardState, found: Verification) -> Iterato
     for segment in segments:
         found.segments += 1
         found.segment_bytes += segment.bytes
-        if segment.first > place:
+        for first, _, end in (one.partition("-") for one in segment.lost.split()):
+            found.given_up.append(
+                f"shard {state.shard}, offsets {first} to {end}: damaged and given up, nobody has them"
+            )
+        if segment.first > place and segment.first > log.state()[state.shard].start:  # or it was trimmed meanwhile
             yield f"shard {state.shard}: no segment has offsets {place} to {segment.first}"
         place = segment.end
         try:
@@ -70,10 +77,9 @@ def _check_frames(log: LogApi, state: ShardState, found: Verification) -> Iterat
     """Offsets are without holes, except where compaction made some, which only it can."""
     offset = state.start
     try:
-        segments = log.segments(state.shard)
+        compacted = _compacted(log, state.shard)
     except LogCorrupt:
-        offset, segments = state.sealed, []  # told already
-    compacted = [segment for segment in segments if segment.rows != segment.end - segment.first]
+        offset, compacted = state.sealed, []  # told already
     while offset < state.end:
         try:
             frames = log.read(state.shard, offset)
@@ -84,19 +90,32 @@ def _check_frames(log: LogApi, state: ShardState, found: Verification) -> Iterat
             yield str(error)
             offset = max(offset + 1, error.end if error.end is not None else state.end)
             continue
-        if not frames:
-            yield f"shard {state.shard}: offsets {offset} to {state.end} are missing"
-            return
+        for place, end in [(one.offset, one.end) for one in frames] or [(state.end, state.end)]:
+            if place > offset and not _covers(compacted, offset, place):
+                with contextlib.suppress(LogCorrupt):
+                    compacted = _compacted(log, state.shard)  # others may have compacted meanwhile
+                if not _covers(compacted, offset, place):
+                    yield f"shard {state.shard}: offsets {offset} to {place} are missing"
+            offset = end
         for one in frames:
-            if one.offset > offset and not any(part.first < one.offset and part.end > offset for part in compacted):
-                yield f"shard {state.shard}: offsets {offset} to {one.offset} are missing"
-            offset = one.end
             found.frames += 1
             found.events += one.count
             try:
                 one.events()
             except FrameError:
                 found.undecodable += one.count
+
+
+def _compacted(log: LogApi, shard: int) -> list[Segment]:
+    return [segment for segment in log.segments(shard) if segment.rows != segment.end - segment.first]
+
+
+def _covers(compacted: Sequence[Segment], start: int, end: int) -> bool:
+    """Whether all of a range lies where compaction was."""
+    for part in compacted:
+        if part.first <= start < part.end:
+            start = part.end
+    return start >= end
 
 
 def _unlisted(log: SegmentedLog) -> list[str]:

@@ -73,7 +73,7 @@ class CacheCore:
         self.position = 0
         self.newest = 0
         self.late = self.peak = 0
-        """The last version that came after a higher one, and that.  The owner may set them to 0."""
+        """The version that came furthest behind a higher one, and that.  The owner may set them to 0."""
         self.heard: list[int] | None = None
         """The versions of what was applied, when the owner wants them."""
         self.is_telling = True
@@ -162,7 +162,7 @@ class CacheCore:
             elif version <= position:  # reflected, or of a history that the database has lost
                 counters.stale += 1
                 continue
-            else:
+            elif newest - version > self.peak - self.late:
                 self.late, self.peak = version, newest
             key = event.key
             held = entries.get(key)

@@ -2,10 +2,14 @@
 
 A copy that follows the bus hears versions, and each is a revision of the database (`nb_api.revisions`).  All of them
 are asked for, unless they are too many.  Then the time between two checks is cut into slots, and of each slot the
-newest version is kept that was heard by its end, and the last one that came late with the one it came after.  When a
-database loses its history, it is away for a moment; what was heard last before that is the newest of its slot, so at
-least one revision that is lost is asked for.  On a busy bus a restore that takes less time than a slot, of a backup
-made after the last check, may go unnoticed.
+newest version is kept that was heard by its end, and the one that came furthest behind a higher one, with that.
+
+A database that loses its history gives lower numbers again.  When it is away for longer than a slot, what was heard
+last before that is the newest of its slot, and lost.  When it is away for less, the first version of the new history
+comes behind the newest of the lost one, and as far behind as changes were lost; what comes late in the ordinary way,
+because several publish, comes from nearer.  So on a busy bus one case may go unnoticed: of a backup made after the last
+check, put back within a slot, the copy hears nothing before the new history has overtaken all that it had heard of the
+lost one, or in the same slot something else comes late from still further behind.
 """
 
 from __future__ import annotations
@@ -28,6 +32,11 @@ class _Heard(NamedTuple):
     others: tuple[int, ...]
 
 
+def _distance(others: tuple[int, ...]) -> int:
+    """By how much a version came late."""
+    return others[1] - others[0] if others else -1
+
+
 class HistoryMarks:
     """Every method may be called from any thread.  ``interval_s``: how often the database is asked, 0 for seldom."""
 
@@ -44,8 +53,8 @@ class HistoryMarks:
         return self._kept + count <= _HEARD_MAX
 
     def heard(self, newest: int, others: tuple[int, ...], now: float) -> None:
-        """``newest`` is the highest version so far; of ``others`` the first two are the last that came late and the one
-        it came after, or 0."""
+        """``newest`` is the highest version so far; of ``others`` the first two are the one that came furthest behind a
+        higher one and that, or 0."""
         with self._lock:
             self._heard.append(_Heard(int(now / self._slot_s), newest, others))
             self._kept += len(others) - 1
@@ -53,15 +62,21 @@ class HistoryMarks:
                 self._thin_out()
 
     def _thin_out(self) -> None:
+        width, slots = 1, self._in_slots(1)
+        while len(slots) > _HEARD_MAX // 4:  # the database could not be asked for long
+            width *= 2
+            slots = self._in_slots(width)
+        self._heard = slots
+        self._kept = 2 * len(slots)
+
+    def _in_slots(self, width: int) -> list[_Heard]:
+        """What is kept when that many slots are one."""
         slots: dict[int, _Heard] = {}
         for one in self._heard:
-            before = slots.get(one.slot)
-            others = one.others[:2] if any(one.others[:2]) or before is None else before.others
-            slots[one.slot] = one._replace(others=others)
-        self._heard = list(slots.values())
-        while len(self._heard) > _HEARD_MAX // 4:  # the database could not be asked for long
-            self._heard = self._heard[::2]
-        self._kept = 2 * len(self._heard)
+            before = slots.get(one.slot // width)
+            others = max(one.others[:2], before.others if before else (), key=_distance)
+            slots[one.slot // width] = one._replace(others=others)
+        return list(slots.values())
 
     def read(self, revision: int) -> None:
         """The copy has followed the feed up to this revision: it stands for all before it."""

@@ -10,6 +10,7 @@ tried again by every sweep.  The others are not held up by it, and `OutboxSweepe
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import logging
 import random
@@ -21,7 +22,7 @@ from oslo_config import cfg
 from nb_api.config import GROUP
 from nb_api.db_api import Change, DbApi
 from nb_api.publishing import ChangePublisher, Refusal
-from pubsub_api.errors import Closed, HeliographError
+from pubsub_api.errors import Closed, HeliographError, NotPermitted
 from pubsub_api.seldom import SeldomLog
 
 LOG = logging.getLogger(__name__)
@@ -90,9 +91,15 @@ class OutboxSweeper:
     def _publish(self, changes: Sequence[Change]) -> list[Refusal]:
         """Publish and confirm; returns what cannot be published."""
         # First, so that nothing is sent again and again into a transport that takes nothing.
-        self._publisher.flush(timeout_s=self._timeout_s)
+        with contextlib.suppress(NotPermitted):  # of what others have published
+            self._publisher.flush(timeout_s=self._timeout_s)
         refused = self._publisher.publish(changes)
-        self._publisher.flush(timeout_s=self._timeout_s)
+        try:
+            self._publisher.flush(timeout_s=self._timeout_s)
+        except NotPermitted:
+            # Asked again it is known which.  What is sent twice is recognised by its version.
+            refused = self._publisher.publish(changes)
+            self._publisher.flush(timeout_s=self._timeout_s)
         if refused:
             self._log_refused("Outbox: %d changes cannot be published and stay: %s", len(refused), refused[0])
         without = {refusal.revision for refusal in refused}

@@ -125,8 +125,10 @@ class Intake:
         self.turned_at = now = time.monotonic()
         read = [found for key, mask in ready if (found := self._handle(key.data, mask)) is not None]
         if read:
-            self._sequencer.flush()
+            refused, reason = self._sequencer.flush()
             for peer in read:
+                if refused:  # whose they are is not known: each has to take it for its own
+                    peer.connection.refuse(refused, reason)
                 peer.connection.acknowledge()
                 self._write(peer)
         self._check_times(now)

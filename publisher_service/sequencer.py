@@ -44,6 +44,9 @@ class Sequencer:
         self._streams_max = streams_max
         self._topics: set[str] = set()
         self._lock = threading.Lock()
+        self._has_new_topics = False
+        self._not_permitted = 0
+        """What of the publisher's refused events is in the counters already."""
         self.counters = SequencerCounters()
         self.published_at: float | None = None
         """When something was published last, by the monotonic clock."""
@@ -52,13 +55,15 @@ class Sequencer:
     def has_journal(self) -> bool:
         return self._journal is not None
 
-    def publish(self, groups: Iterable[Group]) -> None:
-        """Publish events of the service's own, which it would find again by itself after a restart."""
+    def publish(self, groups: Iterable[Group]) -> tuple[int, str]:
+        """Publish events of the service's own, which it would find again by itself after a restart.  Returns how many
+        events were refused, and why."""
         own = list(groups)
         payload = messages.encode(Batch(0, own))
         with self._lock:
-            self._publish(b"\0" * messages.GUID_BYTES, 0, own, payload)
-        self.flush()
+            refused, reason = self._publish(b"\0" * messages.GUID_BYTES, 0, own, payload)
+        later, why = self.flush()
+        return refused + later, reason or why
 
     def take(self, worker: bytes, number: int, groups: Sequence[Group], payload: bytes) -> tuple[int, str]:
         """Publish a worker's batch.  Returns how many of its events cannot be, and why.  `flush` must follow."""
@@ -71,16 +76,29 @@ class Sequencer:
             if self._journal is not None:
                 self._journal.forget(worker)
 
-    def flush(self) -> None:
+    def flush(self) -> tuple[int, str]:
         """Return when everything taken so far is handed to the transport, or refused by it and kept for repair.
 
         What the transport does not permit is neither: it is dropped, and its topic refused from then on for a while.
+        Returns how many events that are, whoever they are from, and why.  Only for the first events of a topic it waits
+        until the transport has said so, since most would wait in vain; a permission that is withdrawn later is told by
+        one of the next calls.
         """
+        refused, reason = 0, ""
+        has_new_topics, self._has_new_topics = self._has_new_topics, False
         try:
-            self._publisher.flush()
-        except (TransportUnavailable, NotPermitted):  # the publisher counts what was not permitted, and says what
+            self._publisher.flush(awaits_refusals=has_new_topics)
+        except TransportUnavailable:
             self.counters.transport_failures += 1
+        except NotPermitted as error:
+            total = self._publisher.statistics().refused
+            refused, reason = max(1, total - self._not_permitted), str(error)
+            self._not_permitted = total
+            self.counters.refused_events += refused
+            with self._lock:
+                self._topics.clear()  # which of them is barred now is not known: all count as new again
         self.published_at = time.monotonic()
+        return refused, reason
 
     def _publish(self, worker: bytes, number: int, groups: Sequence[Group], payload: bytes) -> tuple[int, str]:
         good, refused, reason = groups, 0, ""
@@ -128,6 +146,7 @@ class Sequencer:
             if len(self._topics) >= self._streams_max:
                 return f"topic {topic!r} would be one stream too many: streams_max is reached"
             self._topics.add(topic)
+            self._has_new_topics = True
         return ""
 
     def _write_ahead(self, worker: bytes, number: int, groups: Sequence[Group], payload: bytes) -> None:

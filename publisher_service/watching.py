@@ -52,8 +52,17 @@ class OwnPublisher(ChangePublisher):
 
         refused = send_each(add, changes)
         batch: list[Group] = list(groups.items())
-        if batch:
-            self._sequencer.publish(batch)
+        if batch and self._sequencer.publish(batch)[0]:
+            # One by one it shows which.  What is sent again is recognised by its version.
+            reasons = {
+                topic: why for topic, encoded in batch if (why := self._sequencer.publish([(topic, encoded)])[1])
+            }
+            refused += [
+                Refusal(change.revision, change.table, change.key, reasons[topic])
+                for change in changes
+                for topic in [change.topic if change.topic in reasons else change.left_topic]
+                if topic in reasons
+            ]
         return refused
 
     def flush(self, *, timeout_s: float) -> None:  # noqa: ARG002  it takes as long as the transport takes

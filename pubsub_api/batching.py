@@ -247,7 +247,7 @@ class Batcher(abc.ABC):
                 if event.topic != topic or len(run) >= self._batch_events_max:
                     self._queue_run(topic, run)
                     topic, run = event.topic, []
-                run.append(encode_event(event, stamp, looks_inside=not len(run) % CHECK_INTERVAL))
+                run.append(encode_event(event, stamp, looks_inside=not (stamp - first_stamp) % CHECK_INTERVAL))
         except AttributeError as error:
             raise _not_an_event(event) from error
         finally:
@@ -318,23 +318,32 @@ class Batcher(abc.ABC):
             if self._has_ended and any(one is encoded for one in stream.pending):
                 raise Closed(f"publisher {self._name} is closed")
 
-    def flush(self, *, timeout_s: float | None = None) -> None:
-        """Return when everything sent before is handed to the transport.
+    def flush(self, *, timeout_s: float | None = None, awaits_refusals: bool = True) -> None:
+        """Return when everything sent before is handed to the transport, and it has said what of that it refuses.
 
         Raises WaitTimeout, and TransportUnavailable when the transport refused the newest frames: they are kept for
         repair as long as the cache holds them.  Raises NotPermitted, once, when the transport has refused frames for
-        lack of permission since the last flush, as far as it has said so: they are not kept.
+        lack of permission since the last flush: they are not kept.  Without ``awaits_refusals`` those of the newest
+        frames may be told by a later flush.
         """
         self._check_usable()
+        begun = time.monotonic()
         if not self._lock.acquire(timeout=-1 if timeout_s is None else timeout_s):
             raise WaitTimeout(f"publisher {self._name}: the backlog was not sent within {timeout_s} s")
         try:
             self._drain_locked()
-            self._take_refusals()
             failure = self._last_failure
-            not_permitted, self._not_permitted = self._not_permitted, None
         finally:
             self._lock.release()
+        try:  # not under the lock: others may send meanwhile
+            if awaits_refusals:
+                rest_s = None if timeout_s is None else max(0.0, begun + timeout_s - time.monotonic())
+                self._end.settle(timeout_s=rest_s)
+        except TransportUnavailable as error:
+            failure = failure or error
+        with self._lock:
+            self._take_refusals()
+            not_permitted, self._not_permitted = self._not_permitted, None
         if not_permitted is not None:
             raise not_permitted
         if failure is not None:

@@ -172,6 +172,14 @@ class PublisherApi(abc.ABC):
         for topic, frame in frames:
             self.send(topic, frame)
 
+    def settle(self, *, timeout_s: float | None = None) -> None:  # noqa: B027  most transports say it while sending
+        """Return when the transport has said of all that was sent before whether it refuses it.
+
+        For who must know: what was refused for lack of permission was reported as `Refused` by then.  Bounded, also
+        without a time.  Raises WaitTimeout, and TransportUnavailable when something else was refused or the link was
+        lost before all was said.  A driver whose transport refuses nothing later leaves this as it is.
+        """
+
     @abc.abstractmethod
     def serve(self, handler: QueryHandler) -> None:
         """Answer queries with ``handler`` until ``close``.  Call once, after ``initialize``.  Raises NotSupported."""

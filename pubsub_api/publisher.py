@@ -195,7 +195,8 @@ class Publisher(Batcher, Closeable):
             with self._lock:
                 return self._core.answer(query, stamp, time.monotonic(), selected)
         except (FrameError, InvalidTopic) as error:
-            self._bad_queries += 1
+            with self._lock:  # a driver may ask on several threads
+                self._bad_queries += 1
             self._log_bad_query("Publisher %s refused a query: %s", self._name, error)
             return iter(())
 

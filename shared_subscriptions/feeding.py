@@ -41,10 +41,11 @@ class Feeder:
         tell: Callable[[], None],
         note: Callable[[], None],
         is_leading: Callable[[], bool],
+        is_led_here: Callable[[int], bool],
         on_growth: Callable[[Mapping[int, int]], None],
     ) -> None:
-        """``tell`` makes the protocol thread report what has changed, ``note`` lets it do so when it is due.  While this process leads a group, ``on_growth``
-        is told at once which shards have grown, and where they end."""
+        """``tell`` makes the protocol thread report what has changed, ``note`` lets it do so when it is due.  While
+        this process leads a group, ``on_growth`` is told at once which shards have grown, and where they end."""
         self.log_errors = 0
         self._log_trouble = SeldomLog(LOG)
         self.undecodable = 0
@@ -52,7 +53,8 @@ class Feeder:
         self._handler = handler
         self._lock = lock
         self._reader_of = reader_of
-        self._tell, self._note, self._is_leading, self._on_growth = tell, note, is_leading, on_growth
+        self._tell, self._note, self._on_growth = tell, note, on_growth
+        self._is_leading, self._is_led_here = is_leading, is_led_here
         self._is_closed = False
         self._wakeup = threading.Event()
         self._watching = threading.Condition()
@@ -205,6 +207,8 @@ class Feeder:
             grown = {shard: end for shard, end in found.items() if end > known.get(shard, 0)}
             if grown:
                 known |= grown
+                if self._is_led_here(number):
+                    continue  # its leader has been told just now
                 with self._lock:
                     self._handler.on_log_grown(number, grown)
                 self._tell()

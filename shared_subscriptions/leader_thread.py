@@ -81,7 +81,9 @@ class LeaderThread:
         self._beat_at = 0.0
         self._versions: dict[str, int] = {}
         """Of leases, as they were read in this round."""
-        self._process = Process(self.listening.open, self._lease, self._version_of, self.listening.counters)
+        self._process = Process(
+            self.listening.open, self._lease, self._version_of, self.listening.send, self.listening.counters
+        )
         self._thread = threading.Thread(target=self._run, name="heliograph-group-leader", daemon=True)
 
     # -- from other threads
@@ -214,6 +216,11 @@ class LeaderThread:
         except OSError as error:
             LOG.error("Group %s: this process cannot lead: %s", group.name, error)
             group.cannot_listen()
+        except Closed:
+            raise
+        except Exception:
+            LOG.exception("Group %s: this process will not lead it any more", group.name)
+            group.give_up()
         return None
 
     def _is_done(self) -> bool:
@@ -289,27 +296,28 @@ class LeaderThread:
             ]
             if not led or lease.is_lost:
                 continue
+            is_lost = False
             try:
-                self._renew_lease(lease)
+                is_lost = self._renew_lease(lease)
                 self._beat_at = min(self._beat_at, now + min(group.beat_s for group in led))
             except LogError as error:
                 self._log_trouble("Groups: the log cannot be used now: %s", error)
                 self._beat_at = min(self._beat_at, now + led[0].lease.watch_s)
             for group in led:
-                if lease.is_lost:
+                if is_lost:
                     self._guard(group, group.refused)
                 else:
                     group.kept(lease.renewed_at)
-            if lease.is_lost:
+            if is_lost:
                 self._touched |= dict.fromkeys(led)
 
-    def _renew_lease(self, lease: ProcessLease) -> None:
-        """Raises LogError: what became of it is not known."""
+    def _renew_lease(self, lease: ProcessLease) -> bool:
+        """Whether the lease is lost.  Raises LogError: what became of it is not known."""
         if lease.is_uncertain:
             record = self._log.get_record(lease.name)
             lease.observed(*((None, 0) if record is None else (record.value, record.version)))
         if lease.is_lost:
-            return
+            return True
         try:
             (version,) = self._log.put_records([lease.renewal(time.monotonic(), time.time_ns())])
         except RecordConflict:
@@ -319,6 +327,7 @@ class LeaderThread:
             raise
         else:
             lease.written(version)
+        return lease.is_lost
 
     def _drop_leases(self) -> None:
         """Nothing is led any more."""

@@ -1,8 +1,8 @@
 """One group at a process that may lead it: who leads, and what is stored of it while this process does.
 
-Every member has one of these for each of its groups, and so has `heliograph group serve`.  While another process leads,
-it looks at the leader's record now and then and tells its owner where to find the leader.  When it leads itself, it lets
-the core decide, and stores progress together with its registration, all or nothing.
+Every member has one of these for each of its groups, and so has `heliograph group serve`.  While another process
+leads, it looks at the leader's record now and then and tells its owner where to find the leader.  When it leads itself,
+it lets the core decide, and stores progress together with its registration, all or nothing.
 
 It has no thread and no socket: `LeaderThread` calls it, carries out what `step` wants to have written, together with
 what other groups want, and delivers the messages of the core.
@@ -47,6 +47,8 @@ Write = tuple[str, bytes | None, int | None]
 _GONE_S = 60.0
 """Between looks at a log that another one has replaced: this does not pass, but a store may be put back."""
 _IDLE_S = 0.5
+_SILENT_S = 0.05
+"""Between looks at a group that cannot be led before the process has given a sign of life again."""
 _COMPLAIN_S = 60.0
 """Between two complaints about the same."""
 
@@ -77,6 +79,8 @@ class Process:
     """The lease under which a group can be led.  Raises LogError."""
     version_of: Callable[[str], int]
     """The version of the lease of that name, 0 when it is gone.  Raises LogError."""
+    send: Callable[[Leading], None]
+    """Sends what a group has to say to its members."""
     counters: Counter[str]
 
 
@@ -153,6 +157,8 @@ class Leading:
             return self.look_at
         if self.candidate.role is Role.UNCERTAIN:
             return self.look_at
+        if self.leader.is_silent(now := time.monotonic()):
+            return now + _SILENT_S
         return min(self.leader.next_deadline(), self._next_commit())
 
     def step(self, now: float, *, may_claim: bool) -> Commit | None:
@@ -351,6 +357,7 @@ class Leading:
         self._last_words = leader.messages
         self.candidate.refused()
         self.end()
+        self._process.send(self)  # members are told before anybody else is
         self._owner.on_destroyed()
 
     # -- storing
@@ -434,6 +441,12 @@ class Leading:
     def cannot_listen(self) -> None:
         self.counters["socket_errors"] += 1
         self.look_at = time.monotonic() + _IDLE_S
+
+    def give_up(self) -> None:
+        """Something is wrong with the group, or with this program: lead it no more."""
+        self.candidate.role = Role.RETIRED
+        self.end()
+        self.look_at = float("inf")
 
     def replaced(self) -> None:
         """Another log is in the place of the one that has the group."""

@@ -1,4 +1,4 @@
-"""A member's way to a process that leads some of its groups: one connection for all of them."""
+"""A member's ways to the processes that lead its groups: one connection to each, whatever the number of groups."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ import contextlib
 import logging
 import selectors
 from collections import Counter, OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 
 from pubsub_api.errors import FrameError
 from shared_subscriptions.core import messages as m
+from shared_subscriptions.core.candidate import LeaderRecord
 from shared_subscriptions.sockets import Connection
 
 LOG = logging.getLogger(__name__)
@@ -140,3 +141,52 @@ class LeaderLink:
         self._speakers.clear()
         self._asked.clear()
         self._interval_s = self._ping_at = float("inf")
+
+
+class LeaderLinks:
+    """Owned by the member's protocol thread."""
+
+    def __init__(self, selector: selectors.BaseSelector, *, bytes_max: int) -> None:
+        self.counters: Counter[str] = Counter()
+        self._selector = selector
+        self._bytes_max = bytes_max
+        self._links: dict[tuple[str, bytes], LeaderLink] = {}
+        """By where a leader is reached, and its key."""
+        self._homes: dict[str, LeaderLink] = {}
+        """By group."""
+
+    @property
+    def all(self) -> Collection[LeaderLink]:
+        return self._links.values()
+
+    def of(self, group: str) -> LeaderLink | None:
+        """The way to the leader of a group; None when nobody leads it."""
+        return self._homes.get(group)
+
+    def maintain(self, moved: Mapping[str, LeaderRecord | None], now: float) -> set[str]:
+        """Let groups talk to the leaders that they have ``moved`` to, and connect where that is to be done.  Returns
+        the groups whose leader can be asked something that it could not be before."""
+        for group, leader in moved.items():
+            former = self._homes.pop(group, None)
+            if former is not None:
+                former.groups.discard(group)
+            if leader is not None:
+                link = self._homes[group] = self._to(leader.endpoint, leader.key)
+                link.groups.add(group)
+        for place, link in list(self._links.items()):
+            if not link.groups:
+                link.close()
+                del self._links[place]
+        fresh = {group for group in moved if group in self._homes and self._homes[group].is_connected}
+        return fresh.union(*(link.groups for link in self._links.values() if link.maintain(now)))
+
+    def _to(self, endpoint: str, key: bytes) -> LeaderLink:
+        if (endpoint, key) not in self._links:
+            self._links[endpoint, key] = LeaderLink(
+                self._selector, endpoint, key, self.counters, bytes_max=self._bytes_max
+            )  # fmt: skip
+        return self._links[endpoint, key]
+
+    def close(self) -> None:
+        for link in self._links.values():
+            link.close()

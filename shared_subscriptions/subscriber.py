@@ -3,9 +3,8 @@
 Threads.  The *protocol* thread talks to leaders and drives the core's clock.  The *reader* reads the log for the
 streams that are held, and the *watcher* waits for it to grow.  *Dispatchers* call the user; when the user iterates
 instead, its own thread is the dispatcher.  The *leader's* thread watches who leads which group, and leads some.  All of
-them meet in the core, under one lock that is never held during I/O or a call of the user.  There are as many threads and
-sockets for a thousand groups as for one, and while nothing happens what they do does not depend on the number of groups
-but for the renewal of leases.
+them meet in the core, under one lock that is never held during I/O or a call of the user.  There are as many threads
+and sockets for a thousand groups as for one.
 """
 
 from __future__ import annotations
@@ -20,7 +19,6 @@ import socket
 import threading
 import time
 import uuid
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 
 from oslo_config import cfg
@@ -44,7 +42,7 @@ from shared_subscriptions.errors import GroupDestroyed, GroupNotFound, NotAGroup
 from shared_subscriptions.feeding import Feeder
 from shared_subscriptions.leader_thread import LeaderThread
 from shared_subscriptions.leading import Leading, Owner
-from shared_subscriptions.links import LeaderLink
+from shared_subscriptions.links import LeaderLink, LeaderLinks
 from shared_subscriptions.parking import DeadLetters
 from shared_subscriptions.reading import Reader
 from shared_subscriptions.recording import Recording
@@ -69,7 +67,6 @@ class _Group:
     letters: DeadLetters
     leader: LeaderRecord | None = None
     """Whom to talk to."""
-    link: LeaderLink | None = None
 
 
 class GroupSubscriber(Closeable):
@@ -117,9 +114,6 @@ class GroupSubscriber(Closeable):
         self._destroyed: set[str] = set()
         self._moved: set[str] = set()
         """Groups whose leader is another one than the protocol thread knows."""
-        self._links: dict[tuple[str, bytes], LeaderLink] = {}
-        """By where a leader is reached, and its key."""
-        self._link_counters: Counter[str] = Counter()
         self._is_idle = False
         """The protocol thread sleeps until something happens."""
         self._protocol_errors = 0
@@ -129,10 +123,11 @@ class GroupSubscriber(Closeable):
         self._is_inherited = False
         self._selector = selectors.DefaultSelector()
         self._waker = Waker(self._selector)
+        self._links = LeaderLinks(self._selector, bytes_max=self._options.message_bytes_max)
         self._leaders = LeaderThread(log, conf)
         self._feeder = Feeder(
             log, self._handler, self._lock, self._reader_of, tell=self._waker.wake, note=self._note_progress,
-            is_leading=self._is_leading, on_growth=self._leaders.log_grown,
+            is_leading=self._is_leading, is_led_here=self._is_led_here, on_growth=self._leaders.log_grown,
         )  # fmt: skip
         self._dispatch = Dispatch(
             self._handler, self._lock, self._options, on_event=on_event, on_events=on_events, auto_ack=auto_ack,
@@ -215,9 +210,10 @@ class GroupSubscriber(Closeable):
         return _Group(declaration, self._leaders.add(declaration, owner), reader, letters)
 
     def _is_own(self, borrower: str) -> bool:
-        """Whether a borrower is of this subscriber.  For the leader's thread."""
+        """Whether a borrower is of this subscriber, or was before a reset: leases end with a dead leader, and what it
+        wanted holds until there is another.  For the leader's thread."""
         with self._lock:
-            return self._handler.agent.subscription_of(borrower) is not None
+            return self._handler.agent.is_own(borrower)
 
     def _reader_of(self, subscription: int) -> Reader:
         return self._groups[self._subscriptions[subscription]].reader
@@ -227,6 +223,9 @@ class GroupSubscriber(Closeable):
 
     def _is_leading(self) -> bool:
         return any(group.leading.is_leading for group in list(self._groups.values()))
+
+    def _is_led_here(self, subscription: int) -> bool:
+        return self._groups[self._subscriptions[subscription]].leading.is_leading
 
     # -- what the leader's thread says
 
@@ -256,8 +255,7 @@ class GroupSubscriber(Closeable):
             except Exception:
                 self._protocol_errors += 1
                 LOG.exception("Shared subscription: talking to a leader failed; it goes on")
-        for link in self._links.values():
-            link.close()
+        self._links.close()
 
     def _listen(self) -> None:
         """Wait for what leaders say, until something is due."""
@@ -268,7 +266,7 @@ class GroupSubscriber(Closeable):
                 deadline = min(deadline, now + self._options.progress_interval)
             else:
                 self._is_idle = not self._handler.has_news
-        deadline = min([deadline, now + _IDLE_S, *(link.next_deadline() for link in self._links.values())])
+        deadline = min([deadline, now + _IDLE_S, *(link.next_deadline() for link in self._links.all)])
         is_quiet = True
         while is_quiet and not self._is_stopping:
             for key, _ in self._selector.select(max(0.0, deadline - time.monotonic())):
@@ -290,9 +288,8 @@ class GroupSubscriber(Closeable):
         self._is_idle = False
         now = time.monotonic()
         with self._lock:
-            moved, self._moved = [self._groups[name] for name in self._moved], set()
-        fresh = self._relink(moved)
-        fresh |= {name for link in self._links.values() if link.maintain(now) for name in link.groups}
+            moved, self._moved = {name: self._groups[name].leader for name in self._moved}, set()
+        fresh = self._links.maintain(moved, now)
         with self._lock:
             if fresh:
                 self._ask_at_once(fresh, now)
@@ -308,33 +305,12 @@ class GroupSubscriber(Closeable):
             if messages or self._is_closed:
                 self._lock.notify_all()
         for name, message, ping_s in messages:
-            link = self._groups[name].link
+            link = self._links.of(name)
             if link is not None:
                 link.send(name, message, ping_s=ping_s)
-        for link in self._links.values():
+        for link in self._links.all:
             link.ping_all(now, functools.partial(self._speaks_on, link))
             link.flush()
-
-    def _relink(self, moved: Sequence[_Group]) -> set[str]:
-        """Let groups talk to the leaders that they have now.  Returns those whose leader is reached already."""
-        for group in moved:
-            leader, name = group.leader, group.declaration.name
-            if group.link is not None:
-                group.link.groups.discard(name)
-                group.link = None
-            if leader is not None:
-                place = leader.endpoint, leader.key
-                if place not in self._links:
-                    self._links[place] = LeaderLink(
-                        self._selector, *place, self._link_counters, bytes_max=self._options.message_bytes_max
-                    )  # fmt: skip
-                group.link = self._links[place]
-                group.link.groups.add(name)
-        for place, link in list(self._links.items()):
-            if not link.groups:
-                link.close()
-                del self._links[place]
-        return {group.declaration.name for group in moved if group.link is not None and group.link.is_connected}
 
     def _ping_s(self, subscription: int) -> float:
         borrower = self._handler.agent.borrower(subscription)
@@ -403,7 +379,7 @@ class GroupSubscriber(Closeable):
         """Whether a borrower is there, and its group is led at the other end of the link."""
         with self._lock:
             number = self._handler.agent.subscription_of(borrower)
-            return number is not None and self._groups[self._subscriptions[number]].link is link
+            return number is not None and self._links.of(self._subscriptions[number]) is link
 
     # -- what the user calls
 
@@ -485,7 +461,7 @@ class GroupSubscriber(Closeable):
                 waiting=sum(loan.lanes.load for loan in self._handler.loans), grants=self._handler.granted,
                 resets=self._handler.agent.resets, log_errors=self._feeder.log_errors,
                 protocol_errors=self._protocol_errors,
-                bad_messages=self._link_counters["bad_messages"], link_failures=self._link_counters["link_failures"],
+                bad_messages=self._links.counters["bad_messages"], link_failures=self._links.counters["link_failures"],
                 park_failures=self._dispatch.park_failures,
                 callback_errors=self._dispatch.callback_errors,
                 is_leading=sum(group.leading.is_leading for group in self._groups.values()),
@@ -536,7 +512,8 @@ class GroupSubscriber(Closeable):
             raise NotAGroupEvent(f"{type(event).__name__} did not come from a shared subscription")
 
     def after_fork_in_child(self) -> None:
-        forking.set_aside((self._selector, self._waker, self._groups, self._leaders, self._links, self._feeder, self._dispatch, self._lock))
+        parts = self._selector, self._waker, self._groups, self._leaders, self._links, self._feeder, self._dispatch
+        forking.set_aside((*parts, self._lock))
         self._is_inherited = True
         self._lock = threading.Condition(threading.RLock())
 

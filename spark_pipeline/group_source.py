@@ -12,7 +12,7 @@ of the same name.
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
@@ -26,8 +26,8 @@ from spark_pipeline import group_jobs
 from spark_pipeline import shares as sharing
 from spark_pipeline.options import SourceOptions
 from spark_pipeline.partitions import LogPartition, read_partition, stream_partitions
-from spark_pipeline.places import check_identity, check_reached, mark_with_log
-from spark_pipeline.ranges import Offsets
+from spark_pipeline.places import check_identity, check_kept, check_reached, mark_with_log
+from spark_pipeline.ranges import LogRange, Offsets
 from spark_pipeline.shares import Place, Run, Turn, Waiting
 
 if TYPE_CHECKING:
@@ -90,7 +90,8 @@ class GroupStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """The ranges of the turn, whatever others have taken since the one before."""
         declaration = groups.get(self._opened(), self._options.group)
         log, ranges = self._opened(), self._place(end).turn.ranges
-        check_reached(log.state(), {one.shard: one.end for one in ranges}, "a batch of this checkpoint")
+        check_reached(log.state(), _ends_of(ranges), "a batch of this checkpoint")
+        check_kept(log, end, _ends_of(ranges), "a batch of this checkpoint")
         filters, events_per_task = [declaration.topic_filter], self._options.events_per_task
         return stream_partitions(ranges, filters, log.identity, events_per_task=events_per_task)
 
@@ -112,7 +113,7 @@ class GroupStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._log = None
 
     def _kept(self, place: Place) -> dict[str, object]:
-        return mark_with_log(self._opened(), sharing.place_to_json(place))
+        return mark_with_log(self._opened(), sharing.place_to_json(place), _ends_of(place.turn.ranges))
 
     def _place(self, kept: dict[str, object]) -> Place:
         """Raises OtherLog, UsageError."""
@@ -134,3 +135,10 @@ class GroupStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if self._log is None:
             self._log = durable_log.open(self._options.log, must_exist=True)
         return self._log
+
+
+def _ends_of(ranges: Iterable[LogRange]) -> dict[int, int]:
+    ends: dict[int, int] = {}
+    for one in ranges:
+        ends[one.shard] = max(one.end, ends.get(one.shard, 0))
+    return ends

@@ -48,8 +48,14 @@ class LakeVersion:
         """How far each shard of a log, which is known by its identity, was taken in: the offset to go on at."""
         return {shard: self._table.transaction_version(_transaction(log, shard)) or 0 for shard in range(shards)}
 
-    def append(self, events: DataFrame, log: str, offsets: Offsets) -> int:
-        """Add events, and remember that the shards of a log were taken in up to ``offsets``.  Returns the rows added.
+    def times(self, log: str, shards: int) -> dict[int, int]:
+        """When the last event that was taken in of each shard had been appended to the log."""
+        found = {shard: self._table.transaction_version(_time_of(log, shard)) for shard in range(shards)}
+        return {shard: when for shard, when in found.items() if when}
+
+    def append(self, events: DataFrame, log: str, offsets: Offsets, times: Offsets) -> int:
+        """Add events, and remember that the shards of a log were taken in up to ``offsets``, and when the event before
+        each had been appended.  Returns the rows added.
 
         Raises LakeConflict when another job committed in the meantime: then nothing was added.
         """
@@ -65,6 +71,7 @@ class LakeVersion:
             writer.partitionBy(PARTITION).option("compression", "zstd").parquet(str(written / "rows"))
             actions, rows = self._move_in(written / "rows", name)
         moved = [self._delta.Transaction(_transaction(log, shard), offset) for shard, offset in offsets.items()]
+        moved += [self._delta.Transaction(_time_of(log, shard), times.get(shard, 0)) for shard in offsets]
         try:
             self._table.create_write_transaction(
                 actions,
@@ -190,6 +197,10 @@ _SPARK_SCHEMA = ", ".join(f"`{name}` {kind}" for name, kind in _COLUMNS.items())
 
 def _transaction(log: str, shard: int) -> str:
     return f"heliograph-log-{log}-shard-{shard}"
+
+
+def _time_of(log: str, shard: int) -> str:
+    return f"{_transaction(log, shard)}-appended"
 
 
 def _check_schema(table: Any) -> None:

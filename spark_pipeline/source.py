@@ -26,7 +26,7 @@ import durable_log
 from pubsub_api.errors import UsageError
 from spark_pipeline.options import OF_SPARK, WRITE_OPTIONS, Limits, SourceOptions, check_names
 from spark_pipeline.partitions import LogPartition, read_partition, shards_of, stream_partitions
-from spark_pipeline.places import check_reached, from_checkpoint, to_checkpoint
+from spark_pipeline.places import check_kept, check_reached, from_checkpoint, to_checkpoint
 from spark_pipeline.ranges import LogRange, Offsets, advance, split
 from spark_pipeline.schema import EVENT_SCHEMA
 from spark_pipeline.sink import LogStreamWriter, LogWriter
@@ -72,14 +72,14 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_log": None}  # workers open their own
 
-    def initialOffset(self) -> dict[str, int | str]:
+    def initialOffset(self) -> dict[str, Any]:
         log = self._opened()
         return to_checkpoint(log, self._options.starts(log.state()))
 
     def getDefaultReadLimit(self) -> ReadLimit:
         return ReadMaxRows(self._options.events_per_batch)
 
-    def latestOffset(self, start: dict[str, int | str], limit: ReadLimit) -> dict[str, int | str]:
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         log = self._opened()
         begins, states = from_checkpoint(log, start), log.state()
         check_reached(states, begins, "this checkpoint")
@@ -87,18 +87,23 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         events_max = None if isinstance(limit, ReadAllAvailable) else self._options.events_per_batch
         if isinstance(limit, ReadMaxRows):
             events_max = limit.max_rows
-        return to_checkpoint(log, advance(begins, ends, events_max=events_max))
+        until = advance(begins, ends, events_max=events_max)
+        if until == begins:
+            return start  # Spark asks often, and there is nothing to read that could be the wrong events
+        check_kept(log, start, begins, "this checkpoint")
+        return to_checkpoint(log, until, start)
 
-    def reportLatestOffset(self) -> dict[str, int | str]:
+    def reportLatestOffset(self) -> dict[str, Any]:
         return to_checkpoint(self._opened(), self._ends())
 
     def prepareForTriggerAvailableNow(self) -> None:
         self._target = self._ends()
 
-    def partitions(self, start: dict[str, int | str], end: dict[str, int | str]) -> list[LogPartition]:
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[LogPartition]:
         log = self._opened()
         begins, ends = from_checkpoint(log, start), from_checkpoint(log, end)
         check_reached(log.state(), ends, "a batch of this checkpoint")
+        check_kept(log, end, ends, "a batch of this checkpoint")
         wanted = shards_of(self._options.topics, len(ends))
         ranges = [LogRange(shard, begins.get(shard, 0), ends[shard]) for shard in wanted]
         events_per_task = self._options.events_per_task

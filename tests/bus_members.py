@@ -17,17 +17,20 @@ from pubsub_api.core import frame as frames
 from pubsub_api.testing.child import ChildProcess
 from pubsub_api.testing.conf_fixture import fast_conf
 from shared_subscriptions import GroupSubscriber, config
-from tests.group_nodes import HASTY
+from tests.group_nodes import CALM
 
 SHARED = "$shared/billing/tenant-7/#"
+WATCHFUL = {**CALM, "member_lease": 3.0, "claim_time": 6.0}
+"""Somebody is killed, and the others must notice soon; but nobody who stands still for a moment is taken for dead:
+what is published while leaders change may rightly be lost with its publisher."""
 
 
 def member_conf(bus_url: str, log_url: str, **options: Any) -> cfg.ConfigOpts:
-    """A ``conf`` of a member that records, with options of ``[groups]``, those of `HASTY` unless given."""
+    """A ``conf`` of a member that records, with options of ``[groups]``, those of `WATCHFUL` unless given."""
     conf = config.register(fast_conf(bus_url))
     conf.register_opts(log_config.OPTIONS, group=log_config.GROUP)
     conf.set_override("url", log_url, group=log_config.GROUP)
-    for name, value in {**HASTY, **options}.items():
+    for name, value in {**WATCHFUL, **options}.items():
         conf.set_override(name, value, group=config.GROUP)
     return config.register(conf)
 

@@ -28,10 +28,12 @@ _PATIENCE = {
 for _name, _value in _PATIENCE.items():
     os.environ.setdefault(_name, _value)
 
-# A loaded machine must not fail a property test: how long one example takes says nothing about correctness.
-hypothesis.settings.register_profile(
-    "heliograph", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
-)
+# A loaded machine must not fail a property test: how long one example takes says nothing about correctness.  And two
+# runs try the same examples, so that a change fails because of what it changes; others are tried by
+# ``--hypothesis-profile exploring``.
+_exploring = hypothesis.settings(deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
+hypothesis.settings.register_profile("exploring", _exploring)
+hypothesis.settings.register_profile("heliograph", _exploring, derandomize=True)
 hypothesis.settings.load_profile("heliograph")
 
 

@@ -113,6 +113,8 @@ class Member:
         conf = groups_conf(**options)
         self.seen: list[Seen] = []
         self.events: list[GroupEvent] = []
+        self.begun = 0
+        """Calls of the callback, also those that have not returned."""
         self.failing: dict[tuple[str, int], int] = {}
         """Topic and number of an event -> the last attempt at which the callback raises."""
         self.gate = threading.Event()
@@ -130,6 +132,7 @@ class Member:
         )
 
     def _on_event(self, event: GroupEvent) -> None:
+        self.begun += 1
         self.gate.wait(60)
         self.seen.append(Seen(event.topic, event.key, event.version, event.attempt, event.grant))
         self.events.append(event)

@@ -56,7 +56,10 @@ class RawPeer:
     def _read(self, count: int) -> bytes:
         data = b""
         while len(data) < count:
-            data += self._socket.recv(count - len(data))
+            received = self._socket.recv(count - len(data))
+            if not received:
+                raise ConnectionError("the other end has closed the connection")
+            data += received
         return data
 
     def send(self, data: bytes, *, more: bool = False) -> None:

@@ -2,8 +2,8 @@
 
 Under ``redis`` the log lies in Redis, and the consumers of the stream use XREADGROUP and XACK, one entry per call and
 100 per call.  Under ``zmq`` the embedded log is measured, how well a queue spreads jobs over its members, what idle
-groups cost, and how long a group stands still when a member or its leader is killed.  What is consumed is there before the first consumer begins,
-but for the jobs, for which members wait.
+groups cost, and how long a group stands still when a member or its leader is killed.  What is consumed is there before
+the first consumer begins, but for the jobs, for which members wait.
 """
 
 from __future__ import annotations
@@ -57,8 +57,8 @@ def measure(plan: Plan, driver: str) -> Outcome:
     measured |= {"queue": 1 / jobs["jobs of 10 ms"], "slow member": jobs["one member 10 times slower"]}
     ready_s, share, threads, descriptors = _idle(plan)
     rows.append({
-        "case": f"{IDLE_QUICK if plan.is_quick else IDLE} idle groups", "of a core": round(share, 4), "threads": threads,
-        "descriptors": descriptors, "ready after s": round(ready_s, 2),
+        "case": f"{IDLE_QUICK if plan.is_quick else IDLE} idle groups", "of a core": round(share, 4),
+        "threads": threads, "descriptors": descriptors, "ready after s": round(ready_s, 2),
     })  # fmt: skip
     measured |= {"idle cpu": share, "idle threads": float(threads)}
     if plan.is_quick:

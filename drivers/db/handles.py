@@ -18,9 +18,10 @@ from nb_api.errors import DbUnavailable
 from pubsub_api import forking
 from pubsub_api.errors import Closed
 
-IDLE_S = 10.0
+IDLE_S = 2.0
 """A connection that nobody has used for so long is closed at the next occasion: the server has a maximum for all of its
-clients, and a new one takes a few milliseconds."""
+clients, and a new one takes a few milliseconds.  Less than ``connect_timeout``, so that who finds no room gets it from
+those who do not need theirs."""
 
 
 @dataclasses.dataclass(frozen=True)

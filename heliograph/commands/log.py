@@ -125,7 +125,8 @@ def _add_repair(parser: argparse.ArgumentParser) -> None:
     what.add_argument("--dry-run", action="store_true", help="only say what would be done")
     what.add_argument(
         "--give-up-damaged", action="store_true",
-        help="leave out frames whose checksum differs and seal the rest: what they held is lost",
+        help="leave out frames and sealed files that are damaged or missing, keep the rest: what they held is lost, "
+             "and 'verify' names their offsets from then on",
     )  # fmt: skip
     _add_config(parser)
     parser.set_defaults(run=_repair)
@@ -358,14 +359,17 @@ def _verify(args: argparse.Namespace) -> int:
                     f"checked {counted(found.segments, 'segment')}")  # fmt: skip
         for problem in found.problems:
             output.line(problem, style="bold red")
+        for hole in found.given_up:
+            output.line(hole)
         for path in found.unlisted:
             output.line(f"{path} is not in the manifest: nobody reads it, and nobody removes it")
     return exits.FAILED if found.problems else exits.OK
 
 
 def _repair(args: argparse.Namespace) -> int:
+    from durable_log.giving_up import give_up_damaged
     from durable_log.loading import build_log
-    from durable_log.repairing import give_up_damaged, repair
+    from durable_log.repairing import repair
     from heliograph.progress import Progress
     from pubsub_api.config import new_conf
 
@@ -396,7 +400,7 @@ def _repair(args: argparse.Namespace) -> int:
         output.line(f"{does} {counted(found.moved, 'event')} again, behind the files: only the store had them, at "
                     "offsets that the files have")  # fmt: skip
     if found.given_up:
-        output.line(f"gave up {counted(found.given_up, 'event')} in damaged frames")
+        output.line(f"gave up {counted(found.given_up, 'offset')} of what was damaged")
     if found.identity != found.former_identity:
         output.line(f"the log is {found.identity} now, no longer {found.former_identity}: what remembers offsets of it "
                     "has to begin anew")  # fmt: skip

@@ -123,7 +123,9 @@ class StreamBeginnings(StreamOrder):
         if age_s == messages.AGE_UNKNOWN:
             return
         publisher.has_told_age = True
-        publisher.baseline_at = max(publisher.baseline_at, asked - age_s * (1 + CLOCK_DRIFT))
+        started = asked - age_s * (1 + CLOCK_DRIFT)
+        publisher.started_at(started)
+        publisher.baseline_at = max(publisher.baseline_at, started)
         if self._knows_starts(publisher):
             self._begin_unknown(publisher, now)
 
@@ -131,7 +133,7 @@ class StreamBeginnings(StreamOrder):
         """All that the publisher sent is new to us: its streams that were met in mid-flow are wanted from 1 on."""
         for stream in publisher.streams.values():
             if not stream.is_anchored and self._joined.match(stream.topic):
-                self._begin_at_first(stream, now)
+                self._begin(stream, 1, now)
 
     # -- streams that appear
 
@@ -149,6 +151,8 @@ class StreamBeginnings(StreamOrder):
         stream.move(Cause.GIVE_UP)
         self._ask_heads(publisher, now)
         is_stranger = not publisher.has_told_age or (self.settings.verify_after_reconnect and not publisher.is_familiar)
+        if is_stranger or publisher.has_evicted:
+            stream.forgotten = after  # Who has answered before will again; other words are believed without an answer.
         if is_stranger and not publisher.has_evicted:
             # It may be younger than the subscription, or the next life of one that is known: then nothing is missing
             # unseen, and it will say so.
@@ -169,13 +173,17 @@ class StreamBeginnings(StreamOrder):
 
     def _stay_unknown(self, stream: InStream, now: float) -> None:
         """Its publisher did not say, or not in time, that it continues one that is known."""
-        if stream.deadline and stream.state is State.RESYNCING:
-            stream.deadline = 0.0
-            stream.attempts = 0
-            if stream.covered:
-                self._release(stream, now)  # A resync was told meanwhile: it covers what was before it.
-            else:
-                self._resync_unknown(stream.topic, now)
+        if not stream.deadline or stream.state is not State.RESYNCING:
+            return
+        stream.deadline = 0.0
+        stream.attempts = 0
+        if not stream.covered:
+            self._resync_unknown(stream.topic, now)
+            return
+        # A resync was told meanwhile, and covers what was before it; but not what may have been lost since.
+        if not stream.is_anchored:
+            self._tell_past(stream, stream.next - 1, now)
+        self._begin(stream, stream.next, now)
 
     def _resync_unknown(self, topic: str, now: float) -> None:
         """Nobody knows what was missed of a stream; a join that is open will resync it anyway."""
@@ -184,8 +192,8 @@ class StreamBeginnings(StreamOrder):
 
     # -- heads
 
-    def _on_baseline(self, publisher: InPublisher, topic: str, head: int, now: float) -> None:
-        """A responder says where a stream stood when we asked."""
+    def _on_baseline(self, publisher: InPublisher, topic: str, head: int, stamp: int, now: float) -> None:
+        """A responder says where a stream stood when we asked; no event up to there has a higher timestamp."""
         if not publisher.is_heard:
             # As long as a cache tells of it, forgetting it would only mean to be surprised by it again.
             publisher.last_heard = now
@@ -193,23 +201,25 @@ class StreamBeginnings(StreamOrder):
             return
         stream = publisher.streams.get(topic)
         if stream is not None and stream.is_anchored:
-            self._note_head(publisher, topic, head, None, now)
+            self._raise_head(stream, head, stamp, now, is_shown=True)
         elif stream is not None:
-            self._anchor(stream, head, now)
+            self._anchor(stream, head, stamp, now)
             self._stay_unknown(stream, now)
         elif self._joined.match(topic) and (self._knows_starts(publisher) or not head):
-            self._note_head(publisher, topic, head, None, now)
+            if head:
+                stream = self._roster.add_stream(publisher, topic, 1, is_anchored=True)
+                self._raise_head(stream, head, stamp, now, is_shown=True)
         elif self._roster.is_full:
             # Only what is heard may push others out; a stream that lives will be.
             publisher.has_evicted = True
         else:
             stream = self._roster.add_stream(publisher, topic, head + 1, is_anchored=False)
-            self._anchor(stream, head, now)
+            self._anchor(stream, head, stamp, now)
             stream.move(Cause.GIVE_UP)
             if self._joined.match(topic):
                 self._resync_unknown(topic, now)
 
-    def _anchor(self, stream: InStream, head: int, now: float) -> None:
+    def _anchor(self, stream: InStream, head: int, stamp: int, now: float) -> None:
         """From this baseline on numbers are checked; with history, from where it begins.
 
         What has come of a stream that was met in mid-flow, before its publisher answered, is not dropped for that.
@@ -217,10 +227,13 @@ class StreamBeginnings(StreamOrder):
         first = min(stream.next, head + 1) if stream.deadline else head + 1
         self._tell_past(stream, first - 1, now)
         stream.is_anchored = True
+        stream.forgotten = 0
         stream.next = self._questions.history_start(head) or first
-        stream.raise_head(head, NO_STAMP)
+        stream.show(head, stamp)
 
-    def _note_head(self, publisher: InPublisher, topic: str, head: int, stamp: int | None, now: float) -> None:
+    def _note_head(
+        self, publisher: InPublisher, topic: str, head: int, stamp: int | None, now: float, *, is_final: bool = False
+    ) -> None:
         """Number ``head`` of a stream exists, and no higher one did at ``stamp``, if that is known."""
         stream = publisher.streams.get(topic)
         if stream is None:
@@ -228,10 +241,19 @@ class StreamBeginnings(StreamOrder):
         if stream is None:
             return
         if stamp is not None and stream.contradicts_head(head, stamp):
-            self._start_again(stream, head + 1, stamp, now)
-        elif head - stream.next > HEAD_JUMP_MAX and stream.is_anchored:
-            self.counters.count_bad_frame(ImplausibleHead.__name__)
+            self._start_again(stream, stream.next, head, stamp, now)
         elif head >= stream.next:
-            stream.raise_head(head, NO_STAMP if stamp is None else stamp)
-            if stream.state is State.LIVE:
-                self._open_hole(stream, now)
+            self._raise_head(stream, head, NO_STAMP if stamp is None else stamp, now, is_shown=False)
+        elif stamp and head < stream.next - 1 and self._is_believed(stream, stamp, now, is_final=is_final):
+            self._start_again(stream, head + 1, head, stamp, now)
+
+    def _raise_head(self, stream: InStream, head: int, stamp: int, now: float, *, is_shown: bool) -> None:
+        if head - stream.next > HEAD_JUMP_MAX and stream.is_anchored:
+            self.counters.count_bad_frame(ImplausibleHead.__name__)
+            return
+        if is_shown:
+            stream.show(head, stamp)
+        else:
+            stream.raise_head(head, stamp)
+        if stream.has_hole and stream.state is State.LIVE:
+            self._open_hole(stream, now)

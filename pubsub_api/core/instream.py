@@ -22,6 +22,11 @@ RESYNCING   RESYNCED        LIVE        the user was told; whatever was missing 
 
 While a stream is RESYNCING its frames wait, so that the user learns of the loss before seeing what came after it.
 Should too much wait, it may go: the resync that is on its way covers it.
+
+**Words and events.**  A hello is a word; anybody may have said it, or it was damaged on the way.  Numbers are *shown*
+when an event came that has one or a higher one, or when the publisher told so itself, asked after the word was heard.
+A resync covers what was shown before it.  A word that was not is forgotten with the resync, and believed when it is
+heard again, and again nobody answers.
 """
 
 from __future__ import annotations
@@ -73,8 +78,8 @@ class InStream:
     """Pure data and arithmetic; when to do what is the subscriber core's business."""
 
     __slots__ = (
-        "asked", "attempts", "covered", "deadline", "guid", "head", "head_stamp", "is_anchored", "next", "order",
-        "parked", "resumed_at", "skipped_after", "skipped_stamp", "state", "topic",
+        "asked", "attempts", "covered", "deadline", "forgotten", "guid", "head", "head_stamp", "is_anchored", "next",
+        "order", "parked", "shown", "state", "topic",
     )  # fmt: skip
 
     def __init__(self, guid: bytes, topic: str, next_number: int, *, is_anchored: bool) -> None:
@@ -85,10 +90,12 @@ class InStream:
         """Highest number known to exist."""
         self.head_stamp = NO_STAMP
         """Timestamp of the frame that told so: one with a higher timestamp that tells of less contradicts it."""
-        self.skipped_after = self.resumed_at = self.skipped_stamp = 0
-        """The numbers between these two were given up.  What was sent of them by that time a resync has covered."""
+        self.shown = 0
+        """The same without what was a word only; what is before ``next`` need not be noted here."""
+        self.forgotten = 0
+        """The last word that was forgotten."""
         self.covered = 0
-        """Numbers up to this one were known to exist when a resync was told."""
+        """Numbers up to this one were shown when a resync was told."""
         self.is_anchored = is_anchored
         """``next`` is certain.  Otherwise it is the lowest number seen, and the resync on its way covers the rest."""
         self.state = State.LIVE
@@ -97,8 +104,9 @@ class InStream:
         self.order: list[int] = []
         """A heap of the numbers in ``parked``."""
         self.deadline = 0.0
+        """Of what the state waits for.  While LIVE: when its publisher may be asked again whether it is in doubt."""
         self.attempts = 0
-        """Questions asked for the hole.  Below 0 it is asked in a hurry, since answers used to come soon."""
+        """Questions asked for the hole, or the doubt.  Below 0: in a hurry, since answers used to come soon."""
         self.asked = 0
         """The last number that caches were asked for; what is missing beyond it is another hole."""
 
@@ -117,7 +125,7 @@ class InStream:
         elif known[1].count >= header.count:
             return 0
         self.parked[header.first] = (frame, header)
-        self.raise_head(header.last, header.timestamp)
+        self.show(header.last, header.timestamp)
         return len(frame) - (len(known[0]) if known else 0)
 
     def ready(self) -> Iterator[tuple[Delivery | None, int]]:
@@ -145,47 +153,38 @@ class InStream:
             self.head = head
             self.head_stamp = stamp
 
+    def show(self, number: int, stamp: int) -> None:
+        """A number exists, and not only by the word of a hello."""
+        self.shown = max(self.shown, number)
+        self.raise_head(number, stamp)
+
+    @property
+    def shown_head(self) -> int:
+        """Highest number that is shown to exist."""
+        return max(self.shown, self.next - 1) if self.is_anchored else self.shown
+
     def contradicts_data(self, first: int, stamp: int) -> bool:
         """Whether a frame that begins at ``first`` cannot be, if all that was heard of the stream is true.
 
-        It is among what is missing, or was skipped because somebody told that it exists; and it was sent later than
-        that was told, or than the resync which covers it.  A publisher's timestamps never fall, so a frame that is
-        late, or comes again, has a lower one.
+        It is among what is missing because somebody told that it exists, and was sent later than that was told.  A
+        publisher's timestamps never fall, so a frame that is late, or comes again, has a lower one.
         """
-        is_missing = self.next <= first <= self.head and stamp > self.head_stamp
-        is_skipped = self.skipped_after < first < self.resumed_at and stamp > self.skipped_stamp
-        return (is_missing or is_skipped) and self.is_anchored
+        return self.next <= first <= self.head and stamp > self.head_stamp and self.is_anchored
 
     def contradicts_head(self, head: int, stamp: int) -> bool:
         """The same of a head: it is lower than what was told before, of which no event has come."""
-        is_missing = self.next - 1 <= head < self.head and stamp > self.head_stamp
-        is_skipped = self.skipped_after <= head < self.head and not self.has_resumed and stamp > self.skipped_stamp
-        return (is_missing or is_skipped) and self.is_anchored
+        return self.next - 1 <= head < self.head and stamp > self.head_stamp and self.is_anchored
 
-    @property
-    def has_resumed(self) -> bool:
-        """Whether events have come that follow what was skipped last."""
-        return self.next > self.resumed_at
-
-    def start_again(self, number: int, stamp: int, clock: int) -> None:
-        """Nothing that was heard of the stream is believed any more but that ``number`` comes next.
+    def start_again(self, number: int, head: int, stamp: int) -> None:
+        """Nothing that was heard of the stream is believed but that ``number`` comes next, and that ``head`` exists.
 
         What is before it, and has not come, is given up.
         """
-        self._note_skipped(self.next - 1, number, min(stamp, clock))
         self.next = number
-        self.head = number - 1
+        self.shown = number - 1
+        self.head = max(head, self.shown)
         self.head_stamp = stamp
-        self.asked = 0
-
-    def _note_skipped(self, after: int, resumed_at: int, stamp: int) -> None:
-        """What is skipped is remembered, with what was skipped before if no event has confirmed that."""
-        self.skipped_after = after if self.has_resumed else min(self.skipped_after, after)
-        self.skipped_stamp = stamp
-        self.resumed_at = resumed_at
-
-    def forget_skipped(self) -> None:
-        self.skipped_after = self.resumed_at = 0
+        self.asked = self.forgotten = 0
 
     def missing(self) -> list[tuple[int, int]]:
         """The holes: ranges of numbers that exist and are neither delivered nor parked."""
@@ -200,22 +199,18 @@ class InStream:
             ranges.append((expected, self.head))
         return ranges
 
-    def skip_holes(self, clock: int) -> Iterator[tuple[Delivery | None, int]]:
-        """Everything parked, in order, as if the holes had never been: a resync has covered them.
-
-        It covers what was sent until now, when the publisher's clock shows ``clock`` at least.
-        """
-        if self.has_hole:
-            seen = max((header.last for _, header in self.parked.values()), default=0)
-            if seen < self.head:
-                # Nothing but somebody's word tells of what is beyond the events that came.
-                self._note_skipped(max(seen, self.next - 1), self.head + 1, min(self.head_stamp, clock))
-            else:
-                self._note_skipped(self.next - 1, self.head + 1, self.head_stamp)
+    def skip_holes(self) -> Iterator[tuple[Delivery | None, int]]:
+        """Everything parked, in order, as if the holes had never been: a resync has covered them."""
+        head, stamp = self.head, self.head_stamp
+        if head > self.shown_head and head != self.forgotten:
+            self.forgotten = head
+            head, stamp = self.shown_head, NO_STAMP
+        self.head = self.next - 1
         while self.order:
             frame, header = self.parked.pop(heapq.heappop(self.order))
             self.next = max(self.next, header.after + 1)
             yield self.advance(frame, header), len(frame)
+        self.raise_head(head, stamp)
         self.next = self.head + 1
 
     def drop_tail(self, size: int) -> tuple[int, int]:

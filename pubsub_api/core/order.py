@@ -14,11 +14,11 @@ consumer is *overrun*: what comes is discarded until it has caught up, and then 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 
 from pubsub_api.core.errors import ImplausibleHead
 from pubsub_api.core.frame import SEQUENCE_MAX, Header
-from pubsub_api.core.instream import HEAD_JUMP_MAX, Cause, Delivery, InStream, State
+from pubsub_api.core.instream import HEAD_JUMP_MAX, NO_STAMP, Cause, Delivery, InStream, State
 from pubsub_api.core.questions import Questions
 from pubsub_api.core.resync import Reason, Resync, ResyncScheduler
 from pubsub_api.core.roster import Roster
@@ -95,11 +95,14 @@ class StreamOrder:
             stream.head = first + count - 1
             stream.head_stamp = stamp
             self._deliver(stream, (frame, header, 0), now, is_repair=is_repair)
-        elif stream.contradicts_data(first, stamp):
-            self._on_contradiction(stream, frame, header, now)
+        elif not is_repair and (
+            stream.contradicts_data(first, stamp) or (first < stream.next and self._is_believed(stream, stamp, now))
+        ):
+            self._start_again(stream, after + 1, after, stamp, now)
+            self._park(stream, frame, header, now)
         elif first + count <= stream.next and stream.is_anchored:
             self._repeat((frame, header, 0))
-        elif after - stream.next > HEAD_JUMP_MAX and stream.is_anchored:
+        elif first - stream.next > HEAD_JUMP_MAX and stream.is_anchored:
             self.counters.count_bad_frame(ImplausibleHead.__name__)
         elif stream.state is State.RESYNCING and self.is_overrun:
             self._discard(stream, header, first, now)
@@ -216,7 +219,7 @@ class StreamOrder:
     def _discard(self, stream: InStream, header: Header, first: int, now: float) -> None:
         """There is no room for a frame, from ``first`` on.  The consumer learns of it before it sees what follows."""
         self.counters.discarded += header.last - first + 1
-        stream.raise_head(header.last, header.timestamp)
+        stream.show(header.last, header.timestamp)
         if stream.state is not State.RESYNCING:
             self._await_resync(stream)
         lost = self._roster.lost_range(header, first, header.last)
@@ -241,6 +244,7 @@ class StreamOrder:
     def _open_hole(self, stream: InStream, now: float) -> None:
         self.counters.gaps += 1
         stream.move(Cause.HOLE)
+        stream.attempts = 0
         self._roster.set_timer(stream, now + self.settings.message_delay_window_s)
 
     def _on_deadline(self, stream: InStream, now: float) -> None:
@@ -312,36 +316,81 @@ class StreamOrder:
         stream.attempts = 0
         stream.deadline = 0.0
 
-    def _on_contradiction(self, stream: InStream, frame: bytes, header: Header, now: float) -> None:
-        """An event came that was sent later than its number, or a higher one, was heard of."""
-        if stream.state is _LIVE and stream.has_resumed:
-            # What follows it was delivered already: it is too late for it, but whoever reads again learns of it.
-            stream.forget_skipped()
-            self.counters.contradictions += 1
-            self._repeat((frame, header, 0))
-            self._resync.request(Reason.CONTRADICTION, [stream.topic], now)
-        else:
-            self._start_again(stream, header.after + 1, header.timestamp, now)
-            self._park(stream, frame, header, now)
+    # -- what cannot all be true
 
-    def _start_again(self, stream: InStream, number: int, stamp: int, now: float) -> None:
+    def _is_believed(self, stream: InStream, stamp: int, now: float, *, is_final: bool = False) -> bool:
+        """A frame with that timestamp tells of less than was delivered.  True: the stream starts again from it.
+
+        Mostly it is late, or comes again.  It is not if it was sent later, or is the last word of its publisher, or if
+        what was delivered claims a time that the clock there has not reached.  Then one of both is forged, and that is
+        told.  To find out which, the publisher is asked how far it is, see `_on_told`; the frame is believed when there
+        was no answer.
+        """
+        if stream.state is not _LIVE or not stream.is_anchored or self._roster.publishers[stream.guid].is_again:
+            return False
+        if not is_final and stamp <= stream.head_stamp and not self._is_ahead(stream, now):
+            return False
+        self._resync.request(Reason.CONTRADICTION, [stream.topic], now)
+        if now < stream.deadline:
+            return False
+        if stream.attempts >= self.settings.repair_attempts_max:
+            return True
+        self.counters.contradictions += not stream.attempts
+        stream.deadline = now + self._questions.patience(stream.attempts)
+        stream.attempts += 1
+        self.counters.queries += self._questions.doubt(stream, now)
+        return False
+
+    def _is_ahead(self, stream: InStream, now: float) -> bool:
+        """Whether the newest frame of a stream claims a time that its publisher's clock has not reached.
+
+        Its signs of life may have waited here for as long as this process may stand still without noticing it.
+        """
+        clock = self._roster.publishers[stream.guid].clock_at_least(now + 2 * self.settings.max_idle_time_s)
+        return 0 < clock < stream.head_stamp < NO_STAMP
+
+    def _on_told(
+        self, asked: Iterable[tuple[InStream, int]], told: Mapping[str, int], guid: bytes, stamp: int, now: float
+    ) -> None:
+        """A publisher tells how far its streams are.  It was asked when they seemed to be at these numbers, at least:
+        if it knows less, somebody else has told of them."""
+        for stream, last in asked:
+            if stream.guid != guid or stream.topic not in told or not self._roster.knows(stream):
+                continue
+            head = told[stream.topic]
+            is_doubt = stream.state is _LIVE and stream.attempts > 0 and stream.head == last
+            is_doubt &= not self._roster.publishers[guid].is_again
+            if head < last <= stream.head and (is_doubt or stream.next <= last):
+                # What came in order while the answer was on its way is not in doubt.
+                number = head + 1 if is_doubt else max(head + 1, stream.next)
+                self._start_again(stream, number, head, stamp, now)
+                continue
+            stream.shown = max(stream.shown, min(head, stream.head))
+            if head >= stream.head:
+                stream.head_stamp = min(stream.head_stamp, stamp)
+            if stream.state is _LIVE:
+                stream.attempts = 0
+
+    def _start_again(self, stream: InStream, number: int, head: int, stamp: int, now: float) -> None:
         """A publisher contradicts what was heard of a stream.  Nobody knows which is true: tell it, and begin anew."""
-        self.counters.contradictions += 1
+        is_counted = stream.state is _LIVE and stream.attempts > 0  # when it was doubted
+        self.counters.contradictions += not is_counted
         freed, events = stream.drop_parked()
         self._roster.parked_bytes -= freed
         self.counters.discarded += events
         if stream.state is not State.RESYNCING:
             self._await_resync(stream)
-        stream.start_again(number, stamp, self._roster.publishers[stream.guid].clock_at_least(now))
+        stream.start_again(number, head, stamp)
         self._resync.request(Reason.CONTRADICTION, [stream.topic], now)
 
     # -- from where on a stream is wanted
 
-    def _begin_at_first(self, stream: InStream, now: float) -> None:
-        """A stream that was seen in mid-flow is wanted from its first event on."""
+    def _begin(self, stream: InStream, number: int, now: float) -> None:
+        """A stream that was seen in mid-flow is wanted from that event on."""
         stream.is_anchored = True
-        stream.next = 1
+        stream.next = number
         stream.deadline = 0.0
+        stream.attempts = 0
         stream.move(Cause.RESYNCED)
         self._deliver_ready(stream, now)
         if stream.has_hole and stream.state is State.LIVE:
@@ -355,11 +404,15 @@ class StreamOrder:
 
     def _release(self, stream: InStream, now: float) -> None:
         """The user was told: what is missing is covered, what waited may pass."""
+        if not stream.is_anchored and not stream.shown and stream.head != stream.forgotten:
+            # Nobody but a hello told of it, and its publisher was not asked: it will be, when it is heard again.
+            self._roster.forget_stream(self._roster.publishers[stream.guid], stream.topic)
+            return
         if not stream.is_anchored:
             self._tell_past(stream, stream.next - 1, now)
         stream.is_anchored = True
         stream.move(Cause.RESYNCED)
-        for delivery, size in stream.skip_holes(self._roster.publishers[stream.guid].clock_at_least(now)):
+        for delivery, size in stream.skip_holes():
             self._roster.parked_bytes -= size
             if delivery is not None:
                 self._deliver(stream, delivery, now, is_repair=False)

@@ -361,6 +361,7 @@ class PublisherCore:
 
         ``heads`` are those of `known_heads` that the query selects, from an owner that has selected them already.
         """
+        stamp = self._in_order(stamp)
         if heads is None:
             heads = select(self.known_heads(stamp), query.topics)
         return self._responder.pack(query.id, self._find(query, heads, stamp, now), stamp, query.scope)
@@ -374,13 +375,21 @@ class PublisherCore:
         if query.guid not in (b"", self.guid) or query.confirm:
             return Found()
         if query.wants:
-            return Found(frames=self.cache.want(query.wants) if self.cache else ())
+            wanted = self.cache.want(query.wants) if self.cache else ()
+            return Found(frames=wanted, heads=self._reached(query.wants), age=now - self._born)
         return Found(
             frames=self.cache.history(heads, query) if query.history and self.cache else (),
             heads=heads,
             former=[life.guid for life in self._former(stamp)],
             age=now - self._born,
         )
+
+    def _reached(self, wants: Iterable[messages.Want]) -> list[Head]:
+        """How far this publisher's streams are of which events are wanted: a higher number never was."""
+        topics = dict.fromkeys(want.topic for want in wants if want.guid == self.guid)
+        barred = {topic: stream for topic, (_, stream) in self._barred.items()} if self._barred else {}
+        known = ((topic, self.streams.get(topic) or barred.get(topic)) for topic in topics)
+        return [(self.guid, topic, stream.head if stream else 0) for topic, stream in known]
 
     def _stream_hello(self, stream: OutStream, stamp: int) -> Outgoing:
         self.hellos += 1

@@ -263,6 +263,11 @@ class Questions:
             asked += self._ask_ranges(wants, askers, now)
         return asked
 
+    def doubt(self, stream: InStream, now: float) -> int:
+        """Ask for the newest number of a stream, which may not exist; returns how many questions that took."""
+        head = stream.head
+        return self._ask_ranges([Want(stream.guid, stream.topic, head, head)], [(stream, head)], now)
+
     def _ask_ranges(self, wants: list[Want], askers: Sequence[tuple[InStream, int]], now: float) -> int:
         """Returns how many questions that took."""
         purpose = Purpose(streams=askers, asked=now)

@@ -18,6 +18,8 @@ from pubsub_api.core.topics import CONTROL_TOPIC, FilterSet
 
 Head = tuple[bytes, str, int]
 """GUID, topic, number."""
+_HEAD_OVERHEAD_BYTES = 1 + 18 + 3 + 9
+"""Of a head in msgpack, beside its topic, at the most."""
 
 
 @dataclasses.dataclass
@@ -69,7 +71,7 @@ class Responder:
         """Answers to the question of that id and scope: heads first, then the frames in the order given, as few REPLY
         frames as the bound allows."""
         bound = min(self.reply_bytes_max, self.frame.bytes_max - frames.FRAME_OVERHEAD_BYTES_MAX - 64)
-        parts: list[_Part] = [*_head_parts(found.heads), *_frame_parts(found.frames, bound)] or [([], [])]
+        parts = _parts(found, bound)
         for position, (some_heads, some_frames) in enumerate(parts):
             is_last = position == len(parts) - 1
             reply = messages.Reply(
@@ -97,6 +99,16 @@ class Responder:
 
 
 _Part = tuple[list[Head], list[bytes]]
+
+
+def _parts(found: Found, bytes_max: int) -> list[_Part]:
+    """A few heads go along with the first frames: an answer to who repairs is no longer for them."""
+    if found.frames and len(found.heads) <= messages.HEADS_PER_FRAME_MAX:
+        heads_bytes = sum(len(topic.encode()) + _HEAD_OVERHEAD_BYTES for _, topic, _ in found.heads)
+        if heads_bytes <= bytes_max // 4:
+            first, *rest = _frame_parts(found.frames, bytes_max - heads_bytes)
+            return [(list(found.heads), first[1]), *rest]
+    return [*_head_parts(found.heads), *_frame_parts(found.frames, bytes_max)] or [([], [])]
 
 
 def _head_parts(heads: Sequence[Head]) -> Iterator[_Part]:

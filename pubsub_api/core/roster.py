@@ -24,19 +24,23 @@ class InPublisher:
     """What a subscriber knows of one publisher."""
 
     __slots__ = (
-        "_clock_ahead_ns", "baseline_at", "bye", "guid", "has_ended", "has_evicted", "has_told_age",
-        "heads_asked", "is_familiar", "is_heard", "is_replaced", "is_suspect", "last_heard", "name", "start", "streams",
+        "_clock_ahead_ns", "_newest_beat", "baseline_at", "bye", "guid", "has_ended", "has_evicted", "has_told_age",
+        "heads_asked", "is_again", "is_familiar", "is_heard", "is_replaced", "is_suspect", "known_since", "last_heard",
+        "name", "start", "streams",
     )  # fmt: skip
 
     def __init__(self, guid: bytes, now: float) -> None:
         self.guid = guid
         self.name = ""
-        self.last_heard = now
+        self.known_since = self.last_heard = now
         self.baseline_at = float("-inf")
         """When all its heads were known, of the filters that were in effect then.  When it started they were all 0."""
         self.has_told_age = False
         self._clock_ahead_ns = (NEVER_BEAT, NEVER_BEAT)
         """By how much the last two signs of life were ahead of our clock when they came."""
+        self._newest_beat = 0
+        self.is_again = False
+        """It has started again under its GUID: it sends what was sent before once more, under the same numbers."""
         self.has_evicted = False
         """Streams of it were forgotten for want of room, so one not seen before may be one seen before."""
         self.has_ended = False
@@ -54,8 +58,17 @@ class InPublisher:
         self.bye = messages.Parts()
         self.streams: dict[str, InStream] = {}
 
+    def starts(self, stamp: int) -> None:
+        """Its first hello came.  Of one life that has a lower timestamp than every other sign of it."""
+        self.is_again |= 0 < self._newest_beat < stamp
+
+    def started_at(self, moment: float) -> None:
+        """It has started then, or later."""
+        self.is_again |= moment > self.known_since
+
     def beat(self, stamp: int, now: float) -> None:
         """A sign of life of that timestamp came."""
+        self._newest_beat = max(self._newest_beat, stamp)
         self._clock_ahead_ns = (self._clock_ahead_ns[1], stamp - int(now * 1e9))
 
     def clock_at_least(self, now: float) -> int:

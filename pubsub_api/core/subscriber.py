@@ -32,7 +32,7 @@ from pubsub_api.core import messages
 from pubsub_api.core.beginnings import StreamBeginnings
 from pubsub_api.core.errors import FrameError, MalformedFrame
 from pubsub_api.core.frame import Flag, Header, Kind
-from pubsub_api.core.instream import Delivery, State
+from pubsub_api.core.instream import NO_STAMP, Delivery, State
 from pubsub_api.core.messages import Want
 from pubsub_api.core.questions import Join, Purpose
 from pubsub_api.core.resync import LostRange, Reason, Resync
@@ -290,7 +290,9 @@ class SubscriberCore(StreamBeginnings):
         if header.topic != CONTROL_TOPIC:
             self._note_head(publisher, header.topic, header.after, header.timestamp, now)
             return
-        publisher.beat(header.timestamp, now)
+        if header.flags & Flag.START:
+            publisher.starts(header.timestamp)
+        self._note_clock(publisher, header.timestamp, now)
         self._sign_of_life_at = now
         if publisher.is_replaced:
             self._roster.revive(publisher)
@@ -308,12 +310,17 @@ class SubscriberCore(StreamBeginnings):
         elif is_new and not self._knows_starts(publisher) and self.is_ready:
             self._ask_heads(publisher, now)
 
+    def _note_clock(self, publisher: InPublisher, stamp: int, now: float) -> None:
+        """A sign of life tells what a publisher's clock shows, unless it may have waited here for long."""
+        if self._standstill.behind_until is None:
+            publisher.beat(stamp, now)
+
     def _on_bye(self, frame: bytes, header: Header, now: float) -> None:
         bye = messages.decode(messages.Bye, frame, header)
         publisher = self._heard(header.guid, now)
         self._roster.name(publisher, bye.name)
         for topic, head in bye.heads.items():
-            self._note_head(publisher, topic, head, header.timestamp, now)
+            self._note_head(publisher, topic, head, header.timestamp, now, is_final=True)
         if publisher.bye.add(bye.part, bye.parts):
             publisher.has_ended = True
 
@@ -330,11 +337,16 @@ class SubscriberCore(StreamBeginnings):
         if reply.publisher:
             publisher = self._heard(header.guid, now)
             self._roster.name(publisher, publisher.name or reply.responder)
-            publisher.beat(header.timestamp, now)
+            self._note_clock(publisher, header.timestamp, now)
             self._on_age(publisher, purpose.asked, reply.age, now)
             self._on_ancestry(publisher, reply.former, now)
-        for guid, topic, head in reply.heads:
-            self._on_baseline(self._publisher(guid, now), topic, head, now)
+        if purpose.streams:
+            told = {topic: head for guid, topic, head in reply.heads if guid == header.guid}
+            self._on_told(purpose.streams, told, header.guid, header.timestamp, now)
+        else:
+            for guid, topic, head in reply.heads:
+                stamp = header.timestamp if guid == header.guid else NO_STAMP
+                self._on_baseline(self._publisher(guid, now), topic, head, stamp, now)
         for stored in reply.frames:
             self._on_stored(stored, scope, now)
         is_concluded = self._questions.answered(reply.id, header.guid, reply.part, reply.parts, now)
@@ -412,10 +424,10 @@ class SubscriberCore(StreamBeginnings):
         self._questions.start_periodic(now)
         covered = FilterSet(resync.topics)
         for publisher in self._publishers.values():
-            for stream in publisher.streams.values():
+            for stream in list(publisher.streams.values()):
                 if stream.state is State.LIVE or not (covered.match(stream.topic) and self._joined.match(stream.topic)):
                     continue
-                stream.covered = stream.head
+                stream.covered = stream.shown_head
                 if stream.state is State.RESYNCING and not (stream.deadline and not stream.is_anchored):
                     self._release(stream, now)
 

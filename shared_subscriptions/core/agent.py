@@ -34,6 +34,8 @@ class Agent:
         self._borrowers: dict[int, Borrower] = {}
         self._numbers: dict[str, int] = {}
         """Borrower -> its subscription."""
+        self._formers: set[str] = set()
+        """Those that were replaced by one of them."""
 
     def subscribe(self, subscription: int, now: float) -> None:
         """``subscription`` is a number that was not used before."""
@@ -74,6 +76,10 @@ class Agent:
         borrower = self._borrowers.get(subscription)
         return borrower is not None and borrower.may_deliver(stream, now)
 
+    def is_giving_up(self, now: float) -> bool:
+        """Whether a subscription ends with the next `poll`, because its time to end in good order is over."""
+        return any(borrower.is_giving_up(now) for borrower in self._borrowers.values())
+
     def poll(self, now: float) -> None:
         for borrower in self._borrowers.values():
             borrower.poll(now)
@@ -98,11 +104,17 @@ class Agent:
         """None when there is no such borrower, or no longer."""
         return self._numbers.get(borrower)
 
+    def is_own(self, borrower: str) -> bool:
+        """Whether it is one of these, or was replaced by one of them."""
+        return borrower in self._numbers or borrower in self._formers
+
     def borrower(self, subscription: int) -> Borrower | None:
         return self._borrowers.get(subscription)
 
-    def take(self, now: float, only: int | None = None) -> tuple[list[tuple[int, m.ToLeader]], list[tuple[int, SessionEvent]]]:
-        """What is to be sent, and what the session must know, each with its subscription; of ``only`` one, or of all."""
+    def take(
+        self, now: float, only: int | None = None
+    ) -> tuple[list[tuple[int, m.ToLeader]], list[tuple[int, SessionEvent]]]:
+        """What is to be sent, and what the session must know, each with its subscription; of one only, or of all."""
         messages: list[tuple[int, m.ToLeader]] = []
         events: list[tuple[int, SessionEvent]] = []
         numbers = self._borrowers if only is None else self._borrowers.keys() & {only}
@@ -122,8 +134,10 @@ class Agent:
         if not isinstance(event, Stopped | Reset):
             return
         del self._borrowers[subscription], self._numbers[borrower.id]
+        self._formers.discard(borrower.former)
         if isinstance(event, Reset) and not event.is_final:
             self.resets += 1
+            self._formers.add(borrower.id)
             self._make(subscription, borrower.id, now)
 
     def _make(self, subscription: int, former: str, now: float) -> None:

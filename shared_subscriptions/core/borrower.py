@@ -153,7 +153,8 @@ class Borrower:
         """Messages that came too late, twice, or in a state that has no use for them."""
         self._settings = settings
         self._name = name
-        self._former = former
+        self.former = former
+        """Whom it replaces, after a reset."""
         self._portions, self._offsets = portions, offsets
         self._dropped: OrderedDict[int, None] = OrderedDict()
         """Portions that are over: whatever comes about one of them is late."""
@@ -255,6 +256,9 @@ class Borrower:
 
     # -- time
 
+    def is_giving_up(self, now: float) -> bool:
+        return self.state is State.UNSUBSCRIBING and now >= self._give_up_at
+
     def poll(self, now: float) -> None:
         if self.state is State.GONE:
             return
@@ -275,7 +279,7 @@ class Borrower:
                     borrower=self.id,
                     seq=self._next(),
                     name=self._name,
-                    former=self._former,
+                    former=self.former,
                     portions=self._portions,
                     offsets=self._offsets,
                 ),

@@ -192,6 +192,8 @@ class Handler:
     # -- time
 
     def poll(self, now: float) -> None:
+        if self.agent.is_giving_up(now):
+            self._report_all()  # what was settled since the last report counts, too
         self.agent.poll(now)
         self._work_off(now)
         self._tell_finished()

@@ -385,7 +385,7 @@ class Leader:
 
     def _judge(self, stream: Stream) -> None:
         """Leases that nobody holds any more were left by somebody who died, or has shown since that it lives."""
-        for lease in [lease for lease in stream.leases if lease.borrower not in self.members]:
+        for lease in sorted(lease for lease in stream.leases if lease.borrower not in self.members):
             if lease.borrower in self._alive:
                 stream.forget_holder(lease.borrower)
             else:

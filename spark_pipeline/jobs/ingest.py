@@ -12,7 +12,7 @@ import durable_log
 from spark_pipeline import heads
 from spark_pipeline.errors import LakeConflict
 from spark_pipeline.lake import LakeTable, LakeVersion
-from spark_pipeline.places import check_reached
+from spark_pipeline.places import check_reached, check_times, times_before
 from spark_pipeline.ranges import Offsets, advance
 from spark_pipeline.reading import read_log
 
@@ -55,7 +55,8 @@ def ingest(spark: SparkSession, url: str, table: LakeTable, *, events_max: int) 
             if step is None:
                 return
             try:
-                rows = version.append(read_log(spark, url, start=step.starts, end=step.until), log.identity, step.until)
+                events = read_log(spark, url, start=step.starts, end=step.until)
+                rows = version.append(events, log.identity, step.until, times_before(log, step.until))
             except LakeConflict:
                 conflicts += 1
                 if conflicts == _CONFLICTS_MAX:
@@ -89,6 +90,7 @@ def _next_step(log: durable_log.LogApi, version: LakeVersion, ends: Offsets, eve
     waiting = {shard: max(starts[shard], end) for shard, end in ends.items()}
     if waiting == starts:
         return None
+    check_times(log, begins, version.times(log.identity, log.shards), "the table")
     until = advance(starts, waiting, events_max=events_max)
     left = sum(waiting[shard] - until[shard] for shard in until)
     return _Step(starts, until, left, lost=sum(starts[shard] - begin for shard, begin in begins.items()))

@@ -13,6 +13,7 @@ from tests.servers import RedisServer, free_port
 pytestmark = [pytest.mark.chaos, pytest.mark.timeout(3600)]
 
 KILLS = 25
+"""Of a test: so 200 for each log driver."""
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -21,7 +22,7 @@ def test_nothing_is_lost_in_sqlite(tmp_path: pathlib.Path, bus: str, seed: int) 
     storm(f"{bus}://127.0.0.1:{free_port()}", f"sqlite://{tmp_path}/log.db", seed=100 + seed, kills=KILLS)
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(8))
 def test_nothing_is_lost_in_redis(tmp_path: pathlib.Path, seed: int) -> None:
     with RedisServer(config={"appendonly": "yes", "appendfsync": "always"}) as server:
         bus_url = f"{server.address}?channel_prefix=t{uuid.uuid4().hex[:8]}:"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections.abc import Callable
 
@@ -18,6 +19,9 @@ from tests.waiting import WAIT_S, wait_until
 SENDERS = 4
 ROUNDS = {"memory": 8, "redis": 4, "zmq": 4}
 """More where a round is quick: a round meets the moment by chance."""
+
+SENT_MAX = 5000
+"""Calls of a sender until it waits for the end: who does not get to closing finds no flood that nothing can hold."""
 
 Send = Callable[[pubsub_api.Publisher, int], int]
 """Sends events from that number on, and returns how many were accepted."""
@@ -39,16 +43,19 @@ def encoded(publisher: pubsub_api.Publisher, number: int) -> int:
 
 
 class Sender(threading.Thread):
-    def __init__(self, publisher: pubsub_api.Publisher, send: Send) -> None:
+    def __init__(self, publisher: pubsub_api.Publisher, send: Send, ended: threading.Event) -> None:
         super().__init__(daemon=True)
         self._publisher = publisher
         self._send = send
+        self._ended = ended
         self.accepted = 0
         self.is_refused = False
 
     def run(self) -> None:
         try:
-            while True:
+            for number in itertools.count(1):
+                if number > SENT_MAX:
+                    self._ended.wait()
                 self.accepted += self._send(self._publisher, self.accepted + 1)
         except errors.Closed:
             self.is_refused = True
@@ -64,11 +71,13 @@ def test_what_was_accepted_while_another_thread_closed_has_a_number_and_arrives(
         subscriber = session.subscriber(["#"], consumer.on_event, addresses=bus.addresses(publisher))
         subscriber.wait_ready(timeout_s=60)
         consumer.log.clear()
-        senders = [Sender(publisher, send) for _ in range(SENDERS)]
+        ended = threading.Event()
+        senders = [Sender(publisher, send, ended) for _ in range(SENDERS)]
         for sender in senders:
             sender.start()
         wait_until(lambda: all(sender.accepted > 20 for sender in senders), what="everybody to send")  # noqa: B023
         publisher.close()
+        ended.set()
         for sender in senders:
             sender.join()
         assert all(sender.is_refused for sender in senders)
@@ -80,15 +89,18 @@ def test_what_was_accepted_while_another_thread_closed_has_a_number_and_arrives(
 
 
 class WorkerSender(threading.Thread):
-    def __init__(self, worker: multiproc.WorkerPublisherApi) -> None:
+    def __init__(self, worker: multiproc.WorkerPublisherApi, ended: threading.Event) -> None:
         super().__init__(daemon=True)
         self._worker = worker
+        self._ended = ended
         self.last = 0
         self.is_refused = False
 
     def run(self) -> None:
         try:
-            while True:
+            for number in itertools.count(1):
+                if number > SENT_MAX:
+                    self._ended.wait()
                 self.last = self._worker.send_event(event(self.last + 1))
         except errors.Closed:
             self.is_refused = True
@@ -98,11 +110,13 @@ def test_what_a_worker_accepted_while_another_thread_closed_is_acknowledged() ->
     with Host() as host, PublisherService(host.conf()):
         for _ in range(5):
             worker = multiproc.worker_publisher(host.conf())
-            senders = [WorkerSender(worker) for _ in range(SENDERS)]
+            ended = threading.Event()
+            senders = [WorkerSender(worker, ended) for _ in range(SENDERS)]
             for sender in senders:
                 sender.start()
             wait_until(lambda: all(sender.last > 20 for sender in senders), what="everybody to send")  # noqa: B023
             worker.close(timeout_s=WAIT_S)
+            ended.set()
             for sender in senders:
                 sender.join()
             assert all(sender.is_refused for sender in senders)

@@ -24,8 +24,10 @@ from pubsub_api.errors import Closed, Forked, InvalidConfig, InvalidTopic, Usage
 from pubsub_api.testing.conf_fixture import fast_conf
 from shared_subscriptions import GroupEvent, GroupExists, GroupNotFound, GroupSubscriber, groups
 from shared_subscriptions.core import candidate as candidates
+from shared_subscriptions.dispatch import Dispatch
 from shared_subscriptions.errors import NotAGroupEvent
 from shared_subscriptions.names import Names
+from shared_subscriptions.parking import DeadLetters
 from shared_subscriptions.sockets import Connection
 from tests.group_nodes import CALM, CALM_LEASE, Member, Source, disordered, duplicates, groups_conf
 from tests.waiting import wait_until
@@ -120,19 +122,17 @@ def test_iterating_acknowledges_when_the_next_event_is_asked_for(url: str, log: 
 
 
 def test_iterating_ends_with_the_subscriber(url: str, source: Source) -> None:
+    """Also one that was begun, and whose thread comes to it when it is closed already."""
     subscriber = new_subscriber(url, [SHARED])
-    ended = threading.Event()
-
-    def iterate() -> None:
-        for _ in subscriber:
-            pass
-        ended.set()
-
-    thread = threading.Thread(target=iterate)
+    waiting, late = iter(subscriber), iter(subscriber)
+    thread = threading.Thread(target=lambda: list(waiting))
     thread.start()
     subscriber.close()
-    assert ended.wait(PATIENCE_S)
-    thread.join()
+    thread.join(PATIENCE_S)
+    assert not thread.is_alive()
+    assert list(late) == []
+    with pytest.raises(Closed):
+        iter(subscriber)
     with pytest.raises(Closed):
         subscriber.subscribe("$shared/other/#")
 
@@ -202,6 +202,32 @@ def test_a_batch_that_fails_is_taken_apart_until_the_guilty_event_is_found(
     assert [5] in calls
 
 
+def test_a_batch_that_is_being_settled_is_settled_by_nobody_else(
+    url: str, log: LogApi, source: Source, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While its dead letter is written, in the middle of a batch, the member goes on reporting progress."""
+    rounds: list[int] = []
+    settle_done, park = Dispatch.settle_done, DeadLetters.park
+
+    def settle_and_count(dispatch: Dispatch) -> None:
+        settle_done(dispatch)
+        rounds.append(len(rounds))
+
+    def park_slowly(letters: DeadLetters, event: GroupEvent, reason: str) -> None:
+        before = len(rounds)
+        wait_until(lambda: len(rounds) > before + 1, PATIENCE_S, "a report of progress")
+        park(letters, event, reason)
+
+    monkeypatch.setattr(Dispatch, "settle_done", settle_and_count)
+    monkeypatch.setattr(DeadLetters, "park", park_slowly)
+    with Member(url, [SHARED], attempts_max=1, unsubscribe_timeout=0.1) as member:
+        member.failing = {(TOPIC, 5): 1}
+        source.publish(TOPIC, 10)
+        wait_until(lambda: len(member.seen) == 10, PATIENCE_S, "all of it")
+        wait_until(lambda: groups.show(log, "billing").lag == 0, PATIENCE_S, "all of it done")
+        assert numbers(member) == list(range(1, 11))
+
+
 @pytest.mark.parametrize("concurrency", [1, 4])
 def test_keys_keep_their_order_under_failures(url: str, source: Source, concurrency: int) -> None:
     with Member(url, [SHARED], concurrency=concurrency, attempts_max=0, retry_delay=0.001) as member:
@@ -231,7 +257,13 @@ def test_several_threads_handle_several_keys_at_once(url: str, source: Source) -
 
 def test_a_queue_delivers_each_event_once_to_somebody(url: str, source: Source) -> None:
     with Member(url, [QUEUE]) as one, Member(url, [QUEUE]) as two, Member(url, [QUEUE]) as three:
+        for member in (one, two, three):
+            member.subscriber.wait_ready(timeout_s=PATIENCE_S)
+            member.gate.clear()
         source.publish(TOPIC, 2000, per_frame=100)
+        wait_until(lambda: one.begun and two.begun and three.begun, PATIENCE_S, "some for everybody")
+        for member in (one, two, three):
+            member.gate.set()
         wait_until(lambda: len(one.got() | two.got() | three.got()) == 2000, PATIENCE_S, "all")
         source.publish(TOPIC, 2000, per_frame=100)
         wait_until(lambda: len(one.got() | two.got() | three.got()) == 4000, PATIENCE_S, "all")

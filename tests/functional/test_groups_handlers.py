@@ -19,6 +19,8 @@ from tests.waiting import wait_until
 SHARED = "$shared/billing/tenant-7/#"
 TOPIC = "tenant-7/t"
 PATIENCE_S = 60.0
+HANGS_S = 3.0
+"""Who does not answer for so long hangs: longer than a thread waits for a processor, as a rule."""
 LONELY = {**HASTY, "member_lease": 0.3, "claim_time": 0.6}
 """Of several processes one is there at a time, so that a lease which ends too early gives nothing to another one."""
 LONELY_LEASE = LeaseSettings(LONELY["member_lease"], LONELY["claim_time"])
@@ -48,8 +50,7 @@ def stored_low(log: LogApi, group: str = "billing") -> int:
 def test_progress_is_reported_in_the_middle_of_a_batch(url: str, log: LogApi, source: Source, concurrency: int) -> None:
     groups.declare(log, "billing", "tenant-7/#", lease=CALM_LEASE)
     source.publish(TOPIC, 100, keys=1 if concurrency == 1 else 100)
-    with Member(url, [SHARED], concurrency=concurrency) as member:
-        member.hangs_at = 50
+    with Member(url, [SHARED], concurrency=concurrency, hangs_at=50) as member:
         wait_until(lambda: stored_low(log) == 49, PATIENCE_S, "what is done to be stored while the batch goes on")
         member.release.set()
         wait_until(lambda: len(member.seen) == 100, PATIENCE_S, "the rest")
@@ -70,7 +71,7 @@ def test_a_member_that_is_killed_repeats_only_what_it_has_not_reported(url: str,
 def test_an_event_whose_handler_hangs_is_delivered_elsewhere_and_its_late_end_is_refused(
     url: str, log: LogApi, source: Source
 ) -> None:
-    with Member(url, [SHARED], handler_timeout=1.0) as slow:
+    with Member(url, [SHARED], handler_timeout=HANGS_S) as slow:
         slow.hangs_at = 5
         slow.subscriber.wait_ready(timeout_s=PATIENCE_S)
         source.publish(TOPIC, 10)
@@ -89,7 +90,7 @@ def test_an_event_whose_handler_hangs_is_delivered_elsewhere_and_its_late_end_is
 
 
 def test_a_thread_that_hangs_does_not_keep_its_event_from_the_others_of_the_member(url: str, source: Source) -> None:
-    with Member(url, [SHARED], handler_timeout=1.0, concurrency=2, attempts_max=2) as member:
+    with Member(url, [SHARED], handler_timeout=HANGS_S, concurrency=2, attempts_max=2) as member:
         member.hangs_at = 5
         member.subscriber.wait_ready(timeout_s=PATIENCE_S)
         source.publish(TOPIC, 10, keys=10)
@@ -102,7 +103,7 @@ def test_a_thread_that_hangs_does_not_keep_its_event_from_the_others_of_the_memb
 
 
 def test_a_batch_whose_handler_hangs_comes_again_in_parts(url: str, source: Source) -> None:
-    conf = groups_conf(handler_timeout=1.0, concurrency=2)
+    conf = groups_conf(handler_timeout=HANGS_S, concurrency=2)
     release, calls = threading.Event(), []
 
     def on_events(events: list[GroupEvent]) -> None:
@@ -120,13 +121,14 @@ def test_a_batch_whose_handler_hangs_comes_again_in_parts(url: str, source: Sour
 
 
 def test_what_a_program_does_not_settle_comes_again(url: str, source: Source) -> None:
-    with Member(url, [SHARED], auto_ack=False, handler_timeout=1.0, unsubscribe_timeout=0.1) as member:
+    with Member(url, [SHARED], auto_ack=False, handler_timeout=HANGS_S, unsubscribe_timeout=0.1) as member:
         member.subscriber.wait_ready(timeout_s=PATIENCE_S)
         source.publish(TOPIC, 1)
-        wait_until(lambda: len(member.events) == 2, PATIENCE_S, "it again")
-        assert [seen.attempt for seen in member.seen] == [1, 2]
+        wait_until(lambda: len(member.events) >= 2, PATIENCE_S, "it again")
+        assert [seen.attempt for seen in member.seen[:2]] == [1, 2]
         assert not member.subscriber.ack(member.events[0])
-        assert member.subscriber.ack(member.events[1])
+        # The newest one is accepted in time; should this thread stand still for that long, there is a newer one.
+        wait_until(lambda: member.subscriber.ack(member.events[-1]), PATIENCE_S, "it to be done")
 
 
 def test_closing_does_not_wait_for_a_handler_that_hangs(url: str, source: Source) -> None:

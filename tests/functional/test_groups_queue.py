@@ -55,8 +55,10 @@ def test_what_a_busy_member_has_not_begun_goes_to_one_that_is_idle(url: str, sou
     with Member(url, [QUEUE]) as busy, Member(url, [QUEUE]) as other:
         for member in (busy, other):
             member.subscriber.wait_ready(timeout_s=PATIENCE_S)
-        busy.gate.clear()
+            member.gate.clear()
         source.publish(TOPIC, 50)
+        wait_until(lambda: busy.begun and other.begun, PATIENCE_S, "a job for each")
+        other.gate.set()
         # One job is with the program that does not go on; everything else is done by the other one.
         wait_until(lambda: len(other.got()) == 49, PATIENCE_S, "all but the one that is being handled")
         busy.gate.set()

@@ -26,7 +26,7 @@ from shared_subscriptions.core import declaration as declarations
 from shared_subscriptions.names import Names
 from shared_subscriptions.serving import GroupService
 from tests.bus_members import SHARED, BusMember, member_conf
-from tests.group_nodes import Member
+from tests.group_nodes import CALM, Member
 from tests.group_nodes import Source as GroupSource
 from tests.servers import RedisServer, free_port
 from tests.waiting import wait_until
@@ -72,9 +72,9 @@ def send(publisher: pubsub_api.Publisher, first: int, last: int) -> None:
 
 
 @contextlib.contextmanager
-def member(bus_url: str, log_url: str, seen: list[int]) -> Iterator[GroupSubscriber]:
+def member(bus_url: str, log_url: str, seen: list[int], **options: float) -> Iterator[GroupSubscriber]:
     with (
-        pubsub_api.open(conf=member_conf(bus_url, log_url)) as session,
+        pubsub_api.open(conf=member_conf(bus_url, log_url, **options)) as session,
         session.subscriber([SHARED], lambda event: seen.append(event.version)) as subscriber,
     ):
         assert isinstance(subscriber, GroupSubscriber)
@@ -93,14 +93,12 @@ def test_a_leader_that_is_killed_while_a_publisher_ends_takes_nothing_with_it(
         wait_until(lambda: leader.statistics()["is_leading"], PATIENCE_S, "the first to lead")
         survivor = stack.enter_context(member(bus_url, log_url, seen))
         wait_until(lambda: survivor.statistics().standing_by, PATIENCE_S, "a standby")
-        survivor.wait_ready(timeout_s=PATIENCE_S)
-        send(publisher, 1, 300)
-        wait_until(lambda: len(versions(log)) == 300, PATIENCE_S, "the leader to record")
         recording = survivor._recording
         assert recording is not None
-        wait_until(
-            lambda: any(one.kept_bytes for one in list(recording._standbys.values())), PATIENCE_S, "the standby to hear"
-        )  # fmt: skip
+        for standby in list(recording._standbys.values()):
+            standby.wait_ready(PATIENCE_S)
+        send(publisher, 1, 300)
+        wait_until(lambda: len(versions(log)) == 300, PATIENCE_S, "the leader to record")
         leader.kill()
         send(publisher, 301, 900)
         session.close()
@@ -109,6 +107,32 @@ def test_a_leader_that_is_killed_while_a_publisher_ends_takes_nothing_with_it(
         assert sorted(versions(log)) == list(range(1, 901)), "each event is in the log, once"
         wait_until(lambda: set(seen) >= set(range(301, 901)), PATIENCE_S, "its delivery")
         assert survivor.statistics().standing_by == 0
+
+
+@pytest.mark.parametrize("bus_url", ["zmq"], indirect=True)
+def test_a_standby_hears_until_somebody_leads_also_when_its_own_lease_has_ended(
+    bus_url: str, log_url: str, log: LogApi
+) -> None:
+    """Whoever stands by is a member, too, whose lease ends with its leader, and long before another one leads."""
+    leases = {"member_lease": 1.0, "claim_time": 8.0}
+    with contextlib.ExitStack() as stack:
+        session = stack.enter_context(pubsub_api.open(conf=fast_conf(bus_url)))
+        publisher = session.publisher()
+        leader = stack.enter_context(BusMember(bus_url, log_url, **leases))
+        wait_until(lambda: leader.statistics()["is_leading"], PATIENCE_S, "the first to lead")
+        survivor = stack.enter_context(member(bus_url, log_url, [], **leases))
+        wait_until(lambda: survivor.statistics().standing_by, PATIENCE_S, "a standby")
+        survivor.wait_ready(timeout_s=PATIENCE_S)
+        send(publisher, 1, 10)
+        wait_until(lambda: len(versions(log)) == 10, PATIENCE_S, "the leader to record")
+        leader.kill()
+        wait_until(lambda: survivor.statistics().resets, PATIENCE_S, "the lease to end")
+        ended_at = time.monotonic()
+        wait_until(lambda: time.monotonic() - ended_at > 1.0, PATIENCE_S, "looks at who leads")
+        send(publisher, 11, 300)
+        session.close()
+        wait_until(lambda: len(versions(log)) >= 300, PATIENCE_S, "what was published while nobody led")
+        assert sorted(versions(log)) == list(range(1, 301))
 
 
 def test_a_standby_keeps_no_more_than_it_may(tmp_path: pathlib.Path, log: LogApi) -> None:
@@ -167,7 +191,7 @@ def test_the_first_events_of_a_publisher_that_starts_again_reach_the_group(
     if driver == "redis":
         bus_url = f"{server.address}?channel_prefix=t{uuid.uuid4().hex[:8]}:"
     seen: list[int] = []
-    with member(bus_url, log_url, seen) as subscriber:
+    with member(bus_url, log_url, seen, **CALM) as subscriber:
         wait_until(lambda: subscriber.statistics().is_leading, PATIENCE_S, "a leader")
         for life in range(3):
             with pubsub_api.open(conf=fast_conf(bus_url)) as session:

@@ -149,7 +149,7 @@ def test_a_callback_that_raises_is_counted_and_the_copy_stays_right(world: World
     cache = world.cache(on_changes=broken)
     world.nb.create("port", "p1", 1, topic="t")
     world.wait_equal(cache)
-    assert cache.statistics().callback_errors > 0
+    wait_until(lambda: cache.statistics().callback_errors > 0, WAIT_S, "the error to be counted")
     with pytest.raises(UsageError):
         next(cache.changes())
 
@@ -484,6 +484,6 @@ def test_a_copy_learns_of_changes_that_the_bus_cannot_carry(tmp_path: pathlib.Pa
         for number in range(6):
             writer.create("port", f"p{number}", number, topic=f"t/{number}")
         wait_until(lambda: len(cache.get_all("port")) == 6, WAIT_S, "what could not be published")
-        assert len(writer.db.unpublished()) == 4
+        wait_until(lambda: len(writer.db.unpublished()) == 4, WAIT_S, "the others to be out of the outbox")
         writer.delete("port", "p5")
         wait_until(lambda: len(cache.get_all("port")) == 5, WAIT_S, "the delete, too")

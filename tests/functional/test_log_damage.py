@@ -18,18 +18,12 @@ from durable_log.segmented import SegmentedLog
 from durable_log.testing.sources import Source
 from durable_log.verifying import verify
 from pubsub_api.errors import HeliographError
+from tests.logs import opened
 from tests.servers import RedisServer
 
 FRAMES, EVENTS = 40, 5
 TOPIC = "t"
 FLIPS = 60
-
-
-@contextlib.contextmanager
-def opened(url: str) -> Iterator[SegmentedLog]:
-    with contextlib.closing(durable_log.open(url)) as log:
-        assert isinstance(log, SegmentedLog)
-        yield log
 
 
 def readable(log: LogApi) -> tuple[list[bytes], int]:

@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import pathlib
 import shutil
+import signal
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import msgspec
 import pytest
 
 import durable_log
+from durable_log.loading import build_log
 from durable_log.maintenance import Maintainer
+from durable_log.repairing import repair
 from durable_log.sealing import Sealer
 from durable_log.segmented import SegmentedLog
 from durable_log.testing.sources import Source, read_frames
 from pubsub_api.errors import InvalidConfig
+from pubsub_api.testing.conformance.forks import in_forked_child
+from tests.logs import opened
 from tests.servers import RedisServer
 
 TOPIC = "t"
@@ -25,13 +32,6 @@ TOPIC = "t"
 def server() -> Iterator[RedisServer]:
     with RedisServer() as server:
         yield server
-
-
-@contextlib.contextmanager
-def opened(url: str) -> Iterator[SegmentedLog]:
-    with contextlib.closing(durable_log.open(url)) as log:
-        assert isinstance(log, SegmentedLog)
-        yield log
 
 
 def files(directory: pathlib.Path) -> set[str]:
@@ -79,22 +79,144 @@ def test_an_older_store_does_not_get_the_segments_of_a_newer_one(tmp_path: pathl
     assert files(tmp_path / "log.db-segments") == before
 
 
-def test_a_store_that_is_older_and_has_all_events_goes_on(tmp_path: pathlib.Path) -> None:
+def test_a_store_that_is_older_and_has_all_events_goes_on_after_a_repair(tmp_path: pathlib.Path) -> None:
     """What was sealed later is hot in it.  The file that it does not know stays."""
     url, source = f"sqlite://{tmp_path}/log.db?shards=1", Source()
     with opened(url) as log:
         log.append([source.frame(TOPIC, 50)])
+        former = log.identity
     shutil.copy(tmp_path / "log.db", tmp_path / "backup")
     with opened(url) as log:
         [first] = Sealer(log).seal(0)
     shutil.copy(tmp_path / "backup", tmp_path / "log.db")
+    with pytest.raises(durable_log.SegmentsRefused, match="another copy of the store .*heliograph log repair"):
+        durable_log.open(url)
+    with contextlib.closing(build_log(url)) as broken:
+        assert isinstance(broken, SegmentedLog)
+        broken.connect()
+        repair(broken)
     with opened(url) as log:
+        assert log.identity != former, "its offsets may mean something else now"
         log.append([source.frame(TOPIC, 50)])
         maintain(log)
         Sealer(log).seal(0)
         assert sum(one.count for one in read_frames(log, 0)) == 100
         assert Sealer(log).clean() == []
         assert files(log.directory) == {first.path, *(one.path for one in log.segments())}
+
+
+@pytest.fixture(params=["sqlite", "redis"])
+def copied(request: pytest.FixtureRequest, server: RedisServer, tmp_path: pathlib.Path) -> tuple[str, str]:
+    """The URLs of a log with two sealed segments and unsealed events, and of its copy, with one directory."""
+    if request.param == "sqlite":
+        urls = [f"sqlite://{tmp_path}/{name}.db?shards=1&segment_directory={tmp_path}/s" for name in "ab"]
+    else:
+        urls = [f"{server.address}?shards=1&key_prefix={name}:&segment_directory={tmp_path}/s" for name in "ab"]
+        with server.client() as client:
+            client.flushall()
+    source = Source()
+    with opened(urls[0]) as log:
+        for _ in range(2):
+            log.append([source.frame(TOPIC, 50)])
+            Sealer(log).seal(0)
+        log.append([source.frame(TOPIC, 50)])
+    if request.param == "sqlite":
+        shutil.copy(tmp_path / "a.db", tmp_path / "b.db")
+    else:
+        with server.client() as client:
+            for key in client.keys(b"a:*"):
+                client.copy(key, b"b" + key[1:])
+    return urls[0], urls[1]
+
+
+@pytest.mark.parametrize("is_original_first", [True, False])
+def test_of_two_copies_of_a_store_one_has_the_directory(
+    copied: tuple[str, str], tmp_path: pathlib.Path, is_original_first: bool
+) -> None:
+    """Whichever changes it first.  The other one deletes and seals nothing, also when it was opened before."""
+    winner_url, loser_url = copied if is_original_first else reversed(copied)
+    with opened(winner_url) as winner, opened(loser_url) as loser:
+        assert winner.identity == loser.identity
+        Sealer(winner).seal(0)
+        before, state = files(tmp_path / "s"), loser.state()
+        for call in (
+            lambda: Sealer(loser).seal(0), lambda: Sealer(loser).clean(), lambda: maintain(loser),
+            lambda: loser.trim(0, 50), lambda: loser.trim(0, 150), lambda: durable_log.open(loser_url),
+        ):  # fmt: skip
+            with pytest.raises(durable_log.SegmentsRefused, match="another copy of the store"):
+                call()
+        assert files(tmp_path / "s") == before
+        assert loser.state() == state
+        assert sum(one.count for one in read_frames(loser, 0)) == 150, "what it has can be read"
+        assert winner.trim(0, 50) == 50
+        maintain(winner)
+        assert len(files(tmp_path / "s")) == len(before) - 1
+        assert sum(one.count for one in read_frames(winner, 0)) == 100
+
+
+def test_of_two_copies_the_one_that_drops_first_has_the_directory(copied: tuple[str, str]) -> None:
+    with opened(copied[0]) as original, opened(copied[1]) as copy:
+        assert copy.trim(0, 50) == 50
+        with pytest.raises(durable_log.SegmentsRefused, match="another copy of the store"):
+            Sealer(original).seal(0)
+
+
+def test_a_copy_that_is_repaired_gets_the_directory(copied: tuple[str, str]) -> None:
+    with opened(copied[0]) as original:
+        Sealer(original).seal(0)
+        with contextlib.closing(build_log(copied[1])) as broken:
+            assert isinstance(broken, SegmentedLog)
+            broken.connect()
+            repair(broken)
+        with opened(copied[1]) as copy:
+            assert original.identity != copy.identity
+            copy.append([Source().frame(TOPIC, 50)])
+            Sealer(copy).seal(0)
+        with pytest.raises(durable_log.SegmentsRefused):
+            Sealer(original).clean()
+
+
+@pytest.mark.parametrize("is_stored", [False, True])
+def test_who_dies_while_it_says_that_it_changes_the_directory_is_no_copy(
+    tmp_path: pathlib.Path, is_stored: bool
+) -> None:
+    url = f"sqlite://{tmp_path}/log.db?shards=1"
+    with opened(url) as log:
+        for _ in range(2):
+            log.append([Source().frame(TOPIC, 5)])
+            Sealer(log).seal(0)
+        log.append([Source().frame(TOPIC, 5)])
+        store = log.set_directory_token
+
+        def die(token: str) -> None:
+            if is_stored:
+                store(token)
+            os.kill(os.getpid(), signal.SIGKILL)
+
+        def seal() -> str:
+            log.set_directory_token = die  # type: ignore[method-assign]
+            Sealer(log).seal(0)
+            return "alive"
+
+        assert in_forked_child(seal) == ""
+    with opened(url) as log:
+        assert len(Sealer(log).seal(0)) == 1
+        assert len(read_frames(log, 0)) == 3
+
+
+def test_who_opens_a_log_that_is_being_sealed_is_no_copy(tmp_path: pathlib.Path) -> None:
+    url = f"sqlite://{tmp_path}/log.db?shards=1"
+    with opened(url) as log, ThreadPoolExecutor(1) as pool:
+
+        def seal() -> None:
+            for _ in range(30):
+                log.append([Source().frame(TOPIC, 5)])
+                Sealer(log).seal(0)
+
+        sealing = pool.submit(seal)
+        while not sealing.done():
+            durable_log.open(url).close()
+        sealing.result()
 
 
 @pytest.mark.parametrize("is_new", [False, True])

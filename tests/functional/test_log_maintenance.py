@@ -13,11 +13,12 @@ import msgspec
 import pytest
 
 import durable_log
-from durable_log.log_api import LogApi
+from durable_log.log_api import LogApi, ShardState, StoredFrame
 from durable_log.maintenance import Maintainer
 from durable_log.sealing import Sealer
 from durable_log.segmented import SegmentedLog
 from durable_log.testing.sources import Source, check_consistent, events_of, read_events, read_frames
+from durable_log.verifying import verify
 from pubsub_api.core import frame as frames
 from pubsub_api.core.frame import Kind
 from pubsub_api.errors import DriverDependencyMissing, InvalidConfig
@@ -172,6 +173,10 @@ def test_a_delete_comes_of_age_though_nothing_is_sealed_any_more(open_log: Open)
         assert log.segments() == segments, "nothing is due"
         maintainer.run_once(time.time_ns() + HOUR_NS)
         assert objects(log) == [(2, "b", "set", 3)]
+        log.append([version_frame(source, 4, ("b", "delete", 4))])
+        maintainer.run_once(time.time_ns() + 2 * HOUR_NS)
+    assert objects(log) == []
+    assert verify(log).problems == [], "also when nothing is left at its end"
 
 
 def test_compaction_loses_nothing_of_a_database_whose_versions_began_again(open_log: Open) -> None:
@@ -237,6 +242,31 @@ def test_while_another_process_seals_the_rest_is_done(open_log: Open) -> None:
         maintainer.run_once(time.time_ns() + HOUR_NS)
     assert maintainer.statistics.busy == 1
     assert maintainer.statistics.dropped_by_age == 3
+
+
+@pytest.mark.parametrize("job", ["compact", "trim"])
+def test_what_others_remove_on_purpose_while_a_log_is_verified_is_not_missing(
+    open_log: Open, monkeypatch: pytest.MonkeyPatch, job: str
+) -> None:
+    log, source = open_log(compact_topics=TOPIC), Source()
+    for number in range(1, 6):
+        log.append([version_frame(source, number, ("a", "set", number))])
+        Sealer(log).seal(0)
+    read, state = log.read, log.state
+
+    def read_late(*place: int) -> list[StoredFrame]:
+        with Maintainer(log) as maintainer:
+            maintainer.run_once(time.time_ns() + HOUR_NS)
+        return read(*place)
+
+    def trim_meanwhile() -> list[ShardState]:
+        found = state()
+        log.trim(0, min(4, found[0].start + 2))
+        return found
+
+    monkeypatch.setattr(log, *(("read", read_late) if job == "compact" else ("state", trim_meanwhile)))
+    assert verify(log).problems == []
+    assert [one.offset for one in read(0, 4)] == [4]
 
 
 def test_without_pyarrow_the_log_works_and_sealing_names_the_extra(

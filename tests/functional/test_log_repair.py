@@ -20,6 +20,7 @@ from durable_log.segments import staged_path
 from durable_log.testing.sources import Source, check_consistent, numbers, read_frames
 from durable_log.verifying import verify
 from pubsub_api.errors import InvalidConfig
+from tests.logs import opened
 from tests.servers import RedisServer
 
 TOPICS = ["t/a", "t/b", "t/c"]
@@ -29,13 +30,6 @@ TOPICS = ["t/a", "t/b", "t/c"]
 def server() -> Iterator[RedisServer]:
     with RedisServer() as server:
         yield server
-
-
-@contextlib.contextmanager
-def opened(url: str) -> Iterator[SegmentedLog]:
-    with contextlib.closing(durable_log.open(url)) as log:
-        assert isinstance(log, SegmentedLog)
-        yield log
 
 
 def repaired(url: str, **options: bool) -> RepairReport:
@@ -55,10 +49,14 @@ def place(
     request: pytest.FixtureRequest, server: RedisServer, tmp_path: pathlib.Path
 ) -> tuple[str, Callable[[], None]]:
     """The URL of a log, and what loses its store."""
-    if request.param == "redis":
+
+    def flush() -> None:
         with server.client() as client:
             client.flushall()
-            return f"{server.address}?segment_directory={tmp_path}/segments", client.flushall
+
+    if request.param == "redis":
+        flush()
+        return f"{server.address}?segment_directory={tmp_path}/segments", flush
     return f"sqlite://{tmp_path}/log.db", (tmp_path / "log.db").unlink
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import pathlib
 import re
 from collections.abc import Callable, Iterator
@@ -9,15 +10,23 @@ from collections.abc import Callable, Iterator
 import pytest
 import redis
 
+import pubsub_api
+from durability_service.client import DurabilityClient, Outcome
+from nb_api import NbApi
+from nb_api.db_api import Change
+from nb_api.outbox import OutboxSweeper
 from publisher_service.sequencer import Sequencer
-from pubsub_api import Event, History, Publisher
+from publisher_service.watching import OwnPublisher
+from pubsub_api import Event, History, Publisher, config, loading
 from pubsub_api.core import frame as frames
 from pubsub_api.core import messages
+from pubsub_api.core.clock import HybridClock
 from pubsub_api.core.events import encode_event
 from pubsub_api.core.frame import Kind
 from pubsub_api.core.messages import Query
 from pubsub_api.errors import NotPermitted
 from pubsub_api.testing.frames import Frames
+from tests.durability_domain import Domain, durability_conf
 from tests.functional.conftest import Bus, Consumer
 from tests.redis_ends import PATIENT, Ends
 from tests.servers import RedisServer
@@ -174,6 +183,17 @@ def send_refused(publisher: Publisher, topic: str) -> int:
     return accepted
 
 
+def test_a_flush_tells_what_the_server_refuses(open_bus: Callable[..., Bus]) -> None:
+    publisher = open_bus("half").session().publisher()
+    publisher.send_event(event("tenant-7/port", 1))
+    publisher.flush(timeout_s=WAIT_S)
+    publisher.send_event(event("tenant-8/port", 1))
+    with pytest.raises(NotPermitted, match="tenant-8/port"):
+        publisher.flush(timeout_s=WAIT_S)
+    assert publisher.statistics().refused == 1
+    publisher.flush(timeout_s=WAIT_S)
+
+
 def test_what_the_server_refused_is_not_kept_and_not_told(open_bus: Callable[..., Bus]) -> None:
     """The publisher hears all questions, so that nothing but its cache keeps the events from others."""
     publisher = open_bus("half").session().publisher()
@@ -225,11 +245,62 @@ def test_a_service_goes_on_with_what_is_permitted(open_bus: Callable[..., Bus]) 
     worker = bytes(16)
     encoded = [encode_event(event("tenant-8/port", 1), 1)]
 
-    def is_refused() -> bool:
-        refused, reason = sequencer.take(worker, 1, [("tenant-8/port", encoded), ("tenant-7/port", encoded)], b"")
-        sequencer.flush()
-        return refused == 1 and "tenant-8/port" in reason
+    def take(number: int) -> tuple[int, str]:
+        return sequencer.take(worker, number, [("tenant-8/port", encoded), ("tenant-7/port", encoded)], b"")
 
-    wait_until(is_refused, WAIT_S, "the refusal")
-    assert sequencer.counters.refused_events == 1
+    assert take(1) == (0, "")
+    refusing: list[Callable[[], tuple[int, str]]] = [sequencer.flush, lambda: take(2)]
+    for number, call in enumerate(refusing, 1):
+        refused, reason = call()
+        assert refused == 1
+        assert "tenant-8/port" in reason
+        assert sequencer.counters.refused_events == number
+    assert sequencer.flush() == (0, "")
     assert set(publisher.heads()) == {"tenant-7/port"}
+
+
+def test_what_a_service_publishes_itself_and_may_not_is_named(open_bus: Callable[..., Bus]) -> None:
+    publisher = open_bus("half").session().publisher()
+    own = OwnPublisher(Sequencer(publisher, None, event_bytes_max=1000, streams_max=10), HybridClock(skew_max_ns=0))
+    topics = ("tenant-7/port", "tenant-8/port")
+    changes = [Change(number, "create", "port", topic, topic, number) for number, topic in enumerate(topics, 1)]
+    for _ in range(2):
+        (refusal,) = own.publish(changes)
+        assert (refusal.revision, refusal.key) == (2, "tenant-8/port")
+        own.flush(timeout_s=WAIT_S)
+
+
+def test_a_sweep_names_what_is_not_permitted_and_publishes_the_rest(url_of: UrlOf, tmp_path: pathlib.Path) -> None:
+    conf = loading.conf_from_url(url_of("half"))
+    conf.set_override("enable_df_pub_sub", True, group=config.GROUP)
+    conf.set_override("pub_sub_use_multiproc", False, group=config.GROUP)
+    with NbApi.open(conf=conf, url=f"sqlite://{tmp_path}/objects.db") as nb:
+        assert nb.publisher is not None
+        conf.set_override("outbox_age", 0.1, group="db")
+        for tenant in ("tenant-7", "tenant-8"):
+            nb.db.create("port", tenant, 1, topic=f"{tenant}/port")
+        sweeper = OutboxSweeper(nb.db, nb.publisher, conf)
+        wait_until(lambda: len(nb.db.unpublished(older_than_s=0.1)) == 2, WAIT_S, "both to be old")
+        for swept in (1, 0):
+            assert sweeper.sweep() == swept
+            assert [refusal.key for refusal in sweeper.refused.values()] == ["tenant-8"]
+            assert [change.key for change in nb.db.unpublished()] == ["tenant-8"]
+
+
+def test_a_tenant_is_told_nothing_by_a_durability_service(url_of: UrlOf, tmp_path: pathlib.Path) -> None:
+    """Its questions are in no scope: neither they nor a channel for the answers are open to a tenant."""
+    topics = ["tenant-7/port", "tenant-8/port"]
+    with contextlib.ExitStack() as stack:
+        domain = Domain(url_of("platform"), tmp_path, is_bind_based=False)
+        stack.callback(domain.close)
+        publisher = stack.enter_context(domain.publisher())
+        publisher.send_events([event(topic, 1) for topic in topics])
+        domain.start("a")
+        domain.wait_complete(samples=2)
+        session = stack.enter_context(pubsub_api.open(conf=durability_conf(url_of("tenant-7"))))
+        with contextlib.closing(DurabilityClient(session)) as client:
+            assert client.status(timeout_s=1.0) == []
+            for topic in topics:
+                assert client.history([topic], timeout_s=1.0) == (Outcome.NO_SERVICE, [])
+        with contextlib.closing(domain.client()) as client:
+            assert client.history(topics, timeout_s=WAIT_S)[0] is Outcome.COMPLETE

@@ -36,6 +36,7 @@ def router(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
         "mode": '"router"',
         "listen/endpoints": f'["tcp/127.0.0.1:{port}"]',
         "scouting/multicast/enabled": "false",
+        "transport/link/tx/lease": "60000",  # a loaded machine is no lost link
         "transport/auth/usrpwd/user": '"router"',
         "transport/auth/usrpwd/password": '"secret"',
         "transport/auth/usrpwd/dictionary_file": f'"{users}"',
@@ -108,7 +109,7 @@ def test_a_tenant_s_publisher_is_heard_and_answers_who_asks_for_its_topics(open_
 def test_a_tenant_cannot_ask_in_the_scope_of_others(open_bus: OpenBus, router: int, ends: Ends) -> None:
     publisher = open_bus("platform").session().publisher()
     publisher.send_events([event("tenant-8/port", 1), event("tenant-7/port", 1)])
-    url = f"zenoh://tenant-7:secret@127.0.0.1:{router}?mode=client&query_timeout=2"
+    url = f"zenoh://tenant-7:secret@127.0.0.1:{router}?mode=client&query_timeout=60"
     asker, heard = ends.subscriber(url, "tenant-7/#", address=f"tcp/127.0.0.1:{router}")
     asked_before = publisher.statistics().queries
     for scope in ("tenant-8/#", "tenant-8/port", "#", "$control"):

@@ -32,7 +32,10 @@ class Keys:
         self.allow("client")
 
     def allow(self, name: str) -> None:
-        shutil.copy(self.directory / f"{name}.key", self.allowed)
+        """At once: who looks meanwhile finds the whole file, or none."""
+        new = self.allowed / f"{name}.new"
+        shutil.copy(self.directory / f"{name}.key", new)
+        new.rename(new.with_suffix(".key"))
 
     def revoke(self, name: str) -> None:
         (self.allowed / f"{name}.key").unlink()
@@ -128,7 +131,7 @@ def check_cut(listener: Listener, speaker: Speaker, cut: int) -> None:
     wait_until(lambda: speaker.api.counters["connections_cut"] >= cut, WAIT_S, "the connections to be cut")
     refused = speaker.api.counters["keys_refused"]
     wait_until(lambda: speaker.api.counters["keys_refused"] > refused, WAIT_S, "the key to be refused")
-    assert isinstance(listener.heard.links[-1], Disconnected)
+    wait_until(lambda: isinstance(listener.heard.links[-1], Disconnected), WAIT_S, "the listener to be told")
     before = len(listener.heard.frames)
     speaker.send("t")
     assert len(listener.heard.frames) == before

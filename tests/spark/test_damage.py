@@ -25,11 +25,13 @@ from spark_pipeline.errors import PipelineError, SchemaMismatch
 from spark_pipeline.jobs.audit import count_streams
 from spark_pipeline.jobs.compact import compact
 from spark_pipeline.lake import LakeTable
+from spark_pipeline.partitions import LogPartition, read_partition
+from spark_pipeline.ranges import LogRange
 from spark_pipeline.reading import read_log
 from spark_pipeline.report import audit_report
 from spark_pipeline.session import translated_errors
 from tests.spark.conftest import log_frame, plain_rows
-from tests.spark.supervising import run_to_end
+from tests.spark.supervising import run, run_to_end
 
 
 @pytest.fixture
@@ -89,7 +91,8 @@ def read_as_a_stream(spark: SparkSession, url: str, directory: pathlib.Path) -> 
 
 
 DAMAGES = (flip, tear, swap, age, pathlib.Path.unlink)
-"""Of these, Python has one reader for all kinds of reads, which `durable_log` tests for all of them."""
+"""Spark's own reader meets all of them here.  Python has one reader for all kinds of reads, which meets them without
+Spark, below and in the conformance suite of `durable_log`."""
 
 
 @pytest.mark.parametrize(
@@ -114,7 +117,23 @@ def test_a_segment_that_is_not_the_sealed_one_is_an_error_that_names_the_file(
     file.chmod(0o600)
     damage(file)
     with pytest.raises((LogCorrupt, PipelineError), match=file.name), translated_errors("a test"):
-        read(spark, url, tmp_path / "after")
+        run(lambda: read(spark, url, tmp_path / "after"))
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_worker_that_has_read_a_segment_notices_that_it_is_another_one(
+    sealed: tuple[str, pathlib.Path], damage: Callable[[pathlib.Path], None]
+) -> None:
+    """What runs in Spark's Python processes, in this one: they keep the log open from task to task."""
+    url, file = sealed
+    with contextlib.closing(durable_log.open(url)) as log:
+        shard = durable_log.shard_of("a/port", log.shards)
+        partition = LogPartition([LogRange(shard, 0, 1100)], ["#"], log.identity)
+    assert sum(batch.num_rows for batch in read_partition(url, partition)) == 1100
+    file.chmod(0o600)
+    damage(file)
+    with pytest.raises(LogCorrupt, match=file.name):
+        list(read_partition(url, partition))
 
 
 def test_a_page_that_changes_after_the_check_is_found_by_its_checksum(
@@ -142,14 +161,14 @@ def test_a_frame_of_a_wire_version_from_the_future_is_refused_by_its_number(
         checksum = frame_checksum(bytes(future), *numbers)
         store.execute("UPDATE frames SET frame = ?, checksum = ?", (bytes(future), checksum))
     with pytest.raises(PipelineError, match="wire version 9"), translated_errors("a test"):
-        read_log(spark, log_url).count()
+        run(lambda: read_log(spark, log_url).count())
 
 
 def test_a_table_of_the_lake_whose_schema_changed_is_refused_by_the_name_of_the_column(
     spark: SparkSession, sealed: tuple[str, pathlib.Path], tmp_path: pathlib.Path
 ) -> None:
     lake = LakeTable(tmp_path / "lake")
-    lake.current().append(read_log(spark, sealed[0]), "a log", {})
+    lake.current().append(read_log(spark, sealed[0]), "a log", {}, {})
     table = deltalake.DeltaTable(str(tmp_path / "lake")).to_pyarrow_table()
     place = table.schema.get_field_index("version")
     changed = table.set_column(place, "version", table.column("version").cast(pyarrow.string()))

@@ -10,12 +10,15 @@ import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming import DataStreamWriter
+from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 import durable_log
 from pubsub_api.errors import UsageError
 from shared_subscriptions import groups
+from spark_pipeline.errors import OtherLog
 from spark_pipeline.group_jobs import release, show
-from spark_pipeline.options import SourceOptions
+from spark_pipeline.group_source import GroupStreamReader
+from spark_pipeline.options import Limits, SourceOptions
 from tests.spark.conftest import log_frame
 from tests.spark.streaming_job import StreamingJob
 from tests.spark.supervising import RunningQuery, run_to_end
@@ -163,3 +166,23 @@ def test_a_checkpoint_can_be_moved_and_of_two_copies_the_older_one_is_refused(
 def test_options_that_make_no_sense_for_a_group_are_refused(options: dict[str, str], reason: str) -> None:
     with pytest.raises(UsageError, match=reason):
         SourceOptions({"log": "sqlite:///log.db", **options})
+
+
+def test_a_batch_is_not_read_again_from_a_log_that_was_restored_and_has_grown(
+    log_url: str, group: str, tmp_path: pathlib.Path
+) -> None:
+    """Without Spark: it would have died between noting the batch and reading it."""
+    shutil.copy(tmp_path / "log.db", tmp_path / "older.db")
+    fill(log_url, first=1, count=10)
+    options = {"log": log_url, "group": group, "query": "a"}
+    reader = GroupStreamReader(SourceOptions(options, Limits()))
+    start = reader.latestOffset(reader.initialOffset(), ReadAllAvailable())
+    end = reader.latestOffset(start, ReadAllAvailable())
+    assert reader.partitions(start, end) != []
+    reader.stop()
+    shutil.copy(tmp_path / "older.db", tmp_path / "log.db")
+    fill(log_url, first=11, count=50)
+    reader = GroupStreamReader(SourceOptions(options, Limits()))
+    with pytest.raises(OtherLog, match="a batch of this checkpoint is at offset .* has grown since"):
+        reader.partitions(start, end)
+    reader.stop()

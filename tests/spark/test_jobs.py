@@ -100,9 +100,27 @@ def test_a_log_that_was_restored_from_an_older_copy_is_not_taken_in(
     table = LakeTable(tmp_path / "lake")
     with contextlib.closing(durable_log.open(filled)) as log:
         beyond = {state.shard: state.end + 1 for state in log.state()}
-        table.current().append(read_log(spark, filled).limit(0), log.identity, beyond)
+        table.current().append(read_log(spark, filled).limit(0), log.identity, beyond, {})
     with pytest.raises(OtherLog, match="the table is at offset"):
         list(ingest(spark, filled, table, events_max=1000))
+
+
+def test_a_log_that_was_restored_and_has_grown_since_is_not_taken_in(
+    spark: SparkSession, log_url: str, tmp_path: pathlib.Path
+) -> None:
+    table = LakeTable(tmp_path / "lake")
+    with contextlib.closing(durable_log.open(log_url)) as log:
+        log.append([log_frame("a/port", first=1, count=10)])
+    shutil.copy(tmp_path / "log.db", tmp_path / "older.db")
+    with contextlib.closing(durable_log.open(log_url)) as log:
+        log.append([log_frame("a/port", first=11, count=10)])
+    assert [one.events for one in ingest(spark, log_url, table, events_max=1000)] == [20]
+    shutil.copy(tmp_path / "older.db", tmp_path / "log.db")
+    with contextlib.closing(durable_log.open(log_url)) as log:
+        log.append([log_frame("a/port", first=21, count=30)])
+    with pytest.raises(OtherLog, match="the table is at offset 20 .* has grown since"):
+        list(ingest(spark, log_url, table, events_max=1000))
+    assert table.read(spark).count() == 20
 
 
 def test_files_that_no_commit_names_are_not_read_and_are_removed(

@@ -24,7 +24,7 @@ from spark_pipeline.targets.log import LogTarget
 from spark_pipeline.targets.target import Ledger
 from tests.servers import RedisServer, free_port
 from tests.spark.conftest import stage, stage_rows
-from tests.waiting import wait_until
+from tests.waiting import WAIT_S, wait_until
 
 CHECKPOINT = "the mark of a checkpoint"
 
@@ -63,7 +63,7 @@ class BusRig(Rig):
         self.subscriber = subscriber
 
     def arrived(self) -> list[str]:
-        wait_until(lambda: self.subscriber.statistics().lag == 0, 20, "an empty queue")
+        wait_until(lambda: self.subscriber.statistics().lag == 0, WAIT_S, "an empty queue")
         return [event.key for event in self.events]
 
 
@@ -79,7 +79,7 @@ def rig(request: pytest.FixtureRequest, tmp_path: pathlib.Path) -> Iterator[Rig]
         with pubsub_api.open(url) as session:
             taken: list[pubsub_api.Event] = []
             subscriber = session.subscriber(["#"], taken.append)
-            subscriber.wait_ready(timeout_s=20)
+            subscriber.wait_ready(timeout_s=WAIT_S)
             made = BusRig(BusTarget(url, str(staged)), staged, subscriber)
             made.events = taken
             yield made
@@ -90,7 +90,7 @@ def test_a_batch_that_runs_again_has_no_second_effect(rig: Rig) -> None:
     rig.deliver("q", 0, ["c", "a", "b"])
     rig.deliver("q", 1, ["d"])
     rig.deliver("another", 0, ["e"])
-    wait_until(lambda: len(rig.arrived()) >= 5, 20, "all rows")
+    wait_until(lambda: len(rig.arrived()) >= 5, WAIT_S, "all rows")
     assert rig.arrived() == ["a", "b", "c", "d", "e"]
     assert list(rig.directory.glob(f"*{staging.SUFFIX}")) == [], "nothing is left behind"
 
@@ -118,7 +118,7 @@ def test_a_commit_that_died_delivers_the_files_it_had_named(
             rig.deliver("q", 5, keys[:100], keys[100:])
     assert len(rig.target.named()) == 2, "abort must leave these alone"
     rig.deliver("q", 5, keys[75:], keys[:75])
-    wait_until(lambda: len(rig.arrived()) >= 150, 20, "all rows")
+    wait_until(lambda: len(rig.arrived()) >= 150, WAIT_S, "all rows")
     assert sorted(rig.arrived()) == sorted(keys)
     assert rig.target.named() == set()
     assert list(rig.directory.glob(f"*{staging.SUFFIX}")) == []
@@ -177,7 +177,7 @@ def test_a_name_belongs_to_one_checkpoint(rig: Rig) -> None:
     with pytest.raises(CheckpointCopied, match="batch 0, and this target knows batch 1"):
         rig.deliver("q", 0, ["d"])
     rig.target.deliver(Batch("another name", "another", 0), [stage(rig.directory, "e")])
-    wait_until(lambda: len(rig.arrived()) >= 3, 20, "all rows")
+    wait_until(lambda: len(rig.arrived()) >= 3, WAIT_S, "all rows")
     assert rig.arrived() == ["a", "b", "e"]
 
 
@@ -194,7 +194,7 @@ def test_another_batch_of_the_same_number_is_no_retry(
     with pytest.raises(CheckpointCopied, match="another batch 3"):
         rig.target.deliver(copied, [stage(rig.directory, "b")])
     rig.target.deliver(planned, [stage(rig.directory, "a")])
-    wait_until(lambda: rig.arrived() == ["a"], 20, "the row of the batch that came first")
+    wait_until(lambda: rig.arrived() == ["a"], WAIT_S, "the row of the batch that came first")
 
 
 def _die(_target: Target, _ledger: Ledger) -> Iterator[staging.Portion]:
@@ -268,12 +268,12 @@ def test_every_event_of_every_batch_comes_over_a_bus_with_a_server_in_the_middle
             url = f"zenoh://127.0.0.1:{port}?mode=client"
         session = stack.enter_context(pubsub_api.open(url))
         subscriber = stack.enter_context(session.subscriber(["#"], received.append))
-        subscriber.wait_ready(timeout_s=30)
+        subscriber.wait_ready(timeout_s=WAIT_S)
         target = BusTarget(url, str(tmp_path))
         for batch in range(4):
             name = stage(tmp_path, *(f"k{batch}-{number}" for number in range(250)))
             target.deliver(Batch("q", CHECKPOINT, batch), [name])
-        wait_until(lambda: len(received) == 1000, 30, "all events")
+        wait_until(lambda: len(received) == 1000, WAIT_S, "all events")
     assert {event.key for event in received} == {f"k{batch}-{number}" for batch in range(4) for number in range(250)}
 
 

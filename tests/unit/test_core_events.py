@@ -68,6 +68,13 @@ def test_a_bad_field_is_refused_with_the_reason(fields: dict[str, Any], reason: 
         encode_event(event(**fields), 5)
 
 
+@pytest.mark.parametrize("encoded", [b"", b"\xc1", b"\x01\x02", b"\x81\x80\x01"])
+def test_a_value_that_is_encoded_already_is_looked_into_in_a_flood_too(encoded: bytes) -> None:
+    """It could end anywhere, and take the events with it that follow it in its frame."""
+    with pytest.raises(InvalidEvent, match="cannot be sent as msgpack"):
+        encode_event(event(value=msgspec.Raw(encoded)), 5, looks_inside=False)
+
+
 def test_a_value_that_contains_itself_is_refused() -> None:
     value: list[Any] = []
     value.append(value)

@@ -356,7 +356,7 @@ def test_a_start_flag_needs_no_baseline() -> None:
     rig.join()
     publisher = rig.publisher(is_asked=False)
     rig.publish(publisher, "a", 2)
-    rig.run(14)
+    rig.run(9)
     assert rig.numbers("a") == []
     assert rig.reasons == ["initial", "loss"]
 

@@ -64,6 +64,7 @@ LAYERS = {
     # The cores of the long-poll protocol do no I/O, and are tested without the driver around them.
     "tests.unit.longpoll": Layer((*_CONTRACTS, "tests", "drivers.pubsub.longpoll"), denied=()),
     "tests.unit.zenoh_parts": Layer((*_CONTRACTS, "tests", "drivers.pubsub.zenoh"), denied=()),
+    "tests.unit.zmq_parts": Layer((*_CONTRACTS, "tests", "drivers.pubsub.zmq"), denied=()),
     "drivers.pubsub.memory": _MEMORY_DRIVER,
     "drivers.pubsub.memory.bus": _MEMORY_DRIVER,
     "drivers": Layer(_DRIVER_CONTRACTS, denied=()),

@@ -94,7 +94,7 @@ class SkipsHoles(SubscriberCore):
     """Goes on after a hole as if nothing were missing."""
 
     def _open_hole(self, stream: InStream, now: float) -> None:
-        for delivery, size in stream.skip_holes(0):
+        for delivery, size in stream.skip_holes():
             self._roster.parked_bytes -= size
             if delivery is not None:
                 self._deliver(stream, delivery, now, is_repair=False)
@@ -120,7 +120,7 @@ class DeliversOutOfOrder(SubscriberCore):
 class IgnoresHellos(SubscriberCore):
     """Sees holes only between data."""
 
-    def _note_head(self, *_: object) -> None:
+    def _note_head(self, *_: object, **__: object) -> None:
         pass
 
 
@@ -239,10 +239,24 @@ class AsksNobodysAge(SubscriberCore):
 class BelievesEveryHead(SubscriberCore):
     """Takes for repeated what is sent below a head that never was."""
 
-    def _on_contradiction(self, stream: InStream, frame: bytes, header: Header, now: float) -> None:
-        self._repeat((frame, header, 0))
+    def _is_believed(self, *_: object, **__: object) -> bool:
+        return False
 
     def _start_again(self, *_: object) -> None:
+        pass
+
+
+class BelievesEveryWord(SubscriberCore):
+    """Takes what a hello tells for covered by the next resync."""
+
+    def _raise_head(self, stream: InStream, head: int, stamp: int, now: float, *, is_shown: bool) -> None:
+        super()._raise_head(stream, head, stamp, now, is_shown=True)
+
+
+class AsksNobodyHowFarItIs(SubscriberCore):
+    """Does not hear what a publisher tells of its own streams with what is wanted."""
+
+    def _on_told(self, *_: object) -> None:
         pass
 
 
@@ -317,6 +331,8 @@ def _mutants() -> Iterator[tuple[str, Cores]]:
         ("joins", JoinsInOneAttempt),
         ("new_lives", AsksNobodysAge),
         ("forged", BelievesEveryHead),
+        ("forged", BelievesEveryWord),
+        ("forged", AsksNobodyHowFarItIs),
         ("calm", NeverRests),
         ("calm", ResyncsTooMuch),
         ("restart", Crashes),

@@ -69,6 +69,7 @@ class SqliteDb(DbApi):
     def __init__(self, conf: cfg.ConfigOpts, url: SplitResult) -> None:
         super().__init__(conf, url)
         self._path = schema.path_of(url)
+        self._what = f"the database {self._path}"
         self._options = conf[GROUP]
         self._timeout_s: float = conf.db.operation_timeout
         self._pool = Pool(
@@ -76,7 +77,7 @@ class SqliteDb(DbApi):
             f"PRAGMA synchronous = {self._options.synchronous}; "
             f"PRAGMA journal_size_limit = {self._options.log_bytes_max}; PRAGMA temp_store = memory;",
         )
-        self._writer = Writer(self._run, self._timeout_s)
+        self._writer = Writer(self._run, self._pool.check_file, self._timeout_s)
         self._is_closed = False
         self._news = threading.Condition()
         self._commits = 0
@@ -255,8 +256,7 @@ class SqliteDb(DbApi):
         return result
 
     def _run(self, work: Operation[T]) -> T:
-        what = f"the database {self._path}"
-        return run_patiently(self._pool, work, what=what, timeout_s=self._timeout_s, check_open=self._check_open)
+        return run_patiently(self._pool, work, what=self._what, timeout_s=self._timeout_s, check_open=self._check_open)
 
     def _check_open(self) -> None:
         if self._is_closed:

@@ -10,7 +10,7 @@ overlap, and at least one change that waits is between any two: in the normal ca
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from drivers.db.sqlite import schema
@@ -94,8 +94,11 @@ def _end(connection: sqlite3.Connection, begin: int, end: int) -> int:
     return int(its_end if waits is None else waits[0] - 1)
 
 
-def runs_of(revisions: Iterable[int]) -> Iterator[tuple[int, int]]:
+def runs_of(revisions: Sequence[int]) -> Iterator[tuple[int, int]]:
     """Rising revisions of changes as runs that leave none out: the first and the last of each."""
+    if revisions and number_of(revisions[-1]) - number_of(revisions[0]) == len(revisions) - 1:
+        yield revisions[0], revisions[-1]  # where one process writes, that is all
+        return
     first = last = -1
     for revision in revisions:
         if first >= 0 and number_of(revision) == number_of(last) + 1:

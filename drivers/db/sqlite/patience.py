@@ -23,7 +23,7 @@ def run_patiently(pool: Pool, work: Operation[T], *, what: str, timeout_s: float
 
     Raises DbUnavailable when the lock is not to be had in time or the file cannot be used, DbError when it is damaged.
     """
-    deadline = time.monotonic() + timeout_s
+    deadline = 0.0
     pause_s = _LOCK_PAUSE_MIN_S
     while True:
         check_open()
@@ -33,6 +33,7 @@ def run_patiently(pool: Pool, work: Operation[T], *, what: str, timeout_s: float
             # "database is locked", and "locking protocol" when many open the file at the same moment.
             if "lock" not in str(error):
                 raise DbUnavailable(f"{what} cannot be used: {error}") from error
+            deadline = deadline or time.monotonic() + timeout_s
             if time.monotonic() > deadline:
                 raise DbUnavailable(f"{what} was locked for {timeout_s} s") from error
         except sqlite3.Error as error:

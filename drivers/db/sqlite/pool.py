@@ -87,7 +87,7 @@ class Pool:
     """As many connections as threads use at once.  Any thread may use any of them, one at a time."""
 
     def __init__(self, path: pathlib.Path, pragmas: str) -> None:
-        self._path = str(path)  # looked at twice for every use, and a Path takes its time to become one
+        self._path = str(path)  # looked at for every use, and a Path takes its time to become one
         self._uri = f"file:{urllib.parse.quote(str(path))}?mode=rw"  # rw: a file that vanished is not made anew, empty
         self._pragmas = pragmas
         self._idle: list[sqlite3.Connection] = []
@@ -101,22 +101,24 @@ class Pool:
         """Call ``work`` with a connection that has no transaction.  Raises sqlite3.Error, and what ``work`` raises.
 
         A file that was deleted or replaced lives on for who has it open, and nobody else sees what is written there.
-        So what ``work`` did counts only when the path still leads to the file that it was done in.
+        So the connection leads to the file that the path led to when this call had begun.  Who replaces it later comes
+        after ``work``, as if that had been done a moment sooner: once is enough, and it takes its time.
         """
         with GATE:
-            file = self._find()
-            connection = self._take(file)
+            connection = self._take(self._find())
             try:
-                result = work(connection)
-                if self._find() != file:
-                    raise sqlite3.OperationalError("the file was replaced while it was used")
-                return result
+                return work(connection)
             finally:
                 # Closing ends a transaction that an error has left open; nobody else will see it.
-                if connection.in_transaction or self._known.get(connection) != file:
+                if connection.in_transaction:
                     self._discard(connection)
                 else:
                     self._give_back(connection)
+
+    def check_file(self, connection: sqlite3.Connection) -> None:
+        """Raises sqlite3.Error unless a connection of `run` leads to the file that the path leads to now."""
+        if self._known.get(connection) != self._find():
+            raise sqlite3.OperationalError("the file was replaced while it was used")
 
     def open(self) -> sqlite3.Connection:
         """A connection that the caller owns and closes, both inside of `GATE`.  Raises sqlite3.Error."""

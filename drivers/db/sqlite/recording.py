@@ -41,13 +41,14 @@ def record(connection: sqlite3.Connection, writes: Sequence[CheckedWrite], now: 
     else:
         places = [_place(connection, writes, position) for position in range(len(writes))]
         _put_all(connection, writes, revisions, places, now)
-    connection.executemany(
-        _APPEND,
-        [
-            (revision, write.action, write.table, write.key, *place, now if write.with_outbox else None, write.value)
-            for write, revision, place in zip(writes, revisions, places, strict=True)
-        ],
-    )
+    rows = [
+        (revision, write.action, write.table, write.key, *place, now if write.with_outbox else None, write.value)
+        for write, revision, place in zip(writes, revisions, places, strict=True)
+    ]
+    if len(rows) == 1:  # `executemany` takes its time to begin
+        connection.execute(_APPEND, rows[0])
+    else:
+        connection.executemany(_APPEND, rows)
     return revisions
 
 

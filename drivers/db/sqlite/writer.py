@@ -34,10 +34,12 @@ class _Job:
 
 
 class Writer:
-    """``run`` calls a function with a connection, again and again while another process has the lock."""
+    """``run`` calls a function with a connection, again and again while another process has the lock.  ``check_file``
+    raises sqlite3.Error when that connection does not lead to the file of the path any more."""
 
-    def __init__(self, run: Callable[[Operation[None]], None], timeout_s: float) -> None:
+    def __init__(self, run: Callable[[Operation[None]], None], check_file: Operation[None], timeout_s: float) -> None:
         self._run = run
+        self._check_file = check_file
         self._timeout_s = timeout_s
         self._start()
         forking.register(self)
@@ -97,6 +99,8 @@ class Writer:
                     job.result = job.operation(connection)
                 except HeliographError as error:
                     job.error = error
+            if len(batch) > 1:
+                self._check_file(connection)  # others may have come since `run` has looked
             connection.execute("COMMIT")
         except sqlite3.Error as error:
             # Not to be tried again: the operations are taken, and their callers are told.

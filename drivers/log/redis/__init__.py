@@ -25,7 +25,7 @@ from drivers.log.redis.appending import Appender, decode_position, encode_positi
 from drivers.log.redis.config import GROUP, OPTIONS
 from drivers.log.redis.server import Server, replaced
 from durable_log import checks, config
-from durable_log.checksums import damaged, without_gaps
+from durable_log.checksums import damaged
 from durable_log.errors import LogCorrupt, LogError, LogUnavailable, RecordConflict
 from durable_log.identity import Lineage, new_identity
 from durable_log.log_api import Appended, Record, ShardState, StoredFrame, StreamState, shard_of
@@ -201,8 +201,8 @@ class RedisLog(SegmentedLog):
         portion = [*answers[1], *answers[2]]
         entries = self._entries(key, portion, offset, events_max, is_last=len(answers[2]) < count)
         # Entries asked for later may have been sealed since; then there is a gap, behind what this read returns.
-        frames = without_gaps(_frames(state, entries), state, offset)
-        return HotRead(state, take(frames, offset=offset, events_max=events_max, bytes_max=bytes_max))
+        frames = _frames(state, entries)
+        return HotRead(state, take(frames, offset=offset, events_max=events_max, bytes_max=bytes_max, state=state))
 
     def _entries(
         self, key: str, portion: list[Any], offset: int, events_max: int, *, is_last: bool
@@ -293,6 +293,13 @@ class RedisLog(SegmentedLog):
         self._script(scripts.RENAME, lineage.identity, " ".join(lineage.ancestors))
         self.connect()
 
+    def directory_token(self) -> str:
+        (token,) = self._transaction([("HGET", f"{self._prefix}log", "directory_token")])
+        return (token or b"").decode()
+
+    def set_directory_token(self, token: str) -> None:
+        self._script(scripts.SET_DIRECTORY_TOKEN, token)
+
     # -- inside
 
     def _change(self, shard: int, script: str, *arguments: bytes | str | int) -> bool:
@@ -352,8 +359,8 @@ def _stored(shard: int, entry: Sequence[Any], following: int) -> StoredFrame:
 
     ``following`` is the offset of the next one.  Raises LogCorrupt when the entry is not what was appended.
     """
-    offset, values = _offset(entry), entry[1][1::2]
-    if len(values) != _FRAME_FIELDS or scripts.frame_mark(shard, offset, values[:4], values[4]) != values[5]:
-        raise damaged(shard, offset, following)
-    count, skipped, appended_ns = map(int, values[:3])
-    return StoredFrame(shard, offset, count, skipped, appended_ns, values[4])
+    place, values = entry[0].partition(b"-")[0], entry[1][1::2]
+    if len(values) != _FRAME_FIELDS or scripts.frame_mark(shard, place, values[:5]) != values[5]:
+        raise damaged(shard, int(place), following)
+    count, skipped, appended_ns, _, frame, _ = values
+    return StoredFrame(shard, int(place), int(count), int(skipped), int(appended_ns), frame)

@@ -143,6 +143,7 @@ class _Attempt:
         self._ranges_max = ranges_max
         self.keys: list[_Key] = []
         self._indices: dict[_Key, int] = {}
+        self._opened: dict[tuple[bytes, str], _Key] = {}
         self.positions: dict[_Key, Position] = {}
         self.forgotten = 0
         self._frames: list[Argument] = []
@@ -171,14 +172,14 @@ class _Attempt:
 
     def _open(self, guid: bytes, topic: str) -> tuple[int, _Key]:
         """The shard of a stream, and its key, under which `positions` has where it stands."""
-        shard = shard_of(topic, self._shards)
-        key = (shard, stream_key(guid, topic))
-        if key not in self.positions:
+        key = self._opened.get((guid, topic))
+        if key is None:
+            key = self._opened[guid, topic] = (shard_of(topic, self._shards), stream_key(guid, topic))
             self.keys.append(key)
             self._indices[key] = len(self.keys)
             known = self._known.get(key)
             self.positions[key] = decode_position(known) if known else NOWHERE
-        return shard, key
+        return key[0], key
 
     def arguments(self) -> list[Any]:
         streams: list[Argument] = []

@@ -3,7 +3,7 @@
 Keys, each behind the log's prefix:
 
 =================  ==========  =====================================================================================
-``log``            hash        ``shards``, ``identity``, ``ancestors``, ``record_version``
+``log``            hash        ``shards``, ``identity``, ``ancestors``, ``record_version``, ``directory_token``
 ``shard:N``        hash        ``start``, ``sealed``, ``end``, ``bytes``, ``ns`` of shard N; what is not there is 0
 ``frames:N``       stream      hot frames; the id ``OFFSET-1`` has the offset of the first event
 ``streams:N``      hash        GUID and topic -> position, as the client encodes it
@@ -27,6 +27,7 @@ shard holds.  Times are nanoseconds as text of equal length, which compares like
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import zlib
 from collections.abc import Sequence
@@ -43,15 +44,19 @@ local function field(shard, name) return tonumber(redis.call('HGET', prefix .. '
 """
 
 
+_sha1 = functools.partial(hashlib.sha1, usedforsecurity=False)
+
+
 def frame_crc(frame: bytes) -> int:
     """What the script is told of a frame, so that it need not read it."""
     return zlib.crc32(frame)
 
 
-def frame_mark(shard: int, offset: int, fields: Sequence[bytes], frame: bytes) -> bytes:
-    """The checksum of an entry of a stream; ``fields`` are count, skipped, time and key as they are stored."""
-    marked = b"%d %d %b %d" % (shard, offset, b" ".join(fields), frame_crc(frame))
-    return hashlib.sha1(marked, usedforsecurity=False).hexdigest()[:16].encode()
+def frame_mark(shard: int, offset: bytes, fields: Sequence[bytes]) -> bytes:
+    """The checksum of an entry of a stream; ``fields`` are count, skipped, time, key and frame as they are stored."""
+    count, skipped, appended_ns, key, frame = fields
+    marked = b"%d %b %b %b %b %b %d" % (shard, offset, count, skipped, appended_ns, key, zlib.crc32(frame))
+    return _sha1(marked).hexdigest()[:16].encode()
 
 
 INITIALIZE = """
@@ -97,9 +102,11 @@ while ARGV[next] do
         order[#order + 1] = shard
     end
     local offset = text(ends[shard])
-    local mark = redis.sha1hex(table.concat({shard, offset, count, skipped, stamps[shard], key, crc}, ' '))
+    local stamp = stamps[shard]
+    local mark = redis.sha1hex(
+        shard .. ' ' .. offset .. ' ' .. count .. ' ' .. skipped .. ' ' .. stamp .. ' ' .. key .. ' ' .. crc)
     redis.call('XADD', prefix .. 'frames:' .. shard, offset .. '-1',
-               'c', count, 's', skipped, 't', stamps[shard], 'k', key, 'f', frame, 'x', string.sub(mark, 1, 16))
+               'c', count, 's', skipped, 't', stamp, 'k', key, 'f', frame, 'x', string.sub(mark, 1, 16))
     redis.call('ZADD', prefix .. 'numbers:' .. shard .. ':' .. key, first, offset)
     ends[shard] = ends[shard] + tonumber(count)
     sizes[shard] = sizes[shard] + #frame
@@ -233,6 +240,13 @@ RENAME = (
     _COMMON
     + """
 redis.call('HSET', prefix .. 'log', 'identity', ARGV[2], 'ancestors', ARGV[3])
+"""
+)
+
+SET_DIRECTORY_TOKEN = (
+    _COMMON
+    + """
+redis.call('HSET', prefix .. 'log', 'directory_token', ARGV[2])
 """
 )
 

@@ -61,6 +61,8 @@ class SqliteLog(SegmentedLog):
         super().__init__(conf, url)
         path = path_of(url)
         self._limits = conf[config.GROUP]
+        self._frame_bytes_max: int = self._limits.frame_bytes_max  # looked up once: it is needed for every append
+        self._ranges_max: int = self._limits.missing_ranges_max
         self._options = conf[GROUP]
         self._found = schema.Found(0, Lineage(""))
         self.default_directory = path.with_name(f"{path.name}-segments")
@@ -98,14 +100,13 @@ class SqliteLog(SegmentedLog):
     # -- frames
 
     def append(self, frames: Sequence[bytes]) -> Appended:
-        headers = checks.read_headers(frames, bytes_max=self._limits.frame_bytes_max)
+        headers = checks.read_headers(frames, bytes_max=self._frame_bytes_max)
         batch = appending.group(frames, headers, self.shards)
-        ranges_max = self._limits.missing_ranges_max
         if not batch:
             self._store.check_open()
             return Appended(0, 0, {})
         appended, forgotten = self._store.write(
-            lambda connection: appending.append(connection, batch, time.time_ns(), ranges_max=ranges_max)
+            lambda connection: appending.append(connection, batch, time.time_ns(), ranges_max=self._ranges_max)
         )
         if forgotten:
             LOG.warning("[log] missing_ranges_max: %d numbers that never came are forgotten", forgotten)
@@ -114,7 +115,7 @@ class SqliteLog(SegmentedLog):
     def note_missing(self, heads: Sequence[tuple[bytes, str, int]]) -> None:
         self._store.write(
             lambda connection: appending.note_missing(
-                connection, heads, self.shards, time.time_ns(), ranges_max=self._limits.missing_ranges_max
+                connection, heads, self.shards, time.time_ns(), ranges_max=self._ranges_max
             )
         )
 
@@ -192,6 +193,12 @@ class SqliteLog(SegmentedLog):
     def restore(self, lineage: Lineage, shards: Sequence[RestoredShard]) -> None:
         self._store.write(lambda connection: sealed.restore(connection, lineage, shards))
         self._found = self._found._replace(lineage=lineage)
+
+    def directory_token(self) -> str:
+        return self._store.run(sealed.directory_token)
+
+    def set_directory_token(self, token: str) -> None:
+        self._store.write(lambda connection: sealed.set_directory_token(connection, token))
 
     def unsealed_bytes(self) -> int:
         return max(super().unsealed_bytes(), self._store.run(schema.used_bytes) - _EMPTY_BYTES)

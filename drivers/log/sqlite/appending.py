@@ -87,6 +87,7 @@ class _Appending:
         ).fetchone()
         now_ns = max(now_ns, before_ns)  # a clock that was set back must not put `find` in disorder
         start, streams, rows = end, dict[_StreamKey, _Stream](), list[_Row]()
+        beginning = row_id(shard, 0)
         for header, frame in frames:
             stream = streams.get((header.guid, header.topic))
             if stream is None:
@@ -97,8 +98,9 @@ class _Appending:
             self.forgotten += placement.forgotten
             for first, last in placement.kept:
                 count = last - first + 1
-                numbers = (row_id(shard, end), count, first - header.first, now_ns, stream.id, first)
-                rows.append((*numbers, frame_checksum(frame, *numbers), frame))
+                row, skipped = beginning + end, first - header.first
+                checksum = frame_checksum(frame, row, count, skipped, now_ns, stream.id, first)
+                rows.append((row, count, skipped, now_ns, stream.id, first, checksum, frame))
                 end += count
                 size += len(frame)
         self._connection.executemany("INSERT INTO frames VALUES (?, ?, ?, ?, ?, ?, ?, ?)", rows)

@@ -19,7 +19,7 @@ from durable_log.identity import Lineage, new_identity
 from pubsub_api.errors import InvalidConfig
 
 _APPLICATION_ID = 0x48654C67  # "HeLg", where file(1) and we look for it
-_SCHEMA_VERSION = 2
+_SCHEMA_VERSION = 3
 _OFFSETS = OFFSET_MAX + 1
 _PROBLEMS_MAX = 20
 _FREE_PAGES_KEPT = 256
@@ -27,8 +27,10 @@ _RELEASE_PAGES = 2048
 
 _SCHEMA = (
     # Ancestors: identities that the log had before it was repaired, with blanks between them.
+    # Directory_token: tells this file from its copies, see `durable_log.directory`.
     """CREATE TABLE log (
-        shards INTEGER NOT NULL, record_version INTEGER NOT NULL, identity TEXT NOT NULL, ancestors TEXT NOT NULL)""",
+        shards INTEGER NOT NULL, record_version INTEGER NOT NULL, identity TEXT NOT NULL, ancestors TEXT NOT NULL,
+        directory_token TEXT NOT NULL)""",
     # Offsets below "sealed" are in segments, those from there to "end" in frames.
     """CREATE TABLE shards (
         shard INTEGER PRIMARY KEY, start INTEGER NOT NULL, sealed INTEGER NOT NULL, "end" INTEGER NOT NULL,
@@ -104,7 +106,7 @@ def _is_ours(connection: sqlite3.Connection) -> bool:
 def _fill(connection: sqlite3.Connection, shards: int) -> None:
     for statement in _SCHEMA:
         connection.execute(statement)
-    connection.execute("INSERT INTO log VALUES (?, 0, ?, '')", (shards, new_identity()))
+    connection.execute("INSERT INTO log VALUES (?, 0, ?, '', '')", (shards, new_identity()))
     connection.executemany("INSERT INTO shards VALUES (?, 0, 0, 0, 0, 0)", [(shard,) for shard in range(shards)])
 
 

@@ -74,6 +74,15 @@ def restore(connection: sqlite3.Connection, lineage: Lineage, shards: Sequence[R
     connection.execute("UPDATE log SET identity = ?, ancestors = ?", (lineage.identity, " ".join(lineage.ancestors)))
 
 
+def directory_token(connection: sqlite3.Connection) -> str:
+    (token,) = connection.execute("SELECT directory_token FROM log").fetchone()
+    return str(token)
+
+
+def set_directory_token(connection: sqlite3.Connection, token: str) -> None:
+    connection.execute("UPDATE log SET directory_token = ?", (token,))
+
+
 def forget_streams(connection: sqlite3.Connection, before_ns: int) -> int:
     # A stream whose frames are hot is kept: they are found by its row.
     return connection.execute(

@@ -30,7 +30,7 @@ class Store:
         self.path = path
         self._timeout_s = operation_timeout_s
         self._pool = Pool(path, pragmas)
-        self._writer = Writer(self._run, operation_timeout_s)
+        self._writer = Writer(self._run, self._pool.check_file, operation_timeout_s)
         self._is_closed = False
         self._news = threading.Condition()
         self._commits = 0

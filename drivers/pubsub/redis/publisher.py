@@ -9,8 +9,10 @@ one only under the lock.
 from __future__ import annotations
 
 import collections
+import contextlib
 import functools
 import logging
+import math
 import os
 import select
 import threading
@@ -25,7 +27,7 @@ from drivers.pubsub.redis.wire import Backoff, Waker, Wire, join_thread
 from pubsub_api.core.frame import is_frame, name_of
 from pubsub_api.counting import Tally
 from pubsub_api.driver import Connected, Disconnected, LinkReport, PublisherApi, PublisherReport, QueryHandler, Refused
-from pubsub_api.errors import Closed, Forked, HeliographError, TransportUnavailable, UsageError
+from pubsub_api.errors import Closed, Forked, HeliographError, TransportUnavailable, UsageError, WaitTimeout
 from pubsub_api.guarding import GuardedHandler
 from pubsub_api.seldom import SeldomLog
 
@@ -35,6 +37,8 @@ WRITE_BYTES_MAX = 1024 * 1024
 """Frames are joined into one write up to about this size."""
 BUSY_TICK_S = 0.25
 """How often the keeper looks for answers while frames are being sent."""
+SETTLE_TICK_S = 0.005
+"""Who waits for answers looks so often whether the keeper has collected them."""
 TOPICS_MAX = 65_536
 """Topics whose commands are kept ready up to the payload."""
 
@@ -125,25 +129,32 @@ class RedisPublisher(PublisherApi):
                 raise self._unavailable()
             if self._responder is not None:
                 raise UsageError("serve was called already")
-            self._responder = Responder(self._settings, handler, self._tally, self._settle)
+            self._responder = Responder(self._settings, handler, self._tally, self._await_answers)
         self._responder.start()
 
-    def _settle(self) -> None:
-        """Wait until the server has answered all that was sent before: nobody is to be told what it refused.
+    def settle(self, *, timeout_s: float | None = None) -> None:
+        self._check_process()
+        self._await_answers(timeout_s)
+        with self._lock:
+            self._raise_refusal()
 
-        Bounded: a server that does not answer in time is lost, and then nothing can be answered either.
-        """
+    def _await_answers(self, timeout_s: float | None = None) -> None:
+        """Wait until the server has answered all that was sent before.  Who does not answer in time is lost."""
+        deadline = math.inf if timeout_s is None else time.monotonic() + timeout_s
         with self._lock:
             wire, sent = self._wire, self._sent
         while wire is not None:
             with self._lock:
-                if self._wire is not wire or self._sent - len(self._unanswered) >= sent:
+                if self._wire is wire:
+                    self._check_health(wire)
+                if self._wire is not wire:
+                    raise self._unavailable()
+                if self._sent - len(self._unanswered) >= sent:
                     return
-                self._check_health(wire)
-            try:
-                wire.wait(select.POLLIN, time.monotonic() + BUSY_TICK_S)
-            except (OSError, ValueError):  # the keeper has closed it meanwhile
-                return
+            if time.monotonic() > deadline:
+                raise WaitTimeout(f"{self.address} has not said within {timeout_s} s what it refuses of what was sent")
+            with contextlib.suppress(OSError, ValueError):  # the keeper has closed it meanwhile
+                wire.wait(select.POLLIN, time.monotonic() + SETTLE_TICK_S)
 
     @property
     def handler_errors(self) -> int:
@@ -195,10 +206,13 @@ class RedisPublisher(PublisherApi):
         except TransportUnavailable as error:
             self._lose(str(error))
             raise self._unavailable() from error
+        self._raise_refusal()
+        self._note_sent(parts[2::4])
+
+    def _raise_refusal(self) -> None:
         if self._refusal is not None:
             refusal, self._refusal = self._refusal, None
             raise TransportUnavailable(f"{self.address} refused an earlier frame: {refusal}")
-        self._note_sent(parts[2::4])
 
     def _note_sent(self, commands: Sequence[bytes | None]) -> None:
         if not self._unanswered:
@@ -426,7 +440,8 @@ class Responder:
                     "%s: %d bytes on the query channel are no query", self._settings.address, len(payload)
                 )
                 continue
-            self._settle()
+            with contextlib.suppress(TransportUnavailable):  # what was not answered, the link lost, was not refused
+                self._settle()
             reply_channel = channels.reply_channel(prefix, scope, nonce)
             for reply in self.handler(query):
                 self._link.publish(reply_channel, reply)

@@ -6,6 +6,10 @@ one that is added or removed; only files that changed are read.
 
 What cannot be read allows nobody.  A broken file stands for no key, whatever it held before, and a directory that
 cannot be listed for none at all: a key is valid because it can be read there now, not because it once could.
+
+A file that is being written (``cp`` empties it first) is broken for a moment, too.  Its key lets nobody in from the
+first look that finds it so, but it is told and counted, and its key is taken from who is connected, only when it is
+still broken after `_WRITING_S`.
 """
 
 from __future__ import annotations
@@ -30,6 +34,8 @@ _LOOKS_APART_S = 0.05
 """Strangers who knock make us look no more often than this, however many they are."""
 _UNSETTLED_NS = 1_000_000_000
 """A file this young is read again at the next look: file systems tell times in steps, and two changes may be in one."""
+_WRITING_S = LOOK_INTERVAL_S / 2
+"""Writing a key file takes less.  The look after the one that finds it broken comes later."""
 _KEY_LENGTH = 40
 
 
@@ -39,6 +45,10 @@ class _File(NamedTuple):
     is_settled: bool
     key: bytes | None
     """None when it cannot be read as a key."""
+    former: bytes | None = None
+    """What it held before, while it may be that it is being written."""
+    broken_since: float | None = None
+    """Monotonic time of the look that found it broken; None when it is whole, or has been told."""
 
 
 class AllowedKeys:
@@ -48,6 +58,8 @@ class AllowedKeys:
         self._directory = directory
         self._files: dict[str, _File] = {}
         self._keys: frozenset[bytes] = frozenset()
+        self._held: frozenset[bytes | None] = frozenset()
+        """Those that are allowed, and those whose files may be being written."""
         self._looked = 0.0
         self._error: str | None = None
         self.is_one_revoked = False
@@ -77,9 +89,10 @@ class AllowedKeys:
             self._error = str(error)
         else:
             self._error = None
-        former, self._files = self._keys, found
+        former, self._files = self._held, found
         self._keys = frozenset(file.key for file in found.values() if file.key is not None)
-        self.is_one_revoked |= bool(former - self._keys)
+        self._held = self._keys | {file.former for file in found.values()}
+        self.is_one_revoked |= bool(former - self._held - {None})
 
     def _read(self, tally: Tally) -> dict[str, _File]:
         found: dict[str, _File] = {}
@@ -93,15 +106,23 @@ class AllowedKeys:
                 continue  # gone since it was listed
             except OSError:
                 mark, is_settled = (), False
-            if known is not None and known.mark == mark and known.is_settled:
+            if known is not None and known.mark == mark and known.is_settled and known.broken_since is None:
                 found[name] = known
                 continue
-            key = _read_key(self._directory / name)
-            if key is None and (known is None or known.key is not None or known.mark != mark):
-                tally.add("keys_unreadable")
-                LOG.error("%s is no CURVE certificate: whoever has its key is not let in", self._directory / name)
-            found[name] = _File(mark, is_settled, key)
+            file = _File(mark, is_settled, _read_key(self._directory / name))
+            found[name] = file if file.key is not None else self._judge(name, file, known, tally)
         return found
+
+    def _judge(self, name: str, broken: _File, known: _File | None, tally: Tally) -> _File:
+        if known is None or known.key is not None:
+            return broken._replace(former=known and known.key, broken_since=self._looked)
+        if known.broken_since is None:  # told before
+            return broken if known.mark == broken.mark else broken._replace(broken_since=self._looked)
+        if self._looked - known.broken_since < _WRITING_S:
+            return broken._replace(former=known.former, broken_since=known.broken_since)
+        tally.add("keys_unreadable")
+        LOG.error("%s is no CURVE certificate: whoever has its key is not let in", self._directory / name)
+        return broken
 
 
 def _mark(path: pathlib.Path) -> tuple[tuple[int, ...], bool]:

@@ -31,7 +31,7 @@ _INFO_BYTES = _COUNTERS_AT + _COUNTERS.size
 class Connection:
     """One of them.  For the thread that scans."""
 
-    __slots__ = ("_inode", "acked", "descriptor", "is_measured", "peer", "received")
+    __slots__ = ("_inode", "acked", "descriptor", "is_cut", "is_measured", "peer", "received")
 
     def __init__(self, descriptor: int, inode: int, peer: str, *, is_measured: bool) -> None:
         self._inode = inode
@@ -44,6 +44,8 @@ class Connection:
         """Bytes that have come, as of the last `measure`."""
         self.acked = 0
         """Bytes that the other end has taken."""
+        self.is_cut = False
+        """It has been ended here, and is there until libzmq has noticed."""
 
     @property
     def is_same(self) -> bool:
@@ -64,10 +66,11 @@ class Connection:
                     self.acked, self.received = _COUNTERS.unpack_from(info, _COUNTERS_AT)
 
     def cut(self) -> bool:
-        """End it.  False when it has gone already."""
+        """End it.  False when it has gone already, or was cut before."""
         with _borrowed(self.descriptor, self._inode) as sock:
-            if sock is None:
+            if sock is None or self.is_cut:
                 return False
+            self.is_cut = True
             with contextlib.suppress(OSError):  # the peer was faster
                 sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _NO_LINGER)  # nor does the system keep its data
                 sock.shutdown(socket.SHUT_RDWR)
@@ -86,6 +89,8 @@ class Connections:
         """The addresses of the last scan."""
         self.descriptors = 0
         """How many this process had when they were counted last."""
+        self.closing = 0
+        """How many of these are connections that were cut: libzmq is about to close them."""
 
     def listen_on_port(self, port: int, host: str) -> None:
         """``host`` is empty when the socket listens on all interfaces."""
@@ -95,7 +100,8 @@ class Connections:
         self._paths = {*self._paths, path}
 
     def scan(self) -> list[Connection]:
-        """Those that there are now.  Takes some microseconds for every descriptor of the process."""
+        """Those that there are now, but for those that were cut.  Takes some microseconds for every descriptor of the
+        process."""
         found: dict[int, Connection | None] = {}
         watched = (self._ports, self._paths)
         if watched != self._watched:
@@ -112,7 +118,10 @@ class Connections:
             inode = int(target[len(_SOCKET) : -1])
             found[inode] = self._known[inode] if inode in self._known else self._look(number, inode)
         self._known = found
-        return [connection for connection in found.values() if connection is not None]
+        ours = [connection for connection in found.values() if connection is not None]
+        left = [connection for connection in ours if not connection.is_cut]
+        self.closing = len(ours) - len(left)
+        return left
 
     def _look(self, descriptor: int, inode: int) -> Connection | None:
         with _borrowed(descriptor, inode) as sock:

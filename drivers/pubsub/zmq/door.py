@@ -200,8 +200,8 @@ class Door:
     def _cut_for_descriptors(self) -> bool:
         missing = descriptors.RESERVED - descriptors.room(self._connections.descriptors)
         if missing > 0:
-            youngest = sorted(self._accounts.values(), key=lambda one: one.since, reverse=True)[:missing]
-            for account in youngest:
+            youngest = sorted(self._accounts.values(), key=lambda one: one.since, reverse=True)
+            for account in youngest[: max(0, missing - self._connections.closing)]:
                 self._cut(account, "the descriptors of this process come to an end: raise ulimit -n")
         return missing > 0
 

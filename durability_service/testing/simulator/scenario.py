@@ -42,8 +42,6 @@ SETTINGS = ServiceSettings(
     buckets_per_step=4,
 )
 QUIET_S = 6.0
-_QUIET_OPERATIONS = 5
-"""So many operations, one after the other, may stand between the last fault and the end."""
 _CHECK_S = 0.5
 
 
@@ -127,7 +125,7 @@ class Scenario:
         self.world.at(_CHECK_S, self._check)
         self.world.run_until(self.duration_s)
         self._restore()
-        self.world.run_until(self.world.now + QUIET_S + _QUIET_OPERATIONS * self.profile.disk_s)
+        self.world.run_until(self.world.now + QUIET_S)
         self.oracle.check_settled(self.nodes)
         self.oracle.check_readers(self.network.readers, self.nodes)
 

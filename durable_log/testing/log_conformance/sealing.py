@@ -10,6 +10,7 @@ import msgspec
 import pytest
 
 from durable_log import arrow
+from durable_log.columns import import_pyarrow
 from durable_log.errors import LogCorrupt, LogUnavailable, OffsetTooOld
 from durable_log.log_api import LogApi
 from durable_log.sealing import Sealer
@@ -128,6 +129,17 @@ class SealConformance(LogConformanceBase):
         assert log.find(SHARD, 0) == 0
         assert log.find(SHARD, times[-1] + 1) == 36
 
+    def test_when_an_event_was_appended_is_known_whether_it_is_sealed_or_not(self, log: LogApi) -> None:
+        source, sealer = Source(), Sealer(segmented(log))
+        for _ in range(4):
+            log.append([source.frame(TOPIC, 3)])
+        times = [one.appended_ns for one in read_frames(log, SHARD) for _ in range(one.count)]
+        sealer.seal(SHARD, 6)
+        assert [log.appended_at(SHARD, offset) for offset in range(12)] == times
+        assert log.appended_at(SHARD, 12) is None
+        log.trim(SHARD, 6)
+        assert [log.appended_at(SHARD, offset) for offset in range(12)] == [None] * 6 + times[6:]
+
     def test_trimming_drops_whole_segments_and_their_files(self, log: LogApi) -> None:
         source, sealer = Source(), Sealer(segmented(log))
         sent = [source.frame(TOPIC, 5) for _ in range(12)]
@@ -184,7 +196,7 @@ class SealConformance(LogConformanceBase):
             second.seal(SHARD)
         assert len(second.seal(SHARD)) == 1
 
-    @pytest.mark.parametrize("damage", ["flipped", "cut", "missing", "empty", "directory"])
+    @pytest.mark.parametrize("damage", ["flipped", "cut", "missing", "empty", "directory", "swapped", "aged"])
     def test_a_damaged_segment_is_named(self, log: LogApi, log_url: str, damage: str) -> None:
         source = Source()
         log.append([source.frame(TOPIC, 50) for _ in range(20)])
@@ -207,9 +219,14 @@ class SealConformance(LogConformanceBase):
 
 
 def _damage(path: pathlib.Path, how: str) -> None:
-    data = path.read_bytes()
+    data, table = path.read_bytes(), import_pyarrow().parquet.read_table(path)
     path.unlink()
-    if how == "flipped":
+    if how == "swapped":  # a good file with other events
+        table = table.slice(0, table.num_rows - 1)
+        import_pyarrow().parquet.write_table(table, path, write_page_checksum=True)
+    elif how == "aged":  # one of another format
+        import_pyarrow().parquet.write_table(table.drop_columns(["version"]), path, write_page_checksum=True)
+    elif how == "flipped":
         middle = len(data) // 2
         path.write_bytes(data[:middle] + bytes([data[middle] ^ 1]) + data[middle + 1 :])
     elif how == "cut":

@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING
 
 from pubsub_api.core import frame as frames
 from pubsub_api.core import messages
+from pubsub_api.core.events import pack_body
 from pubsub_api.core.frame import Kind
 from pubsub_api.testing.simulator.network import Link
+from pubsub_api.testing.simulator.oracle import forged_event
 from pubsub_api.testing.simulator.publishers import SimPublisher
 from pubsub_api.testing.simulator.subscribers import SimSubscriber
 
@@ -31,7 +33,7 @@ class Misfortunes:
             (profile.blackouts, self._black_out),
             (profile.restarts, self._restart_publisher),
             (profile.closes, self._close_publisher),
-            (profile.forged, self._forge_head),
+            (profile.forged, self._forge),
             (profile.subscriber_restarts, self._restart_subscriber),
             (profile.freezes, self._freeze),
             (profile.slow, self._slow_down),
@@ -91,23 +93,33 @@ class Misfortunes:
             end(publishers[address])
             self._later(0.01, 6.0, self._scenario.new_life, address)
 
-    def _forge_head(self) -> None:
+    def _forge(self) -> None:
         """Somebody else, or a broken memory, says in a publisher's name that events exist which do not."""
         node = self._a_subscriber()
+        if node is not None and self._world.chance(0.3):
+            node.stop()
+            self._scenario.start_subscriber(f"{node.name}'")
+            self._world.after(self._world.between(0.0, 0.6), self._forge_to, self._network.subscribers[-1])
+        elif node is not None:
+            self._forge_to(node)
+
+    def _forge_to(self, node: SimSubscriber) -> None:
         living = [publisher for publisher in self._scenario.publishers.values() if publisher.is_alive]
         publisher = self._random.choice(living) if living else None
-        if node is None or publisher is None or not publisher.core.heads():
+        if publisher is None or not publisher.core.heads() or not node.is_alive:
             return
         topic, head = self._random.choice(sorted(publisher.core.heads().items()))
-        # Far away: numbers that are used soon, by events that are lost, would leave no trace of what was forged.
-        head += self._random.choice((1000, 10**6, 10**9, 2**62))
-        stamp = int((self._world.now + self._random.choice((-1.0, 0.0, 0.2, 2.0, 10**9))) * 1e9)
-        self._world.note("fault", "forged head of", topic, head, "at", stamp)
-        body = messages.encode(messages.Hello())
+        stamp = max(1, int((self._world.now + self._random.choice((-1.0, 0.0, 0.2, 2.0, 10**9))) * 1e9))
+        if self._world.chance(0.3):
+            # Far away: real events that are lost, of numbers that forged ones have taken, leave no trace.
+            first, body = head + self._random.choice((1000, 10**6, 10**9, 2**62)), pack_body([forged_event(stamp)])
+            kind, after, count = Kind.DATA, self._random.choice((head, first - 1)), 1
+        else:
+            after = head + self._random.choice((1, 2, 3, 10, 1000, 10**6, 10**9, 2**62))
+            kind, body, first, count = Kind.HELLO, messages.encode(messages.Hello()), after + 1, 0
+        self._world.note("fault", "forged", kind.name, topic, first, "after", after, "at", stamp, "for", node.name)
         node.receive(
-            frames.pack(
-                Kind.HELLO, publisher.core.guid, topic, body, first=head + 1, after=head, timestamp=max(1, stamp)
-            )
+            frames.pack(kind, publisher.core.guid, topic, body, first=first, after=after, count=count, timestamp=stamp)
         )
 
     # -- subscribers

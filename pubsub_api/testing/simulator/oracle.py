@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from pubsub_api.core.cache import FrameCache
-from pubsub_api.core.events import Event
+from pubsub_api.core.events import Event, encode_event
 from pubsub_api.core.frame import Header
 from pubsub_api.core.messages import Want
 from pubsub_api.core.resync import Reason, Resync
@@ -30,7 +30,13 @@ if TYPE_CHECKING:
 StreamKey = tuple[bytes, str]
 FRAME_BYTES_MAX = 400
 """No frame of a simulation is larger."""
+FORGED_VERSION = 0
+"""No event that was published has it."""
 JOIN_REASONS = frozenset({Reason.INITIAL, Reason.NEW_LINK, Reason.SUBSCRIBED})
+
+
+def forged_event(stamp: int) -> bytes:
+    return encode_event(Event(table="t", key="k", action="set", value=0, version=FORGED_VERSION), stamp)
 
 
 @dataclasses.dataclass
@@ -140,6 +146,9 @@ class Oracle:
         self.views[subscriber].narrow(subscriber.core.filters)
 
     def delivered(self, subscriber: SimSubscriber, header: Header, first: int, events: Sequence[Event]) -> None:
+        if events[0].version == FORGED_VERSION:
+            self.world.note(subscriber.name, "gets what was forged", header.topic, first)
+            return
         view = self.views[subscriber]
         key = (header.guid, header.topic)
         self.world.note(subscriber.name, "gets", header.topic, f"{first}..{header.last}", header.guid.hex()[:8])

@@ -227,6 +227,8 @@ class SimHost:
     def _watch(self, now: float) -> None:
         if self._is_writing or now < self._look_at or self._is_leaving:
             return
+        if self.leader is not None and self.candidate.role is Role.LEADING:
+            return  # it learns from its writes who leads
         self._look_at = now + profiles.LEASE.watch_s
         before = self.candidate.leader
         stored = self._store.records.get(NAMES.leader)

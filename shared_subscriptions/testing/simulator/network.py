@@ -49,6 +49,7 @@ class Network:
     def send(self, source: str, target: str, message: m.Message) -> None:
         self.sent += 1
         # What is sent goes through the wire's own form, so that it is what a peer would decode.
+        decoded: object
         if isinstance(message, m.TO_LEADER):
             _, decoded = m.decode_to_leader(m.encode(("g", message)))
         else:

@@ -68,7 +68,7 @@ def _check_balanced(leader: Leader) -> None:
     slots = {member.slot for member in leader.members.values()}
     if not slots:
         raise Violation("L12: the group has no member")
-    counts = Counter(dict.fromkeys(slots, 0))
+    counts = Counter(dict.fromkeys(sorted(slots), 0))
     counts.update(leader.members[stream.owner].slot for stream in leader.streams.values())
     if max(counts.values()) - min(counts.values()) > 1:
         raise Violation(f"L12: streams are not balanced: {dict(counts)}")
