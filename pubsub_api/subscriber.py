@@ -114,10 +114,7 @@ class Subscriber(Closeable):
         self._lending = Lending()
         # Not with history: its reader calls the user too, and a driver's thread would wait for it, even when it closes.
         self._borrows = gate is None and (self._on_events is not None or on_frames is not None)
-        self._received = 0
-        self._foreign = 0
-        self._foreign_discarded = 0
-        self._callback_errors = 0
+        self._received = self._foreign = self._foreign_discarded = self._callback_errors = 0
         self._refused_frames = RefusedFrames(LOG)
         self._addresses = list(addresses)
         self._links: dict[str, str | None] = {}  # why each is down; None: it is up
