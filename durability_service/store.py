@@ -7,6 +7,9 @@ still filling goes back to the backup: an interrupted alignment is never used.
 Operations are done in order, in transactions that are durable (``synchronous=FULL``) before they are reported.  The
 newest retired generation stays for inspection; older ones are purged in small steps.
 
+A file that was removed or replaced lives on for who has it open, and nobody else sees what is written there.  So
+nothing is reported as durable that was not written where the paths of the file and of its write-ahead log lead.
+
 Used by one thread at a time.  `sqlite3` errors leave it as `StoreFailed`.
 """
 
@@ -74,12 +77,14 @@ class Store(Closeable):
 
     def __init__(self, path: str | os.PathLike[str], *, busy_timeout_s: float = 5.0) -> None:
         self.path = pathlib.Path(path)
+        self._files: dict[pathlib.Path, tuple[int, int]] = {}
         with _translated(self.path):
             private_files.make_directory(self.path.parent)
             private_files.make_private(self.path)
             self._db = sqlite3.connect(self.path, timeout=busy_timeout_s, isolation_level=None, check_same_thread=False)
             try:
                 self._prepare()
+                self._files = {path: private_files.identity_of(path) for path in self._paths() if path.exists()}
             except BaseException:
                 self._db.close()
                 raise
@@ -109,6 +114,19 @@ class Store(Closeable):
         (problem,) = db.execute("PRAGMA quick_check(1)").fetchone()
         if problem != "ok":
             raise StoreFailed(f"{self.path} is damaged: {problem}")
+
+    def _paths(self) -> tuple[pathlib.Path, pathlib.Path]:
+        return self.path, self.path.with_name(f"{self.path.name}-wal")
+
+    def _check_files(self) -> None:
+        """Raises StoreFailed when what this store has open is not what its paths lead to."""
+        for path, identity in self._files.items():
+            try:
+                is_same = private_files.identity_of(path) == identity
+            except OSError as error:
+                raise StoreFailed(f"{path} is gone while this service used it: {error.strerror}") from error
+            if not is_same:
+                raise StoreFailed(f"{path} was replaced while this service used it: restart the service")
 
     def _restore_backups(self) -> None:
         """What was being filled when the last run ended is given up for what was there before."""
@@ -308,6 +326,7 @@ class Store(Closeable):
             self._db.execute("ROLLBACK")
             raise
         self._db.execute("COMMIT")
+        self._check_files()
 
     def close(self) -> None:
         """Idempotent."""

@@ -265,6 +265,6 @@ class Election:
             return
         try:
             callback()
-        except Exception:  # the user's code may raise anything, and must not end the election
+        except BaseException:  # the user's code may raise anything, and must not end the election
             self._counters["callback_errors"] += 1
             LOG.exception("The election %r: a callback raised", self._name)

@@ -321,9 +321,11 @@ class LocalCache(Closeable):
             return
         was_due = self._teller.due
         self._teller.add(changes, self._core.position)
-        self._teller.tell(time.monotonic(), more_follows=self._source.has_more)
-        if self._teller.due < was_due:
-            self._source.wake()  # the thread has to come back to it
+        try:
+            self._teller.tell(time.monotonic(), more_follows=self._source.has_more)
+        finally:
+            if self._teller.due < was_due:
+                self._source.wake()  # the thread has to come back to it
 
     def _tell_again(self) -> None:
         """What waits because the callback raised, or for more to come."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import math
+import threading
 from collections.abc import Callable, Sequence
 
 from nb_api.cache_changes import CacheChange, Resynced
@@ -97,12 +98,14 @@ class Teller:
         batch, self._waiting = self._waiting, []
         try:
             self._on_changes(batch)
-        except Exception:
+        except BaseException as error:
             self.errors += 1
             self._waiting = batch + self._waiting
             self._not_before = self._deadline = now + self._pause_s
             LOG.exception("LocalCache: the callback raised; it is called again in %.1f s.", self._pause_s)
             self._pause_s = min(2 * self._pause_s, self._pause_max_s)
+            if not isinstance(error, Exception) and threading.current_thread() is threading.main_thread():
+                raise  # the user's own thread, in which such an exception means more than that it was raised
             return False
         self._pause_s, self._not_before = self._pause_min_s, -math.inf
         if was_overrun:

@@ -252,7 +252,7 @@ class HistoryGate:
     def _read_once(self, live: LiveSide) -> HistoryOutcome:
         try:
             return self._source.read(live.topics, self._on_page, timeout_s=self._read_timeout_s)
-        except Exception:  # whatever a plug-in raises, live events must not wait for it for ever
+        except BaseException:  # whatever a plug-in raises, live events must not wait for it for ever
             self._errors += 1
             LOG.exception("History: it could not be read; trying again.")
             self._closing.wait(self._retry_s)
@@ -276,6 +276,6 @@ class HistoryGate:
         with self._turn:
             try:
                 self._historical += self._pass_on(events)
-            except Exception:
+            except BaseException:
                 self._errors += 1
                 LOG.exception("Subscriber: the event callback raised on history; going on with the next events.")

@@ -130,6 +130,16 @@ def read_private(path: Path) -> bytes:
         return file.read()
 
 
+def identity_of(path: Path) -> tuple[int, int]:
+    """Device and inode of the file that the path leads to now.  Raises OSError.
+
+    A file that was removed or replaced lives on for who has it open, and nobody else sees what is written there: who
+    keeps one open compares this with what it was.
+    """
+    found = os.stat(path)
+    return found.st_dev, found.st_ino
+
+
 def _make(path: Path, mode: int) -> None:
     try:
         # Whoever is faster makes the same file with the same mode; a link or a stranger's file is not taken for it.

@@ -114,10 +114,7 @@ class Subscriber(Closeable):
         self._lending = Lending()
         # Not with history: its reader calls the user too, and a driver's thread would wait for it, even when it closes.
         self._borrows = gate is None and (self._on_events is not None or on_frames is not None)
-        self._received = 0
-        self._foreign = 0
-        self._foreign_discarded = 0
-        self._callback_errors = 0
+        self._received = self._foreign = self._foreign_discarded = self._callback_errors = 0
         self._refused_frames = RefusedFrames(LOG)
         self._addresses = list(addresses)
         self._links: dict[str, str | None] = {}  # why each is down; None: it is up
@@ -338,7 +335,7 @@ class Subscriber(Closeable):
         assert self._on_events is not None
         try:
             self._on_events(events)
-        except Exception:
+        except BaseException:  # on this thread no exception means more than that it was raised
             self._callback_errors += 1
             LOG.exception("Subscriber: the event callback raised; going on with the next events.")
 
@@ -363,7 +360,7 @@ class Subscriber(Closeable):
         self._received += sum(header.count - already for _, header, already in deliveries)
         try:
             self._on_frames(deliveries)
-        except Exception:
+        except BaseException:
             self._callback_errors += 1
             LOG.exception("Subscriber: the frame callback raised; going on with the next frames.")
 
@@ -437,12 +434,14 @@ class Subscriber(Closeable):
         if self._on_resync is not None:
             try:
                 self._on_resync(resync)
-            except Exception:
+            except BaseException as error:
                 LOG.exception("Subscriber: the resync callback raised; it will be told again.")
                 with self._lock:
                     self._callback_errors += 1
                     self._core.resync_failed(resync, time.monotonic())
                     self._collect()
+                if self._dispatcher is None and not isinstance(error, Exception):
+                    raise  # the thread is that of the user, who iterates
 
     def __iter__(self) -> Iterator[Event]:
         """Events until the subscriber is closed.  One iterating thread at a time."""

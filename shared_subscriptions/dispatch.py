@@ -179,10 +179,10 @@ class Dispatch:
             self._call_one_by_one(call, self._on_event)
 
     def _call_with_all(self, call: Call, on_events: OnEvents) -> None:
-        failure = None
+        failure: BaseException | None = None
         try:
             on_events(call.batch)
-        except Exception as error:
+        except BaseException as error:
             self.callback_errors += 1
             failure = error
             LOG.exception("Shared subscription: the callback failed with %d events of %s", len(call.batch),
@@ -193,7 +193,7 @@ class Dispatch:
         elif self._auto_ack:
             self._settle(call, len(call.batch))
 
-    def _failed_as_a_whole(self, call: Call, error: Exception) -> None:
+    def _failed_as_a_whole(self, call: Call, error: BaseException) -> None:
         if not self._auto_ack:
             return  # the user may have settled some of them, and must settle the others
         loan, batch = call.loan, call.batch
@@ -216,7 +216,7 @@ class Dispatch:
                     break
                 on_event(event)
                 call.place += 1
-        except Exception as error:
+        except BaseException as error:
             self.callback_errors += 1
             failure, event = f"{type(error).__name__}: {error}", call.batch[call.place]
             LOG.exception("Shared subscription: the callback failed at offset %d of %s, attempt %d", event.offset,

@@ -9,7 +9,7 @@ import logging
 import threading
 from collections.abc import Callable, Mapping
 
-from durable_log.errors import LogError
+from durable_log.errors import LogCorrupt, LogError
 from durable_log.log_api import LogApi
 from pubsub_api.errors import Closed
 from pubsub_api.seldom import SeldomLog
@@ -103,12 +103,16 @@ class Feeder:
             except Closed:
                 return
             except LogError as error:
-                self._log_trouble("Shared subscription: the log cannot be read now: %s", error)
+                self._note_trouble(error)
             except Exception:
                 LOG.exception("Shared subscription: reading failed; it goes on")
-            self.log_errors += 1
+                self.log_errors += 1
             with self._watching:
                 self._watching.wait_for(lambda: self._is_closed, _ERROR_PAUSE_S)
+
+    def _note_trouble(self, error: LogError) -> None:
+        self.log_errors += 1
+        self._log_trouble("Shared subscription: the log cannot be read now: %s", error)
 
     # -- the reader
 
@@ -121,16 +125,25 @@ class Feeder:
         self._hungry += self._take_grown()  # and stay there should the log fail
         with self._lock:  # whoever is full now says so when it has room again
             found = [loan for loan in self._hungry if self._handler.is_lent(loan) and loan.wants_events]
-        more = []
+        more, damaged = list[LoanState](), list[LoanState]()
         for loan in found:
             reader = self._reader_of(loan.subscription)
             shard, offset = reader.place(loan.stream).shard, loan.lanes.next_offset
-            if self._is_known_end(shard, offset) or not self._read(loan, reader):
+            try:
+                is_at_end = self._is_known_end(shard, offset) or not self._read(loan, reader)
+            except LogCorrupt as error:  # which stops this stream, and no other
+                self._note_trouble(error)
+                damaged.append(loan)
+                continue
+            if is_at_end:
                 self._waiting.setdefault(shard, {})[loan.number] = loan
             else:
                 more.append(loan)
-        self._hungry = more
-        if not more:
+        self._hungry = more + damaged
+        if damaged and not more:
+            self._wakeup.wait(_ERROR_PAUSE_S)
+            self._is_stale = True  # to wait for what cannot be read would end at once
+        elif not more:
             self._wait_for_growth(queues)
 
     def _wait_for_growth(self, queues: list[int]) -> None:

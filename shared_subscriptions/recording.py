@@ -14,11 +14,14 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from typing import TYPE_CHECKING
 
+from durable_log.errors import OffsetTooOld
 from durable_log.log_api import LogApi
 from durable_log.recorder import Recorder, RecorderStatistics
 from durable_log.standby import Standby
+from pubsub_api.core import frame as frames
 from pubsub_api.core.settings import History
 from pubsub_api.errors import HeliographError, WaitTimeout
 from shared_subscriptions.core.declaration import Declaration
@@ -60,9 +63,8 @@ class Recording:
         if declaration is None:
             return
         try:
-            recorder = Recorder(
-                self._session, self._log, [declaration.topic_filter], history=History(since=declaration.declared_ns)
-            )
+            history = History(since=_since(self._log, declaration))
+            recorder = Recorder(self._session, self._log, [declaration.topic_filter], history=history)
         except HeliographError as error:
             LOG.error("Group %s: its events are not recorded by this process: %s", group, error)
             self._end(group, standby, None)
@@ -134,6 +136,25 @@ class Recording:
         """By group."""
         with self._lock:
             return {group: recorder.statistics() for group, recorder in self._recorders.items()}
+
+
+def _since(log: LogApi, declaration: Declaration) -> int:
+    """From when on events are wanted of the caches, by the clocks of publishers.
+
+    The declaration states a time by the clock of the host that declared the group, which may be ahead: then all are
+    wanted, and the log leaves out what it holds.  What was recorded first since then says better when that was, because
+    publishers say it.  Raises LogError.
+    """
+    if declaration.declared_ns > time.time_ns():
+        return 0
+    found = [declaration.declared_ns]
+    for shard, start in enumerate(declaration.positions):
+        try:
+            stored = log.read(shard, start, events_max=1)
+        except OffsetTooOld as error:
+            stored = log.read(shard, error.start, events_max=1)
+        found += [frames.unpack(one.frame, bytes_max=len(one.frame)).timestamp for one in stored]
+    return min(found)
 
 
 def _relieve(standby: Standby, recorder: Recorder | None) -> None:

@@ -1,13 +1,21 @@
-"""A process that keeps a group going without being a member of it: it stands by to lead, and records when it leads."""
+"""A process that keeps a group going without being a member of it: it stands by to lead, and records when it leads.
+
+A group that is destroyed and declared anew is another one, which is served from then on.
+"""
 
 from __future__ import annotations
 
+import logging
+import threading
 from typing import TYPE_CHECKING
 
 from durable_log.log_api import LogApi
 from durable_log.recorder import RecorderStatistics
 from pubsub_api.closing import Closeable
+from pubsub_api.errors import Closed, HeliographError
+from pubsub_api.threads import start_thread
 from shared_subscriptions import config, groups
+from shared_subscriptions.core.declaration import Declaration
 from shared_subscriptions.leader_thread import LeaderThread
 from shared_subscriptions.leading import Owner
 from shared_subscriptions.recording import Recording
@@ -15,17 +23,68 @@ from shared_subscriptions.recording import Recording
 if TYPE_CHECKING:
     from pubsub_api import Session
 
+LOG = logging.getLogger(__name__)
+
+_LOOK_S = 0.5
+"""Between looks for a declaration of a group that is gone."""
+
 
 class GroupService(Closeable):
-    """Runs until it is closed.  The session and the log stay the caller's.  Raises GroupNotFound."""
+    """Runs until it is closed.  The session and the log stay the caller's.  Raises GroupNotFound, LimitReached."""
 
     def __init__(self, session: Session, log: LogApi, group: str) -> None:
-        conf = config.register(session.conf)
-        self._resign_timeout_s: float = conf[config.GROUP].revoke_timeout
-        declaration = groups.get(log, group)
-        self._recording = Recording(session, log, claim_time_s=declaration.claim_time_s)
-        self._leaders = LeaderThread(log, conf)
-        self._group = self._leaders.add(declaration, Owner(on_rule=self._recording.on_rule))
+        self._session = session
+        self._log = log
+        self._name = group
+        self._conf = config.register(session.conf)
+        self._resign_timeout_s: float = self._conf[config.GROUP].revoke_timeout
+        self._is_gone = threading.Event()
+        self._closing = threading.Event()
+        self._begin(groups.get(log, group))
+        self._thread = threading.Thread(target=self._follow, name="heliograph-group-service", daemon=True)
+        try:
+            start_thread(self._thread)
+        except BaseException:
+            self._end()
+            raise
+
+    def _begin(self, declaration: Declaration) -> None:
+        self._recording = Recording(self._session, self._log, claim_time_s=declaration.claim_time_s)
+        self._leaders = LeaderThread(self._log, self._conf)
+        self._group = self._leaders.add(
+            declaration, Owner(on_rule=self._recording.on_rule, on_destroyed=self._is_gone.set)
+        )  # fmt: skip
+
+    def _end(self) -> None:
+        self._leaders.close(timeout_s=self._resign_timeout_s)
+        self._recording.close()
+
+    def _follow(self) -> None:
+        """Serve the next group of the name whenever one is gone."""
+        while True:
+            self._is_gone.wait()
+            if self._closing.is_set():
+                return
+            LOG.warning("Group %s does not exist any more; it is served again once it is declared anew.", self._name)
+            self._end()
+            self._is_gone.clear()
+            declaration = self._find()
+            if declaration is None:
+                return
+            LOG.info("Group %s was declared anew and is served.", self._name)
+            self._begin(declaration)
+
+    def _find(self) -> Declaration | None:
+        """Wait for a declaration; None when this is closed, or the log is."""
+        while not self._closing.is_set():
+            try:
+                return groups.get(self._log, self._name)
+            except Closed:
+                return None
+            except HeliographError as error:
+                LOG.debug("Group %s is not served: %s", self._name, error)
+                self._closing.wait(_LOOK_S)
+        return None
 
     @property
     def is_leading(self) -> bool:
@@ -37,5 +96,7 @@ class GroupService(Closeable):
 
     def close(self) -> None:
         """Resign in good order."""
-        self._leaders.close(timeout_s=self._resign_timeout_s)
-        self._recording.close()
+        self._closing.set()
+        self._is_gone.set()
+        self._thread.join()
+        self._end()

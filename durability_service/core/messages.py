@@ -72,6 +72,8 @@ class Advert(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag=
     role: str
     rules: bytes
     buckets: int
+    cleanup_s: float = 86_400.0
+    """How long it remembers deletions."""
     is_terminating: bool = False
     heard: dict[str, int] = {}
     """Fellow -> incarnation, of those heard lately: who is missing here is not heard."""

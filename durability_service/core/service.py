@@ -337,7 +337,8 @@ class DurabilityCore:
 
     def _judge(self, fellow: Fellow) -> None:
         advert = fellow.advert
-        basis = [(one.name, one.filters) for one in advert.name_spaces], advert.rules, len(self.keepers)
+        spaces = [(one.name, one.filters) for one in advert.name_spaces]
+        basis = spaces, advert.rules, advert.cleanup_s, len(self.keepers)
         if fellow.judged == basis:
             return
         fellow.judged = basis
@@ -345,6 +346,9 @@ class DurabilityCore:
             reason = f"it speaks version {advert.protocol} of the protocol, we speak {PROTOCOL}"
         elif advert.buckets != self.settings.buckets or advert.rules != self._rules:
             reason = "it is configured to keep other topics, another history or another number of buckets"
+        elif advert.cleanup_s != self.settings.cleanup_s:
+            # Who forgets deletions earlier gets them back from the other, again and again.
+            reason = f"its cleanup_delay is {advert.cleanup_s} s, ours is {self.settings.cleanup_s} s"
         else:
             reason = self._clash(advert.name_spaces)
         if reason != fellow.incompatibility:
@@ -461,6 +465,7 @@ class DurabilityCore:
             role=settings.role,
             rules=self._rules,
             buckets=settings.buckets,
+            cleanup_s=settings.cleanup_s,
             is_terminating=self.is_terminating,
             heard=self._heard(),
             name_spaces=[keeper.holding.advert() for keeper in self.keepers.values()],

@@ -14,7 +14,7 @@ import pubsub_api
 from durability_service.client import Outcome, Within
 from durability_service.core.effects import StoreOperation
 from durability_service.core.namespaces import Kind
-from durability_service.errors import NoAligner, NoService, StoreInUse
+from durability_service.errors import NoAligner, NoService, StoreFailed, StoreInUse
 from durability_service.recorder import event_of
 from durability_service.service import DurabilityService
 from durability_service.store import Store
@@ -359,6 +359,22 @@ def test_a_store_is_not_shared(local: Domain) -> None:
     local.start("a")
     with pytest.raises(StoreInUse):
         local.start("a")
+
+
+def test_a_store_that_is_removed_under_a_service_confirms_nothing_more(local: Domain) -> None:
+    service = local.start("n1")
+    publisher = local.publisher()
+    local.wait_complete()
+    publisher.send_event(event("before", 1))
+    publisher.confirm(caches=1, timeout_s=TIMEOUT_S)
+    for file in local.directory.glob("n1.db*"):
+        file.unlink()
+    publisher.send_event(event("after", 2))
+    with pytest.raises(StoreFailed, match="is gone"):
+        service.wait(TIMEOUT_S)
+    with pytest.raises(WaitTimeout):
+        publisher.confirm(caches=1, timeout_s=0.5)
+    publisher.close()
 
 
 def test_nobody_to_delete_is_an_error(local: Domain) -> None:

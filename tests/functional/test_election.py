@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import pathlib
 import threading
@@ -92,9 +93,10 @@ class TestInOneProcess:
             finally:
                 proceed.set()
 
-    def test_a_callback_that_raises_is_counted(self, db: DbApi) -> None:
+    @pytest.mark.parametrize("raised", [ValueError, SystemExit, asyncio.CancelledError])
+    def test_a_callback_that_raises_is_counted(self, db: DbApi, raised: type[BaseException]) -> None:
         def on_gain(_: int) -> None:
-            raise RuntimeError("mine")
+            raise raised("mine")
 
         with Election(db, "n", holder="a", lease_s=LEASE_S, on_gain=on_gain) as election:
             wait_until(lambda: election.statistics().callback_errors, WAIT_S, "the callback")

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import datetime
+import functools
 import os
 import pathlib
 import socket
+import sqlite3
 import threading
 import time
 from collections.abc import Iterator
@@ -59,6 +62,10 @@ def new_subscriber(url: str, topics: list[str], **arguments: object) -> GroupSub
     except BaseException:
         log.close()
         raise
+
+
+def has_got(member: Member, wanted: set[tuple[str, int]]) -> bool:
+    return wanted <= member.got()
 
 
 def numbers(member: Member) -> list[int]:
@@ -156,14 +163,36 @@ def test_a_failing_event_is_tried_again_and_then_parked_while_other_keys_go_on(
         assert (statistics.dead_letters, statistics.failed, statistics.redelivered) == (1, 3, 2)
 
 
-def test_a_batch_that_fails_is_taken_apart_until_the_guilty_event_is_found(url: str, source: Source) -> None:
+@pytest.mark.parametrize("raised", [ValueError, SystemExit, asyncio.CancelledError])
+def test_an_event_whose_callback_ends_its_thread_comes_again(
+    url: str, source: Source, raised: type[BaseException]
+) -> None:
+    conf = groups_conf()
+    seen: list[int] = []
+
+    def on_event(event: GroupEvent) -> None:
+        seen.append(event.version)
+        if len(seen) == 1:
+            raise raised("the first of all")
+
+    with GroupSubscriber(durable_log.open(url, conf=conf), conf, [SHARED], on_event=on_event) as subscriber:
+        source.publish(TOPIC, 5, keys=5)
+        wait_until(lambda: subscriber.statistics().acknowledged == 5, PATIENCE_S, "all of them done")
+        assert subscriber.statistics().callback_errors == 1
+    assert sorted(seen) == [1, 1, 2, 3, 4, 5]
+
+
+@pytest.mark.parametrize("raised", [ValueError, SystemExit, asyncio.CancelledError])
+def test_a_batch_that_fails_is_taken_apart_until_the_guilty_event_is_found(
+    url: str, source: Source, raised: type[BaseException]
+) -> None:
     conf = groups_conf(attempts_max=2)
     calls: list[list[int]] = []
 
     def on_events(events: list[GroupEvent]) -> None:
         calls.append([event.version for event in events])
         if any(event.version == 5 for event in events):
-            raise ValueError("five")
+            raise raised("five")
 
     subscriber = GroupSubscriber(durable_log.open(url, conf=conf), conf, [SHARED], on_events=on_events)  # type: ignore[arg-type]
     with subscriber:
@@ -475,6 +504,28 @@ def test_streams_of_a_lost_log_connection_are_not_lost(url: str, source: Source)
         wait_until(lambda: len(member.got()) == 20, PATIENCE_S, "ten more")
         assert member.subscriber.statistics().resets >= 1  # more on a machine that stands still
         assert sorted(number for number in numbers(member) if number <= 10) == list(range(1, 11))
+
+
+def test_a_damaged_frame_stops_the_stream_that_comes_to_it_and_no_other(tmp_path: pathlib.Path) -> None:
+    url, shards = f"sqlite://{tmp_path}/damaged.db?shards=4", 4
+    topics = [f"tenant-7/{number}" for number in range(16)]
+    damaged = [topic for topic in topics if durable_log.shard_of(topic, shards) == 0]
+    with contextlib.closing(durable_log.open(url)) as log:
+        source = Source(log)
+        groups.declare(log, "billing", "tenant-7/#", start="earliest", lease=CALM_LEASE)
+        for topic in topics:
+            source.publish(topic, 5)
+        with sqlite3.connect(tmp_path / "damaged.db") as store:
+            store.execute("UPDATE frames SET frame = zeroblob(length(frame)) WHERE id = 0")
+        store.close()
+        with Member(url, [SHARED]) as member:
+            for count in (5, 10):  # what is there, and what comes then
+                wanted = {(topic, number) for topic in topics if topic not in damaged for number in range(1, count + 1)}
+                wait_until(functools.partial(has_got, member, wanted), PATIENCE_S, "the others")
+                for topic in topics:
+                    source.publish(topic, 5)
+            wait_until(lambda: member.subscriber.statistics().log_errors, PATIENCE_S, "the damage to be told")
+            assert not {(damaged[0], number) for number in range(1, 6)} & member.got()
 
 
 def test_a_forked_child_does_not_touch_the_member(url: str, source: Source) -> None:

@@ -9,6 +9,7 @@ import time
 import uuid
 from collections.abc import Iterator
 
+import msgspec
 import pytest
 
 import durable_log
@@ -21,6 +22,9 @@ from durable_log.testing.sources import read_events
 from durable_log.verifying import verify
 from pubsub_api.testing.conf_fixture import fast_conf
 from shared_subscriptions import GroupSubscriber, groups
+from shared_subscriptions.core import declaration as declarations
+from shared_subscriptions.names import Names
+from shared_subscriptions.serving import GroupService
 from tests.bus_members import SHARED, BusMember, member_conf
 from tests.group_nodes import CALM, Member
 from tests.group_nodes import Source as GroupSource
@@ -218,3 +222,38 @@ def test_a_group_passes_over_a_damaged_frame_when_it_is_given_up(
         source.publish(TOPIC, 10)
         wait_until(lambda: (TOPIC, 40) in member.got(), PATIENCE_S, "what comes after it")
     assert verify(log).problems == []
+
+
+def test_a_group_that_is_declared_anew_is_served_by_who_served_its_name(log: LogApi) -> None:
+    groups.declare(log, "billing", "tenant-7/#")
+    with (
+        pubsub_api.open(conf=fast_conf(f"memory://{uuid.uuid4().hex}")) as session,
+        session.publisher() as publisher,
+        GroupService(session, log, "billing") as service,
+    ):
+        wait_until(lambda: service.is_leading, PATIENCE_S, "the service to lead")
+        groups.destroy(log, "billing")
+        groups.declare(log, "billing", "tenant-7/#")
+        wait_until(lambda: groups.show(log, "billing").leader, PATIENCE_S, "a leader of the new group")
+        send(publisher, 1, 10)
+        wait_until(lambda: versions(log) == list(range(1, 11)), PATIENCE_S, "what was published for the new group")
+
+
+@pytest.mark.parametrize("ahead_s", [0, 3600])
+def test_what_is_published_between_two_leaders_is_recorded_whatever_the_clock_of_who_declared_it_says(
+    log: LogApi, ahead_s: int
+) -> None:
+    groups.declare(log, "billing", "tenant-7/#")
+    with pubsub_api.open(conf=fast_conf(f"memory://{uuid.uuid4().hex}")) as session, session.publisher() as publisher:
+        with GroupService(session, log, "billing") as service:
+            wait_until(lambda: service.is_leading, PATIENCE_S, "the service to lead")
+            send(publisher, 1, 1)
+            wait_until(lambda: versions(log) == [1], PATIENCE_S, "the first event")
+        send(publisher, 2, 50)
+        record = log.get_record(Names("billing").group)
+        assert record is not None
+        declared_ns = time.time_ns() + ahead_s * 10**9
+        declaration = msgspec.structs.replace(declarations.decode(record.value), declared_ns=declared_ns)
+        log.put_records([(Names("billing").group, declarations.encode(declaration), record.version)])
+        with GroupService(session, log, "billing"):
+            wait_until(lambda: versions(log) == list(range(1, 51)), PATIENCE_S, "what was published meanwhile")

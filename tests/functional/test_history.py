@@ -118,7 +118,10 @@ def test_history_of_a_filter_that_is_added_follows(local: Domain) -> None:
     publisher.close()
 
 
-def test_a_callback_that_raises_on_history_is_counted_and_the_rest_is_delivered(local: Domain) -> None:
+@pytest.mark.parametrize("raised", [ValueError, SystemExit, asyncio.CancelledError])
+def test_a_callback_that_raises_on_history_is_counted_and_the_rest_is_delivered(
+    local: Domain, raised: type[BaseException]
+) -> None:
     publisher = local.publisher()
     local.start("a")
     local.wait_complete()
@@ -128,7 +131,7 @@ def test_a_callback_that_raises_on_history_is_counted_and_the_rest_is_delivered(
     def on_event(one: pubsub_api.Event) -> None:
         seen.append(one.key)
         if one.key == "k1":
-            raise RuntimeError("no")
+            raise raised("no")
 
     with (
         open_session(local) as session,

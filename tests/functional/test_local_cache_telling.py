@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import pathlib
 import threading
 from collections.abc import Iterator, Sequence
@@ -25,8 +26,9 @@ def world(request: pytest.FixtureRequest, tmp_path: pathlib.Path) -> Iterator[Wo
 class Unwilling(Told):
     """Raises at the second change of a call, until it is told to stop."""
 
-    def __init__(self) -> None:
+    def __init__(self, raised: type[BaseException] = RuntimeError) -> None:
         super().__init__()
+        self.raised = raised
         self.calls = 0
         self.raises = True
 
@@ -34,12 +36,13 @@ class Unwilling(Told):
         self.calls += 1
         if self.raises:
             self.changes.append(changes[0])
-            raise RuntimeError("not now")
+            raise self.raised("not now")
         super().__call__(changes)
 
 
-def test_a_callback_that_raises_is_told_again(world: World) -> None:
-    told = Unwilling()
+@pytest.mark.parametrize("raised", [ValueError, SystemExit, asyncio.CancelledError])
+def test_a_callback_that_raises_is_told_again(world: World, raised: type[BaseException]) -> None:
+    told = Unwilling(raised)
     cache = world.cache(is_awaited=False, tables=["port"], on_changes=told)
     with world.nb.transaction() as txn:
         for number in range(3):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import threading
 import time
@@ -255,11 +256,14 @@ def test_a_slow_consumer_gets_a_resync_not_silence(bus: Bus) -> None:
     assert log.index(pubsub_api.Reason.SLOW_CONSUMER) < log.index(9999)
 
 
-def test_a_callback_that_raises_is_counted_and_the_rest_goes_on(bus: Bus, consumer: Consumer) -> None:
+@pytest.mark.parametrize("raised", [ValueError, SystemExit, asyncio.CancelledError])
+def test_a_callback_that_raises_is_counted_and_the_rest_goes_on(
+    bus: Bus, consumer: Consumer, raised: type[BaseException]
+) -> None:
     def on_event(item: pubsub_api.Event) -> None:
         consumer.on_event(item)
         if item.version == 1:
-            raise RuntimeError("the user's mistake")
+            raise raised("the user's mistake")
 
     publisher = bus.session().publisher()
     subscriber = bus.session().subscriber(["#"], on_event, addresses=bus.addresses(publisher))
@@ -441,16 +445,34 @@ def test_what_is_published_after_something_was_received_is_later(bus: Bus, consu
     assert reply.events[0].timestamp > consumer.events[0].timestamp
 
 
-def test_a_resync_that_the_user_could_not_act_on_is_told_again(bus: Bus) -> None:
+@pytest.mark.parametrize("raised", [ConnectionError, SystemExit, asyncio.CancelledError])
+def test_a_resync_that_the_user_could_not_act_on_is_told_again(bus: Bus, raised: type[BaseException]) -> None:
     told: list[pubsub_api.Resync] = []
 
     def on_resync(resync: pubsub_api.Resync) -> None:
         told.append(resync)
         if len(told) == 1:
-            raise ConnectionError("the database is not there yet")
+            raise raised("the database is not there yet")
 
     publisher = bus.session().publisher()
     subscriber = bus.session().subscriber(["a"], print, on_resync=on_resync, addresses=bus.addresses(publisher))
     wait_until(lambda: len(told) == 2, 20, "the resync to be told again")
     assert told[1].topics == told[0].topics
     assert subscriber.statistics().callback_errors == 1
+
+
+def test_what_ends_a_program_passes_through_its_own_loop(bus: Bus) -> None:
+    told: list[pubsub_api.Resync] = []
+
+    def on_resync(resync: pubsub_api.Resync) -> None:
+        told.append(resync)
+        if len(told) == 1:
+            raise SystemExit(3)
+
+    publisher = bus.session().publisher()
+    subscriber = bus.session().subscriber(["#"], on_resync=on_resync, addresses=bus.addresses(publisher))
+    subscriber.wait_ready(timeout_s=20)
+    publisher.send_event(event(1))
+    with pytest.raises(SystemExit):
+        next(iter(subscriber))
+    assert next(iter(subscriber)).version == 1

@@ -428,14 +428,21 @@ def test_services_whose_name_spaces_clash_have_nothing_to_do_with_each_other() -
     assert rig.keys("b") == "x"
 
 
-def test_services_that_keep_different_things_do_not_work_together() -> None:
+@pytest.mark.parametrize(
+    ("different", "reason"),
+    [
+        ({"rules": TopicRules(default_depth=5)}, "another history"),
+        ({"cleanup_s": 3600.0}, "its cleanup_delay is 3600.0 s, ours is 86400.0 s"),
+    ],
+)
+def test_services_that_keep_different_things_do_not_work_together(different: dict[str, Any], reason: str) -> None:
     rig = Rig()
     rig.add("a")
-    rig.add("b", rules=TopicRules(default_depth=5))
+    rig.add("b", **different)
     rig.start()
     core = rig.nodes["a"].core
     assert core is not None
-    assert "another history" in core.membership.fellows["b"].incompatibility
+    assert reason in core.membership.fellows["b"].incompatibility
 
 
 def test_lazy_fetches_on_first_interest_and_on_request_never() -> None:

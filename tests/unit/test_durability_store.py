@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import pathlib
 import random
 import shutil
@@ -153,6 +154,24 @@ def test_a_store_belongs_to_one_service(tmp_path: pathlib.Path) -> None:
         store.do([BeginFill("orders", ("a",), BUCKETS)])
         with pytest.raises(StoreInUse, match="another service"):
             Store(tmp_path / "store.db", busy_timeout_s=0.05)
+
+
+@pytest.mark.parametrize("name", ["store.db", "store.db-wal"])
+@pytest.mark.parametrize("is_replaced", [False, True])
+def test_nothing_is_reported_as_durable_in_a_file_that_nobody_can_reach(
+    tmp_path: pathlib.Path, name: str, is_replaced: bool
+) -> None:
+    with Store(tmp_path / "store.db") as store:
+        store.do(filled("orders", [sample(1)], marks(1)))
+        backup = shutil.copy(tmp_path / name, tmp_path / "backup")
+        (tmp_path / name).unlink()
+        if is_replaced:
+            os.rename(backup, tmp_path / name)
+        expected = "was replaced" if is_replaced else "is gone"
+        with pytest.raises(StoreFailed, match=f"{name} {expected}"):
+            store.do([Apply("orders", [sample(2)], [])])
+        with pytest.raises(StoreFailed, match=expected):
+            store.purge()
 
 
 def test_other_files_are_refused_and_left_alone(tmp_path: pathlib.Path) -> None:

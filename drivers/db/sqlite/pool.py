@@ -19,7 +19,7 @@ import weakref
 from collections.abc import Callable
 from typing import Protocol, TypeVar
 
-from pubsub_api import forking
+from pubsub_api import forking, private_files
 
 T = TypeVar("T")
 _File = tuple[int, int, int]
@@ -39,7 +39,7 @@ class _Gate:
     """Who is inside SQLite; a fork waits until that is nobody and keeps everybody out meanwhile."""
 
     def __init__(self) -> None:
-        self.members: weakref.WeakSet[BeforeFork] = weakref.WeakSet()
+        self._members: weakref.WeakSet[BeforeFork] = weakref.WeakSet()
         self._reset()
 
     def _reset(self) -> None:
@@ -60,6 +60,15 @@ class _Gate:
             if self._forks and not self._inside:
                 self._changed.notify_all()
 
+    def add(self, member: BeforeFork) -> None:
+        with self._lock:
+            self._members.add(member)
+
+    def members(self) -> list[BeforeFork]:
+        # Under the lock: a set that grows cannot be gone through.
+        with self._lock:
+            return list(self._members)
+
     def close_all(self) -> None:
         """Close every connection of this process, as before a fork.  Call it from outside."""
         self.before_fork()
@@ -70,7 +79,7 @@ class _Gate:
         self._forks += 1
         while self._inside:
             self._changed.wait()
-        for member in list(self.members):
+        for member in list(self._members):
             member.before_fork()
 
     def after_fork_in_parent(self) -> None:
@@ -107,8 +116,7 @@ class Pool:
         self._idle: list[sqlite3.Connection] = []
         self._known: dict[sqlite3.Connection, _File] = {}
         self._is_closed = False
-        with GATE:  # not while a fork goes through the members
-            GATE.members.add(self)
+        GATE.add(self)
         forking.register(self)
 
     def run(self, work: Callable[[sqlite3.Connection], T]) -> T:
@@ -178,13 +186,13 @@ class Pool:
     def _find(self) -> _File:
         """The file that the path leads to now."""
         try:
-            found = os.stat(self._path)
+            file = private_files.identity_of(self._path)
         except OSError as error:
             raise sqlite3.OperationalError(f"the file is gone: {error.strerror}") from error
         try:
-            return found.st_dev, found.st_ino, os.stat(self._log_path).st_ino
+            return (*file, os.stat(self._log_path).st_ino)
         except OSError:
-            return found.st_dev, found.st_ino, 0
+            return (*file, 0)
 
     def _take(self, file: _File) -> sqlite3.Connection:
         while self._idle:
@@ -198,8 +206,9 @@ class Pool:
         return self._open_known(file)
 
     def _open_known(self, file: _File) -> sqlite3.Connection:
-        for pool in [member for member in GATE.members if isinstance(member, Pool)]:
-            pool._check_log(file)
+        for member in GATE.members():
+            if isinstance(member, Pool):
+                member._check_log(file)
         connection = self.open()
         try:
             found = self._find()

@@ -72,7 +72,7 @@ class SqliteSnapshot(Snapshot):
         connection.execute("BEGIN")
         self._revision = schema.newest(connection)
         self._rows = connection.execute(*query(selection))
-        GATE.members.add(self)
+        GATE.add(self)
 
     @property
     def revision(self) -> int:
