@@ -19,6 +19,8 @@ from nb_api.errors import RevisionGone, RevisionUnknown
 from pubsub_api import Event, Reason, Resync, Session, Subscriber, SubscriberStatistics
 
 NO_BUS = "the bus is away"
+PART_AWAY = "a publisher cannot be reached"
+REFUSED = "frames were refused that may have told of changes"
 FEED_WAIT_S = 0.2
 """How long the feed is waited for in one go: a topic that is added meanwhile waits as long."""
 
@@ -134,8 +136,8 @@ class FeedSource(ChangeSource):
 class BusSource(ChangeSource):
     """A subscriber on the bus.  It is made with the first topic, because without one there is nothing to hear.
 
-    A bus that is away does not make the copy old: while no publisher and no broker can be reached, the changes are read
-    from the database now and then.
+    A bus that is away does not make the copy old: while a publisher or the broker cannot be reached, and when frames
+    were refused, with a wrong signature for instance, the changes are read from the database now and then.
     """
 
     def __init__(
@@ -143,12 +145,15 @@ class BusSource(ChangeSource):
     ) -> None:
         """Where publishers bind, the directory in the database is followed too, unless ``addresses`` are given.
 
-        ``patience_s``: when nobody could be reached for so long, the database is read, and again as often.  0: never.
+        ``patience_s``: when somebody could not be reached for so long, the database is read, and again as often, and so
+        it is after frames were refused.  0: never.
         """
         super().__init__()
         self._patience_s = patience_s
-        self._alone_since: float | None = None
+        self._unheard_since: float | None = None
         self._is_away = False
+        self._refused = 0
+        """Frames, when the database was read last for that."""
         self._session = session
         self._listener = listener
         self._addresses = addresses
@@ -206,17 +211,30 @@ class BusSource(ChangeSource):
             self._look_at_links(self._subscriber, time.monotonic())
 
     def _look_at_links(self, subscriber: Subscriber, now: float) -> None:
-        if subscriber.statistics().links_up:
-            self._alone_since, self._is_away = None, False
-        elif self._alone_since is None:
-            self._alone_since = now
-        elif now - self._alone_since > self._patience_s:
-            self._alone_since = now - random.uniform(0.0, 0.5) * self._patience_s  # not in step with others
-            self._is_away = True
+        statistics = subscriber.statistics()
+        refused = sum(statistics.bad_frames.values())
+        reason = self._unheard(statistics, refused)
+        self._is_away &= reason == NO_BUS
+        if not reason:
+            self._unheard_since = None
+        elif self._unheard_since is None:
+            self._unheard_since = now
+        elif now - self._unheard_since > self._patience_s:
+            self._unheard_since = now - random.uniform(0.0, 0.5) * self._patience_s  # not in step with others
+            self._refused = refused
+            self._is_away = reason == NO_BUS
             if self._listener.is_loaded:
-                self._listener.need_delta(NO_BUS)
-            else:
-                self._listener.need_snapshot(NO_BUS, is_awaited=True)
+                self._listener.need_delta(reason)
+            elif self._is_away:
+                self._listener.need_snapshot(reason, is_awaited=True)
+
+    def _unheard(self, statistics: SubscriberStatistics, refused: int) -> str:
+        """Why changes may have been published that cannot be heard here; empty when nothing suggests that."""
+        if not statistics.links_up:
+            return NO_BUS
+        if statistics.links_down:
+            return PART_AWAY
+        return REFUSED if refused > self._refused else ""
 
     def statistics(self) -> SubscriberStatistics | None:
         return None if self._subscriber is None else self._subscriber.statistics()

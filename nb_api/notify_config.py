@@ -61,8 +61,8 @@ CACHE_OPTIONS: Sequence[cfg.Opt] = (
     _seconds("resync_interval", 0.0, 0.0, 86_400.0,
              "How often a delta resync is made without a reason, to find what was written past the bus. 0: never."),
     _seconds("bus_patience", 10.0, 0.0, 86_400.0,
-             "When no publisher and no broker could be reached for this long, the database is read instead, and again "
-             "as often until one is. 0: never."),
+             "When a publisher or the broker could not be reached for this long, or frames were refused, the database "
+             "is read instead, and again as often until that ends. 0: never."),
     _seconds("snapshot_jitter", 5.0, 0.0, 3600.0,
              "A full resync that nobody waits for is delayed by a random part of this."),
     _seconds("snapshot_interval_min", 10.0, 0.0, 3600.0,

@@ -23,8 +23,8 @@ except ImportError as error:
 # What may go down.  Everything else only ever grows.
 _GAUGES = frozenset(
     {
-        "streams", "backlog_bytes", "cached_frames", "cached_bytes", "publishers", "links_up", "lag", "queue_bytes",
-        "parked_bytes", "bytes",
+        "streams", "backlog_bytes", "cached_frames", "cached_bytes", "publishers", "links_up", "links_down", "lag",
+        "queue_bytes", "parked_bytes", "bytes",
     }
 )  # fmt: skip
 _CACHE_GAUGES = _GAUGES | {"frames"}

@@ -47,6 +47,8 @@ class SubscriberStatistics:
     publishers: int
     publishers_forgotten: int
     links_up: int
+    links_down: int
+    """Addresses that are listened to, and that cannot be reached now."""
     lag: int
     """Events in the queue before the callback."""
     queue_bytes: int

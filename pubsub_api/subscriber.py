@@ -28,7 +28,7 @@ from pubsub_api.core import messages
 from pubsub_api.core.clock import HybridClock
 from pubsub_api.core.durability import HistoryOutcome
 from pubsub_api.core.errors import Closed, DriverError, Forked, UsageError, WaitTimeout
-from pubsub_api.core.events import Event
+from pubsub_api.core.events import Action, Event
 from pubsub_api.core.frame import Kind
 from pubsub_api.core.instream import Delivery
 from pubsub_api.core.resync import LostRange, Reason, Resync
@@ -116,7 +116,7 @@ class Subscriber(Closeable):
         self._borrows = gate is None and (self._on_events is not None or on_frames is not None)
         self._received = self._foreign = self._foreign_discarded = self._callback_errors = 0
         self._refused_frames = RefusedFrames(LOG)
-        self._addresses = list(addresses)
+        self._addresses = set(addresses)
         self._links: dict[str, str | None] = {}  # why each is down; None: it is up
         self._ready = threading.Event()
         self._is_closed = False
@@ -212,9 +212,8 @@ class Subscriber(Closeable):
                 self._foreign_discarded += 1
             else:
                 self._foreign += 1
-                event = Event(topic=topic, table="", key="", action="set", value=payload)
-                if payload is None:
-                    event.action = "delete"
+                action: Action = "delete" if payload is None else "set"
+                event = Event(topic=topic, table="", key="", action=action, value=payload)
                 self._enqueue([event], len(payload or b""))
 
     def on_link(self, report: LinkReport) -> None:
@@ -232,8 +231,7 @@ class Subscriber(Closeable):
             elif isinstance(report, Subscribed):
                 self._core.filter_up(report.topic_filter, now)
             queries = self._collect()
-        level = logging.WARNING if isinstance(report, Disconnected) else logging.INFO
-        LOG.log(level, "Subscriber: %s", report)
+        LOG.log(logging.WARNING if isinstance(report, Disconnected) else logging.INFO, "Subscriber: %s", report)
         self._ask(queries)
 
     def _on_asked(self, report: Asked) -> None:
@@ -461,7 +459,7 @@ class Subscriber(Closeable):
         self._check_usable()
         if not self._ready.wait(timeout_s):
             with self._lock:
-                state = explain(self._addresses, self._links, self._core.counters.bad_frames)
+                state = explain(sorted(self._addresses), self._links, self._core.counters.bad_frames)
             raise WaitTimeout(f"the subscription was not in effect within {timeout_s} s ({state})")
 
     def wait_for_historical_data(self, timeout_s: float) -> HistoryOutcome:
@@ -510,7 +508,9 @@ class Subscriber(Closeable):
     def listen_to(self, address: str) -> bool:
         """Listen to a further publisher; True when it is new.  Raises InvalidConfig."""
         self._check_usable()
-        return self._end.register_listen_address(address)
+        is_new = self._end.register_listen_address(address)
+        self._addresses.add(address)
+        return is_new
 
     def stop_listening_to(self, address: str) -> bool:
         """Stop listening to a publisher; True when it was listened to."""
@@ -518,6 +518,7 @@ class Subscriber(Closeable):
         with self._lock:
             self._core.link_removed(address)
             self._links.pop(address, None)
+            self._addresses.discard(address)
         return self._end.unregister_listen_address(address)
 
     @property
@@ -545,7 +546,8 @@ class Subscriber(Closeable):
                 foreign=self._foreign,
                 foreign_discarded=self._foreign_discarded,
                 publishers=len(self._core.publishers),
-                links_up=list(self._links.values()).count(None),
+                links_up=(links_up := list(self._links.values()).count(None)),
+                links_down=max(len(self._addresses), len(self._links)) - links_up,
                 lag=self._core.counters.delivered - self._received,
                 queue_bytes=self._queue_bytes,
                 parked_bytes=self._core.parked_bytes,

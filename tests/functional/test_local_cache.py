@@ -20,10 +20,11 @@ from pubsub_api.errors import Closed, Forked, InvalidTopic, UsageError, WaitTime
 from pubsub_api.loading import load_driver
 from tests.nb_tools import memory_bus, open_nb, sqlite_url
 from tests.nb_worlds import Told, World
-from tests.servers import RedisServer
+from tests.servers import RedisServer, free_port
 from tests.waiting import wait_until
 
 WAIT_S = 60.0
+_DIRECT = {"pub_sub_use_multiproc": False}
 
 
 @pytest.fixture(params=["feed", "bus"])
@@ -456,6 +457,44 @@ def test_a_bus_that_is_away_does_not_make_copies_old(tmp_path: pathlib.Path) -> 
                 wait_until(lambda one=one: _links_up(one) == 1, WAIT_S, "the link to be up")  # type: ignore[misc]
         finally:
             world.close()
+
+
+def test_a_copy_that_cannot_reach_one_of_its_publishers_reads_the_database(tmp_path: pathlib.Path) -> None:
+    """Another one can be reached, so the bus is there; what the first one tells has to come otherwise."""
+    here, there, nowhere = (f"127.0.0.1:{free_port()}" for _ in range(3))
+    world = World(f"zmq://{here}", sqlite_url(tmp_path), open_nb(sqlite_url(tmp_path), f"zmq://{here}", **_DIRECT))
+    unheard = open_nb(world.url, f"zmq://{there}", publisher_name="unheard", **_DIRECT)
+    try:
+        world.nb.create("port", "p1", 1, topic="t")
+        addresses = [f"tcp://{here}", f"tcp://{nowhere}"]
+        cache = world.cache(options={"bus_patience": 0.2}, addresses=addresses)
+        wait_until(lambda: _links_up(cache) == 1, WAIT_S, "the link to be up")
+        unheard.create("port", "p2", 2, topic="t")
+        unheard.flush(timeout_s=WAIT_S)
+        world.wait_equal(cache)
+        bus = cache.statistics().bus
+        assert bus is not None
+        assert (bus.links_up, bus.links_down) == (1, 1)
+    finally:
+        unheard.close()
+        world.close()
+
+
+def test_a_copy_whose_key_is_not_that_of_a_writer_reads_the_database(tmp_path: pathlib.Path) -> None:
+    """Half of the hosts have another key: what they publish is refused, and must not be missing."""
+    bus = memory_bus()
+    world = World(bus, sqlite_url(tmp_path), open_nb(sqlite_url(tmp_path), bus, hmac_key="a" * 32))
+    other = open_nb(world.url, bus, publisher_name="other", hmac_key="b" * 32)
+    try:
+        cache = LocalCache(world.open(cache={"bus_patience": 0.2}, hmac_key="a" * 32))
+        world.caches.append(cache)
+        cache.wait_synced(timeout_s=WAIT_S)
+        other.create("port", "p1", 1, topic="t")
+        other.flush(timeout_s=WAIT_S)
+        world.wait_equal(cache)
+    finally:
+        other.close()
+        world.close()
 
 
 def _links_up(cache: LocalCache) -> int:

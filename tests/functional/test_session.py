@@ -18,6 +18,7 @@ from pubsub_api.core import replies
 from pubsub_api.core.events import decode_events, encode_event
 from pubsub_api.core.replies import Head
 from pubsub_api.testing.conf_fixture import fast_conf
+from pubsub_api.testing.ports import free_port
 from tests.functional.conftest import Bus, Consumer, event
 from tests.waiting import wait_until
 
@@ -80,6 +81,26 @@ def test_a_lossless_run_costs_no_extra_traffic(bus: Bus, consumer: Consumer) -> 
     assert after.queries - before.queries == 0
     assert received.frames == after.frames - before.frames
     assert (received.queries, received.duplicates, received.gaps) == (0, 0, 0)
+
+
+def test_addresses_that_cannot_be_reached_are_counted(bus: Bus, consumer: Consumer) -> None:
+    publisher = bus.session().publisher()
+    session = bus.session()
+    subscriber = session.subscriber(["a"], consumer.on_event, addresses=bus.addresses(publisher))
+    subscriber.wait_ready(timeout_s=60)
+
+    def links() -> tuple[int, int]:
+        found = subscriber.statistics()
+        return found.links_up, found.links_down
+
+    wait_until(lambda: links() == (1, 0), 60, "the link")
+    if session.capabilities.bind_based:
+        host, _, _ = publisher.address.rpartition(":")
+        nowhere = f"{host}:{free_port()}"
+        assert subscriber.listen_to(nowhere)
+        wait_until(lambda: links() == (1, 1), 60, "the address at which nobody is")
+        assert subscriber.stop_listening_to(nowhere)
+        wait_until(lambda: links() == (1, 0), 60, "only the link")
 
 
 def test_filters_select_exactly(bus: Bus, consumer: Consumer) -> None:
