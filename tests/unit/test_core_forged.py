@@ -7,7 +7,7 @@ import pytest
 from pubsub_api.core import frame as frames
 from pubsub_api.core import messages
 from pubsub_api.core.events import pack_body
-from pubsub_api.core.frame import Kind
+from pubsub_api.core.frame import Flag, Kind
 from pubsub_api.core.messages import Query, Reply, Want
 from pubsub_api.core.publisher import Predecessor, PublisherCore
 from pubsub_api.core.topics import CONTROL_TOPIC
@@ -292,6 +292,33 @@ def test_a_resync_before_the_last_events_covers_no_stream_that_was_met_by_what_w
     die(rig, publisher, told_by)
     rig.run(0.5)
     assert rig.reasons
+
+
+@pytest.mark.parametrize("kind", [Kind.BYE, Kind.HELLO])
+@pytest.mark.parametrize("has_hole", [True, False])
+def test_who_forges_an_end_costs_a_resync_and_repeats_nothing(
+    rig: Rig, publisher: PublisherCore, kind: Kind, has_hole: bool
+) -> None:
+    """Final heads that are too low, of a publisher that lives and answers: its own, or told by one that never was."""
+    if has_hole:
+        rig.publish(publisher, "a")
+        rig.deliver(*rig.publish(publisher, "a"))
+    if kind is Kind.BYE:
+        guid, body = publisher.guid, messages.encode(messages.Bye(name="host", heads={"a": 1}, parts=1))
+    else:
+        hello = messages.Hello(name="host", predecessor=publisher.guid, heads={"a": 1}, parts=1)
+        guid, body = bytes(16), messages.encode(hello)
+    flags = Flag.LAST | (Flag.START if kind is Kind.HELLO else Flag.NONE)
+    rig.deliver(frames.pack(kind, guid, CONTROL_TOPIC, body, timestamp=rig.stamp, flags=flags))
+    rig.run(0.1, hellos=False)
+    assert rig.reasons == ["initial", "contradiction"]
+    rig.run(1)
+    rig.deliver(*rig.publish(publisher, "a", 2))
+    rig.run(5)
+    told = rig.numbers("a")
+    assert sorted(set(told)) == told, "in order, each once"
+    assert told[-2:] == ([6, 7] if has_hole else [4, 5])
+    assert rig.reasons[2:] == ([] if kind is Kind.BYE else ["publisher restarted"])
 
 
 # -- who is asked
