@@ -346,7 +346,8 @@ class SubscriberCore(StreamBeginnings):
         else:
             for guid, topic, head in reply.heads:
                 stamp = header.timestamp if guid == header.guid else NO_STAMP
-                self._on_baseline(self._publisher(guid, now), topic, head, stamp, now)
+                is_final = reply.publisher and guid in reply.former
+                self._on_baseline(self._publisher(guid, now), topic, head, stamp, now, is_final=is_final)
         for stored in reply.frames:
             self._on_stored(stored, scope, now)
         is_concluded = self._questions.answered(reply.id, header.guid, reply.part, reply.parts, now)
