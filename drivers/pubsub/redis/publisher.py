@@ -116,16 +116,14 @@ class RedisPublisher(PublisherApi):
         return self._settings.address
 
     def send(self, topic: str, frame: bytes) -> None:
-        self._check_process()
-        with self._lock:
-            self._write([self._head(topic), b"%d\r\n" % len(frame), frame, b"\r\n"])
+        self.send_many(((topic, frame),))
 
     def send_many(self, frames: Sequence[tuple[str, bytes]]) -> None:
         """Write the frames in as few system calls as is sensible.  Each write blocks for ``send_timeout`` at most.
 
         Raises TransportUnavailable also when the server has refused a frame of an earlier call, because its answers
-        come later; the frames of this call may then have been sent or not.  A frame refused for lack of permission is
-        reported as `Refused` and not raised: those of other topics are not to blame.
+        come later; the frames of this call, or those of them that were not written yet, are then not sent.  A frame
+        refused for lack of permission is reported as `Refused` and not raised: those of other topics are not to blame.
         """
         self._check_process()
         parts: list[bytes] = []
@@ -215,21 +213,19 @@ class RedisPublisher(PublisherApi):
         wire = self._wire
         if wire is None or self._is_closed:
             raise self._unavailable()
-        is_owed = bool(self._unanswered)
         try:
+            if self._unanswered:
+                self._collect(wire)
             while len(self._unanswered) >= self._settings.unanswered_max:
                 wire.wait(select.POLLIN, self._answer_due())
                 self._collect(wire)
             if self._refusal is None:
                 wire.write(b"".join(parts))
-                self._note_sent(parts[2::4])
-                if is_owed:  # looked for after writing: a lone frame need not wait for that
-                    self._collect(wire)
         except TransportUnavailable as error:
             self._lose(str(error))
             raise self._unavailable() from error
-        if self._refusal is not None:
-            self._raise_refusal()
+        self._raise_refusal()
+        self._note_sent(parts[2::4])
 
     def _raise_refusal(self) -> None:
         if self._refusal is not None:
