@@ -69,13 +69,16 @@ class RedisLog(SegmentedLog):
     def connect(self) -> None:
         wanted = self._limits.shards
         try:
-            shards, identity, ancestors = self._server.script(
+            found_format, *found_log = self._server.script(
                 scripts.INITIALIZE, self._prefix, self.new_shards(), new_identity()
             )
         except LogUnavailable:
             raise
         except LogError as error:
             raise InvalidConfig(f"{self._server.address} cannot be used for a log: {error}") from error
+        if found_format.decode() != scripts.FORMAT:
+            raise self._other_format(found_format.decode())
+        shards, identity, ancestors = found_log
         found = int(shards)
         if wanted not in (None, found):
             raise InvalidConfig(
@@ -334,6 +337,14 @@ class RedisLog(SegmentedLog):
         if found != self.identity.encode():
             raise replaced(self._server.address, self.identity, (found or b"").decode(errors="replace"))
         return answers
+
+    def _other_format(self, found: str) -> InvalidConfig:
+        made_by = f"format {found}, that of another release" if found else "the format of an earlier release"
+        return InvalidConfig(
+            f"the log {self._prefix!r} at {self._server.address} has {made_by}; this one reads format "
+            f"{scripts.FORMAT} and has changed nothing. Read it with the release that made it. To begin a new log here, "
+            f"name another [log_redis] key_prefix, or delete the keys that begin with {self._prefix!r}"
+        )
 
     def _key(self, kind: str, shard: int) -> str:
         return f"{self._prefix}{kind}:{shard}"
