@@ -342,7 +342,7 @@ class RedisLog(SegmentedLog):
         made_by = f"format {found}, that of another release" if found else "the format of an earlier release"
         return InvalidConfig(
             f"the log {self._prefix!r} at {self._server.address} has {made_by}; this one reads format "
-            f"{scripts.FORMAT} and has changed nothing. Read it with the release that made it. To begin a new log here, "
+            f"{scripts.FORMAT} and has changed nothing. Read it with the release that made it. To begin a new log, "
             f"name another [log_redis] key_prefix, or delete the keys that begin with {self._prefix!r}"
         )
 
