@@ -28,10 +28,8 @@ shard holds.  Times are nanoseconds as text of equal length, which compares like
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import zlib
-from collections.abc import Sequence
 
 from durable_log.log_api import CLOCK_AHEAD_MAX_NS
 
@@ -53,19 +51,20 @@ local function field(shard, name) return tonumber(redis.call('HGET', prefix .. '
 """
 
 
-_sha1 = functools.partial(hashlib.sha1, usedforsecurity=False)
+_sha1, _crc32 = hashlib.sha1, zlib.crc32  # looked up once: they are needed for every frame
 
 
 def frame_crc(frame: bytes) -> int:
     """What the script is told of a frame, so that it need not read it."""
-    return zlib.crc32(frame)
+    return _crc32(frame)
 
 
-def frame_mark(shard: int, offset: bytes, fields: Sequence[bytes]) -> bytes:
-    """The checksum of an entry of a stream; ``fields`` are count, skipped, time, key and frame as they are stored."""
-    count, skipped, appended_ns, key, frame = fields
-    marked = b"%d %b %b %b %b %b %d" % (shard, offset, count, skipped, appended_ns, key, zlib.crc32(frame))
-    return _sha1(marked).hexdigest()[:16].encode()
+def frame_mark(
+    shard: int, offset: bytes, count: bytes, skipped: bytes, appended_ns: bytes, key: bytes, frame: bytes
+) -> bytes:
+    """The checksum of an entry of a stream, from what is stored in it."""
+    marked = b"%d %b %b %b %b %b %d" % (shard, offset, count, skipped, appended_ns, key, _crc32(frame))
+    return _sha1(marked, usedforsecurity=False).hexdigest()[:16].encode()
 
 
 # A log of another format is left as it is.  One that has an identity and says nothing of its format may have this one:
