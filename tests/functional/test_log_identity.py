@@ -244,6 +244,35 @@ def test_who_dies_while_it_says_that_it_changes_the_directory_is_no_copy(
         assert len(read_frames(log, 0)) == 3
 
 
+@pytest.mark.parametrize("is_stored", [False, True])
+def test_a_copy_that_comes_first_after_a_crash_has_the_directory_and_nothing_is_lost(
+    copied: tuple[str, str], tmp_path: pathlib.Path, is_stored: bool
+) -> None:
+    """Who died had not changed the directory yet: both know all of it, as before, and the first one has it."""
+    with opened(copied[0]) as original:
+        before, former, store = files(tmp_path / "s"), original.directory_token(), original.set_directory_token
+
+        class Died(Exception):
+            pass
+
+        def die(token: str) -> None:
+            if is_stored:
+                store(token)
+            raise Died
+
+        original.set_directory_token = die  # type: ignore[method-assign]
+        with pytest.raises(Died):
+            Sealer(original).seal(0)
+        assert (original.directory_token() == former) is not is_stored
+    assert files(tmp_path / "s") == before
+    with opened(copied[1]) as copy:
+        Sealer(copy).seal(0)
+        assert sum(one.count for one in read_frames(copy, 0)) == 150
+        assert files(tmp_path / "s") > before
+        with pytest.raises(durable_log.SegmentsRefused, match="another copy of the store"):
+            durable_log.open(copied[0])
+
+
 def test_who_opens_a_log_that_is_being_sealed_is_no_copy(tmp_path: pathlib.Path) -> None:
     url = f"sqlite://{tmp_path}/log.db?shards=1"
     with opened(url) as log, ThreadPoolExecutor(1) as pool:

@@ -141,6 +141,51 @@ def test_sealing_needs_a_directory_that_somebody_named(server: RedisServer, tmp_
         assert len(Sealer(log).seal(0)) == 1
 
 
+def contents(server: RedisServer) -> dict[bytes, bytes | None]:
+    with server.client() as client:
+        return {key: client.dump(key) for key in client.keys("*")}
+
+
+@pytest.mark.parametrize(
+    ("fields", "has_frames", "said"),
+    [
+        ({"shards": 2}, True, "the format of an earlier release"),
+        ({"shards": 2}, False, "the format of an earlier release"),
+        ({"shards": 2, "identity": "ab" * 16}, True, "the format of an earlier release"),
+        ({"shards": 2, "identity": "ab" * 16, "format": "17"}, False, "format 17, that of another release"),
+    ],
+)
+def test_a_log_of_another_format_is_named_and_left_as_it_is(
+    server: RedisServer, fields: dict[str, str | int], has_frames: bool, said: str
+) -> None:
+    prefix, source = "heliograph:log:", Source()
+    with server.client() as client:
+        client.hset(f"{prefix}log", mapping=fields)
+        if has_frames:  # as the first release stored them
+            entry = {"c": 3, "s": 0, "t": "1" * 19, "k": source.guid + TOPIC.encode(), "f": source.frame(TOPIC, 3)}
+            client.xadd(f"{prefix}frames:1", entry, id="0-1")
+            client.hset(f"{prefix}shard:1", mapping={"end": 3, "bytes": 100, "ns": "1" * 19})
+    before = contents(server)
+    with pytest.raises(InvalidConfig, match=f"{said}.*Read it with the release that made it.*key_prefix"):
+        durable_log.open(server.address)
+    assert contents(server) == before
+    with contextlib.closing(durable_log.open(f"{server.address}?key_prefix=new:&shards=1")) as log:
+        log.append([source.frame(TOPIC, 3)])
+
+
+def test_a_log_that_does_not_say_its_format_is_known_by_its_frames(server: RedisServer) -> None:
+    source = Source()
+    with contextlib.closing(durable_log.open(f"{server.address}?shards=2")) as log:
+        log.append([source.frame(TOPIC, 3)])
+    with server.client() as client:
+        client.hdel("heliograph:log:log", "format")
+    for _ in range(2):
+        with contextlib.closing(durable_log.open(server.address)) as log:
+            log.append([source.frame(TOPIC, 3)])
+            check_consistent(log)
+    assert client.hget("heliograph:log:log", "format") == b"2"
+
+
 def test_keys_of_another_program_are_not_touched(server: RedisServer) -> None:
     with server.client() as client:
         client.set("mine:log", "something else")

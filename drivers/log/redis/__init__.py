@@ -14,7 +14,7 @@ import itertools
 import logging
 import math
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 from urllib.parse import SplitResult
 
@@ -26,7 +26,7 @@ from drivers.log.redis.config import GROUP, OPTIONS
 from drivers.log.redis.server import Server
 from durable_log import checks, config
 from durable_log.checksums import damaged, gap
-from durable_log.errors import LogCorrupt, LogError, LogUnavailable, RecordConflict
+from durable_log.errors import LogError, LogUnavailable, RecordConflict
 from durable_log.identity import Lineage, new_identity
 from durable_log.log_api import Appended, Record, ShardState, StoredFrame, shard_of
 from durable_log.positions import encode_position, stream_key
@@ -69,13 +69,16 @@ class RedisLog(SegmentedLog):
     def connect(self) -> None:
         wanted = self._limits.shards
         try:
-            shards, identity, ancestors = self._server.script(
+            found_format, *found_log = self._server.script(
                 scripts.INITIALIZE, self._prefix, self.new_shards(), new_identity()
             )
         except LogUnavailable:
             raise
         except LogError as error:
             raise InvalidConfig(f"{self._server.address} cannot be used for a log: {error}") from error
+        if found_format.decode() != scripts.FORMAT:
+            raise self._other_format(found_format.decode())
+        shards, identity, ancestors = found_log
         found = int(shards)
         if wanted not in (None, found):
             raise InvalidConfig(
@@ -190,29 +193,32 @@ class RedisLog(SegmentedLog):
         if not max(state.sealed, state.start) <= offset < state.end:
             return HotRead(state, [])
         portion = [*answers[1], *answers[2]]
-        entries = self._entries(key, portion, offset, events_max, is_last=len(answers[2]) < count)
         # Entries asked for later may have been sealed since; then there is a gap, behind what this read returns.
-        frames = _frames(state, entries)
+        frames = self._frames(state, portion, offset, events_max, is_last=len(answers[2]) < count)
         return HotRead(state, take(frames, offset=offset, events_max=events_max, bytes_max=bytes_max, state=state))
 
-    def _entries(
-        self, key: str, portion: list[Any], offset: int, events_max: int, *, is_last: bool
-    ) -> Iterator[tuple[Any, int | None]]:
-        """Entries of a stream, as many as the caller takes, each with the offset of the next one if there is any.
+    def _frames(
+        self, state: ShardState, portion: list[Any], offset: int, events_max: int, *, is_last: bool
+    ) -> Iterator[StoredFrame]:
+        """Frames from a portion of entries and those behind it, as many as the caller takes.  Raises LogCorrupt.
 
         Asks for as many as so many events from the offset on take, if frames go on to be as large as they were.
         """
-        seen = 0
+        shard, key, seen = state.shard, self._key("frames", state.shard), 0
         while portion:
-            for entry, following in itertools.pairwise(portion):
-                yield entry, _offset(following)
-            last, seen, portion = portion[-1], seen + len(portion), []
-            if not is_last:
-                expected = seen * events_max // max(1, _offset(last) - offset) - seen + 2
-                count = min(max(expected, _PORTION_MIN), seen, _PORTION_MAX)
-                portion = self._server.command("XRANGE", key, f"({_offset(last)}-1", "+", "COUNT", count)
-                is_last = len(portion) < count
-            yield last, _offset(portion[0]) if portion else None
+            for entry in portion:
+                stored = _stored(shard, entry)
+                if stored is None:
+                    behind = self._server.command("XRANGE", key, b"(" + entry[0], "+", "COUNT", 1)
+                    raise damaged(shard, _offset(entry), _offset(behind[0]) if behind else state.end)
+                yield stored
+            if is_last:
+                return
+            last, seen = _offset(portion[-1]), seen + len(portion)
+            expected = seen * events_max // max(1, last - offset) - seen + 2
+            count = min(max(expected, _PORTION_MIN), seen, _PORTION_MAX)
+            portion = self._server.command("XRANGE", key, f"({last}-1", "+", "COUNT", count)
+            is_last = len(portion) < count
 
     def hot_read_stream(self, guid: bytes, topic: str, first: int, last: int, *, bytes_max: int) -> list[StoredFrame]:
         shard = shard_of(topic, self.shards)
@@ -227,9 +233,8 @@ class RedisLog(SegmentedLog):
             portion, ids = ids[:_PORTION], ids[_PORTION:]
             answers = self._transaction([("XRANGE", key, place, place) for place in portion])
             for entry in (entry for entries in answers for entry in entries):
-                try:
-                    stored = _stored(shard, entry, _offset(entry) + 1)
-                except LogCorrupt:
+                stored = _stored(shard, entry)
+                if stored is None:
                     if not found:
                         self.hot_read(shard, _offset(entry), events_max=1, bytes_max=1)  # raises, and knows its end
                     return found
@@ -244,11 +249,9 @@ class RedisLog(SegmentedLog):
     def hot_find(self, shard: int, appended_ns: int) -> int:
         looked_at, place, *gap_end = self._script(scripts.FIND, shard, f"{max(0, appended_ns):019d}")
         for entry in looked_at:
-            try:
-                _stored(shard, entry, _offset(entry) + 1)
-            except LogCorrupt:
+            if _stored(shard, entry) is None:
                 self.hot_read(shard, _offset(entry), events_max=1, bytes_max=1)  # raises, and knows its end
-                raise
+                raise damaged(shard, _offset(entry), _offset(entry) + 1)
         if gap_end:
             raise gap(shard, int(place), int(gap_end[0]))
         return int(place)
@@ -261,10 +264,8 @@ class RedisLog(SegmentedLog):
         (entries,) = self._transaction([("XREVRANGE", self._key("frames", shard), "+", "-", "COUNT", 1)])
         if not entries:
             return 0
-        try:
-            return _stored(shard, entries[0], 0).end
-        except LogCorrupt:
-            return _offset(entries[0]) + 1
+        stored = _stored(shard, entries[0])
+        return _offset(entries[0]) + 1 if stored is None else stored.end
 
     def manifest(self, shard: int | None) -> list[str]:
         shards = range(self.shards) if shard is None else [shard]
@@ -335,6 +336,14 @@ class RedisLog(SegmentedLog):
             raise replaced(self._server.address, self.identity, (found or b"").decode(errors="replace"))
         return answers
 
+    def _other_format(self, found: str) -> InvalidConfig:
+        made_by = f"format {found}, that of another release" if found else "the format of an earlier release"
+        return InvalidConfig(
+            f"the log {self._prefix!r} at {self._server.address} has {made_by}; this one reads format "
+            f"{scripts.FORMAT} and has changed nothing. Read it with the release that made it. To begin a new log, "
+            f"name another [log_redis] key_prefix, or delete the keys that begin with {self._prefix!r}"
+        )
+
     def _key(self, kind: str, shard: int) -> str:
         return f"{self._prefix}{kind}:{shard}"
 
@@ -364,19 +373,17 @@ def _offset(entry: Sequence[Any]) -> int:
     return int(entry[0].partition(b"-")[0])
 
 
-def _frames(state: ShardState, entries: Iterable[tuple[Any, int | None]]) -> Iterator[StoredFrame]:
-    """Frames from entries that come with the offset of the next one."""
-    for entry, following in entries:
-        yield _stored(state.shard, entry, state.end if following is None else following)
-
-
-def _stored(shard: int, entry: Sequence[Any], following: int) -> StoredFrame:
+def _stored(shard: int, entry: Sequence[Any]) -> StoredFrame | None:
     """From an entry of a stream: its id, and names and values in the order of `scripts.APPEND`.
 
-    ``following`` is the offset of the next one.  Raises LogCorrupt when the entry is not what was appended.
+    None when the entry is not what was appended.
     """
     place, values = entry[0].partition(b"-")[0], entry[1][1::2]
-    if len(values) != _FRAME_FIELDS or scripts.frame_mark(shard, place, values[:5]) != values[5]:
-        raise damaged(shard, int(place), following)
-    count, skipped, appended_ns, _, frame, _ = values
-    return StoredFrame(shard, int(place), int(count), int(skipped), int(appended_ns), frame)
+    if len(values) != _FRAME_FIELDS:
+        return None
+    count, skipped, appended_ns, key, frame, mark = values
+    if scripts.frame_mark(shard, place, count, skipped, appended_ns, key, frame) != mark:
+        return None
+    # Without the call of its class: this is done for every frame that is read.
+    fields = (shard, int(place), int(count), int(skipped), int(appended_ns), frame)
+    return tuple.__new__(StoredFrame, fields)

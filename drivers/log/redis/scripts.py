@@ -3,7 +3,8 @@
 Keys, each behind the log's prefix:
 
 =================  ==========  =====================================================================================
-``log``            hash        ``shards``, ``identity``, ``ancestors``, ``record_version``, ``directory_token``
+``log``            hash        ``format``, ``shards``, ``identity``, ``ancestors``, ``record_version`` and
+                               ``directory_token``
 ``shard:N``        hash        ``start``, ``sealed``, ``end``, ``bytes``, ``ns`` of shard N; what is not there is 0
 ``frames:N``       stream      hot frames; the id ``OFFSET-1`` has the offset of the first event
 ``streams:N``      hash        GUID and topic -> position, as `durable_log.positions` encodes it
@@ -27,12 +28,13 @@ shard holds.  Times are nanoseconds as text of equal length, which compares like
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import zlib
-from collections.abc import Sequence
 
 from durable_log.log_api import CLOCK_AHEAD_MAX_NS
+
+FORMAT = "2"
+"""Of what the keys hold.  The first had no checksums, and did not say so."""
 
 REPLACED = "REPLACED"
 """The first word of the error when another log is there than the one that was opened; the other's identity follows."""
@@ -49,27 +51,40 @@ local function field(shard, name) return tonumber(redis.call('HGET', prefix .. '
 """
 
 
-_sha1 = functools.partial(hashlib.sha1, usedforsecurity=False)
+_sha1, _crc32 = hashlib.sha1, zlib.crc32  # looked up once: they are needed for every frame
 
 
 def frame_crc(frame: bytes) -> int:
     """What the script is told of a frame, so that it need not read it."""
-    return zlib.crc32(frame)
+    return _crc32(frame)
 
 
-def frame_mark(shard: int, offset: bytes, fields: Sequence[bytes]) -> bytes:
-    """The checksum of an entry of a stream; ``fields`` are count, skipped, time, key and frame as they are stored."""
-    count, skipped, appended_ns, key, frame = fields
-    marked = b"%d %b %b %b %b %b %d" % (shard, offset, count, skipped, appended_ns, key, zlib.crc32(frame))
-    return _sha1(marked).hexdigest()[:16].encode()
+def frame_mark(
+    shard: int, offset: bytes, count: bytes, skipped: bytes, appended_ns: bytes, key: bytes, frame: bytes
+) -> bytes:
+    """The checksum of an entry of a stream, from what is stored in it."""
+    marked = b"%d %b %b %b %b %b %d" % (shard, offset, count, skipped, appended_ns, key, _crc32(frame))
+    return _sha1(marked, usedforsecurity=False).hexdigest()[:16].encode()
 
 
+# A log of another format is left as it is.  One that has an identity and says nothing of its format may have this one:
+# that an entry has a checksum is what tells.
 INITIALIZE = """
-local key = ARGV[1] .. 'log'
+local prefix, key = ARGV[1], ARGV[1] .. 'log'
+local shards, identity, format = unpack(redis.call('HMGET', key, 'shards', 'identity', 'format'))
+if shards and format ~= 'FORMAT' then
+    local is_known = identity and not format
+    for shard = 0, tonumber(shards) - 1 do
+        local oldest = redis.call('XRANGE', prefix .. 'frames:' .. shard, '-', '+', 'COUNT', 1)[1]
+        if oldest and oldest[2][11] ~= 'x' then is_known = false end
+    end
+    if not is_known then return {format or ''} end
+end
 redis.call('HSETNX', key, 'shards', ARGV[2])
 redis.call('HSETNX', key, 'identity', ARGV[3])
-return redis.call('HMGET', key, 'shards', 'identity', 'ancestors')
-"""
+redis.call('HSETNX', key, 'format', 'FORMAT')
+return redis.call('HMGET', key, 'format', 'shards', 'identity', 'ancestors')
+""".replace("FORMAT", FORMAT)
 
 APPEND = (
     _COMMON

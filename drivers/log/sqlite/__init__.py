@@ -5,6 +5,7 @@ written inside of it, so offsets are dense and a frame is stored once, whoever a
 transactions.
 
 There is no notification between processes: `wait` looks, more and more seldom, and is woken at once by its own process.
+It looks at the files first, and asks SQLite only when they may have changed (`watching`).
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from oslo_config import cfg, types
 from drivers.db.sqlite.schema import path_of
 from drivers.log.sqlite import appending, reading, records, schema, sealed
 from drivers.log.sqlite.store import Store
+from drivers.log.sqlite.watching import Watch
 from durable_log import checks, config
 from durable_log.errors import LogCorrupt
 from durable_log.identity import Lineage
@@ -129,14 +131,19 @@ class SqliteLog(SegmentedLog):
         self._store.check_open()
         deadline = time.monotonic() + timeout_s
         interval: float = self._options.poll_interval_min
+        watch = Watch(self._store.path)
         while True:
             commits = self._store.commits
+            rest = deadline - time.monotonic()
             try:
-                if self._store.run(lambda connection: reading.has_grown(connection, ends)):
+                self._store.check_open()
+                # At the end SQLite is asked in any case, so that False is certain.
+                if (watch.may_have_news(commits) or rest <= 0) and self._store.run(
+                    lambda connection: reading.has_grown(connection, ends)
+                ):
                     return True
             except Closed:
                 return False
-            rest = deadline - time.monotonic()
             if rest <= 0:
                 return False
             self._store.pause(commits, min(rest, interval))

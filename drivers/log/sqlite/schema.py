@@ -20,10 +20,13 @@ from pubsub_api.errors import InvalidConfig
 
 _APPLICATION_ID = 0x48654C67  # "HeLg", where file(1) and we look for it
 _SCHEMA_VERSION = 4
+_PAGE_BYTES = 8192
+"""Of a file that is made now.  Frames of a flood have some kilobytes, and appending or reading them takes a tenth to a
+third less time than with SQLite's 4096 bytes.  An append of a few bytes takes more, and writes twice as much."""
 _OFFSETS = OFFSET_MAX + 1
 _PROBLEMS_MAX = 20
-_FREE_PAGES_KEPT = 256
-_RELEASE_PAGES = 2048
+_FREE_PAGES_KEPT = 128
+_RELEASE_PAGES = 1024
 
 _SCHEMA = (
     # Ancestors: identities that the log had before it was repaired, with blanks between them.
@@ -79,7 +82,9 @@ def make_schema(
     Raises InvalidConfig for somebody else's file and for another number of shards, and sqlite3.Error.
     """
     if not is_ours(connection):
-        connection.execute("PRAGMA auto_vacuum = incremental")  # possible before anything else is in the file only
+        # Both are possible before anything else is in the file only.
+        connection.execute(f"PRAGMA page_size = {_PAGE_BYTES}")
+        connection.execute("PRAGMA auto_vacuum = incremental")
         if not claim(connection, path, application_id=_APPLICATION_ID, version=_SCHEMA_VERSION, what="a log"):
             _fill(connection, new_shards())
         connection.execute("COMMIT")
