@@ -1,6 +1,9 @@
-"""How tests are spread over processes: those of one file stay together, in order, because they share servers, and so do
-those that use the Spark session of the tests, whose Java costs as much as many of them.  What takes longest begins first: begun
-last, it would keep one process busy while the others have nothing left."""
+"""How tests are spread over processes.
+
+Those of one file stay together, in order, because they share servers; those that use the Spark session of the tests do
+because Java takes as long as many of them.  What takes longest begins first: begun last, it would keep one
+process busy while the others have nothing left.
+"""
 
 from __future__ import annotations
 
