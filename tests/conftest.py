@@ -48,8 +48,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> distribution.UnitScheduling | None:
-    """``--dist loadfile``, with files that belong together.  Marks for ``loadgroup`` would be simpler, but xdist 3.8 passes
-    them over with pytest 9.2, and starts every server in every process."""
+    """``--dist loadfile``, with files that belong together.  Marks for ``loadgroup`` would be simpler, but with pytest
+    9.2 they have no effect in xdist 3.8, and every process starts every server."""
     if config.getoption("dist") != "loadfile":
         return None
     config.option.loadscopereorder = False  # the number of tests says nothing about their duration
