@@ -18,8 +18,22 @@ LONGEST = (
     SPARK_REST,
     "tests/functional/test_docs_code.py",
     "tests/functional/test_durability.py",
+    "tests/functional/test_groups_recording.py",
+    "tests/functional/test_durability_resync.py",
+    "tests/functional/test_beginnings.py",
+    "tests/functional/test_process_faults.py",
+    "tests/functional/test_repair.py",
+    "tests/functional/test_durability_cuts.py",
+    "tests/functional/test_service_faults.py",
+    "tests/functional/test_durability_processes.py",
+    "tests/functional/test_groups.py",
+    "tests/functional/test_lost_histories.py",
+    "tests/functional/test_cli.py",
+    "tests/functional/test_groups_handlers.py",
+    "tests/unit/test_bench.py",
+    "tests/unit/test_durability_simulator.py",
 )
-"""What takes more than half a minute, by `unit_of`, the longest first; the order of the rest does not matter."""
+"""What takes half a minute or more, by `unit_of`, the longest first; the order of the rest does not matter."""
 
 _PLACES = {unit: place for place, unit in enumerate(LONGEST)}
 
