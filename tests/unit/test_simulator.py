@@ -27,7 +27,7 @@ from pubsub_api.testing.simulator import (
 )
 from pubsub_api.testing.simulator.profiles import BIG_CACHE
 
-SEEDS = 640
+SEEDS = 1_120
 CHUNK = 160
 MUTANT_SEEDS = 300
 
