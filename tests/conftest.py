@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import os
 import signal
+from typing import Any
 
 import hypothesis
 import pytest
+
+from tests import distribution
 
 # The longpoll driver sets this, too late when some other test has imported gRPC before: a forked child could crash.
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
@@ -37,9 +40,17 @@ hypothesis.settings.register_profile("heliograph", _exploring, derandomize=True)
 hypothesis.settings.load_profile("heliograph")
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests of one file run in one process, in order, because they share servers; those of Spark share one session."""
-    for item in items:
-        file = item.nodeid.partition("::")[0]
-        group = "spark" if file.startswith("tests/spark/") else file
-        item.add_marker(pytest.mark.xdist_group(group))
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """With several processes, what takes longest begins first."""
+    if hasattr(config, "workerinput"):
+        items.sort(key=lambda item: distribution.place_of(item.nodeid))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> distribution.UnitScheduling | None:
+    """``--dist loadfile``, with files that belong together.  Marks for ``loadgroup`` would be simpler, but with pytest
+    9.2 they have no effect in xdist 3.8, and every process starts every server."""
+    if config.getoption("dist") != "loadfile":
+        return None
+    config.option.loadscopereorder = False  # the number of tests says nothing about their duration
+    return distribution.UnitScheduling(config, log)

@@ -1,7 +1,8 @@
-"""The buses that session-level tests run on: every driver, against the real thing."""
+"""The buses that session-level tests run on: every driver, against the real thing; and the logs that groups read."""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import uuid
 from collections.abc import Callable, Iterator, Sequence
@@ -9,9 +10,12 @@ from typing import Any
 
 import pytest
 
+import durable_log
 import pubsub_api
+from durable_log.log_api import LogApi
 from pubsub_api.driver import PubSubApi
 from pubsub_api.testing.conf_fixture import fast_conf
+from tests.group_nodes import Source
 from tests.servers import RedisServer
 
 DRIVERS = ("memory", "zmq", "zenoh", "redis", "longpoll")
@@ -108,6 +112,19 @@ class Consumer:
 @pytest.fixture
 def consumer() -> Consumer:
     return Consumer()
+
+
+@pytest.fixture
+def log(url: str) -> Iterator[LogApi]:
+    """The log at the ``url`` that a file of tests names."""
+    with contextlib.closing(durable_log.open(url)) as log:
+        yield log
+
+
+@pytest.fixture
+def source(log: LogApi) -> Source:
+    """Appends to `log` what groups are to be given."""
+    return Source(log)
 
 
 def event(number: int, topic: str = "tenant-7/port", **fields: Any) -> pubsub_api.Event:

@@ -6,6 +6,7 @@ On real drivers: none of these may cost more than a resync, and most of them mus
 from __future__ import annotations
 
 import uuid
+from typing import Any
 
 import pytest
 import redis
@@ -16,7 +17,7 @@ from pubsub_api.core import frame as frames
 from pubsub_api.core import messages
 from pubsub_api.core.events import encode_event, pack_body
 from pubsub_api.core.frame import Kind
-from pubsub_api.driver import PubSubApi
+from pubsub_api.driver import PublisherApi, PubSubApi
 from pubsub_api.testing.conf_fixture import fast_conf
 from pubsub_api.testing.faults import Faults
 from pubsub_api.testing.faulty import FaultyPubSub, FaultySubscriber
@@ -133,19 +134,25 @@ def test_what_a_new_life_sends_at_once_is_delivered_from_its_first_event(process
 # -- heads that do not exist
 
 
-@pytest.mark.parametrize("head", [2**63 - 10, 10**9, 5])
-@pytest.mark.parametrize("stamp", [1, 2**62])
-@pytest.mark.parametrize("bus", ["memory", "redis"], indirect=True)  # elsewhere only its owner sends at an address
-def test_one_forged_hello_silences_no_stream(consumer: Consumer, bus: Bus, head: int, stamp: int) -> None:
+def with_forger(
+    bus: Bus, consumer: Consumer, **options: Any
+) -> tuple[pubsub_api.Publisher, pubsub_api.Subscriber, PublisherApi]:
+    """A stream of which three events were heard, its subscriber, with ``options``, and whoever sends in its name."""
     publisher = bus.session().publisher()
-    subscriber = bus.session(repair_timeout=0.05, repair_attempts_max=2).subscriber(
-        ["#"], consumer.on_event, on_resync=consumer.on_resync
-    )
+    subscriber = bus.session(**options).subscriber(["#"], consumer.on_event, on_resync=consumer.on_resync)
     wait_joined(subscriber, None)
     send_frames(publisher, range(1, 4))
     wait_until(lambda: consumer.versions == [1, 2, 3], what="the first events")
     forger = loading.build_driver(fast_conf(bus.url)).get_publisher()
     forger.initialize(lambda _: None)
+    return publisher, subscriber, forger
+
+
+@pytest.mark.parametrize("head", [2**63 - 10, 10**9, 5])
+@pytest.mark.parametrize("stamp", [1, 2**62])
+@pytest.mark.parametrize("bus", ["memory", "redis"], indirect=True)  # elsewhere only its owner sends at an address
+def test_one_forged_hello_silences_no_stream(consumer: Consumer, bus: Bus, head: int, stamp: int) -> None:
+    publisher, subscriber, forger = with_forger(bus, consumer, repair_timeout=0.05, repair_attempts_max=2)
     body = messages.encode(messages.Hello())
     hellos = subscriber.statistics().hellos
     forger.send(
@@ -173,13 +180,7 @@ def test_one_forged_hello_silences_no_stream(consumer: Consumer, bus: Bus, head:
 @pytest.mark.parametrize("bus", ["memory", "redis"], indirect=True)
 def test_one_event_with_a_wrong_number_silences_no_stream(consumer: Consumer, bus: Bus, stamp: int) -> None:
     """A damaged header: the number is far too high, and those before it seem to be skipped on purpose."""
-    publisher = bus.session().publisher()
-    subscriber = bus.session().subscriber(["#"], consumer.on_event, on_resync=consumer.on_resync)
-    wait_joined(subscriber, None)
-    send_frames(publisher, range(1, 4))
-    wait_until(lambda: consumer.versions == [1, 2, 3], what="the first events")
-    forger = loading.build_driver(fast_conf(bus.url)).get_publisher()
-    forger.initialize(lambda _: None)
+    publisher, subscriber, forger = with_forger(bus, consumer)
     body = pack_body([encode_event(event(4, TOPIC), stamp)])
     forger.send(
         TOPIC,
@@ -207,13 +208,7 @@ def test_one_event_with_a_wrong_number_silences_no_stream(consumer: Consumer, bu
 @pytest.mark.parametrize("bus", ["memory", "redis"], indirect=True)
 def test_a_frame_that_states_more_events_than_it_has_takes_no_numbers(consumer: Consumer, bus: Bus, count: int) -> None:
     """Damaged or forged.  Events that come later under these numbers would pass for repeated ones."""
-    publisher = bus.session().publisher()
-    subscriber = bus.session().subscriber(["#"], consumer.on_event, on_resync=consumer.on_resync)
-    wait_joined(subscriber, None)
-    send_frames(publisher, range(1, 4))
-    wait_until(lambda: consumer.versions == [1, 2, 3], what="the first events")
-    forger = loading.build_driver(fast_conf(bus.url)).get_publisher()
-    forger.initialize(lambda _: None)
+    publisher, subscriber, forger = with_forger(bus, consumer)
     forger.send(TOPIC, frames.pack(Kind.DATA, publisher.guid, TOPIC, b"\x91\xc0", first=4, after=3, count=count))
     wait_until(lambda: subscriber.statistics().bad_frames == {"MalformedFrame": 1}, what="the frame to be refused")
     forger.close()

@@ -7,12 +7,10 @@ import pathlib
 import threading
 import time
 import uuid
-from collections.abc import Iterator
 
 import pytest
 import redis
 
-import durable_log
 from durable_log import LogApi
 from pubsub_api import HistoryOutcome
 from pubsub_api.errors import WaitTimeout
@@ -34,17 +32,6 @@ def url(request: pytest.FixtureRequest, tmp_path: pathlib.Path) -> str:
     server = request.getfixturevalue("redis_server")
     prefix = uuid.uuid4().hex[:8]
     return f"{server.address}?key_prefix={prefix}:&shards={SHARDS}&segment_directory={tmp_path}"
-
-
-@pytest.fixture
-def log(url: str) -> Iterator[LogApi]:
-    with contextlib.closing(durable_log.open(url)) as log:
-        yield log
-
-
-@pytest.fixture
-def source(log: LogApi) -> Source:
-    return Source(log)
 
 
 def publish_everywhere(source: Source, count: int = 10) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import pathlib
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 
 import pytest
 
@@ -26,12 +26,6 @@ PATIENCE_S = 60.0
 @pytest.fixture
 def url(tmp_path: pathlib.Path) -> str:
     return f"sqlite://{tmp_path}/log.db?shards=2"
-
-
-@pytest.fixture
-def log(url: str) -> Iterator[LogApi]:
-    with contextlib.closing(durable_log.open(url)) as log:
-        yield log
 
 
 @contextlib.asynccontextmanager

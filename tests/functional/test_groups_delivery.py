@@ -12,7 +12,6 @@ import socket
 import sqlite3
 import threading
 import time
-from collections.abc import Iterator
 
 import msgspec
 import pytest
@@ -41,17 +40,6 @@ PATIENCE_S = 60.0
 @pytest.fixture
 def url(tmp_path: pathlib.Path) -> str:
     return f"sqlite://{tmp_path}/log.db?shards=2"
-
-
-@pytest.fixture
-def log(url: str) -> Iterator[LogApi]:
-    with contextlib.closing(durable_log.open(url)) as log:
-        yield log
-
-
-@pytest.fixture
-def source(log: LogApi) -> Source:
-    return Source(log)
 
 
 def new_subscriber(url: str, topics: list[str], **arguments: object) -> GroupSubscriber:

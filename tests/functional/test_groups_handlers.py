@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import pathlib
 import threading
-from collections.abc import Iterator
 
 import pytest
 
@@ -29,17 +27,6 @@ LONELY_LEASE = LeaseSettings(LONELY["member_lease"], LONELY["claim_time"])
 @pytest.fixture
 def url(tmp_path: pathlib.Path) -> str:
     return f"sqlite://{tmp_path}/log.db?shards=1"
-
-
-@pytest.fixture
-def log(url: str) -> Iterator[LogApi]:
-    with contextlib.closing(durable_log.open(url)) as log:
-        yield log
-
-
-@pytest.fixture
-def source(log: LogApi) -> Source:
-    return Source(log)
 
 
 def stored_low(log: LogApi, group: str = "billing") -> int:

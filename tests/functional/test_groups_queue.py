@@ -32,11 +32,6 @@ def log(url: str) -> Iterator[LogApi]:
         yield log
 
 
-@pytest.fixture
-def source(log: LogApi) -> Source:
-    return Source(log)
-
-
 def test_jobs_are_spread_over_all_members(url: str, source: Source) -> None:
     with contextlib.ExitStack() as stack:
         members = [stack.enter_context(Member(url, [QUEUE])) for _ in range(4)]

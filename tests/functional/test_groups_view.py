@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import pathlib
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-import durable_log
 from durable_log import LogApi
 from shared_subscriptions import groups
 from shared_subscriptions.names import LEASES
@@ -25,17 +22,6 @@ TOPIC = "tenant-7/t"
 @pytest.fixture
 def url(tmp_path: pathlib.Path) -> str:
     return f"sqlite://{tmp_path}/log.db?shards=1"
-
-
-@pytest.fixture
-def log(url: str) -> Iterator[LogApi]:
-    with contextlib.closing(durable_log.open(url)) as log:
-        yield log
-
-
-@pytest.fixture
-def source(log: LogApi) -> Source:
-    return Source(log)
 
 
 @pytest.mark.parametrize("lanes", [1, 4])

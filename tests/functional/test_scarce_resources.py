@@ -42,36 +42,20 @@ def run(program: str, *arguments: str) -> str:
     return done.stdout
 
 
-def test_a_process_without_descriptors_gets_an_error_for_another_zmq_publisher() -> None:
+@pytest.mark.parametrize(
+    ("url", "end"),
+    [("zmq://127.0.0.1:0", "publisher().flush(timeout_s=30)"), ("zmq://127.0.0.1:1", 'subscriber(["#"], print)')],
+    ids=["publisher", "subscriber"],
+)
+def test_a_process_without_descriptors_gets_an_error_for_another_end_on_zmq(url: str, end: str) -> None:
     program = (
         FEW_DESCRIPTORS
-        + """
+        + f"""
     with contextlib.ExitStack() as opened:
         for number in range(100):
             try:
-                session = opened.enter_context(pubsub_api.open("zmq://127.0.0.1:0"))
-                session.publisher().flush(timeout_s=30)
-            except LimitReached as error:
-                print(number, error)
-                break
-    with pubsub_api.open("zmq://127.0.0.1:0") as session:
-        session.publisher().flush(timeout_s=30)
-    """
-    )
-    number, _, error = run(program).partition(" ")
-    assert int(number) >= 1
-    assert "ulimit -n" in error
-
-
-def test_a_process_without_descriptors_gets_an_error_for_another_zmq_subscriber() -> None:
-    program = (
-        FEW_DESCRIPTORS
-        + """
-    with contextlib.ExitStack() as opened:
-        for number in range(100):
-            try:
-                session = opened.enter_context(pubsub_api.open("zmq://127.0.0.1:1"))
-                session.subscriber(["#"], print)
+                session = opened.enter_context(pubsub_api.open("{url}"))
+                session.{end}
             except LimitReached as error:
                 print(number, error)
                 break

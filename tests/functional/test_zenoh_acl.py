@@ -129,7 +129,8 @@ def test_what_a_tenant_may_not_publish_reaches_nobody_also_not_by_repair(open_bu
     consumer = Consumer()
     own.send_events([event(topic, 1) for topic in ("tenant-7/port", "tenant-8/port")])
     filters = ["tenant-7/#", "tenant-8/#"]
-    subscriber = open_bus("platform").session().subscriber(filters, consumer.on_event, history=History())
+    session = open_bus("platform").session(ready_timeout=2.0)  # what may not be published is not told by anybody
+    subscriber = session.subscriber(filters, consumer.on_event, history=History())
     wait_joined(subscriber, None)
     for number in range(2, 8):
         own.send_events([event(topic, number) for topic in ("tenant-8/port", "tenant-7/port")])

@@ -73,6 +73,12 @@ class Rig:
             self.network.publish(host, sample)
         self.run(0.1)
 
+    def write_unheard(self, host: str, other: str) -> None:
+        """An event of one that the other does not get; the cut between them is too short to be noticed."""
+        self.network.cut(host, other)
+        self.write(host, "x")
+        self.network.mend(host, other)
+
     def preload(self, name: str, *keys: str) -> None:
         """A complete set on disk, from an earlier run of this service alone."""
         samples = [self.writers[name].sample("a/x", key, is_delete=False) for key in keys]

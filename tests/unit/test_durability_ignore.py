@@ -31,12 +31,7 @@ def test_within_a_side_what_was_lost_is_made_up_for_although_sides_are_ignored()
     for name in "abc":
         rig.add(name)
     rig.start()
-    rig.network.cut("a", "b")
-    sample = rig.writers["a"].sample("a/x", "x", is_delete=False)
-    rig.oracle.wrote(sample)
-    rig.network.publish("a", sample)
-    rig.run(0.1)
-    rig.network.mend("a", "b")
+    rig.write_unheard("a", "b")
     rig.run()
     assert [rig.keys(name) for name in "abc"] == ["x", "x", "x"]
 

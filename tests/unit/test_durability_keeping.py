@@ -109,12 +109,7 @@ def test_a_lost_event_that_is_made_up_for_is_news_to_readers() -> None:
     for name in "ab":
         rig.add(name)
     rig.start()
-    rig.network.cut("a", "b")
-    sample = rig.writers["a"].sample("a/x", "x", is_delete=False)
-    rig.oracle.wrote(sample)
-    rig.network.publish("a", sample)  # too short a cut to be noticed
-    rig.run(0.1)
-    rig.network.mend("a", "b")
+    rig.write_unheard("a", "b")
     rig.run(LONG_S)
     assert rig.keys("b") == "x"
     assert rig.held("a").counters.joins == 0
@@ -126,12 +121,7 @@ def test_a_service_that_knows_that_it_is_behind_does_not_call_itself_complete_to
     for name in "ab":
         rig.add(name)
     rig.start()
-    rig.network.cut("a", "b")
-    sample = rig.writers["a"].sample("a/x", "x", is_delete=False)
-    rig.oracle.wrote(sample)
-    rig.network.publish("a", sample)
-    rig.run(0.1)
-    rig.network.mend("a", "b")
+    rig.write_unheard("a", "b")
     rig.run(0.05)
     core = rig.nodes["b"].core
     assert core is not None

@@ -25,7 +25,7 @@ from durability_service.testing.simulator import PROFILES, SimulationFailure, ru
 from pubsub_api.core.clock import HybridClock
 
 SEEDS_PER_TEST = 50
-SEEDS = 400
+SEEDS = 200
 
 
 @pytest.mark.parametrize("first", range(0, SEEDS, SEEDS_PER_TEST))

@@ -13,7 +13,7 @@ from shared_subscriptions.core.queue import QueueLeader
 from shared_subscriptions.core.streams import Stream
 from shared_subscriptions.testing.simulator import PROFILES, Cores, run_seeds, simulate
 
-SEEDS = 160
+SEEDS = 80
 
 
 def test_no_invariant_is_broken() -> None:

@@ -14,7 +14,7 @@ import subprocess
 import pytest
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-PYTEST = "python -m pytest -m not chaos --numprocesses 4 --dist loadgroup"
+PYTEST = "python -m pytest -m not chaos --numprocesses 4 --dist loadfile"
 VERBS = ["demo", "test", "chaos", "bench", "lint", "genconfig"]
 
 NOTE_TAKER = """#!/bin/sh
