@@ -460,6 +460,7 @@ class GroupSubscriber(Closeable):
                 undecodable=self._feeder.undecodable, streams=len(self._handler.loans),
                 waiting=sum(loan.lanes.load for loan in self._handler.loans), grants=self._handler.granted,
                 resets=self._handler.agent.resets, log_errors=self._feeder.log_errors,
+                damaged=self._feeder.damaged,
                 protocol_errors=self._protocol_errors,
                 bad_messages=self._links.counters["bad_messages"], link_failures=self._links.counters["link_failures"],
                 park_failures=self._dispatch.park_failures,

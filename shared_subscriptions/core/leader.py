@@ -499,6 +499,10 @@ class Leader:
         unknown = m.Invalidate(borrower=borrower, seq=2**62, epoch=self.epoch, reason=reason, is_final=is_final)
         self.messages.append(unknown)
 
+    def damaged(self) -> dict[int, list[tuple[int, int]]]:
+        """Stream -> what of it the log cannot give, as its owners say, and is not done."""
+        return {stream.number: list(stream.damaged) for stream in self.streams.values() if stream.damaged}
+
     # -- storing
 
     def changes(self) -> tuple[dict[int, StreamRecord], set[int]]:
