@@ -205,7 +205,8 @@ class GroupSubscriber(Closeable):
         )
         if self._recording is not None:
             owner = dataclasses.replace(
-                owner, on_rule=self._recording.on_rule, on_standby=self._recording.on_standby
+                owner, on_rule=self._recording.on_rule, on_standby=self._recording.on_standby,
+                on_handover=self._recording.on_handover, is_recording=self._recording.is_recording,
             )  # fmt: skip
         return _Group(declaration, self._leaders.add(declaration, owner), reader, letters)
 

@@ -10,7 +10,7 @@ from shared_subscriptions.core.handler import Handler
 from shared_subscriptions.core.leader import Leader
 from shared_subscriptions.core.members import Member
 from shared_subscriptions.core.queue import QueueLeader
-from shared_subscriptions.core.streams import Stream
+from shared_subscriptions.core.streams import Portion, Stream
 from shared_subscriptions.testing.simulator import PROFILES, Cores, run_seeds, simulate
 
 SEEDS = 160
@@ -73,9 +73,9 @@ class OverstaysItsLease(Handler):
 class HandsOutTwice(QueueLeader):
     """Takes what it has handed out for free."""
 
-    def _grant_portion(self, member: Member, stream: Stream, start: int, until: int, count: int, now: float) -> None:
-        super()._grant_portion(member, stream, start, until, count, now)
+    def _grant_portion(self, member: Member, stream: Stream, start: int, until: int, count: int, now: float) -> Portion:
         self._queues[stream.number].give_back(start, until, now + 0.01)
+        return super()._grant_portion(member, stream, start, until, count, now)
 
 
 class ForgetsTheDead(Leader):
