@@ -14,7 +14,7 @@ from pubsub_api.testing.simulator.world import Violation, World
 from shared_subscriptions.core import candidate as candidates
 from shared_subscriptions.core import declaration as declarations
 from shared_subscriptions.core import messages as m
-from shared_subscriptions.core.candidate import Candidate, Claim, LeaderRecord, Role, Seen
+from shared_subscriptions.core.candidate import Claim, LeaderRecord, Role, Seen
 from shared_subscriptions.core.events import GroupEvent, Place
 from shared_subscriptions.core.handler import LoanState
 from shared_subscriptions.core.leader import Leader
@@ -50,8 +50,12 @@ class SimHost:
         self.member_name = member_name
         self.is_alive = True
         self.is_frozen = False
+        self.is_cut_off = False
+        """It cannot reach the store."""
+        self.is_server = False
+        """It may lead without being a member."""
         self.leader: Leader | None = None
-        self.candidate = Candidate(LeaderRecord(id=name), profiles.LEASE)
+        self.candidate = cores.candidate(LeaderRecord(id=name), profiles.LEASE)
         self.subscriptions: list[int] = []
         """Those that are wanted."""
         self._rate = 1.0 + drift
@@ -100,14 +104,17 @@ class SimHost:
         now = self.now
         for source, message in self._take_inbox():
             self._receive(source, message)
-        self._watch(now)
-        self._tell_growth()
+        if not self.is_cut_off:
+            self._watch(now)
+            self._tell_growth()
         self.handler.poll(now)
-        self._read()
+        if not self.is_cut_off:
+            self._read()
         self._consume()
         if not self.is_alive:
             return
         self._lead(now)
+        self._oracle.check_single_leader()
         self._send_out()
         self._ping_all(now)
 
@@ -132,6 +139,9 @@ class SimHost:
         if self.is_frozen:
             self.world.note(self.name, "thaws")
             self.is_frozen = False
+
+    def reach_store(self) -> None:
+        self.is_cut_off = False
 
     def leave(self) -> None:
         """The good way out: give streams back, resign, stop."""
@@ -237,7 +247,7 @@ class SimHost:
         if self.candidate.leader is not None and self.candidate.leader != before:
             for subscription in self.handler.agent.subscriptions:
                 self.handler.agent.on_leader_changed(subscription, now)
-        if self.candidate.wants_to_claim(now) and self.subscriptions:
+        if self.candidate.wants_to_claim(now) and (self.subscriptions or self.is_server):
             if self._lease is None or self._lease.is_lost or not self._lease.version:
                 self._look_at = now
                 self._beat(now)
@@ -274,19 +284,19 @@ class SimHost:
             now=now, held_until=self.candidate.renewed_at + profiles.LEASE.leader_hold_s,
             waits_for=predecessor.leases if predecessor else (),
         )  # fmt: skip
-        self._oracle.took_office(self.leader)
+        self._oracle.took_office(self.leader, predecessor.leases if predecessor else ())
         self._homes.clear()
 
     def _declaration(self) -> declarations.Declaration:
         return _declaration(self._store.records[NAMES.group].value)
 
     def _lead(self, now: float) -> None:
-        if self.candidate.role is Role.LEADING and self.leader is None and not self._is_writing:
+        if self.candidate.role is Role.LEADING and self.leader is None and not (self._is_writing or self.is_cut_off):
             self._take_office()
         leader = self.leader
         if leader is None:
             return
-        if now >= self._renew_at or leader.is_outdated:
+        if (now >= self._renew_at or leader.is_outdated) and not self.is_cut_off:
             self._renew_at = now + 0.1
             self._renew_streams(leader, now)
         leader.poll(now)
@@ -322,15 +332,17 @@ class SimHost:
             return
         if self._lease is None or self._lease.is_lost:
             self._leases += 1
-            self._lease = ProcessLease(f"groups/lease/{self.name}.{self._leases}")
+            self._lease = self._cores.process_lease(f"groups/lease/{self.name}.{self._leases}")
         lease = self._lease
+        if lease.is_uncertain and self.is_cut_off:
+            return
         if lease.is_uncertain:
             stored = self._store.records.get(lease.name)
             lease.observed(*((stored.value, stored.version) if stored else (None, 0)))
         if not lease.is_lost:
             self._is_beating = True
             self._beat_at = now + profiles.LEASE.beat_s
-            self._store.put([lease.renewal(now)], functools.partial(self._after_beat, lease))
+            self._put([lease.renewal(now)], functools.partial(self._after_beat, lease))
         self._after_lease(lease)
 
     def _after_beat(self, lease: ProcessLease, outcome: Outcome) -> None:
@@ -400,7 +412,13 @@ class SimHost:
                     leader.stored(records, deleted, self.now)
                 done(outcome)
 
-        self._store.put(writes, finish)
+        self._put(writes, finish)
+
+    def _put(self, writes: Sequence[Write], done: Callable[[Outcome], None]) -> None:
+        if self.is_cut_off:
+            self.world.after(self.world.between(0.01, 0.1), done, Outcome(None, is_unknown=True))
+        else:
+            self._store.put(writes, done)
 
     def _settle(self, outcome: Outcome) -> None:
         if outcome.is_unknown:
