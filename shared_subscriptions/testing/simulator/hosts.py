@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from shared_subscriptions.testing.simulator.scenario import Cores
 
 TICK_S = 0.025
+PATIENCE_S = 3.0
+"""How long a process that leaves waits for what it has to give or get back."""
 NAMES = Names("g")
 _RECORD_BYTES_MAX = 1 << 20
 
@@ -71,6 +73,8 @@ class SimHost:
         self._is_exclusive = is_exclusive
         self._serial = 0
         self._inbox: list[tuple[str, m.Message]] = []
+        self._calls_waiting: list[Callable[[], None]] = []
+        """What came on connections while it stood still, apart from messages."""
         self._homes: dict[str, str] = {}
         """Borrower -> the host that it was heard from."""
         self._is_writing = False
@@ -104,6 +108,9 @@ class SimHost:
         now = self.now
         for source, message in self._take_inbox():
             self._receive(source, message)
+        waiting, self._calls_waiting = self._calls_waiting, []
+        for call in waiting:
+            call()
         if not self.is_cut_off:
             self._watch(now)
             self._tell_growth()
@@ -143,27 +150,28 @@ class SimHost:
     def reach_store(self) -> None:
         self.is_cut_off = False
 
-    def leave(self) -> None:
-        """The good way out: give streams back, resign, stop."""
+    def leave(self, *, patience_s: float = PATIENCE_S) -> None:
+        """The good way out: give streams back, resign, stop.  A leader takes all streams back if ``patience_s`` is
+        enough for that, and otherwise names who has them."""
         if not self.is_alive or self.is_frozen or self._is_leaving:
             return
         self.world.note(self.name, "leaves")
         self._is_leaving = True
         while self.subscriptions:
             self.unsubscribe()
-        self._go_when_done(self.world.now + 3.0)
+        self._go_when_done(self.world.now + PATIENCE_S, self.world.now + patience_s)
 
-    def _go_when_done(self, deadline: float) -> None:
+    def _go_when_done(self, deadline: float, resign_by: float) -> None:
         if not self.is_alive:
             return
         is_late = self.world.now >= deadline
         if self.is_frozen or self._is_writing or (self.handler.agent.subscriptions and not is_late):
-            self.world.after(0.02, self._go_when_done, deadline)
+            self.world.after(0.02, self._go_when_done, deadline, resign_by)
         elif self.leader is None:
             self._gone()
-        elif self.leader.holders() and not is_late:
+        elif self.leader.holders() and self.world.now < resign_by:
             self.leader.retire(self.now)
-            self.world.after(0.02, self._go_when_done, deadline)
+            self.world.after(0.02, self._go_when_done, deadline, resign_by)
         else:
             leases = tuple(self.leader.holders())
             self._write(self.candidate.resignation(leases, self.now), lambda _outcome: self._gone(), with_streams=True)
@@ -377,14 +385,20 @@ class SimHost:
         self._network.call(self.name, home.id, lambda host: host.hear_of_all(self.name, speakers, now))
 
     def hear_of_all(self, source: str, speakers: Sequence[str], asked_at: float) -> None:
-        if not self.is_alive or self.is_frozen or self.leader is None:
+        if self.is_frozen:
+            self._calls_waiting.append(lambda: self.hear_of_all(source, speakers, asked_at))
+            return
+        if not self.is_alive or self.leader is None:
             return
         leader = self.leader
         known = [one for one in speakers if self._homes.get(one) == source and leader.hear_of(one, self.now)]
         self._network.call(self.name, source, lambda host: host.renew_all(known, asked_at))
 
     def renew_all(self, known: Sequence[str], asked_at: float) -> None:
-        for one in known if self.is_alive and not self.is_frozen else ():
+        if self.is_frozen:
+            self._calls_waiting.append(lambda: self.renew_all(known, asked_at))
+            return
+        for one in known if self.is_alive else ():
             number = self.handler.agent.subscription_of(one)
             borrower = None if number is None else self.handler.agent.borrower(number)
             if borrower is not None:

@@ -132,7 +132,7 @@ class Oracle:
                 borrower = host.handler.agent.borrower(subscription)
                 assert borrower is not None
                 if borrower.id not in promised and any(borrower.may_deliver(one, host.now) for one in borrower.streams):
-                    raise Violation(f"L22: {borrower.id} holds a lease of a former leader that the next does not know of")
+                    raise Violation(f"L22: {borrower.id} holds a lease that the new leader does not know of")
 
     # -- L7, L9: what a leader hears and says
 

@@ -41,6 +41,10 @@ class Profile:
     """Times at which one process cannot reach the store, while others can."""
     pauses: int = 0
     """Times at which the leader stands still for about the claim time."""
+    slow_writes: float = 0.0
+    """Share of writes that take a good part of a second."""
+    hurry: bool = False
+    """Leaders that leave do not always wait until they have all streams back."""
     servers: int = 0
     """Processes that may lead and are no members."""
     clock_drift: float = 0.0
@@ -91,8 +95,8 @@ PROFILES = {
             leaves=3, resubscribes=4, store_failures=0.1, clock_drift=0.01, failing=0.1, commands=2, trims=1,
         ),
         Profile(
-            "leases", hosts=(2, 5), freezes=1, outages=4, pauses=4, servers=2, joins=1, leaves=2, store_failures=0.05,
-            clock_drift=0.01,
+            "leases", hosts=(2, 5), freezes=1, outages=4, pauses=4, servers=2, joins=1, leaves=3, store_failures=0.05,
+            slow_writes=0.1, hurry=True, clock_drift=0.01,
         ),
         Profile("poison", poison=2, hosts=(1, 4), bursts=(6, 20)),
         Profile("hanging", hanging=0.2, hosts=(1, 4)),

@@ -18,7 +18,7 @@ from shared_subscriptions.core.leader import Leader
 from shared_subscriptions.core.process_lease import ProcessLease
 from shared_subscriptions.core.queue import QueueLeader
 from shared_subscriptions.testing.simulator import verdict
-from shared_subscriptions.testing.simulator.hosts import NAMES, SimHost
+from shared_subscriptions.testing.simulator.hosts import NAMES, PATIENCE_S, SimHost
 from shared_subscriptions.testing.simulator.network import Network
 from shared_subscriptions.testing.simulator.oracle import Oracle
 from shared_subscriptions.testing.simulator.profiles import LEASE, Profile
@@ -46,7 +46,7 @@ class Scenario:
         self.network = Network(world, profile)
         self.network.deliver = self._deliver
         shards = self.random.randint(*profile.shards)
-        self.store = SimStore(world, shards, profile.store_failures)
+        self.store = SimStore(world, shards, profile.store_failures, profile.slow_writes)
         self.oracle = Oracle(world, self.store, is_crashing_only=profile.is_crashing_only)
         self.duration_s = world.between(*profile.duration_s)
         self._cores = cores
@@ -157,7 +157,7 @@ class Scenario:
     def _leave(self) -> None:
         host = self._some_host()
         if host is not None and len(self.living) > 1:
-            host.leave()
+            host.leave(patience_s=self.world.between(0.0, 1.0) if self.profile.hurry else PATIENCE_S)
 
     def _crash(self) -> None:
         host = self._some_host()
@@ -237,7 +237,7 @@ class Scenario:
         """No more faults, and at least one member."""
         self.world.note("fault", "no more")
         self.network.heal()
-        self.store.failure = 0.0
+        self.store.failure = self.store.slowness = 0.0
         self._declare(msgspec.structs.replace(self.oracle.declaration, wish=Wish.ACTIVE))
         for host in self.living:
             host.thaw()
