@@ -61,6 +61,12 @@ class Agent:
             borrower.on_message(message, now)
             self._note_due(borrower)
 
+    def on_heard_of(self, borrower: str, asked_at: float, now: float) -> None:
+        """The leader has heard from this process that the borrower lives (`Borrower.on_heard_of`)."""
+        number = self._numbers.get(borrower)
+        if number is not None:
+            self._borrowers[number].on_heard_of(asked_at, now)
+
     def on_leader_changed(self, subscription: int, now: float) -> None:
         borrower = self._borrowers.get(subscription)
         if borrower is not None:
