@@ -360,6 +360,7 @@ class QueueLeader(Leader):
             is_full = queue.out + len(queue.returned) >= UNSETTLED_MAX and queue.next_due() > now
             if is_full or stream.generation != self.declaration.generation:
                 continue
+            found: tuple[int, int, int] | None
             probed = queue.probe(self._held(stream), now) if queue.damaged and may_be_suspect else None
             if probed is not None:
                 _, count = caution.piece(stream.suspects, probed, self._settings.attempts_max)

@@ -64,15 +64,13 @@ class Profile:
     def is_faultless(self) -> bool:
         """Nothing may be delivered twice."""
         bad = (self.drop, self.late, self.partitions, self.crashes, self.freezes, self.store_failures)
-        bad += (self.outages, self.pauses)
-        return not any(bad) and not (self.failing or self.commands or self.hanging or self.poison)
+        return not any((*bad, self.outages, self.pauses)) and not (self.failing or self.commands or self.hanging or self.poison)
 
     @property
     def is_crashing_only(self) -> bool:
         """Processes die, and nothing else happens that may repeat an event."""
         bad = (self.drop, self.late, self.partitions, self.freezes, self.store_failures, self.clock_drift)
-        bad += (self.outages, self.pauses)
-        return not any(bad) and not (self.failing or self.commands or self.hanging)
+        return not any((*bad, self.outages, self.pauses)) and not (self.failing or self.commands or self.hanging)
 
 
 PROFILES = {
