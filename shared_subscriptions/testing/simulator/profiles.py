@@ -64,7 +64,8 @@ class Profile:
     def is_faultless(self) -> bool:
         """Nothing may be delivered twice."""
         bad = (self.drop, self.late, self.partitions, self.crashes, self.freezes, self.store_failures)
-        return not any((*bad, self.outages, self.pauses)) and not (self.failing or self.commands or self.hanging or self.poison)
+        bad_users = self.failing, self.commands, self.hanging, self.poison
+        return not any((*bad, *bad_users, self.outages, self.pauses))
 
     @property
     def is_crashing_only(self) -> bool:
