@@ -147,6 +147,8 @@ class Leading:
         )  # fmt: skip
         self._last_words: list[m.ToBorrower] = []
         self._is_standing_by = False
+        self._stands_for = ""
+        """The leader that it stands by for."""
         self._relief_by = float("inf")
         """When it stops to stand by, whether or not somebody records."""
         self._ask_at = float("inf")
@@ -250,10 +252,16 @@ class Leading:
     def _stand_by(self, leader: LeaderRecord | None) -> None:
         """Begin or end to stand by, as the leader's record says; not before somebody records what follows."""
         is_wanted = leader is not None and bool(leader.standby) and self._owner.is_own(leader.standby)
-        if is_wanted:
-            self._relief_by = float("inf")
+        if leader is not None and is_wanted and self._is_standing_by:
+            # For another leader than before: what came until that one records has to be appended as well.
+            if leader.id != self._stands_for and self._is_relieved(leader):
+                self._stands_for, self._relief_by = leader.id, float("inf")
+                self._owner.on_handover(self.name)
+            return
         if is_wanted == self._is_standing_by:
             return
+        if leader is not None and is_wanted:
+            self._stands_for = leader.id
         if self.candidate.role is Role.WATCHING and self._is_standing_by and not self._is_relieved(leader):
             return
         self._set_standing_by(is_wanted=is_wanted)
