@@ -107,11 +107,10 @@ class Dispatch:
             if thread.is_alive() and thread is not threading.current_thread():
                 thread.join(max(0.0, deadline - time.monotonic()))
         with self._lock:
-            for call in self._calls:
-                if self._threads and not call.is_abandoned:
-                    LOG.error("Shared subscription: closed while the callback has offset %d of %s, which comes again "
-                              "elsewhere", call.batch[call.place].offset, call.batch[call.place].topic)  # fmt: skip
-                    self._abandon(call, time.monotonic())
+            for call, event in self._with_user() if self._threads else ():
+                LOG.error("Shared subscription: closed while the callback has offset %d of %s, which comes again "
+                          "elsewhere", event.offset, event.topic)  # fmt: skip
+                self._abandon(call, time.monotonic())
 
     # -- the threads
 
@@ -314,10 +313,12 @@ class Dispatch:
 
         When every thread that could deliver them hangs, this member leaves its groups until one has returned.
         """
-        for call in [call for call in self._calls if not call.is_abandoned and now - call.since >= self._timeout_s]:
+        for call, event in self._with_user():
+            if now - call.since < self._timeout_s:
+                continue
             LOG.error("Shared subscription: the program has had offset %d of %s for %.1f s, which is longer than "
-                      "[groups] handler_timeout; it is delivered again", call.batch[call.place].offset,
-                      call.batch[call.place].topic, now - call.since)  # fmt: skip
+                      "[groups] handler_timeout; it is delivered again", event.offset, event.topic,
+                      now - call.since)  # fmt: skip
             self._abandon(call, now)
         if not self._auto_ack:
             for loan in self._handler.loans:
@@ -332,10 +333,20 @@ class Dispatch:
             self._is_suspended = True
             self._handler.suspend(now)
 
+    def _with_user(self) -> list[tuple[Call, GroupEvent]]:
+        """Under the lock: calls that can be taken back, and the event that the user has.
+
+        A call whose last event has been handled is none: its thread is about to settle it, and waits for the lock.
+        """
+        calls = [(call, call.place) for call in self._calls if not call.is_abandoned]
+        return [(call, call.batch[place]) for call, place in calls if place < len(call.batch)]
+
     def _abandon(self, call: Call, now: float) -> None:
         """Under the lock.  What was done before counts; what has not been seen goes back."""
-        call.is_abandoned = True
         lanes, place = call.loan.lanes, call.place
+        if place == len(call.batch):
+            return  # it has been handled just now
+        call.is_abandoned = True
         if not call.is_exclusive:
             lanes.break_up(call.batch[call.settled :])
         if self._on_events is not None:

@@ -26,6 +26,7 @@ _IDLE_S = 5.0
 _READ_AT_ONCE = 32
 """With more streams that want events, only those are read that have grown."""
 _ERROR_PAUSE_S = 0.2
+_DAMAGES_KEPT = 10_000
 
 
 class Feeder:
@@ -49,6 +50,9 @@ class Feeder:
         self.log_errors = 0
         self._log_trouble = SeldomLog(LOG)
         self.undecodable = 0
+        self.damaged = 0
+        """Ranges of offsets that could not be read, each counted once."""
+        self._damages: set[tuple[int, int]] = set()
         self._log = log
         self._handler = handler
         self._lock = lock
@@ -133,7 +137,7 @@ class Feeder:
                 is_at_end = self._is_known_end(shard, offset) or not self._read(loan, reader)
             except LogCorrupt as error:  # which stops this stream, and no other
                 self._note_trouble(error)
-                damaged.append(loan)
+                (more if self._passes_over(loan, shard, error) else damaged).append(loan)
                 continue
             if is_at_end:
                 self._waiting.setdefault(shard, {})[loan.number] = loan
@@ -171,6 +175,24 @@ class Feeder:
             or any(loan.lanes.next_offset < self._found.get(shard, 0) for loan in waiting.values())
         ]
         return [loan for shard in grown for loan in self._waiting.pop(shard).values()]
+
+    def _passes_over(self, loan: LoanState, shard: int, error: LogCorrupt) -> bool:
+        """Note what cannot be read; True when the rest of the loan can be read all the same."""
+        if error.first is None or error.end is None:
+            return False
+        if (shard, error.end) not in self._damages:
+            if len(self._damages) >= _DAMAGES_KEPT:
+                self._damages.clear()
+            self._damages.add((shard, error.end))
+            self.damaged += 1
+        with self._lock:
+            offset = loan.lanes.next_offset
+            if self._handler.is_lent(loan):
+                loan.lanes.damage(error.first, error.end)
+                self._note()
+                if loan.is_complete:
+                    self._tell()
+            return loan.lanes.next_offset > offset
 
     def _read(self, loan: LoanState, reader: Reader) -> bool:
         piece = reader.read(loan, events_max=min(max(loan.lanes.room, 1), _READ_EVENTS_MAX))

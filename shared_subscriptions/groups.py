@@ -213,6 +213,8 @@ class StreamView:
     expired: int
     """Offsets that retention dropped before anybody could handle what was there, of whatever topic and lane."""
     redelivered: int
+    damaged: list[tuple[int, int]]
+    """Offsets that the log cannot give, as the leader was told: from the first on, without the second."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -252,7 +254,7 @@ def show(log: LogApi, name: str, *, offsets_max: int = OFFSETS_MAX) -> GroupView
     record = log.get_record(group.status)
     status = None if record is None else decode_status(record.value)
     if status is not None and not leader:
-        status = msgspec.structs.replace(status, members=[], streams={})
+        status = msgspec.structs.replace(status, members=[], streams={}, damaged={})
     stored = {group.stream_number(item.name): decode_stream(item.value) for item in log.list_records(group.streams)}
     streams: list[StreamView] = []
     lag = expired = 0
@@ -324,4 +326,5 @@ def _view(
         retrying=len(item.progress.attempts),
         expired=item.expired + gone,
         redelivered=item.redelivered,
+        damaged=status.damaged.get(number, []) if status else [],
     )

@@ -49,6 +49,11 @@ _GONE_S = 60.0
 _IDLE_S = 0.5
 _SILENT_S = 0.05
 """Between looks at a group that cannot be led before the process has given a sign of life again."""
+_RELIEF_S = 60.0
+"""A standby waits this long for somebody else to record."""
+_ASK_S = 0.05
+_ASK_S_MAX = 5.0
+"""Between two looks whether what is published is heard yet; the pauses double."""
 _COMPLAIN_S = 60.0
 """Between two complaints about the same."""
 
@@ -63,6 +68,11 @@ class Owner:
     """This process begins to lead a group or, with None, ends."""
     on_standby: Callable[[str, Declaration | None], None] = lambda _group, _declaration: None
     """The leader wants this process to stand by to record, or with None no longer."""
+    on_handover: Callable[[str], None] = lambda _group: None
+    """The leader that this process stands by for is gone, and the next one does not record yet: append what was heard,
+    and go on."""
+    is_recording: Callable[[str], bool] | None = None
+    """Whether this process, which leads the group, hears what is published; None when it does not record."""
     on_destroyed: Callable[[], None] = lambda: None
     """The group is gone."""
     is_own: Callable[[str], bool] = lambda _borrower: False
@@ -137,6 +147,13 @@ class Leading:
         )  # fmt: skip
         self._last_words: list[m.ToBorrower] = []
         self._is_standing_by = False
+        self._stands_for = ""
+        """The leader that it stands by for."""
+        self._relief_by = float("inf")
+        """When it stops to stand by, whether or not somebody records."""
+        self._ask_at = float("inf")
+        """When to look whether what is published is heard."""
+        self._ask_pause_s = _ASK_S
         self._told: LeaderRecord | None = None
         self._known: tuple[int, Declaration] | None = None
         """The declaration as it was read last, with the version of its record."""
@@ -159,7 +176,7 @@ class Leading:
             return self.look_at
         if self.leader.is_silent(now := time.monotonic()):
             return now + _SILENT_S
-        return min(self.leader.next_deadline(), self._next_commit())
+        return min(self.leader.next_deadline(), self._next_commit(), self._ask_at)
 
     def step(self, now: float, *, may_claim: bool) -> Commit | None:
         """Time has passed, or something has happened.  Returns what is to be written.  Raises LogError."""
@@ -202,7 +219,7 @@ class Leading:
             return None
         self.candidate.me = msgspec.structs.replace(
             self.candidate.me, endpoint=self._process.listen(), lease=self._process.lease(self.lease).name,
-            renewed_ns=time.time_ns(),
+            renewed_ns=time.time_ns(), is_recording=False,
         )  # fmt: skip
         # The declaration is written again, as it is: a group that was destroyed a moment ago must not get a leader.
         claim = self.candidate.claim(time.monotonic())
@@ -233,10 +250,33 @@ class Leading:
             self._owner.on_leader(found)
 
     def _stand_by(self, leader: LeaderRecord | None) -> None:
-        """Begin or end to stand by, as the leader's record says."""
+        """Begin or end to stand by, as the leader's record says; not before somebody records what follows."""
         is_wanted = leader is not None and bool(leader.standby) and self._owner.is_own(leader.standby)
+        if leader is not None and is_wanted and self._is_standing_by:
+            # For another leader than before: what came until that one records has to be appended as well.
+            if leader.id != self._stands_for and self._is_relieved(leader):
+                self._stands_for, self._relief_by = leader.id, float("inf")
+                self._owner.on_handover(self.name)
+            return
         if is_wanted == self._is_standing_by:
             return
+        if leader is not None and is_wanted:
+            self._stands_for = leader.id
+        if self.candidate.role is Role.WATCHING and self._is_standing_by and not self._is_relieved(leader):
+            return
+        self._set_standing_by(is_wanted=is_wanted)
+
+    def _is_relieved(self, leader: LeaderRecord | None) -> bool:
+        if leader is not None and leader.is_recording:
+            return True
+        now = time.monotonic()
+        if self._relief_by == float("inf"):
+            self._relief_by = now + _RELIEF_S
+            self._owner.on_handover(self.name)
+        return now >= self._relief_by
+
+    def _set_standing_by(self, *, is_wanted: bool) -> None:
+        self._relief_by = float("inf")
         declaration = self._read_declaration() if is_wanted else None
         self._is_standing_by = declaration is not None
         self._owner.on_standby(self.name, declaration)
@@ -275,16 +315,20 @@ class Leading:
         self._said = None
         LOG.info("Group %s: this process leads, in epoch %d.", self.name, self.candidate.epoch)
         self._owner.on_rule(self.name, declaration)
+        self._ask_pause_s = _ASK_S
+        self._ask_at = float("inf") if self._owner.is_recording is None else 0.0
 
     def end(self) -> None:
         """Lead no more."""
         if self.leader is not None:
             self.leader = None
+            self._ask_at = float("inf")
             self._owner.on_rule(self.name, None)
 
     def close(self) -> None:
         self.end()
-        self._stand_by(None)
+        if self._is_standing_by:
+            self._set_standing_by(is_wanted=False)
 
     def resign(self, leader: Leader, now: float) -> Commit:
         """What to write in order to leave the place to others; members are told."""
@@ -298,6 +342,8 @@ class Leading:
     def _lead(self, leader: Leader, now: float) -> Commit | None:
         counted = leader.counters.total()
         leader.poll(now)
+        if now >= self._ask_at:
+            self._note_recording(now)
         self._is_touched |= leader.counters.total() != counted
         if now < self._next_commit() or self.candidate.role is not Role.LEADING:
             return None
@@ -305,6 +351,15 @@ class Leading:
             self._name_standby(leader)
         self._note_time()
         return self._commit(leader, self.candidate.renewal(now))
+
+    def _note_recording(self, now: float) -> None:
+        """Say in the leader's record, as soon as it is so, that this process records: then a standby may go."""
+        if self._owner.is_recording is not None and self._owner.is_recording(self.name):
+            self.candidate.me = msgspec.structs.replace(self.candidate.me, is_recording=True)
+            self._is_touched, self._ask_at = True, float("inf")
+            return
+        self._ask_at = now + self._ask_pause_s
+        self._ask_pause_s = min(2 * self._ask_pause_s, _ASK_S_MAX)
 
     def hear(self, leader: Leader, message: m.ToLeader, now: float) -> None:
         leader.on_message(message, now)

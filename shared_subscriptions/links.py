@@ -43,6 +43,8 @@ class LeaderLink:
         """Borrowers that have spoken on this connection -> the last question for all before that.  Whoever is in here
         was heard of by the leader, perhaps, and has to be taken back when it is no more."""
         self._interval_s = self._ping_at = float("inf")
+        self._looked = -1
+        """The number of changes at which all who have spoken here were looked at."""
 
     def maintain(self, now: float) -> bool:
         """Connect, if that is to be done.  True when it was begun."""
@@ -75,14 +77,15 @@ class LeaderLink:
         elif self._speakers.get(message.borrower, _NEVER) == _NEVER:
             self._speakers[message.borrower] = self._seq
 
-    def ping_all(self, now: float, is_here: Callable[[str], bool]) -> None:
-        """Ask for the leases of all who have spoken here, when that is due.  ``is_here`` tells who still does."""
+    def ping_all(self, now: float, changes: int, is_here: Callable[[str], bool]) -> None:
+        """Ask for the leases of all who have spoken here, when that is due.  ``is_here`` tells who still does; nobody
+        is asked about while ``changes`` stays the same."""
         if self._connection is None or not self._speakers:
             self._ping_at = float("inf")
             return
         if now >= self._ping_at:
             self._ping_at = now + self._interval_s
-            gone = [borrower for borrower in self._speakers if not is_here(borrower)]
+            gone = [borrower for borrower in self._speakers if not is_here(borrower)] if changes != self._looked else []
             if self._connection.send(m.encode(("", m.PingAll(self._seq + 1, gone)))):
                 self._seq += 1
                 self._asked[self._seq] = now
@@ -90,7 +93,12 @@ class LeaderLink:
                     self._asked.popitem(last=False)
                 for borrower in gone:
                     del self._speakers[borrower]
+                self._looked = changes
         self._ping_at = min(self._ping_at, now + self._interval_s)
+
+    def is_known(self, changes: int) -> bool:
+        """Whether all who have spoken here are still here."""
+        return changes == self._looked
 
     def heard(self, answer: m.PingAllResponse) -> tuple[float, list[str]]:
         """When the question was sent, and the borrowers whose leases count from then on."""
@@ -154,6 +162,8 @@ class LeaderLinks:
         """By where a leader is reached, and its key."""
         self._homes: dict[str, LeaderLink] = {}
         """By group."""
+        self.moves = 0
+        """Rises when a group has another leader."""
 
     @property
     def all(self) -> Collection[LeaderLink]:
@@ -166,6 +176,7 @@ class LeaderLinks:
     def maintain(self, moved: Mapping[str, LeaderRecord | None], now: float) -> set[str]:
         """Let groups talk to the leaders that they have ``moved`` to, and connect where that is to be done.  Returns
         the groups whose leader can be asked something that it could not be before."""
+        self.moves += len(moved)
         for group, leader in moved.items():
             former = self._homes.pop(group, None)
             if former is not None:

@@ -7,14 +7,16 @@ of the bus.
 
 A publisher that ends takes its cache with it.  So the leader names a member that stands by: it hears the same topics
 and keeps the newest in memory.  When somebody else leads, whoever it is, or the standby is let go, it appends what it
-has.
+has; and it goes on hearing until the next leader's record says that its process records.
 """
 
 from __future__ import annotations
 
+import functools
 import logging
 import threading
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from durable_log.errors import OffsetTooOld
@@ -88,13 +90,33 @@ class Recording:
         with self._lock:
             self._standbys[group] = standby
 
+    def on_handover(self, group: str) -> None:
+        """The leader is gone: append what the standby has.  It goes on until somebody else records, or this process."""
+        with self._lock:
+            standby = self._standbys.get(group)
+        if standby is not None:
+            self._begin_to_end(group, standby.flush)
+
+    def is_recording(self, group: str) -> bool:
+        """Whether what is published for a group from now on is heard and recorded here.  Does not block."""
+        with self._lock:
+            recorder = self._recorders.get(group)
+        if recorder is None:
+            return False
+        try:
+            recorder.wait_ready(0.0)
+        except HeliographError:
+            return False
+        return True
+
     def _end(self, group: str, standby: Standby | None, recorder: Recorder | None) -> None:
         """Let a standby append what it has, in a thread: an office must not wait for the log."""
         if standby is None:
             return
-        thread = threading.Thread(
-            target=_relieve, args=(standby, recorder), name=f"heliograph-standby-{group}", daemon=True
-        )
+        self._begin_to_end(group, functools.partial(_relieve, standby, recorder))
+
+    def _begin_to_end(self, group: str, target: Callable[[], object]) -> None:
+        thread = threading.Thread(target=target, name=f"heliograph-standby-{group}", daemon=True)
         with self._lock:
             self._ending = [one for one in self._ending if one.is_alive()]
             self._ending.append(thread)

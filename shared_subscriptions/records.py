@@ -32,6 +32,8 @@ class GroupStatus(msgspec.Struct, frozen=True):
     members: list[MemberStatus] = []
     streams: dict[int, tuple[str, str]] = {}
     """Stream -> status and name of the member that has it."""
+    damaged: dict[int, list[tuple[int, int]]] = {}
+    """Stream -> offsets that the log cannot give, and that are not done: from the first on, without the second."""
     moves: list[MoveStatus] = []
     counters: dict[str, int] = {}
     reported_ns: int = 0
@@ -73,7 +75,8 @@ def decode_stream(value: bytes) -> StreamRecord:
 
 def encode_status(status: GroupStatus, *, bytes_max: int) -> bytes | None:
     """One that is too large names fewer members, streams and moves, and says so.  None when there is still too much."""
-    value, kept = _encode(status), max(len(status.members), len(status.streams), len(status.moves))
+    damaged = max((len(ranges) for ranges in status.damaged.values()), default=0)
+    value, kept = _encode(status), max(len(status.members), len(status.streams), len(status.moves), damaged)
     while len(value) > bytes_max and kept:
         kept //= 2
         value = _encode(
@@ -81,6 +84,7 @@ def encode_status(status: GroupStatus, *, bytes_max: int) -> bytes | None:
                 status,
                 members=[msgspec.structs.replace(one, streams=one.streams[:kept]) for one in status.members[:kept]],
                 streams=dict(list(status.streams.items())[:kept]),
+                damaged={stream: ranges[:kept] for stream, ranges in list(status.damaged.items())[:kept]},
                 moves=status.moves[len(status.moves) - min(kept, len(status.moves)) :],
                 is_cut=True,
             )

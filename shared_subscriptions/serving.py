@@ -52,7 +52,11 @@ class GroupService(Closeable):
         self._recording = Recording(self._session, self._log, claim_time_s=declaration.claim_time_s)
         self._leaders = LeaderThread(self._log, self._conf)
         self._group = self._leaders.add(
-            declaration, Owner(on_rule=self._recording.on_rule, on_destroyed=self._is_gone.set)
+            declaration,
+            Owner(
+                on_rule=self._recording.on_rule, is_recording=self._recording.is_recording,
+                on_destroyed=self._is_gone.set,
+            ),  # fmt: skip
         )  # fmt: skip
 
     def _end(self) -> None:

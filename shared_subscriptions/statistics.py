@@ -35,6 +35,8 @@ class GroupSubscriberStatistics:
     resets: int
     """How often a lease or the leader was lost and everything began anew."""
     log_errors: int
+    damaged: int
+    """Ranges of the log that this member came to and could not read, each counted once."""
     protocol_errors: int
     bad_messages: int
     """Connections to a leader that were closed because of what came through them."""

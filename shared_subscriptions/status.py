@@ -34,6 +34,7 @@ def describe(leader: Leader, office: Mapping[str, int], endpoint: str, now: floa
             for member in leader.members.values()
         ],
         streams={stream.number: _holding(leader, stream, names) for stream in leader.streams.values()},
+        damaged=leader.damaged(),
         moves=[
             MoveStatus(move.stream, move.source, move.target, move.reason, round(now - move.at, 3))
             for move in leader.moves

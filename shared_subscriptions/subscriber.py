@@ -205,7 +205,8 @@ class GroupSubscriber(Closeable):
         )
         if self._recording is not None:
             owner = dataclasses.replace(
-                owner, on_rule=self._recording.on_rule, on_standby=self._recording.on_standby
+                owner, on_rule=self._recording.on_rule, on_standby=self._recording.on_standby,
+                on_handover=self._recording.on_handover, is_recording=self._recording.is_recording,
             )  # fmt: skip
         return _Group(declaration, self._leaders.add(declaration, owner), reader, letters)
 
@@ -309,7 +310,7 @@ class GroupSubscriber(Closeable):
             if link is not None:
                 link.send(name, message, ping_s=ping_s)
         for link in self._links.all:
-            link.ping_all(now, functools.partial(self._speaks_on, link))
+            link.ping_all(now, self._changes, functools.partial(self._speaks_on, link))
             link.flush()
 
     def _ping_s(self, subscription: int) -> float:
@@ -368,12 +369,15 @@ class GroupSubscriber(Closeable):
 
     def _renew_all(self, link: LeaderLink, answer: PingAllResponse, now: float) -> None:
         asked_at, renewed = link.heard(answer)
-        agent = self._handler.agent
+        is_known = link.is_known(self._changes)
         for borrower in renewed:
-            number = agent.subscription_of(borrower)
-            found = None if number is None else agent.borrower(number)
-            if found is not None and self._speaks_on(link, borrower):
-                found.on_heard_of(asked_at, now)
+            if is_known or self._speaks_on(link, borrower):
+                self._handler.agent.on_heard_of(borrower, asked_at, now)
+
+    @property
+    def _changes(self) -> int:
+        """While it stays the same, whoever has spoken on a link is there, and its group is led at the other end."""
+        return self._handler.agent.changes + self._links.moves
 
     def _speaks_on(self, link: LeaderLink, borrower: str) -> bool:
         """Whether a borrower is there, and its group is led at the other end of the link."""
@@ -460,6 +464,7 @@ class GroupSubscriber(Closeable):
                 undecodable=self._feeder.undecodable, streams=len(self._handler.loans),
                 waiting=sum(loan.lanes.load for loan in self._handler.loans), grants=self._handler.granted,
                 resets=self._handler.agent.resets, log_errors=self._feeder.log_errors,
+                damaged=self._feeder.damaged,
                 protocol_errors=self._protocol_errors,
                 bad_messages=self._links.counters["bad_messages"], link_failures=self._links.counters["link_failures"],
                 park_failures=self._dispatch.park_failures,

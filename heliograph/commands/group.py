@@ -283,6 +283,10 @@ def _print(output: Output, view: GroupView) -> None:
     if view.expired:
         output.line(f"retention has dropped {counted(view.expired, 'offset')} before the group could handle what was "
                     "there: as many of its events are lost at most", style="bold red")  # fmt: skip
+    for one in view.streams:
+        for first, end in one.damaged:
+            output.line(f"stream {one.stream} cannot read offsets {first} to {end - 1} of shard {one.shard}: they wait "
+                        "until 'heliograph log repair' repairs them or gives them up", style="bold red")  # fmt: skip
     rows = [
         (one.stream, one.shard, one.lane, one.status, one.owner, one.low, one.end,
          _lag(one.lag, is_exact=one.is_lag_exact),

@@ -36,6 +36,10 @@ class Agent:
         """Borrower -> its subscription."""
         self._formers: set[str] = set()
         """Those that were replaced by one of them."""
+        self._due = float("inf")
+        """No borrower has anything to do before that.  Renewed leases only put it off, so it may be too early."""
+        self.changes = 0
+        """Rises whenever a borrower comes or goes."""
 
     def subscribe(self, subscription: int, now: float) -> None:
         """``subscription`` is a number that was not used before."""
@@ -43,6 +47,7 @@ class Agent:
 
     def unsubscribe(self, subscription: int, now: float) -> None:
         self._borrowers[subscription].on_unsubscribe(now)
+        self._note_due(self._borrowers[subscription])
 
     def disconnect(self) -> None:
         """Give everything back, at once."""
@@ -54,16 +59,25 @@ class Agent:
         borrower = self._borrowers.get(subscription)
         if borrower is not None and borrower.id == message.borrower:
             borrower.on_message(message, now)
+            self._note_due(borrower)
+
+    def on_heard_of(self, borrower: str, asked_at: float, now: float) -> None:
+        """The leader has heard from this process that the borrower lives (`Borrower.on_heard_of`)."""
+        number = self._numbers.get(borrower)
+        if number is not None:
+            self._borrowers[number].on_heard_of(asked_at, now)
 
     def on_leader_changed(self, subscription: int, now: float) -> None:
         borrower = self._borrowers.get(subscription)
         if borrower is not None:
             borrower.on_leader_changed(now)
+            self._note_due(borrower)
 
     def on_log_grown(self, subscription: int, ends: Mapping[int, int], now: float) -> None:
         borrower = self._borrowers.get(subscription)
         if borrower is not None:
             borrower.on_log_grown(ends, now)
+            self._note_due(borrower)
 
     def on_stream_progress(
         self, subscription: int, stream: int, progress: Progress, *, is_settled: bool, is_complete: bool = False
@@ -71,6 +85,7 @@ class Agent:
         borrower = self._borrowers.get(subscription)
         if borrower is not None:
             borrower.on_stream_progress(stream, progress, is_settled=is_settled, is_complete=is_complete)
+            self._note_due(borrower)
 
     def may_deliver(self, subscription: int, stream: int, now: float) -> bool:
         borrower = self._borrowers.get(subscription)
@@ -78,14 +93,22 @@ class Agent:
 
     def is_giving_up(self, now: float) -> bool:
         """Whether a subscription ends with the next `poll`, because its time to end in good order is over."""
-        return any(borrower.is_giving_up(now) for borrower in self._borrowers.values())
+        return now >= self._due and any(borrower.is_giving_up(now) for borrower in self._borrowers.values())
 
     def poll(self, now: float) -> None:
+        if now < self._due:
+            return
+        self._due = float("inf")
         for borrower in self._borrowers.values():
             borrower.poll(now)
+            self._note_due(borrower)
 
     def next_deadline(self) -> float:
-        return min((borrower.next_deadline() for borrower in self._borrowers.values()), default=float("inf"))
+        """Call `poll` then, if not before."""
+        return self._due
+
+    def _note_due(self, borrower: Borrower) -> None:
+        self._due = min(self._due, borrower.next_deadline())
 
     def is_connected(self, subscription: int) -> bool:
         borrower = self._borrowers.get(subscription)
@@ -134,6 +157,7 @@ class Agent:
         if not isinstance(event, Stopped | Reset):
             return
         del self._borrowers[subscription], self._numbers[borrower.id]
+        self.changes += 1
         self._formers.discard(borrower.former)
         if isinstance(event, Reset) and not event.is_final:
             self.resets += 1
@@ -152,3 +176,5 @@ class Agent:
         )
         self._borrowers[subscription] = borrower
         self._numbers[borrower.id] = subscription
+        self.changes += 1
+        self._note_due(borrower)

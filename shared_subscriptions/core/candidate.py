@@ -46,6 +46,8 @@ class LeaderRecord(msgspec.Struct, frozen=True):
     """Of the declaration of the group that it leads."""
     standby: str = ""
     """The borrower whose process stands by to record, should the leader die; empty when there is none."""
+    is_recording: bool = False
+    """The leader's process hears, and records, what is published from now on: who stood by before is not needed."""
     renewed_ns: int = 0
     """When it was written, by the leader's clock: for people to read.  Nothing is decided by it."""
     lease: str = ""

@@ -96,6 +96,7 @@ class StreamLanes:
         self._attempts = dict(progress.attempts)
         self._delays: dict[int, float] = {}
         self._expired = 0
+        self._damaged: list[tuple[int, int]] = []
         self._fresh: deque[list[GroupEvent]] = deque()
         self._ready: deque[GroupEvent] = deque()
         self._waiting: dict[LaneKey, deque[GroupEvent]] = {}
@@ -145,6 +146,8 @@ class StreamLanes:
         """Everything from `next_offset` up to ``end`` is not for this stream."""
         self._done.add(self.next_offset, end)
         self.next_offset = max(self.next_offset, end)
+        if self._is_ordered:
+            self._damaged.clear()  # it has got over that
         self._mark()
 
     def expire(self, start: int) -> None:
@@ -153,6 +156,17 @@ class StreamLanes:
         self._counters.expired += lost
         self._expired += lost
         self.skip(start)
+
+    def damage(self, first: int, end: int) -> None:
+        """The log cannot give what lies from ``first`` up to but without ``end``.  An ordered stream waits for it; of a
+        queue the rest goes on, and this part is given back."""
+        if self.is_stopped or not first <= self.next_offset < end:
+            return
+        if (first, end) not in self._damaged:
+            self._damaged.append((first, end))
+            self._mark()
+        if not self._is_ordered:
+            self.next_offset = end
 
     def offer(self, events: list[GroupEvent], size: int = 0) -> None:
         """Events at or beyond `next_offset`, in order; offsets between them are not for this stream.  ``size`` is what
@@ -491,7 +505,7 @@ class StreamLanes:
         out = [*self._out.values(), *self._batch]
         most = self._settings.attempts_max - 1 if self._settings.attempts_max and len(out) > 1 else 1 << 30
         attempts = self._attempts | {event.offset: min(event.attempt, most) for event in out if most}
-        return snapshot(self._done, self._generation, attempts, self._delays, self._expired)
+        return snapshot(self._done, self._generation, attempts, self._delays, self._expired, self._damaged)
 
 
 def _offset(event: GroupEvent) -> int:

@@ -193,6 +193,8 @@ class Leader:
         """Any message, from anybody, at any time."""
         if self.is_silent(now):
             self.counters["unheard"] += 1
+            if message.borrower in self.members:
+                self.members[message.borrower].is_unheard = True
             return
         member = self.members.get(message.borrower)
         if isinstance(message, MEMBERS_ONLY) and (member is None or member.is_expelled or member.expires <= now):
@@ -230,6 +232,7 @@ class Leader:
 
     def _ping(self, message: m.Ping, now: float) -> None:
         member = self.members[message.borrower]
+        member.is_unheard = member.is_unheard and bool(message.ends)  # reports follow a ping that tells nothing else
         self._renew(member, now)
         self._send(member, m.PingResponse, answers=message.seq)
 
@@ -238,6 +241,8 @@ class Leader:
         member = self.members.get(borrower)
         if member is None or member.is_expelled or member.expires <= now or self.is_silent(now):
             return False
+        if member.is_unheard:
+            return False  # so that it asks by itself, and says once more what was not heard
         self._renew(member, now)
         return True
 
@@ -498,6 +503,10 @@ class Leader:
         self.counters["invalidated"] += 1
         unknown = m.Invalidate(borrower=borrower, seq=2**62, epoch=self.epoch, reason=reason, is_final=is_final)
         self.messages.append(unknown)
+
+    def damaged(self) -> dict[int, list[tuple[int, int]]]:
+        """Stream -> what of it the log cannot give, as its owners say, and is not done."""
+        return {stream.number: list(stream.damaged) for stream in self.streams.values() if stream.damaged}
 
     # -- storing
 

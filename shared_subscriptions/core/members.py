@@ -16,6 +16,8 @@ class Member:
     expires: float
     is_expelled: bool = False
     """Gets no lease any more; its streams are free when the last one has ended."""
+    is_unheard: bool = False
+    """It said something while the leader had to be silent."""
     seen: dict[int, int] = dataclasses.field(default_factory=dict)
     """The last sequence number by what it was about; at most one entry per stream."""
     sent: int = 0

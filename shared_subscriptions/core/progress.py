@@ -27,6 +27,8 @@ class Progress(msgspec.Struct, frozen=True):
     """In reports about a portion: events that are given back undone -> seconds until they are to be tried again."""
     expired: int = 0
     """In reports: offsets that retention dropped before the owner could read them."""
+    damaged: tuple[tuple[int, int], ...] = ()
+    """In reports: what the owner has come to and the log cannot give, from the first number on, without the second."""
 
 
 class Acknowledged:
@@ -102,13 +104,15 @@ def snapshot(
     attempts: dict[int, int],
     delays: dict[int, float] | None = None,
     expired: int = 0,
+    damaged: Iterable[tuple[int, int]] = (),
 ) -> Progress:
     """The value to report.  Attempts of what is done are dropped, also from ``attempts`` itself."""
     for offset in [offset for offset in attempts if offset in acknowledged]:
         del attempts[offset]
     return Progress(
-        generation, acknowledged.low, tuple(acknowledged.ranges()), dict(attempts), dict(delays or {}), expired
-    )
+        generation, acknowledged.low, tuple(acknowledged.ranges()), dict(attempts), dict(delays or {}), expired,
+        tuple(damaged),
+    )  # fmt: skip
 
 
 def covers(left: Progress, right: Progress) -> bool:

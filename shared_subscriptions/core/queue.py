@@ -6,6 +6,10 @@ a portion is.  It should be about `PORTION_S` of work for its member, by what th
 event.  And of what is left, no portion is more than a fair part, so that the last events are spread over all members.
 Should a member be idle all the same, it gets what another one has and has not begun.
 
+What the log cannot give is set aside, so that nobody waits for it with the room that it has for others.  A member
+reports the damaged range with the portion, and none of it is handed out any more, but for one offset now and then, in
+order to see whether it was repaired or given up.
+
 Nothing is stored before a portion is handed out, but for the first one that a member gets of a shard, and for suspects
 (`caution`).
 """
@@ -22,6 +26,7 @@ from shared_subscriptions.core.declaration import Wish
 from shared_subscriptions.core.events import portion_number
 from shared_subscriptions.core.leader import Leader
 from shared_subscriptions.core.members import Member
+from shared_subscriptions.core.progress import Acknowledged
 from shared_subscriptions.core.streams import HELD, Cause, Lease, Portion, Status, Stream, StreamInfo
 
 PORTION_S: Final = 0.02
@@ -30,6 +35,9 @@ UNSETTLED_MAX: Final = 1000
 """Portions, and ranges that wait for another attempt, of one shard: they make its record large."""
 STEAL_S: Final = 0.05
 """A portion that was handed out this long ago may be taken back for somebody who is idle."""
+PROBE_S: Final = 1.0
+"""How often a damaged range is tried again; with more than `_PROBED_AT_ONCE` of them, less often."""
+_PROBED_AT_ONCE: Final = 10
 _GROWTH: Final = 4.0
 _SHORTEST_S: Final = 0.001
 
@@ -43,6 +51,8 @@ class ShardQueue:
         """Portions of it that somebody has."""
         self.cursor = base.done.highest
         self.returned: list[tuple[float, int, int]] = []
+        self.damaged: dict[int, tuple[int, float]] = {}
+        """First offset of a range that the log cannot give -> its end, and when to try again."""
         for start, end in caution.undone(base.done, base.done.low, self.cursor):
             self.give_back(start, end, 0.0)
 
@@ -52,10 +62,53 @@ class ShardQueue:
     def waiting(self, limit: int, now: float) -> int:
         """Offsets that can be handed out now."""
         due = sum(end - start for at, start, end in self.returned if at <= now)
-        return due + max(0, limit - self.cursor)
+        probes = sum(at <= now for _, at in self.damaged.values())
+        return due + probes + max(0, limit - self.cursor)
 
     def next_due(self) -> float:
-        return self.returned[0][0] if self.returned else float("inf")
+        returned = self.returned[0][0] if self.returned else float("inf")
+        return min((at for _, at in self.damaged.values()), default=returned) if self.damaged else returned
+
+    def set_aside(self, first: int, end: int, now: float) -> None:
+        """The log cannot give a range: hand out nothing of it.  What somebody has of it may come back later."""
+        for start in [start for start, (stop, _) in self.damaged.items() if start < end and first < stop]:
+            first, end = min(first, start), max(end, self.damaged.pop(start)[0])
+        self.damaged[first] = end, now + PROBE_S * max(1.0, len(self.damaged) / _PROBED_AT_ONCE)
+        if first < self.cursor:
+            self.cursor = max(self.cursor, end)
+        waiting, self.returned = self.returned, []
+        for due, start, stop in waiting:
+            for begin, until in self.sound(start, stop):
+                self.give_back(begin, until, due)
+
+    def sound(self, start: int, end: int) -> Sequence[tuple[int, int]]:
+        """The parts of a range that are not damaged, as far as anybody knows."""
+        damaged = sorted((first, stop) for first, (stop, _) in self.damaged.items())
+        return caution.undone(Acknowledged(0, damaged), start, end)
+
+    def probe(self, held: Acknowledged, now: float) -> int | None:
+        """An offset that is to be tried again, and is with nobody."""
+        for first, (end, due) in list(self.damaged.items()):
+            if due > now:
+                continue
+            undone = caution.undone(self.base.done, first, end)
+            if not undone:
+                del self.damaged[first]
+            for start, stop in undone:
+                for begin, _ in caution.undone(held, start, stop)[:1]:
+                    self.damaged[first] = end, float("inf")
+                    return begin
+        return None
+
+    def heal(self, offset: int, held: Acknowledged, now: float) -> None:
+        """A damaged offset could be read: hand out the rest of its range, and try the others soon."""
+        for first, (end, _) in [item for item in self.damaged.items() if item[0] <= offset < item[1][0]]:
+            del self.damaged[first]
+            for start, stop in caution.undone(self.base.done, first, end):
+                for begin, until in caution.undone(held, start, stop):
+                    self.give_back(begin, until, now)
+        for first, (end, due) in self.damaged.items():
+            self.damaged[first] = end, (now if due < float("inf") else due)
 
     def take(
         self, limit: int, size: int, now: float, attempts_max: int, *, may_be_suspect: bool
@@ -147,11 +200,25 @@ class QueueLeader(Leader):
     def _of(self, base: Stream) -> list[Portion]:
         return [portion for portion in self.portions.values() if portion.base is base]
 
+    def _held(self, base: Stream) -> Acknowledged:
+        """What of a shard is with somebody."""
+        held = sorted((portion.start, portion.until) for portion in self._of(base) if not portion.is_returned)
+        return Acknowledged(0, held)
+
+    def damaged(self) -> dict[int, list[tuple[int, int]]]:
+        found = {}
+        for number, queue in self._queues.items():
+            ranges = ((first, end) for first, (end, _) in sorted(queue.damaged.items()))
+            parts = [part for one in ranges for part in caution.undone(queue.base.done, *one)]
+            if parts:
+                found[number] = parts
+        return found
+
     # -- time
 
     def next_deadline(self) -> float:
-        dues = [queue.next_due() for queue in self._queues.values()]
-        return min([super().next_deadline(), *(due for due in dues if self.members)])
+        due = min((queue.next_due() for queue in self._queues.values()), default=float("inf"))
+        return min(super().next_deadline(), due if due < float("inf") and self._has_room() else float("inf"))
 
     def poll(self, now: float) -> None:
         if any(queue.next_due() <= now for queue in self._queues.values()) and self._has_room():
@@ -194,7 +261,11 @@ class QueueLeader(Leader):
         if portion.is_returned or queue is None or portion.generation != portion.base.generation:
             return
         portion.is_returned = True
-        for start, end in portion.undone():
+        for first, end in portion.damaged:
+            queue.set_aside(first, min(end, max(self._limit_of(portion.base), portion.until)), now)
+        if portion.is_probe and not portion.damaged:
+            queue.heal(portion.start, self._held(portion.base), now)
+        for start, end in [part for undone in portion.undone() for part in queue.sound(*undone)]:
             delayed = sorted(offset for offset in portion.delays if start <= offset < end)
             for offset in delayed:
                 if offset > start:
@@ -289,12 +360,19 @@ class QueueLeader(Leader):
             is_full = queue.out + len(queue.returned) >= UNSETTLED_MAX and queue.next_due() > now
             if is_full or stream.generation != self.declaration.generation:
                 continue
-            found = queue.take(
-                self._limit_of(stream), size, now, self._settings.attempts_max, may_be_suspect=may_be_suspect
-            )
+            found: tuple[int, int, int] | None
+            probed = queue.probe(self._held(stream), now) if queue.damaged and may_be_suspect else None
+            if probed is not None:
+                _, count = caution.piece(stream.suspects, probed, self._settings.attempts_max)
+                found = probed, probed + 1, count
+            else:
+                found = queue.take(
+                    self._limit_of(stream), size, now, self._settings.attempts_max, may_be_suspect=may_be_suspect
+                )
             if found is not None:
                 queue.out += 1
-                self._grant_portion(member, stream, *found, now)
+                portion = self._grant_portion(member, stream, *found, now)
+                portion.is_probe = probed is not None
                 return found[1] - found[0]
         return 0
 
@@ -304,7 +382,7 @@ class QueueLeader(Leader):
         for place in range(len(numbers)):
             yield self._queues[numbers[(place + self._turn) % len(numbers)]]
 
-    def _grant_portion(self, member: Member, stream: Stream, start: int, until: int, count: int, now: float) -> None:
+    def _grant_portion(self, member: Member, stream: Stream, start: int, until: int, count: int, now: float) -> Portion:
         self._serial += 1
         member.served = self._serial
         portion = Portion(portion_number(self._serial, stream.number), stream, start, until)
@@ -325,6 +403,7 @@ class QueueLeader(Leader):
         self.counters["portions"] += 1
         if not portion.is_waiting:
             self._say_status(portion, now)
+        return portion
 
     def _steal(self, members: Sequence[Member], loads: Mapping[str, int], now: float) -> None:
         """Nothing is left to hand out: for everybody who has nothing, take back what another one has not begun.

@@ -119,6 +119,8 @@ class Stream:
     sent_at: float = 0.0
     revoked_at: float = 0.0
     is_dirty: bool = True
+    damaged: tuple[tuple[int, int], ...] = ()
+    """What its owner cannot read."""
     has_vanished: bool = False
     leases: set[Lease] = dataclasses.field(default_factory=set)
     suspects: caution.Suspects = ()
@@ -180,6 +182,7 @@ class Stream:
         """Take over what an owner has done.  Nothing that is done is ever undone."""
         if progress.generation != self.generation:
             return
+        self.damaged = progress.damaged
         added = self.done.merge(progress)
         if added:
             self.is_dirty = True
@@ -261,6 +264,8 @@ class Portion(Stream):
         self.until = until
         self.granted_at = 0.0
         self.delays: dict[int, float] = {}
+        self.is_probe = False
+        """Handed out to see whether damaged offsets can be read again."""
         self.is_returned = False
         """What was not done of it is free again."""
 

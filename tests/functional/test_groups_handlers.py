@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pathlib
 import threading
+import time
 
 import pytest
 
@@ -127,6 +128,28 @@ def test_closing_does_not_wait_for_a_handler_that_hangs(url: str, source: Source
         assert not member.release.is_set()
         with Member(url, [SHARED]) as other:
             wait_until(lambda: len(other.got()) == 3, PATIENCE_S, "all of it elsewhere")
+
+
+@pytest.mark.parametrize("ends", ["late", "closed"])
+def test_a_handler_that_returns_at_the_last_moment_is_not_taken_for_one_that_hangs(
+    url: str, source: Source, ends: str
+) -> None:
+    with Member(url, [SHARED]) as member:
+        member.subscriber.wait_ready(timeout_s=PATIENCE_S)
+        member.gate.clear()
+        source.publish(TOPIC, 1)
+        wait_until(lambda: member.begun, PATIENCE_S, "the handler to be called")
+        dispatch = member.subscriber._dispatch
+        with member.subscriber._lock:  # so that its thread cannot settle what it has handled
+            member.gate.set()
+            (call,) = dispatch._calls
+            wait_until(lambda: call.place == 1, PATIENCE_S, "the handler to return")
+            if ends == "late":
+                dispatch.take_back_from_hung(time.monotonic() + 10_000)
+            else:
+                dispatch.close(timeout_s=0.0)
+        wait_until(lambda: member.subscriber.statistics().acknowledged == 1, PATIENCE_S, "it to be done")
+        assert (member.begun, member.subscriber.statistics().timed_out) == (1, 0)
 
 
 # -- events that kill their consumers

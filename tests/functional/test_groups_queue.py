@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import pathlib
+import sqlite3
 from collections.abc import Iterator
 
 import pytest
@@ -59,6 +60,28 @@ def test_what_a_busy_member_has_not_begun_goes_to_one_that_is_idle(url: str, sou
         busy.gate.set()
         wait_until(lambda: len(busy.got() | other.got()) == 50, PATIENCE_S, "the last one")
         assert not duplicates(busy.seen, other.seen)
+
+
+def test_a_damaged_frame_takes_no_room_away_is_shown_and_is_got_over_when_it_is_repaired(
+    url: str, log: LogApi, source: Source, tmp_path: pathlib.Path
+) -> None:
+    source.publish(TOPIC, 30)  # three frames
+    with contextlib.closing(sqlite3.connect(tmp_path / "log.db")) as store, store:
+        number, frame = store.execute("SELECT id, frame FROM frames ORDER BY id").fetchall()[1]
+        store.execute("UPDATE frames SET frame = zeroblob(length(frame)) WHERE id = ?", (number,))
+    damaged = {(TOPIC, job) for job in range(11, 21)}
+    with Member(url, [QUEUE]) as member:
+        wait_until(lambda: member.got() == source.expected() - damaged, PATIENCE_S, "all that can be read")
+        source.publish(TOPIC, 30)
+        wait_until(lambda: member.got() == source.expected() - damaged, PATIENCE_S, "what comes later")
+        wait_until(lambda: groups.show(log, "work").streams[0].damaged == [(10, 20)], PATIENCE_S, "it to be shown")
+        assert member.subscriber.statistics().damaged == 1
+        assert groups.show(log, "work").lag >= 10
+        with contextlib.closing(sqlite3.connect(tmp_path / "log.db")) as store, store:
+            store.execute("UPDATE frames SET frame = ? WHERE id = ?", (frame, number))
+        wait_until(lambda: member.got() == source.expected(), PATIENCE_S, "what was repaired")
+        wait_until(lambda: not groups.show(log, "work").streams[0].damaged, PATIENCE_S, "nothing more to be shown")
+        assert not duplicates(member.seen)
 
 
 def test_a_job_that_fails_is_tried_again_by_whoever_is_free_and_then_parked(

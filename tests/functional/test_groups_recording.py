@@ -5,9 +5,11 @@ from __future__ import annotations
 import contextlib
 import pathlib
 import sqlite3
+import threading
 import time
 import uuid
 from collections.abc import Iterator
+from typing import Any
 
 import msgspec
 import pytest
@@ -15,13 +17,14 @@ import pytest
 import durable_log
 import pubsub_api
 from durable_log.log_api import LogApi
+from durable_log.recorder import Recorder
 from durable_log.sealing import Sealer
 from durable_log.segmented import SegmentedLog
 from durable_log.standby import Standby
 from durable_log.testing.sources import read_events
 from durable_log.verifying import verify
 from pubsub_api.testing.conf_fixture import fast_conf
-from shared_subscriptions import GroupSubscriber, groups
+from shared_subscriptions import GroupSubscriber, groups, recording
 from shared_subscriptions.core import declaration as declarations
 from shared_subscriptions.names import Names
 from shared_subscriptions.serving import GroupService
@@ -93,9 +96,8 @@ def test_a_leader_that_is_killed_while_a_publisher_ends_takes_nothing_with_it(
         wait_until(lambda: leader.statistics()["is_leading"], PATIENCE_S, "the first to lead")
         survivor = stack.enter_context(member(bus_url, log_url, seen))
         wait_until(lambda: survivor.statistics().standing_by, PATIENCE_S, "a standby")
-        recording = survivor._recording
-        assert recording is not None
-        for standby in list(recording._standbys.values()):
+        assert survivor._recording is not None
+        for standby in list(survivor._recording._standbys.values()):
             standby.wait_ready(PATIENCE_S)
         send(publisher, 1, 300)
         wait_until(lambda: len(versions(log)) == 300, PATIENCE_S, "the leader to record")
@@ -169,6 +171,43 @@ def test_another_than_the_standby_leads_and_the_standby_still_appends(
         session.close()
         wait_until(lambda: len(versions(log)) >= 300, PATIENCE_S, "what was published meanwhile")
         assert sorted(versions(log)) == list(range(1, 301))
+
+
+@pytest.mark.parametrize("follower", ["itself", "another"])
+def test_a_standby_hears_until_whoever_leads_next_records(
+    monkeypatch: pytest.MonkeyPatch, log_url: str, log: LogApi, follower: str
+) -> None:
+    """The leader resigns, and what the next one records with takes its time; a publisher comes and goes meanwhile."""
+    bus_url = f"memory://{uuid.uuid4().hex}"
+    may_record, is_asked = threading.Event(), threading.Event()
+
+    def slow_recorder(*arguments: Any, **named: Any) -> Recorder:
+        is_asked.set()
+        may_record.wait(2 * PATIENCE_S)
+        return Recorder(*arguments, **named)
+
+    with contextlib.ExitStack() as stack:
+        leaving = contextlib.ExitStack()
+        leader = stack.enter_context(leaving).enter_context(member(bus_url, log_url, [], **CALM))
+        wait_until(lambda: leader.statistics().is_leading, PATIENCE_S, "the first to lead")
+        standing = stack.enter_context(member(bus_url, log_url, [], **CALM))
+        wait_until(lambda: standing.statistics().standing_by, PATIENCE_S, "a standby")
+        standing.wait_ready(timeout_s=PATIENCE_S)
+        if follower == "another":
+            standing._groups["billing"].leading.candidate._may_lead = False
+            stack.enter_context(member(bus_url, log_url, [], **CALM)).wait_ready(timeout_s=PATIENCE_S)
+        assert standing._recording is not None
+        (standby,) = standing._recording._standbys.values()
+        monkeypatch.setattr(recording, "Recorder", slow_recorder)
+        leaving.close()
+        assert is_asked.wait(PATIENCE_S)
+        with pubsub_api.open(conf=fast_conf(bus_url)) as session:
+            send(session.publisher(), 1, 100)
+            wait_until(lambda: standby.kept_bytes or len(versions(log)) == 100, PATIENCE_S, "the standby to hear it")
+        may_record.set()
+        wait_until(lambda: versions(log) == list(range(1, 101)), PATIENCE_S, "what was published meanwhile")
+        if follower == "itself":
+            wait_until(lambda: not standing.statistics().standing_by, PATIENCE_S, "the standby to go")
 
 
 @pytest.mark.parametrize("driver", ["zmq", "longpoll"])

@@ -451,6 +451,18 @@ def test_a_silent_leader_hears_and_says_nothing() -> None:
     assert made.counters["unheard"] == 1
 
 
+def test_who_was_not_heard_is_not_renewed_with_the_others_until_it_has_said_it_again() -> None:
+    made = leader(Status.GRANTED)
+    made._held_until = 2.0
+    made.on_message(to_leader(m.UpdateProgress, made, "b"), 3.0)
+    made.renewed(3.0)
+    assert not made.hear_of("b", 3.1)
+    made.on_message(m.Ping(borrower="b", seq=97, ends={0: 10}), 3.2)  # which no reports follow
+    assert not made.hear_of("b", 3.2)
+    made.on_message(m.Ping(borrower="b", seq=98), 3.3)
+    assert made.hear_of("b", 3.4)
+
+
 def test_unanswered_messages_are_repeated_and_who_never_answers_is_expelled() -> None:
     made = leader(Status.REVOKING)
     made.poll(2.5)

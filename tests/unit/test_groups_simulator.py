@@ -6,11 +6,13 @@ import msgspec
 import pytest
 
 from shared_subscriptions.core import messages as m
+from shared_subscriptions.core.candidate import Candidate, Claim
 from shared_subscriptions.core.handler import Handler
 from shared_subscriptions.core.leader import Leader
 from shared_subscriptions.core.members import Member
+from shared_subscriptions.core.process_lease import ProcessLease
 from shared_subscriptions.core.queue import QueueLeader
-from shared_subscriptions.core.streams import Stream
+from shared_subscriptions.core.streams import Portion, Stream
 from shared_subscriptions.testing.simulator import PROFILES, Cores, run_seeds, simulate
 
 SEEDS = 80
@@ -73,9 +75,9 @@ class OverstaysItsLease(Handler):
 class HandsOutTwice(QueueLeader):
     """Takes what it has handed out for free."""
 
-    def _grant_portion(self, member: Member, stream: Stream, start: int, until: int, count: int, now: float) -> None:
-        super()._grant_portion(member, stream, start, until, count, now)
+    def _grant_portion(self, member: Member, stream: Stream, start: int, until: int, count: int, now: float) -> Portion:
         self._queues[stream.number].give_back(start, until, now + 0.01)
+        return super()._grant_portion(member, stream, start, until, count, now)
 
 
 class ForgetsTheDead(Leader):
@@ -100,6 +102,55 @@ class ReportsSeldom(Handler):
         """Nothing."""
 
 
+class LeavesTheDeadInOffice(Candidate):
+    """Takes a group over and lets the sign of life of who led it be."""
+
+    def claim(self, now: float) -> Claim:
+        claim = super().claim(now)
+        self._pending = (Claim(claim.record, claim.expected), now)
+        return self._pending[0]
+
+
+class ClaimsTooEarly(Candidate):
+    """Does not wait for the claim time."""
+
+    def wants_to_claim(self, now: float) -> bool:
+        return super().wants_to_claim(now + 0.7 * self._settings.claim_time_s)
+
+
+class KeepsItsLeaseTooLong(ProcessLease):
+    """Counts from later than when it began to write."""
+
+    def written(self, version: int) -> None:
+        super().written(version)
+        self.renewed_at += 0.5
+
+
+class BelievesInItsWrites(ProcessLease):
+    """Takes a write whose outcome is not known for one that succeeded."""
+
+    def unknown(self) -> None:
+        super().unknown()
+        self.renewed_at = self._pending[1]
+
+
+class HoldsForTheClaimTime(Leader):
+    """Goes on until others may lead, and gives leases until then."""
+
+    def renewed(self, started: float) -> None:
+        super().renewed(started + self._settings.lease.member_lease_s)
+
+
+class RenewsWhateverTheTime(Leader):
+    """Renews leases also while it has to be silent."""
+
+    def hear_of(self, borrower: str, now: float) -> bool:
+        member = self.members.get(borrower)
+        if member is not None:
+            self._renew(member, now)
+        return member is not None
+
+
 @pytest.mark.parametrize(
     ("cores", "profile", "invariants"),
     [
@@ -112,6 +163,12 @@ class ReportsSeldom(Handler):
         (Cores(leader=ForgetsTheDead), "poison", ("L18", "L15", "L10", "L12")),
         (Cores(leader=TellsBeforeItStores), "poison", ("L18",)),
         (Cores(handler=ReportsSeldom), "crashes", ("L19", "L10")),
+        (Cores(candidate=LeavesTheDeadInOffice), "leases", ("L21", "L15")),
+        (Cores(candidate=ClaimsTooEarly), "leases", ("L21", "L22", "L3")),
+        (Cores(process_lease=KeepsItsLeaseTooLong), "leases", ("L21", "L22", "L3")),
+        (Cores(process_lease=BelievesInItsWrites), "leases", ("L21", "L22", "L3")),
+        (Cores(leader=HoldsForTheClaimTime), "leases", ("L21", "L22", "L3")),
+        (Cores(leader=RenewsWhateverTheTime), "leases", ("L22", "L3")),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )

@@ -14,7 +14,7 @@ from pubsub_api.testing.simulator.world import Violation, World
 from shared_subscriptions.core import candidate as candidates
 from shared_subscriptions.core import declaration as declarations
 from shared_subscriptions.core import messages as m
-from shared_subscriptions.core.candidate import Candidate, Claim, LeaderRecord, Role, Seen
+from shared_subscriptions.core.candidate import Claim, LeaderRecord, Role, Seen
 from shared_subscriptions.core.events import GroupEvent, Place
 from shared_subscriptions.core.handler import LoanState
 from shared_subscriptions.core.leader import Leader
@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from shared_subscriptions.testing.simulator.scenario import Cores
 
 TICK_S = 0.025
+PATIENCE_S = 3.0
+"""How long a process that leaves waits for what it has to give or get back."""
 NAMES = Names("g")
 _RECORD_BYTES_MAX = 1 << 20
 
@@ -50,8 +52,12 @@ class SimHost:
         self.member_name = member_name
         self.is_alive = True
         self.is_frozen = False
+        self.is_cut_off = False
+        """It cannot reach the store."""
+        self.is_server = False
+        """It may lead without being a member."""
         self.leader: Leader | None = None
-        self.candidate = Candidate(LeaderRecord(id=name), profiles.LEASE)
+        self.candidate = cores.candidate(LeaderRecord(id=name), profiles.LEASE)
         self.subscriptions: list[int] = []
         """Those that are wanted."""
         self._rate = 1.0 + drift
@@ -67,6 +73,8 @@ class SimHost:
         self._is_exclusive = is_exclusive
         self._serial = 0
         self._inbox: list[tuple[str, m.Message]] = []
+        self._calls_waiting: list[Callable[[], None]] = []
+        """What came on connections while it stood still, apart from messages."""
         self._homes: dict[str, str] = {}
         """Borrower -> the host that it was heard from."""
         self._is_writing = False
@@ -100,14 +108,20 @@ class SimHost:
         now = self.now
         for source, message in self._take_inbox():
             self._receive(source, message)
-        self._watch(now)
-        self._tell_growth()
+        waiting, self._calls_waiting = self._calls_waiting, []
+        for call in waiting:
+            call()
+        if not self.is_cut_off:
+            self._watch(now)
+            self._tell_growth()
         self.handler.poll(now)
-        self._read()
+        if not self.is_cut_off:
+            self._read()
         self._consume()
         if not self.is_alive:
             return
         self._lead(now)
+        self._oracle.check_single_leader()
         self._send_out()
         self._ping_all(now)
 
@@ -133,27 +147,31 @@ class SimHost:
             self.world.note(self.name, "thaws")
             self.is_frozen = False
 
-    def leave(self) -> None:
-        """The good way out: give streams back, resign, stop."""
+    def reach_store(self) -> None:
+        self.is_cut_off = False
+
+    def leave(self, *, patience_s: float = PATIENCE_S) -> None:
+        """The good way out: give streams back, resign, stop.  A leader takes all streams back if ``patience_s`` is
+        enough for that, and otherwise names who has them."""
         if not self.is_alive or self.is_frozen or self._is_leaving:
             return
         self.world.note(self.name, "leaves")
         self._is_leaving = True
         while self.subscriptions:
             self.unsubscribe()
-        self._go_when_done(self.world.now + 3.0)
+        self._go_when_done(self.world.now + PATIENCE_S, self.world.now + patience_s)
 
-    def _go_when_done(self, deadline: float) -> None:
+    def _go_when_done(self, deadline: float, resign_by: float) -> None:
         if not self.is_alive:
             return
         is_late = self.world.now >= deadline
         if self.is_frozen or self._is_writing or (self.handler.agent.subscriptions and not is_late):
-            self.world.after(0.02, self._go_when_done, deadline)
+            self.world.after(0.02, self._go_when_done, deadline, resign_by)
         elif self.leader is None:
             self._gone()
-        elif self.leader.holders() and not is_late:
+        elif self.leader.holders() and self.world.now < resign_by:
             self.leader.retire(self.now)
-            self.world.after(0.02, self._go_when_done, deadline)
+            self.world.after(0.02, self._go_when_done, deadline, resign_by)
         else:
             leases = tuple(self.leader.holders())
             self._write(self.candidate.resignation(leases, self.now), lambda _outcome: self._gone(), with_streams=True)
@@ -237,7 +255,7 @@ class SimHost:
         if self.candidate.leader is not None and self.candidate.leader != before:
             for subscription in self.handler.agent.subscriptions:
                 self.handler.agent.on_leader_changed(subscription, now)
-        if self.candidate.wants_to_claim(now) and self.subscriptions:
+        if self.candidate.wants_to_claim(now) and (self.subscriptions or self.is_server):
             if self._lease is None or self._lease.is_lost or not self._lease.version:
                 self._look_at = now
                 self._beat(now)
@@ -274,19 +292,19 @@ class SimHost:
             now=now, held_until=self.candidate.renewed_at + profiles.LEASE.leader_hold_s,
             waits_for=predecessor.leases if predecessor else (),
         )  # fmt: skip
-        self._oracle.took_office(self.leader)
+        self._oracle.took_office(self.leader, predecessor.leases if predecessor else ())
         self._homes.clear()
 
     def _declaration(self) -> declarations.Declaration:
         return _declaration(self._store.records[NAMES.group].value)
 
     def _lead(self, now: float) -> None:
-        if self.candidate.role is Role.LEADING and self.leader is None and not self._is_writing:
+        if self.candidate.role is Role.LEADING and self.leader is None and not (self._is_writing or self.is_cut_off):
             self._take_office()
         leader = self.leader
         if leader is None:
             return
-        if now >= self._renew_at or leader.is_outdated:
+        if (now >= self._renew_at or leader.is_outdated) and not self.is_cut_off:
             self._renew_at = now + 0.1
             self._renew_streams(leader, now)
         leader.poll(now)
@@ -322,15 +340,17 @@ class SimHost:
             return
         if self._lease is None or self._lease.is_lost:
             self._leases += 1
-            self._lease = ProcessLease(f"groups/lease/{self.name}.{self._leases}")
+            self._lease = self._cores.process_lease(f"groups/lease/{self.name}.{self._leases}")
         lease = self._lease
+        if lease.is_uncertain and self.is_cut_off:
+            return
         if lease.is_uncertain:
             stored = self._store.records.get(lease.name)
             lease.observed(*((stored.value, stored.version) if stored else (None, 0)))
         if not lease.is_lost:
             self._is_beating = True
             self._beat_at = now + profiles.LEASE.beat_s
-            self._store.put([lease.renewal(now)], functools.partial(self._after_beat, lease))
+            self._put([lease.renewal(now)], functools.partial(self._after_beat, lease))
         self._after_lease(lease)
 
     def _after_beat(self, lease: ProcessLease, outcome: Outcome) -> None:
@@ -365,14 +385,20 @@ class SimHost:
         self._network.call(self.name, home.id, lambda host: host.hear_of_all(self.name, speakers, now))
 
     def hear_of_all(self, source: str, speakers: Sequence[str], asked_at: float) -> None:
-        if not self.is_alive or self.is_frozen or self.leader is None:
+        if self.is_frozen:
+            self._calls_waiting.append(lambda: self.hear_of_all(source, speakers, asked_at))
+            return
+        if not self.is_alive or self.leader is None:
             return
         leader = self.leader
         known = [one for one in speakers if self._homes.get(one) == source and leader.hear_of(one, self.now)]
         self._network.call(self.name, source, lambda host: host.renew_all(known, asked_at))
 
     def renew_all(self, known: Sequence[str], asked_at: float) -> None:
-        for one in known if self.is_alive and not self.is_frozen else ():
+        if self.is_frozen:
+            self._calls_waiting.append(lambda: self.renew_all(known, asked_at))
+            return
+        for one in known if self.is_alive else ():
             number = self.handler.agent.subscription_of(one)
             borrower = None if number is None else self.handler.agent.borrower(number)
             if borrower is not None:
@@ -400,7 +426,13 @@ class SimHost:
                     leader.stored(records, deleted, self.now)
                 done(outcome)
 
-        self._store.put(writes, finish)
+        self._put(writes, finish)
+
+    def _put(self, writes: Sequence[Write], done: Callable[[Outcome], None]) -> None:
+        if self.is_cut_off:
+            self.world.after(self.world.between(0.01, 0.1), done, Outcome(None, is_unknown=True))
+        else:
+            self._store.put(writes, done)
 
     def _settle(self, outcome: Outcome) -> None:
         if outcome.is_unknown:

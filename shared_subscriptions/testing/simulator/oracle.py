@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Any
 
 from pubsub_api.testing.simulator.world import Violation, World
@@ -105,11 +105,34 @@ class Oracle:
         current = self.declaration
         return current.positions[shard] if current.generation == generation else 1 << 60
 
-    def took_office(self, leader: Leader) -> None:
+    def took_office(self, leader: Leader, promised: Collection[str]) -> None:
+        """``promised`` are the borrowers whose leases a leader that resigned has left behind."""
         if leader.epoch <= self._epoch:
             raise Violation(f"L1: epoch {leader.epoch} after {self._epoch}")
         self._epoch = leader.epoch
         self._finals.clear()
+        self._check_leases(promised)
+
+    # -- L21, L22: leases
+
+    def check_single_leader(self) -> None:
+        """No two processes can act as leader at once: the lease of one ends before that of the next begins."""
+        acting = [
+            host.name
+            for host in self.hosts
+            if host.is_alive and not host.is_frozen and host.leader is not None and not host.leader.is_silent(host.now)
+        ]
+        if len(acting) > 1:
+            raise Violation(f"L21: {' and '.join(acting)} lead at once")
+
+    def _check_leases(self, promised: Collection[str]) -> None:
+        """Nobody can deliver under the lease of a former leader, but for those that it has named when it resigned."""
+        for host in self.hosts:
+            for subscription in host.handler.agent.subscriptions if host.is_alive else ():
+                borrower = host.handler.agent.borrower(subscription)
+                assert borrower is not None
+                if borrower.id not in promised and any(borrower.may_deliver(one, host.now) for one in borrower.streams):
+                    raise Violation(f"L22: {borrower.id} holds a lease that the new leader does not know of")
 
     # -- L7, L9: what a leader hears and says
 

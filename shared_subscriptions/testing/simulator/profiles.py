@@ -37,6 +37,16 @@ class Profile:
     leaves: int = 2
     resubscribes: int = 2
     store_failures: float = 0.0
+    outages: int = 0
+    """Times at which one process cannot reach the store, while others can."""
+    pauses: int = 0
+    """Times at which the leader stands still for about the claim time."""
+    slow_writes: float = 0.0
+    """Share of writes that take a good part of a second."""
+    hurry: bool = False
+    """Leaders that leave do not always wait until they have all streams back."""
+    servers: int = 0
+    """Processes that may lead and are no members."""
     clock_drift: float = 0.0
     failing: float = 0.0
     """Share of events whose callback fails at first."""
@@ -54,13 +64,14 @@ class Profile:
     def is_faultless(self) -> bool:
         """Nothing may be delivered twice."""
         bad = (self.drop, self.late, self.partitions, self.crashes, self.freezes, self.store_failures)
-        return not any(bad) and not (self.failing or self.commands or self.hanging or self.poison)
+        bad_users = self.failing, self.commands, self.hanging, self.poison
+        return not any((*bad, *bad_users, self.outages, self.pauses))
 
     @property
     def is_crashing_only(self) -> bool:
         """Processes die, and nothing else happens that may repeat an event."""
         bad = (self.drop, self.late, self.partitions, self.freezes, self.store_failures, self.clock_drift)
-        return not any(bad) and not (self.failing or self.commands or self.hanging)
+        return not any((*bad, self.outages, self.pauses)) and not (self.failing or self.commands or self.hanging)
 
 
 PROFILES = {
@@ -81,6 +92,10 @@ PROFILES = {
         Profile(
             "chaos", hosts=(2, 6), drop=0.2, duplicate=0.2, late=0.2, partitions=3, crashes=3, freezes=3, joins=4,
             leaves=3, resubscribes=4, store_failures=0.1, clock_drift=0.01, failing=0.1, commands=2, trims=1,
+        ),
+        Profile(
+            "leases", hosts=(2, 5), freezes=1, outages=4, pauses=4, servers=2, joins=1, leaves=3, store_failures=0.05,
+            slow_writes=0.1, hurry=True, clock_drift=0.01,
         ),
         Profile("poison", poison=2, hosts=(1, 4), bursts=(6, 20)),
         Profile("hanging", hanging=0.2, hosts=(1, 4)),

@@ -11,15 +11,17 @@ import msgspec
 
 from pubsub_api.testing.simulator.world import Violation, World
 from shared_subscriptions.core import declaration as declarations
+from shared_subscriptions.core.candidate import Candidate
 from shared_subscriptions.core.declaration import Declaration, Wish
 from shared_subscriptions.core.handler import Handler
 from shared_subscriptions.core.leader import Leader
+from shared_subscriptions.core.process_lease import ProcessLease
 from shared_subscriptions.core.queue import QueueLeader
 from shared_subscriptions.testing.simulator import verdict
-from shared_subscriptions.testing.simulator.hosts import NAMES, SimHost
+from shared_subscriptions.testing.simulator.hosts import NAMES, PATIENCE_S, SimHost
 from shared_subscriptions.testing.simulator.network import Network
 from shared_subscriptions.testing.simulator.oracle import Oracle
-from shared_subscriptions.testing.simulator.profiles import Profile
+from shared_subscriptions.testing.simulator.profiles import LEASE, Profile
 from shared_subscriptions.testing.simulator.store import SimStore
 
 SLICE_S = 0.5
@@ -32,6 +34,8 @@ class Cores:
     handler: type[Handler] = Handler
     leader: type[Leader] = Leader
     queue_leader: type[QueueLeader] = QueueLeader
+    candidate: type[Candidate] = Candidate
+    process_lease: type[ProcessLease] = ProcessLease
 
 
 class Scenario:
@@ -42,7 +46,7 @@ class Scenario:
         self.network = Network(world, profile)
         self.network.deliver = self._deliver
         shards = self.random.randint(*profile.shards)
-        self.store = SimStore(world, shards, profile.store_failures)
+        self.store = SimStore(world, shards, profile.store_failures, profile.slow_writes)
         self.oracle = Oracle(world, self.store, is_crashing_only=profile.is_crashing_only)
         self.duration_s = world.between(*profile.duration_s)
         self._cores = cores
@@ -56,6 +60,8 @@ class Scenario:
         """Raises Violation."""
         for _ in range(self.random.randint(*self.profile.hosts)):
             self.world.at(self.world.between(0.0, 0.2), self.join)
+        for _ in range(self.random.randint(0, self.profile.servers)):
+            self.world.at(self.world.between(0.0, 0.2), self._serve)
         self._plan()
         self.world.run_until(self.duration_s)
         self._restore()
@@ -98,6 +104,8 @@ class Scenario:
             ((0, profile.leaves), self._leave),
             ((0, profile.crashes), self._crash),
             ((0, profile.freezes), self._freeze),
+            ((0, profile.outages), self._outage),
+            ((0, profile.pauses), self._pause),
             ((0, profile.partitions), self._partition),
             ((0, profile.resubscribes), self._resubscribe),
             ((0, profile.commands), self._command),
@@ -124,6 +132,13 @@ class Scenario:
         self.world.after(self.world.between(0.05, 3.0), self.join, host.member_name)
 
     def join(self, member_name: str = "") -> None:
+        self._start(member_name).subscribe()
+
+    def _serve(self) -> None:
+        """A process that leads when it is its turn, and is no member."""
+        self._start("").is_server = True
+
+    def _start(self, member_name: str) -> SimHost:
         self._members += 1
         host = SimHost(
             self.world, self.network, self.store, self.oracle, self._cores,
@@ -133,7 +148,7 @@ class Scenario:
         )  # fmt: skip
         self.oracle.hosts.append(host)
         self._by_name[host.name] = host
-        host.subscribe()
+        return host
 
     def _some_host(self) -> SimHost | None:
         living = [host for host in self.living if not host.is_frozen]
@@ -142,7 +157,7 @@ class Scenario:
     def _leave(self) -> None:
         host = self._some_host()
         if host is not None and len(self.living) > 1:
-            host.leave()
+            host.leave(patience_s=self.world.between(0.0, 1.0) if self.profile.hurry else PATIENCE_S)
 
     def _crash(self) -> None:
         host = self._some_host()
@@ -154,6 +169,22 @@ class Scenario:
         if host is not None:
             host.freeze()
             self.world.after(self.world.between(0.1, 4.0), host.thaw)
+
+    def _pause(self) -> None:
+        """The leader stands still until others are about to take its place, or just have."""
+        for host in self.living:
+            if host.leader is not None and not host.is_frozen:
+                host.freeze()
+                self.world.after(LEASE.claim_time_s + self.world.between(-0.1, 0.4), host.thaw)
+
+    def _outage(self) -> None:
+        """A process cannot reach the store; more often than not it is the leader."""
+        leading = [host for host in self.living if host.leader is not None]
+        host = leading[0] if leading and self.world.chance(0.7) else self._some_host()
+        if host is not None:
+            self.world.note("fault", host.name, "cannot reach the store")
+            host.is_cut_off = True
+            self.world.after(self.world.between(0.1, 4.0), host.reach_store)
 
     def _partition(self) -> None:
         if len(self.living) > 1:
@@ -206,10 +237,11 @@ class Scenario:
         """No more faults, and at least one member."""
         self.world.note("fault", "no more")
         self.network.heal()
-        self.store.failure = 0.0
+        self.store.failure = self.store.slowness = 0.0
         self._declare(msgspec.structs.replace(self.oracle.declaration, wish=Wish.ACTIVE))
         for host in self.living:
             host.thaw()
+            host.reach_store()
             host.stop_failing()
         if not any(host.subscriptions for host in self.living):
             self.join()

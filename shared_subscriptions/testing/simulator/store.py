@@ -27,9 +27,11 @@ Write = tuple[str, bytes | None, int | None]
 class SimStore:
     """Reads are instant, writes take a moment, and with ``failure`` a writer does not learn what became of one."""
 
-    def __init__(self, world: World, shards: int, failure: float) -> None:
+    def __init__(self, world: World, shards: int, failure: float, slowness: float = 0.0) -> None:
         self.world = world
         self.failure = failure
+        self.slowness = slowness
+        """Share of writes that take long."""
         self.shards: list[list[str]] = [[] for _ in range(shards)]
         """The key of each event, by offset."""
         self.starts = [0] * shards
@@ -57,7 +59,10 @@ class SimStore:
         happens, is_told = True, True
         if self.world.chance(self.failure):
             happens, is_told = self.world.chance(0.5), False
-        self.world.after(self.world.between(0.001, 0.02), self._apply, list(writes), done, happens, is_told)
+        takes_s = self.world.between(0.001, 0.02)
+        if self.slowness and self.world.chance(self.slowness):
+            takes_s = self.world.between(0.02, 0.5)
+        self.world.after(takes_s, self._apply, list(writes), done, happens, is_told)
 
     def _apply(self, writes: list[Write], done: Callable[[Outcome], None], happens: bool, is_told: bool) -> None:
         outcome = Outcome(None, is_unknown=not is_told)

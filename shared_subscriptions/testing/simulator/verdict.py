@@ -29,6 +29,7 @@ STABLE_S = 1.5
 def check_settled(scenario: Scenario) -> None:
     """Everything was delivered and acknowledged, stored, and every stream has an owner."""
     leader = _leader(scenario)
+    _check_joined(scenario, leader)
     _check_granted(scenario, leader)
     if not scenario.profile.is_queue:
         _check_balanced(leader)
@@ -42,7 +43,17 @@ def _leader(scenario: Scenario) -> Leader:
     ]
     if len(leaders) != 1:
         raise Violation(f"L15: {len(leaders)} leaders after the quiet time")
+    if len([host for host in scenario.living if host.leader is not None]) > 1:
+        raise Violation("L15: somebody who was deposed takes itself for the leader after the quiet time")
     return leaders[0]
+
+
+def _check_joined(scenario: Scenario, leader: Leader) -> None:
+    for host in scenario.living:
+        for subscription in host.subscriptions:
+            borrower = host.handler.agent.borrower(subscription)
+            if borrower is None or borrower.id not in leader.members:
+                raise Violation(f"L12: {host.name} subscribes and is no member")
 
 
 def _check_granted(scenario: Scenario, leader: Leader) -> None:
