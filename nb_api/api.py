@@ -33,14 +33,15 @@ from nb_api.publishing import ChangePublisher, change_publisher, uses_service
 from nb_api.snapshot_source import may_stand_in
 from nb_api.transaction import Transaction
 from nb_api.writes import CheckedWrite
-from pubsub_api import Session, forking
+from pubsub_api import Session
 from pubsub_api import open as open_session
 from pubsub_api.closing import Closeable
 from pubsub_api.config import GROUP, check_group, new_conf
 from pubsub_api.core.frame import FRAME_OVERHEAD_BYTES_MAX
 from pubsub_api.errors import InvalidConfig, LimitReached, UsageError
-from pubsub_api.seldom import SeldomLog
-from pubsub_api.threads import start_thread
+from pubsub_api.runtime import forking
+from pubsub_api.runtime.seldom import SeldomLog
+from pubsub_api.runtime.threads import start_thread
 
 LOG = logging.getLogger(__name__)
 

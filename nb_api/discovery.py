@@ -27,9 +27,9 @@ from nb_api.directory import TABLE, CollectorCore, DirectoryCore, Entry, normali
 from nb_api.errors import ObjectExists, ObjectNotFound
 from nb_api.lease_config import read_discovery
 from nb_api.leases import REFUSED, TOPIC, lease_clock
-from pubsub_api import forking
 from pubsub_api.errors import Closed, Forked, HeliographError, InvalidConfig
-from pubsub_api.threads import start_thread
+from pubsub_api.runtime import forking
+from pubsub_api.runtime.threads import start_thread
 
 LOG = logging.getLogger(__name__)
 

@@ -24,9 +24,9 @@ from nb_api.election_core import Call, ElectionCore
 from nb_api.errors import ObjectNotFound
 from nb_api.lease_config import read_election_lease
 from nb_api.leases import REFUSED, TOPIC, lease_clock
-from pubsub_api import forking
 from pubsub_api.errors import Closed, Forked, HeliographError, LimitReached, UsageError, WaitTimeout
-from pubsub_api.threads import start_thread
+from pubsub_api.runtime import forking
+from pubsub_api.runtime.threads import start_thread
 
 LOG = logging.getLogger(__name__)
 

@@ -23,7 +23,7 @@ from nb_api.config import GROUP
 from nb_api.db_api import Change, DbApi
 from nb_api.publishing import ChangePublisher, Refusal
 from pubsub_api.errors import Closed, HeliographError, NotPermitted
-from pubsub_api.seldom import SeldomLog
+from pubsub_api.runtime.seldom import SeldomLog
 
 LOG = logging.getLogger(__name__)
 

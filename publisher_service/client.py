@@ -23,7 +23,7 @@ from publisher_service.errors import WindowFull
 from publisher_service.hop.worker import WorkerCore, WorkerSettings
 from publisher_service.link import Backoff, WorkerLink
 from publisher_service.ownership import socket_path
-from pubsub_api import forking, settings
+from pubsub_api import settings
 from pubsub_api.config import GROUP as PUBSUB
 from pubsub_api.core import frame as frames
 from pubsub_api.core.events import CHECK_INTERVAL, Event, encode_event
@@ -31,6 +31,7 @@ from pubsub_api.core.topics import check_topic
 from pubsub_api.errors import Closed, InvalidEvent, WaitTimeout
 from pubsub_api.multiproc import MultiprocDriver, WorkerPublisherApi, WorkerStatistics
 from pubsub_api.publisher import default_name
+from pubsub_api.runtime import forking
 
 LOG = logging.getLogger(__name__)
 

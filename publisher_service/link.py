@@ -24,7 +24,7 @@ from publisher_service.hop.messages import Inbox
 from publisher_service.hop.worker import State, WorkerCore
 from pubsub_api import socket_file
 from pubsub_api.errors import LimitReached
-from pubsub_api.threads import start_thread
+from pubsub_api.runtime.threads import start_thread
 
 LOG = logging.getLogger(__name__)
 

@@ -27,7 +27,7 @@ from publisher_service import config
 from publisher_service.watching import OwnPublisher, TableWatcher
 from pubsub_api import Publisher
 from pubsub_api.errors import LimitReached
-from pubsub_api.threads import start_thread
+from pubsub_api.runtime.threads import start_thread
 
 LOG = logging.getLogger(__name__)
 

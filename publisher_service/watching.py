@@ -28,7 +28,7 @@ from publisher_service.sequencer import Sequencer
 from pubsub_api.core.clock import HybridClock
 from pubsub_api.core.events import Event, encode_event
 from pubsub_api.errors import Closed, HeliographError, LimitReached
-from pubsub_api.seldom import SeldomLog
+from pubsub_api.runtime.seldom import SeldomLog
 
 LOG = logging.getLogger(__name__)
 

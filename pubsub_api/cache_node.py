@@ -27,8 +27,8 @@ from pubsub_api.core.frame import Kind
 from pubsub_api.core.replies import Found, Responder, select
 from pubsub_api.core.topics import FilterSet
 from pubsub_api.driver import LinkReport, PubSubApi
-from pubsub_api.seldom import SeldomLog
-from pubsub_api.threads import start_thread
+from pubsub_api.runtime.seldom import SeldomLog
+from pubsub_api.runtime.threads import start_thread
 
 LOG = logging.getLogger(__name__)
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from durable_log.errors import LogCorrupt, LogError
 from durable_log.log_api import LogApi
 from pubsub_api.errors import Closed
-from pubsub_api.seldom import SeldomLog
+from pubsub_api.runtime.seldom import SeldomLog
 from shared_subscriptions.core.handler import Handler, LoanState
 from shared_subscriptions.reading import Reader, offer
 

@@ -29,7 +29,7 @@ from oslo_config import cfg
 from durable_log.errors import LogError, LogReplaced, RecordConflict
 from durable_log.log_api import LogApi, ShardState
 from pubsub_api.errors import Closed
-from pubsub_api.seldom import SeldomLog
+from pubsub_api.runtime.seldom import SeldomLog
 from shared_subscriptions import config, wire
 from shared_subscriptions.core.declaration import Declaration
 from shared_subscriptions.core.process_lease import ProcessLease

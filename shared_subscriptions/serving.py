@@ -13,7 +13,7 @@ from durable_log.log_api import LogApi
 from durable_log.recorder import RecorderStatistics
 from pubsub_api.closing import Closeable
 from pubsub_api.errors import Closed, HeliographError
-from pubsub_api.threads import start_thread
+from pubsub_api.runtime.threads import start_thread
 from shared_subscriptions import config, groups
 from shared_subscriptions.core.declaration import Declaration
 from shared_subscriptions.leader_thread import LeaderThread

@@ -24,11 +24,11 @@ from collections.abc import Callable, Iterator, Sequence
 from oslo_config import cfg
 
 from durable_log.log_api import LogApi
-from pubsub_api import forking
 from pubsub_api.closing import Closeable
 from pubsub_api.core.durability import HistoryOutcome
 from pubsub_api.errors import Closed, Forked, UsageError, WaitTimeout
 from pubsub_api.history import Mismatch
+from pubsub_api.runtime import forking
 from shared_subscriptions import config, groups
 from shared_subscriptions.core import declaration as declarations
 from shared_subscriptions.core.candidate import LeaderRecord

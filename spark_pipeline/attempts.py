@@ -14,8 +14,8 @@ import shutil
 import uuid
 from collections.abc import Iterator
 
-from pubsub_api import private_files
 from pubsub_api.errors import UsageError
+from pubsub_api.runtime import files
 
 _ATTEMPTS_MAX = 100
 _LOCK = "_lock"
@@ -82,7 +82,7 @@ def _locked_anew(directory: pathlib.Path) -> int:
 
 def _lock(directory: pathlib.Path) -> int | None:
     """The lock, which is held until this is closed; None when somebody has it.  Raises FileNotFoundError."""
-    handle = private_files.open_private(directory / _LOCK, os.O_RDWR | os.O_CREAT)
+    handle = files.open_private(directory / _LOCK, os.O_RDWR | os.O_CREAT)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:  # held; or a file system without locks, where nobody can know: then it stays

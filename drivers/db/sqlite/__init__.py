@@ -30,8 +30,8 @@ from nb_api.errors import DbError, DbUnavailable
 from nb_api.outbox_age import OutboxAge
 from nb_api.revisions import HistoryCheck, judge, number_of
 from nb_api.writes import CheckedWrite, not_found
-from pubsub_api import forking
 from pubsub_api.errors import Closed, InvalidConfig
+from pubsub_api.runtime import forking
 
 GROUP = "db_sqlite"
 

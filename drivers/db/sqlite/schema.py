@@ -16,8 +16,8 @@ from urllib.parse import SplitResult
 
 from nb_api.errors import DbUnavailable
 from nb_api.revisions import number_of
-from pubsub_api import private_files
 from pubsub_api.errors import InvalidConfig
+from pubsub_api.runtime import files
 
 _APPLICATION_ID = 0x48656C69  # "Heli", where file(1) and we look for it
 _SCHEMA_VERSION = 4
@@ -71,7 +71,7 @@ def make_file(path: pathlib.Path) -> None:
     if path.is_dir():
         raise InvalidConfig(f"the database {path} is a directory")
     try:
-        private_files.make_private(path, may_be_shared=True)
+        files.make_private(path, may_be_shared=True)
     except OSError as error:
         raise DbUnavailable(f"the database {path} cannot be made: {error.strerror}") from error
     if not os.access(path.parent, os.W_OK):

@@ -19,8 +19,8 @@ from drivers.log.sqlite.schema import is_ours, read_log
 from durable_log.errors import LogCorrupt, LogUnavailable
 from durable_log.segmented import replaced
 from nb_api.errors import DbError, DbUnavailable
-from pubsub_api import forking
 from pubsub_api.errors import Closed
+from pubsub_api.runtime import forking
 
 T = TypeVar("T")
 

@@ -21,9 +21,9 @@ from collections.abc import Callable, Coroutine
 from typing import Any, Protocol, TypeVar
 
 from drivers.pubsub.longpoll.library import MAY_CRASH_CHILDREN
-from pubsub_api import forking
 from pubsub_api.errors import Forked, LimitReached
-from pubsub_api.threads import start_thread
+from pubsub_api.runtime import forking
+from pubsub_api.runtime.threads import start_thread
 
 LOG = logging.getLogger(__name__)
 

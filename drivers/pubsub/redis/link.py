@@ -32,8 +32,8 @@ from drivers.pubsub.redis.wire import Backoff, Waker, Wire, join_thread
 from pubsub_api.counting import Tally
 from pubsub_api.driver import Connected, Disconnected, LinkReport, Subscribed
 from pubsub_api.errors import LimitReached, TransportUnavailable
-from pubsub_api.seldom import SeldomLog
-from pubsub_api.threads import start_thread
+from pubsub_api.runtime.seldom import SeldomLog
+from pubsub_api.runtime.threads import start_thread
 
 LOG = logging.getLogger(__name__)
 

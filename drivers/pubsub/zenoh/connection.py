@@ -23,7 +23,7 @@ from drivers.pubsub.zenoh.config import Settings
 from drivers.pubsub.zenoh.session import Session, brief, make_config
 from pubsub_api.counting import Tally
 from pubsub_api.errors import LimitReached
-from pubsub_api.threads import start_thread
+from pubsub_api.runtime.threads import start_thread
 
 LOG = logging.getLogger(__name__)
 

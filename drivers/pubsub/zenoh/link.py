@@ -33,7 +33,7 @@ from pubsub_api.core.frame import GUID_AT, is_frame, name_of
 from pubsub_api.counting import Tally
 from pubsub_api.driver import Connected, Disconnected, Subscribed
 from pubsub_api.inbox import Inbox
-from pubsub_api.threads import start_thread
+from pubsub_api.runtime.threads import start_thread
 
 CHANNEL_FRAMES = 1024
 """Frames between Zenoh's thread and ours.  Ours never waits for the receiver, so this need not hold much."""

@@ -34,7 +34,7 @@ from pubsub_api.counting import Tally
 from pubsub_api.driver import Disconnected, LinkReport
 from pubsub_api.errors import InvalidTopic, LimitReached
 from pubsub_api.guarding import GuardedReceiver
-from pubsub_api.threads import start_thread
+from pubsub_api.runtime.threads import start_thread
 
 LOG = logging.getLogger(__name__)
 

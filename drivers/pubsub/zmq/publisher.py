@@ -35,7 +35,7 @@ from pubsub_api.counting import Tally
 from pubsub_api.driver import PublisherApi, PublisherReport, QueryHandler
 from pubsub_api.errors import Closed, TransportUnavailable, UsageError
 from pubsub_api.guarding import GuardedHandler
-from pubsub_api.threads import start_thread
+from pubsub_api.runtime.threads import start_thread
 
 LOG = logging.getLogger(__name__)
 
