@@ -13,7 +13,6 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 
-from durable_log.errors import LogError
 from durable_log.holes import RANGES_MAX, Holes, size_of
 from durable_log.log_api import LogApi, StreamState
 from durable_log.placing import Range
@@ -21,6 +20,7 @@ from pubsub_api.core.frame import Header
 from pubsub_api.core.resync import LostRange
 from pubsub_api.core.topics import FilterSet
 from pubsub_api.errors import Closed
+from pubsub_api.runtime.periodic import Failures
 
 LOG = logging.getLogger(__name__)
 
@@ -63,6 +63,7 @@ class Recovery:
         self._thread: threading.Thread | None = None
         self._wakeup = threading.Event()
         self._is_closed = False
+        self._failures = Failures(LOG, "Recorder: which events the log lacks is not known now")
         self.counters = Recovered()
 
     def resynced(self, lost: Sequence[LostRange]) -> None:
@@ -99,8 +100,8 @@ class Recovery:
                 self._ask_for_lost()
             except Closed:
                 return
-            except LogError as error:
-                LOG.warning("Recorder: which events the log lacks is not known now: %s", error)
+            except Exception as error:  # noqa: BLE001  counted and logged
+                self._failures.note(error)
                 self._wakeup.wait(_ERROR_PAUSE_S)
 
     def _goes_on(self) -> bool:

@@ -24,8 +24,9 @@ from nb_api.election_core import Call, ElectionCore
 from nb_api.errors import ObjectNotFound
 from nb_api.lease_config import read_election_lease
 from nb_api.leases import REFUSED, TOPIC, lease_clock
-from pubsub_api.errors import Closed, Forked, HeliographError, LimitReached, UsageError, WaitTimeout
+from pubsub_api.errors import Closed, Forked, LimitReached, UsageError, WaitTimeout
 from pubsub_api.runtime import forking
+from pubsub_api.runtime.periodic import Failures
 from pubsub_api.runtime.threads import start_thread
 
 LOG = logging.getLogger(__name__)
@@ -90,10 +91,10 @@ class Election:
         self._clock = clock
         self._core = ElectionCore(holder, os.urandom(16).hex(), self._lease_s, place=place)
         self._changed = threading.Condition()
-        self._counters = dict.fromkeys(("gains", "losses", "renewals", "conflicts", "failures", "callback_errors"), 0)
+        self._counters = dict.fromkeys(("gains", "losses", "renewals", "conflicts", "callback_errors"), 0)
         self._is_closing = False
         self._is_inherited = False
-        self._is_failing = False
+        self._failures = Failures(LOG, f"The election {name!r}: the database cannot say who leads")
         self._deadline: float | None = None
         self._threads = [
             threading.Thread(target=target, name=f"election-{part}-{name}", daemon=True)
@@ -138,7 +139,8 @@ class Election:
 
     def statistics(self) -> ElectionStatistics:
         with self._changed:
-            return ElectionStatistics(self._core.is_leader(self._clock()), self._core.leader, **self._counters)
+            is_leader, failures = self._core.is_leader(self._clock()), self._failures.count
+            return ElectionStatistics(is_leader, self._core.leader, failures=failures, **self._counters)
 
     def close(self, *, timeout_s: float = 5.0) -> None:
         """Resign, so that another can lead at once, and end the threads.  ``on_loss`` is called if it led.
@@ -193,21 +195,13 @@ class Election:
     def _ask(self, call: Call) -> Callable[[float], None]:
         """What the core is to be told at the time of the answer."""
         try:
-            answer = self._look() if call.kind == "look" else self._write(call)
+            return self._look() if call.kind == "look" else self._write(call)
         except Closed:
             self._deadline = self._clock()  # the database was closed before us; the lease ends by itself
             return self._core.failed
-        except Exception as error:  # a thread that ends in silence would leave its work undone
-            self._counters["failures"] += 1
-            level = logging.DEBUG if self._is_failing else logging.WARNING  # one warning for a whole outage
-            unforeseen = None if isinstance(error, HeliographError) else error
-            LOG.log(
-                level, "The election %r: the database cannot say who leads: %s", self._name, error, exc_info=unforeseen
-            )
-            self._is_failing = True
+        except Exception as error:  # noqa: BLE001  counted and logged
+            self._failures.note(error)
             return self._core.failed
-        self._is_failing = False
-        return answer
 
     def _look(self) -> Callable[[float], None]:
         with contextlib.suppress(ObjectNotFound):

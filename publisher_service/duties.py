@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import threading
 from types import TracebackType
 from typing import Any
 
@@ -26,8 +25,11 @@ from pubsub_api import Publisher
 from pubsub_api.config import GROUP as PUBSUB
 from pubsub_api.core.clock import HybridClock
 from pubsub_api.errors import HeliographError
+from pubsub_api.runtime.periodic import Failures, PeriodicThread
 
 LOG = logging.getLogger(__name__)
+
+_TROUBLE = "The database cannot be used; workers are served, but nothing is swept, and the directory lacks this service"
 
 
 def are_wanted(conf: cfg.ConfigOpts) -> bool:
@@ -72,8 +74,15 @@ class Duties:
         self._problem: str | None = None
         self._parts = contextlib.ExitStack()
         """What the thread has begun; whoever has joined it ends it."""
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="heliograph-duties", daemon=True)
+        self._thread = PeriodicThread(
+            "heliograph-duties",
+            self._take_office,
+            Failures(LOG, _TROUBLE),
+            pause_s=0.0,
+            retry_s=self._backoff.wait_s,
+            at_once=True,
+            on_failure=self._failed,
+        )
 
     def start(self) -> None:
         """Does not wait for the database.  Raises what is wrong with its configuration: InvalidConfig, DriverNotFound,
@@ -84,9 +93,7 @@ class Duties:
     def close(self) -> None:
         """Resign, so that another takes over at once, and leave the directory.  Blocks while the database is being
         connected to, for as long as that may take.  Idempotent."""
-        self._stop.set()
-        if self._thread.ident is not None:
-            self._thread.join()
+        self._thread.stop()
         self._parts.close()
 
     @property
@@ -102,17 +109,6 @@ class Duties:
 
     # -- the thread
 
-    def _run(self) -> None:
-        while not self._stop.is_set():
-            try:
-                self._take_office()
-                return
-            except HeliographError as error:
-                self._failed(error)
-            except Exception as error:
-                LOG.exception("The duties for the database cannot be begun, in an unforeseen way.")
-                self._failed(error)
-
     def _take_office(self) -> None:
         with contextlib.ExitStack() as parts:
             db = open_db(None, self._conf, with_outbox=False)
@@ -121,23 +117,14 @@ class Duties:
                 Office(db, self._publisher, self._own, owns_address=self._owns_address, place=self._place)
             )
             self._parts = parts.pop_all()
+        self._thread.ask_to_stop()
         self._db, self._office, self._problem = db, office, None
         if self._failed_attempts:
             LOG.info("The database is there after %d attempts: its duties begin.", self._failed_attempts)
 
     def _failed(self, error: Exception) -> None:
         self._failed_attempts += 1
-        pause_s = self._backoff.wait_s()
-        # One warning for a whole outage; the report has the newest problem and the count.
-        level = logging.DEBUG if self._problem else logging.WARNING
-        LOG.log(
-            level,
-            "The database cannot be used: %s. Workers are served; the outbox is not swept, and the directory does not "
-            "have this service. Next attempt in %.1f s.",
-            error, pause_s,
-        )  # fmt: skip
         self._problem = str(error)
-        self._stop.wait(pause_s)
 
     def __enter__(self) -> Duties:
         self.start()
