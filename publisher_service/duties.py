@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import random
 from types import TracebackType
 from typing import Any
 
@@ -17,7 +18,6 @@ from nb_api import notify_config
 from nb_api.db_api import DbApi
 from nb_api.loading import build_db, open_db
 from publisher_service import config
-from publisher_service.link import Backoff
 from publisher_service.office import Office
 from publisher_service.sequencer import Sequencer
 from publisher_service.watching import OwnPublisher
@@ -25,6 +25,7 @@ from pubsub_api import Publisher
 from pubsub_api.config import GROUP as PUBSUB
 from pubsub_api.core.clock import HybridClock
 from pubsub_api.errors import HeliographError
+from pubsub_api.runtime.backoff import Backoff
 from pubsub_api.runtime.periodic import Failures, PeriodicThread
 
 LOG = logging.getLogger(__name__)
@@ -66,8 +67,8 @@ class Duties:
         self._owns_address = owns_address
         self._place = place
         options = conf[config.GROUP]
-        longest_s = max(options.database_retry_interval, options.database_retry_interval_max)
-        self._backoff = Backoff(options.database_retry_interval, longest_s)
+        first_s, limit_s = options.database_retry_interval, options.database_retry_interval_max
+        backoff = Backoff(first_s, limit_s, jitter=random.random)
         self._db: DbApi | None = None
         self._office: Office | None = None
         self._failed_attempts = 0
@@ -79,7 +80,7 @@ class Duties:
             self._take_office,
             Failures(LOG, _TROUBLE),
             pause_s=0.0,
-            retry_s=self._backoff.wait_s,
+            retry_s=backoff.next_s,
             at_once=True,
             on_failure=self._failed,
         )

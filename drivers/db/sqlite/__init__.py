@@ -32,6 +32,7 @@ from nb_api.revisions import HistoryCheck, judge, number_of
 from nb_api.writes import CheckedWrite, not_found
 from pubsub_api.errors import Closed, InvalidConfig
 from pubsub_api.runtime import forking
+from pubsub_api.runtime.backoff import Backoff
 
 GROUP = "db_sqlite"
 
@@ -186,7 +187,7 @@ class SqliteDb(DbApi):
         checks.check_not_negative(timeout_s, "a timeout in seconds")
         self._check_open()
         deadline = time.monotonic() + timeout_s
-        interval: float = self._options.poll_interval_min
+        backoff = Backoff(self._options.poll_interval_min, self._options.poll_interval_max)
         while True:
             commits = self._commits
             try:
@@ -201,8 +202,7 @@ class SqliteDb(DbApi):
                 return False
             with self._news:
                 if not self._is_closed and self._commits == commits:
-                    self._news.wait(min(rest, interval))
-            interval = min(2 * interval, self._options.poll_interval_max)
+                    self._news.wait(min(rest, backoff.next_s()))
 
     def compact(self, *, keep_changes: int, keep_tombstones_s: float) -> int:
         checks.check_not_negative(keep_changes, "the number of changes to keep")

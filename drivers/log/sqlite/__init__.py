@@ -26,6 +26,7 @@ from durable_log.identity import Lineage
 from durable_log.log_api import Appended, Record, ShardState, StoredFrame
 from durable_log.segmented import HotRead, RestoredShard, SegmentedLog
 from pubsub_api.errors import Closed, InvalidConfig
+from pubsub_api.runtime.backoff import Backoff
 
 LOG = logging.getLogger(__name__)
 
@@ -128,7 +129,7 @@ class SqliteLog(SegmentedLog):
         checks.check_ends(ends, self.shards, timeout_s)
         self._store.check_open()
         deadline = time.monotonic() + timeout_s
-        interval: float = self._options.poll_interval_min
+        backoff = Backoff(self._options.poll_interval_min, self._options.poll_interval_max)
         while True:
             commits = self._store.commits
             try:
@@ -139,8 +140,7 @@ class SqliteLog(SegmentedLog):
             rest = deadline - time.monotonic()
             if rest <= 0:
                 return False
-            self._store.pause(commits, min(rest, interval))
-            interval = min(2 * interval, self._options.poll_interval_max)
+            self._store.pause(commits, min(rest, backoff.next_s()))
 
     # -- records
 

@@ -45,7 +45,8 @@ class Process:
         self._has_opened = False
         self._is_forked = False
         self._has_warned = False
-        os.register_at_fork(before=self._before_fork, after_in_child=self._on_fork)
+        os.register_at_fork(before=self._before_fork)
+        forking.register(self)
         atexit.register(self._on_exit)
 
     @property
@@ -95,7 +96,7 @@ class Process:
                 "crash. Set GRPC_ENABLE_FORK_SUPPORT=0 in the environment"
             )
 
-    def _on_fork(self) -> None:
+    def after_fork_in_child(self) -> None:
         self._is_forked = self._is_forked or self._has_opened
         forking.set_aside((self._loop, dict(self._ends)))
         if self._has_opened:
