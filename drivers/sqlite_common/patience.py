@@ -8,8 +8,8 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
-from drivers.db.sqlite.pool import Pool
-from drivers.db.sqlite.writer import Operation
+from drivers.sqlite_common.pool import Pool
+from drivers.sqlite_common.writer import Operation
 from nb_api.errors import DbError, DbUnavailable
 from pubsub_api.runtime.backoff import Backoff
 

@@ -19,11 +19,12 @@ from urllib.parse import SplitResult
 from oslo_config import cfg, types
 
 from drivers.db.sqlite import outbox, schema
-from drivers.db.sqlite.patience import run_patiently
-from drivers.db.sqlite.pool import Pool
 from drivers.db.sqlite.recording import record
 from drivers.db.sqlite.snapshot import SqliteSnapshot
-from drivers.db.sqlite.writer import Operation, Writer
+from drivers.sqlite_common.files import make_file, path_of
+from drivers.sqlite_common.patience import run_patiently
+from drivers.sqlite_common.pool import Pool
+from drivers.sqlite_common.writer import Operation, Writer
 from nb_api import checks
 from nb_api.db_api import Action, Change, DbApi, DbObject
 from nb_api.errors import DbError, DbUnavailable
@@ -69,7 +70,7 @@ class SqliteDb(DbApi):
 
     def __init__(self, conf: cfg.ConfigOpts, url: SplitResult) -> None:
         super().__init__(conf, url)
-        self._path = schema.path_of(url)
+        self._path = path_of(url)
         self._what = f"the database {self._path}"
         self._options = conf[GROUP]
         self._timeout_s: float = conf.db.operation_timeout
@@ -90,7 +91,7 @@ class SqliteDb(DbApi):
         self._age = OutboxAge()
 
     def initialize(self) -> None:
-        schema.make_file(self._path)
+        make_file(self._path)
         try:
             self._run(lambda connection: schema.make_schema(connection, self._path))
         except DbUnavailable:

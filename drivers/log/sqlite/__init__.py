@@ -17,9 +17,9 @@ from urllib.parse import SplitResult
 
 from oslo_config import cfg, types
 
-from drivers.db.sqlite.schema import path_of
 from drivers.log.sqlite import appending, reading, records, schema, sealed
 from drivers.log.sqlite.store import Store
+from drivers.sqlite_common.files import path_of
 from durable_log import checks, config
 from durable_log.errors import LogCorrupt
 from durable_log.identity import Lineage
