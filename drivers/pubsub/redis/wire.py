@@ -99,7 +99,7 @@ class Wire:
                 raise TransportUnavailable(f"the connection was lost while reading: {error}") from error
             if not size:
                 raise TransportUnavailable("the server closed the connection")
-            self._reader.feed(self._buffer, 0, size)
+            self._reader.feed(self._buffer, 0, size)  # type: ignore[arg-type]  # any buffer will do
             if self._pending is None or not self._pending():  # decrypted bytes would not wake a poll
                 break
         return self._parse()
