@@ -18,11 +18,10 @@ import time
 from typing import Any
 
 import redis
-import redis.backoff
-import redis.retry
 
 from drivers.pubsub.redis.config import Settings
 from drivers.pubsub.redis.resp import INCOMPLETE, ProtocolError, new_reader
+from drivers.redis_common import limits
 from pubsub_api.errors import TransportUnavailable
 from pubsub_api.runtime.backoff import Backoff
 
@@ -121,16 +120,10 @@ class Wire:
 def _connection(settings: Settings) -> Any:
     server = settings.server
     arguments: dict[str, Any] = {
-        "host": server.host,
-        "port": server.port,
-        "db": server.db,
-        "username": server.username,
-        "password": server.password,
+        **server.arguments,
+        **limits(connect_timeout_s=settings.connect_timeout_s, timeout_s=settings.connect_timeout_s),
         "protocol": 3,
-        "socket_connect_timeout": settings.connect_timeout_s,
-        "socket_timeout": settings.connect_timeout_s,
         "socket_keepalive": True,
-        "retry": redis.retry.Retry(redis.backoff.NoBackoff(), 0),
     }
     if not server.has_tls:
         return redis.Connection(**arguments)  # type: ignore[no-untyped-call]
