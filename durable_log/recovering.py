@@ -19,8 +19,9 @@ from durable_log.placing import Range
 from pubsub_api.core.frame import Header
 from pubsub_api.core.resync import LostRange
 from pubsub_api.core.topics import FilterSet
-from pubsub_api.errors import Closed
+from pubsub_api.errors import Closed, LimitReached
 from pubsub_api.runtime.periodic import Failures
+from pubsub_api.runtime.threads import start_thread
 
 LOG = logging.getLogger(__name__)
 
@@ -72,9 +73,17 @@ class Recovery:
             self._holes.add(lost, time.monotonic())
             self._wants_look = True
             if self._thread is None and not self._is_closed:
-                self._thread = threading.Thread(target=self._run, name="heliograph-recorder-holes", daemon=True)
-                self._thread.start()
+                self._start()
         self._wakeup.set()
+
+    def _start(self) -> None:
+        thread = threading.Thread(target=self._run, name="heliograph-recorder-holes", daemon=True)
+        try:
+            start_thread(thread)
+        except LimitReached as error:
+            self._failures.note(error)  # the next resync starts it, and it looks for all holes then
+        else:
+            self._thread = thread
 
     def is_unwanted(self, header: Header) -> bool:
         """Whether a frame came because it was asked for, and is from before the time since which events are wanted."""

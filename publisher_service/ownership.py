@@ -66,8 +66,8 @@ class Ownership:
             boot = pathlib.Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         except OSError:
             return ""
-        found = os.fstat(self._file)
-        return f"{boot}:{found.st_dev}:{found.st_ino}"
+        device, inode = files.identity_of(self._file)
+        return f"{boot}:{device}:{inode}"
 
     def release(self) -> None:
         """Idempotent.  The file stays: removing it would let two hold a lock on what they think is one file."""

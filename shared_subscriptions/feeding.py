@@ -108,6 +108,10 @@ class Feeder:
     def _count(self, _error: Exception) -> None:
         self.log_errors += 1
 
+    def _note_trouble(self, error: LogCorrupt) -> None:
+        self.log_errors += 1
+        self._log_trouble("Shared subscription: a stream cannot be read now: %s", error)
+
     # -- the reader
 
     def _feed(self) -> None:
@@ -126,8 +130,7 @@ class Feeder:
             try:
                 is_at_end = self._is_known_end(shard, offset) or not self._read(loan, reader)
             except LogCorrupt as error:  # which stops this stream, and no other
-                self._log_trouble("Shared subscription: a stream cannot be read now: %s", error)
-                self.log_errors += 1
+                self._note_trouble(error)
                 damaged.append(loan)
                 continue
             if is_at_end:

@@ -75,7 +75,7 @@ def _locked_anew(directory: pathlib.Path) -> int:
             handle = _lock(directory)
             if handle is None:
                 break
-            if (directory / _LOCK).stat().st_ino == os.fstat(handle).st_ino:
+            if files.identity_of(directory / _LOCK) == files.identity_of(handle):
                 return handle
     raise UsageError(f"{directory} is being written by another job: wait for it, or name another place")
 
