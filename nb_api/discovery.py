@@ -15,7 +15,6 @@ import abc
 import dataclasses
 import logging
 from collections.abc import Callable, Iterable, Sequence
-from types import TracebackType
 from typing import Protocol, TypeVar
 
 import msgspec
@@ -25,6 +24,7 @@ from nb_api.directory import TABLE, CollectorCore, DirectoryCore, Entry, normali
 from nb_api.errors import ObjectExists, ObjectNotFound
 from nb_api.lease_config import read_discovery
 from nb_api.leases import REFUSED, TOPIC, lease_clock
+from pubsub_api.closing import Closeable
 from pubsub_api.errors import Forked, HeliographError, InvalidConfig
 from pubsub_api.runtime import forking
 from pubsub_api.runtime.periodic import Failures, Pause, PeriodicThread, dispersed
@@ -55,11 +55,11 @@ class Listener(Protocol):
     def stop_listening_to(self, address: str) -> bool: ...
 
 
-class _Service(abc.ABC):
+class _Service(Closeable):
     """A thread that does something now and then, and at once when it is woken."""
 
     def __init__(self, name: str, failures: Failures, *, pause_s: Pause, retry_s: Pause | None = None) -> None:
-        self._is_inherited = False
+        self._is_inherited = self._is_closed = False
         self._thread = PeriodicThread(name, self._work, failures, pause_s=pause_s, retry_s=retry_s, at_once=True)
         forking.register(self)
 
@@ -84,15 +84,11 @@ class _Service(abc.ABC):
 
     def close(self) -> None:
         """End the thread.  Blocks while a call to the database is under way.  Idempotent."""
+        self._is_closed = True
         self._thread.stop()
 
     def __enter__(self: S) -> S:
         return self.start()
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def after_fork_in_child(self) -> None:
         self._is_inherited = True
@@ -133,14 +129,13 @@ class Registration(_Service):
         self._clock = clock
         # Twice the interval: a look that is a little late still counts in full.
         self._collector = CollectorCore(lease_s=settings.lease_s, gap_max_s=2 * settings.renew_interval_s)
-        self._is_closed = False
 
     def statistics(self) -> RegistrationStatistics:
         return dataclasses.replace(self._statistics)
 
     def close(self) -> None:
         """End the thread and take the entry out, if the database answers."""
-        was_closed, self._is_closed = self._is_closed, True
+        was_closed = self._is_closed
         super().close()
         if was_closed or not self._thread.is_started:
             return

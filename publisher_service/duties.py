@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import random
-from types import TracebackType
 from typing import Any
 
 from oslo_config import cfg
@@ -22,6 +21,7 @@ from publisher_service.office import Office
 from publisher_service.sequencer import Sequencer
 from publisher_service.watching import OwnPublisher
 from pubsub_api import Publisher
+from pubsub_api.closing import Closeable
 from pubsub_api.config import GROUP as PUBSUB
 from pubsub_api.core.clock import HybridClock
 from pubsub_api.errors import HeliographError
@@ -54,7 +54,7 @@ def _seen(
     return {"revision": revision, "outbox": outbox, "outbox_shown_max": limit, "problem": problem}
 
 
-class Duties:
+class Duties(Closeable):
     """From `start` to `close`, on a thread of its own."""
 
     def __init__(
@@ -72,6 +72,7 @@ class Duties:
         self._db: DbApi | None = None
         self._office: Office | None = None
         self._failed_attempts = 0
+        self._is_closed = False
         self._problem: str | None = None
         self._parts = contextlib.ExitStack()
         """What the thread has begun; whoever has joined it ends it."""
@@ -94,6 +95,7 @@ class Duties:
     def close(self) -> None:
         """Resign, so that another takes over at once, and leave the directory.  Blocks while the database is being
         connected to, for as long as that may take.  Idempotent."""
+        self._is_closed = True
         self._thread.stop()
         self._parts.close()
 
@@ -130,8 +132,3 @@ class Duties:
     def __enter__(self) -> Duties:
         self.start()
         return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
