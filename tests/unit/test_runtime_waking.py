@@ -7,6 +7,7 @@ import random
 import select
 import signal
 import threading
+from collections.abc import Callable
 
 import pytest
 
@@ -17,13 +18,13 @@ from pubsub_api.runtime.waking import Waker
 from tests.waiting import WAIT_S
 
 
-def in_child(is_right: object) -> None:
+def in_child(is_right: Callable[[], bool]) -> None:
     """Fork; the child ends with whether ``is_right()`` was true there."""
     child = os.fork()
     if child == 0:
         code = 2
         try:
-            code = 0 if is_right() else 1  # type: ignore[operator]
+            code = 0 if is_right() else 1
         finally:
             os._exit(code)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
