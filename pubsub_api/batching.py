@@ -158,7 +158,9 @@ class Batcher(abc.ABC):
         except ENCODING_ERRORS:
             encoded = encode_event(event, stamp)
         if len(encoded) > self._small_bytes_max:
-            self._queue(stream, [encoded], self._size_of(event, encoded))
+            if len(encoded) > self._event_bytes_max:
+                raise self._too_large(event, len(encoded))
+            self._queue(stream, [encoded], len(encoded))
             self._leave_to_thread()
             return
         # Append first, look at the flag second; the sender clears the flag first and takes second.  So whatever the
@@ -176,9 +178,12 @@ class Batcher(abc.ABC):
         """Send an event for which no timestamp is left: a lone one, or the first or the last of a turn of a flood."""
         wall_ns = time_ns()
         is_flood = wall_ns - self._last_call_ns <= self._flood_ns
-        stamp = self._reserve(self._turn_events if is_flood else 1, wall_ns)
+        self._stamps = _NO_STAMPS
+        stamp = self._reserve(self._turn_events, wall_ns) if is_flood else self._clock.tick(wall_ns)
         encoded = encode_event(event, stamp)
-        size = self._size_of(event, encoded)
+        size = len(encoded)
+        if size > self._event_bytes_max:
+            raise self._too_large(event, size)
         self._last_call_ns = wall_ns
         if is_flood:
             # Before it is queued, because who sends this event takes back what is left of the turn.
@@ -205,7 +210,8 @@ class Batcher(abc.ABC):
         try:
             if stream.pending or self._is_closed:
                 return False
-            frame = self._core.lone_frame(stream, encoded, stamp)
+            core = self._core
+            frame = core.lone_frame(stream, encoded, stamp)
             try:
                 self._end.send(stream.topic, frame)
             except DriverError as error:
@@ -213,7 +219,7 @@ class Batcher(abc.ABC):
             else:
                 if self._last_failure is not None:
                     self._accepted()
-            self._core.keep(stream, frame, 1, time.monotonic(), stamp)
+            core.keep(stream, frame, 1, time.monotonic(), stamp)
         finally:
             self._lock.release()
         self._last_call_ns = time_ns()
@@ -282,14 +288,11 @@ class Batcher(abc.ABC):
             )
         self._queue(stream, encoded, sum(sizes))
 
-    def _size_of(self, event: Event, encoded: bytes) -> int:
-        """Raises InvalidEvent when it does not fit a frame."""
-        if len(encoded) > self._event_bytes_max:
-            raise InvalidEvent(
-                f"event {event.table}/{event.key} takes {len(encoded)} bytes, more than frame_bytes_max allows "
-                f"({self._event_bytes_max})"
-            )
-        return len(encoded)
+    def _too_large(self, event: Event, size: int) -> InvalidEvent:
+        return InvalidEvent(
+            f"event {event.table}/{event.key} takes {size} bytes, more than frame_bytes_max allows "
+            f"({self._event_bytes_max})"
+        )
 
     def _queue(self, stream: OutStream, encoded: Sequence[bytes], size: int) -> None:
         """Append events to their stream, and send when that fills a frame or the backlog.

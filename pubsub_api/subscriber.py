@@ -26,8 +26,8 @@ from pubsub_api.core import frame as frames
 from pubsub_api.core import messages
 from pubsub_api.core.clock import HybridClock
 from pubsub_api.core.durability import HistoryOutcome
-from pubsub_api.core.errors import Closed, DriverError, Forked, UsageError, WaitTimeout
-from pubsub_api.core.events import Action, Event
+from pubsub_api.core.errors import Closed, DriverError, Forked, UndecodableBody, UsageError, WaitTimeout
+from pubsub_api.core.events import Action, Event, decode_events
 from pubsub_api.core.frame import Kind
 from pubsub_api.core.instream import Delivery
 from pubsub_api.core.resync import LostRange, Reason, Resync
@@ -165,7 +165,6 @@ class Subscriber(Closeable):
         if delivery is None:
             self.on_frames(received)
             return False
-        is_relieved = False
         try:
             if self._on_frames is not None:
                 self._hand_over_run([delivery])
@@ -179,9 +178,8 @@ class Subscriber(Closeable):
         return is_relieved
 
     def _borrow(self, frame: bytes, relieve: Relieve) -> Delivery | None:
-        """Get ready to call the user on this thread with a frame; None when it has to go the long way.
-
-        That is when something is before it, or anything is to be done with it that takes the core more than a look.
+        """Get ready to call the user on this thread with a frame; None when it has to go the long way:
+        something is before it, or anything is to be done with it that takes the core more than a look.
         """
         now = time.monotonic()
         with self._lock:
@@ -380,8 +378,7 @@ class Subscriber(Closeable):
                 return
             self._left -= 1
             if isinstance(item, tuple):
-                events = self._decode(item)
-                if events:
+                if events := self._decode(item):
                     self._received += len(events)
                     yield events
             elif isinstance(item, Resync):
@@ -411,9 +408,12 @@ class Subscriber(Closeable):
         self._collect()
 
     def _decode(self, delivery: Delivery) -> list[Event]:
-        events, undecodable = decode(delivery)
+        frame, header, already = delivery
+        try:
+            return decode_events(frame, header, skip=already)
+        except UndecodableBody:
+            events, undecodable = decode(delivery)
         if undecodable is not None:
-            header = delivery[1]
             LOG.error(
                 "Subscriber: %d events of topic %r of publisher %s cannot be decoded, a resync will follow: %s",
                 undecodable.count, header.topic, header.guid.hex(), undecodable.reason,

@@ -99,7 +99,7 @@ class StreamBeginnings(StreamOrder):
         """A publisher tells the final heads of its former life, also to those who never heard of it."""
         former = self._publisher(hello.predecessor, now)
         for topic, head in hello.heads.items():
-            self._note_head(former, topic, head, None, now)
+            self._note_head(former, topic, head, None, now, is_final=True)
         if publisher.start.add(hello.part, hello.parts):
             self._roster.end(former)
 
@@ -192,15 +192,22 @@ class StreamBeginnings(StreamOrder):
 
     # -- heads
 
-    def _on_baseline(self, publisher: InPublisher, topic: str, head: int, stamp: int, now: float) -> None:
-        """A responder says where a stream stood when we asked; no event up to there has a higher timestamp."""
+    def _on_baseline(
+        self, publisher: InPublisher, topic: str, head: int, stamp: int, now: float, *, is_final: bool = False
+    ) -> None:
+        """A responder says where a stream stood when we asked; no event up to there has a higher timestamp.
+
+        ``is_final``: its publisher's next life says so.
+        """
         if not publisher.is_heard:
             # As long as a cache tells of it, forgetting it would only mean to be surprised by it again.
             publisher.last_heard = now
         if not self.filters.match(topic):
             return
         stream = publisher.streams.get(topic)
-        if stream is not None and stream.is_anchored:
+        if stream is not None and is_final and (head < stream.next - 1 or stream.contradicts_end(head)):
+            self._note_head(publisher, topic, head, None, now, is_final=True)
+        elif stream is not None and stream.is_anchored:
             self._raise_head(stream, head, stamp, now, is_shown=True)
         elif stream is not None:
             self._anchor(stream, head, stamp, now)
@@ -240,12 +247,14 @@ class StreamBeginnings(StreamOrder):
             stream = self._open_stream(publisher, topic, head, now) if head else None
         if stream is None:
             return
-        if stamp is not None and stream.contradicts_head(head, stamp):
-            self._start_again(stream, stream.next, head, stamp, now)
+        said_at = NO_STAMP if stamp is None else stamp
+        is_known = bool(stamp) or is_final
+        if (stamp is not None and stream.contradicts_head(head, stamp)) or (is_final and stream.contradicts_end(head)):
+            self._start_again(stream, stream.next, head, said_at, now)
         elif head >= stream.next:
-            self._raise_head(stream, head, NO_STAMP if stamp is None else stamp, now, is_shown=False)
-        elif stamp and head < stream.next - 1 and self._is_believed(stream, stamp, now, is_final=is_final):
-            self._start_again(stream, head + 1, head, stamp, now)
+            self._raise_head(stream, head, said_at, now, is_shown=False)
+        elif is_known and head < stream.next - 1 and self._is_believed(stream, said_at, now, is_final=is_final):
+            self._start_again(stream, head + 1, head, said_at, now)
 
     def _raise_head(self, stream: InStream, head: int, stamp: int, now: float, *, is_shown: bool) -> None:
         if head - stream.next > HEAD_JUMP_MAX and stream.is_anchored:

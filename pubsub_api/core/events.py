@@ -93,7 +93,10 @@ def encode_event(event: Event, timestamp: int, *, looks_inside: bool = True) -> 
         raise InvalidEvent(_explain(event))
     value = event.value
     try:
-        if type(value) not in PLAIN_TYPES and (looks_inside or type(value) is not dict):
+        if type(value) is dict:
+            if looks_inside:
+                check_parts(value)
+        elif type(value) not in PLAIN_TYPES:
             check_value(value)
         return encode_fields((table, key, action, value, version, stamp))
     except ENCODING_ERRORS as error:
@@ -108,7 +111,7 @@ def pack_body(encoded: Sequence[bytes]) -> bytes:
 def decode_events(frame: bytes, header: frames.Header, *, skip: int = 0) -> list[Event]:
     """The events of a DATA frame, without the first ``skip``.  Raises UndecodableBody."""
     try:
-        events = _decode_list(frames.body(frame, header))
+        events = _decode_list(memoryview(frame)[header[8] : header[9]])  # `frames.body`, without the call
     except _DECODING_ERRORS as error:
         raise UndecodableBody(f"the events of topic {header.topic!r} cannot be decoded: {error}") from error
     if len(events) != header.count:

@@ -175,6 +175,16 @@ class InStream:
         """The same of a head: it is lower than what was told before, of which no event has come."""
         return self.next - 1 <= head < self.head and stamp > self.head_stamp and self.is_anchored
 
+    def contradicts_end(self, head: int) -> bool:
+        """The same of the last head of its publisher, whatever the timestamps say, while the stream waits for more.
+
+        A resync that was told before seems to cover what is missing; but not what was sent after it under other numbers
+        than were heard of.
+        """
+        if not self.is_anchored:
+            return head < self.next - 1
+        return head < self.head and self.state in (State.WAITING, State.REPAIRING)
+
     def start_again(self, number: int, head: int, stamp: int) -> None:
         """Nothing that was heard of the stream is believed but that ``number`` comes next, and that ``head`` exists.
 

@@ -181,8 +181,10 @@ class PublisherCore:
 
     def lone_frame(self, stream: OutStream, encoded: bytes, stamp: int) -> bytes:
         """Number and pack one event of a stream that has nothing pending.  The owner sends it, then calls `keep`."""
-        frame = self._pack(stream, (encoded,), stamp)
-        stream.head += 1
+        self._stamp = stamp = max(stamp, self._stamp)  # as in `_in_order`
+        head = stream.head
+        frame = self._packer.pack_one(stream.element, encoded, head + 1, head - stream.gap, stamp)
+        stream.head = head + 1
         stream.gap = 0
         return frame
 

@@ -82,7 +82,8 @@ class ResyncScheduler:
         self._jitter_s = jitter_s
         self._interval_min_s = interval_min_s
         self._jitter = jitter
-        self._reasons: set[Reason] = set()
+        self.reasons: set[Reason] = set()
+        """Of what waits to be emitted: empty when nothing does."""
         self._topics: dict[str, None] = {}
         self._is_of_all = False
         """Everything the subscriber selects is to be read again."""
@@ -97,8 +98,8 @@ class ResyncScheduler:
         """Ask for a resync; joined with those that wait.  What a user waits for (INITIAL, SUBSCRIBED) has no jitter."""
         is_awaited = reason in (Reason.INITIAL, Reason.SUBSCRIBED) and now >= self._not_before
         due = now if is_awaited else max(now + self._jitter() * self._jitter_s, self._not_before)
-        self._due = min(self._due, due) if self._reasons else due
-        self._reasons.add(reason)
+        self._due = min(self._due, due) if self.reasons else due
+        self.reasons.add(reason)
         self._topics.update(dict.fromkeys(topics))
         for lost_range in lost:
             self._add_lost(lost_range)
@@ -118,27 +119,27 @@ class ResyncScheduler:
 
     @property
     def is_waiting(self) -> bool:
-        return bool(self._reasons)
+        return bool(self.reasons)
 
     @property
     def is_for_loss(self) -> bool:
         """Whether what waits are losses and nothing else."""
-        return self._reasons == {Reason.LOSS}
+        return self.reasons == {Reason.LOSS}
 
     def next_deadline(self) -> float:
-        return self._due if self._reasons and not self.is_blocked else NEVER
+        return self._due if self.reasons and not self.is_blocked else NEVER
 
     def emit(self, now: float, filters: Iterable[str]) -> Resync | None:
         """The joined resync when it is due.  Too many topics are replaced by the subscriber's filters."""
-        if not self._reasons or now < self._due or self.is_blocked:
+        if not self.reasons or now < self._due or self.is_blocked:
             return None
         self.generation += 1
         self._not_before = now + self._interval_min_s
         is_of_all = self._is_of_all or len(self._topics) > TOPICS_MAX
         topics = tuple(filters) if is_of_all else tuple(self._topics)
-        reason = min(self._reasons, key=_PRIORITY.__getitem__)
-        resync = Resync(reason, topics, self.generation, tuple(self._lost), frozenset(self._reasons))
-        self._reasons.clear()
+        reason = min(self.reasons, key=_PRIORITY.__getitem__)
+        resync = Resync(reason, topics, self.generation, tuple(self._lost), frozenset(self.reasons))
+        self.reasons.clear()
         self._topics.clear()
         self._is_of_all = False
         self._lost.clear()

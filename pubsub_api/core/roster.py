@@ -18,6 +18,11 @@ from pubsub_api.core.statistics import SubscriberCounters
 from pubsub_api.core.topics import FilterSet
 
 NEVER_BEAT = -(2**64)
+_TIMERS_MIN = 64
+"""So many timers are kept, however few streams there are."""
+
+Timer = tuple[float, int, InStream]
+"""When, a number that keeps the order, and of what."""
 
 
 class InPublisher:
@@ -94,7 +99,7 @@ class Roster:
         """Names that several living publishers bear; such a name cannot tell a restart."""
         self.parked_bytes = 0
         """Frames that wait behind holes, all streams together."""
-        self._timers: list[tuple[float, int, InStream]] = []
+        self._timers: list[Timer] = []
         self._timer_count = 0
 
     @property
@@ -236,17 +241,26 @@ class Roster:
         """`due` returns the stream then, unless its deadline has changed meanwhile."""
         stream.deadline = deadline
         self._timer_count += 1
+        if len(self._timers) > 2 * self._counters.streams + _TIMERS_MIN:
+            # Every part of a long answer puts off what waits for it: what was put off must not pile up.
+            kept = {id(timer[2]): timer for timer in self._timers if _is_valid(timer)}
+            self._timers = list(kept.values())
+            heapq.heapify(self._timers)
         heapq.heappush(self._timers, (deadline, self._timer_count, stream))
 
     def next_timer(self) -> float:
+        """When `due` has something to return; nobody is woken for what has changed meanwhile."""
+        while self._timers and not _is_valid(self._timers[0]):
+            heapq.heappop(self._timers)
         return self._timers[0][0] if self._timers else NEVER
 
     def due(self, now: float) -> Iterator[InStream]:
         told: set[tuple[float, int]] = set()
         while self._timers and self._timers[0][0] <= now:
-            deadline, _, stream = heapq.heappop(self._timers)
+            timer = heapq.heappop(self._timers)
+            deadline, _, stream = timer
             # Several parts of answers that come at one moment set the same time again: it is one deadline all the same.
-            if deadline == stream.deadline and (deadline, id(stream)) not in told:
+            if _is_valid(timer) and (deadline, id(stream)) not in told:
                 told.add((deadline, id(stream)))
                 yield stream
 
@@ -298,3 +312,8 @@ class Roster:
         """Whether the stream was not forgotten meanwhile."""
         publisher = self.publishers.get(stream.guid)
         return publisher is not None and publisher.streams.get(stream.topic) is stream
+
+
+def _is_valid(timer: Timer) -> bool:
+    """Whether the stream still waits for that moment."""
+    return timer[0] == timer[2].deadline

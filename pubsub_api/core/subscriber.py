@@ -132,24 +132,23 @@ class SubscriberCore(StreamBeginnings):
         What it returns is to be delivered, and is not among what `take` returns.  None: it is not such a frame, nothing
         was done, and `on_frames` has to look at it.
         """
-        if self._out or self._resync.is_blocked or now - self._last_call > self._excused_after_s:
+        resync = self._resync
+        if self._out or resync.is_blocked or resync.reasons or now - self._last_call > self._excused_after_s:
             return None
         frame_settings = self.settings.frame
         try:
             header = frames.unpack(frame, bytes_max=frame_settings.bytes_max, key=frame_settings.key)
-            if header.kind == _DATA:
+            kind, _, guid, first, after, count, timestamp, topic, at, _ = header
+            if kind == _DATA and (count != 1 or frame[at : at + 5] != frames.ONE_EVENT):
                 frames.check_count(frame, header)
         except FrameError:
             return None
-        kind, _, guid, first, after, count, timestamp, topic, _, _ = header
         publisher = self._publishers.get(guid)
         if kind != _DATA or publisher is None or publisher.is_suspect:
             return None
         stream = publisher.streams.get(topic)
         room_bytes = self.room_bytes - len(frame)
         if stream is None or first != stream.next or stream.state is not _LIVE or room_bytes < 0:
-            return None
-        if self._resync.is_waiting:
             return None
         self._last_call = publisher.last_heard = now
         publisher.is_heard = True
@@ -346,7 +345,8 @@ class SubscriberCore(StreamBeginnings):
         else:
             for guid, topic, head in reply.heads:
                 stamp = header.timestamp if guid == header.guid else NO_STAMP
-                self._on_baseline(self._publisher(guid, now), topic, head, stamp, now)
+                is_final = reply.publisher and guid in reply.former
+                self._on_baseline(self._publisher(guid, now), topic, head, stamp, now, is_final=is_final)
         for stored in reply.frames:
             self._on_stored(stored, scope, now)
         is_concluded = self._questions.answered(reply.id, header.guid, reply.part, reply.parts, now)

@@ -7,9 +7,9 @@ import pytest
 from pubsub_api.core import frame as frames
 from pubsub_api.core import messages
 from pubsub_api.core.events import pack_body
-from pubsub_api.core.frame import Kind
+from pubsub_api.core.frame import Flag, Kind
 from pubsub_api.core.messages import Query, Reply, Want
-from pubsub_api.core.publisher import PublisherCore
+from pubsub_api.core.publisher import Predecessor, PublisherCore
 from pubsub_api.core.topics import CONTROL_TOPIC
 from tests.unit.core_rig import PUBLISHER, SUBSCRIBER, Rig, event_bytes, header_of
 
@@ -217,6 +217,108 @@ def test_who_sends_everything_again_under_its_guid_contradicts_nothing_that_was_
     rig.run(5)
     assert rig.numbers("a") == [1, 2, 3, 4, 5]
     assert rig.reasons == ["initial"] + (["contradiction"] if not is_start_heard else [])
+
+
+# -- the end of a life
+
+
+def die(rig: Rig, publisher: PublisherCore, told_by: str) -> None:
+    """The publisher is gone, and its final heads are told."""
+    rig.publishers.clear()
+    rig.responders.clear()
+    if told_by == "goodbye":
+        rig.deliver(*(frame for _, frame in publisher.bye(rig.stamp)))
+        return
+    former = Predecessor(publisher.guid, publisher.heads())
+    successor = rig.publisher(predecessor=former, is_heard=told_by == "first hello")
+    if told_by == "answer":
+        rig.now += PUBLISHER.max_idle_time_s
+        rig.deliver(*(frame for _, frame in successor.poll(rig.now, rig.stamp)))
+
+
+ENDS = pytest.mark.parametrize("told_by", ["goodbye", "first hello", "answer"])
+AHEAD = pytest.mark.parametrize("ahead_s", [0, 2])
+
+
+@ENDS
+@AHEAD
+@pytest.mark.parametrize("is_lost", [True, False])
+def test_who_dies_after_somebody_took_its_numbers_is_not_proven_to_be_received(
+    rig: Rig, publisher: PublisherCore, ahead_s: int, is_lost: bool, told_by: str
+) -> None:
+    """The real events count as repeats, since the forged one claims to be of later; then nobody sends any more."""
+    rig.deliver(data(publisher, FAR, 3, rig.stamp + ahead_s * 10**9))
+    rig.run(0.1, hellos=False)
+    rig.forget_told()
+    published = rig.publish(publisher, "a", 4)
+    rig.deliver(*([] if is_lost else published))
+    rig.run(0.1, hellos=False)
+    die(rig, publisher, told_by)
+    rig.run(5)
+    assert set(rig.reasons) == {"contradiction"}
+
+
+@ENDS
+@AHEAD
+def test_a_resync_before_the_last_events_covers_no_hole_that_was_forged(
+    rig: Rig, publisher: PublisherCore, ahead_s: int, told_by: str
+) -> None:
+    """All that seems to be missing was shown by a forged event when that resync was told."""
+    rig.deliver(data(publisher, FAR, FAR - 1, rig.stamp + ahead_s * 10**9))
+    rig.subscriber.resync_failed(rig.resyncs[0], rig.now)
+    rig.run(0.01, hellos=False)
+    rig.publish(publisher, "a", 4)
+    rig.forget_told()
+    die(rig, publisher, told_by)
+    rig.run(5)
+    assert rig.reasons == ["contradiction"]
+
+
+@ENDS
+@AHEAD
+def test_a_resync_before_the_last_events_covers_no_stream_that_was_met_by_what_was_forged(
+    ahead_s: int, told_by: str
+) -> None:
+    rig = Rig()
+    rig.join()
+    publisher = rig.publisher(age_s=1000.0, is_heard=False, is_asked=False)
+    rig.publish(publisher, "a", 3)
+    rig.deliver(data(publisher, FAR, FAR - 1, rig.stamp + ahead_s * 10**9))
+    rig.subscriber.resync_failed(rig.resyncs[0], rig.now)
+    rig.run(0.01, hellos=False)
+    assert rig.reasons == ["initial", "initial"]
+    rig.publish(publisher, "a", 4)
+    rig.forget_told()
+    die(rig, publisher, told_by)
+    rig.run(0.5)
+    assert rig.reasons
+
+
+@pytest.mark.parametrize("kind", [Kind.BYE, Kind.HELLO])
+@pytest.mark.parametrize("has_hole", [True, False])
+def test_who_forges_an_end_costs_a_resync_and_repeats_nothing(
+    rig: Rig, publisher: PublisherCore, kind: Kind, has_hole: bool
+) -> None:
+    """Final heads that are too low, of a publisher that lives and answers: its own, or told by one that never was."""
+    if has_hole:
+        rig.publish(publisher, "a")
+        rig.deliver(*rig.publish(publisher, "a"))
+    if kind is Kind.BYE:
+        guid, body = publisher.guid, messages.encode(messages.Bye(name="host", heads={"a": 1}, parts=1))
+    else:
+        hello = messages.Hello(name="host", predecessor=publisher.guid, heads={"a": 1}, parts=1)
+        guid, body = bytes(16), messages.encode(hello)
+    flags = Flag.LAST | (Flag.START if kind is Kind.HELLO else Flag.NONE)
+    rig.deliver(frames.pack(kind, guid, CONTROL_TOPIC, body, timestamp=rig.stamp, flags=flags))
+    rig.run(0.1, hellos=False)
+    assert rig.reasons == ["initial", "contradiction"]
+    rig.run(1)
+    rig.deliver(*rig.publish(publisher, "a", 2))
+    rig.run(5)
+    told = rig.numbers("a")
+    assert sorted(set(told)) == told, "in order, each once"
+    assert told[-2:] == ([6, 7] if has_hole else [4, 5])
+    assert rig.reasons[2:] == ([] if kind is Kind.BYE else ["publisher restarted"])
 
 
 # -- who is asked

@@ -190,6 +190,14 @@ def test_the_packer_of_a_publisher_makes_the_same_frames(key: bytes | None, coun
     )
 
 
+@pytest.mark.parametrize("key", [None, b"secret"])
+def test_a_lone_event_is_packed_as_many_are(key: bytes | None) -> None:
+    encoded = events.encode_event(events.Event(table="t", key="k", action="set", value={"up": True}), 1)
+    packer, topic = frame.DataPacker(GUID, key), frame.topic_element("a/é")
+    packed = packer.pack_one(topic, encoded, 7, 5, 55)
+    assert packed == packer.pack(topic, [encoded], first=7, after=5, timestamp=55)
+
+
 def test_a_signed_frame_needs_its_key() -> None:
     packed = make(key=KEY)
     assert read(packed, KEY).flags == Flag.SIGNED

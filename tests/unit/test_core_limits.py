@@ -333,3 +333,38 @@ def test_parts_of_answers_that_come_at_one_moment_set_one_deadline() -> None:
         roster.set_timer(stream, 5.0)
     assert list(roster.due(5.0)) == [stream]
     assert list(roster.due(5.0)) == []
+
+
+def test_nobody_is_woken_for_holes_that_were_closed() -> None:
+    """Each of them had a moment of its own at which it would have been asked for."""
+    rig = Rig()
+    publisher = rig.publisher()
+    rig.join()
+    late = []
+    for number in range(150):
+        lost, *rest = rig.publish(publisher, f"a/{number}", 2)
+        rig.deliver(*rest)
+        late.append(lost)
+        rig.now += 0.001
+    assert rig.subscriber.next_deadline() < rig.now + SUBSCRIBER.message_delay_window_s
+    rig.deliver(*late)
+    assert len(rig.received) == 300
+    assert rig.subscriber.next_deadline() > rig.now + SUBSCRIBER.message_delay_window_s
+
+
+def test_deadlines_that_are_put_off_again_and_again_take_no_room() -> None:
+    """Every part of a long answer does that to all streams that wait for it."""
+    roster = Roster(SUBSCRIBER, SubscriberCounters())
+    publisher = roster.add_publisher(guid_of(1), 0.0)
+    streams = [roster.add_stream(publisher, f"a/{number}", 1, is_anchored=True) for number in range(10)]
+    tracemalloc.start()
+    try:
+        for moment in range(5000):
+            for stream in streams:
+                roster.set_timer(stream, 5.0 + moment)
+        grown, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert grown < 100_000
+    assert list(roster.due(5003.0)) == []
+    assert list(roster.due(5004.0)) == streams

@@ -381,6 +381,9 @@ def test_a_lone_frame_goes_the_short_way_only_when_nothing_else_is_to_be_done() 
     assert is_refused(third), "one is missing"
     assert is_refused(hello)
     assert is_refused(b"garbage")
+    at = frames.unpack(second, bytes_max=2**20).body_start
+    assert is_refused(second[: at + 4] + b"\2" + second[at + 5 :]), "its body has more events than it states"
+    assert is_refused(second[:47] + b"\2" + second[48:]), "it states more events than its body has"
     assert is_refused(rig.publish(publisher, "b")[0]), "its stream is new"
     rig.fill_queue()
     rig.deliver(*rig.publish(publisher, "c"))

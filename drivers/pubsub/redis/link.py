@@ -137,6 +137,7 @@ class Link:
         self._is_settled = threading.Event()
         # The thread's own: the state of the present connection.
         self._wire: Wire
+        self._wire_descriptor = -1
         self._poller: select.poll
         self._expected: collections.deque[_Expected] = collections.deque()
         self._users: collections.Counter[Target] = collections.Counter()
@@ -283,7 +284,8 @@ class Link:
         try:
             if not is_connected:
                 self._poller = select.poll()
-                self._poller.register(self._wire, select.POLLIN)
+                self._wire_descriptor = self._wire.fileno()
+                self._poller.register(self._wire_descriptor, select.POLLIN)
                 self._poller.register(self._waker, select.POLLIN)
                 self._begin()
             while not self._is_stopping and not self._pass_on_lent():
@@ -343,11 +345,14 @@ class Link:
     def _turn(self) -> None:
         """Wait for something to happen and deal with it."""
         self._listen()
-        self._apply_changes()
-        self._empty_outbox()
+        if self._changes:  # looked at without the lock: who adds something wakes us after it
+            self._apply_changes()
+        if self._outbox:
+            self._empty_outbox()
         if not self._expected and time.monotonic() >= self._heard_at + self._settings.health_interval_s:
             self._ping(None)
-        self._flush()
+        if self._unsent:
+            self._flush()
 
     def _listen(self) -> None:
         """Wait for the server, for a wake or until something is due; read what came.
@@ -357,10 +362,11 @@ class Link:
         due = self._heard_at + self._settings.health_interval_s
         if self._expected:
             due = max(self._asked_at, self._heard_at) + self._settings.send_timeout_s
-        ready = {descriptor for descriptor, _ in self._poller.poll(max(0.0, due - time.monotonic()) * 1000)}
-        if self._waker.fileno() in ready:
+        ready = dict(self._poller.poll(max(0.0, due - time.monotonic()) * 1000))
+        is_readable = self._wire_descriptor in ready
+        if len(ready) > is_readable:
             self._waker.clear()
-        if self._wire.fileno() in ready:
+        if is_readable:
             self._receive()
         elif self._expected and time.monotonic() >= due:
             raise TransportUnavailable(f"the server did not answer for {self._settings.send_timeout_s} s")
@@ -441,7 +447,8 @@ class Link:
         """Read what is there, hand over the messages in one call, and note the answers."""
         answers = self._wire.receive()
         self._heard_at = time.monotonic()
-        self._pass_on()
+        if self._messages:
+            self._pass_on()
         for answer in answers:
             is_push = isinstance(answer, list)
             if is_push and answer[0] in (b"message", b"pmessage"):

@@ -12,6 +12,7 @@ from drivers.pubsub.reach import Reach
 from drivers.pubsub.redis import channels
 from drivers.pubsub.redis.config import Settings
 from drivers.pubsub.redis.link import COUNTED_WHERE_POSTED, Link, Message, Relieve
+from pubsub_api.core.frame import PREFIX as FRAME_PREFIX
 from pubsub_api.core.frame import is_frame, name_of
 from pubsub_api.core.topics import CONTROL_TOPIC, check_filter
 from pubsub_api.counting import Tally
@@ -176,11 +177,13 @@ class RedisSubscriber(SubscriberApi):
         """As `_on_messages`.  A lone frame goes with the thread, and nobody else is kept from calling meanwhile."""
         receiver = self._receiver
         channel, payload = messages[0]
-        is_lone = len(messages) == 1 and is_frame(payload) and receiver is not None and receiver.lends
-        if not is_lone or not channels.is_in_place(self._settings.channel_prefix, channel, payload):
+        if receiver is None or not receiver.lends or len(messages) > 1 or payload[:4] != FRAME_PREFIX:
             self._on_messages(link, messages)
             return False
-        assert receiver is not None
+        prefix = self._settings.channel_prefix
+        if name_of(payload) != channel[len(prefix) :] and not channels.is_in_place(prefix, channel, payload):
+            self._on_messages(link, messages)
+            return False
         if self._is_closed or link.is_stopping:
             return False
         return receiver.on_frames_lent([payload], relieve)

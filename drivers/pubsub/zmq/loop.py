@@ -27,6 +27,7 @@ from drivers.pubsub.zmq.options import GROUP
 from drivers.pubsub.zmq.security import Curve
 from drivers.pubsub.zmq.watch import Watch
 from drivers.pubsub.zmq.wire import NUL, SYNC, PrefixCounts
+from pubsub_api.core.frame import PREFIX as FRAME_PREFIX
 from pubsub_api.core.frame import is_frame
 from pubsub_api.core.topics import check_topic
 from pubsub_api.counting import Tally
@@ -179,7 +180,7 @@ class ReceiveLoop:
         ready = self._watch.wait(wait_ms)
         # Commands come first: a filter registered before an echo is read shall not be left out of `Connected`.
         if self._waker.fd in ready:
-            ready.remove(self._waker.fd)
+            del ready[self._waker.fd]
             self._on_wake()
         self._watch.handle(ready)
         if wait_ms is not None:
@@ -245,7 +246,8 @@ class ReceiveLoop:
 
     def _on_data(self, link: Link) -> bool:
         is_more = self._read_burst(link)
-        self._drop_if_lost(link)
+        if link.lost is not None:
+            self._drop_if_lost(link)
         return is_more
 
     def _on_monitor(self, link: Link) -> bool:
@@ -296,7 +298,7 @@ class ReceiveLoop:
                     frames = self._sort_out(link, [topic])
                     continue
                 payload = recv(_NOBLOCK)
-                if not is_frame(payload):
+                if payload[:4] != FRAME_PREFIX:
                     frames = self._sort_out(link, [topic, payload])
                     continue
                 frames.append(payload)

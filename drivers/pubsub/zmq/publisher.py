@@ -41,6 +41,8 @@ from pubsub_api.runtime.waking import Waker
 LOG = logging.getLogger(__name__)
 
 _SNDMORE = zmq.SNDMORE
+_send_part = zmq.backend.Socket.send
+"""What ``Socket.send`` calls once it has seen that nothing unusual is wanted: that takes longer than to send."""
 _SUBSCRIBE_SYNC = b"\x01" + SYNC
 _PER_TURN = 64
 """Subscriptions handled before somebody else gets a turn."""
@@ -114,12 +116,13 @@ class ZmqPublisher(PublisherApi):
     def send(self, topic: str, frame: bytes) -> None:
         self._check_usable()
         with self._lock:
-            xpub = self._opened()
+            xpub = self._xpub if self._xpub is not None else self._opened()
             try:
                 if self._drops_until:
                     self._wait_again(xpub)
                 self._send(xpub, topic, frame)
-                self._look_for_subscriptions(xpub)
+                if zmq.zmq_poll(self._incoming, 0):  # see `_look_for_subscriptions`
+                    self._read_subscriptions(xpub)
             except zmq.ZMQError as error:
                 raise TransportUnavailable(f"{self.address}: {error}") from error
 
@@ -144,11 +147,11 @@ class ZmqPublisher(PublisherApi):
     def _send(self, xpub: Socket, topic: str, frame: bytes) -> None:
         name = topic.encode() + NUL
         try:
-            xpub.send(name, _SNDMORE)
+            _send_part(xpub, name, _SNDMORE)
         except zmq.Again:
             self._stop_waiting(xpub)
-            xpub.send(name, _SNDMORE)
-        xpub.send(frame)
+            _send_part(xpub, name, _SNDMORE)
+        _send_part(xpub, frame)
 
     def _look_for_subscriptions(self, xpub: Socket) -> None:
         """Read what subscribers have sent, if anything.
@@ -290,8 +293,8 @@ class ZmqPublisher(PublisherApi):
             self._waker.close()
 
     def _check_usable(self) -> None:
-        self._guard.check()
-        if self._is_closed:
+        if self._is_closed or os.getpid() != self._guard.pid:  # asked here, which saves a call for every frame
+            self._guard.check()
             raise Closed(f"the publisher of {self.address} is closed")
 
     # -- the service thread

@@ -39,15 +39,16 @@ class Watch:
         """Call every handler in the next turn: their sockets have been used."""
         self._unread.update(self._handlers)
 
-    def wait(self, timeout_ms: int | None) -> set[int]:
+    def wait(self, timeout_ms: int | None) -> dict[int, int]:
         """Block until there may be something to read, or the time is over.  To be passed to `handle`."""
-        ready = {descriptor for descriptor, _ in self._poll.poll(0 if self._unread else timeout_ms)}
-        if self._unread:
-            ready |= self._unread
+        unread = self._unread
+        ready = dict(self._poll.poll(0 if unread else timeout_ms))
+        if unread:
+            ready.update(dict.fromkeys(unread, select.POLLIN))
             self._unread = set()
         return ready
 
-    def handle(self, ready: set[int]) -> None:
+    def handle(self, ready: dict[int, int]) -> None:
         for descriptor in ready:
             handler = self._handlers.get(descriptor)  # None: it has been closed since
             if handler is not None and handler():

@@ -61,7 +61,7 @@ class Scenario:
         self.world.run_until(self.duration_s)
         self._restore()
         settings = self.profile.publisher, self.profile.subscriber
-        quiet_s = verdict.settling_s(*settings) + self.profile.quiet_extra_s
+        quiet_s = verdict.settling_s(*settings, len(self.topics)) + self.profile.quiet_extra_s
         self.world.run_until(self.world.now + quiet_s)
         self.world.note("verdict", "after", f"{quiet_s:.1f} quiet seconds")
         verdict.check_settled(self.oracle, self.network)

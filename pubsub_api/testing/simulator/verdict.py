@@ -11,12 +11,17 @@ from pubsub_api.testing.simulator.subscribers import SimSubscriber
 from pubsub_api.testing.simulator.world import Violation
 
 
-def settling_s(publisher: PublisherSettings, subscriber: SubscriberSettings) -> float:
-    """Within this time of a quiet network every loss has been noticed and repaired or told."""
+def settling_s(publisher: PublisherSettings, subscriber: SubscriberSettings, streams: int) -> float:
+    """Within this time of a quiet network every loss has been noticed and repaired or told.
+
+    A head that was heard before a resync, and not shown by then, is believed when it is heard again: so the hellos of
+    all streams of a publisher must have come once more, as slowly as their rate lets them.
+    """
     repair_s = 1.5 * subscriber.repair_timeout_s * float(2**subscriber.repair_attempts_max)
     resync_s = subscriber.resync_jitter_s + subscriber.resync_interval_min_s
     join_s = subscriber.ready_timeout_s + 0.5
-    living_s = publisher.idle_time_limit_s + subscriber.message_delay_window_s + repair_s
+    hello_s = max(publisher.idle_time_limit_s, streams / publisher.hello_rate_max)
+    living_s = hello_s + subscriber.message_delay_window_s + repair_s
     dead_s = subscriber.forget_time_s + 2 * subscriber.max_idle_time_s
     return max(living_s, dead_s) + join_s + resync_s
 
