@@ -92,7 +92,7 @@ class RedisPublisher(PublisherApi):
 
     def initialize(self, report: PublisherReport) -> None:
         """Try to connect once, here, and go on trying on the keeper's thread.  Blocks for about ``connect_timeout``."""
-        self._check_process()
+        self._guard.check()
         with self._lock:
             if self._is_closed:
                 raise self._unavailable()
@@ -126,7 +126,7 @@ class RedisPublisher(PublisherApi):
         come later; the frames of this call, or those of them that were not written yet, are then not sent.  A frame
         refused for lack of permission is reported as `Refused` and not raised: those of other topics are not to blame.
         """
-        self._check_process()
+        self._guard.check()
         parts: list[bytes] = []
         size = 0
         with self._lock:
@@ -142,7 +142,7 @@ class RedisPublisher(PublisherApi):
 
     def serve(self, handler: QueryHandler) -> None:
         """Answer queries on a thread and a connection of their own.  Blocks until it listens, for a bounded time."""
-        self._check_process()
+        self._guard.check()
         with self._lock:
             if self._is_closed or self._report is None:
                 raise self._unavailable()
@@ -152,7 +152,7 @@ class RedisPublisher(PublisherApi):
         self._responder.start()
 
     def settle(self, *, timeout_s: float | None = None) -> None:
-        self._check_process()
+        self._guard.check()
         self._await_answers(timeout_s)
         with self._lock:
             self._raise_refusal()
@@ -195,9 +195,6 @@ class RedisPublisher(PublisherApi):
         if responder is not None:
             responder.stop()
         join_thread(self._keeper, self._settings)
-
-    def _check_process(self) -> None:
-        self._guard.check()
 
     # Below: under the lock.
 
