@@ -6,6 +6,8 @@ import bisect
 from collections import OrderedDict
 from collections.abc import Iterator
 
+from pubsub_api.core.resync import LostRange
+
 Stream = tuple[bytes, str]
 """GUID of the publisher, topic."""
 
@@ -35,6 +37,10 @@ class DurableRanges:
         firsts, lasts = self._ranges.get(stream, ([], []))
         position = bisect.bisect_left(lasts, last)
         return position < len(firsts) and firsts[position] <= first
+
+    def missing_of(self, one: LostRange) -> Iterator[tuple[int, int]]:
+        """The parts of what the bus has given up that are not durable."""
+        return self.missing((bytes.fromhex(one.guid), one.topic), one.first, one.last)
 
     def missing(self, stream: Stream, first: int, last: int) -> Iterator[tuple[int, int]]:
         """The parts of a range that are not durable."""

@@ -45,7 +45,6 @@ from durability_service.core.namespaces import intersect
 from durability_service.core.service import DurabilityCore
 from durability_service.errors import DurabilityError, NameInUse, NoAligner
 from durability_service.fellows import FellowBus
-from durability_service.missing import MissingRanges
 from durability_service.protocol import Answer, Ask, ServiceStatus
 from durability_service.ranges import DurableRanges
 from durability_service.recorder import Recorder, StreamRange
@@ -53,6 +52,7 @@ from durability_service.store import Store
 from durability_service.tracing import Tracer
 from durability_service.watchdog import Watchdog
 from durability_service.writer import StoreWriter
+from durable_log.holes import Holes
 from pubsub_api import Session, Subscriber, loading
 from pubsub_api import settings as pubsub_settings
 from pubsub_api.closing import Closeable
@@ -116,8 +116,7 @@ class DurabilityService(Closeable):
         self._tokens: OrderedDict[int, list[StreamRange]] = OrderedDict()
         self._recorder = Recorder(self.settings.rules.depth_of, options.gather_bytes_max)
         self.ranges = DurableRanges(options.confirmed_streams_max)
-        self._missing = MissingRanges(
-            self.ranges,
+        self._missing = Holes(
             ranges_max=options.missing_ranges_max,
             interval_s=options.ask_again_interval,
             attempts_max=options.ask_again_attempts_max,
@@ -269,7 +268,8 @@ class DurabilityService(Closeable):
                 return
             self._look_for_late_events()
             with self._lock:
-                missing = self._missing.take_due(time.monotonic())
+                missing = self._missing.take_due(self.ranges.missing_of, time.monotonic())
+                self._missing.given_up.clear()  # which are counted
                 deadline = min(self._core.next_deadline(), self._missing.next_deadline())
                 leaderless = self._core.without_aligner() if self._options.require_aligner else []
                 known = {one for keeper in self._core.keepers.values() for one in keeper.holding.space.filters}
@@ -289,8 +289,8 @@ class DurabilityService(Closeable):
     def _look_for_late_events(self) -> None:
         """What was recovered after the bus had given it up is later than what readers were given."""
         with self._lock:
-            is_recovered = self._is_read and self._missing.recovered > self._recovered
-            self._recovered = self._missing.recovered
+            is_recovered = self._is_read and self._missing.recovered_ranges > self._recovered
+            self._recovered = self._missing.recovered_ranges
             if is_recovered:
                 self._step(LiveLost(is_read=True))
 
@@ -383,8 +383,8 @@ class DurabilityService(Closeable):
             "streams_confirmed": len(self.ranges),
             "streams_forgotten": self.ranges.forgotten,
             "ranges_missing": len(self._missing),
-            "ranges_recovered": self._missing.recovered,
-            "ranges_forgotten": self._missing.forgotten,
+            "ranges_recovered": self._missing.recovered_ranges,
+            "ranges_forgotten": self._missing.forgotten_ranges,
             "traces_failed": self._tracer.failed,
         }
 

@@ -31,10 +31,10 @@ from durability_service.core.messages import Epoch
 from durability_service.core.samples import Sample
 from durability_service.core.sets import Deletion
 from durability_service.errors import StoreFailed, StoreInUse
-from pubsub_api import private_files
 from pubsub_api.closing import Closeable
 from pubsub_api.core.errors import UndecodableBody
 from pubsub_api.core.topics import FilterSet
+from pubsub_api.runtime import files
 
 LOG = logging.getLogger(__name__)
 
@@ -79,12 +79,12 @@ class Store(Closeable):
         self.path = pathlib.Path(path)
         self._files: dict[pathlib.Path, tuple[int, int]] = {}
         with _translated(self.path):
-            private_files.make_directory(self.path.parent)
-            private_files.make_private(self.path)
+            files.make_directory(self.path.parent)
+            files.make_private(self.path)
             self._db = sqlite3.connect(self.path, timeout=busy_timeout_s, isolation_level=None, check_same_thread=False)
             try:
                 self._prepare()
-                self._files = {path: private_files.identity_of(path) for path in self._paths() if path.exists()}
+                self._files = {path: files.identity_of(path) for path in self._paths() if path.exists()}
             except BaseException:
                 self._db.close()
                 raise
@@ -122,7 +122,7 @@ class Store(Closeable):
         """Raises StoreFailed when what this store has open is not what its paths lead to."""
         for path, identity in self._files.items():
             try:
-                is_same = private_files.identity_of(path) == identity
+                is_same = files.identity_of(path) == identity
             except OSError as error:
                 raise StoreFailed(f"{path} is gone while this service used it: {error.strerror}") from error
             if not is_same:
@@ -303,8 +303,8 @@ class Store(Closeable):
         target = folder / f"durability-{stamp}-{time.time_ns() % 10**9:09}.db"
         unfinished = target.with_suffix(".partial")
         with _translated(folder):
-            private_files.make_directory(folder)
-            private_files.make_private(unfinished)
+            files.make_directory(folder)
+            files.make_private(unfinished)
             self._db.execute("VACUUM INTO ?", (str(unfinished),))
             _reduce(unfinished, FilterSet(filters))
             with open(unfinished, "rb") as written:

@@ -10,7 +10,7 @@ import time
 from typing import TextIO
 
 from durability_service.core.effects import Level, Trace
-from pubsub_api.private_files import open_private
+from pubsub_api.runtime.files import open_private
 
 LOG = logging.getLogger(__name__)
 

@@ -9,9 +9,10 @@ from __future__ import annotations
 import logging
 import os
 import pathlib
-import threading
 import time
 from collections.abc import Callable, Mapping
+
+from pubsub_api.runtime.periodic import Failures, PeriodicThread
 
 LOG = logging.getLogger(__name__)
 
@@ -29,22 +30,18 @@ class Watchdog:
     ) -> None:
         self._progress = progress
         self._lease = pathlib.Path(lease_file) if lease_file else None
-        self._interval_s = interval_s
         self._timeout_s = timeout_s
-        self._stop = threading.Event()
         self.stuck: list[str] = []
         """Workers that make no progress."""
         self.renewals = 0
-        self._thread = threading.Thread(target=self._run, name="heliograph-durability-watchdog", daemon=True)
+        failures = Failures(LOG, f"Durability: the lease {lease_file} cannot be renewed")
+        self._thread = PeriodicThread(
+            "heliograph-durability-watchdog", self._look, failures, pause_s=interval_s, at_once=True
+        )  # fmt: skip
         self._thread.start()
 
-    def _run(self) -> None:
-        while True:
-            self._look(time.monotonic())
-            if self._stop.wait(self._interval_s):
-                return
-
-    def _look(self, now: float) -> None:
+    def _look(self) -> None:
+        now = time.monotonic()
         last = {name: moved() for name, moved in self._progress.items()}
         stuck = [name for name, when in last.items() if when is not None and now - when > self._timeout_s]
         for name in stuck:
@@ -55,12 +52,8 @@ class Watchdog:
             return
         self.renewals += 1
         if self._lease is not None:
-            try:
-                self._lease.touch()
-                os.utime(self._lease)
-            except OSError as error:
-                LOG.error("Durability: the lease %s cannot be renewed: %s", self._lease, error)
+            self._lease.touch()
+            os.utime(self._lease)
 
     def close(self) -> None:
-        self._stop.set()
-        self._thread.join()
+        self._thread.stop()

@@ -27,7 +27,7 @@ import msgspec
 from durable_log.errors import LogCorrupt, LogUnavailable, SegmentsRefused
 from durable_log.identity import Lineage, short
 from pubsub_api.errors import InvalidConfig
-from pubsub_api.private_files import GROUP_READS, make_directory, open_private
+from pubsub_api.runtime.files import GROUP_READS, make_directory, open_private
 
 MARK = ".log.json"
 MOVED = ".moved-frames"

@@ -1,51 +1,59 @@
-"""What a recorder was told that it has lost, and still wants: which ranges are asked for again, and when.
+"""Ranges of events that the bus has given up and that are still wanted: which are asked for again, and when.
 
 Sans-IO.  Whoever was asked may have been cut off, or have come back since; so each range is asked for again, at
-intervals that double, until the log has it or it was asked for often enough: by then no cache remembers it.
+intervals that double, until it is stored or was asked for often enough: by then no cache remembers it.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator
 
 from durable_log.placing import Range
 from pubsub_api.core.resync import LostRange
 
-RANGES_MAX = 1000
-"""Ranges that are wanted at once.  With more, the one that is missing longest is given up: the log remembers it."""
-_INTERVAL_S = 0.5
-_ATTEMPTS_MAX = 7
-"""The last question is asked about half a minute after the first one."""
-
 Missing = Callable[[LostRange], Iterable[Range]]
-"""What the log lacks of a range."""
+"""What is lacking of a range, and perhaps around it."""
 
 
 class Holes:
-    def __init__(self) -> None:
+    """Bounded: when there is no room, the range that is missing longest is given up."""
+
+    def __init__(self, *, ranges_max: int, interval_s: float, attempts_max: int) -> None:
+        self._ranges_max = ranges_max
+        self._interval_s = interval_s
+        self._attempts_max = attempts_max
         self._wanted: dict[LostRange, tuple[float, int]] = {}
         """Range -> when it is to be asked for, and how often it was."""
         self.given_up: list[LostRange] = []
         """What nobody had, since the owner looked last."""
         self.recovered = 0
         """Events that came, all in all."""
+        self.recovered_ranges = 0
+        """Ranges of which everything came."""
+        self.forgotten_ranges = 0
+        """Ranges that nobody had all of, or for which there was no room."""
+
+    def __len__(self) -> int:
+        return len(self._wanted)
 
     def add(self, lost: Iterable[LostRange], now: float) -> None:
         for one in lost:
-            if one in self._wanted:
+            if one in self._wanted or not self._ranges_max:
                 continue
-            if len(self._wanted) >= RANGES_MAX:
+            if len(self._wanted) >= self._ranges_max:
                 oldest = next(iter(self._wanted))
                 del self._wanted[oldest]
                 self.given_up.append(oldest)
+                self.forgotten_ranges += 1
             self._wanted[one] = (now, 0)
 
-    def next_deadline(self) -> float | None:
-        """None when nothing is wanted."""
-        return min((due for due, _ in self._wanted.values()), default=None)
+    def next_deadline(self) -> float:
+        """Infinite when nothing is wanted."""
+        return min((due for due, _ in self._wanted.values()), default=math.inf)
 
     def take_due(self, missing: Missing, now: float) -> list[LostRange]:
-        """What is to be asked for now: of each range that is due, the parts that the log lacks."""
+        """What is to be asked for now: of each range that is due, the parts that are lacking."""
         asked: list[LostRange] = []
         for one, (due, attempts) in list(self._wanted.items()):
             if due > now:
@@ -54,12 +62,14 @@ class Holes:
             if not parts:
                 del self._wanted[one]
                 self.recovered += size_of([one])
-            elif attempts >= _ATTEMPTS_MAX:
+                self.recovered_ranges += 1
+            elif attempts >= self._attempts_max:
                 del self._wanted[one]
                 self.given_up += parts
+                self.forgotten_ranges += 1
                 self.recovered += size_of([one]) - size_of(parts)
             else:
-                self._wanted[one] = (now + _INTERVAL_S * 2**attempts, attempts + 1)
+                self._wanted[one] = (now + self._interval_s * 2**attempts, attempts + 1)
                 asked += parts
         return asked
 

@@ -13,17 +13,16 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import logging
-import threading
 from collections.abc import Callable, Iterator
 
 from durable_log import config
 from durable_log.compaction import Compactor
-from durable_log.errors import LogCorrupt, LogError, LogReplaced, LogUnavailable
+from durable_log.errors import LogCorrupt, LogReplaced, LogUnavailable
 from durable_log.log_api import CLOCK_AHEAD_MAX_NS, ShardState
 from durable_log.sealing import Sealer
 from durable_log.segmented import SegmentedLog
 from pubsub_api.closing import Closeable
-from pubsub_api.errors import Closed
+from pubsub_api.runtime.periodic import Failures, PeriodicThread
 
 LOG = logging.getLogger(__name__)
 
@@ -64,19 +63,22 @@ class Maintainer(Closeable):
         self._sealer = Sealer(log)
         self._compactor = Compactor(log, self._sealer) if self._options.compact_topics else None
         self.statistics = MaintenanceStatistics()
-        self._closing = threading.Event()
-        self._thread: threading.Thread | None = None
+        self._thread = PeriodicThread(
+            "heliograph-log-maintenance",
+            self._run,
+            Failures(LOG, "Maintenance of the log failed"),
+            pause_s=self._options.maintenance_interval,
+            on_failure=self._failed,
+        )
 
     def start(self) -> Maintainer:
-        self._thread = threading.Thread(target=self._run, name="heliograph-log-maintenance", daemon=True)
+        """Raises LimitReached."""
         self._thread.start()
         return self
 
     def close(self) -> None:
         """End the thread after the step it is at.  Idempotent."""
-        self._closing.set()
-        if self._thread is not None:
-            self._thread.join()
+        self._thread.stop()
 
     def run_once(self, now_ns: int | None = None) -> None:
         """Seal what is due, drop what is too much, clean up.  What is damaged and what the system refuses is told and
@@ -102,18 +104,15 @@ class Maintainer(Closeable):
         self._log.release()
 
     def _run(self) -> None:
-        while not self._closing.wait(self._options.maintenance_interval):
-            try:
-                self.run_once()
-            except Closed:
-                return
-            except LogReplaced as error:
-                LOG.error("Maintenance of the log ends: %s", error)
-                self._on_failure(error)
-                return
-            except (LogError, OSError) as error:
-                self.statistics.errors += 1
-                LOG.warning("Maintenance of the log failed and is tried again: %s", error)
+        try:
+            self.run_once()
+        except LogReplaced as error:
+            LOG.error("Maintenance of the log ends: %s", error)
+            self._thread.ask_to_stop()
+            self._on_failure(error)
+
+    def _failed(self, _error: Exception) -> None:
+        self.statistics.errors += 1
 
     @contextlib.contextmanager
     def _guarded(self, what: str) -> Iterator[None]:

@@ -9,22 +9,29 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import math
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 
-from durable_log.errors import LogError
-from durable_log.holes import RANGES_MAX, Holes, size_of
+from durable_log.holes import Holes, size_of
 from durable_log.log_api import LogApi, StreamState
 from durable_log.placing import Range
 from pubsub_api.core.frame import Header
 from pubsub_api.core.resync import LostRange
 from pubsub_api.core.topics import FilterSet
-from pubsub_api.errors import Closed
+from pubsub_api.errors import Closed, LimitReached
+from pubsub_api.runtime.periodic import Failures
+from pubsub_api.runtime.threads import start_thread
 
 LOG = logging.getLogger(__name__)
 
 _ERROR_PAUSE_S = 1.0
+_RANGES_MAX = 1000
+"""Ranges that are wanted at once.  With more, the one that is missing longest is given up: the log remembers it."""
+_INTERVAL_S = 0.5
+_ATTEMPTS_MAX = 7
+"""The last question is asked about half a minute after the first one."""
 _PAST_MAX = 10_000
 """Streams of which it is remembered that their past was asked for."""
 
@@ -56,13 +63,14 @@ class Recovery:
         self._ask_again = ask_again
         self._since = since
         self._lock = threading.Lock()
-        self._holes = Holes()
+        self._holes = Holes(ranges_max=_RANGES_MAX, interval_s=_INTERVAL_S, attempts_max=_ATTEMPTS_MAX)
         self._wants_look = False
         self._past: dict[_Stream, int] = {}
         """Stream -> number up to which it was asked for what is older than the recording."""
         self._thread: threading.Thread | None = None
         self._wakeup = threading.Event()
         self._is_closed = False
+        self._failures = Failures(LOG, "Recorder: which events the log lacks is not known now")
         self.counters = Recovered()
 
     def resynced(self, lost: Sequence[LostRange]) -> None:
@@ -71,9 +79,17 @@ class Recovery:
             self._holes.add(lost, time.monotonic())
             self._wants_look = True
             if self._thread is None and not self._is_closed:
-                self._thread = threading.Thread(target=self._run, name="heliograph-recorder-holes", daemon=True)
-                self._thread.start()
+                self._start()
         self._wakeup.set()
+
+    def _start(self) -> None:
+        thread = threading.Thread(target=self._run, name="heliograph-recorder-holes", daemon=True)
+        try:
+            start_thread(thread)
+        except LimitReached as error:
+            self._failures.note(error)  # the next resync starts it, and it looks for all holes then
+        else:
+            self._thread = thread
 
     def is_unwanted(self, header: Header) -> bool:
         """Whether a frame came because it was asked for, and is from before the time since which events are wanted."""
@@ -99,15 +115,15 @@ class Recovery:
                 self._ask_for_lost()
             except Closed:
                 return
-            except LogError as error:
-                LOG.warning("Recorder: which events the log lacks is not known now: %s", error)
+            except Exception as error:  # noqa: BLE001  counted and logged
+                self._failures.note(error)
                 self._wakeup.wait(_ERROR_PAUSE_S)
 
     def _goes_on(self) -> bool:
         """Wait until there is something to do; False when nothing is wanted any more."""
         with self._lock:
             deadline = time.monotonic() if self._wants_look else self._holes.next_deadline()
-            if deadline is None or self._is_closed:
+            if deadline == math.inf or self._is_closed:
                 self._thread = None
                 return False
             self._wakeup.clear()
@@ -124,7 +140,7 @@ class Recovery:
             LostRange("", one.guid.hex(), one.topic, low, high)
             for one in self._streams().values() if self._filters.match(one.topic) for low, high in one.missing
         ]  # fmt: skip
-        self._ask(holes[-RANGES_MAX:])
+        self._ask(holes[-_RANGES_MAX:])
 
     def _ask_for_lost(self) -> None:
         streams = self._streams()

@@ -27,7 +27,7 @@ from durable_log.columns import EVENT_COLUMNS, import_pyarrow, stored_frames
 from durable_log.directory import FileName, shard_folder, staged_path, sync_directory
 from durable_log.errors import LogCorrupt, LogError
 from durable_log.log_api import Segment, StoredFrame
-from pubsub_api.private_files import GROUP_READS, make_directory, make_private
+from pubsub_api.runtime.files import GROUP_READS, make_directory, make_private
 
 if TYPE_CHECKING:
     import pyarrow

@@ -13,7 +13,6 @@ import logging
 import os
 import random
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -33,14 +32,13 @@ from nb_api.publishing import ChangePublisher, change_publisher, uses_service
 from nb_api.snapshot_source import may_stand_in
 from nb_api.transaction import Transaction
 from nb_api.writes import CheckedWrite
-from pubsub_api import Session, forking
+from pubsub_api import Session
 from pubsub_api import open as open_session
 from pubsub_api.closing import Closeable
 from pubsub_api.config import GROUP, check_group, new_conf
 from pubsub_api.core.frame import FRAME_OVERHEAD_BYTES_MAX
-from pubsub_api.errors import InvalidConfig, LimitReached, UsageError
-from pubsub_api.seldom import SeldomLog
-from pubsub_api.threads import start_thread
+from pubsub_api.errors import InvalidConfig, UsageError
+from pubsub_api.runtime import forking
 
 LOG = logging.getLogger(__name__)
 
@@ -87,22 +85,18 @@ class NbApi(Closeable):
             self._sweeper = OutboxSweeper(db, self._publisher, conf, in_hand=self._handover.in_hand)
         self._compactor = Compactor(db, conf)
         has_service = session is not None and uses_service(session)
-        self._upkeep: list[Callable[[threading.Event], None]] = [] if has_service else [self._compactor.run]
-        """What this process does for the database from its first write on, each in a thread of its own."""
+        self._upkeep = [] if has_service else self._compactor.threads()
+        """What this process does for the database from its first write on."""
         if self._sweeper is not None and conf[config.GROUP].sweep_outbox and not has_service:
-            self._upkeep.append(self._sweeper.run)
-        self._log_upkeep = SeldomLog(LOG)
+            self._upkeep.append(self._sweeper.thread())
         self._reset()
         forking.register(self)
 
     def _reset(self) -> None:
-        self._lock = threading.Lock()
-        self._stop = threading.Event()
-        self._upkeep_threads: list[threading.Thread] = []
+        self._is_kept_up = False
         self._writes = self._unchanged = self._conflicts = 0
 
     def after_fork_in_child(self) -> None:
-        forking.set_aside((self._upkeep_threads, self._stop))
         self._reset()
 
     @classmethod
@@ -219,19 +213,8 @@ class NbApi(Closeable):
         self._writes += 1
         if self._handover is not None and committed is not None:
             self._handover.put(committed)
-        if len(self._upkeep_threads) < len(self._upkeep):
-            self._start_upkeep()
-
-    def _start_upkeep(self) -> None:
-        with self._lock:
-            for work in self._upkeep[len(self._upkeep_threads) :]:
-                thread = threading.Thread(target=work, args=(self._stop,), name="heliograph-upkeep", daemon=True)
-                try:
-                    start_thread(thread)
-                except LimitReached as error:
-                    self._log_upkeep("NbApi: %s. The next write tries again.", error)
-                    return
-                self._upkeep_threads.append(thread)
+        if not self._is_kept_up:  # else the next write tries again
+            self._is_kept_up = all(thread.try_start() for thread in self._upkeep)
 
     # -- reading
 
@@ -282,11 +265,12 @@ class NbApi(Closeable):
 
     def close(self) -> None:
         """Publish what waits, for at most ``[db] publish_timeout``, and release everything.  Idempotent."""
-        self._stop.set()
+        for thread in self._upkeep:
+            thread.ask_to_stop()
         if self._handover is not None:
             self._handover.close()
-        for thread in self._upkeep_threads:
-            thread.join()
+        for thread in self._upkeep:
+            thread.stop()
         if self._publisher is not None:
             self._publisher.close()
         if self._session is not None:

@@ -8,14 +8,12 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-import random
-import threading
 
 from oslo_config import cfg
 
 from nb_api.config import GROUP
 from nb_api.db_api import DbApi
-from pubsub_api.errors import Closed, HeliographError
+from pubsub_api.runtime.periodic import Failures, PeriodicThread, dispersed
 
 LOG = logging.getLogger(__name__)
 
@@ -48,15 +46,9 @@ class Compactor:
             LOG.info("Database: %d old changes left the feed, which keeps %d.", dropped, self._keep_changes)
         return dropped
 
-    def run(self, stop: threading.Event) -> None:
-        """Compact again and again until ``stop`` is set, by chance a little sooner or later so that compactors
-        disperse.  Returns at once when the interval is 0."""
-        while self._interval_s and not stop.wait(self._interval_s * random.uniform(0.75, 1.25)):
-            try:
-                self.compact()
-            except Closed:
-                return
-            except Exception as error:  # a thread that ends in silence would leave its work undone
-                self.counters.failures += 1
-                unforeseen = None if isinstance(error, HeliographError) else error
-                LOG.warning("Database: cannot be compacted: %s. It will be tried again.", error, exc_info=unforeseen)
+    def threads(self) -> list[PeriodicThread]:
+        """What compacts every ``compact_interval``, to be started; empty when that is 0."""
+        if not self._interval_s:
+            return []
+        failures = Failures(LOG, "Database: cannot be compacted", self.counters)
+        return [PeriodicThread("heliograph-compactor", self.compact, failures, pause_s=dispersed(self._interval_s))]

@@ -14,10 +14,7 @@ from __future__ import annotations
 import abc
 import dataclasses
 import logging
-import random
-import threading
 from collections.abc import Callable, Iterable, Sequence
-from types import TracebackType
 from typing import Protocol, TypeVar
 
 import msgspec
@@ -27,9 +24,10 @@ from nb_api.directory import TABLE, CollectorCore, DirectoryCore, Entry, normali
 from nb_api.errors import ObjectExists, ObjectNotFound
 from nb_api.lease_config import read_discovery
 from nb_api.leases import REFUSED, TOPIC, lease_clock
-from pubsub_api import forking
-from pubsub_api.errors import Closed, Forked, HeliographError, InvalidConfig
-from pubsub_api.threads import start_thread
+from pubsub_api.closing import Closeable
+from pubsub_api.errors import Forked, HeliographError, InvalidConfig
+from pubsub_api.runtime import forking
+from pubsub_api.runtime.periodic import Failures, Pause, PeriodicThread, dispersed
 
 LOG = logging.getLogger(__name__)
 
@@ -57,75 +55,43 @@ class Listener(Protocol):
     def stop_listening_to(self, address: str) -> bool: ...
 
 
-class _Service(abc.ABC):
+class _Service(Closeable):
     """A thread that does something now and then, and at once when it is woken."""
 
-    def __init__(self, name: str, interval_s: Callable[[], float]) -> None:
-        self._interval_s = interval_s
-        self._wakeup = threading.Event()
-        self._done = threading.Event()
-        self._is_closing = False
-        self._is_inherited = False
-        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+    def __init__(self, name: str, failures: Failures, *, pause_s: Pause, retry_s: Pause | None = None) -> None:
+        self._is_inherited = self._is_closed = False
+        self._thread = PeriodicThread(name, self._work, failures, pause_s=pause_s, retry_s=retry_s, at_once=True)
         forking.register(self)
 
     @abc.abstractmethod
     def _work(self) -> None:
         """Do it.  Raises HeliographError when it could not be done."""
 
-    @abc.abstractmethod
-    def _failed(self, error: Exception) -> None:
-        """Count and log that."""
-
     def start(self: S) -> S:
         """Begin.  Does not wait for the database.  Raises LimitReached."""
         if self._is_inherited:
             raise Forked("it belongs to the process that made it; make one in this process")
-        start_thread(self._thread)
+        self._thread.start()
         return self
 
     def wake(self) -> None:
         """Do it now instead of later."""
-        self._wakeup.set()
+        self._thread.wake()
 
     def wait_done(self, *, timeout_s: float) -> bool:
         """Block until it was done once; False when the time is over."""
-        return self._done.wait(timeout_s)
+        return self._thread.wait_done(timeout_s=timeout_s)
 
     def close(self) -> None:
         """End the thread.  Blocks while a call to the database is under way.  Idempotent."""
-        self._is_closing = True
-        self._wakeup.set()
-        if self._thread.ident is not None and not self._is_inherited and self._thread is not threading.current_thread():
-            self._thread.join()
+        self._is_closed = True
+        self._thread.stop()
 
     def __enter__(self: S) -> S:
         return self.start()
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
     def after_fork_in_child(self) -> None:
-        self._is_inherited = self._is_closing = True
-        self._wakeup, self._done = threading.Event(), threading.Event()
-
-    def _run(self) -> None:
-        while not self._is_closing:
-            self._wakeup.clear()
-            try:
-                self._work()
-                self._done.set()
-            except Closed:
-                return
-            except HeliographError as error:
-                self._failed(error)
-            except Exception as error:  # a thread that ends in silence would leave its work undone
-                LOG.exception("The directory of publishers: unforeseen. It will be tried again.")
-                self._failed(error)
-            if not self._is_closing:
-                self._wakeup.wait(self._interval_s())
+        self._is_inherited = True
 
 
 @dataclasses.dataclass
@@ -149,25 +115,29 @@ class Registration(_Service):
     def __init__(
         self, db: DbApi, publisher: Announced, *, owns_address: bool, clock: Callable[[], float] = lease_clock
     ) -> None:
-        self._settings = settings = read_discovery(db.conf)
-        super().__init__(f"registration-{publisher.name}", self._pause_s)
+        settings = read_discovery(db.conf)
+        self._statistics = RegistrationStatistics()
+        failures = Failures(
+            LOG, f"The entry of {publisher.name} in the directory could not be renewed", self._statistics
+        )  # fmt: skip
+        # A renewal that failed is tried again soon: there is room for several before the lease ends.
+        interval_s = settings.renew_interval_s
+        super().__init__(f"registration-{publisher.name}", failures, pause_s=interval_s, retry_s=interval_s / 4)
         self._db = db
         self._entry = Entry(publisher.name, publisher.guid.hex(), publisher.address)
         self._owns_address = owns_address
         self._clock = clock
         # Twice the interval: a look that is a little late still counts in full.
         self._collector = CollectorCore(lease_s=settings.lease_s, gap_max_s=2 * settings.renew_interval_s)
-        self._statistics = RegistrationStatistics()
-        self._is_failing = False
 
     def statistics(self) -> RegistrationStatistics:
         return dataclasses.replace(self._statistics)
 
     def close(self) -> None:
         """End the thread and take the entry out, if the database answers."""
-        was_closing = self._is_closing
+        was_closed = self._is_closed
         super().close()
-        if was_closing or self._thread.ident is None:
+        if was_closed or not self._thread.is_started:
             return
         try:
             self._db.delete(TABLE, self._entry.guid)
@@ -176,16 +146,10 @@ class Registration(_Service):
 
     def _work(self) -> None:
         self._renew()
-        self._is_failing = False
         with self._db.snapshot([TABLE]) as snapshot:
             found = list(snapshot)
         for dead in {one.key: one for one in [*self._former_lives(found), *self._others(found)]}.values():
             self._delete(dead)
-
-    def _pause_s(self) -> float:
-        """A renewal that failed is tried again soon: there is room for several before the lease ends."""
-        interval_s = self._settings.renew_interval_s
-        return interval_s / 4 if self._is_failing else interval_s
 
     def _renew(self) -> None:
         """Nobody else writes this entry, except to delete it, so whatever is there is replaced."""
@@ -219,11 +183,6 @@ class Registration(_Service):
             return
         self._statistics.collected += 1
         LOG.info("The publisher %s showed no progress and is out of the directory", dead.key)
-
-    def _failed(self, error: Exception) -> None:
-        self._statistics.failures += 1
-        self._is_failing = True
-        LOG.warning("The entry of %s in the directory could not be renewed: %s", self._entry.name, error)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -260,7 +219,8 @@ class Directory(_Service):
     ) -> None:
         settings = read_discovery(db.conf)
         # Not in step: many subscribers start together when the power comes back.
-        super().__init__("directory", lambda: settings.refresh_interval_s * random.uniform(0.75, 1.25))
+        failures = Failures(LOG, "The directory of publishers cannot be read, nothing changes meanwhile")
+        super().__init__("directory", failures, pause_s=dispersed(settings.refresh_interval_s))
         self._db = db
         self._subscriber = subscriber
         self._clock = clock
@@ -268,7 +228,7 @@ class Directory(_Service):
             static, grace_s=_GRACE_RENEWALS * settings.renew_interval_s, publishers_max=settings.publishers_max
         )
         self._listening: set[str] = set()
-        self._added = self._removed = self._refused = self._failures = 0
+        self._added = self._removed = self._refused = 0
 
     def entries(self) -> list[Entry]:
         """What the directory said at the last look."""
@@ -284,7 +244,7 @@ class Directory(_Service):
             refused=self._refused,
             invalid=core.invalid,
             ignored=core.ignored,
-            failures=self._failures,
+            failures=self._thread.failures.count,
         )
 
     def _work(self) -> None:
@@ -310,7 +270,3 @@ class Directory(_Service):
         if is_new:  # else somebody else has registered it, and only he may take it away
             self._listening.add(address)
             self._added += 1
-
-    def _failed(self, error: Exception) -> None:
-        self._failures += 1
-        LOG.warning("The directory of publishers cannot be read, nothing changes meanwhile: %s", error)

@@ -15,7 +15,6 @@ import os
 import threading
 import time
 from collections.abc import Callable
-from types import TracebackType
 
 from nb_api.bookkeeping import OWN_PREFIX
 from nb_api.checks import check_name
@@ -24,9 +23,11 @@ from nb_api.election_core import Call, ElectionCore
 from nb_api.errors import ObjectNotFound
 from nb_api.lease_config import read_election_lease
 from nb_api.leases import REFUSED, TOPIC, lease_clock
-from pubsub_api import forking
-from pubsub_api.errors import Closed, Forked, HeliographError, LimitReached, UsageError, WaitTimeout
-from pubsub_api.threads import start_thread
+from pubsub_api.closing import Closeable
+from pubsub_api.errors import Closed, Forked, LimitReached, UsageError, WaitTimeout
+from pubsub_api.runtime import forking
+from pubsub_api.runtime.periodic import Failures
+from pubsub_api.runtime.threads import start_thread
 
 LOG = logging.getLogger(__name__)
 
@@ -52,7 +53,7 @@ class ElectionStatistics:
     callback_errors: int
 
 
-class Election:
+class Election(Closeable):
     """A candidate.  Every method may be called from any thread; it takes part from ``start`` to ``close``.
 
     ``holder`` is what others see as the name of the leader.  ``on_gain`` gets the fencing token, a number that is
@@ -90,10 +91,10 @@ class Election:
         self._clock = clock
         self._core = ElectionCore(holder, os.urandom(16).hex(), self._lease_s, place=place)
         self._changed = threading.Condition()
-        self._counters = dict.fromkeys(("gains", "losses", "renewals", "conflicts", "failures", "callback_errors"), 0)
-        self._is_closing = False
+        self._counters = dict.fromkeys(("gains", "losses", "renewals", "conflicts", "callback_errors"), 0)
+        self._is_closed = False
         self._is_inherited = False
-        self._is_failing = False
+        self._failures = Failures(LOG, f"The election {name!r}: the database cannot say who leads")
         self._deadline: float | None = None
         self._threads = [
             threading.Thread(target=target, name=f"election-{part}-{name}", daemon=True)
@@ -128,7 +129,7 @@ class Election:
         deadline = time.monotonic() + timeout_s
         with self._changed:
             while (token := self._core.token(self._clock())) is None:
-                if self._is_closing:
+                if self._is_closed:
                     raise Closed("the election was closed")
                 remaining_s = deadline - time.monotonic()
                 if remaining_s <= 0:
@@ -138,7 +139,8 @@ class Election:
 
     def statistics(self) -> ElectionStatistics:
         with self._changed:
-            return ElectionStatistics(self._core.is_leader(self._clock()), self._core.leader, **self._counters)
+            is_leader, failures = self._core.is_leader(self._clock()), self._failures.count
+            return ElectionStatistics(is_leader, self._core.leader, failures=failures, **self._counters)
 
     def close(self, *, timeout_s: float = 5.0) -> None:
         """Resign, so that another can lead at once, and end the threads.  ``on_loss`` is called if it led.
@@ -147,8 +149,8 @@ class Election:
         lease.  Idempotent.
         """
         with self._changed:
-            if not self._is_closing:
-                self._is_closing = True
+            if not self._is_closed:
+                self._is_closed = True
                 self._core.resign()
                 self._deadline = self._clock() + timeout_s
             self._changed.notify_all()
@@ -159,13 +161,8 @@ class Election:
     def __enter__(self) -> Election:
         return self.start()
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
     def after_fork_in_child(self) -> None:
-        self._is_inherited = self._is_closing = True
+        self._is_inherited = self._is_closed = True
         self._changed = threading.Condition()
         self._core = ElectionCore("", "", self._lease_s)  # which never leads
 
@@ -193,21 +190,13 @@ class Election:
     def _ask(self, call: Call) -> Callable[[float], None]:
         """What the core is to be told at the time of the answer."""
         try:
-            answer = self._look() if call.kind == "look" else self._write(call)
+            return self._look() if call.kind == "look" else self._write(call)
         except Closed:
             self._deadline = self._clock()  # the database was closed before us; the lease ends by itself
             return self._core.failed
-        except Exception as error:  # a thread that ends in silence would leave its work undone
-            self._counters["failures"] += 1
-            level = logging.DEBUG if self._is_failing else logging.WARNING  # one warning for a whole outage
-            unforeseen = None if isinstance(error, HeliographError) else error
-            LOG.log(
-                level, "The election %r: the database cannot say who leads: %s", self._name, error, exc_info=unforeseen
-            )
-            self._is_failing = True
+        except Exception as error:  # noqa: BLE001  counted and logged
+            self._failures.note(error)
             return self._core.failed
-        self._is_failing = False
-        return answer
 
     def _look(self) -> Callable[[float], None]:
         with contextlib.suppress(ObjectNotFound):
@@ -250,7 +239,7 @@ class Election:
                 return
 
     def _is_over(self) -> bool:
-        return self._is_closing and self._core.lead_ends(self._clock()) is None
+        return self._is_closed and self._core.lead_ends(self._clock()) is None
 
     def _patience_s(self) -> float | None:
         """Until the lease would end by itself."""

@@ -20,10 +20,10 @@ from nb_api.config import GROUP
 from nb_api.db_api import Change, DbApi
 from nb_api.errors import DbError
 from nb_api.publishing import ChangePublisher, Refusal
-from pubsub_api import forking
 from pubsub_api.errors import HeliographError, LimitReached, NotPermitted, WaitTimeout
-from pubsub_api.seldom import SeldomLog
-from pubsub_api.threads import start_thread
+from pubsub_api.runtime import forking
+from pubsub_api.runtime.seldom import SeldomLog
+from pubsub_api.runtime.threads import start_thread
 
 LOG = logging.getLogger(__name__)
 

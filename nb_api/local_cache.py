@@ -32,10 +32,11 @@ from nb_api.notify_config import CACHE_GROUP
 from nb_api.resync import SyncScheduler, SyncSettings, SyncTask
 from nb_api.snapshot_source import SnapshotSource, build_source
 from nb_api.telling import OnChanges, Teller
-from pubsub_api import Event, SubscriberStatistics, forking
+from pubsub_api import Event, SubscriberStatistics
 from pubsub_api.closing import Closeable
 from pubsub_api.core.topics import FilterSet
 from pubsub_api.errors import Closed, Forked, HeliographError, UsageError, WaitTimeout
+from pubsub_api.runtime import forking
 
 LOG = logging.getLogger(__name__)
 

@@ -13,8 +13,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import logging
-import random
-import threading
 from collections.abc import Callable, Collection, Sequence
 
 from oslo_config import cfg
@@ -22,8 +20,9 @@ from oslo_config import cfg
 from nb_api.config import GROUP
 from nb_api.db_api import Change, DbApi
 from nb_api.publishing import ChangePublisher, Refusal
-from pubsub_api.errors import Closed, HeliographError, NotPermitted
-from pubsub_api.seldom import SeldomLog
+from pubsub_api.errors import NotPermitted
+from pubsub_api.runtime.periodic import Failures, PeriodicThread, dispersed
+from pubsub_api.runtime.seldom import SeldomLog
 
 LOG = logging.getLogger(__name__)
 
@@ -60,7 +59,6 @@ class OutboxSweeper:
         self._batch: int = options.sweep_batch
         self._timeout_s: float = options.publish_timeout
         self._in_hand = in_hand
-        self._is_failing = False
         self.counters = SweepCounters()
         self.refused: dict[int, Refusal] = {}
         """By revision: what the newest sweep could not publish, the oldest of it."""
@@ -114,18 +112,7 @@ class OutboxSweeper:
             )  # fmt: skip
         return refused
 
-    def run(self, stop: threading.Event) -> None:
-        """Sweep again and again until ``stop`` is set, by chance a little sooner or later so that sweepers disperse."""
-        while not stop.wait(self._interval_s * random.uniform(0.75, 1.25)):
-            try:
-                self.sweep()
-            except Closed:
-                return
-            except Exception as error:  # a thread that ends in silence would leave its work undone
-                self.counters.failures += 1
-                if not self._is_failing:
-                    unforeseen = None if isinstance(error, HeliographError) else error
-                    LOG.warning("Outbox: cannot be swept: %s. It will be tried again.", error, exc_info=unforeseen)
-                self._is_failing = True
-            else:
-                self._is_failing = False
+    def thread(self) -> PeriodicThread:
+        """What sweeps every ``sweep_interval``, to be started."""
+        failures = Failures(LOG, "Outbox: cannot be swept", self.counters)
+        return PeriodicThread("heliograph-sweeper", self.sweep, failures, pause_s=dispersed(self._interval_s))

@@ -16,10 +16,11 @@ from typing import NamedTuple
 from nb_api.db_api import Change, DbApi
 from nb_api.discovery import Registration
 from nb_api.events import events_of
-from pubsub_api import Event, Publisher, Session, forking, multiproc
+from pubsub_api import Event, Publisher, Session, multiproc
 from pubsub_api.config import GROUP
 from pubsub_api.errors import InvalidEvent, InvalidTopic, LimitReached, NotPermitted
 from pubsub_api.multiproc import WorkerPublisherApi
+from pubsub_api.runtime import forking
 
 
 class Refusal(NamedTuple):

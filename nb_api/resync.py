@@ -22,6 +22,8 @@ import dataclasses
 import math
 from collections.abc import Callable, Iterable
 
+from pubsub_api.runtime.backoff import Backoff
+
 
 @dataclasses.dataclass(frozen=True)
 class SyncSettings:
@@ -63,7 +65,7 @@ class SyncScheduler:
         self._topics: set[str] = set()
         self._reasons: dict[str, None] = {}
         self._snapshot_not_before = -math.inf
-        self._retry_s = settings.retry_interval_s
+        self._backoff = Backoff(settings.retry_interval_s, settings.retry_interval_max_s, jitter=jitter)
         self._verify_due = self._periodic(settings.verify_interval_s, now)
         self._resync_due = self._periodic(settings.resync_interval_s, now)
 
@@ -133,12 +135,11 @@ class SyncScheduler:
 
     def done(self) -> None:
         """The last task succeeded."""
-        self._retry_s = self._settings.retry_interval_s
+        self._backoff.reset()
 
     def failed(self, task: SyncTask, now: float) -> float:
         """The task could not be finished: it is due again.  Returns the pause."""
-        pause_s = self._retry_s * (0.5 + 0.5 * self._jitter())
-        self._retry_s = min(2 * self._retry_s, self._settings.retry_interval_max_s)
+        pause_s = self._backoff.next_s()
         if task.is_snapshot:
             self._snapshot_due = min(self._snapshot_due, now + pause_s)
             self._is_replacing |= task.is_replacing

@@ -37,7 +37,7 @@ from nb_api.snapshot_source import Doubt, SnapshotSource, SourceSnapshot, Take
 from pubsub_api import Session
 from pubsub_api.core.events import Event
 from pubsub_api.errors import InvalidConfig
-from pubsub_api.private_files import GROUP_READS, make_directory, make_private, replace_private
+from pubsub_api.runtime.files import GROUP_READS, make_directory, make_private, replace_private
 
 FORMAT = 1
 MANIFEST = "manifest.json"

@@ -13,6 +13,7 @@ import threading
 from collections.abc import Callable, Sequence
 
 from nb_api.cache_changes import CacheChange, Resynced
+from pubsub_api.runtime.backoff import Backoff
 
 LOG = logging.getLogger(__name__)
 
@@ -41,8 +42,7 @@ class Teller:
     ) -> None:
         self._on_changes = on_changes
         self._size_max = size_max
-        self._pause_min_s = self._pause_s = pause_s
-        self._pause_max_s = pause_max_s
+        self._backoff = Backoff(pause_s, pause_max_s)
         self._set_telling = set_telling
         self._waiting: list[CacheChange] = []
         self._is_calling = False
@@ -101,13 +101,14 @@ class Teller:
         except BaseException as error:
             self.errors += 1
             self._waiting = batch + self._waiting
-            self._not_before = self._deadline = now + self._pause_s
-            LOG.exception("LocalCache: the callback raised; it is called again in %.1f s.", self._pause_s)
-            self._pause_s = min(2 * self._pause_s, self._pause_max_s)
+            pause_s = self._backoff.next_s()
+            self._not_before = self._deadline = now + pause_s
+            LOG.exception("LocalCache: the callback raised; it is called again in %.1f s.", pause_s)
             if not isinstance(error, Exception) and threading.current_thread() is threading.main_thread():
                 raise  # the user's own thread, in which such an exception means more than that it was raised
             return False
-        self._pause_s, self._not_before = self._pause_min_s, -math.inf
+        self._backoff.reset()
+        self._not_before = -math.inf
         if was_overrun:
             self._is_overrun = False
             self._set_telling(True)

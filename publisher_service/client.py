@@ -10,6 +10,7 @@ from __future__ import annotations
 import atexit
 import logging
 import os
+import random
 import threading
 import time
 import weakref
@@ -21,9 +22,9 @@ from oslo_config import cfg
 from publisher_service import config
 from publisher_service.errors import WindowFull
 from publisher_service.hop.worker import WorkerCore, WorkerSettings
-from publisher_service.link import Backoff, WorkerLink
+from publisher_service.link import WorkerLink
 from publisher_service.ownership import socket_path
-from pubsub_api import forking, settings
+from pubsub_api import settings
 from pubsub_api.config import GROUP as PUBSUB
 from pubsub_api.core import frame as frames
 from pubsub_api.core.events import CHECK_INTERVAL, Event, encode_event
@@ -31,6 +32,8 @@ from pubsub_api.core.topics import check_topic
 from pubsub_api.errors import Closed, InvalidEvent, WaitTimeout
 from pubsub_api.multiproc import MultiprocDriver, WorkerPublisherApi, WorkerStatistics
 from pubsub_api.publisher import default_name
+from pubsub_api.runtime import forking
+from pubsub_api.runtime.backoff import Backoff
 
 LOG = logging.getLogger(__name__)
 
@@ -131,7 +134,7 @@ class WorkerPublisher(WorkerPublisherApi):
 
     def _start_link(self) -> WorkerLink:
         """Raises LimitReached: the next event tries again."""
-        backoff = Backoff(*self._reconnect_s)
+        backoff = Backoff(*self._reconnect_s, jitter=random.random)
         link = WorkerLink(self._path, self._core, self._lock, self._progress.notify_all, backoff)
         link.start()
         self._link = link

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import threading
-from types import TracebackType
+import random
 from typing import Any
 
 from oslo_config import cfg
@@ -18,16 +17,20 @@ from nb_api import notify_config
 from nb_api.db_api import DbApi
 from nb_api.loading import build_db, open_db
 from publisher_service import config
-from publisher_service.link import Backoff
 from publisher_service.office import Office
 from publisher_service.sequencer import Sequencer
 from publisher_service.watching import OwnPublisher
 from pubsub_api import Publisher
+from pubsub_api.closing import Closeable
 from pubsub_api.config import GROUP as PUBSUB
 from pubsub_api.core.clock import HybridClock
 from pubsub_api.errors import HeliographError
+from pubsub_api.runtime.backoff import Backoff
+from pubsub_api.runtime.periodic import Failures, PeriodicThread
 
 LOG = logging.getLogger(__name__)
+
+_TROUBLE = "The database cannot be used; workers are served, but nothing is swept, and the directory lacks this service"
 
 
 def are_wanted(conf: cfg.ConfigOpts) -> bool:
@@ -51,7 +54,7 @@ def _seen(
     return {"revision": revision, "outbox": outbox, "outbox_shown_max": limit, "problem": problem}
 
 
-class Duties:
+class Duties(Closeable):
     """From `start` to `close`, on a thread of its own."""
 
     def __init__(
@@ -64,16 +67,24 @@ class Duties:
         self._owns_address = owns_address
         self._place = place
         options = conf[config.GROUP]
-        longest_s = max(options.database_retry_interval, options.database_retry_interval_max)
-        self._backoff = Backoff(options.database_retry_interval, longest_s)
+        first_s, limit_s = options.database_retry_interval, options.database_retry_interval_max
+        backoff = Backoff(first_s, limit_s, jitter=random.random)
         self._db: DbApi | None = None
         self._office: Office | None = None
         self._failed_attempts = 0
+        self._is_closed = False
         self._problem: str | None = None
         self._parts = contextlib.ExitStack()
         """What the thread has begun; whoever has joined it ends it."""
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="heliograph-duties", daemon=True)
+        self._thread = PeriodicThread(
+            "heliograph-duties",
+            self._take_office,
+            Failures(LOG, _TROUBLE),
+            pause_s=0.0,
+            retry_s=backoff.next_s,
+            at_once=True,
+            on_failure=self._failed,
+        )
 
     def start(self) -> None:
         """Does not wait for the database.  Raises what is wrong with its configuration: InvalidConfig, DriverNotFound,
@@ -84,9 +95,8 @@ class Duties:
     def close(self) -> None:
         """Resign, so that another takes over at once, and leave the directory.  Blocks while the database is being
         connected to, for as long as that may take.  Idempotent."""
-        self._stop.set()
-        if self._thread.ident is not None:
-            self._thread.join()
+        self._is_closed = True
+        self._thread.stop()
         self._parts.close()
 
     @property
@@ -102,17 +112,6 @@ class Duties:
 
     # -- the thread
 
-    def _run(self) -> None:
-        while not self._stop.is_set():
-            try:
-                self._take_office()
-                return
-            except HeliographError as error:
-                self._failed(error)
-            except Exception as error:
-                LOG.exception("The duties for the database cannot be begun, in an unforeseen way.")
-                self._failed(error)
-
     def _take_office(self) -> None:
         with contextlib.ExitStack() as parts:
             db = open_db(None, self._conf, with_outbox=False)
@@ -121,29 +120,15 @@ class Duties:
                 Office(db, self._publisher, self._own, owns_address=self._owns_address, place=self._place)
             )
             self._parts = parts.pop_all()
+        self._thread.ask_to_stop()
         self._db, self._office, self._problem = db, office, None
         if self._failed_attempts:
             LOG.info("The database is there after %d attempts: its duties begin.", self._failed_attempts)
 
     def _failed(self, error: Exception) -> None:
         self._failed_attempts += 1
-        pause_s = self._backoff.wait_s()
-        # One warning for a whole outage; the report has the newest problem and the count.
-        level = logging.DEBUG if self._problem else logging.WARNING
-        LOG.log(
-            level,
-            "The database cannot be used: %s. Workers are served; the outbox is not swept, and the directory does not "
-            "have this service. Next attempt in %.1f s.",
-            error, pause_s,
-        )  # fmt: skip
         self._problem = str(error)
-        self._stop.wait(pause_s)
 
     def __enter__(self) -> Duties:
         self.start()
         return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()

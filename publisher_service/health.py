@@ -18,8 +18,8 @@ from typing import Any
 
 from pubsub_api import socket_file
 from pubsub_api.errors import AddressInUse, HeliographError, LimitReached, TransportUnavailable
-from pubsub_api.seldom import SeldomLog
-from pubsub_api.threads import start_thread
+from pubsub_api.runtime.seldom import SeldomLog
+from pubsub_api.runtime.threads import start_thread
 
 LOG = logging.getLogger(__name__)
 

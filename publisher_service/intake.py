@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import logging
-import os
 import selectors
 import socket
 import threading
@@ -21,6 +20,7 @@ from publisher_service.errors import HopError
 from publisher_service.hop.service import Connection, ServiceCore, State
 from publisher_service.sequencer import Sequencer
 from pubsub_api import socket_file
+from pubsub_api.runtime.waking import Waker
 
 LOG = logging.getLogger(__name__)
 
@@ -79,9 +79,9 @@ class Intake:
         self._accept_at = 0.0
         self._stop_by: float | None = None
         self._is_stopped = False
-        self._waker = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._waker = Waker()
         self._selector = selectors.DefaultSelector()
-        self._selector.register(self._waker, selectors.EVENT_READ, self._woken)
+        self._selector.register(self._waker, selectors.EVENT_READ, self._waker.clear)
         self._selector.register(listener, selectors.EVENT_READ, self._accept)
         self._thread = threading.Thread(target=self._run, name="heliograph-intake", daemon=True)
 
@@ -99,11 +99,11 @@ class Intake:
         self._is_stopped = True
         self._stop_by = time.monotonic() + drain_timeout_s
         if self._thread.is_alive():
-            os.eventfd_write(self._waker, 1)
+            self._waker.wake()
             self._thread.join()
         # Here and not in the thread, which may have noticed by itself that it shall end before it was woken.
         self._selector.close()
-        os.close(self._waker)
+        self._waker.close()
 
     # -- the thread
 
@@ -150,9 +150,6 @@ class Intake:
         if mask & selectors.EVENT_READ and target.sock.fileno() >= 0:
             return target if self._read(target) else None
         return None
-
-    def _woken(self) -> None:
-        os.eventfd_read(self._waker)
 
     def _accept(self) -> None:
         try:

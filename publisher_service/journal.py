@@ -33,7 +33,7 @@ from publisher_service.hop import messages
 from publisher_service.hop.messages import GUID_BYTES, Batch, Group
 from pubsub_api.closing import Closeable
 from pubsub_api.errors import UnsafeFile
-from pubsub_api.private_files import open_private, read_private
+from pubsub_api.runtime.files import open_private, read_private
 
 LOG = logging.getLogger(__name__)
 

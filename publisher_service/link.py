@@ -10,9 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
 import pathlib
-import random
 import select
 import socket
 import threading
@@ -24,7 +22,9 @@ from publisher_service.hop.messages import Inbox
 from publisher_service.hop.worker import State, WorkerCore
 from pubsub_api import socket_file
 from pubsub_api.errors import LimitReached
-from pubsub_api.threads import start_thread
+from pubsub_api.runtime.backoff import Backoff
+from pubsub_api.runtime.threads import start_thread
+from pubsub_api.runtime.waking import Waker
 
 LOG = logging.getLogger(__name__)
 
@@ -32,23 +32,6 @@ _READ_BYTES = 64 * 1024
 _BUFFER_BYTES = 1024 * 1024
 _REPLY_BYTES_MAX = 64 * 1024
 """Nothing the service says is longer."""
-
-
-class Backoff:
-    """How long to wait before the next attempt: doubling, with jitter, up to a limit."""
-
-    def __init__(self, first_s: float, limit_s: float) -> None:
-        self._first_s = first_s
-        self._limit_s = limit_s
-        self._next_s = first_s
-
-    def reset(self) -> None:
-        self._next_s = self._first_s
-
-    def wait_s(self) -> float:
-        wait_s = self._next_s * random.uniform(0.5, 1.0)
-        self._next_s = min(self._next_s * 2, self._limit_s)
-        return wait_s
 
 
 class WorkerLink:
@@ -76,7 +59,7 @@ class WorkerLink:
         self._connect_at = 0.0
         self._is_loss_told = False
         try:
-            self._waker = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+            self._waker = Waker()
         except OSError as error:
             raise LimitReached(f"worker {core.name} cannot begin: {error}") from error
         self.connects = 0
@@ -89,7 +72,7 @@ class WorkerLink:
         try:
             start_thread(self._thread)
         except LimitReached:
-            os.close(self._waker)
+            self._waker.close()
             raise
 
     # -- called with the lock held, by any thread
@@ -102,7 +85,7 @@ class WorkerLink:
         """Have the thread look at everything."""
         if self._is_asleep:
             self._is_asleep = False
-            os.eventfd_write(self._waker, 1)
+            self._waker.wake()
 
     def write(self) -> None:
         """Write what there is to write, as far as the socket takes it."""
@@ -158,13 +141,13 @@ class WorkerLink:
                 poll.unregister(fd)  # by number: somebody who wrote to it may have closed it meanwhile
             with self._lock:
                 self._is_asleep = False
-                if self._waker in ready:
-                    os.eventfd_read(self._waker)
+                if self._waker.fd in ready:
+                    self._waker.clear()
                 if sock is not None and sock is self._sock:
                     self._handle(sock, ready.get(fd, 0))
         with self._lock:
             self._close_socket()
-            os.close(self._waker)
+            self._waker.close()
 
     def _handle(self, sock: socket.socket, events: int) -> None:
         if events & select.POLLOUT:
@@ -235,7 +218,7 @@ class WorkerLink:
 
     def _later(self, reason: str) -> None:
         """Try again after a while, and say so once."""
-        self._connect_at = time.monotonic() + self._backoff.wait_s()
+        self._connect_at = time.monotonic() + self._backoff.next_s()
         if not self._is_loss_told:
             self._is_loss_told = True
             LOG.warning("Worker %s has no connection to the publisher service at %s: %s. Events wait.",

@@ -26,12 +26,13 @@ from nb_api.publishing import Refusal
 from publisher_service import config
 from publisher_service.watching import OwnPublisher, TableWatcher
 from pubsub_api import Publisher
-from pubsub_api.errors import LimitReached
-from pubsub_api.threads import start_thread
+from pubsub_api.runtime.periodic import PeriodicThread
 
 LOG = logging.getLogger(__name__)
 
 ELECTION = "publisher-service"
+_RETRY_S = 1.0
+"""Between attempts to start a thread that the system had no room for."""
 _REFUSED_SHOWN = 10
 """Changes that cannot be published, by name, in the report; the sweeper counts all of them."""
 
@@ -49,10 +50,11 @@ class Office:
         self._conf = db.conf
         self._own = own
         self._parts = contextlib.ExitStack()
-        self._stop = threading.Event()
-        self._threads: list[threading.Thread] = []
+        self._is_leaving = threading.Event()
+        self._threads: list[PeriodicThread] = []
+        """What the leader does."""
         self._undone: list[str] = []
-        """Names of threads that could not be started."""
+        """Names of those that could not be started yet."""
         self._sweeper = OutboxSweeper(db, own, db.conf)
         self._compactor = Compactor(db, db.conf)
         self._watcher = self._make_watcher()
@@ -100,24 +102,20 @@ class Office:
 
     def _take_office(self, token: int) -> None:
         LOG.info("This service was elected, with token %d: it sweeps the outbox and watches tables.", token)
-        self._stop = stop = threading.Event()
-        tasks = [("sweeper", self._sweeper.run), ("compactor", self._compactor.run)]
-        if self._watcher is not None:
-            tasks.append(("watcher", self._watcher.run))
-        for name, task in tasks:
-            thread = threading.Thread(target=task, args=(stop,), name=f"heliograph-{name}", daemon=True)
-            try:
-                start_thread(thread)
-            except LimitReached as error:
-                LOG.error("This service leads, and does not do all of it: %s. Restart it.", error)
-                self._undone.append(thread.name)
-            else:
-                self._threads.append(thread)
+        watching = [] if self._watcher is None else [self._watcher.thread()]
+        self._threads = [self._sweeper.thread(), *self._compactor.threads(), *watching]
+        # The end of the term is told after this returns, so this may wait until there is room for all threads.
+        while True:
+            self._undone = [thread.name for thread in self._threads if not thread.try_start()]
+            if not self._undone or not self._election.is_leader():
+                return
+            self._is_leaving.wait(_RETRY_S)
 
     def _leave_office(self) -> None:
-        self._stop.set()
         for thread in self._threads:
-            thread.join()
+            thread.ask_to_stop()
+        for thread in self._threads:
+            thread.stop()
         self._threads, self._undone = [], []
 
     def __enter__(self) -> Office:
@@ -132,4 +130,5 @@ class Office:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """Resign, so that another takes over at once, and leave the directory."""
+        self._is_leaving.set()
         self._parts.close()

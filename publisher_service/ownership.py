@@ -14,9 +14,9 @@ from types import TracebackType
 
 from oslo_config import cfg
 
-from pubsub_api import private_files
 from pubsub_api.config import multiproc_socket
 from pubsub_api.errors import AddressInUse, InvalidConfig
+from pubsub_api.runtime import files
 
 PATH_BYTES_MAX = 107
 """What the system allows, without the final NUL."""
@@ -45,7 +45,7 @@ class Ownership:
     def __init__(self, path: pathlib.Path) -> None:
         self._path = beside(path, ".lock")
         try:
-            self._file = private_files.open_private(self._path, os.O_RDWR | os.O_CREAT)
+            self._file = files.open_private(self._path, os.O_RDWR | os.O_CREAT)
         except OSError as error:
             raise InvalidConfig(f"the lock {self._path} cannot be made: {error}") from error
         try:
@@ -66,8 +66,8 @@ class Ownership:
             boot = pathlib.Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         except OSError:
             return ""
-        found = os.fstat(self._file)
-        return f"{boot}:{found.st_dev}:{found.st_ino}"
+        device, inode = files.identity_of(self._file)
+        return f"{boot}:{device}:{inode}"
 
     def release(self) -> None:
         """Idempotent.  The file stays: removing it would let two hold a lock on what they think is one file."""

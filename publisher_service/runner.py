@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
-import select
 import signal
 import time
 from collections.abc import Callable
@@ -14,6 +12,7 @@ from publisher_service import config
 from publisher_service.service import PublisherService
 from publisher_service.systemd import Notifier
 from pubsub_api.errors import HeliographError
+from pubsub_api.runtime.waking import Waker
 
 LOG = logging.getLogger(__name__)
 
@@ -35,27 +34,24 @@ class _Signals:
     """Signals as something to wait for: a handler may do hardly anything safely, but it may write to a descriptor."""
 
     def __init__(self) -> None:
-        self._waker = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._waker = Waker()
         self._came: list[int] = []
         self._before = {number: signal.signal(number, self._on_signal) for number in (*_ENDING, signal.SIGHUP)}
 
     def _on_signal(self, number: int, _frame: FrameType | None) -> None:
         self._came.append(number)
-        os.eventfd_write(self._waker, 1)
+        self._waker.wake()
 
     def wait(self, timeout_s: float) -> list[int]:
         """The signals that came, after waiting for one for at most that long."""
-        poll = select.poll()
-        poll.register(self._waker, select.POLLIN)
-        if poll.poll(timeout_s * 1000):
-            os.eventfd_read(self._waker)
+        self._waker.wait(timeout_s)
         came, self._came = self._came, []
         return came
 
     def close(self) -> None:
         for number, handler in self._before.items():
             signal.signal(number, handler)
-        os.close(self._waker)
+        self._waker.close()
 
 
 def run(service: PublisherService, *, on_ready: Callable[[], None] = lambda: None) -> None:

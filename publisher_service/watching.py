@@ -14,7 +14,6 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import logging
-import threading
 import time
 from collections.abc import Collection, Sequence
 
@@ -27,8 +26,9 @@ from publisher_service.hop.messages import Group
 from publisher_service.sequencer import Sequencer
 from pubsub_api.core.clock import HybridClock
 from pubsub_api.core.events import Event, encode_event
-from pubsub_api.errors import Closed, HeliographError, LimitReached
-from pubsub_api.seldom import SeldomLog
+from pubsub_api.errors import HeliographError, LimitReached
+from pubsub_api.runtime.periodic import Failures, PeriodicThread
+from pubsub_api.runtime.seldom import SeldomLog
 
 LOG = logging.getLogger(__name__)
 
@@ -109,6 +109,7 @@ class TableWatcher:
         self._name = name
         self._portion = portion
         self._note_interval_s = note_interval_s
+        self._is_positioned = False
         self._position = 0
         self._untold = 0
         """Not all changes up to this revision were published."""
@@ -121,26 +122,25 @@ class TableWatcher:
         self._retry_at = 0.0
         self._log_refused = SeldomLog(LOG, level=logging.ERROR)
 
-    def run(self, stop: threading.Event) -> None:
-        """Until ``stop`` is set.  What the database or the transport cannot do is tried again."""
-        is_positioned = False
-        while not stop.is_set():
-            try:
-                if not is_positioned:
-                    self._read_note()
-                    is_positioned = True
-                self._retry()
-                self._follow()
-            except Closed:
-                return
-            except Exception as error:  # a thread that ends in silence would leave its work undone
-                self.counters.failures += 1
-                unforeseen = None if isinstance(error, HeliographError) else error
-                LOG.warning(
-                    "The watched tables cannot be followed: %s. It will be tried again.", error, exc_info=unforeseen
-                )
-                stop.wait(_WAIT_S)
-        self._note(is_last=True)
+    def thread(self) -> PeriodicThread:
+        """What follows, from where the last one came to, to be started; the one before must have ended."""
+        self._is_positioned = False
+        return PeriodicThread(
+            "heliograph-watcher",
+            self._work,
+            Failures(LOG, "The watched tables cannot be followed", self.counters),
+            pause_s=0.0,
+            retry_s=_WAIT_S,
+            at_once=True,
+            at_end=lambda: self._note(is_last=True),
+        )
+
+    def _work(self) -> None:
+        if not self._is_positioned:
+            self._read_note()
+            self._is_positioned = True
+        self._retry()
+        self._follow()
 
     def _follow(self) -> None:
         """Wait for a change, for a while, and publish what came."""

@@ -44,7 +44,7 @@ from pubsub_api.core.frame import FRAME_OVERHEAD_BYTES_MAX
 from pubsub_api.core.publisher import Outgoing, OutStream, PublisherCore
 from pubsub_api.core.settings import PublisherSettings
 from pubsub_api.driver import PublisherApi, Refused
-from pubsub_api.seldom import SeldomLog
+from pubsub_api.runtime.seldom import SeldomLog
 
 LOG = logging.getLogger(__name__)
 

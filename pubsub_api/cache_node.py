@@ -27,8 +27,8 @@ from pubsub_api.core.frame import Kind
 from pubsub_api.core.replies import Found, Responder, select
 from pubsub_api.core.topics import FilterSet
 from pubsub_api.driver import LinkReport, PubSubApi
-from pubsub_api.seldom import SeldomLog
-from pubsub_api.threads import start_thread
+from pubsub_api.runtime.periodic import Failures, PeriodicThread
+from pubsub_api.runtime.seldom import SeldomLog
 
 LOG = logging.getLogger(__name__)
 
@@ -101,10 +101,10 @@ class CacheNode(Closeable):
         self._stored = self._duplicates = self._unwanted = self._queries = self._bad_frames = 0
         self._from_store = self._store_errors = 0
         self._is_closed = False
-        self._closing = threading.Event()
         self._serving_end = driver.get_publisher()
         self._listening_end = driver.get_subscriber()
-        self._sweeper = threading.Thread(target=self._sweep, name=f"heliograph-cache-{name}", daemon=True)
+        failures = Failures(LOG, f"Cache {name}: old frames could not be dropped")
+        self._sweeper = PeriodicThread(f"heliograph-cache-{name}", self._sweep, failures, pause_s=_EXPIRE_INTERVAL_S)
         try:
             self._start(topics, addresses)
         except BaseException:
@@ -120,7 +120,7 @@ class CacheNode(Closeable):
         for address in addresses:
             self._listening_end.register_listen_address(address)
         self._listening_end.daemonize()
-        start_thread(self._sweeper)
+        self._sweeper.start()
 
     @property
     def address(self) -> str:
@@ -205,9 +205,8 @@ class CacheNode(Closeable):
         return dataclasses.replace(found, frames=[*frames_kept, *found.frames])
 
     def _sweep(self) -> None:
-        while not self._closing.wait(_EXPIRE_INTERVAL_S):
-            with self._lock:
-                self._cache.expire(time.monotonic())
+        with self._lock:
+            self._cache.expire(time.monotonic())
 
     def statistics(self) -> CacheStatistics:
         # Not under our lock: a driver may have one of its own.
@@ -234,8 +233,7 @@ class CacheNode(Closeable):
         if self._is_closed:
             return
         self._is_closed = True
-        self._closing.set()
+        self._sweeper.ask_to_stop()
         self._listening_end.close()
         self._serving_end.close()
-        if self._sweeper.ident is not None:
-            self._sweeper.join()
+        self._sweeper.stop()

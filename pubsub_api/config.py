@@ -13,9 +13,9 @@ from collections.abc import Iterable, Sequence
 
 from oslo_config import cfg, types
 
-from pubsub_api import private_files
 from pubsub_api.errors import InvalidConfig, UsageError
 from pubsub_api.option_names import refuse_unknown
+from pubsub_api.runtime.files import check_directory
 
 GROUP = "pubsub"
 OLD_GROUP = "df"
@@ -268,7 +268,7 @@ def multiproc_socket(conf: cfg.ConfigOpts) -> pathlib.Path:
         except OSError:
             continue
         if os.access(directory, os.W_OK | os.X_OK) and directory.stat().st_uid == os.getuid():
-            private_files.check_directory(directory)
+            check_directory(directory)
             return directory / configured.name
     raise InvalidConfig(
         f"[pubsub] publisher_multiproc_socket: no directory for {configured.name} can be made or written"

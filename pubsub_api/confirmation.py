@@ -23,6 +23,7 @@ from pubsub_api.core.scopes import group
 from pubsub_api.core.settings import PublisherSettings
 from pubsub_api.core.topics import CONTROL_TOPIC
 from pubsub_api.driver import LinkReport, SubscriberApi
+from pubsub_api.runtime.backoff import Backoff
 
 
 class Needed(NamedTuple):
@@ -67,10 +68,10 @@ class Confirmer:
         """Return when each range is held by that many.  Raises WaitTimeout naming the first that is not."""
         with self._one_at_a_time:
             deadline = time.monotonic() + timeout_s
-            pause_s = self._interval_s
+            backoff = Backoff(self._interval_s, self._interval_max_s)
             open_wants = list(wants)
             while True:
-                open_wants = self._ask(open_wants, needed, min(deadline, time.monotonic() + pause_s))
+                open_wants = self._ask(open_wants, needed, min(deadline, time.monotonic() + backoff.next_s()))
                 if not open_wants:
                     return
                 if time.monotonic() >= deadline:
@@ -80,7 +81,6 @@ class Confirmer:
                         f"the first is {first.topic} {first.first}..{first.last}"
                     )
                 resend(open_wants)
-                pause_s = min(2 * pause_s, self._interval_max_s)
 
     def _ask(self, wants: list[Want], needed: Needed, until: float) -> list[Want]:
         """One round: returns the ranges that too few caches hold."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Mapping
 
-from pubsub_api.seldom import SeldomLog
+from pubsub_api.runtime.seldom import SeldomLog
 
 _UNSIGNED = "BadSignature"
 _SIGNING_HINT = "hmac_key is not the same here and there"

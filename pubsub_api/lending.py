@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable
 
 from pubsub_api.errors import LimitReached
-from pubsub_api.seldom import SeldomLog
+from pubsub_api.runtime.seldom import SeldomLog
 
 LOG = logging.getLogger(__name__)
 

@@ -15,7 +15,6 @@ import time
 from collections.abc import Iterator, Sequence
 from time import time_ns
 
-from pubsub_api import forking
 from pubsub_api.batching import Batcher
 from pubsub_api.closing import Closeable
 from pubsub_api.confirmation import Confirmer, Needed
@@ -28,8 +27,9 @@ from pubsub_api.core.publisher import Predecessor, PublisherCore
 from pubsub_api.core.replies import Head, select
 from pubsub_api.core.settings import PublisherSettings
 from pubsub_api.driver import Connected, Disconnected, LinkReport, PubSubApi, Refused
-from pubsub_api.seldom import SeldomLog
-from pubsub_api.threads import start_thread
+from pubsub_api.runtime import forking
+from pubsub_api.runtime.seldom import SeldomLog
+from pubsub_api.runtime.threads import start_thread
 
 LOG = logging.getLogger(__name__)
 

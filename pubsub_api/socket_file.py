@@ -13,8 +13,8 @@ import struct
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from pubsub_api import private_files
 from pubsub_api.errors import AddressInUse, InvalidConfig
+from pubsub_api.runtime import files
 
 _BACKLOG = 512
 _CREDENTIALS = struct.Struct("3i")
@@ -48,7 +48,7 @@ def listen(path: pathlib.Path) -> socket.socket:
         # On a socket that is not bound yet this sets the mode that the file is created with: no moment is it open.
         os.fchmod(listener.fileno(), 0o600)
         listener.setblocking(False)
-        private_files.check_directory(path.parent)
+        files.check_directory(path.parent)
         with directory_locked(path):
             _remove_dead(path)
             listener.bind(str(path))

@@ -21,7 +21,6 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
-from pubsub_api import forking
 from pubsub_api.closing import Closeable
 from pubsub_api.core import frame as frames
 from pubsub_api.core import messages
@@ -42,8 +41,9 @@ from pubsub_api.history import Mismatch
 from pubsub_api.history_gate import HistoryGate, HistoryStatistics
 from pubsub_api.items import Item, Mark, size_of
 from pubsub_api.lending import LENT_MAX_S, Lending, Relieve
+from pubsub_api.runtime import forking
+from pubsub_api.runtime.threads import start_thread
 from pubsub_api.statistics import SubscriberStatistics
-from pubsub_api.threads import start_thread
 
 LOG = logging.getLogger(__name__)
 

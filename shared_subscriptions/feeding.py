@@ -9,10 +9,10 @@ import logging
 import threading
 from collections.abc import Callable, Mapping
 
-from durable_log.errors import LogCorrupt, LogError
+from durable_log.errors import LogCorrupt
 from durable_log.log_api import LogApi
-from pubsub_api.errors import Closed
-from pubsub_api.seldom import SeldomLog
+from pubsub_api.runtime.periodic import Failures, PeriodicThread
+from pubsub_api.runtime.seldom import SeldomLog
 from shared_subscriptions.core.handler import Handler, LoanState
 from shared_subscriptions.reading import Reader, offer
 
@@ -78,11 +78,20 @@ class Feeder:
         self._announced: dict[int, int] = {}
         """The same for the groups that this process leads."""
         self._threads = [
-            threading.Thread(target=self._keep_on, args=(step,), name=f"heliograph-group-{name}", daemon=True)
+            PeriodicThread(
+                f"heliograph-group-{name}",
+                step,
+                Failures(LOG, "Shared subscription: the log cannot be read now"),
+                pause_s=0.0,
+                retry_s=_ERROR_PAUSE_S,
+                at_once=True,
+                on_failure=self._count,
+            )
             for name, step in (("reader", self._feed), ("watcher", self._watch))
         ]
 
     def start(self) -> None:
+        """Raises LimitReached."""
         for thread in self._threads:
             thread.start()
 
@@ -92,31 +101,20 @@ class Feeder:
 
     def close(self) -> None:
         self._is_closed = True
+        for thread in self._threads:
+            thread.ask_to_stop()
         self._wakeup.set()
         with self._watching:
             self._watching.notify_all()
         for thread in self._threads:
-            if thread.is_alive():
-                thread.join()
+            thread.stop()
 
-    def _keep_on(self, step: Callable[[], None]) -> None:
-        while not self._is_closed:
-            try:
-                step()
-                continue
-            except Closed:
-                return
-            except LogError as error:
-                self._note_trouble(error)
-            except Exception:
-                LOG.exception("Shared subscription: reading failed; it goes on")
-                self.log_errors += 1
-            with self._watching:
-                self._watching.wait_for(lambda: self._is_closed, _ERROR_PAUSE_S)
-
-    def _note_trouble(self, error: LogError) -> None:
+    def _count(self, _error: Exception) -> None:
         self.log_errors += 1
-        self._log_trouble("Shared subscription: the log cannot be read now: %s", error)
+
+    def _note_trouble(self, error: LogCorrupt) -> None:
+        self.log_errors += 1
+        self._log_trouble("Shared subscription: a stream cannot be read now: %s", error)
 
     # -- the reader
 

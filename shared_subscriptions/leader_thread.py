@@ -29,7 +29,8 @@ from oslo_config import cfg
 from durable_log.errors import LogError, LogReplaced, RecordConflict
 from durable_log.log_api import LogApi, ShardState
 from pubsub_api.errors import Closed
-from pubsub_api.seldom import SeldomLog
+from pubsub_api.runtime.seldom import SeldomLog
+from pubsub_api.runtime.waking import Waker
 from shared_subscriptions import config, wire
 from shared_subscriptions.core.declaration import Declaration
 from shared_subscriptions.core.process_lease import ProcessLease
@@ -37,7 +38,6 @@ from shared_subscriptions.core.settings import LeaseSettings
 from shared_subscriptions.leading import Commit, Leading, Owner, Process, Write
 from shared_subscriptions.listening import Listening
 from shared_subscriptions.names import CHANGES, LEASES
-from shared_subscriptions.sockets import Waker
 
 LOG = logging.getLogger(__name__)
 
@@ -74,7 +74,8 @@ class LeaderThread:
         self._is_closing = False
         self._close_by = 0.0
         self._selector = selectors.DefaultSelector()
-        self._waker = Waker(self._selector)
+        self._waker = Waker()
+        self._selector.register(self._waker, selectors.EVENT_READ, self._waker)
         self.listening = Listening(self._selector, self._groups, self._key, self._options)
         self._leases: dict[float, ProcessLease] = {}
         """By claim time."""

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING
 from durable_log.log_api import LogApi
 from durable_log.recorder import RecorderStatistics
 from pubsub_api.closing import Closeable
-from pubsub_api.errors import Closed, HeliographError
-from pubsub_api.threads import start_thread
+from pubsub_api.runtime.periodic import Failures, PeriodicThread
 from shared_subscriptions import config, groups
 from shared_subscriptions.core.declaration import Declaration
 from shared_subscriptions.leader_thread import LeaderThread
@@ -39,11 +38,19 @@ class GroupService(Closeable):
         self._conf = config.register(session.conf)
         self._resign_timeout_s: float = self._conf[config.GROUP].revoke_timeout
         self._is_gone = threading.Event()
-        self._closing = threading.Event()
+        self._is_serving = True
+        self._is_closed = False
         self._begin(groups.get(log, group))
-        self._thread = threading.Thread(target=self._follow, name="heliograph-group-service", daemon=True)
+        self._thread = PeriodicThread(
+            "heliograph-group-service",
+            self._follow,
+            Failures(LOG, f"Group {group} is not served"),
+            pause_s=0.0,
+            retry_s=_LOOK_S,
+            at_once=True,
+        )
         try:
-            start_thread(self._thread)
+            self._thread.start()
         except BaseException:
             self._end()
             raise
@@ -64,31 +71,23 @@ class GroupService(Closeable):
         self._recording.close()
 
     def _follow(self) -> None:
-        """Serve the next group of the name whenever one is gone."""
-        while True:
-            self._is_gone.wait()
-            if self._closing.is_set():
-                return
+        """Wait until the group is gone, and serve the next one of its name.  Raises what keeps it from that."""
+        self._is_gone.wait()
+        if self._is_closed:
+            return
+        if self._is_serving:
             LOG.warning("Group %s does not exist any more; it is served again once it is declared anew.", self._name)
+            self._is_serving = False
             self._end()
-            self._is_gone.clear()
-            declaration = self._find()
-            if declaration is None:
-                return
-            LOG.info("Group %s was declared anew and is served.", self._name)
+        declaration = groups.get(self._log, self._name)
+        self._is_gone.clear()
+        try:
             self._begin(declaration)
-
-    def _find(self) -> Declaration | None:
-        """Wait for a declaration; None when this is closed, or the log is."""
-        while not self._closing.is_set():
-            try:
-                return groups.get(self._log, self._name)
-            except Closed:
-                return None
-            except HeliographError as error:
-                LOG.debug("Group %s is not served: %s", self._name, error)
-                self._closing.wait(_LOOK_S)
-        return None
+        except BaseException:
+            self._is_gone.set()
+            raise
+        self._is_serving = True
+        LOG.info("Group %s was declared anew and is served.", self._name)
 
     @property
     def is_leading(self) -> bool:
@@ -100,7 +99,8 @@ class GroupService(Closeable):
 
     def close(self) -> None:
         """Resign in good order."""
-        self._closing.set()
+        self._is_closed = True
+        self._thread.ask_to_stop()
         self._is_gone.set()
-        self._thread.join()
+        self._thread.stop()
         self._end()

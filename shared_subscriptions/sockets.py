@@ -7,7 +7,6 @@ protocol above repeats whatever matters.
 from __future__ import annotations
 
 import contextlib
-import selectors
 import socket
 
 from pubsub_api.errors import FrameError
@@ -112,25 +111,3 @@ class Connection:
         self.is_open = False
         with contextlib.suppress(OSError):
             self.end.close()
-
-
-class Waker:
-    """Makes a selector return, from any thread."""
-
-    def __init__(self, selector: selectors.BaseSelector) -> None:
-        self._reader, self._writer = socket.socketpair()
-        self._reader.setblocking(False)
-        self._writer.setblocking(False)
-        selector.register(self._reader, selectors.EVENT_READ, self)
-
-    def wake(self) -> None:
-        with contextlib.suppress(OSError):  # full, so it is awake already; or closed, so nobody sleeps
-            self._writer.send(b"!")
-
-    def clear(self) -> None:
-        with contextlib.suppress(OSError):
-            self._reader.recv(4096)
-
-    def close(self) -> None:
-        self._reader.close()
-        self._writer.close()

@@ -24,11 +24,12 @@ from collections.abc import Callable, Iterator, Sequence
 from oslo_config import cfg
 
 from durable_log.log_api import LogApi
-from pubsub_api import forking
 from pubsub_api.closing import Closeable
 from pubsub_api.core.durability import HistoryOutcome
 from pubsub_api.errors import Closed, Forked, UsageError, WaitTimeout
 from pubsub_api.history import Mismatch
+from pubsub_api.runtime import forking
+from pubsub_api.runtime.waking import Waker
 from shared_subscriptions import config, groups
 from shared_subscriptions.core import declaration as declarations
 from shared_subscriptions.core.candidate import LeaderRecord
@@ -46,7 +47,6 @@ from shared_subscriptions.links import LeaderLink, LeaderLinks
 from shared_subscriptions.parking import DeadLetters
 from shared_subscriptions.reading import Reader
 from shared_subscriptions.recording import Recording
-from shared_subscriptions.sockets import Waker
 from shared_subscriptions.statistics import GroupSubscriberStatistics
 
 LOG = logging.getLogger(__name__)
@@ -122,7 +122,8 @@ class GroupSubscriber(Closeable):
         self._is_stopping = False
         self._is_inherited = False
         self._selector = selectors.DefaultSelector()
-        self._waker = Waker(self._selector)
+        self._waker = Waker()
+        self._selector.register(self._waker, selectors.EVENT_READ, self._waker)
         self._links = LeaderLinks(self._selector, bytes_max=self._options.message_bytes_max)
         self._leaders = LeaderThread(log, conf)
         self._feeder = Feeder(

@@ -10,19 +10,18 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-import struct
 
 from pubsub_api.errors import BadSignature, OversizedFrame
+from pubsub_api.runtime.messages import Splitter, pack
 
 KEY_BYTES = 32
-_LENGTH = struct.Struct(">I")
 _SEAL_BYTES = 16
 GREETING_BYTES_MAX = 64 * 1024
 """Of the first message on a connection, which names a member and what it had before."""
 
 
 def seal(body: bytes, key: bytes) -> bytes:
-    return b"".join((_LENGTH.pack(len(body)), _mac(body, key), body))
+    return pack(_mac(body, key), body, uncounted=_SEAL_BYTES)
 
 
 def _mac(body: bytes, key: bytes) -> bytes:
@@ -35,26 +34,17 @@ class Unsealer:
     def __init__(self, key: bytes, *, bytes_max: int, is_stranger: bool = False) -> None:
         self._key = key
         self._bytes_max = bytes_max
-        self._bytes_now = min(bytes_max, GREETING_BYTES_MAX) if is_stranger else bytes_max
-        """The largest message now: whoever has not proven to know the key must not cost much memory."""
-        self._buffer = bytearray()
+        # Whoever has not proven to know the key must not cost much memory.
+        first_max = min(bytes_max, GREETING_BYTES_MAX) if is_stranger else bytes_max
+        self._splitter = Splitter(first_max, OversizedFrame, uncounted=_SEAL_BYTES)
 
     def feed(self, data: bytes) -> list[bytes]:
         """Raises OversizedFrame and BadSignature; the connection is of no use after that."""
-        self._buffer += data
         bodies: list[bytes] = []
-        while len(self._buffer) >= _LENGTH.size:
-            (size,) = _LENGTH.unpack_from(self._buffer)
-            if size > self._bytes_now:
-                raise OversizedFrame(f"a message of {size} bytes; at most {self._bytes_now} are accepted")
-            start = _LENGTH.size + _SEAL_BYTES
-            if len(self._buffer) < start + size:
-                break
-            found = bytes(self._buffer[_LENGTH.size : start])
-            body = bytes(self._buffer[start : start + size])
-            del self._buffer[: start + size]
+        for message in self._splitter.feed(data):
+            found, body = message[:_SEAL_BYTES], message[_SEAL_BYTES:]
             if not hmac.compare_digest(found, _mac(body, self._key)):
                 raise BadSignature("a message is sealed with another key than that of this leader")
-            self._bytes_now = self._bytes_max
+            self._splitter.bytes_max = self._bytes_max
             bodies.append(body)
         return bodies

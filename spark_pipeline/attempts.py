@@ -14,8 +14,8 @@ import shutil
 import uuid
 from collections.abc import Iterator
 
-from pubsub_api import private_files
 from pubsub_api.errors import UsageError
+from pubsub_api.runtime import files
 
 _ATTEMPTS_MAX = 100
 _LOCK = "_lock"
@@ -75,14 +75,14 @@ def _locked_anew(directory: pathlib.Path) -> int:
             handle = _lock(directory)
             if handle is None:
                 break
-            if (directory / _LOCK).stat().st_ino == os.fstat(handle).st_ino:
+            if files.identity_of(directory / _LOCK) == files.identity_of(handle):
                 return handle
     raise UsageError(f"{directory} is being written by another job: wait for it, or name another place")
 
 
 def _lock(directory: pathlib.Path) -> int | None:
     """The lock, which is held until this is closed; None when somebody has it.  Raises FileNotFoundError."""
-    handle = private_files.open_private(directory / _LOCK, os.O_RDWR | os.O_CREAT)
+    handle = files.open_private(directory / _LOCK, os.O_RDWR | os.O_CREAT)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:  # held; or a file system without locks, where nobody can know: then it stays

@@ -22,7 +22,7 @@ import msgspec
 from durable_log import LogApi
 from pubsub_api.core.topics import FilterSet
 from pubsub_api.errors import UsageError
-from pubsub_api.private_files import GROUP_READS, open_private
+from pubsub_api.runtime.files import GROUP_READS, open_private
 
 Range = tuple[int, int]
 """First and last number, both included."""

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import os
 import pathlib
-import struct
 import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator
@@ -21,7 +20,8 @@ import msgspec
 from pubsub_api.core.events import ENCODING_ERRORS, Event, check_value, encode_event, encode_fields
 from pubsub_api.core.topics import check_topic
 from pubsub_api.errors import InvalidEvent
-from pubsub_api.private_files import GROUP_READS, make_directory, open_private
+from pubsub_api.runtime import messages
+from pubsub_api.runtime.files import GROUP_READS, make_directory, open_private
 from spark_pipeline.errors import PipelineError, SchemaMismatch
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ class Portion(msgspec.Struct, array_like=True):
 
 _FORGOTTEN_AGE_S = 7 * 86_400
 """A week: a batch that runs for so long does not end any more."""
-_SIZE = struct.Struct(">I")
+_READ_BYTES = 1024 * 1024
 _encode_portion = msgspec.msgpack.Encoder().encode
 _decode_portion = msgspec.msgpack.Decoder(Portion).decode
 _decode_value = msgspec.msgpack.Decoder().decode
@@ -76,7 +76,7 @@ def stage(directory: str, batches: Iterable[pa.RecordBatch], *, stamp: int, chec
     with os.fdopen(open_private(os.path.join(directory, name), flags, mode=GROUP_READS), "wb") as file:
         for batch in batches:
             portion = _encode_portion(encode_rows(batch, stamp=stamp, check=check))
-            file.write(_SIZE.pack(len(portion)) + portion)
+            file.write(messages.pack(portion))
             rows += batch.num_rows
         file.flush()
         os.fsync(file.fileno())
@@ -124,16 +124,15 @@ def _raw(value: Any, table: str, key: str) -> msgspec.Raw:
 def read_staged(directory: str, name: str) -> Iterator[Portion]:
     """What a task staged, in portions.  Raises PipelineError when the file is gone or damaged."""
     path = os.path.join(directory, name)
+    splitter = messages.Splitter(messages.BYTES_MAX, PipelineError)
     try:
         with open(path, "rb") as file:
-            while head := file.read(_SIZE.size):
-                size = _SIZE.unpack(head)[0]
-                body = file.read(size)
-                if len(body) != size:
-                    raise PipelineError(f"staged file {path} ends too early")
-                yield _decode_portion(body)
-    except (OSError, struct.error, msgspec.MsgspecError) as error:
+            while data := file.read(_READ_BYTES):
+                yield from map(_decode_portion, splitter.feed(data))
+    except (OSError, msgspec.MsgspecError) as error:
         raise PipelineError(f"staged file {path} cannot be read: {error}") from error
+    if splitter.waiting_bytes:
+        raise PipelineError(f"staged file {path} ends too early")
 
 
 def forgotten(directory: str) -> list[str]:

@@ -15,8 +15,8 @@ from oslo_config import cfg
 
 from nb_api import config
 from nb_api.errors import DbUnavailable
-from pubsub_api import forking
 from pubsub_api.errors import Closed
+from pubsub_api.runtime import forking
 
 IDLE_S = 2.0
 """A connection that nobody has used for so long is closed at the next occasion: the server has a maximum for all of its

@@ -11,7 +11,7 @@ from heliograph import exits, options
 from heliograph.output import Output
 from heliograph.pipeline import common
 from heliograph.progress import Progress
-from pubsub_api.private_files import replace_private
+from pubsub_api.runtime.files import replace_private
 
 if TYPE_CHECKING:
     from pubsub_api import Publisher

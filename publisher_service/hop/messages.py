@@ -19,13 +19,14 @@ REFUSED service   why it will not talk to this worker
 
 from __future__ import annotations
 
-import struct
 from typing import Union
 
 import msgspec
 
 from publisher_service.errors import MalformedMessage
 from pubsub_api.core.topics import TOPIC_BYTES_MAX
+from pubsub_api.runtime.messages import Splitter
+from pubsub_api.runtime.messages import pack as pack_payload
 
 VERSION = 1
 GUID_BYTES = 16
@@ -97,7 +98,6 @@ class Refusal(msgspec.Struct, array_like=True, tag=6):
 FromWorker = Union[Hello, Batch, Bye]  # noqa: UP007  msgspec wants a real Union on Python 3.10 and later alike
 FromService = Union[Welcome, Ack, Refusal]  # noqa: UP007
 
-_LENGTH = struct.Struct(">I")
 _encode = msgspec.msgpack.Encoder().encode
 _from_worker: msgspec.msgpack.Decoder[Hello | Batch | Bye] = msgspec.msgpack.Decoder(FromWorker)
 _from_service: msgspec.msgpack.Decoder[Welcome | Ack | Refusal] = msgspec.msgpack.Decoder(FromService)
@@ -110,8 +110,7 @@ def encode(message: Hello | Welcome | Batch | Ack | Bye | Refusal) -> bytes:
 
 def pack(message: Hello | Welcome | Batch | Ack | Bye | Refusal) -> bytes:
     """The bytes for the socket, length included."""
-    payload = _encode(message)
-    return _LENGTH.pack(len(payload)) + payload
+    return pack_payload(_encode(message))
 
 
 def read_from_worker(payload: bytes | memoryview) -> Hello | Batch | Bye:
@@ -130,36 +129,12 @@ def read_from_service(payload: bytes | memoryview) -> Welcome | Ack | Refusal:
         raise MalformedMessage(f"{len(payload)} bytes are no message of the publisher service: {error}") from error
 
 
-class Inbox:
-    """Cuts a stream of bytes into the payloads of messages.  Holds at most one incomplete message."""
+class Inbox(Splitter):
+    """Cuts a stream of bytes into the payloads of messages.  `feed` raises MalformedMessage."""
 
     def __init__(self, message_bytes_max: int) -> None:
-        self._message_bytes_max = message_bytes_max
-        self._rest = b""
+        super().__init__(message_bytes_max, _too_large)
 
-    def feed(self, data: bytes) -> list[bytes]:
-        """The payloads that are complete now.  Raises MalformedMessage at a length that is out of bounds."""
-        if self._rest:
-            data = self._rest + data
-        payloads = []
-        at = 0
-        while len(data) - at >= _LENGTH.size:
-            (size,) = _LENGTH.unpack_from(data, at)
-            if not 0 < size <= self._message_bytes_max:
-                self._rest = b""
-                raise MalformedMessage(
-                    f"a message of {size} bytes, and at most {self._message_bytes_max} are accepted: "
-                    "[pubsub] frame_bytes_max or batch_bytes_max may differ on the two sides"
-                )
-            end = at + _LENGTH.size + size
-            if end > len(data):
-                break
-            payloads.append(data[at + _LENGTH.size : end])
-            at = end
-        self._rest = data[at:]
-        return payloads
 
-    @property
-    def waiting_bytes(self) -> int:
-        """Of a message that is not complete yet."""
-        return len(self._rest)
+def _too_large(problem: str) -> MalformedMessage:
+    return MalformedMessage(f"{problem}: [pubsub] frame_bytes_max or batch_bytes_max may differ on the two sides")

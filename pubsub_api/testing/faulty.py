@@ -10,7 +10,6 @@ The faults of the ``memory`` driver are in its bus: see `memory_bus`.
 from __future__ import annotations
 
 import logging
-import os
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -31,8 +30,9 @@ from pubsub_api.driver import (
     Receiver,
     SubscriberApi,
 )
-from pubsub_api.errors import Closed, Forked, TransportUnavailable, UsageError
+from pubsub_api.errors import Closed, TransportUnavailable, UsageError
 from pubsub_api.guarding import GuardedReceiver
+from pubsub_api.runtime.forking import ForkGuard
 from pubsub_api.testing.faults import FaultInjector, Faults
 
 LOG = logging.getLogger(__name__)
@@ -95,7 +95,7 @@ class FaultySubscriber(SubscriberApi):
 
     def __init__(self, inner: SubscriberApi, faults: Faults, name: str = "") -> None:
         self._inner = inner
-        self._pid = os.getpid()
+        self._guard = ForkGuard("session")
         self._faults = faults
         self._receiver: GuardedReceiver | None = None
         self._frames = FaultInjector(faults, f"frames {name}")
@@ -151,8 +151,7 @@ class FaultySubscriber(SubscriberApi):
 
     def query(self, frame: bytes) -> int | None:
         """As the contract says.  A query that the faults drop or delay is not an error: None is returned."""
-        if os.getpid() != self._pid:
-            raise Forked("this object belongs to the parent process; open a new session in the child")
+        self._guard.check()
         if self._is_closed:
             raise Closed("the subscriber is closed")
         if self._faults.settings.disconnected:
@@ -166,7 +165,7 @@ class FaultySubscriber(SubscriberApi):
         return responders
 
     def close(self) -> None:
-        if os.getpid() != self._pid:
+        if self._guard.is_child:
             self._inner.close()
             return
         with self._turn:

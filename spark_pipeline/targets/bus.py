@@ -13,7 +13,7 @@ from pubsub_api.config import GROUP
 from pubsub_api.core.frame import FRAME_OVERHEAD_BYTES_MAX
 from pubsub_api.errors import NotSupported
 from pubsub_api.plugins import without_password
-from pubsub_api.private_files import make_directory, replace_private
+from pubsub_api.runtime.files import make_directory, replace_private
 from spark_pipeline.errors import PipelineError
 from spark_pipeline.targets.target import Batch, Ledger, Target
 

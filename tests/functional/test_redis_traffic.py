@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import ssl
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from random import Random
@@ -188,35 +186,6 @@ class TestSending:
             publishers[0].send("t", frame := frames.data("t"))
             heard.wait_frame(frame)
             ends.close()
-
-    def test_it_works_without_hiredis(self, shared_server: RedisServer) -> None:
-        done = subprocess.run(
-            [sys.executable, "-c", WITHOUT_HIREDIS, shared_server.address],
-            capture_output=True,
-            text=True,
-            timeout=100,
-            check=False,
-        )
-        assert done.returncode == 0, done.stderr
-
-
-WITHOUT_HIREDIS = """
-import sys
-sys.modules["hiredis"] = None  # what importing finds when it is not installed
-from pubsub_api.testing.frames import Frames
-from tests.redis_ends import Ends, is_answered
-from tests.waiting import wait_until
-
-ends, frames, url = Ends(), Frames(), sys.argv[1]
-publisher, _ = ends.publisher(url)
-publisher.serve(lambda query: [frames.reply(query, size=300_000)])
-subscriber, heard = ends.subscriber(url, "t/#")
-sent = [frames.data("t/x", size) for size in (0, 1, 100, 70_000, 1_000_000, 10) for _ in range(20)]
-publisher.send_many([("t/x", frame) for frame in sent])
-assert heard.wait_frames(len(sent)) == sent
-wait_until(lambda: is_answered(subscriber, heard), 30, "an answer")
-ends.close()
-"""
 
 
 class TestTls:

@@ -57,12 +57,12 @@ def test_a_service_begins_its_duties_when_the_database_comes(kind: str) -> None:
         service, subscriber, worker = host.service(), host.subscriber(), host.worker()
         worker.send("worker/0", 1, 10)
         wait_until(lambda: subscriber.last("worker/0") == 10, START_S, "workers to be served meanwhile")
-        wait_attempts(service, 2)
+        wait_attempts(service, 4)
         report = service.report()
         assert report["ok"] is True
         assert report["database"]["problem"]
         assert "leader" not in report["database"]
-        assert service.log().count("The database cannot be used") == 1, "one warning for the whole outage"
+        assert 1 <= service.log().count("The database cannot be used") < 4, "not one warning per attempt"
         code, problems = status(host)
         assert (code, len(problems)) == (1, 1)
         assert problems[0].startswith("the database: ")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import pathlib
-import threading
 from collections.abc import Iterator, Sequence
 
 import pytest
@@ -58,15 +57,12 @@ def db(tmp_path: pathlib.Path) -> Iterator[DbApi]:
 def watching(db: DbApi, publisher: ChangePublisher, *, name: str = "w") -> Iterator[TableWatcher]:
     """One term of office."""
     watcher = TableWatcher(db, publisher, ["chassis"], name=name, portion=3, note_interval_s=0.01)
-    stop = threading.Event()
-    thread = threading.Thread(target=watcher.run, args=(stop,), daemon=True)
+    thread = watcher.thread()
     thread.start()
     try:
         yield watcher
     finally:
-        stop.set()
-        thread.join(WAIT_S)
-    assert not thread.is_alive()
+        thread.stop()
 
 
 def noted(db: DbApi) -> bool:

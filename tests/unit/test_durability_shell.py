@@ -18,10 +18,10 @@ from durability_service.core.effects import Level, Trace
 from durability_service.core.merging import Merge
 from durability_service.core.namespaces import Alignee, Kind
 from durability_service.core.sets import SampleSet
-from durability_service.missing import MissingRanges
 from durability_service.ranges import DurableRanges
 from durability_service.recorder import Recorder, event_of
 from durability_service.tracing import Tracer
+from durable_log.holes import Holes
 from pubsub_api.config import new_conf
 from pubsub_api.core import frame as frames
 from pubsub_api.core.events import Event, decode_events, encode_event, pack_body
@@ -157,33 +157,34 @@ def lost(first: int, last: int) -> LostRange:
 
 def test_a_missing_range_is_asked_for_until_it_is_durable() -> None:
     ranges = DurableRanges(10)
-    missing = MissingRanges(ranges, ranges_max=10, interval_s=2.0, attempts_max=9)
+    missing = Holes(ranges_max=10, interval_s=2.0, attempts_max=9)
     missing.add([lost(3, 9)], 100.0)
     missing.add([lost(3, 9)], 100.0)
-    assert missing.take_due(100.0) == [lost(3, 9)]
+    assert missing.take_due(ranges.missing_of, 100.0) == [lost(3, 9)]
     assert missing.next_deadline() == 102.0
-    assert missing.take_due(101.0) == []
+    assert missing.take_due(ranges.missing_of, 101.0) == []
     ranges.add(STREAM, 5, 6)
-    assert missing.take_due(102.0) == [lost(3, 4), lost(7, 9)]
+    assert missing.take_due(ranges.missing_of, 102.0) == [lost(3, 4), lost(7, 9)]
     assert missing.next_deadline() == 106.0
     ranges.add(STREAM, 1, 9)
-    assert missing.take_due(106.0) == []
-    assert (len(missing), missing.recovered, missing.forgotten) == (0, 1, 0)
+    assert missing.take_due(ranges.missing_of, 106.0) == []
+    assert (len(missing), missing.recovered_ranges, missing.forgotten_ranges) == (0, 1, 0)
     assert missing.next_deadline() == float("inf")
 
 
 def test_a_range_that_nobody_has_is_forgotten_and_so_is_the_oldest_of_too_many() -> None:
-    missing = MissingRanges(DurableRanges(10), ranges_max=2, interval_s=2.0, attempts_max=4)
+    nothing = DurableRanges(10)
+    missing = Holes(ranges_max=2, interval_s=2.0, attempts_max=4)
     missing.add([lost(1, 1), lost(3, 3), lost(5, 5)], 0.0)
     asked, now = [], 0.0
     while missing:
-        asked.append(missing.take_due(now))
+        asked.append(missing.take_due(nothing.missing_of, now))
         now = missing.next_deadline()
     assert asked == [[lost(3, 3), lost(5, 5)]] * 4 + [[]]
-    assert (missing.recovered, missing.forgotten) == (0, 3)
-    never = MissingRanges(DurableRanges(10), ranges_max=0, interval_s=2.0, attempts_max=4)
+    assert (missing.recovered_ranges, missing.forgotten_ranges) == (0, 3)
+    never = Holes(ranges_max=0, interval_s=2.0, attempts_max=4)
     never.add([lost(1, 1)], 0.0)
-    assert never.take_due(0.0) == []
+    assert never.take_due(nothing.missing_of, 0.0) == []
 
 
 def test_the_stream_touched_longest_ago_is_forgotten() -> None:

@@ -32,8 +32,8 @@ _PROGRAMS = ("heliograph", "bench", "examples")
 # built on it.
 _DRIVER_CONTRACTS = (
     "drivers", "pubsub_api.driver", "pubsub_api.errors", "pubsub_api.config", "pubsub_api.core",
-    "pubsub_api.counting", "pubsub_api.forking", "pubsub_api.guarding", "pubsub_api.inbox", "pubsub_api.socket_file",
-    "pubsub_api.addresses", "pubsub_api.private_files", "pubsub_api.seldom", "pubsub_api.threads",
+    "pubsub_api.counting", "pubsub_api.guarding", "pubsub_api.inbox", "pubsub_api.socket_file",
+    "pubsub_api.addresses", "pubsub_api.runtime",
     "nb_api.db_api", "nb_api.checks", "nb_api.writes", "nb_api.errors", "nb_api.config", "nb_api.revisions",
     "nb_api.outbox_age",
     "durable_log.log_api", "durable_log.segmented", "durable_log.placing", "durable_log.identity",

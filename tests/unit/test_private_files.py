@@ -22,8 +22,9 @@ from nb_api.snapshot_files import complete
 from publisher_service.errors import JournalError
 from publisher_service.journal import Journal
 from publisher_service.ownership import Ownership
-from pubsub_api import config, private_files, socket_file
+from pubsub_api import config, socket_file
 from pubsub_api.errors import UnsafeFile
+from pubsub_api.runtime import files
 from tests.nb_tools import open_nb, sqlite_url
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -38,7 +39,7 @@ NOT_OURS = {
     "heliograph/main.py": "opens /dev/null",
     "heliograph/pipeline/audit.py": "a report, where and as the user wants it",
     "heliograph/demo/troupe.py": "in a temporary directory of its own",
-    "pubsub_api/private_files.py": "the one that does it right",
+    "pubsub_api/runtime/files.py": "the one that does it right",
 }
 
 
@@ -201,7 +202,7 @@ def test_a_file_of_another_user_is_refused(folder: pathlib.Path) -> None:
     path = folder / "file"
     path.write_bytes(b"planted")
     os.chown(path, SOMEBODY, -1)
-    for attempt in (lambda: private_files.open_private(path, os.O_RDWR), lambda: private_files.read_private(path)):
+    for attempt in (lambda: files.open_private(path, os.O_RDWR), lambda: files.read_private(path)):
         with pytest.raises(UnsafeFile, match=f"belongs to user {SOMEBODY}"):
             attempt()
 
@@ -209,13 +210,13 @@ def test_a_file_of_another_user_is_refused(folder: pathlib.Path) -> None:
 def test_what_is_no_regular_file_is_refused(folder: pathlib.Path) -> None:
     os.mkfifo(folder / "pipe")
     with pytest.raises(UnsafeFile, match="no regular file"):
-        private_files.open_private(folder / "pipe", os.O_RDONLY)
+        files.open_private(folder / "pipe", os.O_RDONLY)
 
 
 def test_a_file_is_replaced_whole_and_privately(folder: pathlib.Path) -> None:
     for content in (b"first", b"second"):
-        private_files.replace_private(folder / "file", content)
-        assert private_files.read_private(folder / "file") == content
+        files.replace_private(folder / "file", content)
+        assert files.read_private(folder / "file") == content
     assert mode_of(folder / "file") == 0o600
     assert [path.name for path in folder.iterdir()] == ["file"]
 
@@ -257,7 +258,7 @@ def test_nobody_makes_files_in_another_way() -> None:
         if str(path.relative_to(ROOT)) not in NOT_OURS
         for line in makes_files(path.read_text())
     }
-    assert found == set(), "use pubsub_api.private_files"
+    assert found == set(), "use pubsub_api.runtime.files"
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import logging
 
 import pytest
 
-from pubsub_api.seldom import SeldomLog
+from pubsub_api.runtime.seldom import SeldomLog
 
 
 def test_a_thousand_messages_are_one_line_and_then_a_summary(caplog: pytest.LogCaptureFixture) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 from collections.abc import Iterator
 from typing import Any
 
@@ -14,7 +13,8 @@ from drivers.db.postgres.pool import Connection, Pool, Row
 from nb_api import checks
 from nb_api.db_api import DbObject, Snapshot
 from pubsub_api.core.topics import FilterSet, is_wildcard, literal_prefix
-from pubsub_api.errors import Closed, Forked
+from pubsub_api.errors import Closed
+from pubsub_api.runtime.forking import ForkGuard
 
 _RANGES_MAX = 1000
 """With more wildcard filters than this the server sends all topics and the matcher here sorts them out."""
@@ -27,7 +27,7 @@ class PostgresSnapshot(Snapshot):
         self._pool = pool
         self._selection = selection
         self._portion = settings.snapshot_portion
-        self._pid = os.getpid()
+        self._guard = ForkGuard("snapshot")
         self._connection: Connection | None = None
         with pool.translated():
             self._connection = pool.acquire()
@@ -53,14 +53,13 @@ class PostgresSnapshot(Snapshot):
         connection, self._connection = self._connection, None
         if connection is None:
             return
-        if self._pid == os.getpid():
+        if not self._guard.is_child:
             with contextlib.suppress(psycopg.Error):  # the pool gives up a connection whose transaction did not end
                 connection.rollback()
         self._pool.release(connection)
 
     def _fetch(self) -> list[Row]:
-        if self._pid != os.getpid():
-            raise Forked("a snapshot belongs to the process that took it; take another one in this process")
+        self._guard.check()
         if self._connection is None:
             raise Closed("the snapshot was read to its end or closed; take another one")
         try:

@@ -13,8 +13,8 @@ from typing import NamedTuple
 
 from nb_api.errors import DbUnavailable
 from nb_api.writes import CheckedWrite
-from pubsub_api import forking
 from pubsub_api.errors import HeliographError
+from pubsub_api.runtime import forking
 
 _TOGETHER_MAX = 64
 _TOGETHER_BYTES_MAX = 4 * 1024 * 1024

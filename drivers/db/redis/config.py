@@ -12,7 +12,7 @@ from urllib.parse import SplitResult
 from oslo_config import cfg, types
 
 from drivers.db.handles import HandleLimits, connection_options, read_limits
-from drivers.pubsub.redis.config import parse_server
+from drivers.redis_common import parse_server
 from nb_api import config
 from pubsub_api.errors import InvalidConfig
 
@@ -81,8 +81,7 @@ def _tcp(url: SplitResult, query: dict[str, str]) -> tuple[dict[str, Any], str]:
     if query:
         raise InvalidConfig(f"{sorted(query)[0]!r} is no option of the URL of a Redis: write {_FORMS}")
     server = parse_server(url._replace(query="").geturl())
-    names = ("host", "port", "db", "username", "password")
-    return {name: getattr(server, name) for name in names}, server.address
+    return server.arguments, server.address
 
 
 def _unix(url: SplitResult, query: dict[str, str]) -> tuple[dict[str, Any], str]:

@@ -14,11 +14,10 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import redis
-import redis.backoff
-import redis.retry
 
 from drivers.db.handles import Handles
 from drivers.db.redis.config import Settings
+from drivers.redis_common import limits
 from nb_api.errors import DbError, DbUnavailable
 from pubsub_api.errors import Closed, HeliographError, InvalidConfig
 
@@ -63,10 +62,8 @@ class Link:
         self._timeout_s = settings.operation_timeout_s
         self._connection: Any = _CLASSES[kind](
             **settings.arguments,
-            socket_connect_timeout=settings.connect_timeout_s,
-            socket_timeout=settings.operation_timeout_s,
+            **limits(connect_timeout_s=settings.connect_timeout_s, timeout_s=settings.operation_timeout_s),
             protocol=2,
-            retry=redis.retry.Retry(redis.backoff.NoBackoff(), 0),
         )
         try:
             self._connection.connect()

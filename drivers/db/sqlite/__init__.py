@@ -19,19 +19,21 @@ from urllib.parse import SplitResult
 from oslo_config import cfg, types
 
 from drivers.db.sqlite import outbox, schema
-from drivers.db.sqlite.patience import run_patiently
-from drivers.db.sqlite.pool import Pool
 from drivers.db.sqlite.recording import record
 from drivers.db.sqlite.snapshot import SqliteSnapshot
-from drivers.db.sqlite.writer import Operation, Writer
+from drivers.sqlite_common.files import make_file, path_of
+from drivers.sqlite_common.patience import run_patiently
+from drivers.sqlite_common.pool import Pool
+from drivers.sqlite_common.writer import Operation, Writer
 from nb_api import checks
 from nb_api.db_api import Action, Change, DbApi, DbObject
 from nb_api.errors import DbError, DbUnavailable
 from nb_api.outbox_age import OutboxAge
 from nb_api.revisions import HistoryCheck, judge, number_of
 from nb_api.writes import CheckedWrite, not_found
-from pubsub_api import forking
 from pubsub_api.errors import Closed, InvalidConfig
+from pubsub_api.runtime import forking
+from pubsub_api.runtime.backoff import Backoff
 
 GROUP = "db_sqlite"
 
@@ -68,7 +70,7 @@ class SqliteDb(DbApi):
 
     def __init__(self, conf: cfg.ConfigOpts, url: SplitResult) -> None:
         super().__init__(conf, url)
-        self._path = schema.path_of(url)
+        self._path = path_of(url)
         self._what = f"the database {self._path}"
         self._options = conf[GROUP]
         self._timeout_s: float = conf.db.operation_timeout
@@ -89,7 +91,7 @@ class SqliteDb(DbApi):
         self._age = OutboxAge()
 
     def initialize(self) -> None:
-        schema.make_file(self._path)
+        make_file(self._path)
         try:
             self._run(lambda connection: schema.make_schema(connection, self._path))
         except DbUnavailable:
@@ -186,7 +188,7 @@ class SqliteDb(DbApi):
         checks.check_not_negative(timeout_s, "a timeout in seconds")
         self._check_open()
         deadline = time.monotonic() + timeout_s
-        interval: float = self._options.poll_interval_min
+        backoff = Backoff(self._options.poll_interval_min, self._options.poll_interval_max)
         while True:
             commits = self._commits
             try:
@@ -201,8 +203,7 @@ class SqliteDb(DbApi):
                 return False
             with self._news:
                 if not self._is_closed and self._commits == commits:
-                    self._news.wait(min(rest, interval))
-            interval = min(2 * interval, self._options.poll_interval_max)
+                    self._news.wait(min(rest, backoff.next_s()))
 
     def compact(self, *, keep_changes: int, keep_tombstones_s: float) -> int:
         checks.check_not_negative(keep_changes, "the number of changes to keep")

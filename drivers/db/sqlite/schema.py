@@ -1,4 +1,4 @@
-"""The file: where the URL says it is, how it is made, what is in it, and how a foreign one is told.
+"""What is in the file, and how it is made.
 
 ``changes`` is the feed, and with ``published`` the outbox (`drivers.db.sqlite.outbox`).  A commit writes into the trees
 of ``objects`` and ``changes`` and into no other: every further one is a page more to write and to sync.  So the counter
@@ -7,17 +7,12 @@ of revisions is not stored either: the newest is the last of the feed, or where 
 
 from __future__ import annotations
 
-import os
 import pathlib
 import sqlite3
-import urllib.parse
 from collections.abc import Iterable
-from urllib.parse import SplitResult
 
-from nb_api.errors import DbUnavailable
+from drivers.sqlite_common.files import claim
 from nb_api.revisions import number_of
-from pubsub_api import private_files
-from pubsub_api.errors import InvalidConfig
 
 _APPLICATION_ID = 0x48656C69  # "Heli", where file(1) and we look for it
 _SCHEMA_VERSION = 4
@@ -48,60 +43,6 @@ _BETWEEN = "SELECT revision FROM changes WHERE revision BETWEEN ? AND ?"
 _DENSE = 4
 """Where at least each fourth revision is asked for, all are read at once."""
 _NEWEST = "SELECT max(compacted, coalesce((SELECT max(revision) FROM changes), 0)) FROM feed"
-
-
-def path_of(url: SplitResult) -> pathlib.Path:
-    """The absolute path that the URL names.  Raises InvalidConfig."""
-    path = urllib.parse.unquote(url.path)
-    if url.netloc or url.query or url.fragment or not path.strip("/") or "\0" in path:
-        raise InvalidConfig(
-            f"the path {path!r} names no SQLite file: write sqlite:///absolute/path/file.db, with three slashes"
-        )
-    return pathlib.Path("/" + path.lstrip("/"))
-
-
-def make_file(path: pathlib.Path) -> None:
-    """Make the file when it is missing, private to the user; SQLite gives the files beside it the same mode.
-
-    A file that is there keeps its mode: its owner may share it.  Raises InvalidConfig when that can never work,
-    UnsafeFile for a symbolic link or where others could replace the file, and DbUnavailable.
-    """
-    if not path.parent.is_dir():
-        raise InvalidConfig(f"the directory of the database {path} does not exist: make {path.parent}")
-    if path.is_dir():
-        raise InvalidConfig(f"the database {path} is a directory")
-    try:
-        private_files.make_private(path, may_be_shared=True)
-    except OSError as error:
-        raise DbUnavailable(f"the database {path} cannot be made: {error.strerror}") from error
-    if not os.access(path.parent, os.W_OK):
-        raise InvalidConfig(f"the directory {path.parent} cannot be written: SQLite keeps its log beside the database")
-
-
-def claim(
-    connection: sqlite3.Connection,
-    path: pathlib.Path,
-    *,
-    application_id: int,
-    version: int,
-    what: str,
-) -> bool:
-    """Begin a transaction in a file that is ours, or nobody's yet; False when it is to be filled.
-
-    ``what`` says what the file should be.  Raises InvalidConfig for somebody else's file, and sqlite3.Error.
-    """
-    (mode,) = connection.execute("PRAGMA journal_mode = WAL").fetchone()
-    if mode != "wal":
-        raise InvalidConfig(f"{path}: this file system cannot hold a write-ahead log (journal mode {mode!r})")
-    connection.execute("BEGIN IMMEDIATE")
-    (found_application,) = connection.execute("PRAGMA application_id").fetchone()
-    (found_version,) = connection.execute("PRAGMA user_version").fetchone()
-    (tables,) = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
-    if found_application == application_id and found_version != version:
-        raise InvalidConfig(f"{path} has schema {found_version}; this release knows only {version}")
-    if found_application != application_id and tables:
-        raise InvalidConfig(f"{path} is the SQLite database of another program, not {what}")
-    return bool(tables)
 
 
 def make_schema(connection: sqlite3.Connection, path: pathlib.Path) -> None:

@@ -13,7 +13,7 @@ import time
 from collections.abc import Collection, Iterator
 
 from drivers.db.sqlite import schema
-from drivers.db.sqlite.pool import GATE
+from drivers.sqlite_common.pool import GATE
 from nb_api.checks import Selection, decode_value
 from nb_api.db_api import DbObject, Snapshot
 from nb_api.errors import DbUnavailable

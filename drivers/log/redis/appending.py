@@ -19,9 +19,9 @@ from durable_log.errors import LogCorrupt, LogUnavailable
 from durable_log.log_api import Appended, shard_of
 from durable_log.placing import NOWHERE, Position, extend, place
 from durable_log.positions import decode_position, encode_position, stream_key
-from pubsub_api import forking
 from pubsub_api.core.frame import Header
 from pubsub_api.errors import HeliographError
+from pubsub_api.runtime import forking
 
 BATCH_MAX = 500
 """Calls that share one script call."""

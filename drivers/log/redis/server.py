@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
@@ -9,11 +10,10 @@ from urllib.parse import SplitResult
 
 import redis
 from oslo_config import cfg
-from redis.backoff import NoBackoff
-from redis.retry import Retry
 
 from drivers.log.redis.scripts import REPLACED, WRONG_END
-from drivers.pubsub.redis.config import parse_server
+from drivers.redis_common import limits as redis_limits
+from drivers.redis_common import parse_server
 from durable_log.errors import LogError, LogUnavailable
 from durable_log.positions import wrong_end
 from durable_log.segmented import replaced
@@ -29,6 +29,11 @@ class Server:
 
     def __init__(self, url: SplitResult, options: cfg.ConfigOpts.GroupAttr, limits: cfg.ConfigOpts.GroupAttr) -> None:
         server = parse_server(url.geturl())
+        server = dataclasses.replace(
+            server,
+            username=options.username or server.username,
+            password=options.password or server.password,
+        )
         self.address = server.address
         self.identity = ""
         """Of the log that was opened; for errors."""
@@ -36,10 +41,8 @@ class Server:
         self._digests: dict[str, str] = {}
         security = {"ssl": True, "ssl_ca_certs": options.ssl_ca_file} if server.has_tls else {}
         self._client = redis.Redis(
-            host=server.host, port=server.port, db=server.db,
-            username=options.username or server.username, password=options.password or server.password,
-            socket_connect_timeout=limits.connect_timeout, socket_timeout=limits.operation_timeout,
-            max_connections=options.connections_max, retry=Retry(NoBackoff(), 0), protocol=2, **security,
+            **server.arguments, **security, max_connections=options.connections_max, protocol=2,
+            **redis_limits(connect_timeout_s=limits.connect_timeout, timeout_s=limits.operation_timeout),
         )  # fmt: skip
         self._client.response_callbacks.clear()  # answers as the server gives them: lists of bytes and numbers
 

@@ -18,16 +18,17 @@ from urllib.parse import SplitResult
 
 from oslo_config import cfg, types
 
-from drivers.db.sqlite.schema import path_of
 from drivers.log.sqlite import appending, reading, records, schema, sealed
 from drivers.log.sqlite.store import Store
 from drivers.log.sqlite.watching import Watch
+from drivers.sqlite_common.files import path_of
 from durable_log import checks, config
 from durable_log.errors import LogCorrupt
 from durable_log.identity import Lineage
 from durable_log.log_api import Appended, Record, ShardState, StoredFrame
 from durable_log.segmented import HotRead, RestoredShard, SegmentedLog
 from pubsub_api.errors import Closed, InvalidConfig
+from pubsub_api.runtime.backoff import Backoff
 
 LOG = logging.getLogger(__name__)
 
@@ -130,7 +131,7 @@ class SqliteLog(SegmentedLog):
         checks.check_ends(ends, self.shards, timeout_s)
         self._store.check_open()
         deadline = time.monotonic() + timeout_s
-        interval: float = self._options.poll_interval_min
+        backoff = Backoff(self._options.poll_interval_min, self._options.poll_interval_max)
         watch = Watch(self._store.path)
         while True:
             commits = self._store.commits
@@ -146,8 +147,7 @@ class SqliteLog(SegmentedLog):
                 return False
             if rest <= 0:
                 return False
-            self._store.pause(commits, min(rest, interval))
-            interval = min(2 * interval, self._options.poll_interval_max)
+            self._store.pause(commits, min(rest, backoff.next_s()))
 
     # -- records
 

@@ -13,7 +13,7 @@ import sqlite3
 from collections.abc import Callable
 from typing import NamedTuple
 
-from drivers.db.sqlite.schema import claim
+from drivers.sqlite_common.files import claim
 from durable_log.checks import OFFSET_MAX
 from durable_log.identity import Lineage, new_identity
 from pubsub_api.errors import InvalidConfig

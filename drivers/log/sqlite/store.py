@@ -11,16 +11,16 @@ import sqlite3
 import threading
 from typing import TypeVar
 
-from drivers.db.sqlite.patience import run_patiently
-from drivers.db.sqlite.pool import Pool
-from drivers.db.sqlite.schema import make_file
-from drivers.db.sqlite.writer import Operation, Writer
 from drivers.log.sqlite.schema import is_ours, read_log
+from drivers.sqlite_common.files import make_file
+from drivers.sqlite_common.patience import run_patiently
+from drivers.sqlite_common.pool import Pool
+from drivers.sqlite_common.writer import Operation, Writer
 from durable_log.errors import LogCorrupt, LogUnavailable
 from durable_log.segmented import replaced
 from nb_api.errors import DbError, DbUnavailable
-from pubsub_api import forking
 from pubsub_api.errors import Closed
+from pubsub_api.runtime import forking
 
 T = TypeVar("T")
 

@@ -21,9 +21,9 @@ from collections.abc import Callable, Coroutine
 from typing import Any, Protocol, TypeVar
 
 from drivers.pubsub.longpoll.library import MAY_CRASH_CHILDREN
-from pubsub_api import forking
 from pubsub_api.errors import Forked, LimitReached
-from pubsub_api.threads import start_thread
+from pubsub_api.runtime import forking
+from pubsub_api.runtime.threads import start_thread
 
 LOG = logging.getLogger(__name__)
 
@@ -45,7 +45,8 @@ class Process:
         self._has_opened = False
         self._is_forked = False
         self._has_warned = False
-        os.register_at_fork(before=self._before_fork, after_in_child=self._on_fork)
+        os.register_at_fork(before=self._before_fork)
+        forking.register(self)
         atexit.register(self._on_exit)
 
     @property
@@ -95,7 +96,7 @@ class Process:
                 "crash. Set GRPC_ENABLE_FORK_SUPPORT=0 in the environment"
             )
 
-    def _on_fork(self) -> None:
+    def after_fork_in_child(self) -> None:
         self._is_forked = self._is_forked or self._has_opened
         forking.set_aside((self._loop, dict(self._ends)))
         if self._has_opened:

@@ -56,6 +56,7 @@ from drivers.pubsub.longpoll.actions import (
 )
 from drivers.pubsub.longpoll.wanted import Wanted
 from drivers.pubsub.longpoll.wire import BATCH_BYTES_MAX, Applied, Batch, Leave, Mail, Poll, Status
+from pubsub_api.runtime.backoff import Backoff
 
 _COMMAND_BYTES = 8
 """Of a command beside its filter, at most."""
@@ -135,7 +136,7 @@ class LinkCore:
         self._is_poll_under_way = False
         self._acknowledged = 0
         self._retry_at: float | None = now
-        self._retries = 0
+        self._backoff = Backoff(settings.retry_min_s, settings.retry_max_s, jitter=jitter)
         self._is_closed = False
         self._out: list[Action] = []
 
@@ -212,7 +213,7 @@ class LinkCore:
         if self.state is State.OPENING:
             self._lose(Cause.FAILED, reason, now)
         elif self.state in (State.JOINING, State.LIVE):
-            self._batch_at = now + self._patience()
+            self._batch_at = now + self._backoff.next_s()
 
     def poll_answered(self, poll: Poll, mail: Mail, now: float) -> None:
         """The publisher answered a poll."""
@@ -277,7 +278,7 @@ class LinkCore:
         was_up = self.is_up
         self.state = TRANSITIONS[self.state, cause]
         self._batch_at = None
-        self._retry_at = now if cause is Cause.FORGOTTEN else now + self._patience()
+        self._retry_at = now if cause is Cause.FORGOTTEN else now + self._backoff.next_s()
         if was_up:
             self._out.append(Down(reason))
 
@@ -298,12 +299,6 @@ class LinkCore:
             self._out.append(SendLeave(Leave(self._session, self._serial)))
         self._forget_session()
         self._lose(Cause.FAILED, reason, now)
-
-    def _patience(self) -> float:
-        """How long to wait before the next attempt: longer each time, and not the same for everybody."""
-        longest: float = min(self.settings.retry_max_s, self.settings.retry_min_s * 2 ** min(self._retries, 30))
-        self._retries += 1
-        return longest * (0.5 + 0.5 * self._jitter())
 
     # -- commands
 
@@ -342,7 +337,7 @@ class LinkCore:
 
     def _on_applied(self, batch: Batch, applied: Applied) -> None:
         self._batch = None
-        self._retries = 0
+        self._backoff.reset()
         if self.state is State.OPENING:
             self._serial = applied.serial
             self.state = TRANSITIONS[self.state, Cause.ACCEPTED]
@@ -385,7 +380,7 @@ class LinkCore:
         if self.state is State.RESUMING:
             self.counters.resumed += 1
             self.state = TRANSITIONS[self.state, Cause.ACCEPTED]
-        self._retries = 0
+        self._backoff.reset()
         if count:
             self._deliver(mail, self._acknowledged + 1 - mail.first)
             self._acknowledged = max(self._acknowledged, mail.first + count - 1)

@@ -9,7 +9,6 @@ Lock order: the lock of a member, then the lock of a bus.  A bus calls its membe
 from __future__ import annotations
 
 import dataclasses
-import os
 import threading
 import time
 import uuid
@@ -19,7 +18,8 @@ from typing import Generic, Protocol, TypeVar
 
 from oslo_config import cfg
 
-from pubsub_api.errors import Forked, LimitReached
+from pubsub_api.errors import LimitReached
+from pubsub_api.runtime import forking
 from pubsub_api.testing.faults import Faults
 
 SCHEME = "memory"
@@ -237,14 +237,14 @@ class Registry:
                 found = self._buses[name] = Bus(name)
             return found
 
-    def forget_all(self) -> None:
+    def after_fork_in_child(self) -> None:
         """Start afresh in a forked child: neither the parent's buses nor the lock, as some thread left it, are ours."""
         self._lock = threading.Lock()
         self._buses = weakref.WeakValueDictionary()
 
 
 REGISTRY = Registry()
-os.register_at_fork(after_in_child=REGISTRY.forget_all)
+forking.register(REGISTRY)
 
 
 class Endpoint:
@@ -252,12 +252,11 @@ class Endpoint:
 
     def __init__(self, options: cfg.ConfigOpts.GroupAttr) -> None:
         self._options = options
-        self._pid = os.getpid()
+        self._guard = forking.ForkGuard("session")
 
     @property
     def _is_inherited(self) -> bool:
-        return os.getpid() != self._pid
+        return self._guard.is_child
 
     def _check_process(self) -> None:
-        if self._is_inherited:
-            raise Forked("this object belongs to the parent process; open a new session in the child")
+        self._guard.check()

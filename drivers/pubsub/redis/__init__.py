@@ -6,7 +6,7 @@ Connection string
 
 Features
     connect-based (everybody connects to the server, any number of publishers), queries, over-delivery for wildcards,
-    reports of connect, disconnect and subscribed.  Frames are pipelined; hiredis is used when it is installed.
+    reports of connect, disconnect and subscribed.  Frames are pipelined.
 
 What it is not
     Redis forgets a message as soon as it is sent, cuts subscribers that read too slowly (client-output-buffer-limit),

@@ -13,18 +13,15 @@ from urllib.parse import SplitResult
 
 from oslo_config import cfg, types
 
+from drivers.redis_common import Server, parse_server
 from pubsub_api.core.scopes import check_scope
 from pubsub_api.errors import InvalidConfig, InvalidTopic
 
 GROUP = "redis"
-SCHEMES = {"redis": False, "rediss": True}
 """Scheme of an address -> whether the link is encrypted."""
 
 _NOT_OURS = ("publisher_port", "publishers_ips", "publisher_bind_address", "publisher_transport")
 """Options of ``[pubsub]`` for drivers whose publishers own an address."""
-
-_DEFAULT_HOST = "127.0.0.1"
-_DEFAULT_PORT = 6379
 
 
 def _seconds(name: str, default: float, low: float, high: float, help_text: str) -> cfg.Opt:
@@ -65,25 +62,6 @@ OPTIONS: Sequence[cfg.Opt] = (
 )  # fmt: skip
 
 _URL_OPTIONS = {option.name for option in OPTIONS} - {"url", "username", "password"}
-
-
-@dataclasses.dataclass(frozen=True)
-class Server:
-    """What a URL says about a server."""
-
-    host: str
-    port: int
-    db: int
-    has_tls: bool
-    username: str | None = dataclasses.field(default=None, repr=False)
-    password: str | None = dataclasses.field(default=None, repr=False)
-
-    @property
-    def address(self) -> str:
-        """The URL without credentials: what is reported, logged and compared."""
-        scheme = "rediss" if self.has_tls else "redis"
-        host = f"[{self.host}]" if ":" in self.host else self.host
-        return f"{scheme}://{host}:{self.port}/{self.db}"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -204,29 +182,3 @@ def configure_from_url(conf: cfg.ConfigOpts, url: SplitResult) -> None:
             conf.set_override(name, value, group=GROUP)
         except ValueError as error:
             raise InvalidConfig(f"redis URL: {name}={value}: {error}") from error
-
-
-def parse_server(url: str) -> Server:
-    """Read the URL of a server.  Raises InvalidConfig, which never shows a password."""
-    try:
-        parts = urllib.parse.urlsplit(url)
-        host, port = parts.hostname or _DEFAULT_HOST, _DEFAULT_PORT if parts.port is None else parts.port
-    except ValueError as error:
-        raise InvalidConfig(f"the address of a redis server cannot be understood: {error}") from error
-    if parts.scheme not in SCHEMES or parts.query or parts.fragment:
-        raise InvalidConfig(
-            "the address of a redis server is redis://host:port/db, or rediss:// for TLS, and nothing else"
-        )
-    if port == 0:
-        raise InvalidConfig(f"redis server {host}: 0 is not a port to connect to")
-    db = parts.path.strip("/") or "0"
-    if not (db.isascii() and db.isdigit()):
-        raise InvalidConfig(f"the database of redis server {host}:{port} must be a number, not {db!r}")
-    return Server(
-        host=host,
-        port=port,
-        db=int(db),
-        has_tls=SCHEMES[parts.scheme],
-        username=urllib.parse.unquote(parts.username) if parts.username else None,
-        password=urllib.parse.unquote(parts.password) if parts.password is not None else None,
-    )

@@ -28,12 +28,13 @@ from drivers.pubsub.redis import channels
 from drivers.pubsub.redis.channels import Target
 from drivers.pubsub.redis.config import Settings
 from drivers.pubsub.redis.resp import ServerError
-from drivers.pubsub.redis.wire import Backoff, Waker, Wire, join_thread
+from drivers.pubsub.redis.wire import Wire, join_thread, reconnecting
 from pubsub_api.counting import Tally
 from pubsub_api.driver import Connected, Disconnected, LinkReport, Subscribed
 from pubsub_api.errors import LimitReached, TransportUnavailable
-from pubsub_api.seldom import SeldomLog
-from pubsub_api.threads import start_thread
+from pubsub_api.runtime.seldom import SeldomLog
+from pubsub_api.runtime.threads import start_thread
+from pubsub_api.runtime.waking import Waker
 
 LOG = logging.getLogger(__name__)
 
@@ -123,7 +124,7 @@ class Link:
         self._threads = [self._new_thread(self._run)]
         """The last one has the connection; those before it were lent when they were replaced."""
         self._waker = Waker()
-        self._backoff = Backoff(settings)
+        self._backoff = reconnecting(settings)
         self._is_stopping = False
         self._down_reason: str | None = None  # None while up, and before the first attempt
         # Guarded by the lock: what other threads leave for ours.
@@ -241,7 +242,7 @@ class Link:
                         self._pass_on()  # what came before the end; nobody can be answered any more
                     if not self._is_stopping:
                         self._went_down(str(error))
-                        self._waker.wait(self._backoff.next())
+                        self._waker.wait(self._backoff.next_s())
                 is_connected = False
         finally:
             if self._is_ours():

@@ -23,13 +23,12 @@ from drivers.pubsub.redis import channels
 from drivers.pubsub.redis.config import Settings
 from drivers.pubsub.redis.link import COUNTED, Link, Message
 from drivers.pubsub.redis.resp import ServerError
-from drivers.pubsub.redis.wire import Backoff, Waker, Wire, join_thread
+from drivers.pubsub.redis.wire import Wire, join_thread, reconnecting
 from pubsub_api.core.frame import is_frame, name_of
 from pubsub_api.counting import Tally
 from pubsub_api.driver import Connected, Disconnected, LinkReport, PublisherApi, PublisherReport, QueryHandler, Refused
 from pubsub_api.errors import (
     Closed,
-    Forked,
     HeliographError,
     LimitReached,
     TransportUnavailable,
@@ -37,8 +36,10 @@ from pubsub_api.errors import (
     WaitTimeout,
 )
 from pubsub_api.guarding import GuardedHandler
-from pubsub_api.seldom import SeldomLog
-from pubsub_api.threads import start_thread
+from pubsub_api.runtime.forking import ForkGuard
+from pubsub_api.runtime.seldom import SeldomLog
+from pubsub_api.runtime.threads import start_thread
+from pubsub_api.runtime.waking import Waker
 
 LOG = logging.getLogger(__name__)
 
@@ -65,7 +66,7 @@ class RedisPublisher(PublisherApi):
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
-        self._pid = os.getpid()
+        self._guard = ForkGuard(f"publisher of {settings.address}")
         self._report: PublisherReport | None = None
         self._tally = Tally(*COUNTED, "frames_refused", "frames_unconfirmed", "not_queries", "report_errors")
         self._responder: Responder | None = None
@@ -73,7 +74,7 @@ class RedisPublisher(PublisherApi):
         # The keeper's own, after initialize.
         self._keeper = threading.Thread(target=self._keep, name=f"redis-keeper-{settings.address}", daemon=True)
         self._waker: Waker | None = None
-        self._backoff = Backoff(settings)
+        self._backoff = reconnecting(settings)
         self._reported: LinkReport | None = None
         self._sent_before = 0
         # Guarded by the lock.
@@ -91,7 +92,7 @@ class RedisPublisher(PublisherApi):
 
     def initialize(self, report: PublisherReport) -> None:
         """Try to connect once, here, and go on trying on the keeper's thread.  Blocks for about ``connect_timeout``."""
-        self._check_process()
+        self._guard.check()
         with self._lock:
             if self._is_closed:
                 raise self._unavailable()
@@ -125,7 +126,7 @@ class RedisPublisher(PublisherApi):
         come later; the frames of this call, or those of them that were not written yet, are then not sent.  A frame
         refused for lack of permission is reported as `Refused` and not raised: those of other topics are not to blame.
         """
-        self._check_process()
+        self._guard.check()
         parts: list[bytes] = []
         size = 0
         with self._lock:
@@ -141,7 +142,7 @@ class RedisPublisher(PublisherApi):
 
     def serve(self, handler: QueryHandler) -> None:
         """Answer queries on a thread and a connection of their own.  Blocks until it listens, for a bounded time."""
-        self._check_process()
+        self._guard.check()
         with self._lock:
             if self._is_closed or self._report is None:
                 raise self._unavailable()
@@ -151,7 +152,7 @@ class RedisPublisher(PublisherApi):
         self._responder.start()
 
     def settle(self, *, timeout_s: float | None = None) -> None:
-        self._check_process()
+        self._guard.check()
         self._await_answers(timeout_s)
         with self._lock:
             self._raise_refusal()
@@ -184,7 +185,7 @@ class RedisPublisher(PublisherApi):
 
     def close(self) -> None:
         """Wait for the answers to what was sent, ``send_timeout`` at most, then disconnect."""
-        if os.getpid() != self._pid:
+        if self._guard.is_child:
             return
         with self._lock:
             self._is_closed = True
@@ -194,10 +195,6 @@ class RedisPublisher(PublisherApi):
         if responder is not None:
             responder.stop()
         join_thread(self._keeper, self._settings)
-
-    def _check_process(self) -> None:
-        if os.getpid() != self._pid:
-            raise Forked(f"the publisher of {self.address} belongs to the parent process; open a new one in the child")
 
     # Below: under the lock.
 
@@ -290,7 +287,7 @@ class RedisPublisher(PublisherApi):
             self._discard_lost()
             self._waker.clear()  # the loss woke us; the wait below is for what comes after it
             if not self._is_closed:
-                self._waker.wait(self._backoff.next())
+                self._waker.wait(self._backoff.next_s())
             if not self._is_closed:
                 self._connect()
         self._discard_lost()

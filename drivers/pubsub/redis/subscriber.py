@@ -17,8 +17,9 @@ from pubsub_api.core.frame import is_frame, name_of
 from pubsub_api.core.topics import CONTROL_TOPIC, check_filter
 from pubsub_api.counting import Tally
 from pubsub_api.driver import Asked, Disconnected, LinkReport, Receiver, SubscriberApi
-from pubsub_api.errors import Closed, Forked, TransportUnavailable, UsageError
+from pubsub_api.errors import Closed, TransportUnavailable, UsageError
 from pubsub_api.guarding import GuardedReceiver
+from pubsub_api.runtime.forking import ForkGuard
 
 
 class RedisSubscriber(SubscriberApi):
@@ -26,7 +27,7 @@ class RedisSubscriber(SubscriberApi):
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
-        self._pid = os.getpid()
+        self._guard = ForkGuard("subscriber")
         self._nonce = os.urandom(channels.NONCE_BYTES)
         self._receiver: GuardedReceiver | None = None
         self._tally = Tally(*COUNTED_WHERE_POSTED, "frames_misplaced")
@@ -101,7 +102,7 @@ class RedisSubscriber(SubscriberApi):
 
     @property
     def is_running(self) -> bool:
-        if os.getpid() != self._pid:
+        if self._guard.is_child:
             return False
         with self._lock:
             return self._is_started and not self._is_closed and all(link.is_alive for link in self._links.values())
@@ -131,7 +132,7 @@ class RedisSubscriber(SubscriberApi):
 
     def close(self) -> None:
         """Blocks until the threads have ended.  From within the receiver it does not; they then end by themselves."""
-        if os.getpid() != self._pid:
+        if self._guard.is_child:
             return
         with self._lock:
             self._is_closed = True
@@ -216,5 +217,4 @@ class RedisSubscriber(SubscriberApi):
             yield
 
     def _check_process(self) -> None:
-        if os.getpid() != self._pid:
-            raise Forked("the subscriber belongs to the parent process; open a new one in the child")
+        self._guard.check()

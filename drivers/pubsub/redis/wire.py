@@ -8,7 +8,6 @@ has subscribed can still publish; it needs Redis 6 or later.
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import random
 import select
@@ -19,12 +18,12 @@ import time
 from typing import Any
 
 import redis
-import redis.backoff
-import redis.retry
 
 from drivers.pubsub.redis.config import Settings
 from drivers.pubsub.redis.resp import INCOMPLETE, ProtocolError, new_reader
+from drivers.redis_common import limits
 from pubsub_api.errors import TransportUnavailable
+from pubsub_api.runtime.backoff import Backoff
 
 LOG = logging.getLogger(__name__)
 
@@ -99,7 +98,7 @@ class Wire:
                 raise TransportUnavailable(f"the connection was lost while reading: {error}") from error
             if not size:
                 raise TransportUnavailable("the server closed the connection")
-            self._reader.feed(self._buffer, 0, size)
+            self._reader.feed(self._buffer, 0, size)  # type: ignore[arg-type]  # any buffer will do
             if self._pending is None or not self._pending():  # decrypted bytes would not wake a poll
                 break
         return self._parse()
@@ -121,16 +120,10 @@ class Wire:
 def _connection(settings: Settings) -> Any:
     server = settings.server
     arguments: dict[str, Any] = {
-        "host": server.host,
-        "port": server.port,
-        "db": server.db,
-        "username": server.username,
-        "password": server.password,
+        **server.arguments,
+        **limits(connect_timeout_s=settings.connect_timeout_s, timeout_s=settings.connect_timeout_s),
         "protocol": 3,
-        "socket_connect_timeout": settings.connect_timeout_s,
-        "socket_timeout": settings.connect_timeout_s,
         "socket_keepalive": True,
-        "retry": redis.retry.Retry(redis.backoff.NoBackoff(), 0),
     }
     if not server.has_tls:
         return redis.Connection(**arguments)  # type: ignore[no-untyped-call]
@@ -151,57 +144,9 @@ def _connect_reason(error: Exception) -> str:
     return f"the server cannot be reached: {str(error).rstrip('.')}"
 
 
-class Waker:
-    """Lets any thread end the poll of another.  Closing it is safe against late wakes."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._is_closed = False
-        self._inner, self._outer = socket.socketpair()
-        self._inner.setblocking(False)
-        self._outer.setblocking(False)
-
-    def fileno(self) -> int:
-        return self._inner.fileno()
-
-    def wake(self) -> None:
-        with self._lock, contextlib.suppress(BlockingIOError):  # a full pipe wakes as well
-            if not self._is_closed:
-                self._outer.send(b"\0")
-
-    def wait(self, timeout_s: float) -> None:
-        """Block until woken or until the time is over."""
-        poller = select.poll()
-        poller.register(self._inner, select.POLLIN)
-        if poller.poll(timeout_s * 1000):
-            self.clear()
-
-    def clear(self) -> None:
-        with contextlib.suppress(BlockingIOError):
-            self._inner.recv(4096)
-
-    def close(self) -> None:
-        with self._lock:
-            self._is_closed = True
-            self._inner.close()
-            self._outer.close()
-
-
-class Backoff:
-    """How long to wait before the next attempt: doubling, bounded, and jittered so that clients do not come in step."""
-
-    def __init__(self, settings: Settings) -> None:
-        self._min_s = settings.reconnect_min_s
-        self._max_s = settings.reconnect_max_s
-        self._next_s = self._min_s
-
-    def reset(self) -> None:
-        self._next_s = self._min_s
-
-    def next(self) -> float:
-        delay_s = self._next_s * random.uniform(0.5, 1.0)
-        self._next_s = min(self._next_s * 2, self._max_s)
-        return delay_s
+def reconnecting(settings: Settings) -> Backoff:
+    """The pauses between attempts to connect."""
+    return Backoff(settings.reconnect_min_s, settings.reconnect_max_s, jitter=random.random)
 
 
 def join_thread(thread: threading.Thread, settings: Settings) -> None:

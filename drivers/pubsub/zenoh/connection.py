@@ -23,7 +23,8 @@ from drivers.pubsub.zenoh.config import Settings
 from drivers.pubsub.zenoh.session import Session, brief, make_config
 from pubsub_api.counting import Tally
 from pubsub_api.errors import LimitReached
-from pubsub_api.threads import start_thread
+from pubsub_api.runtime.backoff import Backoff
+from pubsub_api.runtime.threads import start_thread
 
 LOG = logging.getLogger(__name__)
 
@@ -64,7 +65,7 @@ class Connection:
                 **extra,
             },
         )
-        self._retry_s: float = settings.options.connect_retry_min
+        self._backoff = Backoff(settings.options.connect_retry_min, settings.options.connect_retry_max)
         self._session: Session | None = None
         self._peer: str | None = None
         self._commands: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
@@ -136,8 +137,7 @@ class Connection:
 
     def _open_later(self) -> None:
         self._tally.add("link_failures")
-        self._after(self._retry_s, self._try_open)
-        self._retry_s = min(2 * self._retry_s, self._settings.options.connect_retry_max)
+        self._after(self._backoff.next_s(), self._try_open)
 
     def _try_open(self) -> None:
         try:

@@ -33,7 +33,8 @@ from pubsub_api.core.frame import GUID_AT, is_frame, name_of
 from pubsub_api.counting import Tally
 from pubsub_api.driver import Connected, Disconnected, Subscribed
 from pubsub_api.inbox import Inbox
-from pubsub_api.threads import start_thread
+from pubsub_api.runtime.backoff import Backoff
+from pubsub_api.runtime.threads import start_thread
 
 CHANNEL_FRAMES = 1024
 """Frames between Zenoh's thread and ours.  Ours never waits for the receiver, so this need not hold much."""
@@ -63,7 +64,7 @@ class Link(Connection):
         self._up_since = 0.0
         self._sync_number = 0
         self._is_syncing = False
-        self._sync_retry_s: float = settings.options.sync_retry_min
+        self._sync_backoff = Backoff(settings.options.sync_retry_min, settings.options.sync_retry_max)
         self.is_connected = False
 
     def add(self, topic_filter: str) -> None:
@@ -175,7 +176,7 @@ class Link(Connection):
     def _sync_soon(self) -> None:
         if self._is_up and not self._is_syncing:
             self._is_syncing = True
-            self._sync_retry_s = self._settings.options.sync_retry_min
+            self._sync_backoff.reset()
             self._sync()
 
     def _sync(self) -> None:
@@ -198,8 +199,7 @@ class Link(Connection):
             return
         if not (any(answers) or self._is_ended(has_timed_out=bool(answers))):
             self._tally.add("barriers_repeated")
-            self._after(self._sync_retry_s, self._sync)
-            self._sync_retry_s = min(2 * self._sync_retry_s, self._settings.options.sync_retry_max)
+            self._after(self._sync_backoff.next_s(), self._sync)
             return
         self._is_syncing = False
         confirmed = [name for name, mark in asked.items() if self._unconfirmed.get(name) is mark]

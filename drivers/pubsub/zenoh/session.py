@@ -14,7 +14,6 @@ import ctypes
 import errno
 import json
 import logging
-import os
 import socket
 from collections.abc import Mapping
 from typing import Any, Protocol, TypeVar
@@ -23,6 +22,7 @@ import zenoh
 
 from drivers.pubsub.zenoh.config import Settings, make_address, split_address
 from pubsub_api.errors import AddressInUse, Forked, InvalidConfig
+from pubsub_api.runtime import forking
 
 if not hasattr(zenoh.SessionInfo, "declare_link_events_listener"):
     raise ImportError("it is older than 1.8 and does not tell when a link is made or lost", name="zenoh")
@@ -52,7 +52,7 @@ class Process:
         """Publishers and subscribers with threads.  One that is inside Zenoh when the interpreter ends aborts it."""
         self._has_opened = False
         self._is_forked = False
-        os.register_at_fork(after_in_child=self._on_fork)
+        forking.register(self)
         atexit.register(self._on_exit)
 
     def enter(self) -> None:
@@ -73,7 +73,7 @@ class Process:
     def is_forked(self) -> bool:
         return self._is_forked
 
-    def _on_fork(self) -> None:
+    def after_fork_in_child(self) -> None:
         self._is_forked = self._is_forked or self._has_opened
         for session in self.sessions:
             # One reference too many: not even the end of the interpreter may free these objects.

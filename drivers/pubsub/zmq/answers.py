@@ -19,7 +19,7 @@ from drivers.pubsub.zmq.endpoints import Socket
 from pubsub_api.core.frame import is_frame
 from pubsub_api.counting import Tally
 from pubsub_api.guarding import GuardedHandler
-from pubsub_api.seldom import SeldomLog
+from pubsub_api.runtime.seldom import SeldomLog
 
 LOG = logging.getLogger(__name__)
 

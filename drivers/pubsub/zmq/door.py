@@ -29,7 +29,7 @@ from drivers.pubsub.zmq.allowed_keys import LOOK_INTERVAL_S as KEYS_INTERVAL_S
 from drivers.pubsub.zmq.allowed_keys import AllowedKeys
 from drivers.pubsub.zmq.connections import Connection, Connections
 from pubsub_api.counting import Tally
-from pubsub_api.seldom import SeldomLog
+from pubsub_api.runtime.seldom import SeldomLog
 
 LOG = logging.getLogger(__name__)
 

@@ -17,6 +17,7 @@ import zmq
 from drivers.pubsub.zmq.options import WILDCARD_HOSTS
 from pubsub_api import socket_file
 from pubsub_api.errors import AddressInUse, DriverError, InvalidConfig
+from pubsub_api.runtime.files import identity_of
 
 Socket = zmq.Socket[bytes]
 
@@ -129,11 +130,11 @@ class SocketFile:
 
     def __init__(self, path: pathlib.Path) -> None:
         self._path = path
-        self._inode = path.stat().st_ino
+        self._identity = identity_of(path)
 
     def remove(self) -> None:
         with contextlib.suppress(FileNotFoundError), socket_file.directory_locked(self._path):
-            if self._path.stat().st_ino == self._inode:
+            if identity_of(self._path) == self._identity:
                 self._path.unlink()
 
 

@@ -31,6 +31,7 @@ from drivers.pubsub.zmq.wire import NONCE_BYTES, SYNC, Echo, unpack_echo
 from pubsub_api.counting import Tally
 from pubsub_api.driver import Connected, Disconnected, LinkReport, Subscribed
 from pubsub_api.errors import LimitReached
+from pubsub_api.runtime.backoff import Backoff
 
 LOG = logging.getLogger(__name__)
 
@@ -75,7 +76,7 @@ class Link:
         self._options = conf[GROUP]
         self._curve = curve
         self._tally = tally
-        self._reopen_s: float = self._options.reconnect_interval
+        self._backoff = Backoff(self._options.reconnect_interval, self._options.reconnect_interval_max)
         self._is_loss_told = False
         self._is_refused = False
         self._is_handshaken = False
@@ -145,8 +146,7 @@ class Link:
         else:
             LOG.debug("%s: %s", self.address, self.lost)
         self.close()
-        self.deadline = now + self._reopen_s
-        self._reopen_s = min(2 * self._reopen_s, self._options.reconnect_interval_max)
+        self.deadline = now + self._backoff.next_s()
         return reports
 
     def read_monitor(self, now: float) -> None:
@@ -230,7 +230,7 @@ class Link:
             return []  # Connected shall be true of every filter.
         self.is_up = True
         self._is_loss_told = False
-        self._reopen_s = self._options.reconnect_interval
+        self._backoff.reset()
         return [Connected(self.address)]
 
     def on_deadline(self, now: float) -> list[LinkReport]:

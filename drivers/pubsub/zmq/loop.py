@@ -24,7 +24,6 @@ from drivers.pubsub.zmq.descriptors import CONTEXT, check_room
 from drivers.pubsub.zmq.endpoints import Socket
 from drivers.pubsub.zmq.link import Link
 from drivers.pubsub.zmq.options import GROUP
-from drivers.pubsub.zmq.process import Waker
 from drivers.pubsub.zmq.security import Curve
 from drivers.pubsub.zmq.watch import Watch
 from drivers.pubsub.zmq.wire import NUL, SYNC, PrefixCounts
@@ -35,7 +34,8 @@ from pubsub_api.counting import Tally
 from pubsub_api.driver import Disconnected, LinkReport
 from pubsub_api.errors import InvalidTopic, LimitReached
 from pubsub_api.guarding import GuardedReceiver
-from pubsub_api.threads import start_thread
+from pubsub_api.runtime.threads import start_thread
+from pubsub_api.runtime.waking import Waker
 
 LOG = logging.getLogger(__name__)
 

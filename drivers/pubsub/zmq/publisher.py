@@ -27,7 +27,6 @@ from drivers.pubsub.zmq.descriptors import CONTEXT, SOCKET, check_room
 from drivers.pubsub.zmq.door import Door
 from drivers.pubsub.zmq.endpoints import Socket
 from drivers.pubsub.zmq.options import GROUP, WILDCARD_HOSTS
-from drivers.pubsub.zmq.process import ForkGuard, Waker
 from drivers.pubsub.zmq.security import ZAP_ADDRESS, Curve, answer_zap
 from drivers.pubsub.zmq.wire import NONCE_BYTES, NUL, SYNC, Echo, pack_echo
 from pubsub_api import config
@@ -35,7 +34,9 @@ from pubsub_api.counting import Tally
 from pubsub_api.driver import PublisherApi, PublisherReport, QueryHandler
 from pubsub_api.errors import Closed, TransportUnavailable, UsageError
 from pubsub_api.guarding import GuardedHandler
-from pubsub_api.threads import start_thread
+from pubsub_api.runtime.forking import ForkGuard
+from pubsub_api.runtime.threads import start_thread
+from pubsub_api.runtime.waking import Waker
 
 LOG = logging.getLogger(__name__)
 

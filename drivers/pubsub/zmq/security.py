@@ -23,7 +23,7 @@ from drivers.pubsub.zmq.endpoints import Socket
 from drivers.pubsub.zmq.options import GROUP
 from pubsub_api.counting import Tally
 from pubsub_api.errors import DriverDependencyMissing, InvalidConfig
-from pubsub_api.seldom import SeldomLog
+from pubsub_api.runtime.seldom import SeldomLog
 
 LOG = logging.getLogger(__name__)
 

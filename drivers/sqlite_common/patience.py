@@ -8,9 +8,10 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
-from drivers.db.sqlite.pool import Pool
-from drivers.db.sqlite.writer import Operation
+from drivers.sqlite_common.pool import Pool
+from drivers.sqlite_common.writer import Operation
 from nb_api.errors import DbError, DbUnavailable
+from pubsub_api.runtime.backoff import Backoff
 
 _LOCK_PAUSE_MIN_S = 0.0005
 _LOCK_PAUSE_MAX_S = 0.002
@@ -24,7 +25,8 @@ def run_patiently(pool: Pool, work: Operation[T], *, what: str, timeout_s: float
     Raises DbUnavailable when the lock is not to be had in time or the file cannot be used, DbError when it is damaged.
     """
     deadline = 0.0
-    pause_s = _LOCK_PAUSE_MIN_S
+    # By chance, so that processes do not stay in step.
+    backoff = Backoff(_LOCK_PAUSE_MIN_S, _LOCK_PAUSE_MAX_S, jitter=random.random)
     while True:
         check_open()
         try:
@@ -38,5 +40,4 @@ def run_patiently(pool: Pool, work: Operation[T], *, what: str, timeout_s: float
                 raise DbUnavailable(f"{what} was locked for {timeout_s} s") from error
         except sqlite3.Error as error:
             raise DbError(f"{what} is damaged or refuses: {error}") from error
-        time.sleep(random.uniform(0.5, 1.0) * pause_s)  # by chance, so that processes do not stay in step
-        pause_s = min(2 * pause_s, _LOCK_PAUSE_MAX_S)
+        time.sleep(backoff.next_s())

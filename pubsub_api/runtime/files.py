@@ -130,8 +130,8 @@ def read_private(path: Path) -> bytes:
         return file.read()
 
 
-def identity_of(path: Path) -> tuple[int, int]:
-    """Device and inode of the file that the path leads to now.  Raises OSError.
+def identity_of(path: Path | int) -> tuple[int, int]:
+    """Device and inode of the file that the path leads to now, or that a descriptor has open.  Raises OSError.
 
     A file that was removed or replaced lives on for who has it open, and nobody else sees what is written there: who
     keeps one open compares this with what it was.

@@ -10,6 +10,8 @@ import os
 import weakref
 from typing import Protocol
 
+from pubsub_api.core.errors import Forked
+
 
 class Forkable(Protocol):
     def after_fork_in_child(self) -> None:
@@ -35,3 +37,25 @@ def _tell_all() -> None:
 
 
 os.register_at_fork(after_in_child=_tell_all)
+
+
+class ForkGuard:
+    """Remembers the process that made an object which a forked child can neither use nor end."""
+
+    __slots__ = ("_what", "pid")
+
+    def __init__(self, what: str) -> None:
+        self.pid = os.getpid()
+        self._what = what
+
+    @property
+    def is_child(self) -> bool:
+        return os.getpid() != self.pid
+
+    def check(self) -> None:
+        """Raises Forked in a child."""
+        if os.getpid() != self.pid:
+            raise Forked(
+                f"this {self._what} belongs to process {self.pid} and cannot be used after fork(); "
+                f"open a new {self._what} in the child"
+            )

@@ -34,7 +34,7 @@ class SeldomLog:
         self._next_at = float("-inf")
         self._left_out = 0
 
-    def __call__(self, message: str, *arguments: object) -> None:
+    def __call__(self, message: str, *arguments: object, exc_info: BaseException | None = None) -> None:
         """As ``logger.log``, or nothing when the last line was written lately."""
         with self._lock:
             now = self._clock()
@@ -45,4 +45,4 @@ class SeldomLog:
             self._next_at = now + self._interval_s
         if left_out:
             message, arguments = f"{message} (and %d more like it since the last such line)", (*arguments, left_out)
-        self._logger.log(self._level, message, *arguments)
+        self._logger.log(self._level, message, *arguments, exc_info=exc_info)

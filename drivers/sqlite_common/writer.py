@@ -13,8 +13,8 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from nb_api.errors import DbUnavailable
-from pubsub_api import forking
 from pubsub_api.errors import HeliographError
+from pubsub_api.runtime import forking
 
 BATCH_MAX = 500
 

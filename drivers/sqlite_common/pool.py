@@ -19,7 +19,7 @@ import weakref
 from collections.abc import Callable
 from typing import Protocol, TypeVar
 
-from pubsub_api import forking, private_files
+from pubsub_api.runtime import files, forking
 
 T = TypeVar("T")
 _File = tuple[int, int, int]
@@ -186,7 +186,7 @@ class Pool:
     def _find(self) -> _File:
         """The file that the path leads to now."""
         try:
-            file = private_files.identity_of(self._path)
+            file = files.identity_of(self._path)
         except OSError as error:
             raise sqlite3.OperationalError(f"the file is gone: {error.strerror}") from error
         try:

@@ -1,0 +1,177 @@
+"""One thread that repeats one piece of work, and that nothing but its owner ends.
+
+A thread that ends in silence leaves its work undone for good.  So every Exception of the work is counted, logged at
+most once in a while, and the work is tried again; a thread that the system has no room for is started later.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import threading
+import time
+from collections.abc import Callable
+from typing import Protocol, Union
+
+from pubsub_api.core.errors import Closed, HeliographError, LimitReached
+from pubsub_api.runtime import forking
+from pubsub_api.runtime.seldom import SeldomLog
+from pubsub_api.runtime.threads import start_thread
+
+Pause = Union[float, Callable[[], float]]  # noqa: UP007  evaluated at run time, on Python 3.10 too
+"""Seconds, or what tells them each time."""
+
+
+def dispersed(interval_s: float) -> Callable[[], float]:
+    """About that long, another time each time, so that processes that began together do not stay in step."""
+    return lambda: interval_s * random.uniform(0.75, 1.25)
+
+
+class Counters(Protocol):
+    failures: int
+
+
+class Failures:
+    """What becomes of an exception that must not end a thread: counted, and logged at most once in a while.
+
+    ``trouble`` is the sentence for the log without its full stop, for example "Outbox: cannot be swept".  An exception
+    that is no HeliographError was not foreseen, and is logged with its traceback.  ``counters`` may be statistics of
+    the owner, of which ``failures`` is counted up.  One thread at a time may use it.
+    """
+
+    def __init__(
+        self,
+        logger: logging.Logger,
+        trouble: str,
+        counters: Counters | None = None,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._trouble = trouble
+        self._log = SeldomLog(logger, clock=clock)
+        self._counters = counters
+        self.count = 0
+        self.is_failing = False
+        """The newest attempt failed."""
+
+    def note(self, error: Exception) -> None:
+        self.count += 1
+        if self._counters is not None:
+            self._counters.failures += 1
+        self.is_failing = True
+        unforeseen = None if isinstance(error, HeliographError) else error
+        self._log("%s: %s. It will be tried again.", self._trouble, error, exc_info=unforeseen)
+
+
+class PeriodicThread:
+    """Calls ``work`` again and again in a daemon thread of that name, from `start` to `stop`, with pauses between.
+
+    ``pause_s`` is the pause after work that succeeded, and before the first when it is not to be done ``at_once``;
+    ``retry_s`` the one after work that failed, unless given the same.  ``on_failure`` is called after each failure, in
+    the thread, and must not raise.  Work that raises Closed ends the thread, because what it works on was closed.
+    ``at_end`` is called in the thread when it was stopped.
+
+    All methods may be called from any thread.  In a forked child nothing runs until `start` is called there.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        work: Callable[[], object],
+        failures: Failures,
+        *,
+        pause_s: Pause,
+        retry_s: Pause | None = None,
+        at_once: bool = False,
+        on_failure: Callable[[Exception], None] = lambda _error: None,
+        at_end: Callable[[], object] = lambda: None,
+    ) -> None:
+        self.name = name
+        self.failures = failures
+        self._work = work
+        self._pause_s = pause_s
+        self._retry_s = pause_s if retry_s is None else retry_s
+        self._at_once = at_once
+        self._on_failure = on_failure
+        self._at_end = at_end
+        self._is_stopping = False
+        self._reset()
+        forking.register(self)
+
+    def _reset(self) -> None:
+        self._lock = threading.Lock()
+        self._wakeup = threading.Event()
+        self._done = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def after_fork_in_child(self) -> None:
+        forking.set_aside((self._thread, self._wakeup, self._done))
+        self._reset()
+
+    @property
+    def is_started(self) -> bool:
+        """There is a thread, or was until `stop`."""
+        return self._thread is not None
+
+    def start(self) -> None:
+        """Begin; nothing when it has begun, or was stopped.  Raises LimitReached, and may be called again then."""
+        with self._lock:
+            if self._thread is not None or self._is_stopping:
+                return
+            thread = threading.Thread(target=self._run, name=self.name, daemon=True)
+            start_thread(thread)
+            self._thread = thread
+
+    def try_start(self) -> bool:
+        """As `start`; False, counted and logged as a failure, when the system has no room for a thread now."""
+        try:
+            self.start()
+        except LimitReached as error:
+            self.failures.note(error)
+            return False
+        return True
+
+    def wake(self) -> None:
+        """End the pause: work now instead of later.  What is under way is done once more."""
+        self._wakeup.set()
+
+    def wait_done(self, *, timeout_s: float) -> bool:
+        """Block until the work has succeeded once; False when the time is over."""
+        return self._done.wait(timeout_s)
+
+    def ask_to_stop(self) -> None:
+        """End after the work that is under way.  Does not block."""
+        with self._lock:
+            self._is_stopping = True
+            self._wakeup.set()
+
+    def stop(self) -> None:
+        """The same, and wait for the end, unless the work itself calls this.  Idempotent."""
+        self.ask_to_stop()
+        thread = self._thread
+        if thread is not None and thread is not threading.current_thread():
+            thread.join()
+
+    def _run(self) -> None:
+        wakeup = self._wakeup
+        if not self._at_once:
+            wakeup.wait(_seconds(self._pause_s))
+        while not self._is_stopping:
+            wakeup.clear()
+            try:
+                self._work()
+            except Closed:
+                return
+            except Exception as error:  # noqa: BLE001  counted and logged
+                self.failures.note(error)
+                self._on_failure(error)
+            else:
+                self.failures.is_failing = False
+                self._done.set()
+            if not self._is_stopping:  # set before the wake-up call that was cleared above
+                wakeup.wait(_seconds(self._retry_s if self.failures.is_failing else self._pause_s))
+        self._at_end()
+
+
+def _seconds(pause_s: Pause) -> float:
+    return pause_s() if callable(pause_s) else pause_s
