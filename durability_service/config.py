@@ -254,7 +254,6 @@ def service_settings(conf: cfg.ConfigOpts, *, node: str, incarnation: int) -> Se
         buckets=options.buckets,
         chunk_bytes=options.chunk_bytes,
         window_chunks=options.window_chunks,
-        clock_skew_max_s=conf[pubsub_config.GROUP].clock_skew_max,
         held_max=options.held_samples_max,
     )
 

@@ -77,7 +77,7 @@ class NbApi(Closeable):
         self._conf = conf
         self._db = db
         self._session = session
-        self._attempts_max: int = conf[config.GROUP].update_attempts_max
+        self._attempts_max: int = notify_config.UPDATE_ATTEMPTS_MAX
         self._publisher: ChangePublisher | None = None
         self._handover: Handover | None = None
         self._sweeper: OutboxSweeper | None = None
@@ -89,7 +89,7 @@ class NbApi(Closeable):
         has_service = session is not None and uses_service(session)
         self._upkeep: list[Callable[[threading.Event], None]] = [] if has_service else [self._compactor.run]
         """What this process does for the database from its first write on, each in a thread of its own."""
-        if self._sweeper is not None and conf[config.GROUP].sweep_outbox and not has_service:
+        if self._sweeper is not None and not has_service:
             self._upkeep.append(self._sweeper.run)
         self._log_upkeep = SeldomLog(LOG)
         self._reset()

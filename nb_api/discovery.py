@@ -25,7 +25,7 @@ import msgspec
 from nb_api.db_api import DbApi, DbObject
 from nb_api.directory import TABLE, CollectorCore, DirectoryCore, Entry, normalise, read_entry
 from nb_api.errors import ObjectExists, ObjectNotFound
-from nb_api.lease_config import read_discovery
+from nb_api.lease_config import PUBLISHERS_MAX, read_discovery
 from nb_api.leases import REFUSED, TOPIC, lease_clock
 from pubsub_api import forking
 from pubsub_api.errors import Closed, Forked, HeliographError, InvalidConfig
@@ -298,7 +298,11 @@ class Directory(_Service):
                 self._listening.discard(address)
                 self._removed += self._subscriber.stop_listening_to(address)
         if self._core.ignored:
-            LOG.warning("%d publishers of the directory are ignored: [discovery] publishers_max", self._core.ignored)
+            LOG.warning(
+                "%d publishers of the directory are ignored: a subscriber listens to %d",
+                self._core.ignored,
+                PUBLISHERS_MAX,
+            )
 
     def _listen(self, address: str) -> None:
         try:

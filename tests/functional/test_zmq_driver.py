@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 import pytest
 import zmq
 
+from drivers.pubsub.zmq import publisher as zmq_publisher
 from pubsub_api.core.frame import Kind
 from pubsub_api.driver import Connected, Disconnected, LinkReport, Subscribed
 from pubsub_api.errors import Closed, TransportUnavailable, UsageError
@@ -237,7 +238,7 @@ class TestSlowSubscribers:
 class TestLinks:
     def test_a_publisher_that_stands_still_is_noticed(self) -> None:
         with (
-            open_stage(f"{URL}?heartbeat_interval=0.1&heartbeat_timeout=1") as stage,
+            open_stage(f"{URL}?heartbeat_timeout=1") as stage,
             ChildProcess("publisher", URL) as child,
         ):
             listener = stage.unstarted_subscriber("t")
@@ -381,8 +382,11 @@ class TestLife:
         listener.heard.wait_link(Disconnected(speaker.address, ""))
         speaker.api.close()
 
-    def test_a_stopped_subscriber_does_not_keep_a_publisher_from_closing(self, stage: Stage) -> None:
-        speaker = stage.publisher(driver_at(f"{URL}?linger_ms=50"))
+    def test_a_stopped_subscriber_does_not_keep_a_publisher_from_closing(
+        self, stage: Stage, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(zmq_publisher, "LINGER_S", 0.05)
+        speaker = stage.publisher(driver_at(URL))
         with ChildProcess("subscriber", URL, speaker.address, "t") as child:
             child.receive()
             child.stop()

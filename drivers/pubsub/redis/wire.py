@@ -41,7 +41,7 @@ class Wire:
 
     def __init__(self, settings: Settings) -> None:
         """Connect and log in.  Blocks, each step for ``connect_timeout``."""
-        self._send_timeout_s = settings.send_timeout_s
+        self._operation_timeout_s = settings.operation_timeout_s
         connection = None
         try:
             connection = _connection(settings)  # which opens files of its own
@@ -78,9 +78,9 @@ class Wire:
             if sent == len(rest):
                 return
             rest = memoryview(rest)[sent:]
-            deadline = deadline or time.monotonic() + self._send_timeout_s
+            deadline = deadline or time.monotonic() + self._operation_timeout_s
             if not self.wait(awaited, deadline):
-                raise TransportUnavailable(f"the server did not take a command within {self._send_timeout_s} s")
+                raise TransportUnavailable(f"the server did not take a command within {self._operation_timeout_s} s")
 
     def wait(self, events: int, deadline: float) -> bool:
         """Block until the socket is ready for ``events`` (as in ``select.poll``); False when the deadline passed."""
@@ -191,8 +191,8 @@ class Backoff:
     """How long to wait before the next attempt: doubling, bounded, and jittered so that clients do not come in step."""
 
     def __init__(self, settings: Settings) -> None:
-        self._min_s = settings.reconnect_min_s
-        self._max_s = settings.reconnect_max_s
+        self._min_s = settings.retry_interval_s
+        self._max_s = settings.retry_interval_max_s
         self._next_s = self._min_s
 
     def reset(self) -> None:
@@ -209,6 +209,6 @@ def join_thread(thread: threading.Thread, settings: Settings) -> None:
     if thread.ident is None or thread is threading.current_thread():
         return
     # A connection attempt has a handful of steps, a write may be under way, and then there is the callback.
-    thread.join(5.0 + 5 * settings.connect_timeout_s + 2 * settings.send_timeout_s)
+    thread.join(5.0 + 5 * settings.connect_timeout_s + 2 * settings.operation_timeout_s)
     if thread.is_alive():
         LOG.warning("thread %s does not end: a callback or the name resolution blocks it", thread.name)

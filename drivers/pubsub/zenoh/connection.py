@@ -64,7 +64,7 @@ class Connection:
                 **extra,
             },
         )
-        self._retry_s: float = settings.options.connect_retry_min
+        self._retry_s: float = settings.common.retry_interval
         self._session: Session | None = None
         self._peer: str | None = None
         self._commands: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
@@ -137,7 +137,7 @@ class Connection:
     def _open_later(self) -> None:
         self._tally.add("link_failures")
         self._after(self._retry_s, self._try_open)
-        self._retry_s = min(2 * self._retry_s, self._settings.options.connect_retry_max)
+        self._retry_s = min(2 * self._retry_s, self._settings.common.retry_interval_max)
 
     def _try_open(self) -> None:
         try:

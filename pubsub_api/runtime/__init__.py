@@ -1,0 +1,1 @@
+"""What every package needs at run time and no package should write again."""
