@@ -12,6 +12,7 @@ from oslo_config import cfg
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
+from drivers.log.redis.config import CONNECTIONS_MAX
 from drivers.log.redis.scripts import REPLACED, WRONG_END
 from drivers.pubsub.redis.config import parse_server
 from durable_log.errors import LogError, LogUnavailable
@@ -34,12 +35,12 @@ class Server:
         """Of the log that was opened; for errors."""
         self._is_closed = False
         self._digests: dict[str, str] = {}
-        security = {"ssl": True, "ssl_ca_certs": options.ssl_ca_file} if server.has_tls else {}
+        security = {"ssl": True, "ssl_ca_certs": options.tls_ca_file} if server.has_tls else {}
         self._client = redis.Redis(
             host=server.host, port=server.port, db=server.db,
-            username=options.username or server.username, password=options.password or server.password,
+            username=server.username, password=server.password,
             socket_connect_timeout=limits.connect_timeout, socket_timeout=limits.operation_timeout,
-            max_connections=options.connections_max, retry=Retry(NoBackoff(), 0), protocol=2, **security,
+            max_connections=CONNECTIONS_MAX, retry=Retry(NoBackoff(), 0), protocol=2, **security,
         )  # fmt: skip
         self._client.response_callbacks.clear()  # answers as the server gives them: lists of bytes and numbers
 
