@@ -51,13 +51,13 @@ def _choices(kind: type[Names]) -> list[str]:
 OPTIONS: Sequence[cfg.Opt] = (
     text("node", "", "Name of this service among its fellows, stable across restarts. Empty: the name kept in the "
          "store, or host name and process id. The highest name wins a tie."),
-    text("domain", "default", "Services of other domains are not heard. One level of a topic."),
     text("store", "", "File for PERSISTENT data. Empty: everything is kept in memory only."),
     cfg.ListOpt("fellows", default=[], help="Addresses of the other services, for drivers whose publishers bind; "
                 "with a broker or router everybody is found there."),
     cfg.ListOpt("kinds", default=[], help="How long data of which topics is kept: FILTER=KIND, the first match wins. "
                 "Kinds: VOLATILE, TRANSIENT_LOCAL, TRANSIENT, PERSISTENT; the last for all other topics."),
     *advanced(
+        text("domain", "default", "Services of other domains are not heard. One level of a topic."),
         text("role", "default", "Role of this service. Merge policies select by the other side's role."),
         text("snapshot_directory", "", "Where snapshots are written. Empty: none are made."),
         text("admin_key", "", "Who has this key may delete history and have snapshots made: the same text in the "

@@ -15,7 +15,6 @@ SHARDS_MAX = 4096
 _CENTURY_S = 100 * 365 * DAY_S
 
 OPTIONS: Sequence[cfg.Opt] = (
-    text("driver", "", "Driver: the name of a heliograph.log_driver entry point. Empty: the scheme of url."),
     text("url", "sqlite:///var/lib/heliograph/log.db",
          "The log: sqlite:///path/log.db for the processes of one host, or redis://[user:password@]host:port/db for "
          "several hosts.", secret=True),
@@ -30,6 +29,7 @@ OPTIONS: Sequence[cfg.Opt] = (
     size("retention_bytes", 0, "The oldest is dropped while the log is larger than this, segments and what is not "
          "sealed together. 0: never.", low=0, high=2**60),
     *advanced(
+        text("driver", "", "Driver: the name of a heliograph.log_driver entry point. Empty: the scheme of url."),
         cfg.ListOpt("compact_topics", default=[],
                     help="Topic filters. Of the sealed events of these topics only the newest of each object stays."),
         seconds("compact_tombstone_age", 7 * DAY_S, 0.0, _CENTURY_S,

@@ -11,7 +11,6 @@ from pubsub_api.runtime.options import DAY_S, KIB, MIB, advanced, count, seconds
 GROUP = "db"
 
 OPTIONS: Sequence[cfg.Opt] = (
-    text("driver", "", "Driver: the name of a heliograph.db_driver entry point. Empty: the scheme of url."),
     text("url", "sqlite:///var/lib/heliograph/heliograph.db",
          "The database: sqlite:///path/file.db, postgresql://[user:password@]host:port/database?schema=name, "
          "etcd://host:port/prefix, redis://[user:password@]host:port/db?prefix=name, or unix:///path/of/redis.sock.",
@@ -19,6 +18,7 @@ OPTIONS: Sequence[cfg.Opt] = (
     seconds("operation_timeout", 10.0, 0.05, 3600.0,
             "How long one operation may take, waiting for others included. Then the database counts as unavailable."),
     *advanced(
+        text("driver", "", "Driver: the name of a heliograph.db_driver entry point. Empty: the scheme of url."),
         seconds("connect_timeout", 5.0, 0.05, 300.0, "How long an attempt to reach the database may take."),
         count("connections_max", 64, 2, 10_000, "Connections of one process to a database server. Every running call, "
               "every wait and, with PostgreSQL, every open snapshot holds one."),

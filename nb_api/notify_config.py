@@ -12,9 +12,9 @@ from pubsub_api.runtime.options import DAY_S, advanced, count, seconds, text
 CACHE_GROUP = "local_cache"
 
 NOTIFY_OPTIONS: Sequence[cfg.Opt] = (
-    count("changes_kept", 1_000_000, 1, 10_000_000_000,
-          "Changes that the feed keeps at least. A controller that missed more reads a snapshot."),
     *advanced(
+        count("changes_kept", 1_000_000, 1, 10_000_000_000,
+              "Changes that the feed keeps at least. A controller that missed more reads a snapshot."),
         seconds("outbox_age", 5.0, 0.1, DAY_S,
                 "A change that nobody has confirmed as published for this long is published by the sweeper: its writer "
                 "has died. Several times confirm_interval, or what is on its way is published twice."),
@@ -42,9 +42,9 @@ CACHE_OPTIONS: Sequence[cfg.Opt] = (
          "Where a full resync reads the objects: db, the database; or the name of an entry point "
          "heliograph.resync_source: snapshot, files in snapshot_directory; durability, the durability services on the "
          "bus. Changes after what the source proves, and everything when it cannot, are read from the database."),
-    text("snapshot_directory", "",
-         "For resync_source = snapshot: a snapshot, or a directory with snapshots, of which the newest is taken."),
     *advanced(
+        text("snapshot_directory", "",
+             "For resync_source = snapshot: a snapshot, or a directory with snapshots, of which the newest is taken."),
         count("snapshot_slots", 16, 0, 10_000,
               "How many caches read a full snapshot of one database at the same time; others wait for a slot, for five "
               "minutes at most. 0: no limit."),

@@ -12,17 +12,17 @@ from pubsub_api.runtime.options import DAY_S, KIB, MIB, advanced, count, seconds
 GROUP = "publisher_service"
 
 OPTIONS: Sequence[cfg.Opt] = (
-    count("workers_max", 1024, 1, 65_536, "Workers connected at the same time. More are refused.", mutable=True),
     cfg.StrOpt("health", default="unix", choices=["off", "unix", "http"],
                help="Where the service tells how it is: on a socket file beside its own, over HTTP on loopback, or not."
                ),
     cfg.PortOpt("health_port", default=8867, help="Port of health = http, on 127.0.0.1. 0 lets the system choose one."),
-    cfg.StrOpt("log_level", choices=["debug", "info", "warning", "error"], mutable=True,
-               help="What the service logs; it wins over the command line. Read again at SIGHUP."),
     cfg.ListOpt("watch_tables", default=[],
                 help="Tables that controllers write without a bus. The elected service publishes every change of "
                      "them, whoever made it. Needs [pubsub] enable_df_pub_sub."),
     *advanced(
+        cfg.StrOpt("log_level", choices=["debug", "info", "warning", "error"], mutable=True,
+                   help="What the service logs; it wins over the command line. Read again at SIGHUP."),
+        count("workers_max", 1024, 1, 65_536, "Workers connected at the same time. More are refused.", mutable=True),
         count("window_events_max", 65_536, 1, 100_000_000,
               "Events that a worker holds until the service has acknowledged them. When they are so many, or have 16 "
               "MiB, sending waits."),

@@ -43,8 +43,6 @@ SPECIFIED_OPTIONS: Sequence[cfg.Opt] = (
     cfg.PortOpt("publisher_port", default=8866,
                 help="Port of every publisher. 0 lets the system choose one, for discovery."),
     flag("pub_sub_use_multiproc", True, "Forked workers publish through the publisher service of their host."),
-    cfg.StrOpt("publisher_transport", choices=["tcp", "ipc"], default="tcp",
-               help="Transport of a bind-based driver."),
     text("publisher_bind_address", "$local_ip", "Address a publisher binds to. '*' opens it to every network."),
     text("publisher_multiproc_socket", "/var/run/zmq_pubsub/zmq-publisher-socket",
          "Socket between workers and publisher service. When its directory cannot be made, the same file name is used "
@@ -52,6 +50,8 @@ SPECIFIED_OPTIONS: Sequence[cfg.Opt] = (
     text("local_ip", "127.0.0.1", "Address of this host. Closed to the network until told otherwise."),
     seconds("max_idle_time", 5.0, 0.01, DAY_S, "A stream that was idle this long announces its head in a hello."),
     *advanced(
+        cfg.StrOpt("publisher_transport", choices=["tcp", "ipc"], default="tcp",
+                   help="Transport of a bind-based driver."),
         text("pub_sub_multiproc_driver", "zmq_pubsub_multiproc_driver",
              "Driver between workers and publisher service."),
         seconds("message_delay_window", 0.05, 0.001, DAY_S,
@@ -67,9 +67,6 @@ OPERATOR_OPTIONS: Sequence[cfg.Opt] = (
          "Frames waiting for the callback. When it is full, more wait as pending."),
     count("history", 1_000_000, 1, 1_000_000_000, "Events that a cache keeps per stream."),
     size("cache_bytes_max", 128 * MIB, "Frames that a cache keeps, all streams together."),
-    seconds("cache_age_max", 300.0, 0.001, DAY_S, "Frames older than this leave a cache."),
-    count("min_services", 0, 0, 1000,
-          "How many of those who keep history durably must hold an event before Publisher.confirm returns."),
 )  # fmt: skip
 
 LINK_OPTIONS: Sequence[cfg.Opt] = advanced(
@@ -95,6 +92,9 @@ ENVELOPE_OPTIONS: Sequence[cfg.Opt] = advanced(
 )  # fmt: skip
 
 REPAIR_OPTIONS: Sequence[cfg.Opt] = advanced(
+    count("min_services", 0, 0, 1000,
+          "How many of those who keep history durably must hold an event before Publisher.confirm returns."),
+    seconds("cache_age_max", 300.0, 0.001, DAY_S, "Frames older than this leave a cache."),
     seconds("resync_jitter", 1.0, 0.0, DAY_S, "A resync after loss is delayed by a random part of this."),
     seconds("resync_interval_min", 1.0, 0.0, DAY_S, "Resyncs closer together than this are deferred and joined."),
     seconds("ready_timeout", 1.0, 0.001, DAY_S,

@@ -17,14 +17,14 @@ GROUP = "groups"
 OPTIONS: Sequence[cfg.Opt] = (
     seconds("member_lease", 5.0, 0.2, 600.0,
             "The streams of a member that was not heard of for this long go to others. It stops delivering before."),
-    text("member_name", "", "Name of this member. One that comes back under its name gets its streams back. Empty: a "
-         "new name at every start."),
     count("concurrency", 1, 1, 256, "Threads of a member that call the user. Order is kept within topic and key."),
-    count("attempts_max", 5, 0, 1_000_000,
-          "Deliveries of one event before it goes to the dead letters. 0: without end."),
     text("bind_address", "127.0.0.1", "Address at which a leader can be reached by members. Open it to the network "
          "when members run on several hosts."),
     *advanced(
+        count("attempts_max", 5, 0, 1_000_000,
+              "Deliveries of one event before it goes to the dead letters. 0: without end."),
+        text("member_name", "", "Name of this member. One that comes back under its name gets its streams back. Empty: "
+             "a new name at every start."),
         seconds("claim_time", 10.0, 0.4, 1200.0,
                 "Another member becomes leader when the leader's record has not changed for this long. At least one "
                 "and a half times member_lease."),

@@ -15,9 +15,9 @@ OPTIONS: Sequence[cfg.Opt] = (
                help="Where jobs run: local[*], local[N], spark://host:port, yarn, k8s://...; --master overrides it."),
     cfg.Opt("driver_memory", type=types.String(regex=r"^[1-9]\d*[mg]$"), default="2g",
             help="Memory of the driver's JVM, and with local[...] of the whole job: 512m, 4g."),
-    cfg.Opt("executor_memory", type=types.String(regex=r"^[1-9]\d*[mg]$"), default="2g",
-            help="Memory of each executor's JVM on a cluster."),
     *advanced(
+        cfg.Opt("executor_memory", type=types.String(regex=r"^[1-9]\d*[mg]$"), default="2g",
+                help="Memory of each executor's JVM on a cluster."),
         cfg.IntOpt("shuffle_partitions", default=0, min=0, max=100_000,
                    help="Partitions of a shuffle. 0: two per core of the job, at least four."),
         cfg.StrOpt("local_dir", default="",

@@ -28,11 +28,11 @@ _POLICIES_REMEMBERED = 65_536
 
 
 OPTIONS: Sequence[cfg.Opt] = (
-    seconds("poll_interval", 10.0, 0.05, 3600.0, "A poll for which there is nothing is answered, and repeated, after "
-            "this time: the sign of life of both sides."),
     flag("tls", False, "Encrypt every link. Set it on both sides, and the certificates with tls_ca_file, tls_cert_file "
          "and tls_key_file."),
     *advanced(
+        seconds("poll_interval", 10.0, 0.05, 3600.0, "A poll for which there is nothing is answered, and repeated, "
+                "after this time: the sign of life of both sides."),
         seconds("poll_grace", 5.0, 0.05, 3600.0, "A publisher whose answer to a poll is this late is taken for dead."),
         seconds("session_timeout", 30.0, 0.1, 3600.0, "A subscriber that has not polled for this long is taken for "
                 "dead, and what the publisher holds for it is freed. If it lives, it is told and begins anew."),

@@ -33,9 +33,9 @@ OPTIONS: Sequence[cfg.Opt] = (
     text("url", "redis://127.0.0.1:6379/0",
          "Server: redis://[user:password@]host:port/db, or rediss:// for TLS. The db selects nothing: channels belong "
          "to the whole server, and buses are kept apart by channel_prefix.", secret=True),
-    text("channel_prefix", "heliograph:",
-         "Put before every topic to make the name of its channel. Both ends must use the same."),
     *advanced(
+        text("channel_prefix", "heliograph:",
+             "Put before every topic to make the name of its channel. Both ends must use the same."),
         *tls_files(),
         flag("tls_check_hostname", True, "The server's certificate must name the host of url."),
         seconds("operation_timeout", 5.0, 0.05, 300.0,

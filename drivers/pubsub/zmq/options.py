@@ -21,9 +21,6 @@ def _file(name: str, help_text: str) -> cfg.Opt:
 
 
 OPTIONS: Sequence[cfg.Opt] = (
-    count("send_hwm", 1000, 1, 1_000_000, "Frames that wait at the publisher for one slow subscriber. Further ones "
-          "wait send_wait and are then dropped for that subscriber; the loss is detected and repaired above the "
-          "driver."),
     _file("curve_server_secret_key_file", "CURVE certificate with the secret key of publishers. Set it where "
           "publishers run: they then refuse links that are not encrypted for this key."),
     _file("curve_server_public_key_file", "CURVE certificate with the public key of publishers. Set it where "
@@ -32,6 +29,9 @@ OPTIONS: Sequence[cfg.Opt] = (
     _file("curve_allowed_keys_dir", "Directory of CURVE certificates (*.key) of the subscribers that publishers let "
           "in; read again when it changes. Without it, whoever knows the publishers' public key gets in."),
     *advanced(
+        count("send_hwm", 1000, 1, 1_000_000, "Frames that wait at the publisher for one slow subscriber. Further ones "
+              "wait send_wait and are then dropped for that subscriber; the loss is detected and repaired above the "
+              "driver."),
         text("ipc_path", "", "Socket file of the publisher when [pubsub] publisher_transport is ipc. Empty: the file "
              "that [pubsub] publisher_multiproc_socket names."),
         cfg.PortOpt("query_port", default=0, help="Port on which a publisher answers cache queries. 0 lets the system "
