@@ -77,7 +77,8 @@ _encode = msgspec.msgpack.Encoder().encode
 class EtcdDb(DbApi):
     """The driver.  See the module's description."""
 
-    options: ClassVar[Mapping[str, Sequence[cfg.Opt]]] = {}
+    options: ClassVar[Mapping[str, Sequence[cfg.Opt]]] = {"db_etcd": ()}
+    """None any more: a file that still has some is refused."""
     transaction_limit: ClassVar[int] = _WRITES_MAX
 
     def __init__(self, conf: cfg.ConfigOpts, url: SplitResult) -> None:

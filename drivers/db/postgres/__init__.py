@@ -56,7 +56,8 @@ _AGE_S_MAX = 3e9
 class PostgresDb(DbApi):
     """The driver.  See the module's description.  One statement per call, so one round trip."""
 
-    options: ClassVar[Mapping[str, Sequence[cfg.Opt]]] = {}
+    options: ClassVar[Mapping[str, Sequence[cfg.Opt]]] = {"db_postgres": ()}
+    """None any more: a file that still has some is refused."""
 
     def __init__(self, conf: cfg.ConfigOpts, url: SplitResult) -> None:
         super().__init__(conf, url)
