@@ -82,6 +82,7 @@ OPTIONS: Sequence[cfg.Opt] = (
               "not taken for the newest. Where fewer are left, nobody becomes complete. 0: one is enough."),
         seconds("combine_period_initial", 0.5, 0.0, 10.0, "How long an aligner waits for further requests of services "
                 "that start, unless all that it knows of have asked."),
+        seconds("combine_period_operational", 0.01, 0.0, 5.0, "How long it waits for further requests of others."),
         seconds("align_timeout", 2.0, 0.05, 600.0, "An alignment that does not move for this long is asked for again."),
         seconds("reconcile_interval", 5.0, 0.05, 3600.0, "Sets that should be equal and differ for this long are "
                 "compared bucket by bucket."),
@@ -239,6 +240,7 @@ def service_settings(conf: cfg.ConfigOpts, *, node: str, incarnation: int) -> Se
         expected_peers=options.expected_peers,
         injection_peers_min=options.injection_peers_min,
         combine_initial_s=options.combine_period_initial,
+        combine_operational_s=options.combine_period_operational,
         align_timeout_s=options.align_timeout,
         reconcile_s=options.reconcile_interval,
         cleanup_s=options.cleanup_delay,

@@ -26,10 +26,9 @@ NOTIFY_OPTIONS: Sequence[cfg.Opt] = (
         seconds("confirm_interval", 0.1, 0.001, 60.0,
                 "Published changes are taken out of the outbox this often, all of them together."),
         seconds("sweep_interval", 1.0, 0.01, 3600.0, "How often the sweeper looks into the outbox."),
-        seconds("tombstones_kept", DAY_S, 1.0, 365 * DAY_S, "How long it is remembered that an object was deleted."),
         seconds("compact_interval", 300.0, 0.0, DAY_S,
-                "How often what is beyond these bounds is forgotten: by the elected publisher service where there is "
-                "one, else by every process that writes. 0: never."),
+                "How often changes beyond changes_kept, and deletes of more than a day ago, are forgotten: by the "
+                "elected publisher service where there is one, else by every process that writes. 0: never."),
         seconds("retry_interval", 0.5, 0.01, 3600.0,
                 "Pause before a resync that failed, or a database that was away when a publisher service started, is "
                 "tried again; each further failure doubles it."),
@@ -74,6 +73,8 @@ CACHE_OPTIONS: Sequence[cfg.Opt] = (
     ),
 )  # fmt: skip
 
+TOMBSTONES_KEPT_S = DAY_S
+"""How long it is remembered that an object was deleted: longer than any writer stands still."""
 UPDATE_ATTEMPTS_MAX = 100
 """How often an update is tried when others change the object between reading and writing it."""
 PUBLISH_INTERVAL_S = 0.005

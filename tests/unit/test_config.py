@@ -184,7 +184,7 @@ def test_a_key_that_could_be_guessed_is_refused(write_conf: WriteConf, key: str)
     [
         ("max_idel_time = 3\n", r"\[pubsub\] max_idel_time, in .*, is no option: is max_idle_time meant\?"),
         ("xyzzy = 3\n", r"\[pubsub\] xyzzy, in .*, is no option$"),
-        ("[memory]\nreceive_queue_byte_max = x\n", r"\[memory\] receive_queue_byte_max, in .*, is no option: is "),
+        ("[memory]\nnames = x\n", r"\[memory\] names, in .*, is no option: is name meant"),
     ],
 )
 def test_a_misspelt_option_is_refused_with_the_one_that_is_meant(write_conf: WriteConf, text: str, reason: str) -> None:
