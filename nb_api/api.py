@@ -152,7 +152,7 @@ class NbApi(Closeable):
         """Give an object a new value; returns its version.  ``topic`` None keeps the topic.
 
         ``value`` may be a function from the present value to the new one.  It is called again when somebody else
-        changed the object meanwhile, so that no update is lost; at most ``[db] update_attempts_max`` times.  With
+        changed the object meanwhile, so that no update is lost; at most a hundred times.  With
         ``expected_version`` there is one attempt.  An update that changes neither value nor topic writes nothing and
         tells nobody; the present version is returned.
 

@@ -239,7 +239,7 @@ class DirectoryStatistics:
     invalid: int
     """Objects of the table that are no entries, at the last look."""
     ignored: int
-    """Entries beyond ``publishers_max``, at the last look."""
+    """Entries beyond `PUBLISHERS_MAX`, at the last look."""
     failures: int
     """Looks that the database did not answer.  Nothing changes then."""
 

@@ -136,7 +136,7 @@ def spark_options(conf: cfg.ConfigOpts, master: str) -> dict[str, str]:
         "spark.executor.memory": spark.executor_memory,
         "spark.driver.host": spark.bind_address,
         "spark.driver.bindAddress": spark.bind_address,
-        "spark.sql.shuffle.partitions": str(spark.shuffle_partitions or max(4, 2 * local_cores(master))),
+        "spark.sql.shuffle.partitions": str(max(4, 2 * local_cores(master))),
         "spark.sql.session.timeZone": "UTC",
         "spark.sql.streaming.noDataMicroBatches.enabled": "false",
         "spark.ui.enabled": "false",
@@ -149,8 +149,6 @@ def spark_options(conf: cfg.ConfigOpts, master: str) -> dict[str, str]:
         options["spark.sql.streaming.checkpointFileManagerClass"] = _LOCAL_CHECKPOINTS
         # Only here, where it is certain that workers can import it.
         options["spark.python.daemon.module"] = _DAEMON
-    if spark.local_dir:
-        options["spark.local.dir"] = spark.local_dir
     options.update(spark.options)
     return options
 

@@ -15,7 +15,7 @@ from pubsub_api import config
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 SAMPLE = ROOT / "etc" / "heliograph.conf"
-OPTIONS_MAX = 221
+OPTIONS_MAX = 219
 """A new option takes the place of another one, or has a very good reason."""
 GENERATOR = ROOT / "etc" / "oslo-config-generator" / "heliograph.conf"
 
