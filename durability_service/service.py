@@ -56,6 +56,7 @@ from durability_service.writer import StoreWriter
 from pubsub_api import Session, Subscriber, loading
 from pubsub_api import settings as pubsub_settings
 from pubsub_api.closing import Closeable
+from pubsub_api.config import reply_bytes_max
 from pubsub_api.core import frame as frames
 from pubsub_api.core.errors import Closed, FrameError, InvalidTopic
 from pubsub_api.core.instream import Delivery
@@ -141,7 +142,7 @@ class DurabilityService(Closeable):
             name=node,
             is_publisher=False,
             frame=self._frame,
-            reply_bytes_max=pubsub_settings.reply_bytes_max(conf),
+            reply_bytes_max=reply_bytes_max(conf),
         )
         self._session = Session(conf, self._driver)
         self._subscriber = self._subscribe(publishers)

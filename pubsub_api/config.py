@@ -191,6 +191,11 @@ def check_combinations(conf: cfg.ConfigOpts) -> None:
         raise InvalidConfig("[pubsub] retry_interval_max is shorter than retry_interval")
 
 
+def reply_bytes_max(conf: cfg.ConfigOpts) -> int:
+    """Frames packed into one reply of a cache: half of the largest frame, so that every receiver accepts it."""
+    return int(conf[GROUP].frame_bytes_max) // 2
+
+
 def multiproc_socket(conf: cfg.ConfigOpts) -> pathlib.Path:
     """Where the socket between workers and publisher service lives; makes its directory, private to the user.
 

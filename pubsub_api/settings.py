@@ -4,18 +4,13 @@ from __future__ import annotations
 
 from oslo_config import cfg
 
-from pubsub_api.config import GROUP
+from pubsub_api.config import GROUP, reply_bytes_max
 from pubsub_api.core.scopes import SCOPES_MAX
 from pubsub_api.core.settings import CacheSettings, FrameSettings, PublisherSettings, SubscriberSettings
 from pubsub_api.driver import Capabilities
 
 CLOCK_SKEW_MAX_S = 60.0
 """Timestamps of peers further in the future than this do not move our clock: NTP keeps hosts far closer together."""
-
-
-def reply_bytes_max(conf: cfg.ConfigOpts) -> int:
-    """Frames packed into one reply of a cache: half of the largest frame, so that every receiver accepts it."""
-    return int(conf[GROUP].frame_bytes_max) // 2
 
 
 def frame_settings(conf: cfg.ConfigOpts) -> FrameSettings:

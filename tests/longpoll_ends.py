@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from drivers.pubsub.longpoll import config
 from pubsub_api import loading
 from pubsub_api.driver import PublisherApi, SubscriberApi
 from pubsub_api.testing.frames import Frames
@@ -104,7 +103,7 @@ def _held(publisher: Any) -> tuple[int, int, int]:
 
 @pytest.fixture
 def ends(monkeypatch: pytest.MonkeyPatch) -> Iterator[Ends]:
-    monkeypatch.setattr(config, "LINGER_S", 20.0)  # publishers may answer late
+    monkeypatch.setattr("drivers.pubsub.longpoll.config.LINGER_S", 20.0)  # publishers may answer late
     made = Ends()
     try:
         yield made

@@ -6,7 +6,6 @@ import pathlib
 
 import pytest
 
-from drivers.pubsub.longpoll import config
 from pubsub_api.testing.conformance import DriverConformance
 
 TLS = pathlib.Path(__file__).parents[1] / "functional" / "tls"
@@ -15,7 +14,7 @@ TLS = pathlib.Path(__file__).parents[1] / "functional" / "tls"
 @pytest.fixture(autouse=True)
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """A loaded machine answers late."""
-    monkeypatch.setattr(config, "QUERY_TIMEOUT_S", 60.0)
+    monkeypatch.setattr("drivers.pubsub.longpoll.config.QUERY_TIMEOUT_S", 60.0)
 
 
 class TestLongpoll(DriverConformance):

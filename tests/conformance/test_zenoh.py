@@ -9,7 +9,6 @@ from typing import ClassVar
 import pytest
 import zenoh
 
-from drivers.pubsub.zenoh import config
 from pubsub_api import loading
 from pubsub_api.testing.conformance import DriverConformance
 from tests.zenoh_ends import plain_session
@@ -22,8 +21,8 @@ TLS = pathlib.Path(__file__).parents[1] / "functional" / "tls"
 @pytest.fixture(autouse=True)
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """A loaded machine answers late."""
-    monkeypatch.setattr(config, "QUERY_TIMEOUT_S", 60.0)
-    monkeypatch.setattr(config, "BLOCK_WAIT_S", 60.0)
+    monkeypatch.setattr("drivers.pubsub.zenoh.config.QUERY_TIMEOUT_S", 60.0)
+    monkeypatch.setattr("drivers.pubsub.zenoh.config.BLOCK_WAIT_S", 60.0)
 
 
 class ZenohConformance(DriverConformance):
@@ -45,7 +44,7 @@ class TestPeersThatBlock(ZenohConformance):
 
     @pytest.fixture(autouse=True)
     def undeclared(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(config, "DECLARED_MAX", 0)
+        monkeypatch.setattr("drivers.pubsub.zenoh.config.DECLARED_MAX", 0)
 
 
 class TestRouter(ZenohConformance):

@@ -16,7 +16,6 @@ from typing import Any
 import msgspec
 import pytest
 
-from drivers.pubsub.longpoll import config
 from pubsub_api.driver import Connected, Disconnected
 from pubsub_api.errors import LimitReached
 from pubsub_api.testing.child import ChildProcess
@@ -400,7 +399,7 @@ def test_requests_that_never_come_give_up_their_place(ends: Ends, caplog: pytest
 def test_filters_that_do_not_fit_one_request_go_in_several(
     ends: Ends, monkeypatch: pytest.MonkeyPatch  # noqa: F811
 ) -> None:  # fmt: skip
-    monkeypatch.setattr(config, "COMMAND_BATCH_MAX", 65_536)
+    monkeypatch.setattr("drivers.pubsub.longpoll.config.COMMAND_BATCH_MAX", 65_536)
     publisher = ends.publisher()
     filters = [f"{number:05}/{'x' * 480}" for number in range(5000)]
     _, heard = ends.subscriber(publisher.address, *filters)

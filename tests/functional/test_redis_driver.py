@@ -10,7 +10,6 @@ from collections.abc import Iterator, Sequence
 
 import pytest
 
-from drivers.pubsub.redis import config
 from pubsub_api.driver import Asked, Connected, Disconnected, Refused, Subscribed
 from pubsub_api.errors import TransportUnavailable
 from pubsub_api.testing.frames import Frames
@@ -198,7 +197,7 @@ class TestFrozenServer:
     def test_unanswered_frames_are_bounded(
         self, server: RedisServer, ends: Ends, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(config, "UNANSWERED_MAX", 3)
+        monkeypatch.setattr("drivers.pubsub.redis.config.UNANSWERED_MAX", 3)
         publisher, _ = ends.publisher(f"{server.address}?{PATIENT_BUT_TO_SEND}")
         server.freeze()
         try:

@@ -11,7 +11,6 @@ from random import Random
 
 import pytest
 
-from drivers.pubsub.redis import config
 from pubsub_api import loading
 from pubsub_api.core.topics import check_filter, check_topic, matches
 from pubsub_api.driver import Disconnected
@@ -161,7 +160,7 @@ class TestSending:
     def test_more_frames_than_the_server_may_owe_answers_for(
         self, shared_server: RedisServer, ends: Ends, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(config, "UNANSWERED_MAX", 7)
+        monkeypatch.setattr("drivers.pubsub.redis.config.UNANSWERED_MAX", 7)
         publisher, _ = ends.publisher(f"{shared_server.address}?{PATIENT}")
         _, heard = ends.subscriber(shared_server.address, "t")
         frames = Frames()

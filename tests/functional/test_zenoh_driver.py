@@ -16,7 +16,6 @@ from collections.abc import Iterator, Sequence
 import pytest
 import zenoh
 
-from drivers.pubsub.zenoh import config
 from pubsub_api import loading
 from pubsub_api.driver import Connected, Disconnected, Subscribed
 from pubsub_api.errors import AddressInUse, InvalidConfig, TransportUnavailable, UsageError
@@ -268,7 +267,7 @@ class TestFlow:
     def test_order_holds_when_there_are_too_many_topics_for_declared_publishers(
         self, ends: Ends, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(config, "DECLARED_MAX", 4)
+        monkeypatch.setattr("drivers.pubsub.zenoh.config.DECLARED_MAX", 4)
         publisher, _ = ends.publisher("zenoh://127.0.0.1:0")
         _, heard = ends.subscriber("zenoh://127.0.0.1:1", "#", address=publisher.address)
         frames = Frames()

@@ -11,7 +11,6 @@ from collections.abc import Iterator, Sequence
 import pytest
 import zmq
 
-from drivers.pubsub.zmq import publisher as zmq_publisher
 from pubsub_api.core.frame import Kind
 from pubsub_api.driver import Connected, Disconnected, LinkReport, Subscribed
 from pubsub_api.errors import Closed, TransportUnavailable, UsageError
@@ -385,7 +384,7 @@ class TestLife:
     def test_a_stopped_subscriber_does_not_keep_a_publisher_from_closing(
         self, stage: Stage, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(zmq_publisher, "LINGER_S", 0.05)
+        monkeypatch.setattr("drivers.pubsub.zmq.publisher.LINGER_S", 0.05)
         speaker = stage.publisher(driver_at(URL))
         with ChildProcess("subscriber", URL, speaker.address, "t") as child:
             child.receive()

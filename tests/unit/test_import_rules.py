@@ -33,7 +33,8 @@ _PROGRAMS = ("heliograph", "bench", "examples")
 _DRIVER_CONTRACTS = (
     "drivers", "pubsub_api.driver", "pubsub_api.errors", "pubsub_api.config", "pubsub_api.core",
     "pubsub_api.counting", "pubsub_api.forking", "pubsub_api.guarding", "pubsub_api.inbox", "pubsub_api.socket_file",
-    "pubsub_api.addresses", "pubsub_api.private_files", "pubsub_api.seldom", "pubsub_api.threads",
+    "pubsub_api.addresses", "pubsub_api.private_files", "pubsub_api.runtime", "pubsub_api.seldom",
+    "pubsub_api.threads",
     "nb_api.db_api", "nb_api.checks", "nb_api.writes", "nb_api.errors", "nb_api.config", "nb_api.revisions",
     "nb_api.outbox_age",
     "durable_log.log_api", "durable_log.segmented", "durable_log.placing", "durable_log.identity",

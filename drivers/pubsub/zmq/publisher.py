@@ -37,7 +37,7 @@ from drivers.pubsub.zmq.options import (
 from drivers.pubsub.zmq.process import ForkGuard, Waker
 from drivers.pubsub.zmq.security import ZAP_ADDRESS, Curve, answer_zap
 from drivers.pubsub.zmq.wire import NONCE_BYTES, NUL, SYNC, Echo, pack_echo
-from pubsub_api import config, settings
+from pubsub_api import config
 from pubsub_api.counting import Tally
 from pubsub_api.driver import PublisherApi, PublisherReport, QueryHandler
 from pubsub_api.errors import Closed, TransportUnavailable, UsageError
@@ -246,7 +246,7 @@ class ZmqPublisher(PublisherApi):
         router.set(zmq.SNDTIMEO, 0)
         if self._path is not None:
             # The system does not tell how much of a socket file's other end has read, so replies are counted.
-            replies = self._conf[GROUP].peer_bytes_max // settings.reply_bytes_max(self._conf)
+            replies = self._conf[GROUP].peer_bytes_max // config.reply_bytes_max(self._conf)
             router.set(zmq.SNDHWM, max(_REPLIES_MIN, replies))
         try:
             self._bind(router, query=True)
