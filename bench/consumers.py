@@ -18,7 +18,7 @@ from bench.workers import Worker, WorkerFailed
 
 GROUP = "bench"
 STREAM = "bench-stream"
-FAST = {"progress_interval": 0.2, "commit_interval": 0.5, "renew_streams_interval": 0.05, "rebalance_delay": 0.05}
+FAST = {"progress_interval": 0.2, "commit_interval": 0.5}
 RUN_TIMEOUT_S = 300.0
 _POLL_S = 0.05
 

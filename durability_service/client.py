@@ -62,7 +62,7 @@ class DurabilityClient(Closeable):
         """``on_advert`` is called, from any thread, with what services say of themselves to each other."""
         self._asker = Asker(session, addresses, on_advert)
         self._no_service_s: float = session.conf[config.GROUP].no_service_time
-        self._page_s: float = session.conf[config.GROUP].page_timeout
+        self._page_s: float = config.PAGE_TIMEOUT_S
         self._domain: str = session.conf[config.GROUP].domain
         self._admin_key = config.admin_key(session.conf)
 

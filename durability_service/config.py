@@ -14,7 +14,7 @@ import socket
 from collections.abc import Sequence
 from typing import NamedTuple, TypeVar
 
-from oslo_config import cfg, types
+from oslo_config import cfg
 
 from durability_service.administration import KEY_BYTES_MIN
 from durability_service.core.effects import Level
@@ -26,6 +26,7 @@ from pubsub_api.core.durability import Durability
 from pubsub_api.core.topics import check_filter, check_topic
 from pubsub_api.errors import InvalidConfig, InvalidTopic
 from pubsub_api.option_names import nearest
+from pubsub_api.runtime.options import DAY_S, MIB, advanced, count, flag, seconds, text
 
 GROUP = "durability"
 NAME_SPACE_GROUP = "durability_name_space"
@@ -40,14 +41,7 @@ DEFAULT_POLICY = "default"
 LOG = logging.getLogger(__name__)
 
 Names = TypeVar("Names", bound=enum.Enum)
-
-
-def _seconds(name: str, default: float, low: float, high: float, help_text: str) -> cfg.Opt:
-    return cfg.Opt(name, type=types.Float(min=low, max=high), default=default, help=f"{help_text} Seconds.")
-
-
-def _count(name: str, default: int, low: int, high: int, help_text: str) -> cfg.Opt:
-    return cfg.IntOpt(name, default=default, min=low, max=high, help=help_text)
+Value = TypeVar("Value")
 
 
 def _choices(kind: type[Names]) -> list[str]:
@@ -55,84 +49,84 @@ def _choices(kind: type[Names]) -> list[str]:
 
 
 OPTIONS: Sequence[cfg.Opt] = (
-    cfg.StrOpt("node", default="", help="Name of this service among its fellows, stable across restarts. Empty: the "
-               "name kept in the store, or host name and process id. The highest name wins a tie."),
-    cfg.StrOpt("domain", default="default", help="Services of other domains are not heard. One level of a topic."),
-    cfg.StrOpt("role", default="default", help="Role of this service. Merge policies select by the other side's role."),
-    cfg.StrOpt("store", default="", help="File for PERSISTENT data. Empty: everything is kept in memory only."),
-    cfg.StrOpt("snapshot_directory", default="", help="Where snapshots are written. Empty: none are made."),
-    cfg.StrOpt("admin_key", default="", secret=True, help="Who has this key may delete history and have snapshots "
-               "made: the same text in the services and where such requests come from, 16 bytes or more. Empty: nobody "
-               "may."),
+    text("node", "", "Name of this service among its fellows, stable across restarts. Empty: the name kept in the "
+         "store, or host name and process id. The highest name wins a tie."),
+    text("store", "", "File for PERSISTENT data. Empty: everything is kept in memory only."),
     cfg.ListOpt("fellows", default=[], help="Addresses of the other services, for drivers whose publishers bind; "
                 "with a broker or router everybody is found there."),
-    cfg.ListOpt("name_spaces", default=[DEFAULT_NAME_SPACE], help="Name-spaces, each described by a group "
-                "[durability_name_space:NAME]."),
-    cfg.ListOpt("policies", default=[DEFAULT_POLICY], help="Policies in order, each described by a group "
-                "[durability_policy:NAME]. The first that matches a name-space applies."),
     cfg.ListOpt("kinds", default=[], help="How long data of which topics is kept: FILTER=KIND, the first match wins. "
-                "Kinds: VOLATILE, TRANSIENT_LOCAL, TRANSIENT, PERSISTENT."),
-    cfg.StrOpt("default_kind", default=Kind.PERSISTENT.name, choices=_choices(Kind), help="Kind of all other topics."),
-    cfg.ListOpt("depths", default=[], help="Samples kept per object, by topic: FILTER=NUMBER, the first match wins."),
-    _count("default_depth", 1, 1, 1_000_000, "Samples kept per object of all other topics."),
-    cfg.ListOpt("lifespans", default=[], help="How long samples are worth keeping, by topic: FILTER=SECONDS, the first "
-                "match wins; 0: for ever."),
-    _seconds("default_lifespan", 0.0, 0.0, 3_153_600_000.0, "Lifespan of samples of all other topics. 0: for ever."),
-    _seconds("expiry_interval", 5.0, 0.05, 86_400.0, "Samples whose lifespan is over leave memory and disk within this "
-             "time. Readers do not get them from the moment on at which it is over."),
-    _seconds("expiry_time", 4.0, 0.2, 3600.0, "A fellow that is silent for this long is gone."),
-    _seconds("no_service_time", 2.0, 0.1, 3600.0, "Who asks for history and hears from no service for this long is "
-             "told that there is none."),
-    _seconds("page_timeout", 4.0, 0.1, 3600.0, "Who reads history turns to another service when a page of it has not "
-             "come for this long."),
-    cfg.FloatOpt("heartbeat_factor", default=0.25, min=0.1, max=0.9,
-                 help="Part of expiry_time between heartbeats: 0.25 of 4 seconds is one second."),
-    _seconds("initial_discovery_period", 3.0, 0.05, 60.0, "How long a service that starts listens for fellows."),
-    _count("expected_peers", 0, 0, 1000, "Discovery ends early when this many fellows have answered. 0: unknown."),
-    _count("injection_peers_min", 0, 0, 1000, "Before the set on disk of any service becomes the set of the domain, so "
-           "many other services of its role must be there: an old or lagging set that starts first and alone is not "
-           "taken for the newest. Where fewer are left, nobody becomes complete. 0: one is enough."),
-    _seconds("combine_period_initial", 0.5, 0.0, 10.0, "How long an aligner waits for further requests of services "
-             "that start, unless all that it knows of have asked."),
-    _seconds("combine_period_operational", 0.01, 0.0, 5.0, "How long it waits for further requests of others."),
-    _seconds("align_timeout", 2.0, 0.05, 600.0, "An alignment that does not move for this long is asked for again."),
-    _seconds("reconcile_interval", 5.0, 0.05, 3600.0, "Sets that should be equal and differ for this long are "
-             "compared bucket by bucket."),
-    _seconds("cleanup_delay", 86_400.0, 1.0, 31_536_000.0, "Deletions are remembered this long. A service that was "
-             "away for longer does not bring its old data back."),
-    _count("buckets", 1024, 1, 65_536, "Parts in which sets are compared. The same in all services of a domain."),
-    _count("chunk_bytes", 256 * 1024, 1024, 8 * 1024 * 1024, "Size of one message of an alignment. Bytes."),
-    _count("window_chunks", 32, 2, 10_000, "Messages of an alignment on their way to the slowest receiver."),
-    _count("held_samples_max", 1_000_000, 1, 1_000_000_000, "Live samples held back until the set is complete."),
-    cfg.BoolOpt("require_aligner", default=False, help="End with an error when, a discovery period after the first, "
-                "nobody may lead a name-space. Otherwise the service waits for somebody who may."),
-    cfg.BoolOpt("read_publisher_caches", default=True, help="Ask publishers for what they published before this "
-                "service started."),
-    _count("missing_ranges_max", 1000, 0, 1_000_000, "Ranges of events that the bus gave up and that publishers are "
-           "asked for again, in case they were only cut off. 0: they are not."),
-    _seconds("ask_again_interval", 2.0, 0.05, 600.0, "When they are asked for the second time; then after twice as "
-             "long, and so on, ask_again_attempts_max times in all."),
-    _count("ask_again_attempts_max", 9, 1, 30, "How often they are asked for. Then nobody has them any more."),
-    _count("gather_bytes_max", 4 * 1024 * 1024, 0, 1024 * 1024 * 1024, "While the disk is busy live events are "
-           "gathered, and of each object only what is kept goes on, until their frames have this size. Bytes."),
-    _count("queue_events_max", 100_000, 100, 100_000_000, "Messages waiting for the service. Then the bus waits."),
-    _count("confirmed_streams_max", 100_000, 1, 100_000_000, "Streams of which the service knows what it holds "
-           "durably, to answer publishers that ask."),
-    _seconds("terminate_period", 10.0, 0.1, 3600.0, "How long a service that ends may take to write what it has."),
-    _seconds("watchdog_interval", 1.0, 0.05, 60.0, "How often the watchdog looks whether the service still works."),
-    _seconds("watchdog_timeout", 10.0, 0.1, 3600.0, "Without progress for this long the lease is not renewed."),
-    cfg.StrOpt("lease_file", default="", help="File whose time the watchdog renews while the service works, for a "
-               "supervisor to look at. Empty: none."),
-    cfg.StrOpt("tracing_verbosity", default=Level.INFO.name, choices=_choices(Level),
-               help="What is traced; each level includes those before it."),
-    cfg.StrOpt("tracing_file", default="", help="File for the trace, one JSON object per line. Empty: the log."),
+                "Kinds: VOLATILE, TRANSIENT_LOCAL, TRANSIENT, PERSISTENT; the last for all other topics."),
+    *advanced(
+        text("domain", "default", "Services of other domains are not heard. One level of a topic."),
+        text("role", "default", "Role of this service. Merge policies select by the other side's role."),
+        text("snapshot_directory", "", "Where snapshots are written. Empty: none are made."),
+        text("admin_key", "", "Who has this key may delete history and have snapshots made: the same text in the "
+             "services and where such requests come from, 16 bytes or more. Empty: nobody may.", secret=True),
+        cfg.ListOpt("name_spaces", default=[DEFAULT_NAME_SPACE], help="Name-spaces, each described by a group "
+                    "[durability_name_space:NAME]."),
+        cfg.ListOpt("policies", default=[DEFAULT_POLICY], help="Policies in order, each described by a group "
+                    "[durability_policy:NAME]. The first that matches a name-space applies."),
+        cfg.ListOpt("depths", default=[], help="Samples kept per object, by topic: FILTER=NUMBER, the first match "
+                    "wins; one for all other topics."),
+        cfg.ListOpt("lifespans", default=[], help="How long samples are worth keeping, by topic: FILTER=SECONDS, the "
+                    "first match wins; 0, as for all other topics: for ever."),
+        seconds("expiry_time", 4.0, 0.2, 3600.0, "A fellow that is silent for this long is gone."),
+        cfg.FloatOpt("heartbeat_factor", default=0.25, min=0.1, max=0.9,
+                     help="Part of expiry_time between heartbeats: 0.25 of 4 seconds is one second."),
+        seconds("no_service_time", 2.0, 0.1, 3600.0, "Who asks for history and hears from no service for this long is "
+                "told that there is none."),
+        seconds("initial_discovery_period", 3.0, 0.05, 60.0, "How long a service that starts listens for fellows."),
+        count("expected_peers", 0, 0, 1000, "Discovery ends early when this many fellows have answered. 0: unknown."),
+        count("injection_peers_min", 0, 0, 1000, "Before the set on disk of any service becomes the set of the domain, "
+              "so many other services of its role must be there: an old or lagging set that starts first and alone is "
+              "not taken for the newest. Where fewer are left, nobody becomes complete. 0: one is enough."),
+        seconds("combine_period_initial", 0.5, 0.0, 10.0, "How long an aligner waits for further requests of services "
+                "that start, unless all that it knows of have asked."),
+        seconds("combine_period_operational", 0.01, 0.0, 5.0, "How long it waits for further requests of others."),
+        seconds("align_timeout", 2.0, 0.05, 600.0, "An alignment that does not move for this long is asked for again."),
+        seconds("reconcile_interval", 5.0, 0.05, 3600.0, "Sets that should be equal and differ for this long are "
+                "compared bucket by bucket."),
+        seconds("cleanup_delay", DAY_S, 1.0, 365 * DAY_S, "Deletions are remembered this long. A service that was "
+                "away for longer does not bring its old data back."),
+        count("buckets", 1024, 1, 65_536, "Parts in which sets are compared. The same in all services of a domain."),
+        flag("require_aligner", False, "End with an error when, a discovery period after the first, nobody may lead a "
+             "name-space. Otherwise the service waits for somebody who may."),
+        text("lease_file", "", "File whose time the watchdog renews while the service works, for a supervisor to look "
+             "at. Empty: none."),
+        cfg.StrOpt("tracing_verbosity", default=Level.INFO.name, choices=_choices(Level),
+                   help="What is traced; each level includes those before it."),
+        text("tracing_file", "", "File for the trace, one JSON object per line. Empty: the log."),
+    ),
 )  # fmt: skip
 
-NAME_SPACE_OPTIONS: Sequence[cfg.Opt] = (
+EXPIRY_ROUND_S = 5.0
+"""Samples whose lifespan is over leave memory and disk within this time.  Readers do not get them from the moment on at
+which it is over."""
+PAGE_TIMEOUT_S = 4.0
+"""Who reads history turns to another service when a page of it has not come for this long: as a fellow that is gone."""
+MISSING_RANGES_MAX = 1000
+"""Ranges of events that the bus gave up and that publishers are asked for again, in case they were only cut off."""
+ASK_AGAIN_INTERVAL_S = 2.0
+ASK_AGAIN_ATTEMPTS_MAX = 9
+"""When they are asked for the second time, then after twice as long, and so on, for a quarter of an hour.  Then nobody
+has them any more."""
+GATHER_BYTES_MAX = 4 * MIB
+"""While the disk is busy live events are gathered, and of each object only what is kept goes on, until their frames
+have this size."""
+CONFIRMED_STREAMS_MAX = 100_000
+"""Streams of which the service knows what it holds durably, to answer publishers that ask, about 100 bytes each."""
+TERMINATE_PERIOD_S = 10.0
+"""How long a service that ends may take to write what it has: less than systemd waits."""
+WATCHDOG_INTERVAL_S = 1.0
+WATCHDOG_TIMEOUT_S = 10.0
+"""How often the watchdog looks whether the service still works; without progress for the second the lease is not
+renewed."""
+
+NAME_SPACE_OPTIONS: Sequence[cfg.Opt] = advanced(
     cfg.ListOpt("topics", default=["#"], help="Topic filters whose data is handled as one set."),
 )
 
-POLICY_OPTIONS: Sequence[cfg.Opt] = (
+POLICY_OPTIONS: Sequence[cfg.Opt] = advanced(
     cfg.StrOpt("name_space", default="*", help="Expression that is matched against names of name-spaces, also of those "
                "that only fellows have."),
     cfg.BoolOpt("aligner", default=True, help="Give data to fellows. Only who does can become master."),
@@ -250,12 +244,8 @@ def service_settings(conf: cfg.ConfigOpts, *, node: str, incarnation: int) -> Se
         align_timeout_s=options.align_timeout,
         reconcile_s=options.reconcile_interval,
         cleanup_s=options.cleanup_delay,
-        expiry_round_s=options.expiry_interval,
+        expiry_round_s=EXPIRY_ROUND_S,
         buckets=options.buckets,
-        chunk_bytes=options.chunk_bytes,
-        window_chunks=options.window_chunks,
-        clock_skew_max_s=conf[pubsub_config.GROUP].clock_skew_max,
-        held_max=options.held_samples_max,
     )
 
 
@@ -278,15 +268,29 @@ def name_spaces(conf: cfg.ConfigOpts) -> tuple[NameSpace, ...]:
 
 
 def topic_rules(conf: cfg.ConfigOpts) -> TopicRules:
+    """Raises InvalidConfig.  What is said of ``#`` at the end of a list is for all other topics."""
     options = conf[GROUP]
+    plain = TopicRules()
+    kinds = [(wanted, _kind(value)) for wanted, value in _pairs(options.kinds, "kinds")]
+    depths = [(wanted, _depth(value)) for wanted, value in _pairs(options.depths, "depths")]
+    lifespans = [(wanted, _lifespan(value)) for wanted, value in _pairs(options.lifespans, "lifespans")]
     return TopicRules(
-        kinds=tuple((wanted, _named(Kind, value, "kinds")) for wanted, value in _pairs(options.kinds, "kinds")),
-        default_kind=Durability[options.default_kind],
-        depths=tuple((wanted, _depth(value)) for wanted, value in _pairs(options.depths, "depths")),
-        default_depth=options.default_depth,
-        lifespans=tuple((wanted, _lifespan(value)) for wanted, value in _pairs(options.lifespans, "lifespans")),
-        default_lifespan_s=options.default_lifespan,
+        default_kind=_rest(kinds, plain.default_kind),
+        kinds=tuple(kinds),
+        default_depth=_rest(depths, plain.default_depth),
+        depths=tuple(depths),
+        default_lifespan_s=_rest(lifespans, plain.default_lifespan_s),
+        lifespans=tuple(lifespans),
     )
+
+
+def _rest(pairs: list[tuple[str, Value]], default: Value) -> Value:
+    """Take the value for all other topics out of a list."""
+    return pairs.pop()[1] if pairs and pairs[-1][0] == "#" else default
+
+
+def _kind(value: str) -> Kind:
+    return _named(Kind, value, "kinds")
 
 
 def _pairs(entries: Sequence[str], option: str) -> list[tuple[str, str]]:

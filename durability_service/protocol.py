@@ -96,7 +96,7 @@ class ServiceStatus(msgspec.Struct, kw_only=True):
     actions: dict[str, str]
     """Deletions and snapshots lately asked for -> what became of them; empty while they are under way."""
     kinds: list[tuple[str, str]] = []
-    """Filter and kind, the first match wins; ``default_kind`` is for the rest."""
+    """Filter and kind, the first match wins; `default_kind` is for the rest."""
     default_kind: str = Durability.PERSISTENT.name
     trouble: list[str] = []
     """What is wrong and concerns the whole service."""

@@ -56,7 +56,7 @@ from durable_log.holes import Holes
 from pubsub_api import Session, Subscriber, loading
 from pubsub_api import settings as pubsub_settings
 from pubsub_api.closing import Closeable
-from pubsub_api.config import GROUP as PUBSUB
+from pubsub_api.config import reply_bytes_max
 from pubsub_api.core import frame as frames
 from pubsub_api.core.errors import Closed, FrameError, InvalidTopic
 from pubsub_api.core.instream import Delivery
@@ -114,12 +114,12 @@ class DurabilityService(Closeable):
         self._looked_at = time.monotonic()
         self._token = 0
         self._tokens: OrderedDict[int, list[StreamRange]] = OrderedDict()
-        self._recorder = Recorder(self.settings.rules.depth_of, options.gather_bytes_max)
-        self.ranges = DurableRanges(options.confirmed_streams_max)
+        self._recorder = Recorder(self.settings.rules.depth_of, config.GATHER_BYTES_MAX)
+        self.ranges = DurableRanges(config.CONFIRMED_STREAMS_MAX)
         self._missing = Holes(
-            ranges_max=options.missing_ranges_max,
-            interval_s=options.ask_again_interval,
-            attempts_max=options.ask_again_attempts_max,
+            ranges_max=config.MISSING_RANGES_MAX,
+            interval_s=config.ASK_AGAIN_INTERVAL_S,
+            attempts_max=config.ASK_AGAIN_ATTEMPTS_MAX,
         )
         self._recovered = 0
         self._actions: OrderedDict[str, str] = OrderedDict()
@@ -141,7 +141,7 @@ class DurabilityService(Closeable):
             name=node,
             is_publisher=False,
             frame=self._frame,
-            reply_bytes_max=conf[PUBSUB].reply_bytes_max,
+            reply_bytes_max=reply_bytes_max(conf),
         )
         self._session = Session(conf, self._driver)
         self._subscriber = self._subscribe(publishers)
@@ -151,8 +151,8 @@ class DurabilityService(Closeable):
         self._watchdog = Watchdog(
             {"the service": lambda: self._looked_at, "the store": self._store_moved},
             lease_file=options.lease_file,
-            interval_s=options.watchdog_interval,
-            timeout_s=options.watchdog_timeout,
+            interval_s=config.WATCHDOG_INTERVAL_S,
+            timeout_s=config.WATCHDOG_TIMEOUT_S,
         )
 
     def _fellow_addresses(self) -> list[str]:
@@ -180,7 +180,7 @@ class DurabilityService(Closeable):
             on_resync=self._on_resync,
             takes_repeats=True,  # of what was given up, and then sent again by a publisher that wants to be sure
             addresses=publishers,
-            history=History() if self._options.read_publisher_caches else None,
+            history=History(),
         )
 
     # -- what the user calls
@@ -230,7 +230,7 @@ class DurabilityService(Closeable):
         self._bus.close()
         self._watchdog.close()
         if self._writer:
-            self._writer.close(self._options.terminate_period)
+            self._writer.close(config.TERMINATE_PERIOD_S)
         self._tracer.close()
         self._ended.set()
 
@@ -303,7 +303,7 @@ class DurabilityService(Closeable):
     def _on_frames(self, deliveries: Sequence[Delivery]) -> None:
         """From the subscriber's one dispatcher."""
         if self._writer and self._writer.lag >= _LAG_MAX:
-            self._writer.wait_room(_LAG_MAX, self._options.watchdog_timeout)
+            self._writer.wait_room(_LAG_MAX, config.WATCHDOG_TIMEOUT_S)
         self._recorder.add(self._news(deliveries))
         if self._writer is None or not self._writer.lag or self._recorder.is_full:
             self._file()

@@ -57,7 +57,7 @@ def check_writes(writes: Sequence[Write], *, bytes_max: int) -> None:
     for name, value, expected in writes:
         check_name(name)
         if value is not None and (type(value) is not bytes or len(value) > bytes_max):
-            raise UsageError(f"record {name!r}: a value is bytes, at most [log] record_bytes_max = {bytes_max} of them")
+            raise UsageError(f"record {name!r}: a value is bytes, at most {bytes_max} of them")
         if expected is not None and (type(expected) is not int or expected < 0):
             raise UsageError(f"record {name!r}: {expected!r} is no version")
     if len({name for name, _, _ in writes}) != len(writes):

@@ -99,7 +99,7 @@ class Compactor:
         options = log.conf[config.GROUP]
         self._filters = FilterSet(options.compact_topics)
         self._tombstone_age_ns = int(options.compact_tombstone_age * _SECOND_NS)
-        self._objects_max: int = options.compact_objects_max
+        self._objects_max: int = config.COMPACT_OBJECTS_MAX
         self._done: dict[int, tuple[str, int]] = {}
         """Shard -> its newest segment when nothing more could be removed, and when a delete of it is old enough."""
 
@@ -107,7 +107,7 @@ class Compactor:
         """Compact a shard as far as it is sealed.  Reads it twice; does nothing when since the last time nothing was
         sealed and no delete has come of age.
 
-        Gives up, with a warning, when the topics have more objects than ``compact_objects_max``.
+        Gives up, with a warning, when the topics have more objects than `config.COMPACT_OBJECTS_MAX`.
         """
         with self._sealer.lock():
             segments = self._log.segments(shard)
@@ -148,7 +148,7 @@ class Compactor:
                         found.ranks[:] = [one for one in found.ranks if not one.is_older(rank)]
                         found.ranks.append(rank)
             if len(newest) > self._objects_max:
-                LOG.warning("Shard %d is not compacted: [log] compact_objects_max is reached", segment.shard)
+                LOG.warning("Shard %d is not compacted: it has more than %d objects", segment.shard, self._objects_max)
                 return None
         return newest
 

@@ -99,7 +99,7 @@ class Maintainer(Closeable):
         self._drop_by_age(now_ns)
         with self._guarded("dropping by size"):
             self._drop_by_bytes()
-        forget_before = now_ns - int(self._options.stream_forget_age * _SECOND_NS)
+        forget_before = now_ns - int(config.STREAM_FORGET_AGE_S * _SECOND_NS)
         self.statistics.forgotten_streams += self._log.forget_streams(forget_before)
         self._log.release()
 

@@ -162,7 +162,7 @@ class SegmentedLog(LogApi):
 
     def __init__(self, conf: cfg.ConfigOpts, url: SplitResult) -> None:
         super().__init__(conf, url)
-        self.segment_reader = SegmentReader(cache_bytes_max=conf[config.GROUP].segment_cache_bytes)
+        self.segment_reader = SegmentReader(cache_bytes_max=config.SEGMENT_CACHE_BYTES)
         self._known_segments: dict[int, list[Segment]] = {}
 
     def initialize(self) -> None:

@@ -75,7 +75,7 @@ class NbApi(Closeable):
         self._conf = conf
         self._db = db
         self._session = session
-        self._attempts_max: int = conf[config.GROUP].update_attempts_max
+        self._attempts_max: int = notify_config.UPDATE_ATTEMPTS_MAX
         self._publisher: ChangePublisher | None = None
         self._handover: Handover | None = None
         self._sweeper: OutboxSweeper | None = None
@@ -87,7 +87,7 @@ class NbApi(Closeable):
         has_service = session is not None and uses_service(session)
         self._upkeep = [] if has_service else self._compactor.threads()
         """What this process does for the database from its first write on."""
-        if self._sweeper is not None and conf[config.GROUP].sweep_outbox and not has_service:
+        if self._sweeper is not None and not has_service:
             self._upkeep.append(self._sweeper.thread())
         self._reset()
         forking.register(self)
@@ -146,7 +146,7 @@ class NbApi(Closeable):
         """Give an object a new value; returns its version.  ``topic`` None keeps the topic.
 
         ``value`` may be a function from the present value to the new one.  It is called again when somebody else
-        changed the object meanwhile, so that no update is lost; at most ``[db] update_attempts_max`` times.  With
+        changed the object meanwhile, so that no update is lost; at most a hundred times.  With
         ``expected_version`` there is one attempt.  An update that changes neither value nor topic writes nothing and
         tells nobody; the present version is returned.
 

@@ -22,7 +22,7 @@ from nb_api.config import GROUP
 from nb_api.db_api import Snapshot
 from nb_api.errors import ObjectNotFound, RevisionGone, RevisionUnknown, SourceUnavailable
 from nb_api.history_marks import HistoryMarks
-from nb_api.notify_config import CACHE_GROUP
+from nb_api.notify_config import CACHE_GROUP, DELTA_PORTION, SLOT_WAIT_MAX_S, SOURCE_REPAIRS_MAX
 from nb_api.resync import SyncTask
 from nb_api.slots import SlotCounters, Slots, SlotSettings
 from nb_api.snapshot_source import Doubt, SnapshotSource, SourceSnapshot
@@ -100,17 +100,17 @@ class CacheSync:
         self._marks = marks
         options = nb.conf[CACHE_GROUP]
         self._source = source
-        self._repairs_max: int = options.source_repairs_max
+        self._repairs_max: int = SOURCE_REPAIRS_MAX
         self._db = nb.db
         self._core = core
         self._owner = owner
         self._tables = tables
         self._portion: int = nb.conf[GROUP].snapshot_portion
-        self._delta_portion: int = options.delta_portion
+        self._delta_portion: int = DELTA_PORTION
         self._delta_max: int = options.delta_changes_max
         db_options = nb.conf[GROUP]
         self._behind_s = None if nb.session is None else 2 * (db_options.outbox_age + db_options.sweep_interval)
-        settings = SlotSettings(options.snapshot_slots, options.slot_lease, options.slot_wait_max)
+        settings = SlotSettings(options.snapshot_slots, options.slot_lease, SLOT_WAIT_MAX_S)
         self._slots = Slots(settings, nb.db, owner.pause)
         self.counters = SyncCounters(slots=self._slots.counters)
         self._told = (0, 0, 0)

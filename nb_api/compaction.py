@@ -13,6 +13,7 @@ from oslo_config import cfg
 
 from nb_api.config import GROUP
 from nb_api.db_api import DbApi
+from nb_api.notify_config import TOMBSTONES_KEPT_S
 from pubsub_api.runtime.periodic import Failures, PeriodicThread, dispersed
 
 LOG = logging.getLogger(__name__)
@@ -27,13 +28,13 @@ class CompactionCounters:
 
 
 class Compactor:
-    """Compacts one database, as ``[db] changes_kept``, ``tombstones_kept`` and ``compact_interval`` say."""
+    """Compacts one database, as ``[db] changes_kept`` and ``compact_interval`` say."""
 
     def __init__(self, db: DbApi, conf: cfg.ConfigOpts) -> None:
         options = conf[GROUP]
         self._db = db
         self._keep_changes: int = options.changes_kept
-        self._keep_tombstones_s: float = options.tombstones_kept
+        self._keep_tombstones_s = TOMBSTONES_KEPT_S
         self._interval_s: float = options.compact_interval
         self.counters = CompactionCounters()
 

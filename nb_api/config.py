@@ -4,37 +4,40 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from oslo_config import cfg, types
+from oslo_config import cfg
+
+from pubsub_api.runtime.options import DAY_S, KIB, MIB, advanced, count, seconds, size, text
 
 GROUP = "db"
 
-_MIB = 1024 * 1024
-
-
-def seconds(name: str, default: float, low: float, high: float, help_text: str) -> cfg.Opt:
-    """An option that is a time."""
-    return cfg.Opt(name, type=types.Float(min=low, max=high), default=default, help=f"{help_text} Seconds.")
-
-
 OPTIONS: Sequence[cfg.Opt] = (
-    cfg.StrOpt("driver", default="",
-               help="Driver: the name of a heliograph.db_driver entry point. Empty: the scheme of url."),
-    cfg.StrOpt("url", default="sqlite:///var/lib/heliograph/heliograph.db", secret=True,
-               help="The database: sqlite:///path/file.db, postgresql://[user:password@]host:port/database, "
-                    "etcd://host:port, redis://[user:password@]host:port/db, or unix:///path/of/redis.sock."),
-    seconds("connect_timeout", 5.0, 0.05, 300.0, "How long an attempt to reach the database may take."),
+    text("url", "sqlite:///var/lib/heliograph/heliograph.db",
+         "The database: sqlite:///path/file.db, postgresql://[user:password@]host:port/database?schema=name, "
+         "etcd://host:port/prefix, redis://[user:password@]host:port/db?prefix=name, or unix:///path/of/redis.sock.",
+         secret=True),
     seconds("operation_timeout", 10.0, 0.05, 3600.0,
             "How long one operation may take, waiting for others included. Then the database counts as unavailable."),
-    cfg.IntOpt("value_bytes_max", default=512 * 1024, min=1024, max=64 * _MIB,
-               help="Largest value of an object, as msgpack. An event carries it, so frame_bytes_max must have room "
-                    "for it. Bytes."),
-    cfg.IntOpt("transaction_writes_max", default=500, min=1, max=10_000,
-               help="Most writes that one transaction takes; etcd takes fewer."),
-    cfg.IntOpt("transaction_bytes_max", default=4 * _MIB, min=1024, max=256 * _MIB,
-               help="Most bytes that the values of one transaction of several writes have together, as msgpack."),
-    cfg.IntOpt("snapshot_portion", default=2000, min=1, max=1_000_000,
-               help="Objects that a snapshot reads at a time."),
+    *advanced(
+        text("driver", "", "Driver: the name of a heliograph.db_driver entry point. Empty: the scheme of url."),
+        seconds("connect_timeout", 5.0, 0.05, 300.0, "How long an attempt to reach the database may take."),
+        count("connections_max", 64, 2, 10_000, "Connections of one process to a database server. Every running call, "
+              "every wait and, with PostgreSQL, every open snapshot holds one."),
+        size("value_bytes_max", 512 * KIB, "Largest value of an object, as msgpack. An event carries it, so "
+             "frame_bytes_max must have room for it.", high=64 * MIB),
+        count("snapshot_portion", 2000, 1, 1_000_000, "Objects that a snapshot reads at a time."),
+        seconds("snapshot_idle_timeout", 60.0, 0.05, DAY_S,
+                "How long a snapshot of PostgreSQL or Redis may stand still between two portions. While one is open, "
+                "the server keeps what is overwritten."),
+    ),
 )  # fmt: skip
+
+TRANSACTION_WRITES_MAX = 500
+"""Most writes that one transaction takes: a few milliseconds during which others wait.  etcd takes fewer."""
+
+
+def transaction_bytes_max(conf: cfg.ConfigOpts) -> int:
+    """Most bytes that the values of one transaction of several writes have together, as msgpack: a few large ones."""
+    return 8 * int(conf[GROUP].value_bytes_max)
 
 
 def list_opts() -> list[tuple[str, Sequence[cfg.Opt]]]:

@@ -115,9 +115,10 @@ class DbApi(abc.ABC):
     def __init__(self, conf: cfg.ConfigOpts, url: SplitResult) -> None:
         self.conf = conf
         self.url = url
-        common = conf[config.GROUP]
-        count_max = min(self.transaction_limit, common.transaction_writes_max)
-        self._write_limits = WriteLimits(count_max, common.transaction_bytes_max, common.value_bytes_max)
+        count_max = min(self.transaction_limit, config.TRANSACTION_WRITES_MAX)
+        self._write_limits = WriteLimits(
+            count_max, config.transaction_bytes_max(conf), conf[config.GROUP].value_bytes_max
+        )
 
     @abc.abstractmethod
     def initialize(self) -> None:
@@ -156,7 +157,8 @@ class DbApi(abc.ABC):
 
         Each is a change with a revision of its own, and no change of anybody else comes between them in the feed.  An
         object may be written once.  Raises what the single calls raise, naming the write that is refused by its
-        position, and LimitReached for more than `writes_max` writes or ``[db] transaction_bytes_max`` bytes of values.
+        position, and LimitReached for more than `writes_max` writes, or bytes of values than eight times ``[db]
+        value_bytes_max``.
         """
         return self.commit(self.check(writes)) if writes else []
 

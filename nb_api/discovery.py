@@ -22,7 +22,7 @@ import msgspec
 from nb_api.db_api import DbApi, DbObject
 from nb_api.directory import TABLE, CollectorCore, DirectoryCore, Entry, normalise, read_entry
 from nb_api.errors import ObjectExists, ObjectNotFound
-from nb_api.lease_config import read_discovery
+from nb_api.lease_config import PUBLISHERS_MAX, read_discovery
 from nb_api.leases import REFUSED, TOPIC, lease_clock
 from pubsub_api.closing import Closeable
 from pubsub_api.errors import Forked, HeliographError, InvalidConfig
@@ -198,7 +198,7 @@ class DirectoryStatistics:
     invalid: int
     """Objects of the table that are no entries, at the last look."""
     ignored: int
-    """Entries beyond ``publishers_max``, at the last look."""
+    """Entries beyond `PUBLISHERS_MAX`, at the last look."""
     failures: int
     """Looks that the database did not answer.  Nothing changes then."""
 
@@ -258,7 +258,11 @@ class Directory(_Service):
                 self._listening.discard(address)
                 self._removed += self._subscriber.stop_listening_to(address)
         if self._core.ignored:
-            LOG.warning("%d publishers of the directory are ignored: [discovery] publishers_max", self._core.ignored)
+            LOG.warning(
+                "%d publishers of the directory are ignored: a subscriber listens to %d",
+                self._core.ignored,
+                PUBLISHERS_MAX,
+            )
 
     def _listen(self, address: str) -> None:
         try:

@@ -16,6 +16,7 @@ from collections.abc import Sequence
 
 from oslo_config import cfg
 
+from nb_api import notify_config
 from nb_api.config import GROUP
 from nb_api.db_api import Change, DbApi
 from nb_api.errors import DbError
@@ -74,10 +75,10 @@ class Handover:
         self._db = db
         self._publisher = publisher
         self._queue_max: int = options.publish_queue_max
-        self._batch_max: int = options.sweep_batch
+        self._batch_max: int = notify_config.SWEEP_BATCH
         self._timeout_s: float = options.publish_timeout
         self._confirm_interval_s: float = options.confirm_interval
-        self._publish_interval_s: float = options.publish_interval
+        self._publish_interval_s: float = notify_config.PUBLISH_INTERVAL_S
         self.counters = HandoverCounters()
         self._log_refused = SeldomLog(LOG, level=logging.ERROR)
         self._is_closed = False

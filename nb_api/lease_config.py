@@ -7,9 +7,9 @@ from collections.abc import Sequence
 
 from oslo_config import cfg
 
-from nb_api.config import seconds
 from pubsub_api.config import check_group
 from pubsub_api.errors import InvalidConfig
+from pubsub_api.runtime.options import advanced, seconds
 
 ELECTION_GROUP = "election"
 DISCOVERY_GROUP = "discovery"
@@ -24,16 +24,17 @@ ELECTION_OPTIONS: Sequence[cfg.Opt] = (
             "its lease four times as often. The same for everybody who takes part."),
 )  # fmt: skip
 
-DISCOVERY_OPTIONS: Sequence[cfg.Opt] = (
+DISCOVERY_OPTIONS: Sequence[cfg.Opt] = advanced(
     seconds("lease", 60.0, 0.3, 86_400.0,
             "A publisher that shows no progress for this long is taken out of the directory. The same for everybody."),
     seconds("renew_interval", 15.0, 0.1, 28_800.0,
             "How often a publisher renews its entry in the directory. At most a third of lease."),
     seconds("refresh_interval", 5.0, 0.05, 3600.0,
             "How often a subscriber looks into the directory; the time between two looks varies by half."),
-    cfg.IntOpt("publishers_max", default=10_000, min=1, max=1_000_000,
-               help="Entries of the directory that a subscriber listens to. More are ignored, counted and logged."),
 )  # fmt: skip
+
+PUBLISHERS_MAX = 10_000
+"""Entries of the directory that a subscriber listens to, a connection each.  More are ignored, counted and logged."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,7 +62,7 @@ def read_discovery(conf: cfg.ConfigOpts) -> DiscoverySettings:
             f"[discovery] renew_interval = {group.renew_interval:g} s is more than a third of lease = {group.lease:g} "
             "s: a publisher whose renewal is late would be taken for dead"
         )
-    return DiscoverySettings(group.lease, group.renew_interval, group.refresh_interval, group.publishers_max)
+    return DiscoverySettings(group.lease, group.renew_interval, group.refresh_interval, PUBLISHERS_MAX)
 
 
 def list_opts() -> list[tuple[str, Sequence[cfg.Opt]]]:

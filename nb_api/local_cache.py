@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from oslo_config import cfg
 
+from nb_api import notify_config
 from nb_api.api import NbApi
 from nb_api.cache_changes import CacheChange, Difference, Resynced
 from nb_api.cache_core import CacheCore, CacheCounters
@@ -25,10 +26,11 @@ from nb_api.cache_sync import EVERYTHING, CacheSync, SyncCounters
 from nb_api.change_queue import ChangeQueue
 from nb_api.change_source import BusSource, ChangeSource, FeedSource
 from nb_api.checks import Selection
+from nb_api.config import GROUP
 from nb_api.db_api import Change, DbObject
 from nb_api.errors import DbUnavailable, ObjectNotFound
 from nb_api.history_marks import HistoryMarks
-from nb_api.notify_config import CACHE_GROUP
+from nb_api.notify_config import CACHE_GROUP, DELTA_PORTION
 from nb_api.resync import SyncScheduler, SyncSettings, SyncTask
 from nb_api.snapshot_source import SnapshotSource, build_source
 from nb_api.telling import OnChanges, Teller
@@ -97,21 +99,21 @@ class LocalCache(Closeable):
         options = nb.conf[CACHE_GROUP]
         self._db = nb.db
         self._filters = [EVERYTHING] if topics is None else list(topics)
-        self._core = CacheCore(tables, self._filters, tombstones_max=options.tombstones_max)
+        self._core = CacheCore(tables, self._filters, tombstones_max=notify_config.TOMBSTONES_MAX)
         self._turn = threading.RLock()
         """Held while the copy changes and is told of; never while the database is read.  A callback may add and remove
         topics."""
         self._teller = on_changes and Teller(
             on_changes,
             size_max=options.changes_queue_max,
-            pause_s=options.retry_interval,
-            pause_max_s=options.retry_interval_max,
+            pause_s=nb.conf[GROUP].retry_interval,
+            pause_max_s=nb.conf[GROUP].retry_interval_max,
             set_telling=self._set_telling,
         )
         self._queue = ChangeQueue(options.changes_queue_max, self._set_telling, self._turn)
         self._changed = threading.Condition()
         """Guards the scheduler and what follows."""
-        self._scheduler = SyncScheduler(_settings(options), now=time.monotonic(), jitter=random.Random().random)
+        self._scheduler = SyncScheduler(_settings(nb.conf), now=time.monotonic(), jitter=random.Random().random)
         self._is_loaded = False
         self._is_syncing = False
         self._is_loading = False
@@ -132,7 +134,7 @@ class LocalCache(Closeable):
         if nb.session is not None:
             self._source = BusSource(nb.session, nb.db, self, addresses, patience_s=options.bus_patience)
         else:
-            self._source = FeedSource(nb.db, self, portion=options.delta_portion)
+            self._source = FeedSource(nb.db, self, portion=DELTA_PORTION)
         forking.register(self)
         self._thread = threading.Thread(target=self._run, name="heliograph-local-cache", daemon=True)
         self._source.start(self._filters)
@@ -460,12 +462,13 @@ class LocalCache(Closeable):
         self._is_inherited = True
 
 
-def _settings(options: cfg.ConfigOpts.GroupAttr) -> SyncSettings:
+def _settings(conf: cfg.ConfigOpts) -> SyncSettings:
+    options = conf[CACHE_GROUP]
     return SyncSettings(
         snapshot_jitter_s=options.snapshot_jitter,
         snapshot_interval_min_s=options.snapshot_interval_min,
-        retry_interval_s=options.retry_interval,
-        retry_interval_max_s=options.retry_interval_max,
+        retry_interval_s=conf[GROUP].retry_interval,
+        retry_interval_max_s=conf[GROUP].retry_interval_max,
         verify_interval_s=options.verify_interval,
         resync_interval_s=options.resync_interval,
     )

@@ -17,6 +17,7 @@ from collections.abc import Callable, Collection, Sequence
 
 from oslo_config import cfg
 
+from nb_api import notify_config
 from nb_api.config import GROUP
 from nb_api.db_api import Change, DbApi
 from nb_api.publishing import ChangePublisher, Refusal
@@ -56,7 +57,7 @@ class OutboxSweeper:
         self._publisher = publisher
         self._age_s: float = options.outbox_age
         self._interval_s: float = options.sweep_interval
-        self._batch: int = options.sweep_batch
+        self._batch: int = notify_config.SWEEP_BATCH
         self._timeout_s: float = options.publish_timeout
         self._in_hand = in_hand
         self.counters = SweepCounters()

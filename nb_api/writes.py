@@ -59,7 +59,7 @@ def check_writes(writes: Sequence[Write], limits: WriteLimits, with_outbox: bool
 def _check_together(writes: Sequence[CheckedWrite], bytes_max: int) -> None:
     total = sum(len(write.value or b"") for write in writes)
     if total > bytes_max:
-        raise LimitReached(f"values of {total} bytes are more than [db] transaction_bytes_max = {bytes_max}")
+        raise LimitReached(f"values of {total} bytes are more than {bytes_max}, eight times [db] value_bytes_max")
     names: set[tuple[str, str]] = set()
     for position, write in enumerate(writes):
         name = (write.table, write.key)

@@ -64,10 +64,10 @@ class WorkerPublisher(WorkerPublisherApi):
         self._name = name or default_name()
         self._event_bytes_max = event_bytes_max(conf)
         self._send_timeout_s: float = hop.send_timeout
-        self._reconnect_s = (hop.reconnect_interval, max(hop.reconnect_interval, hop.reconnect_interval_max))
+        self._reconnect_s = (pubsub.retry_interval, max(pubsub.retry_interval, pubsub.retry_interval_max))
         self._settings = WorkerSettings(
             window_events_max=hop.window_events_max,
-            window_bytes_max=hop.window_bytes_max,
+            window_bytes_max=config.WINDOW_BYTES_MAX,
             batch_events_max=pubsub.batch_events_max,
             batch_bytes_max=pubsub.batch_bytes_max,
         )

@@ -13,6 +13,7 @@ from typing import Any
 
 from oslo_config import cfg
 
+from nb_api import config as db_config
 from nb_api import notify_config
 from nb_api.db_api import DbApi
 from nb_api.loading import build_db, open_db
@@ -27,6 +28,7 @@ from pubsub_api.core.clock import HybridClock
 from pubsub_api.errors import HeliographError
 from pubsub_api.runtime.backoff import Backoff
 from pubsub_api.runtime.periodic import Failures, PeriodicThread
+from pubsub_api.settings import CLOCK_SKEW_MAX_S
 
 LOG = logging.getLogger(__name__)
 
@@ -38,19 +40,17 @@ def are_wanted(conf: cfg.ConfigOpts) -> bool:
     return bool(conf[PUBSUB].enable_df_pub_sub)
 
 
-def look_at(db: DbApi, conf: cfg.ConfigOpts) -> dict[str, Any]:
+def look_at(db: DbApi) -> dict[str, Any]:
     """Revision and outbox of a database, or the problem it has."""
     try:
-        revision, outbox = db.revision(), len(db.unpublished(limit=conf[config.GROUP].outbox_shown_max))
+        revision, outbox = db.revision(), len(db.unpublished(limit=config.OUTBOX_SHOWN_MAX))
     except HeliographError as error:
-        return _seen(conf, problem=str(error))
-    return _seen(conf, revision=revision, outbox=outbox)
+        return _seen(problem=str(error))
+    return _seen(revision=revision, outbox=outbox)
 
 
-def _seen(
-    conf: cfg.ConfigOpts, *, revision: int | None = None, outbox: int | None = None, problem: str | None = None
-) -> dict[str, Any]:
-    limit = conf[config.GROUP].outbox_shown_max
+def _seen(*, revision: int | None = None, outbox: int | None = None, problem: str | None = None) -> dict[str, Any]:
+    limit = config.OUTBOX_SHOWN_MAX
     return {"revision": revision, "outbox": outbox, "outbox_shown_max": limit, "problem": problem}
 
 
@@ -63,12 +63,12 @@ class Duties(Closeable):
         notify_config.register(conf)
         self._conf = conf
         self._publisher = publisher
-        self._own = OwnPublisher(sequencer, HybridClock(int(conf[PUBSUB].clock_skew_max * 1e9)))
+        self._own = OwnPublisher(sequencer, HybridClock(int(CLOCK_SKEW_MAX_S * 1e9)))
         self._owns_address = owns_address
         self._place = place
-        options = conf[config.GROUP]
-        first_s, limit_s = options.database_retry_interval, options.database_retry_interval_max
-        backoff = Backoff(first_s, limit_s, jitter=random.random)
+        options = conf[db_config.GROUP]
+        first_s = options.retry_interval
+        backoff = Backoff(first_s, max(first_s, options.retry_interval_max), jitter=random.random)
         self._db: DbApi | None = None
         self._office: Office | None = None
         self._failed_attempts = 0
@@ -107,8 +107,8 @@ class Duties(Closeable):
         """How the database is and, once it has been there, what this service does for it."""
         seen = {"failed_attempts": self._failed_attempts}
         if self._db is None or self._office is None:
-            return seen | _seen(self._conf, problem=self._problem or "it has not answered yet")
-        return seen | self._office.report() | look_at(self._db, self._conf)
+            return seen | _seen(problem=self._problem or "it has not answered yet")
+        return seen | self._office.report() | look_at(self._db)
 
     # -- the thread
 

@@ -96,8 +96,8 @@ class Office:
             self._own,
             options.watch_tables,
             name=watch_note.NAME,
-            portion=options.watch_portion,
-            note_interval_s=options.watch_note_interval,
+            portion=config.WATCH_PORTION,
+            note_interval_s=config.WATCH_NOTE_INTERVAL_S,
         )
 
     def _take_office(self, token: int) -> None:

@@ -75,7 +75,8 @@ class PublisherService:
                 raise InvalidConfig(f"{self._path} is the publisher's own socket: set [zmq] ipc_path to another one")
             listener = parts.enter_context(socket_file.listen(self._path))
             parts.callback(self._path.unlink, missing_ok=True)
-            self.intake = Intake(listener, self.core, self.sequencer, self._limits())
+            limits = IntakeLimits(read_bytes_max=config.READ_BYTES_MAX, hello_timeout_s=config.HELLO_TIMEOUT_S)
+            self.intake = Intake(listener, self.core, self.sequencer, limits)
             self.intake.start()
             parts.callback(self._stop_intake)
             if duties.are_wanted(self.conf):
@@ -98,9 +99,6 @@ class PublisherService:
 
     def reload(self) -> None:
         """Read the options again that may change while the service runs."""
-        limits = self._limits()
-        self.intake.limits.read_bytes_max = limits.read_bytes_max
-        self.intake.limits.hello_timeout_s = limits.hello_timeout_s
         self.core.settings = dataclasses.replace(self.core.settings, workers_max=self.conf[config.GROUP].workers_max)
 
     @property
@@ -119,7 +117,7 @@ class PublisherService:
         """The journal with what it told in ``recovered``; None when there shall be none."""
         options = self.conf[config.GROUP]
         path = ownership.beside(self._path, ".journal")
-        journal = Journal(path, bytes_max=options.journal_bytes_max, workers_max=options.workers_remembered_max)
+        journal = Journal(path, bytes_max=options.journal_bytes_max, workers_max=config.WORKERS_REMEMBERED_MAX)
         if not options.journal_bytes_max:
             journal.discard()  # one that is not written on would tell the next service what is not true any more
             return None
@@ -164,7 +162,7 @@ class PublisherService:
         return ServiceCore(
             ServiceSettings(
                 workers_max=options.workers_max,
-                remembered_max=options.workers_remembered_max,
+                remembered_max=config.WORKERS_REMEMBERED_MAX,
                 message_bytes_max=messages.message_bytes_max(
                     batch_events_max=pubsub.batch_events_max,
                     batch_bytes_max=pubsub.batch_bytes_max,
@@ -177,12 +175,8 @@ class PublisherService:
             refused=self.recovered.refused,
         )
 
-    def _limits(self) -> IntakeLimits:
-        options = self.conf[config.GROUP]
-        return IntakeLimits(read_bytes_max=options.read_bytes_max, hello_timeout_s=options.hello_timeout)
-
     def _stop_intake(self) -> None:
-        self.intake.stop(drain_timeout_s=self.conf[config.GROUP].drain_timeout)
+        self.intake.stop(drain_timeout_s=config.DRAIN_TIMEOUT_S)
 
     def _open_health(self, parts: contextlib.ExitStack) -> None:
         options = self.conf[config.GROUP]

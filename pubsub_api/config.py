@@ -11,16 +11,16 @@ import pathlib
 import re
 from collections.abc import Iterable, Sequence
 
-from oslo_config import cfg, types
+from oslo_config import cfg
 
 from pubsub_api.errors import InvalidConfig, UsageError
 from pubsub_api.option_names import refuse_unknown
 from pubsub_api.runtime.files import check_directory
+from pubsub_api.runtime.options import DAY_S, KIB, MIB, advanced, count, flag, seconds, size, text
 
 GROUP = "pubsub"
 OLD_GROUP = "df"
 
-MIB = 1024 * 1024
 HMAC_KEY_BYTES_MIN = 16
 """As long as a random number that nobody can try through."""
 
@@ -29,150 +29,91 @@ _BAD_VALUE = re.compile(
 )
 
 
-def _opt(name: str, kind: types.ConfigType, default: object, help_text: str, *, secret: bool = False) -> cfg.Opt:
-    return cfg.Opt(name, type=kind, default=default, help=help_text, secret=secret, deprecated_group=OLD_GROUP)
-
-
-def _seconds(name: str, default: float, help_text: str, *, low: float = 0.001, high: float = 86_400.0) -> cfg.Opt:
-    return _opt(name, types.Float(min=low, max=high), default, f"{help_text} Seconds.")
-
-
-def _bytes(name: str, default: int, help_text: str, *, low: int = 1024, high: int = 64 * 1024 * MIB) -> cfg.Opt:
-    return _opt(name, types.Integer(min=low, max=high), default, f"{help_text} Bytes.")
-
-
-def _count(name: str, default: int, help_text: str, *, low: int = 0, high: int = 1_000_000_000) -> cfg.Opt:
-    return _opt(name, types.Integer(min=low, max=high), default, help_text)
-
-
-def _flag(name: str, default: bool, help_text: str) -> cfg.Opt:
-    return _opt(name, types.Boolean(), default, help_text)
-
-
-def _text(name: str, default: str | None, help_text: str, *, secret: bool = False) -> cfg.Opt:
-    return _opt(name, types.String(), default, help_text, secret=secret)
+def _old(*options: cfg.Opt) -> tuple[cfg.Opt, ...]:
+    """The same options, also understood in the group of a Dragonflow file."""
+    for option in options:
+        option.deprecated_opts = [cfg.DeprecatedOpt(option.name, group=OLD_GROUP)]
+    return options
 
 
 SPECIFIED_OPTIONS: Sequence[cfg.Opt] = (
-    _flag("enable_df_pub_sub", False, "Controllers follow the bus (true) or the database's own change feed (false)."),
-    _text("pub_sub_driver", "zmq", "Driver that moves the events: the name of a heliograph.pubsub_driver entry point."),
-    _opt(
-        "publishers_ips", types.List(types.String()), ["$local_ip"], "Hosts whose publishers a subscriber listens to."
+    flag("enable_df_pub_sub", False, "Controllers follow the bus (true) or the database's own change feed (false)."),
+    text("pub_sub_driver", "zmq", "Driver that moves the events: the name of a heliograph.pubsub_driver entry point."),
+    cfg.ListOpt("publishers_ips", default=["$local_ip"], help="Hosts whose publishers a subscriber listens to."),
+    cfg.PortOpt("publisher_port", default=8866,
+                help="Port of every publisher. 0 lets the system choose one, for discovery."),
+    flag("pub_sub_use_multiproc", True, "Forked workers publish through the publisher service of their host."),
+    text("publisher_bind_address", "$local_ip", "Address a publisher binds to. '*' opens it to every network."),
+    text("publisher_multiproc_socket", "/var/run/zmq_pubsub/zmq-publisher-socket",
+         "Socket between workers and publisher service. When its directory cannot be made, the same file name is used "
+         "in the user's runtime directory."),
+    text("local_ip", "127.0.0.1", "Address of this host. Closed to the network until told otherwise."),
+    seconds("max_idle_time", 5.0, 0.01, DAY_S, "A stream that was idle this long announces its head in a hello."),
+    *advanced(
+        cfg.StrOpt("publisher_transport", choices=["tcp", "ipc"], default="tcp",
+                   help="Transport of a bind-based driver."),
+        text("pub_sub_multiproc_driver", "zmq_pubsub_multiproc_driver",
+             "Driver between workers and publisher service."),
+        seconds("message_delay_window", 0.05, 0.001, DAY_S,
+                "How long a hole waits for late frames before it is repaired."),
+        flag("with_cache", True, "A publisher keeps its recent frames and answers queries for them."),
     ),
-    _opt("publisher_port", types.Port(), 8866, "Port of every publisher. 0 lets the system choose one, for discovery."),
-    _flag("pub_sub_use_multiproc", True, "Forked workers publish through the publisher service of their host."),
-    _opt("publisher_transport", types.String(choices=["tcp", "ipc"]), "tcp", "Transport of a bind-based driver."),
-    _text("publisher_bind_address", "$local_ip", "Address a publisher binds to. '*' opens it to every network."),
-    _text("pub_sub_multiproc_driver", "zmq_pubsub_multiproc_driver", "Driver between workers and publisher service."),
-    _text(
-        "publisher_multiproc_socket",
-        "/var/run/zmq_pubsub/zmq-publisher-socket",
-        "Socket between workers and publisher service. When its directory cannot be made, the same file name is used "
-        "in the user's runtime directory.",
-    ),
-    _text("local_ip", "127.0.0.1", "Address of this host. Closed to the network until told otherwise."),
-)
-
-ENVELOPE_OPTIONS: Sequence[cfg.Opt] = (
-    _text("publisher_name", "", "Stable name of this publisher across restarts. Empty: host name and program name."),
-    _seconds("max_idle_time", 5.0, "A stream that was idle this long announces its head in a hello.", low=0.01),
-    _seconds("idle_time_limit", 80.0, "Hellos of a long-idle stream are spaced out up to this interval.", low=0.01),
-    _count("hello_rate_max", 500, "Repeated hellos of long-idle streams, all together, per second.", low=1),
-    _seconds("message_delay_window", 0.05, "How long a hole waits for late frames before it is repaired."),
-    _seconds(
-        "catch_up_time",
-        0.05,
-        "A subscriber that comes later than this for what is due, because it got no processor, first reads for as long "
-        "what has come meanwhile: an answer that is there already is not asked for again.",
-        high=60.0,
-    ),
-    _count("missed_hellos_max", 3, "A publisher silent for this many max_idle_time is suspected.", low=2, high=1000),
-    _seconds("publisher_forget_time", 300.0, "State of a publisher that vanished is kept this long.", low=0.1),
-    _bytes("frame_bytes_max", MIB, "Largest frame sent or accepted; checked before anything is decoded.", low=65_536),
-    _count("batch_events_max", 1024, "Most events in one frame.", low=1, high=65_536),
-    _bytes("batch_bytes_max", 256 * 1024, "A frame is sent when its events reach this size."),
-    _text("hmac_key", None, "Shared key, 16 bytes or more. Frames not signed with it are refused.", secret=True),
-    _seconds("clock_skew_max", 60.0, "Timestamps of peers further in the future than this do not move our clock."),
-)
-
-QUEUE_OPTIONS: Sequence[cfg.Opt] = (
-    _bytes(
-        "send_queue_bytes_max", 16 * MIB, "Events waiting to be sent. When it is full, the sender sends them itself."
-    ),
-    _bytes(
-        "receive_queue_bytes_max", 64 * MIB, "Frames waiting for the callback. When it is full, more wait as pending."
-    ),
-    _bytes(
-        "pending_bytes_max",
-        64 * MIB,
-        "Frames that wait behind holes, or for room before the callback, all streams together. When it is full, the "
-        "rest is asked for again, or a resync follows where nothing was lost.",
-    ),
-    _count("publishers_max", 100_000, "Publishers that a subscriber keeps track of.", low=1),
-    _count("streams_max", 1_000_000, "Streams that a publisher or a subscriber keeps track of.", low=1),
-)
-
-RESYNC_OPTIONS: Sequence[cfg.Opt] = (
-    _seconds("resync_jitter", 1.0, "A resync after loss is delayed by a random part of this.", low=0.0),
-    _seconds("resync_interval_min", 1.0, "Resyncs closer together than this are deferred and joined.", low=0.0),
-    _seconds("ready_timeout", 1.0, "How long a new link waits for the heads of its publishers before it is used."),
-)
-
-REPAIR_OPTIONS: Sequence[cfg.Opt] = (
-    _flag("repair", True, "Ask caches for missing ranges before a resync."),
-    _seconds("repair_timeout", 0.5, "Wait for the answer to a query; later waits double, first ones adapt."),
-    _count(
-        "repair_attempts_max", 5, "Queries for the same hole before a resync, quick ones not counted.", low=1, high=100
-    ),
-    _count(
-        "questions_max",
-        1000,
-        "Queries of a subscriber that wait for answers. When there are more, the oldest is given up, and counted.",
-        low=10,
-        high=1_000_000,
-    ),
-    _seconds("query_interval", 0.0, "Ask publishers for their heads this often, for sporadic ones. 0: never.", low=0.0),
-    _flag("with_cache", True, "A publisher keeps its recent frames and answers queries for them."),
-    _count("history", 1_000_000, "Events that a cache keeps per stream.", low=1),
-    _bytes("cache_bytes_max", 128 * MIB, "Frames that a cache keeps, all streams together."),
-    _seconds("cache_age_max", 300.0, "Frames older than this leave a cache."),
-    _bytes("reply_bytes_max", 512 * 1024, "Frames packed into one reply of a cache."),
-)
-
-HISTORY_OPTIONS: Sequence[cfg.Opt] = (
-    _count(
-        "min_services",
-        0,
-        "How many of those who keep history durably must hold an event before Publisher.confirm returns.",
-        high=1000,
-    ),
-    _seconds("confirm_interval", 0.1, "First wait before Publisher.confirm asks, and sends, again; it doubles."),
-    _seconds("confirm_interval_max", 2.0, "Longest wait before Publisher.confirm asks, and sends, again."),
-    _text(
-        "history_source",
-        "durability",
-        "Who keeps the past for subscribers that ask for it: the name of a heliograph.history_source entry point.",
-    ),
-    _seconds("history_hold_time", 60.0, "How long live events wait for history before they are delivered without it."),
-    _seconds(
-        "history_read_timeout",
-        3600.0,
-        "How long one read of history may take. It begins anew then: long enough for the largest history.",
-        low=1.0,
-    ),
-    _seconds("history_retry_interval", 0.5, "How long to wait after a read of history that failed.", high=3600.0),
-    _count(
-        "history_objects_max",
-        1_000_000,
-        "Objects of which a subscriber that asks for history remembers what was delivered; then the one that changed "
-        "longest ago is forgotten.",
-        low=1,
-    ),
-)
-
-PUBSUB_OPTIONS: Sequence[cfg.Opt] = (
-    *SPECIFIED_OPTIONS, *ENVELOPE_OPTIONS, *QUEUE_OPTIONS, *RESYNC_OPTIONS, *REPAIR_OPTIONS, *HISTORY_OPTIONS,
 )  # fmt: skip
+
+OPERATOR_OPTIONS: Sequence[cfg.Opt] = (
+    text("publisher_name", "", "Stable name of this publisher across restarts. Empty: host name and program name."),
+    text("hmac_key", None, "Shared key, 16 bytes or more. Frames not signed with it are refused.", secret=True),
+    size("receive_queue_bytes_max", 64 * MIB,
+         "Frames waiting for the callback. When it is full, more wait as pending."),
+    count("history", 1_000_000, 1, 1_000_000_000, "Events that a cache keeps per stream."),
+    size("cache_bytes_max", 128 * MIB, "Frames that a cache keeps, all streams together."),
+)  # fmt: skip
+
+LINK_OPTIONS: Sequence[cfg.Opt] = advanced(
+    seconds("connect_timeout", 5.0, 0.05, 300.0, "One attempt to connect, handshake included, is given up after this."),
+    seconds("retry_interval", 0.1, 0.001, 60.0, "First wait before a lost link is tried again; later waits double."),
+    seconds("retry_interval_max", 2.0, 0.001, 3600.0, "Longest wait before a lost link is tried again."),
+)
+"""For every driver, and for workers that lost their publisher service."""
+
+ENVELOPE_OPTIONS: Sequence[cfg.Opt] = advanced(
+    seconds("idle_time_limit", 80.0, 0.01, DAY_S, "Hellos of a long-idle stream are spaced out up to this interval."),
+    count("missed_hellos_max", 3, 2, 1000, "A publisher silent for this many max_idle_time is suspected."),
+    seconds("publisher_forget_time", 300.0, 0.1, DAY_S, "State of a publisher that vanished is kept this long."),
+    size("frame_bytes_max", MIB, "Largest frame sent or accepted; checked before anything is decoded.", low=65_536),
+    count("batch_events_max", 1024, 1, 65_536, "Most events in one frame."),
+    size("batch_bytes_max", 256 * KIB, "A frame is sent when its events reach this size."),
+    size("send_queue_bytes_max", 16 * MIB,
+         "Events waiting to be sent. When it is full, the sender sends them itself."),
+    size("pending_bytes_max", 64 * MIB,
+         "Frames that wait behind holes, or for room before the callback, all streams together. When it is full, the "
+         "rest is asked for again, or a resync follows where nothing was lost."),
+    count("streams_max", 1_000_000, 1, 1_000_000_000, "Streams that a publisher or a subscriber keeps track of."),
+)  # fmt: skip
+
+REPAIR_OPTIONS: Sequence[cfg.Opt] = advanced(
+    count("min_services", 0, 0, 1000,
+          "How many of those who keep history durably must hold an event before Publisher.confirm returns."),
+    seconds("cache_age_max", 300.0, 0.001, DAY_S, "Frames older than this leave a cache."),
+    seconds("resync_jitter", 1.0, 0.0, DAY_S, "A resync after loss is delayed by a random part of this."),
+    seconds("resync_interval_min", 1.0, 0.0, DAY_S, "Resyncs closer together than this are deferred and joined."),
+    seconds("ready_timeout", 1.0, 0.001, DAY_S,
+            "How long a new link waits for the heads of its publishers before it is used."),
+    flag("repair", True, "Ask caches for missing ranges before a resync."),
+    seconds("repair_timeout", 0.5, 0.001, DAY_S,
+            "Wait for the answer to a query; later waits double, first ones adapt."),
+    count("repair_attempts_max", 5, 1, 100, "Queries for the same hole before a resync, quick ones not counted."),
+    seconds("query_interval", 0.0, 0.0, DAY_S,
+            "Ask publishers for their heads this often, for sporadic ones. 0: never."),
+    text("history_source", "durability",
+         "Who keeps the past for subscribers that ask for it: the name of a heliograph.history_source entry point."),
+)  # fmt: skip
+
+PUBSUB_OPTIONS: Sequence[cfg.Opt] = _old(
+    *SPECIFIED_OPTIONS, *OPERATOR_OPTIONS, *LINK_OPTIONS, *ENVELOPE_OPTIONS, *REPAIR_OPTIONS
+)
+URL_OPTIONS = tuple(one for one in PUBSUB_OPTIONS if one in LINK_OPTIONS or one.name == "receive_queue_bytes_max")
+"""What the URL of every driver may give, beside the options of the driver's own group."""
 
 
 def list_opts() -> list[tuple[str, Sequence[cfg.Opt]]]:
@@ -246,10 +187,13 @@ def check_combinations(conf: cfg.ConfigOpts) -> None:
             f"[pubsub] hmac_key has fewer than {HMAC_KEY_BYTES_MIN} bytes: it could be guessed. Leave it out to send "
             "and accept frames that are not signed"
         )
-    if pubsub.confirm_interval_max < pubsub.confirm_interval:
-        raise InvalidConfig("[pubsub] confirm_interval_max is shorter than confirm_interval")
-    if pubsub.reply_bytes_max > pubsub.frame_bytes_max:
-        raise InvalidConfig("[pubsub] reply_bytes_max is larger than frame_bytes_max: no reply could be accepted")
+    if pubsub.retry_interval_max < pubsub.retry_interval:
+        raise InvalidConfig("[pubsub] retry_interval_max is shorter than retry_interval")
+
+
+def reply_bytes_max(conf: cfg.ConfigOpts) -> int:
+    """Frames packed into one reply of a cache: half of the largest frame, so that every receiver accepts it."""
+    return int(conf[GROUP].frame_bytes_max) // 2
 
 
 def multiproc_socket(conf: cfg.ConfigOpts) -> pathlib.Path:

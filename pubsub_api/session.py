@@ -24,8 +24,20 @@ from pubsub_api.history import HistorySource
 from pubsub_api.history_gate import HistoryGate
 from pubsub_api.publisher import Publisher, PublisherStatistics, default_name
 from pubsub_api.scheme import SchemeSubscriber, SubscriptionScheme, scheme_of
+from pubsub_api.settings import CLOCK_SKEW_MAX_S
 from pubsub_api.statistics import SubscriberStatistics
 from pubsub_api.subscriber import OnEvent, OnEvents, OnFrames, OnResync, Subscriber, one_by_one
+
+HISTORY_HOLD_S = 60.0
+"""How long live events wait for history before they are delivered without it: longer than a service takes to answer
+that was just elected, and short for a program that stands still meanwhile."""
+HISTORY_OBJECTS_MAX = 1_000_000
+"""Objects of which a subscriber with history remembers what was delivered, about 100 bytes each; then the one that
+changed longest ago is forgotten."""
+_HISTORY_READ_TIMEOUT_S = 3600.0
+"""One read of history begins anew after this: long enough for the largest."""
+_HISTORY_RETRY_S = 0.5
+"""Pause after a read of history that failed."""
 
 
 class Session(Closeable):
@@ -39,7 +51,7 @@ class Session(Closeable):
         self._children_made = 0
         self._is_closed = False
         # One clock for all: what is published after something was received is later than it.
-        self._clock = HybridClock(int(conf[GROUP].clock_skew_max * 1e9))
+        self._clock = HybridClock(int(CLOCK_SKEW_MAX_S * 1e9))
 
     @property
     def conf(self) -> cfg.ConfigOpts:
@@ -156,15 +168,14 @@ class Session(Closeable):
     ) -> HistoryGate:
         if on_event and on_events:
             raise UsageError("give one of on_event and on_events")
-        pubsub = self._conf[GROUP]
         return HistoryGate(
             source or histories.open_source(self, topics, durability),
             on_events or (one_by_one(on_event) if on_event else None),
             on_resync,
-            hold_s=pubsub.history_hold_time,
-            objects_max=pubsub.history_objects_max,
-            read_timeout_s=pubsub.history_read_timeout,
-            retry_s=pubsub.history_retry_interval,
+            hold_s=HISTORY_HOLD_S,
+            objects_max=HISTORY_OBJECTS_MAX,
+            read_timeout_s=_HISTORY_READ_TIMEOUT_S,
+            retry_s=_HISTORY_RETRY_S,
         )
 
     def _scheme_subscriber(

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from oslo_config import cfg
 
-from pubsub_api.config import GROUP
+from pubsub_api.config import GROUP, reply_bytes_max
 from pubsub_api.core.scopes import SCOPES_MAX
 from pubsub_api.core.settings import CacheSettings, FrameSettings, PublisherSettings, SubscriberSettings
 from pubsub_api.driver import Capabilities
+
+CLOCK_SKEW_MAX_S = 60.0
+"""Timestamps of peers further in the future than this do not move our clock: NTP keeps hosts far closer together."""
 
 
 def frame_settings(conf: cfg.ConfigOpts) -> FrameSettings:
@@ -24,7 +27,7 @@ def cache_settings(conf: cfg.ConfigOpts) -> CacheSettings:
         events_max=pubsub.history,
         bytes_max=pubsub.cache_bytes_max,
         age_max_s=pubsub.cache_age_max,
-        reply_bytes_max=pubsub.reply_bytes_max,
+        reply_bytes_max=reply_bytes_max(conf),
     )
 
 
@@ -35,10 +38,7 @@ def publisher_settings(conf: cfg.ConfigOpts, capabilities: Capabilities) -> Publ
         cache=cache_settings(conf) if pubsub.with_cache else None,
         max_idle_time_s=pubsub.max_idle_time,
         idle_time_limit_s=pubsub.idle_time_limit,
-        hello_rate_max=pubsub.hello_rate_max,
         min_services=pubsub.min_services,
-        confirm_interval_s=pubsub.confirm_interval,
-        confirm_interval_max_s=pubsub.confirm_interval_max,
         forget_time_s=pubsub.publisher_forget_time,
         scopes_max=SCOPES_MAX if capabilities.asks_by_scope else 0,
         batch_events_max=pubsub.batch_events_max,
@@ -53,19 +53,16 @@ def subscriber_settings(conf: cfg.ConfigOpts, capabilities: Capabilities) -> Sub
         frame=frame_settings(conf),
         max_idle_time_s=pubsub.max_idle_time,
         message_delay_window_s=pubsub.message_delay_window,
-        catch_up_time_s=pubsub.catch_up_time,
         silence_timeout_s=pubsub.missed_hellos_max * pubsub.max_idle_time,
         forget_time_s=pubsub.publisher_forget_time,
         ready_timeout_s=pubsub.ready_timeout,
         resync_jitter_s=pubsub.resync_jitter,
         resync_interval_min_s=pubsub.resync_interval_min,
         pending_bytes_max=pubsub.pending_bytes_max,
-        publishers_max=pubsub.publishers_max,
         streams_max=pubsub.streams_max,
         repair=pubsub.repair and capabilities.queries,
         repair_timeout_s=pubsub.repair_timeout,
         repair_attempts_max=pubsub.repair_attempts_max,
-        questions_max=pubsub.questions_max,
         query_interval_s=pubsub.query_interval,
         scopes_max=SCOPES_MAX if capabilities.asks_by_scope else 0,
         verify_after_reconnect=capabilities.bind_based and capabilities.queries and not capabilities.relays,

@@ -4,86 +4,73 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from oslo_config import cfg, types
+from oslo_config import cfg
 
 from pubsub_api.config import check_group
 from pubsub_api.errors import InvalidConfig
+from pubsub_api.runtime.options import DAY_S, MIB, advanced, count, flag, seconds, text
 from shared_subscriptions.core.declaration import LANES_MAX
 from shared_subscriptions.core.settings import BorrowerSettings, LaneSettings, LeaderSettings, LeaseSettings
 
 GROUP = "groups"
 
-_MIB = 1024 * 1024
-
-
-def _seconds(name: str, default: float, low: float, high: float, help_text: str) -> cfg.Opt:
-    return cfg.Opt(name, type=types.Float(min=low, max=high), default=default, help=f"{help_text} Seconds.")
-
-
-def _count(name: str, default: int, low: int, high: int, help_text: str) -> cfg.Opt:
-    return cfg.IntOpt(name, default=default, min=low, max=high, help=help_text)
-
-
-LEASE_OPTIONS: Sequence[cfg.Opt] = (
-    _seconds("member_lease", 5.0, 0.2, 600.0,
-             "The streams of a member that was not heard of for this long go to others. It stops delivering before."),
-    _seconds("claim_time", 10.0, 0.4, 1200.0,
-             "Another member becomes leader when the leader's record has not changed for this long. At least one and a "
-             "half times member_lease."),
-    _seconds("find_leader_interval", 1.0, 0.01, 60.0, "How often a member that has no leader asks for one."),
-    _seconds("resend_interval", 1.0, 0.01, 60.0, "How long grant, revoke and revoked wait before they are repeated."),
-    _seconds("rebalance_delay", 0.1, 0.0, 60.0,
-             "Streams are assigned again this long after the first of several members has come or gone."),
-    _seconds("revoke_timeout", 10.0, 0.05, 3600.0,
-             "How long the events that are with the user may hold up a stream that goes to another member."),
-    _seconds("unsubscribe_timeout", 5.0, 0.0, 3600.0, "The same when the subscription ends."),
-    _seconds("renew_streams_interval", 0.5, 0.02, 60.0,
-             "How often a leader looks for new streams and for wishes of operators."),
-    _seconds("commit_interval", 0.5, 0.01, 60.0,
-             "How often a leader stores progress. A crash of the leader repeats what was acknowledged since."),
-    _seconds("progress_interval", 0.2, 0.01, 60.0,
-             "How often a member reports progress. A crash of the member repeats what was acknowledged since."),
-    _count("members_max", 10_000, 1, 1_000_000, "Members of a group."),
+OPTIONS: Sequence[cfg.Opt] = (
+    seconds("member_lease", 5.0, 0.2, 600.0,
+            "The streams of a member that was not heard of for this long go to others. It stops delivering before."),
+    count("concurrency", 1, 1, 256, "Threads of a member that call the user. Order is kept within topic and key."),
+    text("bind_address", "127.0.0.1", "Address at which a leader can be reached by members. Open it to the network "
+         "when members run on several hosts."),
+    *advanced(
+        count("attempts_max", 5, 0, 1_000_000,
+              "Deliveries of one event before it goes to the dead letters. 0: without end."),
+        text("member_name", "", "Name of this member. One that comes back under its name gets its streams back. Empty: "
+             "a new name at every start."),
+        seconds("claim_time", 10.0, 0.4, 1200.0,
+                "Another member becomes leader when the leader's record has not changed for this long. At least one "
+                "and a half times member_lease."),
+        seconds("handler_timeout", 300.0, 0.0, 604_800.0,
+                "An event that is with the program for longer than this is taken back and delivered again; what the "
+                "program says of it later is refused. A member all of whose threads hang leaves its groups until one "
+                "returns. 0: never."),
+        seconds("unsubscribe_timeout", 5.0, 0.0, 3600.0,
+                "How long the events that are with the user may hold up the end of a subscription."),
+        seconds("commit_interval", 0.5, 0.01, 60.0,
+                "How often a leader stores progress. A crash of the leader repeats what was acknowledged since."),
+        seconds("progress_interval", 0.2, 0.01, 60.0,
+                "How often a member reports progress. A crash of the member repeats what was acknowledged since."),
+        count("batch_events_max", 1000, 1, 100_000, "Most events in one call of the user."),
+        count("window", 20_000, 1, 10_000_000, "Events of one stream that a member has read and not acknowledged. Then "
+              "it reads no more of that stream."),
+        seconds("retry_delay", 1.0, 0.0, DAY_S,
+                "Wait before the second attempt; later waits double, up to sixty times this."),
+        text("dead_letter_topic", "dead-letter/{group}",
+             "Topic of the log that events go to which have used up their attempts. {group} is the group."),
+        count("lanes", 1, 1, LANES_MAX, "Streams that each shard is divided into when a $shared group is declared, by "
+              "topic and key. More members than the log has shards need more than one."),
+        count("queue_in_flight", 10, 1, 10_000,
+              "Events of a $queue group that are with a program at once which acknowledges by itself."),
+        text("advertised_address", "", "Address that a leader tells members, when it is another than bind_address."),
+        flag("record", True, "The leader's process records the events of the group's topics from the bus into the log. "
+             "Events are kept once, however many record them."),
+    ),
 )  # fmt: skip
 
-DELIVERY_OPTIONS: Sequence[cfg.Opt] = (
-    cfg.StrOpt("member_name", default="",
-               help="Name of this member. One that comes back under its name gets its streams back. Empty: a new name "
-                    "at every start."),
-    _count("concurrency", 1, 1, 256, "Threads of a member that call the user. Order is kept within topic and key."),
-    _count("batch_events_max", 1000, 1, 100_000, "Most events in one call of the user."),
-    _count("window", 20_000, 1, 10_000_000,
-           "Events of one stream that a member has read and not acknowledged. Then it reads no more of that stream."),
-    _count("attempts_max", 5, 0, 1_000_000,
-           "Deliveries of one event before it goes to the dead letters. 0: without end."),
-    _seconds("handler_timeout", 300.0, 0.0, 604_800.0,
-             "An event that is with the program for longer than this is taken back and delivered again; what the "
-             "program says of it later is refused. A member all of whose threads hang leaves its groups until one "
-             "returns. 0: never."),
-    _seconds("retry_delay", 1.0, 0.0, 86_400.0, "Wait before the second attempt; later waits double."),
-    _seconds("retry_delay_max", 60.0, 0.0, 86_400.0, "Longest wait between attempts."),
-    cfg.StrOpt("dead_letter_topic", default="dead-letter/{group}",
-               help="Topic of the log that events go to which have used up their attempts. {group} is the group."),
-    _count("lanes", 1, 1, LANES_MAX,
-           "Streams that each shard is divided into when a $shared group is declared, by topic and key. More members "
-           "than the log has shards need more than one."),
-    _count("queue_in_flight", 10, 1, 10_000,
-           "Events of a $queue group that are with a program at once which acknowledges by itself."),
-)  # fmt: skip
-
-LINK_OPTIONS: Sequence[cfg.Opt] = (
-    cfg.StrOpt("bind_address", default="127.0.0.1",
-               help="Address at which a leader can be reached by members. Open it to the network when members run on "
-                    "several hosts."),
-    cfg.StrOpt("advertised_address", default="",
-               help="Address that a leader tells members, when it is another than bind_address."),
-    _count("message_bytes_max", 8 * _MIB, 65_536, 512 * _MIB, "Largest message between member and leader. Bytes."),
-    cfg.BoolOpt("record", default=True,
-                help="The leader's process records the events of the group's topics from the bus into the log. "
-                     "Events are kept once, however many record them."),
-)  # fmt: skip
-
-OPTIONS: Sequence[cfg.Opt] = (*LEASE_OPTIONS, *DELIVERY_OPTIONS, *LINK_OPTIONS)
+FIND_LEADER_INTERVAL_S = 1.0
+"""How often a member that has no leader asks for one: a read of the log."""
+RESEND_INTERVAL_S = 1.0
+"""How long grant, revoke and revoked wait before they are repeated."""
+REBALANCE_DELAY_S = 0.1
+"""Streams are assigned again this long after the first of several members has come or gone."""
+REVOKE_TIMEOUT_S = 10.0
+"""How long the events that are with the user may hold up a stream that goes to another member."""
+RENEW_STREAMS_INTERVAL_S = 0.5
+"""How often a leader looks for new streams and for wishes of operators: a read of the log."""
+MEMBERS_MAX = 10_000
+"""Members of a group: a connection of the leader each."""
+MESSAGE_BYTES_MAX = 8 * MIB
+"""Largest message between member and leader: the progress of many streams."""
+RETRY_DELAYS_MAX = 60.0
+"""The longest wait between attempts, as a multiple of the first one."""
 
 
 def list_opts() -> list[tuple[str, Sequence[cfg.Opt]]]:
@@ -101,8 +88,6 @@ def register(conf: cfg.ConfigOpts) -> cfg.ConfigOpts:
             f"[groups] claim_time = {groups.claim_time} s is less than one and a half times member_lease = "
             f"{groups.member_lease} s: a new leader would come before the leases of the old one have ended"
         )
-    if groups.retry_delay_max < groups.retry_delay:
-        raise InvalidConfig("[groups] retry_delay_max is shorter than retry_delay")
     return conf
 
 
@@ -113,10 +98,10 @@ def lease_settings(conf: cfg.ConfigOpts) -> LeaseSettings:
 def borrower_settings(conf: cfg.ConfigOpts) -> BorrowerSettings:
     groups = conf[GROUP]
     return BorrowerSettings(
-        find_leader_s=groups.find_leader_interval,
+        find_leader_s=FIND_LEADER_INTERVAL_S,
         ping_s=lease_settings(conf).ping_s,
         unsubscribe_timeout_s=groups.unsubscribe_timeout,
-        revoke_timeout_s=groups.revoke_timeout,
+        revoke_timeout_s=REVOKE_TIMEOUT_S,
     )
 
 
@@ -124,12 +109,12 @@ def leader_settings(conf: cfg.ConfigOpts) -> LeaderSettings:
     groups = conf[GROUP]
     return LeaderSettings(
         lease=lease_settings(conf),
-        resend_s=groups.resend_interval,
-        rebalance_delay_s=groups.rebalance_delay,
+        resend_s=RESEND_INTERVAL_S,
+        rebalance_delay_s=REBALANCE_DELAY_S,
         # The member gives up after its time; one that does not even do that is expelled.
-        revoke_timeout_s=1.5 * groups.revoke_timeout + 2 * groups.resend_interval,
+        revoke_timeout_s=1.5 * REVOKE_TIMEOUT_S + 2 * RESEND_INTERVAL_S,
         attempts_max=groups.attempts_max,
-        members_max=groups.members_max,
+        members_max=MEMBERS_MAX,
     )
 
 
@@ -138,6 +123,6 @@ def lane_settings(conf: cfg.ConfigOpts) -> LaneSettings:
     return LaneSettings(
         attempts_max=groups.attempts_max,
         retry_delay_s=groups.retry_delay,
-        retry_delay_max_s=groups.retry_delay_max,
+        retry_delay_max_s=RETRY_DELAYS_MAX * groups.retry_delay,
         window=groups.window,
     )

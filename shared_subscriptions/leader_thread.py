@@ -340,7 +340,7 @@ class LeaderThread:
 
     def _look_round(self, now: float) -> None:
         """Look what there is to hand out, and what operators want."""
-        self._look_round_at = now + self._options.renew_streams_interval
+        self._look_round_at = now + config.RENEW_STREAMS_INTERVAL_S
         led = [group for group in self._groups.values() if group.leader is not None]
         if not led:
             return

@@ -137,7 +137,7 @@ class Leading:
         self._incarnation = declaration.incarnation
         self._names = Names(declaration.name)
         self._commit_interval_s: float = conf[config.GROUP].commit_interval
-        self._record_bytes_max = log.conf[log_config.GROUP].record_bytes_max
+        self._record_bytes_max = log_config.RECORD_BYTES_MAX
         self._complain_at = 0.0
         self.lease = declaration.lease
         self.beat_s = self.lease.beat_s
@@ -451,7 +451,7 @@ class Leading:
             if now >= self._complain_at:
                 self._complain_at = now + _COMPLAIN_S
                 LOG.error(
-                    "Group %s: the progress of stream %d is larger than [log] record_bytes_max = %d and is stored %s; "
+                    "Group %s: the progress of stream %d is larger than a record of the log, %d bytes, and stored %s; "
                     "after a crash more is delivered again. Too many events are done before older ones are.",
                     self.name, number, self._record_bytes_max, "in part" if value is not None else "not at all",
                 )  # fmt: skip

@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from pubsub_api.errors import FrameError
+from shared_subscriptions.config import MESSAGE_BYTES_MAX
 from shared_subscriptions.core import messages as m
 from shared_subscriptions.leading import Leading
 from shared_subscriptions.sockets import Connection, listen
@@ -88,7 +89,7 @@ class Listening:
             return
         if len(self.strangers) >= _STRANGERS_MAX:
             self._turn_away(next(iter(self.strangers)))
-        connection = Connection(end, self._key, bytes_max=self._options.message_bytes_max, is_stranger=True)
+        connection = Connection(end, self._key, bytes_max=MESSAGE_BYTES_MAX, is_stranger=True)
         self._borrowers[connection] = {}
         self.strangers[connection] = time.monotonic()
         self._selector.register(end, selectors.EVENT_READ, connection)

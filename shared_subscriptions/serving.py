@@ -36,7 +36,7 @@ class GroupService(Closeable):
         self._log = log
         self._name = group
         self._conf = config.register(session.conf)
-        self._resign_timeout_s: float = self._conf[config.GROUP].revoke_timeout
+        self._resign_timeout_s = config.REVOKE_TIMEOUT_S
         self._is_gone = threading.Event()
         self._is_serving = True
         self._is_closed = False

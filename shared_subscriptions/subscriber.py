@@ -124,7 +124,7 @@ class GroupSubscriber(Closeable):
         self._selector = selectors.DefaultSelector()
         self._waker = Waker()
         self._selector.register(self._waker, selectors.EVENT_READ, self._waker)
-        self._links = LeaderLinks(self._selector, bytes_max=self._options.message_bytes_max)
+        self._links = LeaderLinks(self._selector, bytes_max=config.MESSAGE_BYTES_MAX)
         self._leaders = LeaderThread(log, conf)
         self._feeder = Feeder(
             log, self._handler, self._lock, self._reader_of, tell=self._waker.wake, note=self._note_progress,
@@ -496,7 +496,7 @@ class GroupSubscriber(Closeable):
             self._lock.wait_for(lambda: not self._handler.agent.subscriptions, patience_s)
             self._handler.disconnect(time.monotonic())  # whoever is left tells what it knows
         self._waker.wake()
-        self._leaders.close(timeout_s=self._options.revoke_timeout)
+        self._leaders.close(timeout_s=config.REVOKE_TIMEOUT_S)
         self._is_stopping = True
         self._waker.wake()
         self._feeder.close()

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 
 from oslo_config import cfg, types
 
+from pubsub_api.runtime.options import advanced
+
 GROUP = "spark"
 
 OPTIONS: Sequence[cfg.Opt] = (
@@ -13,22 +15,22 @@ OPTIONS: Sequence[cfg.Opt] = (
                help="Where jobs run: local[*], local[N], spark://host:port, yarn, k8s://...; --master overrides it."),
     cfg.Opt("driver_memory", type=types.String(regex=r"^[1-9]\d*[mg]$"), default="2g",
             help="Memory of the driver's JVM, and with local[...] of the whole job: 512m, 4g."),
-    cfg.Opt("executor_memory", type=types.String(regex=r"^[1-9]\d*[mg]$"), default="2g",
-            help="Memory of each executor's JVM on a cluster."),
-    cfg.IntOpt("shuffle_partitions", default=0, min=0, max=100_000,
-               help="Partitions of a shuffle. 0: two per core of the job, at least four."),
-    cfg.StrOpt("local_dir", default="",
-               help="Directory for shuffle and spill files. Empty: the system's temporary one."),
-    cfg.StrOpt("bind_address", default="127.0.0.1",
-               help="Address of the driver that executors connect to. Closed to the network until told otherwise."),
-    cfg.Opt("options", type=types.Dict(value_type=types.String()), default={},
-            help="More options for Spark itself, key:value, separated by commas."),
-    cfg.IntOpt("batch_events_max", default=1_000_000, min=1, max=1_000_000_000,
-               help="Most events that one micro-batch takes from the log, unless the read says otherwise."),
-    cfg.IntOpt("partition_events_max", default=1_000_000, min=1, max=1_000_000_000,
-               help="Most events that one task reads from a shard, unless the read says otherwise. A longer range of a "
-                    "shard is split."),
+    *advanced(
+        cfg.Opt("executor_memory", type=types.String(regex=r"^[1-9]\d*[mg]$"), default="2g",
+                help="Memory of each executor's JVM on a cluster."),
+        cfg.StrOpt("bind_address", default="127.0.0.1",
+                   help="Address of the driver that executors connect to. Closed to the network until told otherwise."),
+        cfg.Opt("options", type=types.Dict(value_type=types.String()), default={},
+                help="More options for Spark itself, key:value, separated by commas: spark.local.dir:/scratch, "
+                     "spark.sql.shuffle.partitions:64."),
+        cfg.IntOpt("partition_events_max", default=1_000_000, min=1, max=1_000_000_000,
+                   help="Most events that one task reads from a shard, unless the read says otherwise. A longer range "
+                        "of a shard is split."),
+    ),
 )  # fmt: skip
+
+BATCH_EVENTS_MAX = 1_000_000
+"""Most events that one micro-batch takes from the log, unless the read says otherwise."""
 
 
 def list_opts() -> list[tuple[str, Sequence[cfg.Opt]]]:

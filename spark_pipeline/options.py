@@ -12,7 +12,7 @@ import msgspec
 import durable_log
 from pubsub_api.core.topics import check_filter
 from pubsub_api.errors import UsageError
-from spark_pipeline.config import OPTIONS
+from spark_pipeline.config import BATCH_EVENTS_MAX, OPTIONS
 from spark_pipeline.ranges import from_json
 
 READ_OPTIONS = ("log", "topics", "start", "end", "events_per_batch", "events_per_task", "group", "query")
@@ -28,7 +28,7 @@ _OF_A_GROUP = ("topics", "start", "end")
 class Limits(NamedTuple):
     """What holds where a read does not say otherwise."""
 
-    events_per_batch: int = _DEFAULTS["batch_events_max"]
+    events_per_batch: int = BATCH_EVENTS_MAX
     events_per_task: int = _DEFAULTS["partition_events_max"]
 
 

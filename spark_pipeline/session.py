@@ -17,7 +17,7 @@ from oslo_config import cfg
 
 from pubsub_api.config import check_group, new_conf
 from spark_pipeline import java_logging
-from spark_pipeline.config import GROUP, OPTIONS
+from spark_pipeline.config import BATCH_EVENTS_MAX, GROUP, OPTIONS
 from spark_pipeline.errors import PipelineError, SparkMissing
 from spark_pipeline.java import find_java
 from spark_pipeline.spark_home import without_archive
@@ -58,7 +58,7 @@ def open_session(conf: cfg.ConfigOpts | None = None, *, app_name: str, master: s
             builder = builder.config(key, value)
         with without_archive("" if submitted else master):
             session = builder.getOrCreate()
-    session.dataSource.register(configured(conf[GROUP].batch_events_max, conf[GROUP].partition_events_max))
+    session.dataSource.register(configured(BATCH_EVENTS_MAX, conf[GROUP].partition_events_max))
     return session
 
 
@@ -136,7 +136,7 @@ def spark_options(conf: cfg.ConfigOpts, master: str) -> dict[str, str]:
         "spark.executor.memory": spark.executor_memory,
         "spark.driver.host": spark.bind_address,
         "spark.driver.bindAddress": spark.bind_address,
-        "spark.sql.shuffle.partitions": str(spark.shuffle_partitions or max(4, 2 * local_cores(master))),
+        "spark.sql.shuffle.partitions": str(max(4, 2 * local_cores(master))),
         "spark.sql.session.timeZone": "UTC",
         "spark.sql.streaming.noDataMicroBatches.enabled": "false",
         "spark.ui.enabled": "false",
@@ -149,8 +149,6 @@ def spark_options(conf: cfg.ConfigOpts, master: str) -> dict[str, str]:
         options["spark.sql.streaming.checkpointFileManagerClass"] = _LOCAL_CHECKPOINTS
         # Only here, where it is certain that workers can import it.
         options["spark.python.daemon.module"] = _DAEMON
-    if spark.local_dir:
-        options["spark.local.dir"] = spark.local_dir
     options.update(spark.options)
     return options
 

@@ -24,14 +24,18 @@ from pubsub_api.testing.child import ChildProcess
 from shared_subscriptions import GroupEvent, GroupSubscriber, config
 from shared_subscriptions.core.settings import LeaseSettings
 
-CALM = {"member_lease": 30.0, "claim_time": 60.0, "find_leader_interval": 0.2, "resend_interval": 0.5,
-        "rebalance_delay": 0.05, "progress_interval": 0.05, "commit_interval": 0.1,
-        "renew_streams_interval": 0.1, "retry_delay": 0.05, "retry_delay_max": 0.2,
-        "revoke_timeout": 60.0, "unsubscribe_timeout": 60.0}  # fmt: skip
+CALM = {"member_lease": 30.0, "claim_time": 60.0, "progress_interval": 0.05, "commit_interval": 0.1,
+        "retry_delay": 0.05, "unsubscribe_timeout": 60.0}  # fmt: skip
 """Nobody is killed: leases and patience are so long that no load of the machine ends them."""
 HASTY = {**CALM, "member_lease": 1.0, "claim_time": 2.0}
 """Somebody is killed, and the others must notice soon."""
 
+# Of every member of this process and of those that it starts, which import this module, too.
+config.FIND_LEADER_INTERVAL_S = 0.2
+config.RESEND_INTERVAL_S = 0.5
+config.REBALANCE_DELAY_S = 0.05
+config.RENEW_STREAMS_INTERVAL_S = 0.1
+config.REVOKE_TIMEOUT_S = 60.0
 
 CALM_LEASE = LeaseSettings(CALM["member_lease"], CALM["claim_time"])
 HASTY_LEASE = LeaseSettings(HASTY["member_lease"], HASTY["claim_time"])

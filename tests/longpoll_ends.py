@@ -17,7 +17,7 @@ from tests.waiting import wait_until
 
 URL = "longpoll://127.0.0.1:0"
 TLS = pathlib.Path(__file__).parent / "functional" / "tls"
-QUICK = "poll_interval=0.5&poll_grace=1&session_timeout=2&retry_max=0.5"
+QUICK = "poll_interval=0.5&poll_grace=1&session_timeout=2&retry_interval_max=0.5"
 """Times after which a dead side is noticed.  On a loaded machine a living one may seem dead for a while."""
 
 
@@ -60,8 +60,7 @@ class Ends:
         is_awaited: bool = True,
     ) -> tuple[Any, RecordingReceiver]:
         """A running one, whose link is up.  When it is closed its publisher knows, however late it answers."""
-        patient = f"{url.rstrip('?')}{'&' if '?' in url.rstrip('?') else '?'}linger=20"
-        subscriber: SubscriberApi = loading.build_driver(loading.conf_from_url(patient)).get_subscriber()
+        subscriber: SubscriberApi = loading.build_driver(loading.conf_from_url(url)).get_subscriber()
         heard = heard or RecordingReceiver()
         if isinstance(heard, BlockedReceiver):
             self.gates.append(heard.gate)
@@ -103,7 +102,8 @@ def _held(publisher: Any) -> tuple[int, int, int]:
 
 
 @pytest.fixture
-def ends() -> Iterator[Ends]:
+def ends(monkeypatch: pytest.MonkeyPatch) -> Iterator[Ends]:
+    monkeypatch.setattr("drivers.pubsub.longpoll.config.LINGER_S", 20.0)  # publishers may answer late
     made = Ends()
     try:
         yield made

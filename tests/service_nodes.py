@@ -38,7 +38,7 @@ CALM = {
 """With these a restart that takes its time, on a machine that has other things to do, is neither silence nor loss."""
 
 
-SWIFT_DB = {"confirm_interval": 0.05, "sweep_interval": 0.1}
+SWIFT_DB = {"confirm_interval": 0.05, "sweep_interval": 0.1, "retry_interval": 0.05, "retry_interval_max": 0.2}
 """Times with which a test need not wait for the sweeper."""
 
 

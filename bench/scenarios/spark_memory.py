@@ -89,7 +89,7 @@ def _add(lake: pathlib.Path, numbers: range, keys: int) -> None:
 def _compact(lake: pathlib.Path, directory: pathlib.Path) -> tuple[int, dict[str, int]]:
     """Run the command; how many objects it found, and the most memory its processes had at once."""
     config = directory / "spark.conf"
-    config.write_text(f"[spark]\ndriver_memory = {DRIVER_MEMORY}\nlocal_dir = {directory}\n")
+    config.write_text(f"[spark]\ndriver_memory = {DRIVER_MEMORY}\noptions = spark.local.dir:{directory}\n")
     command = [
         sys.executable, "-m", "heliograph", "pipeline", "compact", "--lake", str(lake), "--out",
         str(directory / "snapshot"), "--master", spark_session.MASTER, "--config-file", str(config), "--json",

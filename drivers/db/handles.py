@@ -18,6 +18,8 @@ from nb_api.errors import DbUnavailable
 from pubsub_api.errors import Closed
 from pubsub_api.runtime import forking
 
+IDLE_MAX = 8
+"""Connections of one process that stay open while nobody uses them."""
 IDLE_S = 2.0
 """A connection that nobody has used for so long is closed at the next occasion: the server has a maximum for all of its
 clients, and a new one takes a few milliseconds.  Less than ``connect_timeout``, so that who finds no room gets it from
@@ -34,19 +36,9 @@ class HandleLimits:
     """How long to wait for one while all are busy."""
 
 
-def connection_options(holders: str) -> tuple[cfg.Opt, ...]:
-    """The options of a driver's group that `read_limits` reads.  ``holders``: who holds a connection, in words."""
-    return (
-        cfg.IntOpt("connections_max", default=64, min=2, max=10_000,
-                   help=f"Connections of one process. {holders} holds one."),
-        cfg.IntOpt("connections_idle_max", default=8, min=0, max=10_000,
-                   help="Connections of one process that stay open while nobody uses them."),
-    )  # fmt: skip
-
-
-def read_limits(conf: cfg.ConfigOpts, group: str) -> HandleLimits:
-    own = conf[group]
-    return HandleLimits(own.connections_max, own.connections_idle_max, conf[config.GROUP].operation_timeout)
+def read_limits(conf: cfg.ConfigOpts) -> HandleLimits:
+    common = conf[config.GROUP]
+    return HandleLimits(common.connections_max, IDLE_MAX, common.operation_timeout)
 
 
 class Handle(Protocol):

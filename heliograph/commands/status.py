@@ -104,7 +104,7 @@ def _look_at_database(conf: Any, service: dict[str, Any] | None, problems: list[
         problems.append(f"the database: {error}")
         return None
     try:
-        return duties.look_at(db, conf)
+        return duties.look_at(db)
     finally:
         db.close()
 

@@ -42,7 +42,7 @@ def check_names(patient: Patient) -> list[Finding]:
         if _is_strange(group, name, known)
     ]
     if strange:
-        fix = "correct the spelling, or remove them; etc/heliograph.conf shows every option"
+        fix = "correct the spelling, or remove them; docs/options.md lists every option"
         return [Finding("option names", "warning", f"nobody reads {'; '.join(strange)}", fix)]
     return [Finding("option names", "ok", "every option in the files is known")]
 

@@ -26,9 +26,11 @@ class PublisherSettings:
     max_idle_time_s: float = 5.0
     idle_time_limit_s: float = 80.0
     hello_rate_max: int = 500
+    """Repeated hellos of long-idle streams, all together, per second: about 1% of one core."""
     min_services: int = 0
     confirm_interval_s: float = 0.1
     confirm_interval_max_s: float = 2.0
+    """First and longest wait before `Publisher.confirm` asks, and sends, again; it doubles."""
     forget_time_s: float = 300.0
     scopes_max: int = 0
     """As of a subscriber, for confirmation."""
@@ -43,6 +45,8 @@ class SubscriberSettings:
     max_idle_time_s: float = 5.0
     message_delay_window_s: float = 0.05
     catch_up_time_s: float = 0.05
+    """A subscriber that comes later than this for what is due, because it got no processor, first reads for as long
+    what has come meanwhile: an answer that is there already is not asked for again."""
     silence_timeout_s: float = 15.0
     forget_time_s: float = 300.0
     ready_timeout_s: float = 1.0
@@ -51,10 +55,12 @@ class SubscriberSettings:
     pending_bytes_max: int = 64 * 1024 * 1024
     streams_max: int = 1_000_000
     publishers_max: int = 100_000
+    """Bounds memory, about 1 kB each, when somebody invents publishers."""
     repair: bool = True
     repair_timeout_s: float = 0.5
     repair_attempts_max: int = 5
     questions_max: int = 1000
+    """Queries that wait for answers.  With more, the oldest is given up, and counted."""
     query_interval_s: float = 0.0
     scopes_max: int = 0
     """Questions that one is divided into by scope; 0 where the driver does not ask by scope."""

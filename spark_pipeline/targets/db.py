@@ -13,7 +13,7 @@ import msgspec
 import pubsub_api
 from nb_api import NbApi
 from nb_api.checks import check_object
-from nb_api.config import GROUP
+from nb_api.config import GROUP, transaction_bytes_max
 from nb_api.errors import ObjectExists, ObjectNotFound, VersionConflict
 from nb_api.publishing import uses_service
 from pubsub_api.config import GROUP as BUS
@@ -160,7 +160,7 @@ def _write(nb: NbApi, transaction: Any, row: _Row) -> None:
 
 def _rows_bytes_max(nb: NbApi) -> int:
     """What the rows of a transaction may take together: the ledger is written with them."""
-    return int(nb.db.conf[GROUP].transaction_bytes_max) // 2
+    return transaction_bytes_max(nb.db.conf) // 2
 
 
 def _transactions(rows: Iterator[_Row], bytes_max: int) -> Iterator[list[_Row]]:

@@ -4,18 +4,25 @@ from __future__ import annotations
 
 import pathlib
 
+import pytest
+
 from pubsub_api.testing.conformance import DriverConformance
 
 TLS = pathlib.Path(__file__).parents[1] / "functional" / "tls"
 
 
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A loaded machine answers late."""
+    monkeypatch.setattr("drivers.pubsub.longpoll.config.QUERY_TIMEOUT_S", 60.0)
+
+
 class TestLongpoll(DriverConformance):
-    url = "longpoll://127.0.0.1:0?query_timeout=60"
+    url = "longpoll://127.0.0.1:0"
 
 
 class TestMutualTls(DriverConformance):
     url = (
-        f"longpoll://127.0.0.1:0?query_timeout=60&tls=true&tls_client_auth=true&tls_root_ca={TLS}/ca.pem"
-        f"&tls_listen_certificate={TLS}/server.pem&tls_listen_private_key={TLS}/server-key.pem"
-        f"&tls_connect_certificate={TLS}/client.pem&tls_connect_private_key={TLS}/client-key.pem"
+        f"longpoll://127.0.0.1:0?tls=true&tls_client_auth=true&tls_ca_file={TLS}/ca.pem"
+        f"&tls_cert_file={TLS}/node.pem&tls_key_file={TLS}/node-key.pem"
     )

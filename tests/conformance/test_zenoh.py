@@ -13,9 +13,16 @@ from pubsub_api import loading
 from pubsub_api.testing.conformance import DriverConformance
 from tests.zenoh_ends import plain_session
 
-PATIENT = "drop_wait=5&block_wait=60&query_timeout=60"
+PATIENT = "send_wait=5"
 """A link is congested, and a question not answered, only when it is so, not when a loaded machine stands still."""
 TLS = pathlib.Path(__file__).parents[1] / "functional" / "tls"
+
+
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A loaded machine answers late."""
+    monkeypatch.setattr("drivers.pubsub.zenoh.config.QUERY_TIMEOUT_S", 60.0)
+    monkeypatch.setattr("drivers.pubsub.zenoh.config.BLOCK_WAIT_S", 60.0)
 
 
 class ZenohConformance(DriverConformance):
@@ -33,7 +40,11 @@ class TestPeers(ZenohConformance):
 class TestPeersThatBlock(ZenohConformance):
     """The other half of the options that change how a frame is sent."""
 
-    url = f"zenoh://127.0.0.1:0?congestion=block&publishers_max=0&shared_memory=false&{PATIENT}"
+    url = f"zenoh://127.0.0.1:0?congestion=block&shared_memory=false&{PATIENT}"
+
+    @pytest.fixture(autouse=True)
+    def undeclared(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("drivers.pubsub.zenoh.config.DECLARED_MAX", 0)
 
 
 class TestRouter(ZenohConformance):
@@ -57,9 +68,8 @@ class TestClients(ZenohConformance):
 
 class TestMutualTls(ZenohConformance):
     url = (
-        f"zenoh://127.0.0.1:0?{PATIENT}&protocol=tls&tls_root_ca={TLS}/ca.pem&tls_enable_mtls=true"
-        f"&tls_listen_certificate={TLS}/server.pem&tls_listen_private_key={TLS}/server-key.pem"
-        f"&tls_connect_certificate={TLS}/client.pem&tls_connect_private_key={TLS}/client-key.pem"
+        f"zenoh://127.0.0.1:0?{PATIENT}&protocol=tls&tls_ca_file={TLS}/ca.pem&tls_client_auth=true"
+        f"&tls_cert_file={TLS}/node.pem&tls_key_file={TLS}/node-key.pem"
     )
     plain_settings: ClassVar[dict[str, object]] = {
         "transport/link/tls/enable_mtls": True,

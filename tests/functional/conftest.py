@@ -19,7 +19,7 @@ from tests.group_nodes import Source
 from tests.servers import RedisServer
 
 DRIVERS = ("memory", "zmq", "zenoh", "redis", "longpoll")
-WAITING = {"zmq": "?send_wait=20", "zenoh": "?drop_wait=5"}
+WAITING = {"zmq": "?send_wait=20", "zenoh": "?send_wait=5"}
 """A sender waits for a subscriber that has no processor for a while: only what a test loses on purpose is lost."""
 READY_S = 20.0
 """Publishers have this long to tell their heads, and what they remember, to a subscriber that joins."""

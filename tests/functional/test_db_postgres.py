@@ -193,11 +193,12 @@ class TestConnections:
                     db.revision()
             wait_until(lambda: ends_well(lambda: db.revision() == 0), WAIT_S, "a connection to be free")
 
-    def test_idle_connections_are_few(self, server: PostgresServer, url: str) -> None:
+    def test_idle_connections_are_few(self, server: PostgresServer, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("drivers.db.handles.IDLE_MAX", 2)
         ours = "application_name = 'heliograph' AND datname = current_database()"
         sessions = f"SELECT count(*) FROM pg_stat_activity WHERE {ours}"
         with server.client(url) as client:
-            with opened(url, connections_idle_max=2) as db:
+            with opened(url) as db:
                 with contextlib.ExitStack() as stack:
                     for _ in range(6):
                         stack.enter_context(db.snapshot())

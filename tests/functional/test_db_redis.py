@@ -238,10 +238,10 @@ class TestSetUp:
         context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=str(TLS / "ca.pem"))
         context.load_cert_chain(TLS / "server.pem", TLS / "server-key.pem")
         context.verify_mode = ssl.CERT_REQUIRED
-        own = {"ssl_cert_file": str(TLS / "client.pem"), "ssl_key_file": str(TLS / "client-key.pem")}
+        own = {"tls_cert_file": str(TLS / "client.pem"), "tls_key_file": str(TLS / "client-key.pem")}
         with TlsProxy(server.port, context) as proxy:
             url = server.new_prefix().replace("redis://", "rediss://").replace(str(server.port), str(proxy.port))
-            with opened(url, ssl_ca_file=str(TLS / "ca.pem"), **own) as db:
+            with opened(url, tls_ca_file=str(TLS / "ca.pem"), **own) as db:
                 version = db.create("t", "k", bytes(300_000), topic="t")
                 assert [change.revision for change in db.changes(0)] == [version]
             with pytest.raises(DbUnavailable, match="(?i)certificate"):

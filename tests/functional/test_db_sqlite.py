@@ -224,7 +224,7 @@ class TestLocks:
         assert number_of(db.create("t", "k2", 1, topic="t")) == 2  # on a new connection, which has no such limit
 
     def test_the_log_does_not_grow_for_ever(self, path: pathlib.Path) -> None:
-        with contextlib.closing(open_with(path, synchronous="normal", log_bytes_max=65_536)) as db:
+        with contextlib.closing(open_with(path, synchronous="normal")) as db:
             for number in range(100):
                 db.create("t", f"k{number}", bytes(100_000), topic="t")
             db.compact(keep_changes=10, keep_tombstones_s=0)
@@ -239,14 +239,15 @@ class TestLocks:
 
 
 class TestSnapshots:
-    def test_one_that_is_open_too_long_is_ended(self, path: pathlib.Path) -> None:
-        with contextlib.closing(open_with(path, snapshot_time_max=0.1, snapshot_portion=1)) as db:
+    def test_one_that_is_open_too_long_is_ended(self, path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("drivers.db.sqlite.SNAPSHOT_TIME_MAX_S", 0.1)
+        with contextlib.closing(open_with(path, snapshot_portion=1)) as db:
             for number in range(3):
                 db.create("t", f"k{number}", 1, topic="t")
             opened = time.monotonic()
             with db.snapshot() as snapshot:
                 wait_until(lambda: time.monotonic() > opened + 0.2, what="the time is over")
-                with pytest.raises(DbUnavailable, match="snapshot_time_max"):
+                with pytest.raises(DbUnavailable, match="SNAPSHOT_TIME_MAX_S"):
                     list(snapshot)
 
     def test_one_that_is_closed_does_not_end_as_if_it_were_complete(self, path: pathlib.Path) -> None:

@@ -274,9 +274,12 @@ def test_incompatible_services_say_so_and_leave_each_other_alone(local: Domain) 
     publisher.close()
 
 
-def test_samples_are_given_to_nobody_when_their_lifespan_is_over(local: Domain) -> None:
+def test_samples_are_given_to_nobody_when_their_lifespan_is_over(
+    local: Domain, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("durability_service.config.EXPIRY_ROUND_S", 0.2)
     publisher = local.publisher()
-    local.start("a", lifespans=["brief/#=0.5"], expiry_interval=0.2)
+    local.start("a", lifespans=["brief/#=0.5"])
     local.wait_complete()
     publish(publisher, event("k1", 1, topic="brief/x"), event("k2", 2))
     publisher.confirm(caches=1, timeout_s=TIMEOUT_S)
@@ -289,7 +292,7 @@ def test_samples_are_given_to_nobody_when_their_lifespan_is_over(local: Domain) 
 
 def test_a_part_of_history_can_be_asked_for(local: Domain) -> None:
     publisher = local.publisher()
-    local.start("a", default_depth=5)
+    local.start("a", depths=["#=5"])
     local.wait_complete()
     publish(publisher, *(event(key, number) for number in range(3) for key in ("k1", "k2")))
     wait_samples(local, 6)
@@ -382,9 +385,10 @@ def test_nobody_to_delete_is_an_error(local: Domain) -> None:
         client.delete_historical_data(["a"], timeout_s=0.5)
 
 
-def test_the_lease_is_renewed_and_the_trace_is_json(local: Domain) -> None:
+def test_the_lease_is_renewed_and_the_trace_is_json(local: Domain, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("durability_service.config.WATCHDOG_INTERVAL_S", 0.05)
     lease, trace = local.directory / "lease", local.directory / "trace.json"
-    local.start("a", lease_file=str(lease), tracing_file=str(trace), tracing_verbosity="FINEST", watchdog_interval=0.05)
+    local.start("a", lease_file=str(lease), tracing_file=str(trace), tracing_verbosity="FINEST")
     local.wait_complete()
     first = wait_until(lambda: lease.exists() and lease.stat().st_mtime_ns, TIMEOUT_S, "the lease")
     wait_until(lambda: lease.stat().st_mtime_ns > first, TIMEOUT_S, "its renewal")

@@ -26,9 +26,9 @@ CUT = (Kind.DATA, Kind.REPLY)
 class Rig:
     """A service on a line of its own, and a publisher."""
 
-    def __init__(self, url: str, store: pathlib.Path, ask_again_interval: float) -> None:
+    def __init__(self, url: str, store: pathlib.Path) -> None:
         self.faults = Faults()
-        conf = durability_conf(url, node="a", store=str(store), ask_again_interval=ask_again_interval)
+        conf = durability_conf(url, node="a", store=str(store))
         conf.set_override("repair_timeout", 0.05, group=GROUP)
         conf.set_override("repair_attempts_max", 1, group=GROUP)
         self.service = DurabilityService(conf, driver=FaultyPubSub(loading.build_driver(conf), self.faults))
@@ -66,8 +66,9 @@ class Rig:
 
 
 @pytest.fixture
-def rig(request: pytest.FixtureRequest, tmp_path: pathlib.Path) -> Iterator[Rig]:
-    made = Rig(f"memory://{tmp_path.name}", tmp_path / "a.db", ask_again_interval=request.param)
+def rig(request: pytest.FixtureRequest, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Rig]:
+    monkeypatch.setattr("durability_service.config.ASK_AGAIN_INTERVAL_S", request.param)
+    made = Rig(f"memory://{tmp_path.name}", tmp_path / "a.db")
     yield made
     made.close()
 

@@ -217,17 +217,18 @@ def test_an_older_version_that_was_published_later_is_not_believed(small_site: S
     assert cache.statistics().syncs.snapshots == 0
 
 
-def test_history_that_was_deleted_is_missed(small_site: Site) -> None:
+def test_history_that_was_deleted_is_missed(small_site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("nb_api.cache_sync.SOURCE_REPAIRS_MAX", 5)
     site = small_site
     site.fill()
     site.checkpoint()
     with pubsub_api.open(conf=durability_conf(site.writer_bus)) as session, DurabilityClient(session) as client:
         client.delete_historical_data(["tenant-1/#"], timeout_s=WAIT_S)
-    cache = site.cache(site.open(source_repairs_max=5))
+    cache = site.cache(site.open())
     site.wait_equal(cache)
     syncs = cache.statistics().syncs
     assert (syncs.snapshots, syncs.from_source, syncs.source_failures) == (1, 0, 1)
-    other = site.cache(site.open(source_repairs_max=5), topics=["tenant-0/#"])
+    other = site.cache(site.open(), topics=["tenant-0/#"])
     site.wait_equal(other, ["tenant-0/#"])
     assert other.statistics().syncs.from_source == 1
 

@@ -51,7 +51,7 @@ def joined(bus: Bus, consumer: Consumer, **options: Any) -> pubsub_api.Publisher
 def test_a_bad_event_is_refused_in_the_midst_of_a_flood_and_the_others_are_not(
     memory: Bus, consumer: Consumer, fields: dict[str, Any], reason: str
 ) -> None:
-    publisher = joined(memory, consumer, frame_bytes_max=65_536, batch_bytes_max=32_768, reply_bytes_max=32_768)
+    publisher = joined(memory, consumer, frame_bytes_max=65_536, batch_bytes_max=32_768)
     for number in range(1, 301):
         publisher.send_event(event(number))
         if number % 7 == 0:

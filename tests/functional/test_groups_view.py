@@ -121,11 +121,12 @@ def test_what_a_member_has_read_before_retention_dropped_it_is_not_expired(
 
 @pytest.mark.parametrize("lanes", [1, 60])
 def test_a_leader_whose_records_are_too_large_stores_what_they_hold_and_goes_on(
-    url: str, log: LogApi, source: Source, lanes: int
+    url: str, log: LogApi, source: Source, lanes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With one lane it is progress that is too large, with sixty it is the status."""
     groups.declare(log, "billing", "tenant-7/#", lanes=lanes, lease=CALM_LEASE)
-    with Member(f"{url}&record_bytes_max=1024", [SHARED], auto_ack=False, unsubscribe_timeout=1.0) as member:
+    monkeypatch.setattr("durable_log.config.RECORD_BYTES_MAX", 1024)
+    with Member(url, [SHARED], auto_ack=False, unsubscribe_timeout=1.0) as member:
         source.publish(TOPIC, 2000, keys=2000, per_frame=1000)
         wait_until(lambda: len(member.events) == 2000, PATIENCE_S, "all events")
         for event in member.events[1::2]:

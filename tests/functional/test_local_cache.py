@@ -503,8 +503,9 @@ def _links_up(cache: LocalCache) -> int:
     return statistics.links_up
 
 
-def test_tombstones_are_bounded(bus_world: World) -> None:
-    cache = bus_world.cache(options={"tombstones_max": 16})
+def test_tombstones_are_bounded(bus_world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("nb_api.notify_config.TOMBSTONES_MAX", 16)
+    cache = bus_world.cache()
     for number in range(60):
         bus_world.nb.create("port", f"p{number}", number, topic="t")
         bus_world.nb.delete("port", f"p{number}")

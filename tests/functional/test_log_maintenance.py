@@ -115,8 +115,9 @@ def test_hot_frames_are_dropped_too_when_there_is_too_much(open_log: Open) -> No
     assert maintainer.statistics.dropped_by_bytes == sum(state.start for state in log.state())
 
 
-def test_streams_that_ended_long_ago_are_forgotten(open_log: Open) -> None:
-    log, gone, hot = open_log(stream_forget_age=1800, seal_age=7200), Source(), Source()
+def test_streams_that_ended_long_ago_are_forgotten(open_log: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("durable_log.config.STREAM_FORGET_AGE_S", 1800.0)
+    log, gone, hot = open_log(seal_age=7200), Source(), Source()
     log.append([gone.frame(TOPIC, 3)])
     Sealer(log).seal(0)
     log.append([hot.frame(TOPIC, 3)])
@@ -244,13 +245,16 @@ def test_compaction_leaves_other_topics_and_signed_frames_alone(open_log: Open) 
     assert maintainer.statistics.compacted_segments == 0
 
 
-def test_more_objects_than_allowed_are_not_compacted(open_log: Open, caplog: pytest.LogCaptureFixture) -> None:
-    log, source = open_log(compact_topics=TOPIC, compact_objects_max=2), Source()
+def test_more_objects_than_allowed_are_not_compacted(
+    open_log: Open, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("durable_log.config.COMPACT_OBJECTS_MAX", 2)
+    log, source = open_log(compact_topics=TOPIC), Source()
     log.append([version_frame(source, 1, ("a", "set", 1), ("b", "set", 2), ("c", "set", 3), ("a", "set", 4))])
     with Maintainer(log) as maintainer:
         maintainer.run_once(time.time_ns() + HOUR_NS)
     assert len(objects(log)) == 4
-    assert "compact_objects_max" in caplog.text
+    assert "more than 2 objects" in caplog.text
 
 
 def test_a_thread_maintains_the_log_until_it_is_closed(open_log: Open) -> None:

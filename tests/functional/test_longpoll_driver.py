@@ -62,7 +62,7 @@ def test_a_subscriber_has_one_connection_whatever_it_subscribes_to(ends: Ends) -
 def test_commands_go_in_batches(ends: Ends) -> None:  # noqa: F811
     publisher = ends.publisher()
     filters = [f"k/{number}" for number in range(5000)]
-    subscriber, _ = ends.subscriber(publisher.address, *filters, url=f"{URL}?command_timeout=60")
+    subscriber, _ = ends.subscriber(publisher.address, *filters, url=f"{URL}?connect_timeout=60")
     [counters] = subscriber.statistics().values()
     assert (counters.batches, counters.commands, counters.sessions) == (3, 5000, 1)
 
@@ -196,7 +196,7 @@ def test_a_restarted_publisher_is_one_break_per_link(ends: Ends) -> None:  # noq
 def test_a_slow_receiver_holds_up_its_mailbox_and_loses_nothing(ends: Ends) -> None:  # noqa: F811
     publisher = ends.publisher()
     heard = BlockedReceiver()
-    ends.subscriber(publisher.address, "t", url=f"{URL}?receive_queue_bytes_max=65536", heard=heard)
+    ends.subscriber(publisher.address, "t", url=f"{URL}?receive_queue_bytes_max=262144", heard=heard)
     _, witness = ends.subscriber(publisher.address, "t")
     sent = []
     for _ in range(20):
@@ -212,7 +212,7 @@ def test_a_full_lossless_mailbox_is_a_reset_that_is_told(ends: Ends, caplog: pyt
     publisher = ends.publisher(f"{URL}?mailbox_frames_max=100&send_wait=0")
     heard = BlockedReceiver()
     subscriber, _ = ends.subscriber(
-        publisher.address, "t", url=f"{URL}?receive_queue_bytes_max=65536", heard=heard
+        publisher.address, "t", url=f"{URL}?receive_queue_bytes_max=262144", heard=heard
     )  # fmt: skip
     _, witness = ends.subscriber(publisher.address, "t")
     for number in range(40):
@@ -241,7 +241,7 @@ def test_a_sender_waits_a_moment_for_a_full_mailbox(ends: Ends) -> None:  # noqa
 
 
 def test_a_reset_subscriber_is_repaired(ends: Ends) -> None:  # noqa: F811
-    options = "mailbox_frames_max=10&send_wait=0&reply_frames_max=2"
+    options = "mailbox_frames_max=10&send_wait=0"
     with (
         PublisherNode(f"{URL}?{options}", batch_events_max=1, **CALM) as publisher,
         SubscriberNode(URL, [publisher.address], [TOPIC], **CALM) as subscriber,
@@ -365,7 +365,7 @@ def test_a_request_that_is_too_large_is_refused_before_it_is_read(ends: Ends) ->
 
 def test_requests_that_never_come_give_up_their_place(ends: Ends, caplog: pytest.LogCaptureFixture) -> None:  # noqa: F811
     """More of them than are read at the same time: the others get their turn all the same."""
-    publisher = ends.publisher(f"{URL}?command_timeout=0.5")
+    publisher = ends.publisher(f"{URL}?connect_timeout=0.5")
     import grpc
 
     release = threading.Event()
@@ -396,10 +396,13 @@ def test_requests_that_never_come_give_up_their_place(ends: Ends, caplog: pytest
     assert [record for record in caplog.records if record.levelno >= logging.ERROR] == []
 
 
-def test_filters_that_do_not_fit_one_request_go_in_several(ends: Ends) -> None:  # noqa: F811
+def test_filters_that_do_not_fit_one_request_go_in_several(
+    ends: Ends, monkeypatch: pytest.MonkeyPatch  # noqa: F811
+) -> None:  # fmt: skip
+    monkeypatch.setattr("drivers.pubsub.longpoll.config.COMMAND_BATCH_MAX", 65_536)
     publisher = ends.publisher()
     filters = [f"{number:05}/{'x' * 480}" for number in range(5000)]
-    _, heard = ends.subscriber(publisher.address, *filters, url=f"{URL}?command_batch_max=65536")
+    _, heard = ends.subscriber(publisher.address, *filters)
     heard.wait_frame(ends.send(publisher, filters[-1])[0])
 
 

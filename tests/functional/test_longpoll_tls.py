@@ -13,10 +13,11 @@ from tests.functional.conftest import event
 from tests.longpoll_ends import TLS, URL, Ends, ends  # noqa: F401
 from tests.waiting import wait_until
 
-CA = f"tls=true&tls_root_ca={TLS}/ca.pem"
-SERVER = f"tls_listen_certificate={TLS}/server.pem&tls_listen_private_key={TLS}/server-key.pem"
-CLIENT = f"tls_connect_certificate={TLS}/client.pem&tls_connect_private_key={TLS}/client-key.pem"
-WRONG_CA = f"tls=true&tls_root_ca={TLS}/client.pem"
+CA = f"tls=true&tls_ca_file={TLS}/ca.pem"
+SERVER = f"tls_cert_file={TLS}/server.pem&tls_key_file={TLS}/server-key.pem"
+CLIENT = f"tls_cert_file={TLS}/client.pem&tls_key_file={TLS}/client-key.pem"
+BOTH = f"tls_cert_file={TLS}/node.pem&tls_key_file={TLS}/node-key.pem"
+WRONG_CA = f"tls=true&tls_ca_file={TLS}/client.pem"
 LOGGER = "drivers.pubsub.longpoll.link"
 
 
@@ -49,13 +50,13 @@ def test_who_has_no_right_to_stays_out_and_is_told_why_once(
     publisher = ends.publisher(f"{URL}?{publishes}")
     with caplog.at_level(logging.WARNING, LOGGER):
         subscriber, heard = ends.subscriber(
-            publisher.address, "t", url=f"{URL}?retry_max=0.2&{subscribes}".rstrip("&"), is_awaited=False
+            publisher.address, "t", url=f"{URL}?retry_interval_max=0.2&{subscribes}".rstrip("&"), is_awaited=False
         )
         wait_until(lambda: _failures(subscriber) >= 3, 60, "three attempts")
     assert heard.links == []
     assert publisher.statistics().sessions == 0
     assert len([record for record in caplog.records if record.name == LOGGER]) == 1
-    friend = f"{publishes.partition('&tls_client_auth')[0]}&{CLIENT}" if publishes else ""
+    friend = f"{CA}&{CLIENT}" if publishes else ""
     _, welcome = ends.subscriber(publisher.address, "t", url=f"{URL}?{friend}")
     welcome.wait_frame(ends.send(publisher, "t")[0])
     assert welcome.links == [Connected(publisher.address)]
@@ -66,7 +67,7 @@ def _failures(subscriber: object) -> int:
 
 
 def test_a_session_with_certificates_on_both_sides() -> None:
-    url = f"{URL}?{CA}&{SERVER}&{CLIENT}&tls_client_auth=true"
+    url = f"{URL}?{CA}&{BOTH}&tls_client_auth=true"
     with pubsub_api.open(conf=fast_conf(url)) as session:
         publisher = session.publisher()
         subscriber = session.subscriber(["tenant-7/#"], addresses=[publisher.address])

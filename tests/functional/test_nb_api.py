@@ -253,8 +253,11 @@ def test_no_update_is_lost_between_writers(plain: NbApi, tmp_path: pathlib.Path)
     assert len(plain.db.changes(0)) == 101
 
 
-def test_an_update_that_is_always_overtaken_gives_up_with_a_conflict(tmp_path: pathlib.Path) -> None:
-    with open_nb(sqlite_url(tmp_path), db={"update_attempts_max": 3}) as nb:
+def test_an_update_that_is_always_overtaken_gives_up_with_a_conflict(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("nb_api.notify_config.UPDATE_ATTEMPTS_MAX", 3)
+    with open_nb(sqlite_url(tmp_path)) as nb:
         nb.create("counter", "c", 0, topic="t")
 
         def overtaken(value: int) -> int:
@@ -319,8 +322,9 @@ def test_what_can_be_published_is_swept_however_many_changes_before_it_cannot(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("nb_api.outbox.REFUSED_MAX", 3)
+    monkeypatch.setattr("nb_api.notify_config.SWEEP_BATCH", 2)
     url = sqlite_url(tmp_path)
-    with open_nb(url, memory_bus(), streams_max=1, db={"sweep_batch": 2}) as nb:
+    with open_nb(url, memory_bus(), streams_max=1) as nb:
         nb.create("port", "first", 0, topic="t")
         nb.flush(timeout_s=60)
         with contextlib.closing(open_db(url, with_outbox=True)) as dead:

@@ -268,15 +268,15 @@ def test_a_worker_of_another_protocol_version_is_told_so(host: Host) -> None:
         wait_until(lambda: service.report()["hop"]["refused_workers"] == 1, START_S, "the count")
 
 
-def test_who_never_greets_is_not_waited_for(host: Host) -> None:
-    host.configure(hello_timeout=0.05)
+def test_who_never_greets_is_not_waited_for(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("publisher_service.config.HELLO_TIMEOUT_S", 0.05)
     with serving(host) as service, raw_worker(host) as raw:
         assert raw.hear() is None
         wait_until(lambda: service.report()["hop"]["greeting_timeouts"] == 1, START_S, "the count")
 
 
 def test_too_many_workers_are_refused_and_wait(host: Host) -> None:
-    host.configure(workers_max=1, reconnect_interval=0.01, reconnect_interval_max=0.02)
+    host.configure(workers_max=1)
     with serving(host), working(host) as first:
         first.send_event(event(1))
         first.flush(timeout_s=START_S)

@@ -20,7 +20,7 @@ from tests.waiting import WAIT_S, wait_sent, wait_until
 
 PATIENT_TO_CONNECT = NERVOUS.replace("connect_timeout=0.5", "connect_timeout=60")
 """The first thing that goes wrong is that a server which was there falls silent."""
-PATIENT_BUT_TO_SEND = PATIENT.replace("send_timeout=60", "send_timeout=0.5")
+PATIENT_BUT_TO_SEND = PATIENT.replace("operation_timeout=60", "operation_timeout=0.5")
 
 
 @pytest.fixture
@@ -194,8 +194,11 @@ class TestFrozenServer:
         finally:
             server.thaw()
 
-    def test_unanswered_frames_are_bounded(self, server: RedisServer, ends: Ends) -> None:
-        publisher, _ = ends.publisher(f"{server.address}?{PATIENT_BUT_TO_SEND}&unanswered_max=3")
+    def test_unanswered_frames_are_bounded(
+        self, server: RedisServer, ends: Ends, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("drivers.pubsub.redis.config.UNANSWERED_MAX", 3)
+        publisher, _ = ends.publisher(f"{server.address}?{PATIENT_BUT_TO_SEND}")
         server.freeze()
         try:
             frame = Frames().data("t")
@@ -295,7 +298,7 @@ class BlockingReceiver(RecordingReceiver):
 
 class TestSlowSubscriber:
     def test_a_slow_receiver_is_not_taken_for_a_silent_server(self, shared_server: RedisServer, ends: Ends) -> None:
-        url, frames = f"{shared_server.address}?send_timeout=5&health_interval=0.2&connect_timeout=60", Frames()
+        url, frames = f"{shared_server.address}?operation_timeout=5&health_interval=0.2&connect_timeout=60", Frames()
         publisher, _ = ends.publisher(f"{shared_server.address}?{PATIENT}")
         heard = BlockingReceiver(calls=1, timeout_s=5.5)
         subscriber, _ = ends.subscriber(url, "t", heard=heard)

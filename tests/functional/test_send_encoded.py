@@ -37,7 +37,7 @@ def test_a_backlog_that_is_full_is_sent_by_the_caller(bus: Bus) -> None:
 
 
 def test_what_cannot_be_sent_is_refused_whole(bus: Bus) -> None:
-    publisher = bus.session(frame_bytes_max=65_536, batch_bytes_max=4096, reply_bytes_max=4096).publisher()
+    publisher = bus.session(frame_bytes_max=65_536, batch_bytes_max=4096).publisher()
     with pytest.raises(errors.InvalidEvent, match="frame_bytes_max"):
         publisher.send_encoded("a", [b"\xc0", b"\xc0" * 70_000])
     with pytest.raises(errors.InvalidTopic):

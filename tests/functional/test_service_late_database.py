@@ -19,8 +19,6 @@ from tests.servers_db import PostgresServer
 from tests.service_nodes import START_S, Host, ServiceProcess
 from tests.waiting import wait_until
 
-RETRY = {"database_retry_interval": 0.05, "database_retry_interval_max": 0.2}
-
 
 @contextlib.contextmanager
 def away(kind: str) -> Iterator[tuple[str, ServerProcess]]:
@@ -53,7 +51,7 @@ def status(host: Host) -> tuple[int, list[str]]:
 
 @pytest.mark.parametrize("kind", ["redis", "postgres"])
 def test_a_service_begins_its_duties_when_the_database_comes(kind: str) -> None:
-    with away(kind) as (url, server), Host(database=url, **RETRY) as host:
+    with away(kind) as (url, server), Host(database=url) as host:
         service, subscriber, worker = host.service(), host.subscriber(), host.worker()
         worker.send("worker/0", 1, 10)
         wait_until(lambda: subscriber.last("worker/0") == 10, START_S, "workers to be served meanwhile")
@@ -79,7 +77,7 @@ def test_a_service_begins_its_duties_when_the_database_comes(kind: str) -> None:
 
 
 def test_a_service_whose_database_never_comes_stops_in_good_order() -> None:
-    with away("redis") as (url, _), Host(database=url, **RETRY) as host:
+    with away("redis") as (url, _), Host(database=url) as host:
         service = host.service()
         wait_attempts(service, 1)
         assert service.stop() == 0

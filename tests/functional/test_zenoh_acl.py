@@ -106,10 +106,13 @@ def test_a_tenant_s_publisher_is_heard_and_answers_who_asks_for_its_topics(open_
         wait_until(lambda: len(consumer.events) == number, WAIT_S, "what follows")  # noqa: B023
 
 
-def test_a_tenant_cannot_ask_in_the_scope_of_others(open_bus: OpenBus, router: int, ends: Ends) -> None:
+def test_a_tenant_cannot_ask_in_the_scope_of_others(
+    open_bus: OpenBus, router: int, ends: Ends, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("drivers.pubsub.zenoh.config.QUERY_TIMEOUT_S", 60.0)
     publisher = open_bus("platform").session().publisher()
     publisher.send_events([event("tenant-8/port", 1), event("tenant-7/port", 1)])
-    url = f"zenoh://tenant-7:secret@127.0.0.1:{router}?mode=client&query_timeout=60"
+    url = f"zenoh://tenant-7:secret@127.0.0.1:{router}?mode=client"
     asker, heard = ends.subscriber(url, "tenant-7/#", address=f"tcp/127.0.0.1:{router}")
     asked_before = publisher.statistics().queries
     for scope in ("tenant-8/#", "tenant-8/port", "#", "$control"):

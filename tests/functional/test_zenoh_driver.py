@@ -40,7 +40,7 @@ def ends() -> Iterator[Ends]:
 class TestRouter:
     def test_both_ends_wait_for_a_router_that_is_absent(self, ends: Ends) -> None:
         port = free_port()
-        url = f"zenoh://127.0.0.1:{port}?mode=client&open_timeout=1&{QUICK}"
+        url = f"zenoh://127.0.0.1:{port}?mode=client&connect_timeout=1&{QUICK}"
         publisher, reports = ends.publisher(url)
         subscriber, heard = ends.subscriber(url, "t", is_up=False)
         with pytest.raises(TransportUnavailable, match="not connected"):
@@ -182,11 +182,11 @@ class TestStrangers:
 
 class TestSecurity:
     def test_tls_lets_in_who_trusts_the_authority(self, ends: Ends) -> None:
-        own = f"tls_listen_certificate={TLS}/server.pem&tls_listen_private_key={TLS}/server-key.pem"
+        own = f"tls_cert_file={TLS}/server.pem&tls_key_file={TLS}/server-key.pem"
         publisher, _ = ends.publisher(f"zenoh://127.0.0.1:0?protocol=tls&{own}")
         assert publisher.address.startswith("tls/")
         url = f"zenoh://127.0.0.1:1?protocol=tls&{QUICK}"
-        _, trusting = ends.subscriber(f"{url}&tls_root_ca={TLS}/ca.pem", "t", address=publisher.address)
+        _, trusting = ends.subscriber(f"{url}&tls_ca_file={TLS}/ca.pem", "t", address=publisher.address)
         _, doubting = ends.subscriber(url, "t", address=publisher.address, is_up=False)
         for _ in range(10):
             frame = Frames().data("t")
@@ -264,8 +264,11 @@ class TestFlow:
                 witness.wait_frame(frame)
             frozen.resume()
 
-    def test_order_holds_when_there_are_too_many_topics_for_declared_publishers(self, ends: Ends) -> None:
-        publisher, _ = ends.publisher("zenoh://127.0.0.1:0?publishers_max=4")
+    def test_order_holds_when_there_are_too_many_topics_for_declared_publishers(
+        self, ends: Ends, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("drivers.pubsub.zenoh.config.DECLARED_MAX", 4)
+        publisher, _ = ends.publisher("zenoh://127.0.0.1:0")
         _, heard = ends.subscriber("zenoh://127.0.0.1:1", "#", address=publisher.address)
         frames = Frames()
         topics = [f"few/{number}" for number in range(4)] * 5 + [f"many/{number}" for number in range(20)] * 5
@@ -358,10 +361,10 @@ class TestConfiguration:
             ("zenoh://127.0.0.1:1?key_prefix=a/*", "key_prefix"),
             ("zenoh://127.0.0.1:1?user=ada", "go together"),
             ("zenoh://127.0.0.1:1?config_file=/nowhere", "no file"),
-            ("zenoh://127.0.0.1:1?connect_retry_min=3", "connect_retry_min"),
+            ("zenoh://127.0.0.1:1?retry_interval=3", "retry_interval_max"),
             ("zenoh://127.0.0.1:0?mode=client", "router"),
-            (f"zenoh://127.0.0.1:1?tls_root_ca={TLS}/ca.pem", "encrypted"),
-            (f"zenoh://127.0.0.1:1?protocol=tls&tls_listen_certificate={TLS}/server.pem", "go together"),
+            (f"zenoh://127.0.0.1:1?tls_ca_file={TLS}/ca.pem", "encrypted"),
+            (f"zenoh://127.0.0.1:1?protocol=tls&tls_cert_file={TLS}/server.pem", "go together"),
         ],
     )
     def test_what_cannot_work_is_refused_with_the_reason(self, url: str, reason: str) -> None:

@@ -20,7 +20,7 @@ def event(topic: str, number: int) -> Event:
 
 
 def test_ten_thousand_exact_filters(consumer: Consumer) -> None:
-    bus = Bus("zenoh", "zenoh://127.0.0.1:0?drop_wait=10")
+    bus = Bus("zenoh", "zenoh://127.0.0.1:0?send_wait=10")
     publisher = bus.session().publisher()
     subscriber = bus.session().subscriber(TOPICS, consumer.on_event, addresses=[publisher.address])
     wait_joined(subscriber, [publisher.address])

@@ -94,8 +94,8 @@ class TestAddresses:
     @pytest.mark.parametrize(
         "url",
         ["zmq://", "zmq://host:1/path", "zmq://user@host:1", "zmq://host:1#x", "zmq://host:1?nonsense=1",
-         "zmq://host:1?send_hwm=0", "zmq://host:1?send_hwm=many", "zmq://host:1?linger_ms=1&linger_ms=2",
-         "zmq://host:1?reconnect_interval=5", "zmq://host:1?heartbeat_timeout=1", "zmq://host:1?send_hwm"],
+         "zmq://host:1?send_hwm=0", "zmq://host:1?send_hwm=many", "zmq://host:1?send_wait=1&send_wait=2",
+         "zmq://host:1?retry_interval=5", "zmq://host:1?heartbeat_timeout=0", "zmq://host:1?send_hwm"],
     )  # fmt: skip
     def test_a_url_that_says_nothing_or_too_much_is_refused(self, url: str) -> None:
         with pytest.raises(InvalidConfig):

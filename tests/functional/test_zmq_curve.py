@@ -202,15 +202,12 @@ def test_without_a_list_the_publishers_key_is_enough(stage: Stage, keys: Keys) -
     [
         "curve_secret_key_file={0}/client.key_secret",
         "curve_server_public_key_file={0}/server.key",
-        "curve_public_key_file={0}/client.key",
         "curve_allowed_keys_dir={0}/allowed",
         "curve_server_secret_key_file={0}/missing",
         "curve_server_secret_key_file={0}/server.key",
         "curve_server_secret_key_file={0}/broken.key",
         "curve_server_secret_key_file={0}/mixed.key",
         "curve_server_secret_key_file={0}/server.key_secret&curve_allowed_keys_dir={0}/missing",
-        "curve_secret_key_file={0}/client.key_secret&curve_server_public_key_file={0}/server.key"
-        "&curve_public_key_file={0}/other.key",
     ],
 )
 def test_keys_that_do_not_fit_together_are_refused(keys: Keys, options: str) -> None:

@@ -237,7 +237,7 @@ class TestSlowSubscribers:
 class TestLinks:
     def test_a_publisher_that_stands_still_is_noticed(self) -> None:
         with (
-            open_stage(f"{URL}?heartbeat_interval=0.1&heartbeat_timeout=1") as stage,
+            open_stage(f"{URL}?heartbeat_timeout=1") as stage,
             ChildProcess("publisher", URL) as child,
         ):
             listener = stage.unstarted_subscriber("t")
@@ -381,8 +381,11 @@ class TestLife:
         listener.heard.wait_link(Disconnected(speaker.address, ""))
         speaker.api.close()
 
-    def test_a_stopped_subscriber_does_not_keep_a_publisher_from_closing(self, stage: Stage) -> None:
-        speaker = stage.publisher(driver_at(f"{URL}?linger_ms=50"))
+    def test_a_stopped_subscriber_does_not_keep_a_publisher_from_closing(
+        self, stage: Stage, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("drivers.pubsub.zmq.publisher.LINGER_S", 0.05)
+        speaker = stage.publisher(driver_at(URL))
         with ChildProcess("subscriber", URL, speaker.address, "t") as child:
             child.receive()
             child.stop()

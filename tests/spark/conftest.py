@@ -39,9 +39,8 @@ def new_session(directory: pathlib.Path, *, master: str = "local[2]") -> SparkSe
     conf.register_opts(OPTIONS, group=GROUP)
     conf.set_override("driver_memory", "1g", group=GROUP)
     conf.set_override("executor_memory", "512m", group=GROUP)
-    conf.set_override("shuffle_partitions", 2, group=GROUP)
-    conf.set_override("local_dir", str(directory), group=GROUP)
-    conf.set_override("options", TEST_OPTIONS | {"spark.sql.warehouse.dir": str(directory / "warehouse")}, group=GROUP)
+    places = {"spark.local.dir": str(directory), "spark.sql.warehouse.dir": str(directory / "warehouse")}
+    conf.set_override("options", TEST_OPTIONS | places | {"spark.sql.shuffle.partitions": "2"}, group=GROUP)
     return open_session(conf, app_name="heliograph-tests", master=master)
 
 

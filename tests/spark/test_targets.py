@@ -232,7 +232,7 @@ def test_large_rows_go_in_portions_that_the_target_takes(tmp_path: pathlib.Path,
         with contextlib.closing(durable_log.open(log_target.url)) as log:
             assert [state.end for state in log.state()] == [600]
         return
-    file, limits = tmp_path / "db.conf", "transaction_bytes_max = 65536\nvalue_bytes_max = 32768\n"
+    file, limits = tmp_path / "db.conf", "value_bytes_max = 32768\n"
     file.write_text(f"[db]\nurl = sqlite://{tmp_path}/objects.db\n{limits}[pubsub]\nenable_df_pub_sub = false\n")
     DbTarget(str(file), str(tmp_path)).deliver(Batch("q", CHECKPOINT, 0), [name])
     with contextlib.closing(NbApi.open(config_files=[file])) as nb:

@@ -159,8 +159,7 @@ def test_a_bad_value_is_told_with_its_file_and_nothing_else(write_conf: WriteCon
         ({"max_idle_time": 10, "idle_time_limit": 5}, "idle_time_limit = 5.0 s is shorter than max_idle_time = 10.0 s"),
         ({"batch_bytes_max": 600_000}, "batch_bytes_max = 600000 leaves no room"),
         ({"publisher_forget_time": 1}, "a live publisher would be forgotten"),
-        ({"reply_bytes_max": 2_000_000}, "no reply could be accepted"),
-        ({"confirm_interval": 3}, "confirm_interval_max is shorter than confirm_interval"),
+        ({"retry_interval": 3}, "retry_interval_max is shorter than retry_interval"),
     ],
 )
 def test_options_that_contradict_each_other_are_refused_with_the_reason(
@@ -185,7 +184,7 @@ def test_a_key_that_could_be_guessed_is_refused(write_conf: WriteConf, key: str)
     [
         ("max_idel_time = 3\n", r"\[pubsub\] max_idel_time, in .*, is no option: is max_idle_time meant\?"),
         ("xyzzy = 3\n", r"\[pubsub\] xyzzy, in .*, is no option$"),
-        ("[memory]\nreceive_queue_byte_max = x\n", r"\[memory\] receive_queue_byte_max, in .*, is no option: is "),
+        ("[memory]\nnames = x\n", r"\[memory\] names, in .*, is no option: is name meant"),
     ],
 )
 def test_a_misspelt_option_is_refused_with_the_one_that_is_meant(write_conf: WriteConf, text: str, reason: str) -> None:

@@ -214,8 +214,7 @@ name_spaces = orders, rest
 policies = first, second
 kinds = a/memory=TRANSIENT, b/#=VOLATILE
 depths = a/+=3
-lifespans = a/+=1.5, b/#=0
-default_lifespan = 60
+lifespans = a/+=1.5, b/#=0, #=60
 [durability_name_space:orders]
 topics = a/#, b/#
 [durability_name_space:rest]

@@ -12,6 +12,7 @@ import pytest
 
 import pubsub_api
 from pubsub_api import Durability, Event, HistoryOutcome, HistorySource, Mismatch
+from pubsub_api import session as sessions
 from pubsub_api.errors import Closed
 from pubsub_api.history import OnChange, OnPage
 from pubsub_api.testing.conf_fixture import fast_conf
@@ -133,8 +134,9 @@ def test_a_source_that_fails_is_tried_again_and_counted(rig: Rig) -> None:
     assert rig.subscriber.statistics().history_errors == 1
 
 
-def test_live_events_do_not_wait_for_ever() -> None:
-    rig = Rig(history_hold_time=0.01)
+def test_live_events_do_not_wait_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sessions, "HISTORY_HOLD_S", 0.01)
+    rig = Rig()
     rig.send("k", 10)
     rig.say(HistoryOutcome.TIMED_OUT)
     rig.wait(10)
@@ -164,8 +166,9 @@ def test_what_replaced_the_past_is_told_and_delivered_whole(rig: Rig) -> None:
     rig.wait(2, 3, 1)
 
 
-def test_what_is_remembered_of_objects_is_bounded() -> None:
-    rig = Rig(history_objects_max=2)
+def test_what_is_remembered_of_objects_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sessions, "HISTORY_OBJECTS_MAX", 2)
+    rig = Rig()
     rig.say([event(f"k{number}", number, number + 1) for number in range(5)], HistoryOutcome.COMPLETE)
     rig.wait(0, 1, 2, 3, 4)
     assert rig.subscriber.statistics().history_forgotten == 3

@@ -57,7 +57,7 @@ def test_a_new_log_has_sixteen_shards(tmp_path: pathlib.Path) -> None:
         ("sqlite:///no/such/directory/log.db", "does not exist: make /no/such/directory"),
         ("sqlite:///tmp/log.db?shards=0", "shards"),
         ("sqlite:///tmp/log.db?shards=many", "shards"),
-        ("sqlite:///tmp/log.db?unknown=1", "'unknown' is no option; options are compact_objects_max"),
+        ("sqlite:///tmp/log.db?unknown=1", "'unknown' is no option; options are compact_tombstone_age"),
         ("sqlite:///tmp/log.db?url=x", "'url' is no option"),
         ("sqlite:///tmp/log.db?shards", "option=value pairs"),
         ("sqlite:///tmp/log.db?synchronous=never", "synchronous"),

@@ -7,7 +7,6 @@ import gc
 import threading
 import weakref
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import pytest
 
@@ -25,11 +24,8 @@ NAME = "unit"
 URL = f"memory://{NAME}"
 
 
-def make_driver(url: str = URL, **options: Any) -> PubSubApi:
-    conf = loading.conf_from_url(url)
-    for name, value in options.items():
-        conf.set_override(name, value, group="memory")
-    return loading.build_driver(conf)
+def make_driver(url: str = URL) -> PubSubApi:
+    return loading.build_driver(loading.conf_from_url(url))
 
 
 @contextlib.contextmanager
@@ -101,8 +97,9 @@ def test_a_bus_ends_with_its_last_holder() -> None:
     assert memory_bus(NAME).faults.settings.is_quiet
 
 
-def test_a_full_queue_drops_and_counts() -> None:
-    with staged(make_driver(queue_bytes_max=64 * 1024)) as stage:
+def test_a_full_queue_drops_and_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("drivers.pubsub.memory.bus.QUEUE_BYTES_MAX", 64 * 1024)
+    with staged(make_driver()) as stage:
         speaker = stage.publisher()
         receiver = BlockedReceiver()
         listener = stage.unstarted_subscriber("t", receiver=receiver)
@@ -120,15 +117,16 @@ def test_a_full_queue_drops_and_counts() -> None:
         receiver.wait_frame(speaker.send("t"))
 
 
-def test_a_frame_that_can_never_fit_is_refused() -> None:
-    with staged(make_driver(queue_bytes_max=64 * 1024)) as stage:
+def test_a_frame_that_can_never_fit_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("drivers.pubsub.memory.bus.QUEUE_BYTES_MAX", 64 * 1024)
+    with staged(make_driver()) as stage:
         speaker = stage.publisher()
         listener = stage.subscriber("t")
         limit = stage.capabilities.frame_bytes_max
         largest = speaker.frames.data("t").ljust(limit, b"x")
         speaker.send_frame("t", largest)
         listener.heard.wait_frame(largest)
-        with pytest.raises(LimitReached, match="queue_bytes_max"):
+        with pytest.raises(LimitReached, match="does not fit"):
             speaker.api.send("t", largest + b"x")
 
 
@@ -265,20 +263,22 @@ def test_a_query_says_how_many_will_answer(stage: Stage) -> None:
     assert len(listener.wait_answers(number, 3)) == 3
 
 
-def test_the_number_of_buses_is_bounded() -> None:
+def test_the_number_of_buses_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     held = [memory_bus(f"bound-{number}") for number in range(3)]
-    with staged(make_driver("memory://one-too-many", buses_max=len(held))) as stage:
+    monkeypatch.setattr("drivers.pubsub.memory.bus.BUSES_MAX", len(held))
+    with staged(make_driver("memory://one-too-many")) as stage:
         publisher = stage.unopened_publisher()
-        with pytest.raises(LimitReached, match="buses_max"):
+        with pytest.raises(LimitReached, match="a process may have"):
             publisher.api.initialize(publisher.reports.on_link)
 
 
-def test_the_number_of_ends_is_bounded() -> None:
-    with staged(make_driver(endpoints_max=2)) as stage:
+def test_the_number_of_ends_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("drivers.pubsub.memory.bus.ENDPOINTS_MAX", 2)
+    with staged(make_driver()) as stage:
         stage.publisher()
         listener = stage.subscriber("t")
         publisher = stage.unopened_publisher()
-        with pytest.raises(LimitReached, match="endpoints_max"):
+        with pytest.raises(LimitReached, match="open ends"):
             publisher.api.initialize(publisher.reports.on_link)
         listener.api.close()
         publisher.api.initialize(publisher.reports.on_link)

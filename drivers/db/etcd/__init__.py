@@ -59,8 +59,6 @@ from nb_api.writes import CheckedWrite, find_refusal, not_found, refusal_error
 from pubsub_api.addresses import is_loopback
 from pubsub_api.errors import Closed
 
-list_opts = config.list_opts
-
 LOG = logging.getLogger(__name__)
 
 _FORGETFUL = ("3.5.0", "3.5.1", "3.5.2")
@@ -79,7 +77,8 @@ _encode = msgspec.msgpack.Encoder().encode
 class EtcdDb(DbApi):
     """The driver.  See the module's description."""
 
-    options: ClassVar[Mapping[str, Sequence[cfg.Opt]]] = {config.GROUP: config.OPTIONS}
+    options: ClassVar[Mapping[str, Sequence[cfg.Opt]]] = {"db_etcd": ()}
+    """None any more: a file that still has some is refused."""
     transaction_limit: ClassVar[int] = _WRITES_MAX
 
     def __init__(self, conf: cfg.ConfigOpts, url: SplitResult) -> None:

@@ -1,28 +1,20 @@
-"""The ``[db_etcd]`` option group and what a URL adds to it, checked once."""
+"""What the options of ``[db]`` and the URL say, checked once."""
 
 from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Sequence
 from urllib.parse import SplitResult
 
 from oslo_config import cfg
 
-from drivers.db.handles import HandleLimits, connection_options, read_limits
+from drivers.db.handles import HandleLimits, read_limits
 from nb_api import config
 from pubsub_api.errors import InvalidConfig
 
-GROUP = "db_etcd"
-
 _DEFAULT_PORT = 2379
+_DEFAULT_PREFIX = "heliograph"
 _PREFIX = re.compile(r"[A-Za-z0-9._-]{1,100}")
-
-OPTIONS: Sequence[cfg.Opt] = (
-    cfg.StrOpt("prefix", default="heliograph",
-               help="Begins every key, and so keeps databases in one etcd apart. The path of the URL wins."),
-    *connection_options("Every running call and every wait"),
-)  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,10 +36,10 @@ class Settings:
 
 def read_settings(conf: cfg.ConfigOpts, url: SplitResult) -> Settings:
     """Translate the groups and the URL, ``etcd://host:port/prefix``.  Raises InvalidConfig."""
-    own, common = conf[GROUP], conf[config.GROUP]
+    common = conf[config.GROUP]
     if url.username is not None or url.query or url.fragment:
         raise InvalidConfig("the URL of an etcd is etcd://host:port/prefix, without credentials and without options")
-    prefix = url.path.strip("/") or own.prefix
+    prefix = url.path.strip("/") or _DEFAULT_PREFIX
     if not _PREFIX.fullmatch(prefix):
         raise InvalidConfig(f"{prefix!r} cannot begin keys: it is 1 to 100 letters, digits, dots, dashes, underscores")
     return Settings(
@@ -57,10 +49,5 @@ def read_settings(conf: cfg.ConfigOpts, url: SplitResult) -> Settings:
         connect_timeout_s=common.connect_timeout,
         operation_timeout_s=common.operation_timeout,
         snapshot_portion=common.snapshot_portion,
-        limits=read_limits(conf, GROUP),
+        limits=read_limits(conf),
     )
-
-
-def list_opts() -> list[tuple[str, Sequence[cfg.Opt]]]:
-    """Entry point for oslo-config-generator."""
-    return [(GROUP, OPTIONS)]

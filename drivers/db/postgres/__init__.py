@@ -47,8 +47,6 @@ from nb_api.revisions import HistoryCheck, judge
 from nb_api.writes import CheckedWrite, not_found, refusal_error
 from pubsub_api.errors import Closed
 
-list_opts = config.list_opts
-
 _COMPACT_PORTION = 10_000
 """Rows that one transaction of `compact` removes: each is short, and interrupted work is not lost."""
 _AGE_S_MAX = 3e9
@@ -58,7 +56,8 @@ _AGE_S_MAX = 3e9
 class PostgresDb(DbApi):
     """The driver.  See the module's description.  One statement per call, so one round trip."""
 
-    options: ClassVar[Mapping[str, Sequence[cfg.Opt]]] = {config.GROUP: config.OPTIONS}
+    options: ClassVar[Mapping[str, Sequence[cfg.Opt]]] = {"db_postgres": ()}
+    """None any more: a file that still has some is refused."""
 
     def __init__(self, conf: cfg.ConfigOpts, url: SplitResult) -> None:
         super().__init__(conf, url)

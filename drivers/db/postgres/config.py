@@ -1,4 +1,4 @@
-"""The ``[db_postgres]`` option group and what a URL adds to it, checked once.
+"""What the options of ``[db]`` and the URL say, checked once.
 
 Imports nothing foreign, so that options can be listed where the library is not installed.
 """
@@ -8,29 +8,17 @@ from __future__ import annotations
 import dataclasses
 import re
 import urllib.parse
-from collections.abc import Sequence
 from urllib.parse import SplitResult
 
-from oslo_config import cfg, types
+from oslo_config import cfg
 
-from drivers.db.handles import HandleLimits, connection_options, read_limits
+from drivers.db.handles import HandleLimits, read_limits
 from nb_api import config
 from pubsub_api.errors import InvalidConfig
 
-GROUP = "db_postgres"
-
+_DEFAULT_SCHEMA = "heliograph"
 # Unquoted in SQL, and short enough for the name of a channel that begins with it.
 _SCHEMA = re.compile(r"[a-z_][a-z0-9_]{0,47}")
-
-OPTIONS: Sequence[cfg.Opt] = (
-    cfg.StrOpt("schema", default="heliograph",
-               help="Schema that holds the tables: one schema is one database of Heliograph. Lower-case letters, "
-                    "digits and underscores. ?schema=name in the URL wins."),
-    *connection_options("Every running call, every wait and every open snapshot"),
-    cfg.Opt("snapshot_idle_timeout", type=types.Float(min=0.05, max=86_400.0), default=60.0,
-            help="How long a snapshot may stand still between two portions. The server ends it then, because an open "
-                 "one keeps the server from tidying up. Seconds."),
-)  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,10 +44,10 @@ class Settings:
 
 def read_settings(conf: cfg.ConfigOpts, url: SplitResult) -> Settings:
     """Translate the groups and the URL, whose query is libpq's except for ``schema``.  Raises InvalidConfig."""
-    own, common = conf[GROUP], conf[config.GROUP]
+    common = conf[config.GROUP]
     query = urllib.parse.parse_qsl(url.query, keep_blank_values=True)
     schemas = [value for name, value in query if name == "schema"]
-    schema = schemas[-1] if schemas else own.schema
+    schema = schemas[-1] if schemas else _DEFAULT_SCHEMA
     if not _SCHEMA.fullmatch(schema):
         raise InvalidConfig(
             f"{schema!r} cannot be the schema of a database: it is 1 to 48 lower-case letters, digits and underscores, "
@@ -73,12 +61,7 @@ def read_settings(conf: cfg.ConfigOpts, url: SplitResult) -> Settings:
         schema=schema,
         connect_timeout_s=common.connect_timeout,
         operation_timeout_s=common.operation_timeout,
-        snapshot_idle_timeout_s=own.snapshot_idle_timeout,
+        snapshot_idle_timeout_s=common.snapshot_idle_timeout,
         snapshot_portion=common.snapshot_portion,
-        limits=read_limits(conf, GROUP),
+        limits=read_limits(conf),
     )
-
-
-def list_opts() -> list[tuple[str, Sequence[cfg.Opt]]]:
-    """Entry point for oslo-config-generator."""
-    return [(GROUP, OPTIONS)]

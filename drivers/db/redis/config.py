@@ -9,30 +9,21 @@ from collections.abc import Sequence
 from typing import Any
 from urllib.parse import SplitResult
 
-from oslo_config import cfg, types
+from oslo_config import cfg
 
-from drivers.db.handles import HandleLimits, connection_options, read_limits
+from drivers.db.handles import HandleLimits, read_limits
 from drivers.redis_common import parse_server
 from nb_api import config
 from pubsub_api.errors import InvalidConfig
+from pubsub_api.runtime.options import advanced, tls_files
 
 GROUP = "db_redis"
 
+_DEFAULT_PREFIX = "heliograph"
 _PREFIX = re.compile(r"[A-Za-z0-9._-]{1,100}")
 _FORMS = "redis://[user:password@]host:port/db?prefix=name, rediss:// for TLS, or unix:///path/socket?db=0&prefix=name"
 
-OPTIONS: Sequence[cfg.Opt] = (
-    cfg.StrOpt("prefix", default="heliograph",
-               help="Begins every key, and so keeps databases in one Redis apart. ?prefix=name in the URL wins."),
-    *connection_options("Every running call and every wait"),
-    cfg.Opt("snapshot_idle_timeout", type=types.Float(min=0.05, max=86_400.0), default=60.0,
-            help="How long a snapshot may stand still between two portions. While one is open, the server keeps what "
-                 "is overwritten. Seconds."),
-    cfg.StrOpt("ssl_ca_file", help="PEM file of the authorities that may sign the server's certificate, for rediss://. "
-                                   "Unset: the system's."),
-    cfg.StrOpt("ssl_cert_file", help="PEM file of our own certificate, for a server that asks for one."),
-    cfg.StrOpt("ssl_key_file", help="PEM file of the private key of ssl_cert_file."),
-)  # fmt: skip
+OPTIONS: Sequence[cfg.Opt] = advanced(*tls_files())
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,13 +47,13 @@ def read_settings(conf: cfg.ConfigOpts, url: SplitResult) -> Settings:
     """Translate the groups and the URL.  Raises InvalidConfig, which never shows a password."""
     own, common = conf[GROUP], conf[config.GROUP]
     query = dict(urllib.parse.parse_qsl(url.query, keep_blank_values=True))
-    prefix = query.pop("prefix", own.prefix)
+    prefix = query.pop("prefix", _DEFAULT_PREFIX)
     if not _PREFIX.fullmatch(prefix):
         raise InvalidConfig(f"{prefix!r} cannot begin keys: it is 1 to 100 letters, digits, dots, dashes, underscores")
     arguments, address = _unix(url, query) if url.scheme == "unix" else _tcp(url, query)
     has_tls = url.scheme == "rediss"
     if has_tls:
-        files = {"ssl_ca_certs": own.ssl_ca_file, "ssl_certfile": own.ssl_cert_file, "ssl_keyfile": own.ssl_key_file}
+        files = {"ssl_ca_certs": own.tls_ca_file, "ssl_certfile": own.tls_cert_file, "ssl_keyfile": own.tls_key_file}
         arguments |= {**files, "ssl_check_hostname": True}
     return Settings(
         arguments=arguments,
@@ -71,9 +62,9 @@ def read_settings(conf: cfg.ConfigOpts, url: SplitResult) -> Settings:
         prefix=prefix.encode(),
         connect_timeout_s=common.connect_timeout,
         operation_timeout_s=common.operation_timeout,
-        snapshot_idle_timeout_s=own.snapshot_idle_timeout,
+        snapshot_idle_timeout_s=common.snapshot_idle_timeout,
         snapshot_portion=common.snapshot_portion,
-        limits=read_limits(conf, GROUP),
+        limits=read_limits(conf),
     )
 
 

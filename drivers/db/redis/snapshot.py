@@ -138,5 +138,5 @@ class RedisSnapshot(Snapshot):
     def _check(self, lease: object) -> None:
         if lease is None:
             raise DbUnavailable(
-                f"the snapshot stood still longer than [db_redis] snapshot_idle_timeout = {self._lease_s:g} s"
+                f"the snapshot stood still longer than [db] snapshot_idle_timeout = {self._lease_s:g} s"
             )

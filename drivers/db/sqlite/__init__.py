@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, TypeVar
 from urllib.parse import SplitResult
 
-from oslo_config import cfg, types
+from oslo_config import cfg
 
 from drivers.db.sqlite import outbox, schema
 from drivers.db.sqlite.recording import record
@@ -34,24 +34,24 @@ from nb_api.writes import CheckedWrite, not_found
 from pubsub_api.errors import Closed, InvalidConfig
 from pubsub_api.runtime import forking
 from pubsub_api.runtime.backoff import Backoff
+from pubsub_api.runtime.options import MIB, advanced
 
 GROUP = "db_sqlite"
 
-OPTIONS: Sequence[cfg.Opt] = (
+OPTIONS: Sequence[cfg.Opt] = advanced(
     cfg.StrOpt("synchronous", default="full", choices=["full", "normal"],
                help="full: a commit is on disk when it returns. normal: a power failure may take back the last "
                     "commits, and revisions that controllers have seen are then given to other changes. A process that "
                     "is killed loses nothing either way."),
-    cfg.Opt("poll_interval_min", type=types.Float(min=0.0001, max=10.0), default=0.001,
-            help="How soon a wait looks for changes of other processes; each vain look doubles it. Seconds."),
-    cfg.Opt("poll_interval_max", type=types.Float(min=0.001, max=60.0), default=0.05,
-            help="Longest time between two looks of a wait. Seconds."),
-    cfg.Opt("snapshot_time_max", type=types.Float(min=0.1, max=86_400.0), default=600.0,
-            help="How long a snapshot may be open. The write-ahead log grows meanwhile. Seconds."),
-    cfg.IntOpt("log_bytes_max", default=64 * 1024 * 1024, min=64 * 1024, max=2**40,
-               help="A write-ahead log that has grown beyond this is cut when it is recycled. Bytes."),
 )  # fmt: skip
 
+SNAPSHOT_TIME_MAX_S = 600.0
+"""How long a snapshot may be open: the write-ahead log grows meanwhile."""
+_POLL_INTERVAL_S = 0.001
+_POLL_INTERVAL_MAX_S = 0.05
+"""How soon, and how seldom at most, a wait looks for changes of other processes; each vain look doubles it."""
+_JOURNAL_BYTES_MAX = 64 * MIB
+"""A write-ahead log that has grown beyond this is cut when it is recycled."""
 _COMPACT_PORTION = 5000
 _CHANGE_COLUMNS = "revision, action, table_name, key, topic, value, left_topic"
 
@@ -77,7 +77,7 @@ class SqliteDb(DbApi):
         self._pool = Pool(
             self._path,
             f"PRAGMA synchronous = {self._options.synchronous}; "
-            f"PRAGMA journal_size_limit = {self._options.log_bytes_max}; PRAGMA temp_store = memory;",
+            f"PRAGMA journal_size_limit = {_JOURNAL_BYTES_MAX}; PRAGMA temp_store = memory;",
         )
         self._writer = Writer(self._run, self._pool.check_file, self._timeout_s)
         self._is_closed = False
@@ -124,9 +124,7 @@ class SqliteDb(DbApi):
         def begin(_: sqlite3.Connection) -> SqliteSnapshot:
             connection = self._pool.open()
             try:
-                return SqliteSnapshot(
-                    connection, selection, self.conf.db.snapshot_portion, self._options.snapshot_time_max
-                )
+                return SqliteSnapshot(connection, selection, self.conf.db.snapshot_portion, SNAPSHOT_TIME_MAX_S)
             except BaseException:
                 connection.close()
                 raise
@@ -188,7 +186,7 @@ class SqliteDb(DbApi):
         checks.check_not_negative(timeout_s, "a timeout in seconds")
         self._check_open()
         deadline = time.monotonic() + timeout_s
-        backoff = Backoff(self._options.poll_interval_min, self._options.poll_interval_max)
+        backoff = Backoff(_POLL_INTERVAL_S, _POLL_INTERVAL_MAX_S)
         while True:
             commits = self._commits
             try:

@@ -110,9 +110,7 @@ class SqliteSnapshot(Snapshot):
                 return portion
             if time.monotonic() > self._deadline:
                 self._release()
-                raise DbUnavailable(
-                    f"the snapshot was open longer than [db_sqlite] snapshot_time_max = {self._time_max_s} s"
-                )
+                raise DbUnavailable(f"the snapshot was open longer than SNAPSHOT_TIME_MAX_S = {self._time_max_s} s")
             if self._connection is None:
                 raise DbUnavailable("the snapshot could not be read to its end before a fork")
             try:

@@ -22,7 +22,7 @@ from oslo_config import cfg
 
 from drivers.log.redis import scripts
 from drivers.log.redis.appending import Appender
-from drivers.log.redis.config import GROUP, OPTIONS
+from drivers.log.redis.config import GROUP, OPTIONS, STREAMS_CACHED_MAX, WAIT_SLICE_S
 from drivers.log.redis.server import Server
 from durable_log import checks, config
 from durable_log.checksums import damaged, gap
@@ -60,7 +60,7 @@ class RedisLog(SegmentedLog):
         self._server = Server(url, self._options, self._limits)
         self._appender = Appender(
             self._server, self._prefix, timeout_s=self._limits.operation_timeout,
-            ranges_max=self._limits.missing_ranges_max, streams_cached_max=self._options.streams_cached_max,
+            ranges_max=config.MISSING_RANGES_MAX, streams_cached_max=STREAMS_CACHED_MAX,
         )  # fmt: skip
 
     def exists(self) -> bool:
@@ -111,7 +111,9 @@ class RedisLog(SegmentedLog):
         before = self._appender.forgotten
         appended = self._appender.append(list(zip(headers, frames, strict=True)))
         if self._appender.forgotten > before:
-            LOG.warning("[log] missing_ranges_max: %d numbers that never came are forgotten", self._appender.forgotten)
+            LOG.warning(
+                "more than MISSING_RANGES_MAX holes: %d numbers that never came are forgotten", self._appender.forgotten
+            )
         return appended
 
     def note_missing(self, heads: Sequence[tuple[bytes, str, int]]) -> None:
@@ -135,7 +137,7 @@ class RedisLog(SegmentedLog):
                 rest = deadline - time.monotonic()
                 if rest <= 0:
                     return False
-                self._block(states, list(ends), min(rest, self._options.wait_slice))
+                self._block(states, list(ends), min(rest, WAIT_SLICE_S))
         except Closed:
             return False
 
@@ -160,7 +162,7 @@ class RedisLog(SegmentedLog):
         return None if version is None else Record(name, value, int(version))
 
     def put_records(self, writes: Sequence[tuple[str, bytes | None, int | None]]) -> list[int]:
-        checks.check_writes(writes, bytes_max=self._limits.record_bytes_max)
+        checks.check_writes(writes, bytes_max=config.RECORD_BYTES_MAX)
         if not writes:
             self._server.check_open()
             return []

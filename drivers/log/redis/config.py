@@ -4,25 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from oslo_config import cfg, types
+from oslo_config import cfg
+
+from pubsub_api.runtime.options import advanced, text, tls_files
 
 GROUP = "log_redis"
 
-OPTIONS: Sequence[cfg.Opt] = (
-    cfg.StrOpt("key_prefix", default="heliograph:log:",
-               help="Put before the name of every key. Logs with different prefixes share a server."),
-    cfg.StrOpt("username", secret=True, help="ACL user. Unset: the one in url, else the server's default user."),
-    cfg.StrOpt("password", secret=True, help="Password of the user. Unset: the one in url, else none."),
-    cfg.StrOpt("ssl_ca_file",
-               help="PEM file of the authorities that may sign the server's certificate, for a rediss:// url. Unset: "
-                    "the system's."),
-    cfg.IntOpt("connections_max", default=64, min=2, max=100_000,
-               help="Connections of a process. Each thread that waits for more events holds one."),
-    cfg.Opt("wait_slice", type=types.Float(min=0.01, max=60.0), default=0.25,
-            help="A blocked wait looks this often whether the log was closed. Seconds."),
-    cfg.IntOpt("streams_cached_max", default=100_000, min=1, max=100_000_000,
-               help="Streams whose position an appending process remembers, so that it need not ask before it writes."),
+OPTIONS: Sequence[cfg.Opt] = advanced(
+    text("key_prefix", "heliograph:log:",
+         "Put before the name of every key. Logs with different prefixes share a server."),
+    *tls_files()[:1],
 )  # fmt: skip
+
+CONNECTIONS_MAX = 64
+"""Connections of a process.  Each thread that waits for more events holds one."""
+WAIT_SLICE_S = 0.25
+"""A blocked wait looks this often whether the log was closed."""
+STREAMS_CACHED_MAX = 100_000
+"""Streams whose position an appending process remembers, so that it need not ask before it writes."""
 
 
 def list_opts() -> list[tuple[str, Sequence[cfg.Opt]]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
@@ -11,6 +10,7 @@ from urllib.parse import SplitResult
 import redis
 from oslo_config import cfg
 
+from drivers.log.redis.config import CONNECTIONS_MAX
 from drivers.log.redis.scripts import REPLACED, WRONG_END
 from drivers.redis_common import limits as redis_limits
 from drivers.redis_common import parse_server
@@ -29,19 +29,14 @@ class Server:
 
     def __init__(self, url: SplitResult, options: cfg.ConfigOpts.GroupAttr, limits: cfg.ConfigOpts.GroupAttr) -> None:
         server = parse_server(url.geturl())
-        server = dataclasses.replace(
-            server,
-            username=options.username or server.username,
-            password=options.password or server.password,
-        )
         self.address = server.address
         self.identity = ""
         """Of the log that was opened; for errors."""
         self._is_closed = False
         self._digests: dict[str, str] = {}
-        security = {"ssl": True, "ssl_ca_certs": options.ssl_ca_file} if server.has_tls else {}
+        security = {"ssl": True, "ssl_ca_certs": options.tls_ca_file} if server.has_tls else {}
         self._client = redis.Redis(
-            **server.arguments, **security, max_connections=options.connections_max, protocol=2,
+            **server.arguments, **security, max_connections=CONNECTIONS_MAX, protocol=2,
             **redis_limits(connect_timeout_s=limits.connect_timeout, timeout_s=limits.operation_timeout),
         )  # fmt: skip
         self._client.response_callbacks.clear()  # answers as the server gives them: lists of bytes and numbers

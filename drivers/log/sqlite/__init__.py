@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from typing import ClassVar
 from urllib.parse import SplitResult
 
-from oslo_config import cfg, types
+from oslo_config import cfg
 
 from drivers.log.sqlite import appending, reading, records, schema, sealed
 from drivers.log.sqlite.store import Store
@@ -29,6 +29,7 @@ from durable_log.log_api import Appended, Record, ShardState, StoredFrame
 from durable_log.segmented import HotRead, RestoredShard, SegmentedLog
 from pubsub_api.errors import Closed, InvalidConfig
 from pubsub_api.runtime.backoff import Backoff
+from pubsub_api.runtime.options import MIB, advanced
 
 LOG = logging.getLogger(__name__)
 
@@ -37,17 +38,17 @@ GROUP = "log_sqlite"
 _EMPTY_BYTES = 1 << 20
 """What the file of a log without frames may take, with records and streams.  No retention can make it smaller."""
 
-OPTIONS: Sequence[cfg.Opt] = (
+OPTIONS: Sequence[cfg.Opt] = advanced(
     cfg.StrOpt("synchronous", default="full", choices=["full", "normal"],
                help="full: what was appended is on disk when append returns. normal: a power failure may take back the "
                     "last appends. A process that is killed loses nothing either way."),
-    cfg.Opt("poll_interval_min", type=types.Float(min=0.0001, max=10.0), default=0.001,
-            help="How soon a wait looks for appends of other processes; each vain look doubles it. Seconds."),
-    cfg.Opt("poll_interval_max", type=types.Float(min=0.001, max=60.0), default=0.02,
-            help="Longest time between two looks of a wait. Seconds."),
-    cfg.IntOpt("journal_bytes_max", default=64 * 1024 * 1024, min=64 * 1024, max=2**40,
-               help="A write-ahead log that has grown beyond this is cut when it is recycled. Bytes."),
 )  # fmt: skip
+
+_POLL_INTERVAL_S = 0.001
+_POLL_INTERVAL_MAX_S = 0.02
+"""How soon, and how seldom at most, a wait looks for appends of other processes; each vain look doubles it."""
+_JOURNAL_BYTES_MAX = 64 * MIB
+"""A write-ahead log that has grown beyond this is cut when it is recycled."""
 
 
 def list_opts() -> list[tuple[str, Sequence[cfg.Opt]]]:
@@ -65,14 +66,13 @@ class SqliteLog(SegmentedLog):
         path = path_of(url)
         self._limits = conf[config.GROUP]
         self._frame_bytes_max: int = self._limits.frame_bytes_max  # looked up once: it is needed for every append
-        self._ranges_max: int = self._limits.missing_ranges_max
         self._options = conf[GROUP]
         self._found = schema.Found(0, Lineage(""))
         self.default_directory = path.with_name(f"{path.name}-segments")
         self._store = Store(
             path,
             f"PRAGMA synchronous = {self._options.synchronous}; "
-            f"PRAGMA journal_size_limit = {self._options.journal_bytes_max}; PRAGMA temp_store = memory;",
+            f"PRAGMA journal_size_limit = {_JOURNAL_BYTES_MAX}; PRAGMA temp_store = memory;",
             operation_timeout_s=self._limits.operation_timeout,
         )
 
@@ -111,16 +111,16 @@ class SqliteLog(SegmentedLog):
             self._store.check_open()
             return Appended(0, 0, {})
         appended, forgotten = self._store.write(
-            lambda connection: appending.append(connection, batch, time.time_ns(), ranges_max=self._ranges_max)
+            lambda connection: appending.append(connection, batch, time.time_ns(), ranges_max=config.MISSING_RANGES_MAX)
         )
         if forgotten:
-            LOG.warning("[log] missing_ranges_max: %d numbers that never came are forgotten", forgotten)
+            LOG.warning("more than MISSING_RANGES_MAX holes: %d numbers that never came are forgotten", forgotten)
         return appended
 
     def note_missing(self, heads: Sequence[tuple[bytes, str, int]]) -> None:
         self._store.write(
             lambda connection: appending.note_missing(
-                connection, heads, self.shards, time.time_ns(), ranges_max=self._ranges_max
+                connection, heads, self.shards, time.time_ns(), ranges_max=config.MISSING_RANGES_MAX
             )
         )
 
@@ -131,7 +131,7 @@ class SqliteLog(SegmentedLog):
         checks.check_ends(ends, self.shards, timeout_s)
         self._store.check_open()
         deadline = time.monotonic() + timeout_s
-        backoff = Backoff(self._options.poll_interval_min, self._options.poll_interval_max)
+        backoff = Backoff(_POLL_INTERVAL_S, _POLL_INTERVAL_MAX_S)
         watch = Watch(self._store.path)
         while True:
             commits = self._store.commits
@@ -156,7 +156,7 @@ class SqliteLog(SegmentedLog):
         return self._store.run(lambda connection: records.get(connection, name))
 
     def put_records(self, writes: Sequence[tuple[str, bytes | None, int | None]]) -> list[int]:
-        checks.check_writes(writes, bytes_max=self._limits.record_bytes_max)
+        checks.check_writes(writes, bytes_max=config.RECORD_BYTES_MAX)
         if not writes:
             self._store.check_open()
             return []

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import socket
 
-from drivers.pubsub.longpoll.config import Settings, Tls, check_address, make_address
+from drivers.pubsub.longpoll.config import QUERIES_MAX, Settings, Tls, check_address, make_address
 from drivers.pubsub.longpoll.library import aio, grpc
 from drivers.pubsub.longpoll.wire import BATCH_BYTES_MAX
 from pubsub_api.errors import AddressInUse, InvalidConfig, LimitReached
@@ -14,22 +14,21 @@ MESSAGE_BYTES_MAX = 2**31 - 1
 REQUEST_BYTES_MAX = 2 * BATCH_BYTES_MAX
 """The largest request to a publisher: a full batch, what names it included.  A query may be larger, if frames may."""
 CALLS_MAX = 16
-"""Of one connection at a time, beside ``queries_max`` questions: polls, batches, and those that are about to end.  gRPC
+"""Of one connection at a time, beside `QUERIES_MAX` questions: polls, batches, and those that are about to end.  gRPC
 lets further ones wait at the caller, so questions alone must not reach it: a poll that waits looks like a dead side."""
 
 
 def open_channel(settings: Settings, address: str) -> aio.Channel:
     """A connection of its own to a publisher.  Connects when it is first used.  Call it in the event loop."""
-    options = settings.options
     arguments: list[tuple[str, object]] = [
         # Channels of a process to the same place would share a connection otherwise.
         ("grpc.use_local_subchannel_pool", 1),
         ("grpc.enable_http_proxy", 0),
         ("grpc.max_receive_message_length", MESSAGE_BYTES_MAX),
         ("grpc.max_send_message_length", MESSAGE_BYTES_MAX),
-        ("grpc.initial_reconnect_backoff_ms", round(options.retry_min * 1000)),
-        ("grpc.max_reconnect_backoff_ms", round(options.retry_max * 1000)),
-        ("grpc.min_reconnect_backoff_ms", round(options.connect_timeout * 1000)),
+        ("grpc.initial_reconnect_backoff_ms", round(settings.link.retry_min_s * 1000)),
+        ("grpc.max_reconnect_backoff_ms", round(settings.link.retry_max_s * 1000)),
+        ("grpc.min_reconnect_backoff_ms", round(settings.connect_timeout_s * 1000)),
         # Repeating is the core's business: it alone knows what has no second effect.
         ("grpc.enable_retries", 0),
     ]
@@ -38,9 +37,7 @@ def open_channel(settings: Settings, address: str) -> aio.Channel:
         return aio.insecure_channel(target, options=arguments)
     if settings.tls.server_name is not None:
         arguments.append(("grpc.ssl_target_name_override", settings.tls.server_name))
-    credentials = grpc.ssl_channel_credentials(
-        settings.tls.root_ca, settings.tls.connect_private_key, settings.tls.connect_certificate
-    )
+    credentials = grpc.ssl_channel_credentials(settings.tls.ca_file, settings.tls.key_file, settings.tls.cert_file)
     return aio.secure_channel(target, credentials, options=arguments)
 
 
@@ -53,7 +50,7 @@ def open_server(settings: Settings, handler: grpc.GenericRpcHandler) -> tuple[ai
         ("grpc.so_reuseport", 0),  # or two publishers could own one address, each with half of the subscribers
         ("grpc.max_receive_message_length", max(REQUEST_BYTES_MAX, settings.frame_bytes_max + 1024)),
         ("grpc.max_send_message_length", MESSAGE_BYTES_MAX),
-        ("grpc.max_concurrent_streams", settings.options.queries_max + CALLS_MAX),
+        ("grpc.max_concurrent_streams", QUERIES_MAX + CALLS_MAX),
         # Who vanished without a word must not hold a connection for as long as the kernel is patient.
         ("grpc.keepalive_time_ms", round(settings.options.poll_interval * 1000)),
         ("grpc.keepalive_timeout_ms", round(settings.options.poll_grace * 1000)),
@@ -77,12 +74,10 @@ def open_server(settings: Settings, handler: grpc.GenericRpcHandler) -> tuple[ai
 
 
 def _server_credentials(tls: Tls) -> grpc.ServerCredentials:
-    if tls.listen_certificate is None or tls.listen_private_key is None:
-        raise InvalidConfig(
-            "[longpoll] tls needs tls_listen_certificate and tls_listen_private_key where publishers run"
-        )
-    pair = (tls.listen_private_key, tls.listen_certificate)
-    return grpc.ssl_server_credentials([pair], tls.root_ca if tls.client_auth else None, tls.client_auth)
+    if tls.cert_file is None or tls.key_file is None:
+        raise InvalidConfig("[longpoll] tls needs tls_cert_file and tls_key_file where publishers run")
+    pair = (tls.key_file, tls.cert_file)
+    return grpc.ssl_server_credentials([pair], tls.ca_file if tls.client_auth else None, tls.client_auth)
 
 
 def _bind_error(settings: Settings, target: str, error: RuntimeError) -> AddressInUse | InvalidConfig:

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from drivers.pubsub.longpoll import actions, wire
+from drivers.pubsub.longpoll import actions, config, wire
 from drivers.pubsub.longpoll.channels import open_channel
 from drivers.pubsub.longpoll.config import Settings
 from drivers.pubsub.longpoll.library import aio, grpc
@@ -84,7 +84,7 @@ class Link:
         """Ask the publisher; ``tell`` learns whether it serves queries, 1 or 0.  False when it cannot be asked now."""
         if not self.is_up:
             return False
-        if self._queries >= self._settings.options.queries_max:
+        if self._queries >= config.QUERIES_MAX:
             self._tally.add("queries_dropped")
             return False
         self._queries += 1
@@ -92,7 +92,7 @@ class Link:
         return True
 
     async def close(self) -> None:
-        """Leave the publisher, as well as that can be done within ``linger``, and release the connection."""
+        """Leave the publisher, as well as that can be done within `config.LINGER_S`, and release the connection."""
         is_known = self._core.is_known
         self._core.close()
         self._held = None
@@ -174,13 +174,13 @@ class Link:
 
     async def _send_leave(self, action: actions.SendLeave) -> None:
         try:
-            await self._leave(wire.encode(action.leave), timeout=self._settings.options.linger)
+            await self._leave(wire.encode(action.leave), timeout=config.LINGER_S)
         except aio.AioRpcError as error:
             LOG.debug("%s: the publisher was not told that we leave: %s", self.address, error.details())
 
     async def _send_query(self, frame: bytes, tell: Callable[[int], None]) -> None:
         try:
-            call = self._ask(frame, timeout=self._settings.options.query_timeout)
+            call = self._ask(frame, timeout=config.QUERY_TIMEOUT_S)
             is_first = True
             async for part in call:
                 if is_first:

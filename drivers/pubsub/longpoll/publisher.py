@@ -5,7 +5,7 @@ While the loop is busy with that, further frames gather: batching needs no timer
 
 A subscriber whose mailbox is full is waited for, since repairing what would be given up costs far more than a pause;
 ``send_wait`` at most, though, and then nobody is waited for during
-``send_wait_interval``.
+`SEND_WAIT_INTERVAL_S`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import time
 from collections.abc import Mapping, Sequence
 
 from drivers.pubsub.longpoll.channels import MESSAGE_BYTES_MAX
-from drivers.pubsub.longpoll.config import Settings, make_address
+from drivers.pubsub.longpoll.config import LINGER_S, SEND_WAIT_INTERVAL_S, Settings, make_address
 from drivers.pubsub.longpoll.process import PROCESS, in_loop
 from drivers.pubsub.longpoll.publisher_core import PublisherCore
 from drivers.pubsub.longpoll.service import Service
@@ -110,7 +110,7 @@ class LongpollPublisher(PublisherApi):
         if now >= self._no_wait_until:
             if self._lock.wait_for(lambda: not self._core.overfull, self._settings.options.send_wait):
                 return
-            self._no_wait_until = now + self._settings.options.send_wait_interval
+            self._no_wait_until = now + SEND_WAIT_INTERVAL_S
         for session in self._core.reset_overfull():
             LOG.warning(
                 "%s: subscriber %s reads too slowly, what waited for it is given up and it is told",
@@ -158,7 +158,7 @@ class LongpollPublisher(PublisherApi):
             service, self._service = self._service, None
             if service is not None:
                 service.post_flush()
-                self._lock.wait_for(lambda: not self._core.has_mail, self._settings.options.linger)
+                self._lock.wait_for(lambda: not self._core.has_mail, LINGER_S)
         if service is not None:
             try:
                 in_loop(service.loop, service.stop(), _LOOP_TIMEOUT_S)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from drivers.pubsub.longpoll import wire
 from drivers.pubsub.longpoll.channels import open_server
-from drivers.pubsub.longpoll.config import Settings
+from drivers.pubsub.longpoll.config import QUERIES_MAX, Settings
 from drivers.pubsub.longpoll.library import grpc
 from drivers.pubsub.longpoll.process import post
 from drivers.pubsub.longpoll.publisher_core import PublisherCore
@@ -182,9 +182,9 @@ class Service(grpc.GenericRpcHandler):
         if handler is None or not is_frame(query):
             yield wire.NOT_SERVED
             return
-        if self._queries >= self._settings.options.queries_max:
+        if self._queries >= QUERIES_MAX:
             self._tally.add("queries_refused")
-            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "queries_max of the publisher is reached")
+            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "the publisher answers QUERIES_MAX others")
         yield wire.SERVED
         self._queries += 1
         try:
@@ -209,7 +209,7 @@ class Service(grpc.GenericRpcHandler):
         task = asyncio.current_task()
         assert task is not None
         async with self._reading:
-            timeout_s = self._settings.options.command_timeout
+            timeout_s = self._settings.connect_timeout_s
             timer = self.loop.call_later(timeout_s, task.cancel, _TOO_SLOW)
             try:
                 request = await context.read()

@@ -45,7 +45,7 @@ class LongpollSubscriber(SubscriberApi):
         self._is_posted = False
         # A link does not poll while there is no room: so frames wait where there is a policy for them, in the
         # publisher's mailbox.
-        self._inbox = Inbox(settings.options.receive_queue_bytes_max, name="longpoll receiver", on_room=self._on_room)
+        self._inbox = Inbox(settings.receive_queue_bytes_max, name="longpoll receiver", on_room=self._on_room)
         self._tally = Tally("queries_dropped", "queries_failed", *_COUNTED)
         """Of the queries of all links, and of links that are gone."""
         # The loop's own:

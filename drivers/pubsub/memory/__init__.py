@@ -23,6 +23,7 @@ from urllib.parse import SplitResult
 
 from oslo_config import cfg
 
+from drivers.pubsub.memory import bus
 from drivers.pubsub.memory.bus import ITEM_BYTES, REGISTRY, SCHEME, Bus, Endpoint, Mailbox
 from drivers.pubsub.memory.publisher import MemoryPublisher
 from pubsub_api.core.topics import CONTROL_TOPIC, FilterSet
@@ -39,23 +40,13 @@ from pubsub_api.driver import (
 )
 from pubsub_api.errors import Closed, InvalidConfig, TransportUnavailable, UsageError
 from pubsub_api.guarding import GuardedReceiver
+from pubsub_api.runtime.options import advanced, text
 from pubsub_api.testing.faults import FaultInjector
 
 GROUP = "memory"
-BUSES_MAX = 1_000_000
-MIB = 1024 * 1024
 
-OPTIONS: Sequence[cfg.Opt] = (
-    cfg.StrOpt("name", default="default", help="Bus to use. Sessions of one process with the same name share it."),
-    cfg.IntOpt(
-        "queue_bytes_max",
-        default=64 * MIB,
-        min=64 * 1024,
-        max=64 * 1024 * MIB,
-        help="Frames that wait for one subscriber, or queries for one publisher. More are dropped, and counted. Bytes.",
-    ),
-    cfg.IntOpt("buses_max", default=1024, min=1, max=BUSES_MAX, help="Buses in one process."),
-    cfg.IntOpt("endpoints_max", default=10_000, min=1, max=1_000_000, help="Publishers and subscribers on one bus."),
+OPTIONS: Sequence[cfg.Opt] = advanced(
+    text("name", "default", "Bus to use. Sessions of one process with the same name share it."),
 )
 
 
@@ -86,7 +77,7 @@ class MemorySubscriber(Endpoint, SubscriberApi):
         self._is_running = False
         self._tally = Tally("frames_dropped")
         self._mailbox: Mailbox[bytes | LinkReport] = Mailbox(
-            f"memory-receive-{self._options.name}", self._options.queue_bytes_max, self._deliver, self._release_held
+            f"memory-receive-{self._options.name}", bus.QUEUE_BYTES_MAX, self._deliver, self._release_held
         )
         self._lock = self._mailbox.lock
 
@@ -242,9 +233,9 @@ class MemorySubscriber(Endpoint, SubscriberApi):
 
     def _join(self, name: str) -> _Link:
         """Join a bus and report the link.  Joining comes before looking, so that no change is missed in between."""
-        joined = REGISTRY.get(name, self._options.buses_max)
-        number = joined.join_subscriber(self, self._options.endpoints_max)
-        link = _Link(joined, number, self._options.queue_bytes_max)
+        joined = REGISTRY.get(name)
+        number = joined.join_subscriber(self)
+        link = _Link(joined, number, bus.QUEUE_BYTES_MAX)
         self._set_up(link, joined.is_up, "")
         return link
 
@@ -279,7 +270,7 @@ class MemoryPubSub(PubSubApi):
     @staticmethod
     def bus(name: str = "default") -> Bus:
         """The bus ``memory://name``, made when it does not exist.  Hold it as long as its faults shall last."""
-        return REGISTRY.get(name, BUSES_MAX)
+        return REGISTRY.get(name)
 
     @classmethod
     def configure_from_url(cls, conf: cfg.ConfigOpts, url: SplitResult) -> None:
@@ -294,7 +285,7 @@ class MemoryPubSub(PubSubApi):
             bind_based=False,
             queries=True,
             native_wildcards=True,
-            frame_bytes_max=self.conf[GROUP].queue_bytes_max - ITEM_BYTES,
+            frame_bytes_max=bus.QUEUE_BYTES_MAX - ITEM_BYTES,
             fork_safe=True,
             reports=frozenset({"connect", "disconnect", "subscribed"}),
         )

@@ -22,6 +22,11 @@ from pubsub_api.errors import LimitReached
 from pubsub_api.runtime import forking
 from pubsub_api.testing.faults import Faults
 
+QUEUE_BYTES_MAX = 64 * 1024 * 1024
+"""Frames that wait for one subscriber, or queries for one publisher.  More are dropped, and counted."""
+BUSES_MAX = 1024
+ENDPOINTS_MAX = 10_000
+"""Of a process, and of a bus: more is a test that forgets to close."""
 SCHEME = "memory"
 ITEM_BYTES = 64
 """What an item in a queue costs besides its own bytes, so that empty ones are bounded too."""
@@ -171,17 +176,17 @@ class Bus:
         """How many open ends the bus has, and what their queues dropped since the bus exists."""
         return BusStatistics(len(self._publishers), len(self._subscribers), self._overflowed)
 
-    def join_publisher(self, member: SendingMember, members_max: int) -> None:
+    def join_publisher(self, member: SendingMember) -> None:
         """Add a sending end.  Raises LimitReached."""
         with self._lock:
-            self._check_room(members_max)
+            self._check_room()
             self._publishers += (member,)
             self.arrivals = uuid.uuid4().hex
 
-    def join_subscriber(self, member: ListeningMember, members_max: int) -> int:
+    def join_subscriber(self, member: ListeningMember) -> int:
         """Add a receiving end.  Returns its number on this bus, never used twice.  Raises LimitReached."""
         with self._lock:
-            self._check_room(members_max)
+            self._check_room()
             self._subscribers += (member,)
             self._joined += 1
             return self._joined
@@ -215,9 +220,9 @@ class Bus:
         for member in (*self._subscribers, *self._publishers):
             member.on_bus_changed(self)
 
-    def _check_room(self, members_max: int) -> None:
-        if len(self._publishers) + len(self._subscribers) >= members_max:
-            raise LimitReached(f"{self.address} has {members_max} open ends, all that [memory] endpoints_max allows")
+    def _check_room(self) -> None:
+        if len(self._publishers) + len(self._subscribers) >= ENDPOINTS_MAX:
+            raise LimitReached(f"{self.address} has {ENDPOINTS_MAX} open ends, the most that it may have")
 
 
 class Registry:
@@ -227,13 +232,13 @@ class Registry:
         self._lock = threading.Lock()
         self._buses: weakref.WeakValueDictionary[str, Bus] = weakref.WeakValueDictionary()
 
-    def get(self, name: str, buses_max: int) -> Bus:
+    def get(self, name: str) -> Bus:
         """The bus of that name, made when it does not exist.  Raises LimitReached."""
         with self._lock:
             found = self._buses.get(name)
             if found is None:
-                if len(self._buses) >= buses_max:
-                    raise LimitReached(f"{buses_max} buses are open, the most that [memory] buses_max allows")
+                if len(self._buses) >= BUSES_MAX:
+                    raise LimitReached(f"{BUSES_MAX} buses are open, the most that a process may have")
                 found = self._buses[name] = Bus(name)
             return found
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 
 from oslo_config import cfg
 
+from drivers.pubsub.memory import bus
 from drivers.pubsub.memory.bus import ITEM_BYTES, REGISTRY, SCHEME, Bus, Endpoint, ListeningMember, Mailbox
 from pubsub_api.counting import Tally
 from pubsub_api.driver import Connected, Disconnected, PublisherApi, PublisherReport, QueryHandler
@@ -34,8 +35,8 @@ class MemoryPublisher(Endpoint, PublisherApi):
         self._check_usable()
         if self._bus is not None:
             raise UsageError("initialize was called already")
-        joined = REGISTRY.get(self._options.name, self._options.buses_max)
-        joined.join_publisher(self, self._options.endpoints_max)
+        joined = REGISTRY.get(self._options.name)
+        joined.join_publisher(self)
         self._bus = joined
         self._report = report
         self.on_bus_changed(joined)
@@ -46,8 +47,8 @@ class MemoryPublisher(Endpoint, PublisherApi):
 
     def send(self, topic: str, frame: bytes) -> None:
         joined = self._joined()
-        if len(frame) > self._options.queue_bytes_max - ITEM_BYTES:
-            raise LimitReached(f"a frame of {len(frame)} bytes does not fit [memory] queue_bytes_max")
+        if len(frame) > bus.QUEUE_BYTES_MAX - ITEM_BYTES:
+            raise LimitReached(f"a frame of {len(frame)} bytes does not fit a queue of the memory driver")
         if not joined.is_up:
             raise TransportUnavailable(f"{self._address} is disconnected")
         joined.publish(topic, frame)
@@ -57,7 +58,7 @@ class MemoryPublisher(Endpoint, PublisherApi):
         if self._queries is not None:
             raise UsageError("serve was called already")
         self._handler = GuardedHandler(handler)
-        self._queries = Mailbox(f"memory-serve-{self._options.name}", self._options.queue_bytes_max, self._answer)
+        self._queries = Mailbox(f"memory-serve-{self._options.name}", bus.QUEUE_BYTES_MAX, self._answer)
         self._queries.start()
 
     @property

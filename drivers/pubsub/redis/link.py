@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 
 from drivers.pubsub.redis import channels
 from drivers.pubsub.redis.channels import Target
-from drivers.pubsub.redis.config import Settings
+from drivers.pubsub.redis.config import QUERIES_MAX, Settings
 from drivers.pubsub.redis.resp import ServerError
 from drivers.pubsub.redis.wire import Wire, join_thread, reconnecting
 from pubsub_api.counting import Tally
@@ -211,7 +211,7 @@ class Link:
         with self._lock:
             if not self._is_up:
                 return False
-            if len(self._outbox) >= self._settings.queries_max:
+            if len(self._outbox) >= QUERIES_MAX:
                 self._tally.add("messages_dropped")
                 return False
             self._outbox.append(_Post(channel, payload, Target(False, reply_channel), on_reached))
@@ -361,7 +361,7 @@ class Link:
         """
         due = self._heard_at + self._settings.health_interval_s
         if self._expected:
-            due = max(self._asked_at, self._heard_at) + self._settings.send_timeout_s
+            due = max(self._asked_at, self._heard_at) + self._settings.operation_timeout_s
         ready = dict(self._poller.poll(max(0.0, due - time.monotonic()) * 1000))
         is_readable = self._wire_descriptor in ready
         if len(ready) > is_readable:
@@ -369,7 +369,7 @@ class Link:
         if is_readable:
             self._receive()
         elif self._expected and time.monotonic() >= due:
-            raise TransportUnavailable(f"the server did not answer for {self._settings.send_timeout_s} s")
+            raise TransportUnavailable(f"the server did not answer for {self._settings.operation_timeout_s} s")
 
     def _pace(self) -> None:
         """Let the server catch up before it is asked for more subscriptions."""

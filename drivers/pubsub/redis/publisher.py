@@ -19,7 +19,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 
-from drivers.pubsub.redis import channels
+from drivers.pubsub.redis import channels, config
 from drivers.pubsub.redis.config import Settings
 from drivers.pubsub.redis.link import COUNTED, Link, Message
 from drivers.pubsub.redis.resp import ServerError
@@ -133,7 +133,7 @@ class RedisPublisher(PublisherApi):
             for topic, frame in frames:
                 parts += (self._head(topic), b"%d\r\n" % len(frame), frame, b"\r\n")
                 size += len(frame)
-                if size >= WRITE_BYTES_MAX or len(parts) >= 4 * self._settings.unanswered_max:
+                if size >= WRITE_BYTES_MAX or len(parts) >= 4 * config.UNANSWERED_MAX:
                     self._write(parts)
                     parts.clear()
                     size = 0
@@ -213,7 +213,7 @@ class RedisPublisher(PublisherApi):
         try:
             if self._unanswered:
                 self._collect(wire)
-            while len(self._unanswered) >= self._settings.unanswered_max:
+            while len(self._unanswered) >= config.UNANSWERED_MAX:
                 wire.wait(select.POLLIN, self._answer_due())
                 self._collect(wire)
             if self._refusal is None:
@@ -236,7 +236,7 @@ class RedisPublisher(PublisherApi):
         self._sent += len(commands)
 
     def _answer_due(self) -> float:
-        return max(self._asked_at, self._heard_at) + self._settings.send_timeout_s
+        return max(self._asked_at, self._heard_at) + self._settings.operation_timeout_s
 
     def _collect(self, wire: Wire) -> None:
         """Take the answers that have arrived.  Raises TransportUnavailable when the link is lost."""
@@ -251,7 +251,7 @@ class RedisPublisher(PublisherApi):
                 if isinstance(answer, ServerError):
                     self._note_refusal(answer, frame)
         elif self._unanswered and now >= self._answer_due():
-            raise TransportUnavailable(f"the server did not answer for {self._settings.send_timeout_s} s")
+            raise TransportUnavailable(f"the server did not answer for {self._settings.operation_timeout_s} s")
 
     def _note_refusal(self, refusal: ServerError, frame: bytes | None) -> None:
         self._tally.add("frames_refused")
@@ -299,11 +299,11 @@ class RedisPublisher(PublisherApi):
         key = channels.arrivals_key(self._settings.channel_prefix)
         try:
             wire.write(channels.command(b"SET", key, os.urandom(8).hex().encode()))
-            deadline = time.monotonic() + self._settings.send_timeout_s
+            deadline = time.monotonic() + self._settings.operation_timeout_s
             answers: Sequence[object] = ()
             while not answers:
                 if not wire.wait(select.POLLIN, deadline):
-                    raise TransportUnavailable(f"the server did not answer for {self._settings.send_timeout_s} s")
+                    raise TransportUnavailable(f"the server did not answer for {self._settings.operation_timeout_s} s")
                 answers = wire.receive()
             if isinstance(answers[0], ServerError):
                 raise TransportUnavailable(f"the server refused the note of [redis] note_arrivals: {answers[0]}")
@@ -394,7 +394,7 @@ class RedisPublisher(PublisherApi):
             wire, self._wire = self._wire, None
         if wire is None:
             return
-        deadline = time.monotonic() + self._settings.send_timeout_s
+        deadline = time.monotonic() + self._settings.operation_timeout_s
         try:
             while self._unanswered and wire.wait(select.POLLIN, deadline):
                 self._collect(wire)

@@ -123,7 +123,7 @@ class RedisSubscriber(SubscriberApi):
             links = [link for link in self._links.values() if link.is_up]
         reach = Reach(len(links), lambda total: self._tell_reach(frame, total))
         if not reach.ask(functools.partial(link.post, channel, self._nonce + frame, replies) for link in links):
-            raise TransportUnavailable("no redis server is connected, or too many queries wait ([redis] queries_max)")
+            raise TransportUnavailable("no redis server is connected, or too many queries wait at once")
         return None
 
     def _tell_reach(self, frame: bytes, responders: int) -> None:

@@ -40,7 +40,7 @@ class Wire:
 
     def __init__(self, settings: Settings) -> None:
         """Connect and log in.  Blocks, each step for ``connect_timeout``."""
-        self._send_timeout_s = settings.send_timeout_s
+        self._operation_timeout_s = settings.operation_timeout_s
         connection = None
         try:
             connection = _connection(settings)  # which opens files of its own
@@ -77,9 +77,9 @@ class Wire:
             if sent == len(rest):
                 return
             rest = memoryview(rest)[sent:]
-            deadline = deadline or time.monotonic() + self._send_timeout_s
+            deadline = deadline or time.monotonic() + self._operation_timeout_s
             if not self.wait(awaited, deadline):
-                raise TransportUnavailable(f"the server did not take a command within {self._send_timeout_s} s")
+                raise TransportUnavailable(f"the server did not take a command within {self._operation_timeout_s} s")
 
     def wait(self, events: int, deadline: float) -> bool:
         """Block until the socket is ready for ``events`` (as in ``select.poll``); False when the deadline passed."""
@@ -146,7 +146,7 @@ def _connect_reason(error: Exception) -> str:
 
 def reconnecting(settings: Settings) -> Backoff:
     """The pauses between attempts to connect."""
-    return Backoff(settings.reconnect_min_s, settings.reconnect_max_s, jitter=random.random)
+    return Backoff(settings.retry_interval_s, settings.retry_interval_max_s, jitter=random.random)
 
 
 def join_thread(thread: threading.Thread, settings: Settings) -> None:
@@ -154,6 +154,6 @@ def join_thread(thread: threading.Thread, settings: Settings) -> None:
     if thread.ident is None or thread is threading.current_thread():
         return
     # A connection attempt has a handful of steps, a write may be under way, and then there is the callback.
-    thread.join(5.0 + 5 * settings.connect_timeout_s + 2 * settings.send_timeout_s)
+    thread.join(5.0 + 5 * settings.connect_timeout_s + 2 * settings.operation_timeout_s)
     if thread.is_alive():
         LOG.warning("thread %s does not end: a callback or the name resolution blocks it", thread.name)

@@ -13,102 +13,79 @@ import urllib.parse
 from collections.abc import Sequence
 from urllib.parse import SplitResult
 
-from oslo_config import cfg, types
+from oslo_config import cfg
 
+from pubsub_api import config
 from pubsub_api.core.frame import is_frame, name_of
 from pubsub_api.core.scopes import check_scope
 from pubsub_api.core.topics import CONTROL_TOPIC, check_filter, check_topic
 from pubsub_api.errors import InvalidConfig, InvalidTopic
+from pubsub_api.runtime.options import advanced, flag, override_from_query, seconds, text, tls_files
 
 GROUP = "zenoh"
-MIB = 1024 * 1024
 
-
-def _seconds(name: str, default: float, low: float, high: float, help_text: str) -> cfg.Opt:
-    return cfg.Opt(name, type=types.Float(min=low, max=high), default=default, help=f"{help_text} Seconds.")
-
-
-SESSION_OPTIONS: Sequence[cfg.Opt] = (
+OPTIONS: Sequence[cfg.Opt] = (
     cfg.StrOpt("mode", default="peer", choices=["peer", "client", "router"],
                help="peer: a publisher listens and subscribers connect to it. client: both connect to the router at "
                     "endpoints. router: as peer, and the publisher's process routes between all that connect to it."),
-    cfg.StrOpt("protocol", default="tcp", choices=["tcp", "tls", "quic", "ws", "udp"],
-               help="Protocol of the addresses that are made from publishers_ips, publisher_bind_address and "
-                    "publisher_port."),
     cfg.ListOpt("endpoints", default=[],
                 help="Where subscribers, and in client mode publishers, connect to: protocol/host:port. Empty: made "
                      "from publishers_ips and publisher_port."),
-    cfg.ListOpt("listen", default=[],
-                help="Where a publisher listens in peer and router mode: protocol/host:port, port 0 for a free one. "
-                     "Empty: made from publisher_bind_address and publisher_port. Nothing else is ever listened on."),
-    cfg.StrOpt("key_prefix", default="heliograph",
-               help="Key under which topics live: topic a/b has the key heliograph/a/b. Both ends must use the same."),
-    cfg.StrOpt("config_file",
-               help="Zenoh configuration (JSON5) to start from, for example with access control. The options of this "
-                    "group are written over it."),
-    cfg.BoolOpt("shared_memory", default=True, help="Move large frames between processes of a host by shared memory."),
-    cfg.IntOpt("sessions_max", default=10_000, min=1, max=1_000_000,
-               help="Connections that a listening publisher accepts at the same time."),
+    *advanced(
+        cfg.StrOpt("protocol", default="tcp", choices=["tcp", "tls", "quic", "ws", "udp"],
+                   help="Protocol of the addresses that are made from publishers_ips, publisher_bind_address and "
+                        "publisher_port."),
+        cfg.ListOpt("listen", default=[],
+                    help="Where a publisher listens in peer and router mode: protocol/host:port, port 0 for a free "
+                         "one. Empty: made from publisher_bind_address and publisher_port. Nothing else is ever "
+                         "listened on."),
+        text("key_prefix", "heliograph",
+             "Key under which topics live: topic a/b has the key heliograph/a/b. Both ends must use the same."),
+        text("config_file", None, "Zenoh configuration (JSON5) to start from, for example with access control. The "
+             "options of this group are written over it."),
+        flag("shared_memory", True, "Move large frames between processes of a host by shared memory."),
+        seconds("lease", 10.0, 0.5, 3600.0, "A peer that was silent this long counts as gone."),
+        cfg.StrOpt("congestion", default="drop", choices=["drop", "block"],
+                   help="What becomes of a frame when a link takes no more. drop: after send_wait it is dropped for "
+                        "that link, and repaired later. block: after two seconds the link is closed."),
+        seconds("send_wait", 0.1, 0.0, 10.0,
+                "How long a congested link may hold up the sender before frames for it are dropped; ten times that for "
+                "the parts of a frame larger than 64 kB. While nothing moves the sender waits once, not once per "
+                "frame."),
+        cfg.ListOpt("answer_scopes", default=["#"],
+                    help="Topics about which a publisher or cache hears questions: tenant-7/# or tenant-7/port, # for "
+                         "all. Set it where access control lets it answer for these only."),
+        text("user", None, "Name by which this process makes itself known when it connects."),
+        text("password", None, "Password of user.", secret=True),
+        text("password_file", None, "File of the users that may connect to this process, user:password lines."),
+        *tls_files(),
+        flag("tls_client_auth", False,
+             "Who connects shows a certificate, and a listening publisher asks for it. Set it on both sides."),
+    ),
 )  # fmt: skip
 
-TIME_OPTIONS: Sequence[cfg.Opt] = (
-    _seconds("lease", 10.0, 0.5, 3600.0, "A peer that was silent this long counts as gone."),
-    _seconds("connect_retry_min", 0.1, 0.01, 60.0, "First wait before a lost link is tried again; later waits double."),
-    _seconds("connect_retry_max", 2.0, 0.01, 3600.0, "Longest wait before a lost link is tried again."),
-    _seconds("open_timeout", 2.0, 0.1, 300.0,
-             "How long one attempt to connect may take, and how long a publisher in client mode waits for its router "
-             "before it goes on without."),
-    _seconds("sync_timeout", 1.0, 0.05, 300.0, "How long publishers may take to confirm that filters are in effect."),
-    _seconds("sync_retry_min", 0.01, 0.001, 60.0,
-             "First wait before publishers that did not confirm filters are asked again; later waits double."),
-    _seconds("sync_retry_max", 0.5, 0.001, 3600.0, "Longest wait before publishers are asked again about filters."),
-    _seconds("sync_grace", 3.0, 0.05, 3600.0,
-             "A link on which nobody answers for this long has no publisher of Heliograph behind it; its filters are "
-             "taken to be in effect."),
-    _seconds("query_timeout", 10.0, 0.1, 3600.0, "How long answers to a query are awaited."),
-)  # fmt: skip
+SESSIONS_MAX = 10_000
+"""Connections that a listening publisher accepts at the same time: what the descriptors of a process allow."""
+BLOCK_WAIT_S = 2.0
+"""How long a congested link may hold up what must not be dropped (answers, subscriptions, with congestion = block all
+frames) before it is closed."""
+QUERIES_MAX = 1024
+"""Queries that wait: at a subscriber to be sent, at a publisher to be answered."""
+QUERY_TIMEOUT_S = 10.0
+"""How long answers to a query are awaited.  The layer above asks again long before."""
+DECLARED_MAX = 1024
+"""Topics that get a declared Zenoh publisher, which sends faster.  A process that sends on more topics declares none,
+because each one declared slows down all that are not."""
+SYNC_TIMEOUT_S = 1.0
+"""How long publishers may take to confirm that filters are in effect."""
+SYNC_RETRY_S = 0.01
+SYNC_RETRY_MAX_S = 0.5
+"""First and longest wait before publishers that did not confirm filters are asked again; it doubles."""
+SYNC_GRACE_S = 3.0
+"""A link on which nobody answers for this long has no publisher of Heliograph behind it; its filters are taken to be in
+effect."""
 
-FLOW_OPTIONS: Sequence[cfg.Opt] = (
-    cfg.StrOpt("congestion", default="drop", choices=["drop", "block"],
-               help="What becomes of a frame when a link takes no more. drop: after drop_wait it is dropped for that "
-                    "link, and repaired later. block: after block_wait the link is closed."),
-    _seconds("drop_wait", 0.1, 0.0, 10.0,
-             "How long a congested link may hold up the sender before frames for it are dropped; ten times that for "
-             "the parts of a frame larger than 64 kB. While nothing moves the sender waits once, not once per frame."),
-    _seconds("block_wait", 2.0, 0.1, 300.0,
-             "How long a congested link may hold up what must not be dropped (answers, subscriptions, with congestion "
-             "= block all frames) before it is closed."),
-    cfg.IntOpt("receive_queue_bytes_max", default=64 * MIB, min=64 * 1024, max=64 * 1024 * MIB,
-               help="Frames of a subscriber that wait for the receiver. More are dropped and counted, which is noticed "
-                    "as loss. Bytes."),
-    cfg.IntOpt("queries_max", default=1024, min=1, max=65_536,
-               help="Queries that wait: at a subscriber to be sent, at a publisher to be answered."),
-    cfg.ListOpt("answer_scopes", default=["#"],
-                help="Topics about which a publisher or cache hears questions: tenant-7/# or tenant-7/port, # for all. "
-                     "Set it where access control lets it answer for these only."),
-    cfg.IntOpt("publishers_max", default=1024, min=0, max=1_000_000,
-               help="Topics that get a declared Zenoh publisher, which sends faster. A process that sends on more "
-                    "topics declares none, because each one declared slows down all that are not."),
-)  # fmt: skip
-
-SECURITY_OPTIONS: Sequence[cfg.Opt] = (
-    cfg.StrOpt("user", help="Name by which this process makes itself known when it connects."),
-    cfg.StrOpt("password", secret=True, help="Password of user."),
-    cfg.StrOpt("password_file", help="File of the users that may connect to this process, user:password lines."),
-    cfg.StrOpt("tls_root_ca", help="PEM file of the authorities that may sign the other side's certificate."),
-    cfg.StrOpt("tls_listen_certificate", help="PEM file of the certificate of a listening publisher."),
-    cfg.StrOpt("tls_listen_private_key", help="PEM file of the private key of tls_listen_certificate."),
-    cfg.StrOpt("tls_connect_certificate", help="PEM file of the certificate that is shown when connecting."),
-    cfg.StrOpt("tls_connect_private_key", help="PEM file of the private key of tls_connect_certificate."),
-    cfg.BoolOpt("tls_enable_mtls", default=False,
-                help="Who connects shows a certificate, and a listening publisher asks for it. Set it on both sides."),
-    cfg.BoolOpt("tls_verify_name", default=True, help="The publisher's certificate must name the host of its address."),
-)  # fmt: skip
-
-OPTIONS: Sequence[cfg.Opt] = (*SESSION_OPTIONS, *TIME_OPTIONS, *FLOW_OPTIONS, *SECURITY_OPTIONS)
-
-_FILE_ENDINGS = ("_file", "_ca", "_certificate", "_private_key")
-_FILE_OPTIONS = tuple(option.name for option in OPTIONS if option.name.endswith(_FILE_ENDINGS))
+_FILE_OPTIONS = tuple(option.name for option in OPTIONS if option.name.endswith("_file"))
 _TLS_FILES = tuple(name for name in _FILE_OPTIONS if name.startswith("tls_"))
 _SECURE = ("tls", "quic")
 _IP_ADDRESS = re.compile(r"(tcp|tls|quic|ws|udp)/(\[[0-9a-fA-F:.%]+\]|[^\s/:\[\]?#]+):(\d{1,5})([?#].*)?")
@@ -129,6 +106,8 @@ class Settings:
     """What subscribers are told when ``listen`` names no host in particular."""
     keys: Keys
     options: cfg.ConfigOpts.GroupAttr
+    common: cfg.ConfigOpts.GroupAttr
+    """The options of all drivers."""
 
     @property
     def is_bind_based(self) -> bool:
@@ -156,6 +135,7 @@ def read_settings(conf: cfg.ConfigOpts) -> Settings:
         public_address=pubsub.local_ip,
         keys=Keys(options.key_prefix),
         options=options,
+        common=pubsub,
     )
     _check(settings)
     return settings
@@ -163,8 +143,6 @@ def read_settings(conf: cfg.ConfigOpts) -> Settings:
 
 def _check(settings: Settings) -> None:
     options = settings.options
-    if options.connect_retry_min > options.connect_retry_max:
-        raise InvalidConfig("[zenoh] connect_retry_min is longer than connect_retry_max")
     if settings.mode == "client" and not settings.endpoints:
         raise InvalidConfig("[zenoh] mode = client needs the address of a router: set endpoints, or a publisher_port")
     try:
@@ -178,12 +156,8 @@ def _check(settings: Settings) -> None:
         path = getattr(options, name)
         if path is not None and not pathlib.Path(path).is_file():
             raise InvalidConfig(f"[zenoh] {name}: there is no file {path!r}")
-    for side in ("tls_listen", "tls_connect"):
-        certificate, key = getattr(options, f"{side}_certificate"), getattr(options, f"{side}_private_key")
-        if (certificate is None) != (key is None):
-            raise InvalidConfig(
-                f"[zenoh] {side}_certificate and {side}_private_key go together; one of them is not set"
-            )
+    if (options.tls_cert_file is None) != (options.tls_key_file is None):
+        raise InvalidConfig("[zenoh] tls_cert_file and tls_key_file go together; one of them is not set")
     addresses = (*settings.endpoints, *settings.listen)
     given = [name for name in _TLS_FILES if getattr(options, name) is not None]
     if given and not any(address.startswith(_SECURE) for address in addresses):
@@ -291,32 +265,7 @@ def configure_from_url(conf: cfg.ConfigOpts, url: SplitResult) -> None:
     conf.set_override("publisher_bind_address", url.hostname, group="pubsub")
     if url.port is not None:
         conf.set_override("publisher_port", url.port, group="pubsub")
-    given: dict[str, str] = {}
-    for name, value in _parse_query(url.query):
-        if name in given:
-            raise InvalidConfig(f"zenoh URL: {name!r} is given twice")
-        given[name] = value
     if url.username is not None:
-        given["user"] = urllib.parse.unquote(url.username)
-        given["password"] = urllib.parse.unquote(url.password or "")
-    for name, value in given.items():
-        _override(conf, name, value)
-
-
-def _parse_query(query: str) -> list[tuple[str, str]]:
-    try:
-        return urllib.parse.parse_qsl(query, keep_blank_values=True, strict_parsing=bool(query))
-    except ValueError as error:
-        raise InvalidConfig(f"the query of a zenoh URL must be option=value pairs, not {query!r}") from error
-
-
-def _override(conf: cfg.ConfigOpts, name: str, value: str) -> None:
-    option = next((option for option in OPTIONS if option.name == name), None)
-    if option is None:
-        names = ", ".join(sorted(option.name for option in OPTIONS))
-        raise InvalidConfig(f"zenoh URL: {name!r} is not an option; options are {names}")
-    try:
-        conf.set_override(name, option.type(value), group=GROUP)
-    except ValueError as error:
-        shown = "***" if option.secret else value
-        raise InvalidConfig(f"zenoh URL: {name}={shown}: {error}") from error
+        conf.set_override("user", urllib.parse.unquote(url.username), group=GROUP)
+        conf.set_override("password", urllib.parse.unquote(url.password or ""), group=GROUP)
+    override_from_query(conf, url, {GROUP: OPTIONS, config.GROUP: config.URL_OPTIONS})

@@ -65,7 +65,7 @@ class Connection:
                 **extra,
             },
         )
-        self._backoff = Backoff(settings.options.connect_retry_min, settings.options.connect_retry_max)
+        self._backoff = Backoff(settings.common.retry_interval, settings.common.retry_interval_max)
         self._session: Session | None = None
         self._peer: str | None = None
         self._commands: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()

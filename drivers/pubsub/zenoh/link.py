@@ -25,7 +25,16 @@ from typing import TYPE_CHECKING
 
 import zenoh
 
-from drivers.pubsub.zenoh.config import Keys, Settings
+from drivers.pubsub.zenoh import config
+from drivers.pubsub.zenoh.config import (
+    QUERIES_MAX,
+    SYNC_GRACE_S,
+    SYNC_RETRY_MAX_S,
+    SYNC_RETRY_S,
+    SYNC_TIMEOUT_S,
+    Keys,
+    Settings,
+)
 from drivers.pubsub.zenoh.connection import Connection
 from drivers.pubsub.zenoh.interests import Change, Interests
 from drivers.pubsub.zenoh.session import Session
@@ -64,7 +73,7 @@ class Link(Connection):
         self._up_since = 0.0
         self._sync_number = 0
         self._is_syncing = False
-        self._sync_backoff = Backoff(settings.options.sync_retry_min, settings.options.sync_retry_max)
+        self._sync_backoff = Backoff(SYNC_RETRY_S, SYNC_RETRY_MAX_S)
         self.is_connected = False
 
     def add(self, topic_filter: str) -> None:
@@ -80,7 +89,7 @@ class Link(Connection):
         """
         if not self.is_connected:
             return False
-        if self._commands.qsize() >= self._settings.options.queries_max:
+        if self._commands.qsize() >= QUERIES_MAX:
             self._tally.add("queries_dropped")
             return False
         self._post(functools.partial(self._query, frame, on_reached))
@@ -158,7 +167,7 @@ class Link(Connection):
                 on_reached(len(responders))
 
         callback = zenoh.handlers.Callback(on_reply, on_end, indirect=False)
-        _get(self._session, key, self._settings.options.query_timeout, callback, frame)
+        _get(self._session, key, config.QUERY_TIMEOUT_S, callback, frame)
 
     def _came_up(self) -> None:
         self._is_up = True
@@ -191,7 +200,7 @@ class Link(Connection):
 
         synced = functools.partial(self._synced, self._sync_number, answers, dict(self._unconfirmed))
         callback = zenoh.handlers.Callback(on_reply, functools.partial(self._post, synced), indirect=False)
-        _get(self._session, self._keys.sync, self._settings.options.sync_timeout, callback, b"")
+        _get(self._session, self._keys.sync, SYNC_TIMEOUT_S, callback, b"")
 
     def _synced(self, number: int, answers: list[bool], asked: Mapping[str, object]) -> None:
         """The question has ended.  ``answers``: one for each answer and False when time ran out."""
@@ -227,8 +236,7 @@ class Link(Connection):
         return self._is_client and self._session is not None and bool(self._session.zenoh.info.links())
 
     def _is_grace_over(self) -> bool:
-        grace_s: float = self._settings.options.sync_grace
-        return time.monotonic() - self._up_since > grace_s
+        return time.monotonic() - self._up_since > SYNC_GRACE_S
 
     def _closing(self) -> None:
         self.is_connected = False

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import zenoh
 
+from drivers.pubsub.zenoh import config
 from drivers.pubsub.zenoh.config import Settings
 from drivers.pubsub.zenoh.connection import COUNTED, Connection
 from drivers.pubsub.zenoh.session import PROCESS, Session, brief, listen
@@ -67,7 +68,6 @@ class Sender:
     def __init__(self, session: Session, settings: Settings) -> None:
         self._session = session
         self._key = settings.keys.data
-        self._publishers_max: int = settings.options.publishers_max
         is_blocking = settings.options.congestion == "block"
         self._congestion = zenoh.CongestionControl.BLOCK if is_blocking else zenoh.CongestionControl.DROP
         self._declared: dict[str, zenoh.Publisher] = {}
@@ -86,7 +86,7 @@ class Sender:
 
     def _count(self, sent: dict[str, int], topic: str) -> None:
         sent[topic] = sent.get(topic, 0) + 1
-        if len(sent) + len(self._declared) > self._publishers_max:
+        if len(sent) + len(self._declared) > config.DECLARED_MAX:
             self._sent = None
             while self._declared:
                 self._session.undeclare(self._declared.popitem()[1])
@@ -130,7 +130,7 @@ class ZenohPublisher(PublisherApi):
             return
         self._router = Router(self._settings, self._prepare, report, self._tally)
         self._router.start()
-        self._router.is_up.wait(self._settings.options.open_timeout)
+        self._router.is_up.wait(self._settings.common.connect_timeout)
 
     def _prepare(self, session: Session) -> None:
         """Begin to answer: the sync of subscribers at once, questions when there is a handler."""
@@ -145,7 +145,7 @@ class ZenohPublisher(PublisherApi):
         # A ring forgets the oldest query when the handler is too slow.  A queue that fills up would block the thread
         # that receives everything else.
         ring: zenoh.handlers.RingChannel[zenoh.Query]
-        ring = zenoh.handlers.RingChannel(self._settings.options.queries_max)
+        ring = zenoh.handlers.RingChannel(config.QUERIES_MAX)
         questions = session.keep(session.zenoh.declare_queryable(key, ring))
         thread = threading.Thread(target=self._answer_all, args=(questions, answer), name="zenoh answers", daemon=True)
         start_thread(thread)

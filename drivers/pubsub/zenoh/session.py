@@ -20,7 +20,8 @@ from typing import Any, Protocol, TypeVar
 
 import zenoh
 
-from drivers.pubsub.zenoh.config import Settings, make_address, split_address
+from drivers.pubsub.zenoh import config as settings_module
+from drivers.pubsub.zenoh.config import SESSIONS_MAX, Settings, make_address, split_address
 from pubsub_api.errors import AddressInUse, Forked, InvalidConfig
 from pubsub_api.runtime import forking
 
@@ -136,38 +137,38 @@ def make_config(settings: Settings, mode: str, values: Mapping[str, object]) -> 
 
 def _common_values(settings: Settings) -> dict[str, object]:
     options = settings.options
-    drop_wait_us = round(options.drop_wait * 1e6)
+    send_wait_us = round(options.send_wait * 1e6)
     values: dict[str, object] = {
         "listen/endpoints": [],  # Zenoh's default is every interface
         "connect/endpoints": [],
         "connect/exit_on_failure": False,
         "connect/retry": {
-            "period_init_ms": round(options.connect_retry_min * 1e3),
-            "period_max_ms": round(options.connect_retry_max * 1e3),
+            "period_init_ms": round(settings.common.retry_interval * 1e3),
+            "period_max_ms": round(settings.common.retry_interval_max * 1e3),
             "period_increase_factor": 2,
         },
         "scouting/multicast/enabled": False,
         "scouting/gossip/enabled": False,
         "scouting/delay": 0,  # nothing is scouted, so there is nothing to wait for
-        "transport/unicast/open_timeout": round(options.open_timeout * 1e3),
-        "transport/unicast/max_sessions": options.sessions_max,
+        "transport/unicast/open_timeout": round(settings.common.connect_timeout * 1e3),
+        "transport/unicast/max_sessions": SESSIONS_MAX,
         "transport/link/tx/lease": round(options.lease * 1e3),
-        "transport/link/tx/queue/congestion_control/drop/wait_before_drop": drop_wait_us,
-        "transport/link/tx/queue/congestion_control/drop/max_wait_before_drop_fragments": 10 * drop_wait_us,
-        "transport/link/tx/queue/congestion_control/block/wait_before_close": round(options.block_wait * 1e6),
+        "transport/link/tx/queue/congestion_control/drop/wait_before_drop": send_wait_us,
+        "transport/link/tx/queue/congestion_control/drop/max_wait_before_drop_fragments": 10 * send_wait_us,
+        "transport/link/tx/queue/congestion_control/block/wait_before_close": round(settings_module.BLOCK_WAIT_S * 1e6),
         "transport/shared_memory/enabled": options.shared_memory,
-        "transport/link/tls/enable_mtls": options.tls_enable_mtls,
-        "transport/link/tls/verify_name_on_connect": options.tls_verify_name,
+        "transport/link/tls/enable_mtls": options.tls_client_auth,
+        "transport/link/tls/verify_name_on_connect": True,
     }
     given = {
         "transport/auth/usrpwd/user": options.user,
         "transport/auth/usrpwd/password": options.password,
         "transport/auth/usrpwd/dictionary_file": options.password_file,
-        "transport/link/tls/root_ca_certificate": options.tls_root_ca,
-        "transport/link/tls/listen_certificate": options.tls_listen_certificate,
-        "transport/link/tls/listen_private_key": options.tls_listen_private_key,
-        "transport/link/tls/connect_certificate": options.tls_connect_certificate,
-        "transport/link/tls/connect_private_key": options.tls_connect_private_key,
+        "transport/link/tls/root_ca_certificate": options.tls_ca_file,
+        "transport/link/tls/listen_certificate": options.tls_cert_file,
+        "transport/link/tls/listen_private_key": options.tls_key_file,
+        "transport/link/tls/connect_certificate": options.tls_cert_file,
+        "transport/link/tls/connect_private_key": options.tls_key_file,
     }
     return {**values, **{key: value for key, value in given.items() if value is not None}}
 

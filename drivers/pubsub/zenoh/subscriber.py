@@ -31,7 +31,7 @@ class ZenohSubscriber(SubscriberApi):
         self._ending: list[Link] = []
         # It drops rather than wait: that would keep a thread of Zenoh, and with it the answers and the signs of life of
         # everybody on that link.
-        self._inbox = Inbox(settings.options.receive_queue_bytes_max, name="zenoh receiver")
+        self._inbox = Inbox(settings.common.receive_queue_bytes_max, name="zenoh receiver")
         self._tally = Tally(*COUNTED, "barriers_repeated", "frames_misplaced", "queries_dropped", "queries_failed")
         self._is_running = False
         self._is_closed = False

@@ -5,7 +5,7 @@ Bind-based: a publisher owns its address, ``tcp://publisher_bind_address:publish
 
 * Filters are exact for topics without wildcards; a wildcard is widened to the prefix before it, and the core filters.
 * `Connected` and `Subscribed` come after the publisher itself has confirmed the subscriptions (`wire`).
-* A subscriber that falls ``send_hwm`` + ``receive_hwm`` frames behind loses frames, which the layer above notices.
+* A subscriber that falls ``send_hwm`` + 1000 frames behind loses frames, which the layer above notices.
 * CURVE encrypts and authenticates tcp links (`security`).
 * A message of a plain ZeroMQ publisher, topic and payload in two parts, is passed on as foreign.  Its topic must end
   with a NUL byte to be selected by a filter without wildcards.

@@ -25,9 +25,10 @@ from oslo_config import cfg
 from drivers.pubsub.zmq import endpoints
 from drivers.pubsub.zmq.descriptors import SOCKET, check_room
 from drivers.pubsub.zmq.endpoints import Socket
-from drivers.pubsub.zmq.options import GROUP
+from drivers.pubsub.zmq.options import GROUP, RECEIVE_HWM, heartbeat_interval_ms
 from drivers.pubsub.zmq.security import Curve
 from drivers.pubsub.zmq.wire import NONCE_BYTES, SYNC, Echo, unpack_echo
+from pubsub_api import config
 from pubsub_api.counting import Tally
 from pubsub_api.driver import Connected, Disconnected, LinkReport, Subscribed
 from pubsub_api.errors import LimitReached
@@ -74,9 +75,11 @@ class Link:
         self.deadline: float | None = None
         self._context = context
         self._options = conf[GROUP]
+        self._heartbeat_interval_ms = heartbeat_interval_ms(conf)
+        self._times = conf[config.GROUP]
         self._curve = curve
         self._tally = tally
-        self._backoff = Backoff(self._options.reconnect_interval, self._options.reconnect_interval_max)
+        self._backoff = Backoff(self._times.retry_interval, self._times.retry_interval_max)
         self._is_loss_told = False
         self._is_refused = False
         self._is_handshaken = False
@@ -112,7 +115,7 @@ class Link:
         sub = self.sub = self._new_socket(zmq.SUB)
         # Unlimited: ZeroMQ drops, silently, subscriptions that exceed it.  Their number is that of the filters.
         sub.set(zmq.SNDHWM, 0)
-        sub.set(zmq.RCVHWM, self._options.receive_hwm)
+        sub.set(zmq.RCVHWM, RECEIVE_HWM)
         self.incoming = [(sub, int(zmq.POLLIN))]
         monitored = f"inproc://{os.urandom(NONCE_BYTES).hex()}"
         sub.monitor(monitored, _WATCHED)
@@ -170,12 +173,12 @@ class Link:
         sock = self._context.socket(kind)
         sock.set(zmq.LINGER, 0)
         sock.set(zmq.TCP_KEEPALIVE, 1)
-        sock.set(zmq.HEARTBEAT_IVL, int(self._options.heartbeat_interval * 1000))
+        sock.set(zmq.HEARTBEAT_IVL, self._heartbeat_interval_ms)
         sock.set(zmq.HEARTBEAT_TIMEOUT, int(self._options.heartbeat_timeout * 1000))
-        sock.set(zmq.CONNECT_TIMEOUT, int(self._options.connect_timeout * 1000))
-        sock.set(zmq.HANDSHAKE_IVL, int(self._options.connect_timeout * 1000))
-        sock.set(zmq.RECONNECT_IVL, int(self._options.reconnect_interval * 1000))
-        sock.set(zmq.RECONNECT_IVL_MAX, int(self._options.reconnect_interval_max * 1000))
+        sock.set(zmq.CONNECT_TIMEOUT, int(self._times.connect_timeout * 1000))
+        sock.set(zmq.HANDSHAKE_IVL, int(self._times.connect_timeout * 1000))
+        sock.set(zmq.RECONNECT_IVL, int(self._times.retry_interval * 1000))
+        sock.set(zmq.RECONNECT_IVL_MAX, int(self._times.retry_interval_max * 1000))
         self._curve.secure_client(sock)
         return sock
 

@@ -23,7 +23,7 @@ from oslo_config import cfg
 from drivers.pubsub.zmq.descriptors import CONTEXT, check_room
 from drivers.pubsub.zmq.endpoints import Socket
 from drivers.pubsub.zmq.link import Link
-from drivers.pubsub.zmq.options import GROUP
+from drivers.pubsub.zmq.options import RECEIVE_HWM
 from drivers.pubsub.zmq.security import Curve
 from drivers.pubsub.zmq.watch import Watch
 from drivers.pubsub.zmq.wire import NUL, SYNC, PrefixCounts
@@ -70,7 +70,7 @@ class ReceiveLoop:
         self._watch.add(self._waker.fd, self._on_wake)
         self._frames: list[bytes] = []
         # What a lost link may still hold.  If ZeroMQ has connected again by itself, more comes, without an end.
-        self._drain_bursts_max = 2 + conf[GROUP].receive_hwm // _BURST_FRAMES
+        self._drain_bursts_max = 2 + RECEIVE_HWM // _BURST_FRAMES
         self.responders = 0
         """Links whose publisher answers queries.  Read by other threads."""
         self._threads = [self._new_thread()]

@@ -6,7 +6,7 @@ makes them take turns.  It alone uses the other sockets.
 
 A subscriber that has fallen ``send_hwm`` frames behind is waited for, since repairing what would be dropped costs far
 more than a pause; ``send_wait`` at most, though.  Then ZeroMQ drops frames for it, and for it alone, and nobody is
-waited for during ``send_wait_interval``.  The layer above numbers frames, so the subscriber notices and asks for them.
+waited for during `SEND_WAIT_INTERVAL_S`.  The layer above numbers frames, so the subscriber notices and asks for them.
 """
 
 from __future__ import annotations
@@ -26,7 +26,14 @@ from drivers.pubsub.zmq.answers import RETRY_MS, Answers
 from drivers.pubsub.zmq.descriptors import CONTEXT, SOCKET, check_room
 from drivers.pubsub.zmq.door import Door
 from drivers.pubsub.zmq.endpoints import Socket
-from drivers.pubsub.zmq.options import GROUP, WILDCARD_HOSTS
+from drivers.pubsub.zmq.options import (
+    GROUP,
+    LINGER_S,
+    RECEIVE_HWM,
+    SEND_WAIT_INTERVAL_S,
+    WILDCARD_HOSTS,
+    heartbeat_interval_ms,
+)
 from drivers.pubsub.zmq.security import ZAP_ADDRESS, Curve, answer_zap
 from drivers.pubsub.zmq.wire import NONCE_BYTES, NUL, SYNC, Echo, pack_echo
 from pubsub_api import config
@@ -168,7 +175,7 @@ class ZmqPublisher(PublisherApi):
         """A subscriber's queue stayed full."""
         LOG.warning("%s: a subscriber reads too slowly, frames are dropped for it", self.address)
         self._tally.add("slow_subscribers")
-        self._drops_until = time.monotonic() + self._conf[GROUP].send_wait_interval
+        self._drops_until = time.monotonic() + SEND_WAIT_INTERVAL_S
         xpub.set(zmq.XPUB_NODROP, 0)
 
     def _wait_again(self, xpub: Socket) -> None:
@@ -243,7 +250,7 @@ class ZmqPublisher(PublisherApi):
         router.set(zmq.SNDTIMEO, 0)
         if self._path is not None:
             # The system does not tell how much of a socket file's other end has read, so replies are counted.
-            replies = self._conf[GROUP].peer_bytes_max // self._conf[config.GROUP].reply_bytes_max
+            replies = self._conf[GROUP].peer_bytes_max // config.reply_bytes_max(self._conf)
             router.set(zmq.SNDHWM, max(_REPLIES_MIN, replies))
         try:
             self._bind(router, query=True)
@@ -256,11 +263,11 @@ class ZmqPublisher(PublisherApi):
         assert self._context is not None
         options = self._conf[GROUP]
         sock = self._context.socket(kind)
-        sock.set(zmq.LINGER, options.linger_ms)
+        sock.set(zmq.LINGER, int(LINGER_S * 1000))
         sock.set(zmq.SNDHWM, options.send_hwm)
-        sock.set(zmq.RCVHWM, options.receive_hwm)
+        sock.set(zmq.RCVHWM, RECEIVE_HWM)
         sock.set(zmq.TCP_KEEPALIVE, 1)
-        sock.set(zmq.HEARTBEAT_IVL, int(options.heartbeat_interval * 1000))
+        sock.set(zmq.HEARTBEAT_IVL, heartbeat_interval_ms(self._conf))
         sock.set(zmq.HEARTBEAT_TIMEOUT, int(options.heartbeat_timeout * 1000))
         self._curve.secure_server(sock)
         return sock
@@ -278,7 +285,7 @@ class ZmqPublisher(PublisherApi):
         self._door.watch_port(port, "" if host in WILDCARD_HOSTS else host)
 
     def _release(self) -> None:
-        """Close what is open.  Ending the context waits, up to ``linger_ms``, for frames that have not left."""
+        """Close what is open.  Ending the context waits, up to `LINGER_S`, for frames that have not left."""
         for sock in (self._zap, self._router, self._xpub):
             if sock is not None:
                 sock.close()

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from nb_api.config import transaction_bytes_max
 from nb_api.db_api import Change, DbApi, DbObject, Write
 from nb_api.errors import DbError, InvalidObject, ObjectExists, ObjectNotFound, VersionConflict
 from nb_api.testing.db_conformance.base import DbConformanceBase, in_threads
@@ -114,8 +115,8 @@ class TransactionConformance(DbConformanceBase):
 
     def test_values_that_are_too_large_together_are_refused(self, db: DbApi) -> None:
         value = bytes(db.conf.db.value_bytes_max // 2)
-        count = db.conf.db.transaction_bytes_max // len(value) + 1
-        with pytest.raises(LimitReached, match="transaction_bytes_max"):
+        count = transaction_bytes_max(db.conf) // len(value) + 1
+        with pytest.raises(LimitReached, match="value_bytes_max"):
             db.apply(creates(count, value=value))
         assert db.revision() == 0
 

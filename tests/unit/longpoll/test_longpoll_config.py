@@ -46,16 +46,16 @@ def test_ports_chosen_at_run_time_are_nothing_to_listen_to() -> None:
         ("longpoll://host:1?tls=true&tls=false", "given twice"),
         ("longpoll://host:1?poll_interval=never", "poll_interval"),
         ("longpoll://host:1?poll_interval=-1", "poll_interval"),
-        ("longpoll://host:1?retry_min=3&retry_max=2", "retry_min is longer"),
-        ("longpoll://host:1?session_timeout=1&retry_max=1", "session_timeout is not longer"),
+        ("longpoll://host:1?retry_interval=3", "retry_interval_max is shorter"),
+        ("longpoll://host:1?session_timeout=1&retry_interval_max=1", "session_timeout is not longer"),
         ("longpoll://host:1?latest_topics=a//b", "empty level"),
         ("longpoll://host:1?latest_topics=a&lossy_topics=a", "in latest_topics and in lossy_topics"),
-        (f"longpoll://host:1?tls_root_ca={TLS}/ca.pem", "tls is not"),
+        (f"longpoll://host:1?tls_ca_file={TLS}/ca.pem", "tls is not"),
         ("longpoll://host:1?tls_client_auth=true", "tls is not"),
-        ("longpoll://host:1?tls=true&tls_client_auth=true", "needs tls_root_ca"),
-        ("longpoll://host:1?tls=true&tls_root_ca=/nowhere", "cannot be read"),
-        (f"longpoll://host:1?tls=true&tls_listen_certificate={TLS}/server.pem", "go together"),
-        (f"longpoll://host:1?tls=true&tls_connect_private_key={TLS}/client-key.pem", "go together"),
+        ("longpoll://host:1?tls=true&tls_client_auth=true", "needs tls_ca_file"),
+        ("longpoll://host:1?tls=true&tls_ca_file=/nowhere", "cannot be read"),
+        (f"longpoll://host:1?tls=true&tls_cert_file={TLS}/server.pem", "go together"),
+        (f"longpoll://host:1?tls=true&tls_key_file={TLS}/client-key.pem", "go together"),
     ],
 )
 def test_what_cannot_work_is_refused_with_its_reason(url: str, reason: str) -> None:
@@ -71,8 +71,8 @@ def test_a_socket_file_is_refused() -> None:
 
 
 def test_a_publisher_that_must_encrypt_needs_a_certificate() -> None:
-    driver = loading.build_driver(loading.conf_from_url(f"longpoll://127.0.0.1:0?tls=true&tls_root_ca={TLS}/ca.pem"))
-    with pytest.raises(InvalidConfig, match="tls_listen_certificate"):
+    driver = loading.build_driver(loading.conf_from_url(f"longpoll://127.0.0.1:0?tls=true&tls_ca_file={TLS}/ca.pem"))
+    with pytest.raises(InvalidConfig, match="tls_cert_file"):
         driver.get_publisher().initialize(lambda _report: None)
 
 
@@ -97,8 +97,8 @@ def test_the_first_list_wins_and_control_is_never_touched() -> None:
 
 
 def test_secrets_are_not_shown() -> None:
-    files = {"tls_listen_certificate": "server.pem", "tls_listen_private_key": "server-key.pem"}
+    files = {"tls_cert_file": "server.pem", "tls_key_file": "server-key.pem"}
     url = "longpoll://127.0.0.1:0?tls=true&" + "&".join(f"{name}={TLS}/{file}" for name, file in files.items())
     settings = read_settings(loading.conf_from_url(url))
-    assert b"PRIVATE" in (settings.tls.listen_private_key or b"") if settings.tls else False
+    assert b"PRIVATE" in (settings.tls.key_file or b"") if settings.tls else False
     assert "PRIVATE" not in repr(settings)
