@@ -19,7 +19,7 @@ MEMORY = "6g"
 def problem() -> str | None:
     """Why Spark cannot be measured here; None when it can."""
     try:
-        from spark_pipeline.session import check_pyspark
+        from spark_pipeline.sessions.session import check_pyspark
 
         check_pyspark()
     except HeliographError as error:
@@ -30,7 +30,7 @@ def problem() -> str | None:
 @contextlib.contextmanager
 def session() -> Iterator[SparkSession]:
     from spark_pipeline.config import GROUP, OPTIONS
-    from spark_pipeline.session import open_session
+    from spark_pipeline.sessions.session import open_session
 
     conf = new_conf()
     conf.register_opts(OPTIONS, group=GROUP)

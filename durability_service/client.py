@@ -1,7 +1,7 @@
 """History, deletion, snapshots and status, for processes that run no durability service of their own.
 
 `DurabilityClient` asks services over the bus's queries.  Who wants history and live events in one asks for
-``durability`` when a subscriber is made, see `durability_service.history`.
+``durability`` when a subscriber is made, see `durability_service.clients.history`.
 """
 
 from __future__ import annotations
@@ -13,19 +13,19 @@ import time
 from collections.abc import Callable, Sequence
 
 from durability_service import config, protocol
-from durability_service.administration import OFF, STALE, proof
-from durability_service.asking import Asker
+from durability_service.clients.asking import Asker
 from durability_service.core.messages import Advert
 from durability_service.core.namespaces import intersect
 from durability_service.core.reading import SpaceReading
-from durability_service.core.samples import Sample
+from durability_service.core.sets.samples import Sample
 from durability_service.errors import AdministrationRefused, DurabilityError, NoService
 from durability_service.protocol import Answer, Ask, Page, ServiceStatus
+from durability_service.serving.administration import OFF, STALE, proof
 from pubsub_api import Session
-from pubsub_api.closing import Closeable
 from pubsub_api.core.durability import HistoryOutcome
 from pubsub_api.core.errors import UsageError
 from pubsub_api.core.topics import check_filter
+from pubsub_api.runtime.closing import Closeable
 
 LOG = logging.getLogger(__name__)
 

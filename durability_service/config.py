@@ -16,16 +16,16 @@ from typing import NamedTuple, TypeVar
 
 from oslo_config import cfg
 
-from durability_service.administration import KEY_BYTES_MIN
+from durability_service.core.alignment.merging import Merge
 from durability_service.core.effects import Level
-from durability_service.core.merging import Merge
 from durability_service.core.namespaces import PRIORITY_MAX, SAME_ROLE, Alignee, Kind, NameSpace, Policy, overlap
 from durability_service.core.settings import ServiceSettings, TopicRules
+from durability_service.serving.administration import KEY_BYTES_MIN
 from pubsub_api import config as pubsub_config
 from pubsub_api.core.durability import Durability
 from pubsub_api.core.topics import check_filter, check_topic
 from pubsub_api.errors import InvalidConfig, InvalidTopic
-from pubsub_api.option_names import nearest
+from pubsub_api.runtime.option_names import nearest
 from pubsub_api.runtime.options import DAY_S, MIB, advanced, count, flag, seconds, text
 
 GROUP = "durability"

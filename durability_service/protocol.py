@@ -12,8 +12,8 @@ from typing import TypeVar
 import msgspec
 
 from durability_service.core.messages import Epoch
-from durability_service.core.samples import Sample
-from durability_service.core.sets import Deletion
+from durability_service.core.sets.sample_set import Deletion
+from durability_service.core.sets.samples import Sample
 from pubsub_api.core import frame as frames
 from pubsub_api.core.durability import Durability
 from pubsub_api.core.errors import UndecodableBody
@@ -46,7 +46,7 @@ class Ask(Query, omit_defaults=True):
     """Identifies a deletion or a snapshot, so that asking twice does it once."""
     challenge: bytes = b""
     proof: bytes = b""
-    """Of a deletion or a snapshot: see `durability_service.administration`."""
+    """Of a deletion or a snapshot: see `durability_service.serving.administration`."""
 
 
 class SpaceStatus(msgspec.Struct, kw_only=True):

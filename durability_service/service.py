@@ -18,8 +18,7 @@ from collections.abc import Iterable, Sequence
 
 from oslo_config import cfg
 
-from durability_service import answers, config, protocol
-from durability_service.administration import Administration
+from durability_service import config, protocol
 from durability_service.core.effects import (
     Acknowledged,
     DeleteHistory,
@@ -44,26 +43,28 @@ from durability_service.core.messages import Message
 from durability_service.core.namespaces import intersect
 from durability_service.core.service import DurabilityCore
 from durability_service.errors import DurabilityError, NameInUse, NoAligner
-from durability_service.fellows import FellowBus
 from durability_service.protocol import Answer, Ask, ServiceStatus
-from durability_service.ranges import DurableRanges
-from durability_service.recorder import Recorder, StreamRange
-from durability_service.store import Store
-from durability_service.tracing import Tracer
-from durability_service.watchdog import Watchdog
-from durability_service.writer import StoreWriter
-from durable_log.holes import Holes
+from durability_service.serving import answers
+from durability_service.serving.administration import Administration
+from durability_service.serving.durable_ranges import DurableRanges
+from durability_service.serving.peer_messages import FellowBus
+from durability_service.serving.sampling import Recorder, StreamRange
+from durability_service.serving.tracing import Tracer
+from durability_service.serving.watchdog import Watchdog
+from durability_service.storage.store import Store
+from durability_service.storage.writer import StoreWriter
+from durable_log.core.holes import Holes
 from pubsub_api import Session, Subscriber, loading
 from pubsub_api import settings as pubsub_settings
-from pubsub_api.closing import Closeable
 from pubsub_api.config import reply_bytes_max
 from pubsub_api.core import frame as frames
 from pubsub_api.core.errors import Closed, FrameError, InvalidTopic
-from pubsub_api.core.instream import Delivery
+from pubsub_api.core.receiving.instream import Delivery
+from pubsub_api.core.receiving.resync_requests import Resync
 from pubsub_api.core.replies import Found, Responder
-from pubsub_api.core.resync import Resync
 from pubsub_api.core.settings import History
 from pubsub_api.driver import PubSubApi
+from pubsub_api.runtime.closing import Closeable
 
 LOG = logging.getLogger(__name__)
 

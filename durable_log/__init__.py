@@ -6,7 +6,6 @@
         log.append(frames)
 """
 
-from durable_log.arrow import arrow_batches
 from durable_log.errors import (
     LogCorrupt,
     LogError,
@@ -19,6 +18,7 @@ from durable_log.errors import (
 )
 from durable_log.loading import open_log as open
 from durable_log.log_api import Appended, LogApi, Record, Segment, ShardState, StoredFrame, StreamState, shard_of
+from durable_log.segments.arrow import arrow_batches
 
 __all__ = [
     "Appended",

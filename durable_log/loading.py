@@ -19,7 +19,7 @@ from durable_log.errors import LogNotFound
 from durable_log.log_api import LogApi
 from pubsub_api.config import check_group, new_conf
 from pubsub_api.errors import InvalidConfig
-from pubsub_api.plugins import Plugins, register_options, split_url, without_password
+from pubsub_api.runtime.plugins import Plugins, register_options, split_url, without_password
 
 NAMESPACE = "heliograph.log_driver"
 

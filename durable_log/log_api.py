@@ -25,11 +25,11 @@ from urllib.parse import SplitResult
 from oslo_config import cfg
 
 from durable_log.errors import LogCorrupt, OffsetTooOld
-from pubsub_api.closing import Closeable
 from pubsub_api.core import events as event_codec
 from pubsub_api.core import frame as frames
 from pubsub_api.core.events import Event
 from pubsub_api.core.frame import Header
+from pubsub_api.runtime.closing import Closeable
 
 CLOCK_AHEAD_MAX_NS = 3600 * 1_000_000_000
 """What was appended longer than this after now was stamped by a clock that was wrong then."""
@@ -91,7 +91,7 @@ class Segment(NamedTuple):
     first: int
     end: int
     path: str
-    """Where the file is, absolute.  Spark, DuckDB and Polars read it natively; its columns: `durable_log.columns`."""
+    """Where the file is, absolute.  Spark, DuckDB and Polars read it natively; its columns: `durable_log.segments.columns`."""
     rows: int
     """Events in it: all of the range, unless it was compacted."""
     bytes: int

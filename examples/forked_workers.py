@@ -12,7 +12,8 @@ import threading
 
 import pubsub_api
 from publisher_service.service import PublisherService
-from pubsub_api import Event, History, loading, multiproc
+from pubsub_api import Event, History, loading
+from pubsub_api.publishing import multiproc
 
 WORKERS, CHANGES = 4, 25
 TIMEOUT_S = 30.0

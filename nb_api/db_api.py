@@ -29,8 +29,8 @@ from oslo_config import cfg
 
 from nb_api import config
 from nb_api.revisions import HistoryCheck
-from nb_api.writes import CheckedWrite, WriteLimits, check_writes
-from pubsub_api.closing import Closeable
+from nb_api.writing.writes import CheckedWrite, WriteLimits, check_writes
+from pubsub_api.runtime.closing import Closeable
 
 Action = Literal["create", "set", "delete"]
 
@@ -93,7 +93,7 @@ class Snapshot(Closeable):
 class DbApi(abc.ABC):
     """A database.  Every method may be called from any thread and from several processes at once.
 
-    Arguments obey the rules of `nb_api.checks`, which come first: InvalidObject, InvalidTopic, LimitReached (a value
+    Arguments obey the rules of `nb_api.writing.checks`, which come first: InvalidObject, InvalidTopic, LimitReached (a value
     that is too large) and UsageError are raised before the database is asked.  All methods raise DbUnavailable
     after a bounded time when the database cannot be reached, and Closed after `close`.
 
@@ -107,7 +107,7 @@ class DbApi(abc.ABC):
 
     with_outbox: bool = True
     """False: changes made through this object count as published.  For who has no bus, where nobody would confirm.
-    Changes of Heliograph's own tables (`nb_api.bookkeeping`) count as published in any case."""
+    Changes of Heliograph's own tables (`nb_api.core.own_tables`) count as published in any case."""
 
     transaction_limit: ClassVar[int] = 10_000
     """How many writes one transaction of this kind of database can take, whatever is configured."""

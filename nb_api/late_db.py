@@ -1,6 +1,6 @@
 """A database that was away when it was opened, and is made ready by the first call that reaches it.
 
-For who can do without it for a while: a controller that has another source of objects (`nb_api.snapshot_source`).
+For who can do without it for a while: a controller that has another source of objects (`nb_api.cache.snapshot_source`).
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from nb_api.db_api import Change, DbApi, DbObject, Snapshot, Write
 from nb_api.revisions import HistoryCheck
-from nb_api.writes import CheckedWrite
+from nb_api.writing.writes import CheckedWrite
 
 
 class LateDb(DbApi):

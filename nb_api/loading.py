@@ -11,7 +11,7 @@ from oslo_config import cfg
 from nb_api import config, notify_config
 from nb_api.db_api import DbApi
 from pubsub_api.config import check_group, new_conf
-from pubsub_api.plugins import Plugins, register_options, split_url
+from pubsub_api.runtime.plugins import Plugins, register_options, split_url
 
 NAMESPACE = "heliograph.db_driver"
 

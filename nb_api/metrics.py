@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from nb_api.api import NbApi
-from nb_api.local_cache import LocalCache
+from nb_api.cache.local_cache import LocalCache
 from pubsub_api.core.errors import DriverDependencyMissing
 
 try:

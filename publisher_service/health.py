@@ -16,9 +16,9 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from pubsub_api import socket_file
 from pubsub_api.errors import AddressInUse, HeliographError, LimitReached, TransportUnavailable
-from pubsub_api.runtime.seldom import SeldomLog
+from pubsub_api.runtime import socket_file
+from pubsub_api.runtime.rare_logging import SeldomLog
 from pubsub_api.runtime.threads import start_thread
 
 LOG = logging.getLogger(__name__)

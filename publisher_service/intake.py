@@ -16,10 +16,10 @@ import threading
 import time
 from collections.abc import Callable
 
+from publisher_service.core.service_side import Connection, ServiceCore, State
 from publisher_service.errors import HopError
-from publisher_service.hop.service import Connection, ServiceCore, State
 from publisher_service.sequencer import Sequencer
-from pubsub_api import socket_file
+from pubsub_api.runtime import socket_file
 from pubsub_api.runtime.waking import Waker
 
 LOG = logging.getLogger(__name__)

@@ -28,11 +28,11 @@ from typing import NamedTuple
 
 import msgspec
 
+from publisher_service.core import messages
+from publisher_service.core.messages import GUID_BYTES, Batch, Group
 from publisher_service.errors import HopError, JournalError, MalformedMessage
-from publisher_service.hop import messages
-from publisher_service.hop.messages import GUID_BYTES, Batch, Group
-from pubsub_api.closing import Closeable
 from pubsub_api.errors import UnsafeFile
+from pubsub_api.runtime.closing import Closeable
 from pubsub_api.runtime.files import open_private, read_private
 
 LOG = logging.getLogger(__name__)

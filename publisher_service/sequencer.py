@@ -11,13 +11,13 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 
+from publisher_service.core import messages
+from publisher_service.core.messages import Batch, Group
 from publisher_service.errors import JournalError
-from publisher_service.hop import messages
-from publisher_service.hop.messages import Batch, Group
 from publisher_service.journal import Journal
 from pubsub_api.core.topics import check_topic
 from pubsub_api.errors import InvalidTopic, LimitReached, NotPermitted, TransportUnavailable
-from pubsub_api.publisher import Publisher
+from pubsub_api.publishing.publisher import Publisher
 
 LOG = logging.getLogger(__name__)
 

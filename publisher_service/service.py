@@ -17,18 +17,20 @@ from typing import Any
 from oslo_config import cfg
 
 import pubsub_api
-from publisher_service import config, duties, health, lives, ownership
-from publisher_service.client import event_bytes_max
+from publisher_service import config, health, lives, ownership
+from publisher_service.core import messages
+from publisher_service.core.service_side import ServiceCore, ServiceSettings
 from publisher_service.errors import JournalError
-from publisher_service.hop import messages
-from publisher_service.hop.service import ServiceCore, ServiceSettings
 from publisher_service.intake import Intake, IntakeLimits
 from publisher_service.journal import Journal, Recovered
 from publisher_service.sequencer import Sequencer
-from pubsub_api import settings, socket_file
+from publisher_service.upkeep import start
+from publisher_service.worker.publisher import event_bytes_max
+from pubsub_api import settings
 from pubsub_api.config import GROUP as PUBSUB
 from pubsub_api.errors import InvalidConfig
-from pubsub_api.publisher import Publisher, default_name
+from pubsub_api.publishing.publisher import Publisher, default_name
+from pubsub_api.runtime import socket_file
 
 LOG = logging.getLogger(__name__)
 
@@ -54,7 +56,7 @@ class PublisherService:
         """How often the configuration could not be read again."""
         self.health_address = ""
         """Where the service tells how it is; empty when it does not."""
-        self.duties: duties.Duties | None = None
+        self.duties: start.Duties | None = None
         """None when there is no database to serve."""
 
     def start(self) -> None:
@@ -79,10 +81,10 @@ class PublisherService:
             self.intake = Intake(listener, self.core, self.sequencer, limits)
             self.intake.start()
             parts.callback(self._stop_intake)
-            if duties.are_wanted(self.conf):
+            if start.are_wanted(self.conf):
                 owns_address = self.session.capabilities.bind_based
                 self.duties = parts.enter_context(
-                    duties.Duties(
+                    start.Duties(
                         self.conf, self.publisher, self.sequencer, owns_address=owns_address, place=owned.place
                     )
                 )

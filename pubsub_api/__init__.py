@@ -12,14 +12,14 @@ The contract for drivers is in `pubsub_api.driver`, errors are in `pubsub_api.er
 from pubsub_api.core.durability import Durability, HistoryOutcome
 from pubsub_api.core.events import Event
 from pubsub_api.core.publisher import Predecessor
-from pubsub_api.core.resync import LostRange, Reason, Resync
+from pubsub_api.core.receiving.resync_requests import LostRange, Reason, Resync
 from pubsub_api.core.settings import History
 from pubsub_api.driver import Capabilities, PublisherApi, PubSubApi, SubscriberApi
-from pubsub_api.history import HistorySource, Mismatch
-from pubsub_api.publisher import Publisher, PublisherStatistics
+from pubsub_api.publishing.publisher import Publisher, PublisherStatistics
 from pubsub_api.session import Session, open
-from pubsub_api.statistics import SubscriberStatistics
-from pubsub_api.subscriber import Subscriber
+from pubsub_api.subscribing.history import HistorySource, Mismatch
+from pubsub_api.subscribing.statistics import SubscriberStatistics
+from pubsub_api.subscribing.subscriber import Subscriber
 
 __all__ = [
     "Capabilities",

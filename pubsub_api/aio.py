@@ -25,12 +25,12 @@ from pubsub_api import session as blocking
 from pubsub_api.core.durability import Durability, HistoryOutcome
 from pubsub_api.core.events import Event
 from pubsub_api.core.publisher import Predecessor
-from pubsub_api.core.resync import Resync
+from pubsub_api.core.receiving.resync_requests import Resync
 from pubsub_api.core.settings import History
-from pubsub_api.history import HistorySource, Mismatch
-from pubsub_api.publisher import Publisher, PublisherStatistics
-from pubsub_api.statistics import SubscriberStatistics
-from pubsub_api.subscriber import Subscriber
+from pubsub_api.publishing.publisher import Publisher, PublisherStatistics
+from pubsub_api.subscribing.history import HistorySource, Mismatch
+from pubsub_api.subscribing.statistics import SubscriberStatistics
+from pubsub_api.subscribing.subscriber import Subscriber
 
 BATCHES_MAX = 64
 """Batches of events that wait for the loop before the dispatcher is held back."""

@@ -17,8 +17,7 @@ from typing import Protocol
 
 from oslo_config import cfg
 
-from pubsub_api import counting, settings
-from pubsub_api.closing import Closeable
+from pubsub_api import settings
 from pubsub_api.core import frame as frames
 from pubsub_api.core import messages
 from pubsub_api.core.cache import FrameCache
@@ -27,8 +26,10 @@ from pubsub_api.core.frame import Kind
 from pubsub_api.core.replies import Found, Responder, select
 from pubsub_api.core.topics import FilterSet
 from pubsub_api.driver import LinkReport, PubSubApi
+from pubsub_api.driver_kit import counting
+from pubsub_api.runtime.closing import Closeable
 from pubsub_api.runtime.periodic import Failures, PeriodicThread
-from pubsub_api.runtime.seldom import SeldomLog
+from pubsub_api.runtime.rare_logging import SeldomLog
 
 LOG = logging.getLogger(__name__)
 

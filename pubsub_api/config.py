@@ -14,8 +14,8 @@ from collections.abc import Iterable, Sequence
 from oslo_config import cfg
 
 from pubsub_api.errors import InvalidConfig, UsageError
-from pubsub_api.option_names import refuse_unknown
 from pubsub_api.runtime.files import check_directory
+from pubsub_api.runtime.option_names import refuse_unknown
 from pubsub_api.runtime.options import DAY_S, KIB, MIB, advanced, count, flag, seconds, size, text
 
 GROUP = "pubsub"

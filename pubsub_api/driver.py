@@ -187,7 +187,7 @@ class PublisherApi(abc.ABC):
     @property
     def handler_errors(self) -> int:
         """How often the query handler raised, which its contract forbids.  The driver logs it, counts it and goes on:
-        hold a `pubsub_api.guarding.GuardedHandler` in the handler's place, which does that.  Who serves no queries
+        hold a `pubsub_api.driver_kit.guarding.GuardedHandler` in the handler's place, which does that.  Who serves no queries
         leaves this as it is."""
         return 0
 
@@ -197,7 +197,7 @@ class PublisherApi(abc.ABC):
         statistics.  Read from any thread, now and then, also after ``close``.
 
         The names are the driver's own, each is there from the start, and no number ever shrinks; a
-        `pubsub_api.counting.Tally` keeps such numbers.  Who drops nothing leaves this as it is.
+        `pubsub_api.driver_kit.counting.Tally` keeps such numbers.  Who drops nothing leaves this as it is.
         """
         return {}
 
@@ -244,7 +244,7 @@ class SubscriberApi(abc.ABC):
     @abc.abstractmethod
     def receiver_errors(self) -> int:
         """How often the receiver raised, which its contract forbids.  The driver logs it, counts it and goes on: hold
-        a `pubsub_api.guarding.GuardedReceiver` in the receiver's place, which does that."""
+        a `pubsub_api.driver_kit.guarding.GuardedReceiver` in the receiver's place, which does that."""
 
     @property
     def counters(self) -> Mapping[str, int]:

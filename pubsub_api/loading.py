@@ -14,7 +14,7 @@ from oslo_config import cfg
 from pubsub_api import config
 from pubsub_api.driver import PubSubApi
 from pubsub_api.errors import DriverError, HeliographError, InvalidConfig
-from pubsub_api.plugins import Plugins, register_options, split_url, without_password
+from pubsub_api.runtime.plugins import Plugins, register_options, split_url, without_password
 
 NAMESPACE = "heliograph.pubsub_driver"
 

@@ -8,10 +8,8 @@ from typing import Any
 
 from oslo_config import cfg
 
-from pubsub_api import history as histories
 from pubsub_api import loading, settings
 from pubsub_api.cache_node import CacheNode, CacheStatistics, FrameStore
-from pubsub_api.closing import Closeable
 from pubsub_api.config import GROUP, new_conf
 from pubsub_api.core.clock import HybridClock
 from pubsub_api.core.durability import Durability
@@ -20,13 +18,15 @@ from pubsub_api.core.frame import GUID_BYTES
 from pubsub_api.core.publisher import Predecessor
 from pubsub_api.core.settings import History
 from pubsub_api.driver import Capabilities, PubSubApi
-from pubsub_api.history import HistorySource
-from pubsub_api.history_gate import HistoryGate
-from pubsub_api.publisher import Publisher, PublisherStatistics, default_name
-from pubsub_api.scheme import SchemeSubscriber, SubscriptionScheme, scheme_of
+from pubsub_api.publishing.publisher import Publisher, PublisherStatistics, default_name
+from pubsub_api.runtime.closing import Closeable
 from pubsub_api.settings import CLOCK_SKEW_MAX_S
-from pubsub_api.statistics import SubscriberStatistics
-from pubsub_api.subscriber import OnEvent, OnEvents, OnFrames, OnResync, Subscriber, one_by_one
+from pubsub_api.subscribing import history as histories
+from pubsub_api.subscribing.history import HistorySource
+from pubsub_api.subscribing.history_gate import HistoryGate
+from pubsub_api.subscribing.scheme import SchemeSubscriber, SubscriptionScheme, scheme_of
+from pubsub_api.subscribing.statistics import SubscriberStatistics
+from pubsub_api.subscribing.subscriber import OnEvent, OnEvents, OnFrames, OnResync, Subscriber, one_by_one
 
 HISTORY_HOLD_S = 60.0
 """How long live events wait for history before they are delivered without it: longer than a service takes to answer

@@ -7,11 +7,11 @@
 `subscribe` does the same with the exact type.  Operators use `shared_subscriptions.groups` or ``heliograph group``.
 """
 
+from shared_subscriptions.consuming.statistics import GroupSubscriberStatistics
+from shared_subscriptions.consuming.subscriber import GroupSubscriber
 from shared_subscriptions.core.events import GroupEvent
 from shared_subscriptions.errors import GroupDestroyed, GroupError, GroupExists, GroupNotFound
 from shared_subscriptions.scheme import subscribe
-from shared_subscriptions.statistics import GroupSubscriberStatistics
-from shared_subscriptions.subscriber import GroupSubscriber
 
 __all__ = [
     "GroupDestroyed",

@@ -22,9 +22,9 @@ from pubsub_api import Session
 from pubsub_api.aio import AsyncSession
 from pubsub_api.errors import HeliographError
 from shared_subscriptions import scheme
+from shared_subscriptions.consuming.statistics import GroupSubscriberStatistics
+from shared_subscriptions.consuming.subscriber import GroupSubscriber
 from shared_subscriptions.core.events import GroupEvent
-from shared_subscriptions.statistics import GroupSubscriberStatistics
-from shared_subscriptions.subscriber import GroupSubscriber
 
 LOG = logging.getLogger(__name__)
 

@@ -19,18 +19,18 @@ from durable_log.errors import RecordConflict
 from durable_log.log_api import LogApi, ShardState
 from pubsub_api.core.topics import FilterSet, check_filter
 from pubsub_api.errors import UsageError
-from shared_subscriptions.core import candidate as candidates
 from shared_subscriptions.core import declaration as declarations
-from shared_subscriptions.core import process_lease
 from shared_subscriptions.core.declaration import LANES_MAX, Declaration, Wish, check_name
 from shared_subscriptions.core.events import Mode
+from shared_subscriptions.core.leading import candidate as candidates
+from shared_subscriptions.core.leading import process_lease
+from shared_subscriptions.core.leading.streams import StreamRecord
 from shared_subscriptions.core.progress import Acknowledged, Progress
 from shared_subscriptions.core.settings import LeaseSettings
-from shared_subscriptions.core.streams import StreamRecord
 from shared_subscriptions.errors import GroupExists, GroupNotFound
 from shared_subscriptions.lag import OFFSETS_MAX, Lag, ShardLag
+from shared_subscriptions.leading.records import GroupStatus, decode_status, decode_stream
 from shared_subscriptions.names import CHANGES, PREFIX, Names, group_of
-from shared_subscriptions.records import GroupStatus, decode_status, decode_stream
 
 Start = Literal["now", "earliest"] | datetime.datetime | Mapping[int, int]
 """Where a group begins: at what comes from now on, at the oldest event that is kept, at a time by the clock of the

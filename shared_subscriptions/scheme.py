@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import durable_log
-from pubsub_api.scheme import SubscriptionScheme
+from pubsub_api.subscribing.scheme import SubscriptionScheme
 from shared_subscriptions import config
-from shared_subscriptions.recording import Recording
-from shared_subscriptions.subscriber import GroupSubscriber
+from shared_subscriptions.consuming.subscriber import GroupSubscriber
+from shared_subscriptions.leading.recording import Recording
 
 if TYPE_CHECKING:
     from pubsub_api import Session

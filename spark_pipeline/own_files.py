@@ -8,7 +8,7 @@ import re
 import tempfile
 
 from pubsub_api.errors import UsageError
-from pubsub_api.plugins import without_password
+from pubsub_api.runtime.plugins import without_password
 
 
 def local_path(given: str | os.PathLike[str], what: str) -> pathlib.Path:

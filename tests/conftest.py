@@ -9,7 +9,7 @@ from typing import Any
 import hypothesis
 import pytest
 
-from tests import distribution
+from tests.helpers import distribution
 
 # The longpoll driver sets this, too late when some other test has imported gRPC before: a forked child could crash.
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")

@@ -29,11 +29,11 @@ from durability_service.core.effects import Event, Live, Received, Send, Stored,
 from durability_service.core.effects import Store as StoreEffect
 from durability_service.core.messages import AlignData
 from durability_service.core.namespaces import Kind, NameSpace, Policy
-from durability_service.core.samples import Sample, make_sample
 from durability_service.core.service import DurabilityCore
+from durability_service.core.sets.samples import Sample, make_sample
 from durability_service.core.settings import ServiceSettings
 from durability_service.service import DurabilityService
-from durability_service.store import Store
+from durability_service.storage.store import Store
 from pubsub_api import loading
 from pubsub_api.core import frame as frames
 

@@ -18,9 +18,9 @@ import durable_log
 from bench import events, redis_server
 from bench.plan import Outcome, Plan, Row
 from bench.targets import check
-from durable_log.columns import EVENT_COLUMNS, import_pyarrow
-from durable_log.sealing import Sealer
-from durable_log.segmented import SegmentedLog
+from durable_log.segments.columns import EVENT_COLUMNS, import_pyarrow
+from durable_log.segments.sealing import Sealer
+from durable_log.storage.segmented import SegmentedLog
 from pubsub_api.core import frame as frames
 from pubsub_api.core.events import encode_event, pack_body
 from pubsub_api.core.frame import Kind

@@ -19,8 +19,8 @@ from bench import events as made
 from bench import spark_session
 from bench.plan import Outcome, Plan, Row
 from bench.targets import check
-from durable_log.sealing import Sealer
-from durable_log.segmented import SegmentedLog
+from durable_log.segments.sealing import Sealer
+from durable_log.storage.segmented import SegmentedLog
 from pubsub_api.core import frame as frames
 from pubsub_api.core.events import encode_event, pack_body
 from pubsub_api.core.frame import Kind
@@ -137,7 +137,7 @@ def _files(url: str) -> list[str]:
 
 
 def _reads(spark: SparkSession, times: _Times, sealed: str, hot: str, directory: pathlib.Path) -> None:
-    from spark_pipeline.reading import read_log
+    from spark_pipeline.reading.whole_log import read_log
     from spark_pipeline.schema import EVENT_SCHEMA
 
     times.add("read, Spark's Parquet reader", lambda: _all_of(spark.read.schema(EVENT_SCHEMA).parquet(*_files(sealed))))
@@ -201,7 +201,7 @@ def _bare_source(url: str, path: pathlib.Path) -> Any:
 def _jobs(spark: SparkSession, times: _Times, sealed: str) -> None:
     from spark_pipeline.jobs.audit import count_streams
     from spark_pipeline.jobs.compact import compact
-    from spark_pipeline.reading import read_log
+    from spark_pipeline.reading.whole_log import read_log
     from spark_pipeline.schema import EVENT_SCHEMA
 
     files = _files(sealed)

@@ -23,7 +23,7 @@ from bench import spark_session
 from bench.plan import Outcome, Plan
 from bench.targets import check
 from bench.workers import Worker
-from durable_log.recorder import Recorder
+from durable_log.recording.recorder import Recorder
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from durability_service.core.samples import Sample
+from durability_service.core.sets.samples import Sample
 
 AHEAD_MAX_S = 86_400.0
 TELL_AGAIN_S = 60.0

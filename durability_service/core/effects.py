@@ -7,10 +7,10 @@ import enum
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from durability_service.core.batches import Batch, unpack
 from durability_service.core.messages import NO_EPOCH, Epoch, Message
-from durability_service.core.samples import Sample
-from durability_service.core.sets import Deletion
+from durability_service.core.sets.batches import Batch, unpack
+from durability_service.core.sets.sample_set import Deletion
+from durability_service.core.sets.samples import Sample
 
 # -- events
 

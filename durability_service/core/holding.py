@@ -9,19 +9,19 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Sequence
 
-from durability_service.core.alignee import Alignment
-from durability_service.core.aligner import Aligner, Standing
-from durability_service.core.batches import Batch, pack, unpack
+from durability_service.core.alignment.alignee import Alignment
+from durability_service.core.alignment.aligner import Aligner, Standing
+from durability_service.core.alignment.merging import Merge
 from durability_service.core.effects import Apply, BeginFill, CompleteFill, Fill, Marks, Restored, StoreOperation
 from durability_service.core.election import Choice, Member
-from durability_service.core.expiry import Expiry
 from durability_service.core.lifecycle import ALIGNED, Cause, Phase, after
-from durability_service.core.merging import Merge
 from durability_service.core.messages import NO_EPOCH, Epoch, NameSpaceAdvert
 from durability_service.core.namespaces import Alignee, Kind, NameSpace, Policy
-from durability_service.core.repacking import Repacking
-from durability_service.core.samples import Sample
-from durability_service.core.sets import Deletion, SampleSet
+from durability_service.core.sets.batches import Batch, pack, unpack
+from durability_service.core.sets.expiry import Expiry
+from durability_service.core.sets.repacking import Repacking
+from durability_service.core.sets.sample_set import Deletion, SampleSet
+from durability_service.core.sets.samples import Sample
 from durability_service.core.settings import ServiceSettings
 
 FILL_BUCKETS = 64

@@ -19,18 +19,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from durability_service.core import conflicts
-from durability_service.core.alignee import Purpose
-from durability_service.core.aligning import Aligning, Context
-from durability_service.core.conflicts import Conflict, Peer
+from durability_service.core.alignment import conflicts
+from durability_service.core.alignment.alignee import Purpose
+from durability_service.core.alignment.aligning import Aligning, Context
+from durability_service.core.alignment.conflicts import Conflict, Peer
+from durability_service.core.alignment.merging import Merge
 from durability_service.core.effects import Level
 from durability_service.core.election import Member, choose, is_agreed
 from durability_service.core.holding import Holding
 from durability_service.core.lifecycle import Cause, Phase
-from durability_service.core.merging import Merge
 from durability_service.core.messages import NO_EPOCH, DeletionNotice, Epoch
-from durability_service.core.samples import Sample
-from durability_service.core.sets import Deletion
+from durability_service.core.sets.sample_set import Deletion
+from durability_service.core.sets.samples import Sample
 
 _FOREVER = 1 << 63
 _RENEW_S = 60.0

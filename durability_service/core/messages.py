@@ -10,8 +10,8 @@ from typing import NamedTuple
 
 import msgspec
 
-from durability_service.core.samples import DIGEST_BYTES
-from durability_service.core.sets import Deletion
+from durability_service.core.sets.sample_set import Deletion
+from durability_service.core.sets.samples import DIGEST_BYTES
 from pubsub_api.core.errors import UndecodableBody
 
 PROTOCOL = 2

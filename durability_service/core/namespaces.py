@@ -12,7 +12,7 @@ import enum
 import fnmatch
 from collections.abc import Iterable, Sequence
 
-from durability_service.core.merging import Merge
+from durability_service.core.alignment.merging import Merge
 from pubsub_api.core.durability import Durability
 from pubsub_api.core.topics import FilterSet, check_filter
 

@@ -13,8 +13,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from durability_service.core.messages import Advert
-from durability_service.core.samples import Sample
-from durability_service.core.sets import Deletion
+from durability_service.core.sets.sample_set import Deletion
+from durability_service.core.sets.samples import Sample
 
 _SERVICES_MAX = 10_000
 _DIGESTS_MAX = 4

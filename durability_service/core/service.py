@@ -13,8 +13,8 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from typing import Any
 
+from durability_service.core.alignment.conflicts import Peer
 from durability_service.core.clocks import ClocksAhead
-from durability_service.core.conflicts import Peer
 from durability_service.core.effects import (
     Acknowledged,
     DeleteHistory,
@@ -40,11 +40,11 @@ from durability_service.core.keeper import Keeper
 from durability_service.core.lifecycle import Cause, Phase
 from durability_service.core.membership import Change, Fellow, Membership
 from durability_service.core.messages import PROTOCOL, Advert, DeletionNotice, Message, NameSpaceAdvert
+from durability_service.core.name_clashes import Twins
 from durability_service.core.namespaces import NameSpace, incompatibility, intersect, policy_for
-from durability_service.core.samples import Sample
-from durability_service.core.sets import Deletion
+from durability_service.core.sets.sample_set import Deletion
+from durability_service.core.sets.samples import Sample
 from durability_service.core.settings import ServiceSettings
-from durability_service.core.twins import Twins
 from pubsub_api.core.errors import InvalidTopic
 
 _ADVERT_INTERVAL_MIN = 0.1

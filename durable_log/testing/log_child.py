@@ -20,9 +20,9 @@ from itertools import count
 from durable_log.errors import RecordConflict
 from durable_log.loading import open_log
 from durable_log.log_api import LogApi
-from durable_log.maintenance import Maintainer
-from durable_log.segmented import SegmentedLog
+from durable_log.storage.segmented import SegmentedLog
 from durable_log.testing.sources import Source
+from durable_log.upkeep.maintenance import Maintainer
 from pubsub_api.testing.child import ChildProcess, Message, obey
 
 FRAME_EVENTS = 3

@@ -93,7 +93,7 @@ def _store(url: str | None) -> Iterator[FrameStore | None]:
         yield None
         return
     import durable_log
-    from durable_log.repair import LogStore
+    from durable_log.recording.log_cache import LogStore
 
     with contextlib.closing(durable_log.open(url)) as log:
         yield LogStore(log)

@@ -178,7 +178,7 @@ def _written(nb: NbApi, output: Output, args: argparse.Namespace, version: int) 
 
 
 def _watch(nb: NbApi, args: argparse.Namespace, output: Output) -> int:
-    from nb_api.checks import Selection
+    from nb_api.writing.checks import Selection
 
     selection = Selection(args.tables, args.topics)
     after = nb.db.revision() if args.after is None else args.after
@@ -209,10 +209,10 @@ def _compact(nb: NbApi, args: argparse.Namespace, output: Output) -> int:
 
 
 def _snapshot(nb: NbApi, args: argparse.Namespace, output: Output) -> int:
-    from nb_api.snapshot_source import load_source
+    from nb_api.cache.snapshot_source import load_source
 
     load_source("snapshot")  # says what to install when a library is missing
-    from nb_api.snapshot_files import complete
+    from nb_api.cache.snapshot_files import complete
 
     manifest = complete(args.directory, nb.db)
     _print(

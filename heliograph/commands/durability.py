@@ -162,7 +162,7 @@ def _no_service(args: argparse.Namespace) -> NoReturn:
 
 def _history(client: DurabilityClient, args: argparse.Namespace, output: Output) -> int:
     from durability_service.client import Outcome
-    from durability_service.recorder import event_of
+    from durability_service.serving.sampling import event_of
 
     outcome, samples = client.history(args.topics, timeout_s=args.timeout)
     if outcome is Outcome.NO_SERVICE:
@@ -212,7 +212,7 @@ def _checkpoint(client: DurabilityClient, args: argparse.Namespace, output: Outp
 def _make_checkpoint(
     publisher: Publisher, client: DurabilityClient, db: DbApi, args: argparse.Namespace, output: Output
 ) -> None:
-    from durability_service.checkpoint import write_checkpoint
+    from durability_service.storage.checkpoint import write_checkpoint
 
     report = write_checkpoint(
         publisher, client, db, topics=args.topics, services=args.service or None, timeout_s=args.timeout

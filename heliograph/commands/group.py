@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from durable_log import LogApi
     from shared_subscriptions.core.declaration import Declaration
     from shared_subscriptions.groups import GroupView, Start
-    from spark_pipeline.group_jobs import JobsView
+    from spark_pipeline.reading.group_jobs import JobsView
 
 DESCRIPTION = """\
 Groups of consumers that share the events of a topic filter, over a durable log.
@@ -188,7 +188,7 @@ def _seek(args: argparse.Namespace) -> int:
 
 
 def _release(args: argparse.Namespace) -> int:
-    from spark_pipeline import group_jobs
+    from spark_pipeline.reading import group_jobs
 
     with _open(args) as log:
         left = group_jobs.release(log, args.name, args.job)
@@ -251,7 +251,7 @@ def _list(args: argparse.Namespace) -> int:
 
 def _show(args: argparse.Namespace) -> int:
     from shared_subscriptions import groups
-    from spark_pipeline import group_jobs
+    from spark_pipeline.reading import group_jobs
 
     output = Output(is_json=args.json)
     with _open(args) as log:
@@ -330,7 +330,7 @@ def _serve(args: argparse.Namespace) -> int:
     """Raises GroupNotFound."""
     import durable_log
     from shared_subscriptions import groups
-    from shared_subscriptions.serving import GroupService
+    from shared_subscriptions.leading.serving import GroupService
 
     output = Output(is_json=args.json)
     if args.url is None and not args.config_file:

@@ -16,9 +16,9 @@ from pubsub_api.errors import UsageError
 
 if TYPE_CHECKING:
     from durable_log import LogApi, LogError, StoredFrame
-    from durable_log.maintenance import Maintainer
-    from durable_log.recorder import Recorder
-    from durable_log.segmented import SegmentedLog
+    from durable_log.recording.recorder import Recorder
+    from durable_log.storage.segmented import SegmentedLog
+    from durable_log.upkeep.maintenance import Maintainer
 
 DESCRIPTION = """\
 A durable log keeps what was published: every frame in a shard, every event with an offset in it.
@@ -151,7 +151,7 @@ def _open(args: argparse.Namespace) -> Iterator[LogApi]:
 
 
 def _segmented(log: LogApi) -> SegmentedLog:
-    from durable_log.segmented import SegmentedLog
+    from durable_log.storage.segmented import SegmentedLog
 
     if not isinstance(log, SegmentedLog):
         raise UsageError("the driver of this log has no segments")
@@ -170,8 +170,8 @@ def _shards(args: argparse.Namespace, log: LogApi) -> list[int]:
 
 
 def _record(args: argparse.Namespace) -> int:
-    from durable_log.maintenance import Maintainer
-    from durable_log.recorder import Recorder
+    from durable_log.recording.recorder import Recorder
+    from durable_log.upkeep.maintenance import Maintainer
 
     output = Output(is_json=args.json)
     failures: queue.SimpleQueue[LogError] = queue.SimpleQueue()
@@ -323,7 +323,7 @@ def _print_frame(output: Output, stored: StoredFrame, first: int) -> None:
 
 
 def _seal(args: argparse.Namespace) -> int:
-    from durable_log.sealing import Sealer
+    from durable_log.segments.sealing import Sealer
 
     output = Output(is_json=args.json)
     with _open(args) as log:
@@ -356,7 +356,7 @@ def _trim(args: argparse.Namespace) -> int:
 
 
 def _verify(args: argparse.Namespace) -> int:
-    from durable_log.verifying import verify
+    from durable_log.upkeep.verifying import verify
 
     output = Output(is_json=args.json)
     with _open(args) as log:
@@ -376,9 +376,9 @@ def _verify(args: argparse.Namespace) -> int:
 
 
 def _repair(args: argparse.Namespace) -> int:
-    from durable_log.giving_up import give_up_damaged
     from durable_log.loading import build_log
-    from durable_log.repairing import repair
+    from durable_log.upkeep.giving_up import give_up_damaged
+    from durable_log.upkeep.repairing import repair
     from heliograph.progress import Progress
     from pubsub_api.config import new_conf
 

@@ -89,12 +89,12 @@ def _ask_service(conf: Any, timeout_s: float, problems: list[str]) -> dict[str, 
 
 def _look_at_database(conf: Any, service: dict[str, Any] | None, problems: list[str]) -> dict[str, Any] | None:
     """What the service knows of the database; when there is no service, what can be seen from here."""
-    from publisher_service import duties
+    from publisher_service.upkeep import start
 
     if service is not None:
         known: dict[str, Any] | None = service.pop("database", None)
         return known
-    if not duties.are_wanted(conf):
+    if not start.are_wanted(conf):
         return None
     from nb_api.loading import open_db
 
@@ -104,7 +104,7 @@ def _look_at_database(conf: Any, service: dict[str, Any] | None, problems: list[
         problems.append(f"the database: {error}")
         return None
     try:
-        return duties.look_at(db)
+        return start.look_at(db)
     finally:
         db.close()
 

@@ -14,7 +14,7 @@ from heliograph.commands import SUMMARIES
 from heliograph.output import Output, clock_text, compact, note
 from pubsub_api import Durability, Event, History, HistoryOutcome, Resync
 from pubsub_api.errors import UsageError, WaitTimeout
-from pubsub_api.scheme import scheme_of
+from pubsub_api.subscribing.scheme import scheme_of
 
 if TYPE_CHECKING:
     from pubsub_api import Subscriber

@@ -9,7 +9,7 @@ import itertools
 from heliograph.doctor.findings import Finding, Patient
 from pubsub_api import config, loading
 from pubsub_api.errors import DriverDependencyMissing, DriverNotFound, HeliographError
-from pubsub_api.option_names import is_known, names_of, nearest, read_names
+from pubsub_api.runtime.option_names import is_known, names_of, nearest, read_names
 
 _GROUPS_OF_OTHERS = frozenset({"DEFAULT", config.OLD_GROUP})
 """A Dragonflow file's own groups hold many options that are none of ours."""

@@ -13,8 +13,8 @@ _REMEDY = "pip install 'heliograph[spark]', which brings both"
 def check_spark(_patient: Patient) -> list[Finding]:
     """Without PySpark there is nothing to check: most hosts of a bus run no jobs."""
     from spark_pipeline.errors import JavaMissing, SparkMissing
-    from spark_pipeline.java import find_java
-    from spark_pipeline.session import check_pyspark
+    from spark_pipeline.sessions.java import find_java
+    from spark_pipeline.sessions.session import check_pyspark
 
     try:
         version = check_pyspark()

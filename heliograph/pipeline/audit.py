@@ -34,7 +34,7 @@ _SHOWN_MAX = 20
 if TYPE_CHECKING:
     from oslo_config import cfg
 
-    from spark_pipeline.heads import Expected, Stream
+    from spark_pipeline.jobs.heads import Expected, Stream
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -56,7 +56,7 @@ def run(args: argparse.Namespace) -> int:
     common.check_source(args, conf)
     common.require_place(args.html)
     with common.spark_session(args, conf, "audit") as spark:
-        from spark_pipeline.report import audit_report, to_html
+        from spark_pipeline.jobs.report import audit_report, to_html
 
         events = common.read_events(spark, args, conf)
         report = audit_report(events, _expected(args, conf), source=_source(args, conf))
@@ -90,7 +90,7 @@ def run(args: argparse.Namespace) -> int:
 def _expected(args: argparse.Namespace, conf: cfg.ConfigOpts) -> dict[Stream, Expected] | None:
     """What is known of the streams: by the log, by the logs that were taken into the table, and by ``--heads``."""
     import durable_log
-    from spark_pipeline import heads
+    from spark_pipeline.jobs import heads
     from spark_pipeline.lake import LakeTable
 
     if args.lake:
@@ -104,7 +104,7 @@ def _expected(args: argparse.Namespace, conf: cfg.ConfigOpts) -> dict[Stream, Ex
 
 
 def _source(args: argparse.Namespace, conf: cfg.ConfigOpts) -> str:
-    from pubsub_api.plugins import without_password
+    from pubsub_api.runtime.plugins import without_password
 
     url = "" if args.lake else without_password(common.log_url(args, conf).partition("?")[0])
     what = f"table {args.lake}" if args.lake else f"log {url}"

@@ -58,7 +58,7 @@ def log_url(args: argparse.Namespace, conf: cfg.ConfigOpts) -> str:
 def spark_session(args: argparse.Namespace, conf: cfg.ConfigOpts, job: str) -> Iterator[SparkSession]:
     """A session that is stopped at the end.  Raises SparkMissing, JavaMissing, InvalidConfig, and PipelineError for
     whatever Spark itself raises."""
-    from spark_pipeline.session import open_session, translated_errors
+    from spark_pipeline.sessions.session import open_session, translated_errors
 
     session = open_session(conf, app_name=f"heliograph-{job}", master=args.master)
     try:
@@ -103,7 +103,7 @@ def log_identity(args: argparse.Namespace, conf: cfg.ConfigOpts) -> str:
 def read_events(spark: SparkSession, args: argparse.Namespace, conf: cfg.ConfigOpts) -> DataFrame:
     """The events that ``--log`` or ``--lake``, and ``--topics``, name."""
     from spark_pipeline.lake import LakeTable
-    from spark_pipeline.reading import read_log, select_topics
+    from spark_pipeline.reading.whole_log import read_log, select_topics
 
     if args.lake:
         return select_topics(LakeTable(args.lake).read(spark), args.topics)

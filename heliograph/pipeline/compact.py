@@ -41,7 +41,7 @@ def run(args: argparse.Namespace) -> int:
     output = Output(is_json=args.json)
     common.check_source(args, conf)
     with common.spark_session(args, conf, "compact") as spark:
-        from spark_pipeline.snapshot import write_snapshot
+        from spark_pipeline.jobs.snapshot import write_snapshot
 
         events = common.read_events(spark, args, conf)
         tombstones_from_ns = time.time_ns() - int(args.keep_tombstones * 1e9) if args.keep_tombstones else None

@@ -11,7 +11,7 @@ from heliograph.output import Output
 from heliograph.pipeline import common
 
 if TYPE_CHECKING:
-    from spark_pipeline.heads import Head
+    from spark_pipeline.jobs.heads import Head
 
 SUMMARY = "write down what publishers have numbered, for an audit"
 DESCRIPTION = """\
@@ -43,7 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Raises WaitTimeout when nobody on the bus answers, LogNotFound, and what opening either may raise."""
     from pubsub_api.core.topics import FilterSet
-    from spark_pipeline import heads
+    from spark_pipeline.jobs import heads
 
     output = Output(is_json=args.json)
     common.require_place(args.out)
@@ -59,7 +59,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _of_log(args: argparse.Namespace) -> list[Head]:
     import durable_log
-    from spark_pipeline import heads
+    from spark_pipeline.jobs import heads
 
     with contextlib.closing(durable_log.open(common.log_url(args, common.read_conf(args)), must_exist=True)) as log:
         return list(heads.of_log(log))
@@ -68,7 +68,7 @@ def _of_log(args: argparse.Namespace) -> list[Head]:
 def _of_bus(args: argparse.Namespace) -> list[Head]:
     """A subscriber that joins asks everybody for their heads before it is ready."""
     import pubsub_api
-    from spark_pipeline.heads import Head
+    from spark_pipeline.jobs.heads import Head
 
     with pubsub_api.open(args.url) as session, session.subscriber(args.topics, lambda _: None) as subscriber:
         subscriber.wait_ready(timeout_s=args.timeout)

@@ -48,9 +48,9 @@ def run(args: argparse.Namespace) -> int:
     conf = common.read_conf(args)
     output = Output(is_json=args.json)
     with common.spark_session(args, conf, "merge") as spark:
-        from spark_pipeline.attempts import attempt, put_in_place, unfinished
         from spark_pipeline.jobs.merge import Policy, merge_if_different
-        from spark_pipeline.snapshot import read_rows
+        from spark_pipeline.jobs.snapshot import read_rows
+        from spark_pipeline.writing.attempts import attempt, put_in_place, unfinished
 
         merged, has_moved = merge_if_different(
             Policy[args.policy],

@@ -15,7 +15,7 @@ from typing import Protocol, Union
 
 from pubsub_api.core.errors import Closed, HeliographError, LimitReached
 from pubsub_api.runtime import forking
-from pubsub_api.runtime.seldom import SeldomLog
+from pubsub_api.runtime.rare_logging import SeldomLog
 from pubsub_api.runtime.threads import start_thread
 
 Pause = Union[float, Callable[[], float]]  # noqa: UP007  evaluated at run time, on Python 3.10 too

@@ -30,8 +30,8 @@ from pubsub_api.driver import (
     Receiver,
     SubscriberApi,
 )
+from pubsub_api.driver_kit.guarding import GuardedReceiver
 from pubsub_api.errors import Closed, TransportUnavailable, UsageError
-from pubsub_api.guarding import GuardedReceiver
 from pubsub_api.runtime.forking import ForkGuard
 from pubsub_api.testing.faults import FaultInjector, Faults
 

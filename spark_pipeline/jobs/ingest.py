@@ -9,12 +9,12 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
 import durable_log
-from spark_pipeline import heads
+from spark_pipeline.core.ranges import Offsets, advance
 from spark_pipeline.errors import LakeConflict
+from spark_pipeline.jobs import heads
 from spark_pipeline.lake import LakeTable, LakeVersion
-from spark_pipeline.places import check_reached, check_times, times_before
-from spark_pipeline.ranges import Offsets, advance
-from spark_pipeline.reading import read_log
+from spark_pipeline.reading.places import check_reached, check_times, times_before
+from spark_pipeline.reading.whole_log import read_log
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -10,9 +10,11 @@ import pytest
 
 from durability_service.testing.simulator import PROFILES, run_seeds, simulate
 from tests.functional.conftest import Bus, process_bus, redis_server  # noqa: F401  fixtures
-from tests.functional.test_durability_cuts import delete_beyond_a_cut, survive_a_cut
-from tests.functional.test_durability_processes import kill_while_aligning
-from tests.functional.test_durability_processes import test_confirmed_data_survives_any_kill as kill_and_compare
+from tests.functional.durability_service.test_durability_cuts import delete_beyond_a_cut, survive_a_cut
+from tests.functional.durability_service.test_durability_processes import kill_while_aligning
+from tests.functional.durability_service.test_durability_processes import (
+    test_confirmed_data_survives_any_kill as kill_and_compare,
+)
 
 pytestmark = [pytest.mark.chaos, pytest.mark.timeout(1800)]
 

@@ -14,8 +14,8 @@ import durable_log
 from shared_subscriptions import groups
 from shared_subscriptions.core.settings import LeaseSettings
 from shared_subscriptions.testing.simulator import run_seeds
-from tests.group_nodes import Member, MemberProcess, Source, disordered, duplicates
-from tests.waiting import wait_until
+from tests.helpers.group_nodes import Member, MemberProcess, Source, disordered, duplicates
+from tests.helpers.waiting import wait_until
 
 pytestmark = [pytest.mark.chaos, pytest.mark.timeout(900)]
 

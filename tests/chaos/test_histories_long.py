@@ -7,8 +7,8 @@ import pathlib
 
 import pytest
 
-from tests.followed import misfortunes
-from tests.histories import DATABASES
+from tests.helpers.followed import misfortunes
+from tests.helpers.histories import DATABASES
 
 pytestmark = [pytest.mark.chaos, pytest.mark.timeout(1800)]
 

@@ -8,8 +8,8 @@ import pathlib
 import pytest
 
 import durable_log
-from durable_log.segmented import SegmentedLog
-from tests.functional.test_log_crashes import kill_while_appending
+from durable_log.storage.segmented import SegmentedLog
+from tests.functional.durable_log.test_log_crashes import kill_while_appending
 
 pytestmark = pytest.mark.chaos
 

@@ -7,8 +7,8 @@ import uuid
 
 import pytest
 
-from tests.log_storm import storm
-from tests.servers import RedisServer, free_port
+from tests.helpers.log_storm import storm
+from tests.helpers.servers import RedisServer, free_port
 
 pytestmark = [pytest.mark.chaos, pytest.mark.timeout(3600)]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.unit.longpoll.test_longpoll_simulation import SEEDS, survive
+from tests.unit.drivers.longpoll.test_longpoll_simulation import SEEDS, survive
 
 
 @pytest.mark.chaos

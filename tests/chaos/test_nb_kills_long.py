@@ -1,6 +1,6 @@
 """kill -9 of everybody, many times, for every pair of database and way to follow it: in the end all copies are equal.
 
-`tests/functional/test_nb_kills.py` has the short samples.
+`tests/functional/nb_api/test_nb_kills.py` has the short samples.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ import pytest
 
 from nb_api import NbApi
 from nb_api.errors import DbError
-from tests.nb_nodes import ControllerNode, Row, ServiceNode, WriterNode, rows_of
-from tests.nb_tools import open_nb, sqlite_url
-from tests.server_process import ServerProcess
-from tests.servers import RedisServer, free_port
-from tests.servers_db import EtcdServer, PostgresServer
-from tests.waiting import wait_until
+from tests.helpers.nb_nodes import ControllerNode, Row, ServiceNode, WriterNode, rows_of
+from tests.helpers.nb_tools import open_nb, sqlite_url
+from tests.helpers.server_process import ServerProcess
+from tests.helpers.servers import RedisServer, free_port
+from tests.helpers.servers_db import EtcdServer, PostgresServer
+from tests.helpers.waiting import wait_until
 
 pytestmark = [pytest.mark.chaos, pytest.mark.timeout(1800)]
 

@@ -1,4 +1,4 @@
-"""Long runs of real faults between real processes.  `tests/functional/test_process_faults.py` has the short samples."""
+"""Long runs of real faults between real processes.  `tests/functional/pubsub_api/test_process_faults.py` has the short samples."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ import time
 import pytest
 
 from tests.functional.conftest import Bus, process_bus, redis_server  # noqa: F401 - fixtures
-from tests.nodes import PublisherNode, SubscriberNode, unexplained
-from tests.servers import free_port
-from tests.waiting import wait_until
+from tests.helpers.nodes import PublisherNode, SubscriberNode, unexplained
+from tests.helpers.servers import free_port
+from tests.helpers.waiting import wait_until
 
 pytestmark = [pytest.mark.chaos, pytest.mark.timeout(600)]
 

@@ -6,10 +6,10 @@ import random
 
 import pytest
 
-from tests.functional.test_service_faults import check_complete, topics
-from tests.functional.test_service_forking import check_forks
-from tests.service_nodes import START_S, Host
-from tests.waiting import wait_until
+from tests.functional.publisher_service.test_service_faults import check_complete, topics
+from tests.functional.publisher_service.test_service_forking import check_forks
+from tests.helpers.service_nodes import START_S, Host
+from tests.helpers.waiting import wait_until
 
 pytestmark = [pytest.mark.chaos, pytest.mark.timeout(3600)]
 

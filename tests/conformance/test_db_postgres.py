@@ -8,7 +8,7 @@ import pytest
 
 from nb_api.testing.db_conformance import DbConformance
 from nb_api.testing.db_conformance.base import NewUrl
-from tests.servers_db import PostgresServer
+from tests.helpers.servers_db import PostgresServer
 
 
 @pytest.fixture(scope="module")

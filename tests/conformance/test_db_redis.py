@@ -8,7 +8,7 @@ import pytest
 
 from nb_api.testing.db_conformance import DbConformance
 from nb_api.testing.db_conformance.base import NewUrl
-from tests.servers import RedisServer
+from tests.helpers.servers import RedisServer
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ import pytest
 
 from durable_log.testing.log_conformance import LogConformance
 from durable_log.testing.log_conformance.base import SHARDS, NewUrl
-from tests.servers import RedisServer
+from tests.helpers.servers import RedisServer
 
 _numbers = itertools.count(1)
 

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import pathlib
-
 import pytest
 
 from pubsub_api.testing.conformance import DriverConformance
-
-TLS = pathlib.Path(__file__).parents[1] / "functional" / "tls"
+from tests.helpers.paths import TLS
 
 
 @pytest.fixture(autouse=True)

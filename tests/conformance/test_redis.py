@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from pubsub_api.testing.conformance import DriverConformance
-from tests.servers import RedisServer
+from tests.helpers.servers import RedisServer
 
 
 @pytest.fixture(scope="module")

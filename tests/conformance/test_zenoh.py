@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pathlib
 from collections.abc import Iterator
 from typing import ClassVar
 
@@ -11,11 +10,11 @@ import zenoh
 
 from pubsub_api import loading
 from pubsub_api.testing.conformance import DriverConformance
-from tests.zenoh_ends import plain_session
+from tests.helpers.paths import TLS
+from tests.helpers.zenoh_ends import plain_session
 
 PATIENT = "send_wait=5"
 """A link is congested, and a question not answered, only when it is so, not when a loaded machine stands still."""
-TLS = pathlib.Path(__file__).parents[1] / "functional" / "tls"
 
 
 @pytest.fixture(autouse=True)

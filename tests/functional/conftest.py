@@ -15,8 +15,8 @@ import pubsub_api
 from durable_log.log_api import LogApi
 from pubsub_api.driver import PubSubApi
 from pubsub_api.testing.conf_fixture import fast_conf
-from tests.group_nodes import Source
-from tests.servers import RedisServer
+from tests.helpers.group_nodes import Source
+from tests.helpers.servers import RedisServer
 
 DRIVERS = ("memory", "zmq", "zenoh", "redis", "longpoll")
 WAITING = {"zmq": "?send_wait=20", "zenoh": "?send_wait=5"}

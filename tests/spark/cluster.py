@@ -10,10 +10,10 @@ import sys
 
 import pyspark
 
-from spark_pipeline.java import find_java
-from tests.servers import free_port
+from spark_pipeline.sessions.java import find_java
+from tests.helpers.servers import free_port
+from tests.helpers.waiting import wait_until
 from tests.spark.processes import kill_executor
-from tests.waiting import wait_until
 
 _DEPLOY = "org.apache.spark.deploy"
 

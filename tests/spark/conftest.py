@@ -17,10 +17,10 @@ from pubsub_api.config import new_conf
 from pubsub_api.core import frame as frames
 from pubsub_api.core.events import Event, encode_event, pack_body
 from pubsub_api.core.frame import Kind
-from spark_pipeline import staging
 from spark_pipeline.config import GROUP, OPTIONS
 from spark_pipeline.schema import EVENT_COLUMNS, EVENT_SCHEMA
-from spark_pipeline.session import open_session
+from spark_pipeline.sessions.session import open_session
+from spark_pipeline.writing import staging
 from tests.spark.small_java import SMALL_JAVA
 
 TEST_OPTIONS = {f"spark.{part}.extraJavaOptions": SMALL_JAVA for part in ("driver", "executor")}
@@ -54,7 +54,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
 @pytest.fixture
 def one_session(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
     """Commands that the test runs use the session of the tests, and leave it running."""
-    monkeypatch.setattr("spark_pipeline.session.open_session", lambda *_, **__: spark)
+    monkeypatch.setattr("spark_pipeline.sessions.session.open_session", lambda *_, **__: spark)
     monkeypatch.setattr(SparkSession, "stop", lambda _: None)
 
 

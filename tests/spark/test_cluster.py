@@ -14,11 +14,11 @@ import pytest
 
 import durable_log
 import heliograph.__main__
-from spark_pipeline.java import find_java
-from spark_pipeline.snapshot import read_objects
+from spark_pipeline.jobs.snapshot import read_objects
+from spark_pipeline.sessions.java import find_java
+from tests.helpers.waiting import wait_until
 from tests.spark.cluster import SparkCluster
 from tests.spark.conftest import log_frame
-from tests.waiting import wait_until
 
 TOPICS = [f"tenant-{number}/port" for number in range(8)]
 
@@ -86,7 +86,7 @@ def test_what_spark_submit_is_told_holds(tmp_path: pathlib.Path) -> None:
     program = tmp_path / "program.py"
     program.write_text(
         "import json\n"
-        "from spark_pipeline.session import open_session\n"
+        "from spark_pipeline.sessions.session import open_session\n"
         "session = open_session(app_name='ours', master='local[2]')\n"
         "print(json.dumps(dict(session.sparkContext.getConf().getAll())))\n"
         "session.stop()\n"

@@ -14,22 +14,22 @@ import pytest
 from pyspark.sql import SparkSession
 
 import durable_log
-from durable_log.checksums import frame_checksum
 from durable_log.errors import LogCorrupt
-from durable_log.sealing import Sealer
-from durable_log.segmented import SegmentedLog
+from durable_log.segments.sealing import Sealer
+from durable_log.storage.checksums import frame_checksum
+from durable_log.storage.segmented import SegmentedLog
 from pubsub_api.core import frame as frames
 from pubsub_api.core.frame import Kind
 from pubsub_api.errors import UnsupportedVersion
+from spark_pipeline.core.ranges import LogRange
 from spark_pipeline.errors import PipelineError, SchemaMismatch
 from spark_pipeline.jobs.audit import count_streams
 from spark_pipeline.jobs.compact import compact
+from spark_pipeline.jobs.report import audit_report
 from spark_pipeline.lake import LakeTable
-from spark_pipeline.partitions import LogPartition, read_partition
-from spark_pipeline.ranges import LogRange
-from spark_pipeline.reading import read_log
-from spark_pipeline.report import audit_report
-from spark_pipeline.session import translated_errors
+from spark_pipeline.reading.partitions import LogPartition, read_partition
+from spark_pipeline.reading.whole_log import read_log
+from spark_pipeline.sessions.session import translated_errors
 from tests.spark.conftest import log_frame, plain_rows
 from tests.spark.supervising import run, run_to_end
 

@@ -16,13 +16,13 @@ import durable_log
 from pubsub_api.errors import UsageError
 from shared_subscriptions import groups
 from spark_pipeline.errors import OtherLog
-from spark_pipeline.group_jobs import release, show
-from spark_pipeline.group_source import GroupStreamReader
-from spark_pipeline.options import Limits, SourceOptions
+from spark_pipeline.reading.group_jobs import release, show
+from spark_pipeline.reading.group_source import GroupStreamReader
+from spark_pipeline.reading.options import Limits, SourceOptions
+from tests.helpers.waiting import wait_until
 from tests.spark.conftest import log_frame
 from tests.spark.streaming_job import StreamingJob
 from tests.spark.supervising import RunningQuery, run_to_end
-from tests.waiting import wait_until
 
 TOPICS = [f"tenant-{number}/port" for number in range(6)]
 Row = tuple[str, int]

@@ -19,11 +19,11 @@ import durable_log
 import pubsub_api
 from heliograph.main import main
 from spark_pipeline.lake import LakeTable
-from tests.servers import RedisServer
+from tests.helpers.servers import RedisServer
+from tests.helpers.waiting import wait_until
 from tests.spark.conftest import log_frame
 from tests.spark.processes import KillableJob, wheel_java
 from tests.spark.small_java import SMALL_JAVA
-from tests.waiting import wait_until
 
 pytestmark = pytest.mark.usefixtures("one_session")
 

@@ -16,8 +16,8 @@ from pyspark.sql import SparkSession
 
 import durable_log
 import pubsub_api
-from durable_log.sealing import Sealer
-from durable_log.segmented import SegmentedLog
+from durable_log.segments.sealing import Sealer
+from durable_log.storage.segmented import SegmentedLog
 from heliograph.main import main
 from nb_api import LocalCache, NbApi
 from nb_api.notify_config import CACHE_GROUP
@@ -25,15 +25,15 @@ from pubsub_api import config
 from pubsub_api.core import frame as frames
 from pubsub_api.core.frame import Kind
 from pubsub_api.errors import UsageError
-from spark_pipeline.attempts import attempt
 from spark_pipeline.errors import OtherLog, PipelineError
 from spark_pipeline.jobs.ingest import count_waiting, ingest
+from spark_pipeline.jobs.snapshot import read_manifest, read_objects, write_snapshot
 from spark_pipeline.lake import LakeTable, LakeVersion
-from spark_pipeline.reading import read_log
-from spark_pipeline.snapshot import read_manifest, read_objects, write_snapshot
-from tests.servers import RedisServer
+from spark_pipeline.reading.whole_log import read_log
+from spark_pipeline.writing.attempts import attempt
+from tests.helpers.servers import RedisServer
+from tests.helpers.waiting import wait_until
 from tests.spark.conftest import log_frame, plain_rows
-from tests.waiting import wait_until
 
 pytestmark = pytest.mark.usefixtures("one_session")
 TOPICS = ["a/port", "b/port", "c/port"]
@@ -178,7 +178,9 @@ def test_a_mistyped_path_touches_nothing_and_is_told_before_spark_starts(
     deltalake.write_deltalake(foreign, pyarrow.table({"id": [1, 2], "day": ["x", "y"]}), partition_by=["day"])
     full.mkdir()
     (full / "notes.txt").write_text("mine")
-    monkeypatch.setattr("spark_pipeline.session.open_session", lambda *_, **__: pytest.fail("Spark was started"))
+    monkeypatch.setattr(
+        "spark_pipeline.sessions.session.open_session", lambda *_, **__: pytest.fail("Spark was started")
+    )
     for command, reason in (
         (["ingest", "--lake", str(foreign)], "lacks the column 'shard'"),
         (["ingest", "--lake", str(full)], "is no table, and holds notes.txt"),
@@ -319,7 +321,7 @@ def test_an_audit_takes_nothing_for_lost_that_was_skipped_or_removed_on_purpose(
     command = ("--topics", "a/#", "b/#", "--heads", str(heads))
     (found,) = run_json(capsys, "audit", "--log", filled, *command)
     assert lost_and_not_kept(found) == {"a/port": (0, 4), "b/port": (0, 10)}
-    monkeypatch.setattr("spark_pipeline.report.RANGES_MAX", 0)
+    monkeypatch.setattr("spark_pipeline.jobs.report.RANGES_MAX", 0)
     page = tmp_path / "audit.html"
     (found,) = run_json(capsys, "audit", "--lake", lake, "--html", str(page), code=1)
     assert lost_and_not_kept(found) == {"a/port": (0, 4), "b/port": (0, 10), "c/port": (3, 0)}

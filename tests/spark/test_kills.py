@@ -17,14 +17,14 @@ from pyspark.sql import SparkSession
 
 import durable_log
 from shared_subscriptions import groups
-from spark_pipeline.reading import read_log
+from spark_pipeline.reading.whole_log import read_log
+from tests.helpers.waiting import wait_until
 from tests.spark.cluster import SparkCluster
 from tests.spark.conftest import log_frame
 from tests.spark.processes import kill_python_worker
 from tests.spark.streaming_job import StreamingJob, writer_of
 from tests.spark.supervising import RunningQuery, run_to_end
 from tests.spark.test_group_source import rows_of, take_turns
-from tests.waiting import wait_until
 
 TOPICS = [f"tenant-{number}/port" for number in range(5)]
 ROUNDS = 4

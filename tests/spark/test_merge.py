@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
-from durability_service.core import merging
-from durability_service.core.samples import InstanceKey, Sample, make_sample, newest_first
+from durability_service.core.alignment import merging
+from durability_service.core.sets.samples import InstanceKey, Sample, make_sample, newest_first
 from spark_pipeline.jobs.merge import Policy, digest, merge, merge_if_different
 from spark_pipeline.schema import EVENT_COLUMNS
 from tests.spark.conftest import event_row, frame_of, plain_rows

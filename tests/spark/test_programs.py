@@ -19,12 +19,12 @@ import pytest
 from pyspark.sql import SparkSession
 
 import durable_log
-from durable_log.sealing import Sealer
-from durable_log.segmented import SegmentedLog
+from durable_log.segments.sealing import Sealer
+from durable_log.storage.segmented import SegmentedLog
 from pubsub_api.core import frame as frames
 from pubsub_api.core.frame import Kind
 from pubsub_api.core.topics import FilterSet
-from spark_pipeline.reading import read_log
+from spark_pipeline.reading.whole_log import read_log
 from spark_pipeline.schema import EVENT_COLUMNS
 from tests.spark.conftest import log_frame
 

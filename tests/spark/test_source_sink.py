@@ -16,12 +16,12 @@ from pyspark.sql import DataFrame, SparkSession
 import durable_log
 from nb_api import NbApi
 from pubsub_api.config import new_conf
-from spark_pipeline import staging
 from spark_pipeline.config import GROUP, OPTIONS
 from spark_pipeline.errors import PipelineError
-from spark_pipeline.reading import read_log
+from spark_pipeline.reading.whole_log import read_log
 from spark_pipeline.schema import EVENT_COLUMNS
-from spark_pipeline.session import open_session
+from spark_pipeline.sessions.session import open_session
+from spark_pipeline.writing import staging
 from tests.spark.conftest import event_row, frame_of, log_frame, stage
 from tests.spark.supervising import run, run_to_end
 

@@ -12,19 +12,19 @@ import pytest
 
 import durable_log
 import pubsub_api
-from durable_log.columns import events_batch
+from durable_log.segments.columns import events_batch
 from nb_api import NbApi
 from pubsub_api.errors import InvalidEvent, NotSupported, UsageError
-from spark_pipeline import staging
 from spark_pipeline.errors import CheckpointCopied, JobNameTaken, PipelineError
-from spark_pipeline.targets import Batch, Target, open_target
-from spark_pipeline.targets.bus import BusTarget
-from spark_pipeline.targets.db import DbTarget
-from spark_pipeline.targets.log import LogTarget
-from spark_pipeline.targets.target import Ledger
-from tests.servers import RedisServer, free_port
+from spark_pipeline.writing import staging
+from spark_pipeline.writing.targets import Batch, Target, open_target
+from spark_pipeline.writing.targets.bus import BusTarget
+from spark_pipeline.writing.targets.db import DbTarget
+from spark_pipeline.writing.targets.log import LogTarget
+from spark_pipeline.writing.targets.target import Ledger
+from tests.helpers.servers import RedisServer, free_port
+from tests.helpers.waiting import WAIT_S, wait_until
 from tests.spark.conftest import stage, stage_rows
-from tests.waiting import WAIT_S, wait_until
 
 CHECKPOINT = "the mark of a checkpoint"
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from nb_api.errors import DbUnavailable
-from nb_api.writes import CheckedWrite
+from nb_api.writing.writes import CheckedWrite
 from pubsub_api.errors import HeliographError
 from pubsub_api.runtime import forking
 

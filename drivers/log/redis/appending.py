@@ -15,10 +15,10 @@ from typing import Any
 
 from drivers.log.redis import scripts
 from drivers.log.redis.server import Argument, Server
+from durable_log.core.placing import NOWHERE, Position, extend, place
+from durable_log.core.positions import decode_position, encode_position, stream_key
 from durable_log.errors import LogCorrupt, LogUnavailable
 from durable_log.log_api import Appended, shard_of
-from durable_log.placing import NOWHERE, Position, extend, place
-from durable_log.positions import decode_position, encode_position, stream_key
 from pubsub_api.core.frame import Header
 from pubsub_api.errors import HeliographError
 from pubsub_api.runtime import forking

@@ -7,7 +7,7 @@ Keys, each behind the log's prefix:
                                ``directory_token``
 ``shard:N``        hash        ``start``, ``sealed``, ``end``, ``bytes``, ``ns`` of shard N; what is not there is 0
 ``frames:N``       stream      hot frames; the id ``OFFSET-1`` has the offset of the first event
-``streams:N``      hash        GUID and topic -> position, as `durable_log.positions` encodes it
+``streams:N``      hash        GUID and topic -> position, as `durable_log.core.positions` encodes it
 ``numbers:N:...``  sorted set  of a stream: offsets of its hot frames, by the number of their first event
 ``active``         sorted set  shard, GUID and topic, by the second of the last append
 ``segments:N``     hash        first offset -> manifest entry

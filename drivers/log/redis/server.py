@@ -14,9 +14,9 @@ from drivers.log.redis.config import CONNECTIONS_MAX
 from drivers.log.redis.scripts import REPLACED, WRONG_END
 from drivers.redis_common import limits as redis_limits
 from drivers.redis_common import parse_server
+from durable_log.core.positions import wrong_end
 from durable_log.errors import LogError, LogUnavailable
-from durable_log.positions import wrong_end
-from durable_log.segmented import replaced
+from durable_log.storage.segmented import replaced
 from pubsub_api.errors import Closed
 
 T = TypeVar("T")

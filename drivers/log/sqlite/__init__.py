@@ -22,11 +22,12 @@ from drivers.log.sqlite import appending, reading, records, schema, sealed
 from drivers.log.sqlite.store import Store
 from drivers.log.sqlite.watching import Watch
 from drivers.sqlite_common.files import path_of
-from durable_log import checks, config
+from durable_log import config
 from durable_log.errors import LogCorrupt
-from durable_log.identity import Lineage
 from durable_log.log_api import Appended, Record, ShardState, StoredFrame
-from durable_log.segmented import HotRead, RestoredShard, SegmentedLog
+from durable_log.storage import checks
+from durable_log.storage.identity import Lineage
+from durable_log.storage.segmented import HotRead, RestoredShard, SegmentedLog
 from pubsub_api.errors import Closed, InvalidConfig
 from pubsub_api.runtime.backoff import Backoff
 from pubsub_api.runtime.options import MIB, advanced

@@ -14,8 +14,8 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from drivers.sqlite_common.files import claim
-from durable_log.checks import OFFSET_MAX
-from durable_log.identity import Lineage, new_identity
+from durable_log.storage.checks import OFFSET_MAX
+from durable_log.storage.identity import Lineage, new_identity
 from pubsub_api.errors import InvalidConfig
 
 _APPLICATION_ID = 0x48654C67  # "HeLg", where file(1) and we look for it
@@ -30,7 +30,7 @@ _RELEASE_PAGES = 1024
 
 _SCHEMA = (
     # Ancestors: identities that the log had before it was repaired, with blanks between them.
-    # Directory_token: tells this file from its copies, see `durable_log.directory`.
+    # Directory_token: tells this file from its copies, see `durable_log.segments.directory`.
     """CREATE TABLE log (
         shards INTEGER NOT NULL, record_version INTEGER NOT NULL, identity TEXT NOT NULL, ancestors TEXT NOT NULL,
         directory_token TEXT NOT NULL)""",

@@ -8,9 +8,9 @@ import time
 from collections.abc import Sequence
 
 from drivers.log.sqlite.schema import row_id
-from durable_log.identity import Lineage
-from durable_log.positions import encode_position, stream_key
-from durable_log.segmented import RestoredShard, used_meanwhile
+from durable_log.core.positions import encode_position, stream_key
+from durable_log.storage.identity import Lineage
+from durable_log.storage.segmented import RestoredShard, used_meanwhile
 
 
 def manifest(connection: sqlite3.Connection, shard: int | None) -> list[str]:

@@ -17,7 +17,7 @@ from drivers.sqlite_common.patience import run_patiently
 from drivers.sqlite_common.pool import Pool
 from drivers.sqlite_common.writer import Operation, Writer
 from durable_log.errors import LogCorrupt, LogUnavailable
-from durable_log.segmented import replaced
+from durable_log.storage.segmented import replaced
 from nb_api.errors import DbError, DbUnavailable
 from pubsub_api.errors import Closed
 from pubsub_api.runtime import forking

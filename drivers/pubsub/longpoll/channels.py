@@ -6,8 +6,8 @@ import errno
 import socket
 
 from drivers.pubsub.longpoll.config import QUERIES_MAX, Settings, Tls, check_address, make_address
+from drivers.pubsub.longpoll.core.wire import BATCH_BYTES_MAX
 from drivers.pubsub.longpoll.library import aio, grpc
-from drivers.pubsub.longpoll.wire import BATCH_BYTES_MAX
 from pubsub_api.errors import AddressInUse, InvalidConfig, LimitReached
 
 MESSAGE_BYTES_MAX = 2**31 - 1

@@ -14,9 +14,9 @@ from urllib.parse import SplitResult
 
 from oslo_config import cfg
 
-from drivers.pubsub.longpoll.actions import LinkSettings
-from drivers.pubsub.longpoll.mailbox import Bounds, Policy
-from drivers.pubsub.longpoll.session import PublisherSettings
+from drivers.pubsub.longpoll.core.actions import LinkSettings
+from drivers.pubsub.longpoll.core.mailbox import Bounds, Policy
+from drivers.pubsub.longpoll.core.session import PublisherSettings
 from pubsub_api import config
 from pubsub_api.core.topics import FilterSet
 from pubsub_api.errors import InvalidConfig, InvalidTopic

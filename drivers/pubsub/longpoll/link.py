@@ -10,16 +10,17 @@ import time
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from drivers.pubsub.longpoll import actions, config, wire
+from drivers.pubsub.longpoll import config
 from drivers.pubsub.longpoll.channels import open_channel
 from drivers.pubsub.longpoll.config import Settings
+from drivers.pubsub.longpoll.core import actions, wire
+from drivers.pubsub.longpoll.core.subscriber import LinkCore
+from drivers.pubsub.longpoll.core.wire import SESSION_BYTES, Applied, Batch, Mail
 from drivers.pubsub.longpoll.library import aio, grpc
-from drivers.pubsub.longpoll.subscriber_core import LinkCore
-from drivers.pubsub.longpoll.wire import SESSION_BYTES, Applied, Batch, Mail
-from pubsub_api.counting import Tally
 from pubsub_api.driver import Connected, Disconnected, Subscribed
+from pubsub_api.driver_kit.counting import Tally
+from pubsub_api.driver_kit.inbox import Inbox
 from pubsub_api.errors import MalformedFrame
-from pubsub_api.inbox import Inbox
 
 LOG = logging.getLogger(__name__)
 

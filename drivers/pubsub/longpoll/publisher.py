@@ -19,14 +19,14 @@ from collections.abc import Mapping, Sequence
 
 from drivers.pubsub.longpoll.channels import MESSAGE_BYTES_MAX
 from drivers.pubsub.longpoll.config import LINGER_S, SEND_WAIT_INTERVAL_S, Settings, make_address
+from drivers.pubsub.longpoll.core.publisher import PublisherCore
+from drivers.pubsub.longpoll.core.session import PublisherCounters
 from drivers.pubsub.longpoll.process import PROCESS, in_loop
-from drivers.pubsub.longpoll.publisher_core import PublisherCore
 from drivers.pubsub.longpoll.service import Service
-from drivers.pubsub.longpoll.session import PublisherCounters
-from pubsub_api.counting import Tally
 from pubsub_api.driver import PublisherApi, PublisherReport, QueryHandler
+from pubsub_api.driver_kit.counting import Tally
+from pubsub_api.driver_kit.guarding import GuardedHandler
 from pubsub_api.errors import Closed, LimitReached, UsageError
-from pubsub_api.guarding import GuardedHandler
 
 LOG = logging.getLogger(__name__)
 

@@ -13,18 +13,18 @@ from collections.abc import AsyncIterator, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
-from drivers.pubsub.longpoll import wire
 from drivers.pubsub.longpoll.channels import open_server
 from drivers.pubsub.longpoll.config import QUERIES_MAX, Settings
+from drivers.pubsub.longpoll.core import wire
+from drivers.pubsub.longpoll.core.publisher import PublisherCore
+from drivers.pubsub.longpoll.core.session import Answer
+from drivers.pubsub.longpoll.core.wire import Applied, Batch, Leave, Mail, Message, Poll, Status
 from drivers.pubsub.longpoll.library import grpc
 from drivers.pubsub.longpoll.process import post
-from drivers.pubsub.longpoll.publisher_core import PublisherCore
-from drivers.pubsub.longpoll.session import Answer
-from drivers.pubsub.longpoll.wire import Applied, Batch, Leave, Mail, Message, Poll, Status
 from pubsub_api.core.frame import is_frame
-from pubsub_api.counting import Tally
+from pubsub_api.driver_kit.counting import Tally
+from pubsub_api.driver_kit.guarding import GuardedHandler
 from pubsub_api.errors import MalformedFrame
-from pubsub_api.guarding import GuardedHandler
 
 if TYPE_CHECKING:
     from grpc import aio

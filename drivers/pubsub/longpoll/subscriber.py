@@ -9,17 +9,17 @@ import threading
 from collections import deque
 from collections.abc import Callable, Mapping
 
-from drivers.pubsub.longpoll.actions import LinkCounters
 from drivers.pubsub.longpoll.config import Settings, check_address
+from drivers.pubsub.longpoll.core.actions import LinkCounters
 from drivers.pubsub.longpoll.link import Link
 from drivers.pubsub.longpoll.process import PROCESS, in_loop, post
-from drivers.pubsub.reach import Reach
 from pubsub_api.core.topics import check_filter
-from pubsub_api.counting import Tally, total
 from pubsub_api.driver import Asked, Disconnected, Receiver, SubscriberApi
+from pubsub_api.driver_kit.counting import Tally, total
+from pubsub_api.driver_kit.guarding import GuardedReceiver
+from pubsub_api.driver_kit.inbox import Inbox
+from pubsub_api.driver_kit.reach import Reach
 from pubsub_api.errors import Closed, TransportUnavailable, UsageError
-from pubsub_api.guarding import GuardedReceiver
-from pubsub_api.inbox import Inbox
 
 _LOOP_TIMEOUT_S = 30.0
 _COUNTED = ("failures", "forgotten", "resets", "duplicates", "outdated", "skipped")

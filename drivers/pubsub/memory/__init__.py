@@ -27,7 +27,6 @@ from drivers.pubsub.memory import bus
 from drivers.pubsub.memory.bus import ITEM_BYTES, REGISTRY, SCHEME, Bus, Endpoint, Mailbox
 from drivers.pubsub.memory.publisher import MemoryPublisher
 from pubsub_api.core.topics import CONTROL_TOPIC, FilterSet
-from pubsub_api.counting import Tally
 from pubsub_api.driver import (
     Capabilities,
     Connected,
@@ -38,8 +37,9 @@ from pubsub_api.driver import (
     Subscribed,
     SubscriberApi,
 )
+from pubsub_api.driver_kit.counting import Tally
+from pubsub_api.driver_kit.guarding import GuardedReceiver
 from pubsub_api.errors import Closed, InvalidConfig, TransportUnavailable, UsageError
-from pubsub_api.guarding import GuardedReceiver
 from pubsub_api.runtime.options import advanced, text
 from pubsub_api.testing.faults import FaultInjector
 

@@ -9,10 +9,10 @@ from oslo_config import cfg
 
 from drivers.pubsub.memory import bus
 from drivers.pubsub.memory.bus import ITEM_BYTES, REGISTRY, SCHEME, Bus, Endpoint, ListeningMember, Mailbox
-from pubsub_api.counting import Tally
 from pubsub_api.driver import Connected, Disconnected, PublisherApi, PublisherReport, QueryHandler
+from pubsub_api.driver_kit.counting import Tally
+from pubsub_api.driver_kit.guarding import GuardedHandler
 from pubsub_api.errors import Closed, LimitReached, TransportUnavailable, UsageError
-from pubsub_api.guarding import GuardedHandler
 
 
 class MemoryPublisher(Endpoint, PublisherApi):

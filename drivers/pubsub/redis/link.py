@@ -29,10 +29,10 @@ from drivers.pubsub.redis.channels import Target
 from drivers.pubsub.redis.config import QUERIES_MAX, Settings
 from drivers.pubsub.redis.resp import ServerError
 from drivers.pubsub.redis.wire import Wire, join_thread, reconnecting
-from pubsub_api.counting import Tally
 from pubsub_api.driver import Connected, Disconnected, LinkReport, Subscribed
+from pubsub_api.driver_kit.counting import Tally
 from pubsub_api.errors import LimitReached, TransportUnavailable
-from pubsub_api.runtime.seldom import SeldomLog
+from pubsub_api.runtime.rare_logging import SeldomLog
 from pubsub_api.runtime.threads import start_thread
 from pubsub_api.runtime.waking import Waker
 

@@ -25,8 +25,9 @@ from drivers.pubsub.redis.link import COUNTED, Link, Message
 from drivers.pubsub.redis.resp import ServerError
 from drivers.pubsub.redis.wire import Wire, join_thread, reconnecting
 from pubsub_api.core.frame import is_frame, name_of
-from pubsub_api.counting import Tally
 from pubsub_api.driver import Connected, Disconnected, LinkReport, PublisherApi, PublisherReport, QueryHandler, Refused
+from pubsub_api.driver_kit.counting import Tally
+from pubsub_api.driver_kit.guarding import GuardedHandler
 from pubsub_api.errors import (
     Closed,
     HeliographError,
@@ -35,9 +36,8 @@ from pubsub_api.errors import (
     UsageError,
     WaitTimeout,
 )
-from pubsub_api.guarding import GuardedHandler
 from pubsub_api.runtime.forking import ForkGuard
-from pubsub_api.runtime.seldom import SeldomLog
+from pubsub_api.runtime.rare_logging import SeldomLog
 from pubsub_api.runtime.threads import start_thread
 from pubsub_api.runtime.waking import Waker
 

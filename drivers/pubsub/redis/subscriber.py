@@ -8,17 +8,17 @@ import os
 import threading
 from collections.abc import Callable, Iterator, Mapping
 
-from drivers.pubsub.reach import Reach
 from drivers.pubsub.redis import channels
 from drivers.pubsub.redis.config import Settings
 from drivers.pubsub.redis.link import COUNTED_WHERE_POSTED, Link, Message, Relieve
 from pubsub_api.core.frame import PREFIX as FRAME_PREFIX
 from pubsub_api.core.frame import is_frame, name_of
 from pubsub_api.core.topics import CONTROL_TOPIC, check_filter
-from pubsub_api.counting import Tally
 from pubsub_api.driver import Asked, Disconnected, LinkReport, Receiver, SubscriberApi
+from pubsub_api.driver_kit.counting import Tally
+from pubsub_api.driver_kit.guarding import GuardedReceiver
+from pubsub_api.driver_kit.reach import Reach
 from pubsub_api.errors import Closed, TransportUnavailable, UsageError
-from pubsub_api.guarding import GuardedReceiver
 from pubsub_api.runtime.forking import ForkGuard
 
 

@@ -21,7 +21,7 @@ import zenoh
 
 from drivers.pubsub.zenoh.config import Settings
 from drivers.pubsub.zenoh.session import Session, brief, make_config
-from pubsub_api.counting import Tally
+from pubsub_api.driver_kit.counting import Tally
 from pubsub_api.errors import LimitReached
 from pubsub_api.runtime.backoff import Backoff
 from pubsub_api.runtime.threads import start_thread

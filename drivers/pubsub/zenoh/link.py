@@ -39,9 +39,9 @@ from drivers.pubsub.zenoh.connection import Connection
 from drivers.pubsub.zenoh.interests import Change, Interests
 from drivers.pubsub.zenoh.session import Session
 from pubsub_api.core.frame import GUID_AT, is_frame, name_of
-from pubsub_api.counting import Tally
 from pubsub_api.driver import Connected, Disconnected, Subscribed
-from pubsub_api.inbox import Inbox
+from pubsub_api.driver_kit.counting import Tally
+from pubsub_api.driver_kit.inbox import Inbox
 from pubsub_api.runtime.backoff import Backoff
 from pubsub_api.runtime.threads import start_thread
 

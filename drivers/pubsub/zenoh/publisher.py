@@ -18,11 +18,11 @@ from drivers.pubsub.zenoh.config import Settings
 from drivers.pubsub.zenoh.connection import COUNTED, Connection
 from drivers.pubsub.zenoh.session import PROCESS, Session, brief, listen
 from pubsub_api.core.scopes import SCOPES_MAX, group
-from pubsub_api.counting import Tally
 from pubsub_api.driver import Connected, Disconnected, PublisherApi, PublisherReport, QueryHandler
+from pubsub_api.driver_kit.counting import Tally
+from pubsub_api.driver_kit.guarding import GuardedHandler
 from pubsub_api.errors import Closed, TransportUnavailable, UsageError
-from pubsub_api.guarding import GuardedHandler
-from pubsub_api.runtime.seldom import SeldomLog
+from pubsub_api.runtime.rare_logging import SeldomLog
 from pubsub_api.runtime.threads import start_thread
 
 LOG = logging.getLogger(__name__)

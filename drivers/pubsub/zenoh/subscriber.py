@@ -6,16 +6,16 @@ import functools
 import threading
 from collections.abc import Mapping
 
-from drivers.pubsub.reach import Reach
 from drivers.pubsub.zenoh.config import Settings, check_address
 from drivers.pubsub.zenoh.connection import COUNTED
 from drivers.pubsub.zenoh.link import Link
 from drivers.pubsub.zenoh.session import PROCESS
-from pubsub_api.counting import Tally
 from pubsub_api.driver import Asked, Receiver, SubscriberApi
+from pubsub_api.driver_kit.counting import Tally
+from pubsub_api.driver_kit.guarding import GuardedReceiver
+from pubsub_api.driver_kit.inbox import Inbox
+from pubsub_api.driver_kit.reach import Reach
 from pubsub_api.errors import Closed, TransportUnavailable, UsageError
-from pubsub_api.guarding import GuardedReceiver
-from pubsub_api.inbox import Inbox
 
 
 class ZenohSubscriber(SubscriberApi):

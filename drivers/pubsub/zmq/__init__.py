@@ -23,9 +23,9 @@ from urllib.parse import SplitResult
 from oslo_config import cfg
 
 from drivers.pubsub.zmq import endpoints, options
+from drivers.pubsub.zmq.access.curve import Curve
 from drivers.pubsub.zmq.options import GROUP, OPTIONS
 from drivers.pubsub.zmq.publisher import ZmqPublisher
-from drivers.pubsub.zmq.security import Curve
 from drivers.pubsub.zmq.subscriber import ZmqSubscriber
 from pubsub_api import config
 from pubsub_api.driver import Capabilities, PubSubApi

@@ -14,12 +14,12 @@ from collections.abc import Iterator
 
 import zmq
 
-from drivers.pubsub.zmq.door import Account, Door
+from drivers.pubsub.zmq.access.peer_limits import Account, Door
 from drivers.pubsub.zmq.endpoints import Socket
 from pubsub_api.core.frame import is_frame
-from pubsub_api.counting import Tally
-from pubsub_api.guarding import GuardedHandler
-from pubsub_api.runtime.seldom import SeldomLog
+from pubsub_api.driver_kit.counting import Tally
+from pubsub_api.driver_kit.guarding import GuardedHandler
+from pubsub_api.runtime.rare_logging import SeldomLog
 
 LOG = logging.getLogger(__name__)
 

@@ -15,8 +15,8 @@ from urllib.parse import urlsplit
 import zmq
 
 from drivers.pubsub.zmq.options import WILDCARD_HOSTS
-from pubsub_api import socket_file
 from pubsub_api.errors import AddressInUse, DriverError, InvalidConfig
+from pubsub_api.runtime import socket_file
 from pubsub_api.runtime.files import identity_of
 
 Socket = zmq.Socket[bytes]

@@ -20,20 +20,20 @@ from collections.abc import Callable, Iterable
 import zmq
 from oslo_config import cfg
 
-from drivers.pubsub.zmq.descriptors import CONTEXT, check_room
+from drivers.pubsub.zmq.access.curve import Curve
+from drivers.pubsub.zmq.access.descriptors import CONTEXT, check_room
 from drivers.pubsub.zmq.endpoints import Socket
 from drivers.pubsub.zmq.link import Link
 from drivers.pubsub.zmq.options import RECEIVE_HWM
-from drivers.pubsub.zmq.security import Curve
 from drivers.pubsub.zmq.watch import Watch
 from drivers.pubsub.zmq.wire import NUL, SYNC, PrefixCounts
 from pubsub_api.core.frame import PREFIX as FRAME_PREFIX
 from pubsub_api.core.frame import is_frame
 from pubsub_api.core.topics import check_topic
-from pubsub_api.counting import Tally
 from pubsub_api.driver import Disconnected, LinkReport
+from pubsub_api.driver_kit.counting import Tally
+from pubsub_api.driver_kit.guarding import GuardedReceiver
 from pubsub_api.errors import InvalidTopic, LimitReached
-from pubsub_api.guarding import GuardedReceiver
 from pubsub_api.runtime.threads import start_thread
 from pubsub_api.runtime.waking import Waker
 

@@ -22,9 +22,10 @@ import zmq
 from oslo_config import cfg
 
 from drivers.pubsub.zmq import endpoints
+from drivers.pubsub.zmq.access.curve import ZAP_ADDRESS, Curve, answer_zap
+from drivers.pubsub.zmq.access.descriptors import CONTEXT, SOCKET, check_room
+from drivers.pubsub.zmq.access.peer_limits import Door
 from drivers.pubsub.zmq.answers import RETRY_MS, Answers
-from drivers.pubsub.zmq.descriptors import CONTEXT, SOCKET, check_room
-from drivers.pubsub.zmq.door import Door
 from drivers.pubsub.zmq.endpoints import Socket
 from drivers.pubsub.zmq.options import (
     GROUP,
@@ -34,13 +35,12 @@ from drivers.pubsub.zmq.options import (
     WILDCARD_HOSTS,
     heartbeat_interval_ms,
 )
-from drivers.pubsub.zmq.security import ZAP_ADDRESS, Curve, answer_zap
 from drivers.pubsub.zmq.wire import NONCE_BYTES, NUL, SYNC, Echo, pack_echo
 from pubsub_api import config
-from pubsub_api.counting import Tally
 from pubsub_api.driver import PublisherApi, PublisherReport, QueryHandler
+from pubsub_api.driver_kit.counting import Tally
+from pubsub_api.driver_kit.guarding import GuardedHandler
 from pubsub_api.errors import Closed, TransportUnavailable, UsageError
-from pubsub_api.guarding import GuardedHandler
 from pubsub_api.runtime.forking import ForkGuard
 from pubsub_api.runtime.threads import start_thread
 from pubsub_api.runtime.waking import Waker

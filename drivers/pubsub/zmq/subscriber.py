@@ -8,14 +8,14 @@ from collections.abc import Callable, Mapping
 
 from oslo_config import cfg
 
+from drivers.pubsub.zmq.access.curve import Curve
 from drivers.pubsub.zmq.endpoints import check_address
 from drivers.pubsub.zmq.loop import ReceiveLoop
-from drivers.pubsub.zmq.security import Curve
 from drivers.pubsub.zmq.wire import subscription_prefixes
-from pubsub_api.counting import Tally
 from pubsub_api.driver import Receiver, SubscriberApi
+from pubsub_api.driver_kit.counting import Tally
+from pubsub_api.driver_kit.guarding import GuardedReceiver
 from pubsub_api.errors import Closed, TransportUnavailable, UsageError
-from pubsub_api.guarding import GuardedReceiver
 from pubsub_api.runtime.forking import ForkGuard
 
 

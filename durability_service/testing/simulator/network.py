@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from durability_service.core import messages
-from durability_service.core.batches import from_content
 from durability_service.core.effects import Live, LiveLost, Received
 from durability_service.core.messages import Advert, AlignData, Message
-from durability_service.core.samples import Sample
+from durability_service.core.sets.batches import from_content
+from durability_service.core.sets.samples import Sample
 from durability_service.testing.simulator.profiles import Profile
 from pubsub_api.testing.simulator.world import World
 

@@ -18,8 +18,8 @@ from durability_service.core.effects import (
     Trace,
 )
 from durability_service.core.messages import Advert
-from durability_service.core.samples import Sample
 from durability_service.core.service import DurabilityCore
+from durability_service.core.sets.samples import Sample
 from durability_service.core.settings import ServiceSettings
 from durability_service.testing.simulator.network import Network
 from durability_service.testing.simulator.oracle import Oracle

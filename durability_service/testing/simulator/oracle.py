@@ -11,14 +11,14 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from durability_service.core.alignment.merging import Merge
 from durability_service.core.effects import Apply, Fill, StoreOperation
 from durability_service.core.holding import Holding
 from durability_service.core.lifecycle import Phase
-from durability_service.core.merging import Merge
 from durability_service.core.messages import NO_EPOCH, Advert, Epoch
 from durability_service.core.namespaces import SAME_ROLE, Kind
-from durability_service.core.samples import InstanceKey, Sample
-from durability_service.core.sets import Deletion
+from durability_service.core.sets.sample_set import Deletion
+from durability_service.core.sets.samples import InstanceKey, Sample
 from durability_service.testing.simulator.profiles import Profile
 from pubsub_api.testing.simulator.world import Violation
 

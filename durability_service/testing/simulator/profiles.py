@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from durability_service.core.merging import Merge
+from durability_service.core.alignment.merging import Merge
 from durability_service.core.namespaces import SAME_ROLE, Alignee, Kind, Policy
 
 

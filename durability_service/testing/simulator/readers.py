@@ -6,13 +6,14 @@ A reader lives on the host of a service and reaches whom that host reaches.  It 
 
 from __future__ import annotations
 
-from durability_service import answers, protocol
+from durability_service import protocol
 from durability_service.core.messages import Advert
 from durability_service.core.namespaces import NameSpace
 from durability_service.core.reading import ServiceNews, SpaceReading
-from durability_service.core.samples import Sample
-from durability_service.core.sets import SampleSet
+from durability_service.core.sets.sample_set import SampleSet
+from durability_service.core.sets.samples import Sample
 from durability_service.protocol import Ask
+from durability_service.serving import answers
 from durability_service.testing.simulator.network import Network
 from durability_service.testing.simulator.nodes import SimNode
 from durability_service.testing.simulator.oracle import Oracle

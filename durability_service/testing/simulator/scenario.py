@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import dataclasses
 
-from durability_service.core.batches import spread
 from durability_service.core.effects import BeginFill, CompleteFill, DeleteHistory, Fill, Interest, Marks
 from durability_service.core.messages import Epoch
 from durability_service.core.namespaces import NameSpace
-from durability_service.core.samples import Sample, make_sample
 from durability_service.core.service import DurabilityCore
+from durability_service.core.sets.batches import spread
+from durability_service.core.sets.samples import Sample, make_sample
 from durability_service.core.settings import ServiceSettings, TopicRules
 from durability_service.testing.simulator.network import Network
 from durability_service.testing.simulator.nodes import EPOCH_NS, SimNode

@@ -1,6 +1,6 @@
 """A disk that is slow, and that forgets what it was not yet asked to keep when its service dies.
 
-It is the reference of what `durability_service.store` must do: operations are done in order, each whole or not at all;
+It is the reference of what `durability_service.storage.store` must do: operations are done in order, each whole or not at all;
 after a crash some first part of them was done, perhaps more than was reported, never less.
 """
 
@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 
-from durability_service.core.batches import Batch, spread, unpack
 from durability_service.core.effects import (
     Apply,
     BeginFill,
@@ -19,7 +18,8 @@ from durability_service.core.effects import (
     Restored,
     StoreOperation,
 )
-from durability_service.core.samples import Sample, bucket_of
+from durability_service.core.sets.batches import Batch, spread, unpack
+from durability_service.core.sets.samples import Sample, bucket_of
 
 
 @dataclasses.dataclass

@@ -9,12 +9,12 @@ from concurrent.futures import ThreadPoolExecutor
 import msgspec
 import pytest
 
-from durable_log import arrow
-from durable_log.columns import import_pyarrow
 from durable_log.errors import LogCorrupt, LogUnavailable, OffsetTooOld
 from durable_log.log_api import LogApi
-from durable_log.sealing import Sealer
-from durable_log.segmented import SegmentedLog
+from durable_log.segments import arrow
+from durable_log.segments.columns import import_pyarrow
+from durable_log.segments.sealing import Sealer
+from durable_log.storage.segmented import SegmentedLog
 from durable_log.testing.log_conformance.appending import SHARD, TOPIC, stream
 from durable_log.testing.log_conformance.base import SHARDS, LogConformanceBase
 from durable_log.testing.sources import LoggedEvent, Source, check_consistent, numbers, read_events, read_frames

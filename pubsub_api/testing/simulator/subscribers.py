@@ -10,10 +10,10 @@ from pubsub_api.core import messages
 from pubsub_api.core.errors import UndecodableBody
 from pubsub_api.core.events import decode_events
 from pubsub_api.core.frame import Kind
-from pubsub_api.core.instream import Delivery
-from pubsub_api.core.resync import Resync
+from pubsub_api.core.receiving.instream import Delivery
+from pubsub_api.core.receiving.resync_requests import Resync
+from pubsub_api.core.receiving.subscriber import SubscriberCore
 from pubsub_api.core.settings import History, SubscriberSettings
-from pubsub_api.core.subscriber import SubscriberCore
 from pubsub_api.core.topics import CONTROL_TOPIC, FilterSet
 from pubsub_api.testing.simulator.network import Link, Network
 from pubsub_api.testing.simulator.publishers import TICK_S

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pubsub_api.core.instream import InStream, State
+from pubsub_api.core.receiving.instream import InStream, State
 from pubsub_api.core.settings import PublisherSettings, SubscriberSettings
 from pubsub_api.testing.simulator.network import Network
 from pubsub_api.testing.simulator.oracle import Oracle, StreamKey, View

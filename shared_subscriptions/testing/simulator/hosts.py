@@ -1,6 +1,6 @@
 """A process of the simulation: a consumer, a candidate, and the leader when it is its turn.
 
-It does what the real ones do (`shared_subscriptions.subscriber`, `shared_subscriptions.leading`) with the same cores.
+It does what the real ones do (`shared_subscriptions.consuming.subscriber`, `shared_subscriptions.leading.group`) with the same cores.
 Its consumer is what a user would write: it acknowledges batches or single events, sooner or later, and sometimes fails.
 """
 
@@ -11,17 +11,17 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from pubsub_api.testing.simulator.world import Violation, World
-from shared_subscriptions.core import candidate as candidates
 from shared_subscriptions.core import declaration as declarations
 from shared_subscriptions.core import messages as m
-from shared_subscriptions.core.candidate import Claim, LeaderRecord, Role, Seen
+from shared_subscriptions.core.consuming.handler import LoanState
 from shared_subscriptions.core.events import GroupEvent, Place
-from shared_subscriptions.core.handler import LoanState
-from shared_subscriptions.core.leader import Leader
-from shared_subscriptions.core.process_lease import ProcessLease
-from shared_subscriptions.core.streams import StreamInfo
+from shared_subscriptions.core.leading import candidate as candidates
+from shared_subscriptions.core.leading.candidate import Claim, LeaderRecord, Role, Seen
+from shared_subscriptions.core.leading.leader import Leader
+from shared_subscriptions.core.leading.process_lease import ProcessLease
+from shared_subscriptions.core.leading.streams import StreamInfo
+from shared_subscriptions.leading.records import decode_stream, encode_stream
 from shared_subscriptions.names import Names
-from shared_subscriptions.records import decode_stream, encode_stream
 from shared_subscriptions.testing.simulator import profiles
 from shared_subscriptions.testing.simulator.store import Outcome, SimStore, Stored, Write
 

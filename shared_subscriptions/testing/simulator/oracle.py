@@ -7,16 +7,16 @@ from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Any
 
 from pubsub_api.testing.simulator.world import Violation, World
-from shared_subscriptions.core import candidate as candidates
 from shared_subscriptions.core import declaration as declarations
 from shared_subscriptions.core import messages as m
-from shared_subscriptions.core.borrower import State
+from shared_subscriptions.core.consuming.borrower import State
+from shared_subscriptions.core.consuming.handler import LoanState
 from shared_subscriptions.core.events import GroupEvent, Place, is_portion
-from shared_subscriptions.core.handler import LoanState
-from shared_subscriptions.core.leader import MEMBERS_ONLY, Leader
+from shared_subscriptions.core.leading import candidate as candidates
+from shared_subscriptions.core.leading.leader import MEMBERS_ONLY, Leader
+from shared_subscriptions.core.leading.streams import Portion, Status
 from shared_subscriptions.core.progress import Acknowledged, Progress, covers
-from shared_subscriptions.core.streams import Portion, Status
-from shared_subscriptions.records import decode_stream
+from shared_subscriptions.leading.records import decode_stream
 from shared_subscriptions.testing.simulator.profiles import LEASE, PROGRESS_S
 from shared_subscriptions.testing.simulator.store import SimStore, Write
 

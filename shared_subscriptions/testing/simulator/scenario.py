@@ -11,12 +11,12 @@ import msgspec
 
 from pubsub_api.testing.simulator.world import Violation, World
 from shared_subscriptions.core import declaration as declarations
-from shared_subscriptions.core.candidate import Candidate
+from shared_subscriptions.core.consuming.handler import Handler
 from shared_subscriptions.core.declaration import Declaration, Wish
-from shared_subscriptions.core.handler import Handler
-from shared_subscriptions.core.leader import Leader
-from shared_subscriptions.core.process_lease import ProcessLease
-from shared_subscriptions.core.queue import QueueLeader
+from shared_subscriptions.core.leading.candidate import Candidate
+from shared_subscriptions.core.leading.leader import Leader
+from shared_subscriptions.core.leading.process_lease import ProcessLease
+from shared_subscriptions.core.leading.queue import QueueLeader
 from shared_subscriptions.testing.simulator import verdict
 from shared_subscriptions.testing.simulator.hosts import NAMES, PATIENCE_S, SimHost
 from shared_subscriptions.testing.simulator.network import Network

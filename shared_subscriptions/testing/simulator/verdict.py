@@ -6,10 +6,10 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from pubsub_api.testing.simulator.world import Violation
-from shared_subscriptions.core.leader import Leader
+from shared_subscriptions.core.leading.leader import Leader
+from shared_subscriptions.core.leading.streams import Status
 from shared_subscriptions.core.progress import Acknowledged
-from shared_subscriptions.core.streams import Status
-from shared_subscriptions.records import decode_stream
+from shared_subscriptions.leading.records import decode_stream
 from shared_subscriptions.testing.simulator.hosts import NAMES
 from shared_subscriptions.testing.simulator.profiles import BORROWER, LANES, LEADER, LEASE
 

@@ -1,0 +1,1 @@
+"""The long-poll protocol without I/O."""

@@ -1,0 +1,264 @@
+"""What a publisher holds for one subscriber: frames in order, bounded, with a policy for each.
+
+Theory of operation
+-------------------
+Frames wait until a poll takes them, and what a poll took is kept until the next poll acknowledges it, so that a lost
+answer is sent again.  Taking gives frames consecutive numbers; acknowledging is by number.
+
+========== ========================================= ==================================================================
+policy     a frame that finds others of its stream   when the mailbox is full
+========== ========================================= ==================================================================
+LOSSLESS   waits behind them                         it is overfull: its owner resets the subscriber, which is told
+LATEST     takes their place, at the end             the same: there is one frame per stream, and still too many
+LOSSY      waits behind them                         the oldest go, to make room for frames of any policy
+========== ========================================= ==================================================================
+
+What LATEST and LOSSY remove is announced: the next frame of that stream is stamped as following the last one that was
+not removed (``after``), so that the subscriber sees how many numbers were skipped and mistakes none of them for loss.
+Until such a frame comes, a hello would claim a head that the subscriber never gets; it is withheld.
+
+Sans-IO and not thread-safe.  Frames that are signed with a key that is not ours cannot be stamped: they are LOSSLESS.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+from collections import deque
+
+from drivers.pubsub.longpoll.core.stamp import Stamp, read_stamp, with_after
+from pubsub_api.core.frame import Kind
+
+ENTRY_BYTES = 200
+"""What a waiting frame costs beside its bytes, so that many tiny ones are bounded as well."""
+
+Stream = tuple[bytes, bytes]
+Runs = list[tuple[int, list[bytes]]]
+"""Frames in order, in runs that were put under the same state of the subscriber's filters."""
+
+
+class Policy(enum.Enum):
+    LOSSLESS = "lossless"
+    LATEST = "latest"
+    LOSSY = "lossy"
+
+
+@dataclasses.dataclass(frozen=True)
+class Bounds:
+    """How much a mailbox holds and how much of it one answer carries."""
+
+    frames_max: int
+    bytes_max: int
+    reply_frames_max: int
+    reply_bytes_max: int
+    """An answer carries one frame at least, whatever its size."""
+
+
+class _Entry:
+    __slots__ = ("as_of", "frame", "is_waiting", "stamp")
+
+    def __init__(self, frame: bytes, as_of: int, stamp: Stamp | None) -> None:
+        self.frame = frame
+        self.as_of = as_of
+        self.stamp = stamp
+        self.is_waiting = True
+
+
+class Mailbox:
+    """See the module's description.  ``key`` signs frames that are stamped anew."""
+
+    __slots__ = (
+        "_bounds", "_key", "_latest", "_lossy", "_removed", "_sent", "_skips", "_waiting", "_waiting_bytes",
+        "coalesced", "dropped", "numbered", "skipped_untold", "withheld",
+    )  # fmt: skip
+
+    def __init__(self, bounds: Bounds, key: bytes | None = None) -> None:
+        self._bounds = bounds
+        self._key = key
+        self._waiting: deque[_Entry] = deque()
+        self._removed = 0
+        """Entries in ``_waiting`` that were removed and wait only to be passed over."""
+        self._sent: list[_Entry] = []
+        """Taken and not acknowledged: the last of them has the number ``numbered``."""
+        self._lossy: deque[_Entry] = deque()
+        self._latest: dict[Stream, list[_Entry]] = {}
+        """What waits of a stream under LATEST: a data frame and a hello behind it, at most."""
+        self._skips: dict[Stream, int] = {}
+        """Streams of which something was removed -> the number that their next frame follows."""
+        self._waiting_bytes = 0
+        self.numbered = 0
+        """The last number given to a frame."""
+        self.coalesced = 0
+        self.dropped = 0
+        self.withheld = 0
+        self.skipped_untold = 0
+        """Events coalesced or dropped since the last `take`."""
+
+    def __len__(self) -> int:
+        """Frames held."""
+        return len(self._waiting) - self._removed + len(self._sent)
+
+    @property
+    def held_bytes(self) -> int:
+        """Of everything held, with what each frame costs beside its own."""
+        return self._waiting_bytes + sum(len(entry.frame) + ENTRY_BYTES for entry in self._sent)
+
+    @property
+    def has_mail(self) -> bool:
+        """`take` would return something, or perhaps only withhold hellos."""
+        return bool(self._sent) or len(self._waiting) > self._removed
+
+    @property
+    def is_overfull(self) -> bool:
+        """Too much waits.  What an answer has under way is bounded by the answer, and does not count."""
+        waiting = len(self._waiting) - self._removed
+        return self._waiting_bytes > self._bounds.bytes_max or max(waiting, len(self._skips)) > self._bounds.frames_max
+
+    def put(self, frame: bytes, as_of: int, policy: Policy) -> None:
+        """Add a frame.  The bounds may be exceeded by it, see `is_overfull`."""
+        stamp = read_stamp(frame) if policy is not Policy.LOSSLESS else None
+        if stamp is not None and stamp.is_signed and self._key is None:
+            stamp = None
+        entry = _Entry(frame, as_of, stamp)
+        self._waiting.append(entry)
+        self._waiting_bytes += len(frame) + ENTRY_BYTES
+        if stamp is not None and policy is Policy.LATEST:
+            self._replace(stamp, entry)
+        elif stamp is not None:
+            self._lossy.append(entry)
+        while self._lossy and self.is_overfull:
+            self._drop(self._lossy.popleft())
+
+    def take(self) -> tuple[int, Runs]:
+        """The next frames for an answer, with the number of the first.  What was taken before comes again first."""
+        if not self._sent:
+            self._take_waiting()
+        runs: Runs = []
+        for entry in self._sent:
+            if not runs or runs[-1][0] != entry.as_of:
+                runs.append((entry.as_of, []))
+            runs[-1][1].append(entry.frame)
+        return self.numbered - len(self._sent) + 1, runs
+
+    def take_skipped(self) -> int:
+        """How many events were coalesced or dropped since the last call."""
+        skipped, self.skipped_untold = self.skipped_untold, 0
+        return skipped
+
+    def acknowledge(self, number: int) -> None:
+        """Everything up to ``number`` has arrived."""
+        keep = max(0, min(len(self._sent), self.numbered - number))
+        self._sent = self._sent[len(self._sent) - keep :]
+
+    def clear(self) -> int:
+        """Forget everything, taken or not; returns how many frames that were.  Numbers go on."""
+        lost = len(self)
+        self._waiting.clear()
+        self._sent = []
+        self._removed = 0
+        self._lossy.clear()
+        self._latest.clear()
+        self._skips.clear()
+        self._waiting_bytes = 0
+        return lost
+
+    def number_a_mark(self) -> int:
+        """Use up a number for something that is not a frame.  Only when nothing is taken and unacknowledged."""
+        self.numbered += 1
+        return self.numbered
+
+    def keep_topics(self, is_wanted: dict[bytes, bool]) -> None:
+        """Forget what waits on topics that are not wanted; ``is_wanted`` was made from `waiting_topics`."""
+        for entry in self._waiting:
+            if not entry.is_waiting:
+                continue
+            stamp = entry.stamp or read_stamp(entry.frame)
+            if stamp is not None and not is_wanted[stamp.stream[1]]:
+                self._remove(entry)
+        self._skips = {stream: after for stream, after in self._skips.items() if is_wanted.get(stream[1], True)}
+        self._latest = {
+            stream: kept for stream, held in self._latest.items() if (kept := [one for one in held if one.is_waiting])
+        }
+
+    def waiting_topics(self) -> set[bytes]:
+        stamps = (entry.stamp or read_stamp(entry.frame) for entry in self._waiting if entry.is_waiting)
+        return {stamp.stream[1] for stamp in stamps if stamp is not None} | {stream[1] for stream in self._skips}
+
+    # -- policies
+
+    def _replace(self, stamp: Stamp, entry: _Entry) -> None:
+        held = self._latest.get(stamp.stream, [])
+        if stamp.kind == Kind.DATA:
+            for older in held:
+                self._skip(older)
+                self._remove(older)
+            held = []
+        elif held and held[-1].stamp is not None and held[-1].stamp.kind == stamp.kind:
+            self._remove(held.pop())
+        self._latest[stamp.stream] = [*held, entry]
+
+    def _drop(self, entry: _Entry) -> None:
+        if entry.is_waiting:
+            self._skip(entry)
+            self._remove(entry)
+
+    def _skip(self, entry: _Entry) -> None:
+        stamp = entry.stamp
+        if stamp is None or stamp.kind != Kind.DATA:
+            return
+        # The oldest goes first, so that the first number noted is the lowest.
+        self._skips.setdefault(stamp.stream, stamp.after)
+        self.skipped_untold += stamp.events
+        if stamp.stream in self._latest:
+            self.coalesced += stamp.events
+        else:
+            self.dropped += stamp.events
+
+    def _remove(self, entry: _Entry) -> None:
+        entry.is_waiting = False
+        self._waiting_bytes -= len(entry.frame) + ENTRY_BYTES
+        entry.frame = b""
+        self._removed += 1
+        if self._removed > 64 and self._removed * 2 > len(self._waiting):
+            self._waiting = deque(kept for kept in self._waiting if kept.is_waiting)
+            self._removed = 0
+
+    # -- taking
+
+    def _take_waiting(self) -> None:
+        bounds = self._bounds
+        size = 0
+        while self._waiting and len(self._sent) < bounds.reply_frames_max:
+            entry = self._waiting[0]
+            if not entry.is_waiting:
+                self._waiting.popleft()
+                self._removed -= 1
+                continue
+            size += len(entry.frame)
+            if self._sent and size > bounds.reply_bytes_max:
+                break
+            self._waiting.popleft()
+            entry.is_waiting = False
+            self._waiting_bytes -= len(entry.frame) + ENTRY_BYTES
+            if entry.stamp is None or self._restamp(entry, entry.stamp):
+                self._sent.append(entry)
+        self.numbered += len(self._sent)
+        while self._lossy and not self._lossy[0].is_waiting:
+            self._lossy.popleft()
+
+    def _restamp(self, entry: _Entry, stamp: Stamp) -> bool:
+        """Tell what was removed before this frame; False for a hello that must not be seen yet."""
+        held = self._latest.get(stamp.stream)
+        if held is not None:
+            held.remove(entry)
+            if not held:
+                del self._latest[stamp.stream]
+        if stamp.stream not in self._skips:
+            return True
+        if stamp.kind == Kind.DATA:
+            entry.frame = with_after(entry.frame, self._skips.pop(stamp.stream), self._key)
+            return True
+        if stamp.kind == Kind.HELLO:
+            self.withheld += 1
+            return False
+        return True

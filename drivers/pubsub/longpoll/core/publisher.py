@@ -1,0 +1,340 @@
+"""The publisher's side of the long-poll protocol: sessions, their filters, their mailboxes, their polls.
+
+Sans-IO: every call is given the time and the message, and returns what is to be answered.  Rule: everything that moves
+a session from one state to another is in this file.
+
+Theory of operation
+-------------------
+A session begins with its first batch of commands and ends when its subscriber leaves or is dead.  In between it is in
+one of two states, and moves like this:
+
+=========== ============ =========== ==============================================================================
+state       cause        state       meaning
+=========== ============ =========== ==============================================================================
+AWAY        PARK         PARKED      a poll came and there is nothing to say
+AWAY        ANSWER       AWAY        a poll came and was answered at once
+PARKED      ANSWER       AWAY        mail, a reset, a newer poll, the end of its time or of the publisher
+PARKED      HANG_UP      AWAY        the connection of the poll broke
+AWAY        HANG_UP      AWAY        it broke while the answer was on its way
+=========== ============ =========== ==============================================================================
+
+A session that is AWAY for ``session_timeout`` is dead and forgotten.  A live subscriber polls again as soon as it has
+an answer, and a parked poll is answered after ``poll_interval`` at the latest, so that an idle one is never forgotten.
+
+What each message does to a session that is there, and to one that is not:
+
+========= ================================================= ========================================================
+message   the session is there                              it is not
+========= ================================================= ========================================================
+Batch     commands beyond those applied take effect; a gap  opens it when it starts at 1 and knows no serial number;
+          or another serial number: UNKNOWN                 else UNKNOWN
+Poll      acknowledges, then waits or is answered; an older UNKNOWN
+          one than the last: SUPERSEDED, without effect
+Leave     it is forgotten                                   no effect
+========= ================================================= ========================================================
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import heapq
+
+from drivers.pubsub.longpoll.core.index import SubscriptionIndex
+from drivers.pubsub.longpoll.core.mailbox import Mailbox
+from drivers.pubsub.longpoll.core.peers import PeerSessions
+from drivers.pubsub.longpoll.core.session import Answer, PublisherCounters, PublisherSettings, Session, State
+from drivers.pubsub.longpoll.core.wire import Applied, Batch, Leave, Mail, Poll, Status
+
+
+class Cause(enum.Enum):
+    PARK = "park"
+    ANSWER = "answer"
+    HANG_UP = "hang up"
+
+
+TRANSITIONS: dict[tuple[State, Cause], State] = {
+    (State.AWAY, Cause.PARK): State.PARKED,
+    (State.AWAY, Cause.ANSWER): State.AWAY,
+    (State.PARKED, Cause.ANSWER): State.AWAY,
+    (State.PARKED, Cause.HANG_UP): State.AWAY,
+    (State.AWAY, Cause.HANG_UP): State.AWAY,
+}
+
+
+class PublisherCore:
+    """Not thread-safe: the owner serialises calls.  ``publisher`` names this life of the publisher."""
+
+    def __init__(self, settings: PublisherSettings, publisher: bytes) -> None:
+        self.settings = settings
+        self.publisher = publisher
+        self.index: SubscriptionIndex[Session] = SubscriptionIndex()
+        self.sessions: dict[bytes, Session] = {}
+        self.overfull: set[Session] = set()
+        """Whose mailbox holds more than it may.  `reset_overfull` ends that, unless a poll does before."""
+        self._counters = PublisherCounters()
+        self._ready: list[Session] = []
+        self._timers: list[tuple[float, int, bytes]] = []
+        self._serial = 0
+        self._peers = PeerSessions(settings.sessions_max)
+        self._is_closing = False
+
+    # -- what the owner asks
+
+    @property
+    def has_ready(self) -> bool:
+        """`flush` has something to answer."""
+        return bool(self._ready)
+
+    @property
+    def has_mail(self) -> bool:
+        """Something is not delivered, or not known to be."""
+        return any(session.mailbox.has_mail or session.reset for session in self.sessions.values())
+
+    def next_deadline(self) -> float | None:
+        """When `tick` has something to do, at the latest."""
+        return self._timers[0][0] if self._timers else None
+
+    def counters(self) -> PublisherCounters:
+        """What happened so far, living sessions included."""
+        total = dataclasses.replace(self._counters)
+        for session in self.sessions.values():
+            _add_mailbox(total, session.mailbox)
+        return total
+
+    # -- what happens to it
+
+    def publish(self, topic: str, frame: bytes) -> None:
+        """Put a frame into the mailbox of everyone who asked for its topic; look at `overfull` and `has_ready` then."""
+        self._counters.frames_published += 1
+        matched = self.index.match(topic)
+        if not matched:
+            return
+        policy = self.settings.policy_of(topic)
+        for session in matched:
+            mailbox = session.mailbox
+            mailbox.put(frame, session.applied, policy)
+            if mailbox.is_overfull:
+                self.overfull.add(session)
+            self._note_ready(session)
+        self._counters.frames_put += len(matched)
+
+    def command(self, batch: Batch, now: float, connection: str = "") -> Applied:
+        """Apply a batch.  Every number takes effect at most once, in order, or the whole batch does not.
+
+        ``connection`` is where it came from, address and port, and has its share of sessions (`peers`).
+        """
+        if self._is_closing:
+            return Applied(Status.CLOSING, self.publisher, reason="the publisher ends")
+        session = self.sessions.get(batch.session)
+        is_new = session is None
+        if session is None:
+            if batch.serial or batch.first != 1:
+                return self._unknown_batch()
+            if len(self.sessions) >= self.settings.sessions_max:
+                return self._refuse("sessions_max")
+            if (limit := self._peers.refusal(connection)) is not None:
+                return self._refuse(limit)
+            session = self._open(batch.session, now, connection)
+        elif batch.serial not in (0, session.serial) or batch.first > session.applied + 1:
+            return self._unknown_batch()
+        fresh = batch.commands[session.applied + 1 - batch.first :]
+        self._counters.repeated_commands += len(batch.commands) - len(fresh)
+        if len(self.index) + sum(wanted for wanted, _ in fresh) > self.settings.subscriptions_max:
+            if is_new:
+                self._forget(session)
+            return self._refuse("subscriptions_max")
+        self._apply(session, fresh)
+        return Applied(Status.OK, self.publisher, session.serial, session.applied)
+
+    def poll(self, poll: Poll, now: float) -> list[Answer]:
+        """A subscriber waits for mail.  The answers are to this poll, to the one it supersedes, or none."""
+        self._counters.polls += 1
+        session = self.sessions.get(poll.session)
+        if session is None or session.serial != poll.serial or poll.acknowledged > session.mailbox.numbered:
+            self._counters.unknown += 1
+            reason = "the publisher does not know this session"
+            return [Answer(poll.session, poll.number, Mail(Status.UNKNOWN, self.publisher, reason=reason))]
+        if poll.number <= session.poll:
+            self._counters.superseded += 1
+            return [Answer(poll.session, poll.number, Mail(Status.SUPERSEDED, self.publisher))]
+        answers = []
+        if session.state is State.PARKED:
+            self._counters.superseded += 1
+            answers.append(self._answer(session, Mail(Status.SUPERSEDED, self.publisher), now))
+        session.poll = poll.number
+        self._acknowledge(session, poll.acknowledged)
+        mail = self._mail(session)
+        if mail is None and (self._is_closing or poll.hold_s <= 0):
+            mail = self._empty()
+        if mail is not None:
+            return [*answers, self._answer(session, mail, now)]
+        self._move(session, Cause.PARK, now + min(poll.hold_s, self.settings.poll_interval_s))
+        return answers
+
+    def hang_up(self, session_id: bytes, poll: int, now: float) -> None:
+        """The connection of a poll broke before it was answered, or with the answer on its way."""
+        session = self.sessions.get(session_id)
+        if session is not None and session.poll == poll:
+            self._move(session, Cause.HANG_UP, now + self.settings.session_timeout_s)
+
+    def leave(self, leave: Leave, now: float) -> list[Answer]:
+        """A subscriber goes; its memory is freed at once."""
+        session = self.sessions.get(leave.session)
+        if session is None or leave.serial not in (0, session.serial):
+            return []
+        answers = []
+        if session.state is State.PARKED:
+            answers.append(self._answer(session, Mail(Status.UNKNOWN, self.publisher, reason="it left"), now))
+        self._forget(session)
+        self._counters.sessions_left += 1
+        return answers
+
+    def flush(self, now: float) -> list[Answer]:
+        """Answer the polls for which there is mail."""
+        ready, self._ready = self._ready, []
+        answers = []
+        for session in ready:
+            session.is_ready = False
+            if session.state is State.PARKED and (mail := self._mail(session)) is not None:
+                answers.append(self._answer(session, mail, now))
+        return answers
+
+    def tick(self, now: float) -> list[Answer]:
+        """Time passed: polls that waited long enough are answered, sessions that are dead are forgotten."""
+        answers = []
+        while self._timers and self._timers[0][0] <= now:
+            scheduled, serial, session_id = heapq.heappop(self._timers)
+            session = self.sessions.get(session_id)
+            if session is None or session.serial != serial or session.scheduled != scheduled:
+                continue
+            session.scheduled = float("inf")
+            if session.due > now:
+                self._schedule(session)
+            elif session.state is State.PARKED:
+                answers.append(self._answer(session, self._empty(), now))
+            else:
+                self._forget(session)
+                self._counters.sessions_dead += 1
+        return answers
+
+    def reset_overfull(self) -> list[Session]:
+        """Give up what waits for those who are too far behind, and tell them.  Returns who they are."""
+        reset, self.overfull = list(self.overfull), set()
+        for session in reset:
+            self._counters.resets += 1
+            self._counters.frames_reset += session.mailbox.clear()
+            # A new number also when a reset is on its way already: it would not tell of what is given up now.
+            session.reset = session.mailbox.number_a_mark()
+            self._note_ready(session)
+        return reset
+
+    def close(self, now: float) -> list[Answer]:
+        """The publisher ends: no further session, and who has got all its mail is told."""
+        self._is_closing = True
+        parked = [session for session in self.sessions.values() if session.state is State.PARKED]
+        return [self._answer(session, self._mail(session) or self._empty(), now) for session in parked]
+
+    # -- sessions
+
+    def _open(self, session_id: bytes, now: float, connection: str) -> Session:
+        self._serial += 1
+        session = Session(session_id, self._serial, Mailbox(self.settings.bounds, self.settings.key), connection)
+        self._peers.add(connection)
+        self.sessions[session_id] = session
+        session.due = now + self.settings.session_timeout_s
+        self._schedule(session)
+        self._counters.sessions_opened += 1
+        return session
+
+    def _forget(self, session: Session) -> None:
+        del self.sessions[session.id]
+        self._peers.remove(session.connection)
+        self.index.remove_subscriber(session)
+        self.overfull.discard(session)
+        _add_mailbox(self._counters, session.mailbox)
+
+    def _apply(self, session: Session, commands: list[tuple[bool, str]]) -> None:
+        is_narrowed = False
+        for is_wanted, topic_filter in commands:
+            if is_wanted:
+                self.index.add(session, topic_filter)
+            else:
+                is_narrowed |= self.index.remove(session, topic_filter)
+        session.applied += len(commands)
+        self._counters.commands += len(commands)
+        if is_narrowed and session.mailbox.has_mail:
+            topics = session.mailbox.waiting_topics()
+            session.mailbox.keep_topics({topic: self.index.matches(session, topic.decode()) for topic in topics})
+            self._note_room(session)
+
+    def _refuse(self, limit: str) -> Applied:
+        self._counters.refused += 1
+        return Applied(Status.REFUSED, self.publisher, reason=f"{limit} of the publisher is reached")
+
+    def _unknown_batch(self) -> Applied:
+        self._counters.unknown += 1
+        return Applied(Status.UNKNOWN, self.publisher, reason="the publisher does not know this session")
+
+    # -- polls
+
+    def _acknowledge(self, session: Session, number: int) -> None:
+        if session.reset:
+            if number < session.reset:
+                return
+            session.reset = 0
+        session.mailbox.acknowledge(number)
+        self._note_room(session)
+
+    def _note_room(self, session: Session) -> None:
+        if not session.mailbox.is_overfull:
+            self.overfull.discard(session)
+
+    def _note_ready(self, session: Session) -> None:
+        if session.state is State.PARKED and not session.is_ready:
+            session.is_ready = True
+            self._ready.append(session)
+
+    def _mail(self, session: Session) -> Mail | None:
+        """What there is to say to a subscriber; None when there is nothing."""
+        if session.reset:
+            reason = "too many frames waited for this subscriber, they were given up"
+            return Mail(Status.RESET, self.publisher, session.reset, reason=reason)
+        if not session.mailbox.has_mail:
+            return None
+        first, runs = session.mailbox.take()
+        self._note_room(session)
+        if not runs:
+            return None
+        self._counters.frames_taken += sum(len(frames) for _, frames in runs)
+        return Mail(Status.OK, self.publisher, first, runs, session.mailbox.take_skipped())
+
+    def _empty(self) -> Mail:
+        if self._is_closing:
+            return Mail(Status.CLOSING, self.publisher, reason="the publisher ends")
+        return Mail(Status.OK, self.publisher)
+
+    def _answer(self, session: Session, mail: Mail, now: float) -> Answer:
+        self._counters.answers += 1
+        self._move(session, Cause.ANSWER, now + self.settings.session_timeout_s)
+        return Answer(session.id, session.poll, mail)
+
+    def _move(self, session: Session, cause: Cause, due: float) -> None:
+        session.state = TRANSITIONS[session.state, cause]
+        session.due = due
+        if session.state is not State.PARKED:
+            session.is_ready = False
+        self._schedule(session)
+
+    def _schedule(self, session: Session) -> None:
+        """Look at the session when it is due, or before: one timer per session does, since most deadlines only move
+        further away."""
+        if session.due < session.scheduled:
+            session.scheduled = session.due
+            heapq.heappush(self._timers, (session.due, session.serial, session.id))
+
+
+def _add_mailbox(counters: PublisherCounters, mailbox: Mailbox) -> None:
+    counters.events_coalesced += mailbox.coalesced
+    counters.events_dropped += mailbox.dropped
+    counters.hellos_withheld += mailbox.withheld

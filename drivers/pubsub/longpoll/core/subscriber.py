@@ -1,0 +1,429 @@
+"""The subscriber's side of the long-poll protocol: one link to one publisher.
+
+Sans-IO: every call is given the time; what is to be sent, delivered or reported is collected and fetched with `take`.
+Rule: everything that moves a link from one state to another is in this file.
+
+Theory of operation
+-------------------
+One poll and one batch of commands are under way at most.  Each ends in exactly one call: its answer, or its failure,
+for which the owner sets the time limits that the actions name.  Anything that belongs to an older session, poll or
+batch is ignored.
+
+=========== ============= =========== =============================================================================
+state       cause         state       meaning
+=========== ============= =========== =============================================================================
+LOST        OPEN          OPENING     the first commands are sent, under the name of a new session
+LOST        RESUME        RESUMING    a session is left from before: a poll asks whether the publisher has it still
+LOST        FAILED        LOST        a batch was refused, as a late answer tells
+LOST        FORGOTTEN     LOST        the session is gone, as a late answer tells
+OPENING     ACCEPTED      JOINING     the publisher knows us; the rest of the commands is sent, polling begins
+OPENING     FAILED        LOST        nobody answered, or the publisher cannot take us: again after a while
+RESUMING    ACCEPTED      JOINING     it has; nothing that was published meanwhile is lost
+RESUMING    FAILED        LOST        nobody answered: again after a while
+RESUMING    FORGOTTEN     LOST        it has not, or has been started again: a new session follows at once
+JOINING     SETTLED       LIVE        every filter is in effect: up
+JOINING     FAILED        LOST        as below
+JOINING     FORGOTTEN     LOST        as below
+LIVE        FAILED        LOST        a poll broke or stayed without answer: down.  The session is resumed later
+LIVE        FORGOTTEN     LOST        the publisher was started again or took us for dead: down, and a new session
+LIVE        RESET         JOINING     too much waited for us and was given up: down, and up as soon as it is settled
+JOINING     RESET         JOINING     the same, before it was up
+RESUMING    RESET         JOINING     the same, found out when resuming
+=========== ============= =========== =============================================================================
+
+**Filters.**  The last command wins: a command that waits is replaced by the next one for the same filter.  A batch
+gives its commands numbers; the publisher marks frames with the last number that was in effect when they were published.
+A frame passes when a filter that is wanted now matches it and was in effect then: nothing of an old subscription
+reaches a new one to the same topic, and nothing comes for a filter after it was dropped.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Iterable
+
+from drivers.pubsub.longpoll.core.actions import (
+    Action,
+    Deliver,
+    Down,
+    InEffect,
+    LinkCounters,
+    LinkSettings,
+    SendBatch,
+    SendLeave,
+    SendPoll,
+    Up,
+)
+from drivers.pubsub.longpoll.core.wanted import Wanted
+from drivers.pubsub.longpoll.core.wire import BATCH_BYTES_MAX, Applied, Batch, Leave, Mail, Poll, Status
+from pubsub_api.runtime.backoff import Backoff
+
+_COMMAND_BYTES = 8
+"""Of a command beside its filter, at most."""
+
+
+class State(enum.Enum):
+    LOST = "lost"
+    OPENING = "opening"
+    RESUMING = "resuming"
+    JOINING = "joining"
+    LIVE = "live"
+
+
+class Cause(enum.Enum):
+    OPEN = "open"
+    RESUME = "resume"
+    ACCEPTED = "accepted"
+    SETTLED = "settled"
+    FAILED = "failed"
+    FORGOTTEN = "forgotten"
+    RESET = "reset"
+
+
+TRANSITIONS: dict[tuple[State, Cause], State] = {
+    (State.LOST, Cause.OPEN): State.OPENING,
+    (State.LOST, Cause.RESUME): State.RESUMING,
+    (State.LOST, Cause.FAILED): State.LOST,
+    (State.LOST, Cause.FORGOTTEN): State.LOST,
+    (State.OPENING, Cause.ACCEPTED): State.JOINING,
+    (State.OPENING, Cause.FAILED): State.LOST,
+    (State.RESUMING, Cause.ACCEPTED): State.JOINING,
+    (State.RESUMING, Cause.FAILED): State.LOST,
+    (State.RESUMING, Cause.FORGOTTEN): State.LOST,
+    (State.JOINING, Cause.SETTLED): State.LIVE,
+    (State.JOINING, Cause.FAILED): State.LOST,
+    (State.JOINING, Cause.FORGOTTEN): State.LOST,
+    (State.LIVE, Cause.FAILED): State.LOST,
+    (State.LIVE, Cause.FORGOTTEN): State.LOST,
+    (State.LIVE, Cause.RESET): State.JOINING,
+    (State.JOINING, Cause.RESET): State.JOINING,
+    (State.RESUMING, Cause.RESET): State.JOINING,
+}
+
+
+class LinkCore:
+    """Not thread-safe: the owner serialises calls.  ``new_session`` gives 16 random bytes, ``jitter`` 0 to 1."""
+
+    def __init__(
+        self,
+        settings: LinkSettings,
+        filters: Iterable[str],
+        *,
+        new_session: Callable[[], bytes],
+        jitter: Callable[[], float],
+        now: float,
+    ) -> None:
+        self.settings = settings
+        self.counters = LinkCounters()
+        self.state = State.LOST
+        self.publisher = b""
+        """Name of the life of the publisher that was heard last."""
+        self._new_session = new_session
+        self._jitter = jitter
+        self._wanted = Wanted(filters)
+        self._waiting: dict[str, bool] = {}
+        """Commands that no batch carries yet, in order."""
+        self._batch: Batch | None = None
+        """The batch that is not known to be applied."""
+        self._is_batch_under_way = False
+        self._batch_at: float | None = None
+        """When the batch is sent again."""
+        self._session = b""
+        self._serial = 0
+        self._numbered = 0
+        """The last number given to a command."""
+        self._poll = 0
+        self._is_poll_under_way = False
+        self._acknowledged = 0
+        self._retry_at: float | None = now
+        self._backoff = Backoff(settings.retry_min_s, settings.retry_max_s, jitter=jitter)
+        self._is_closed = False
+        self._out: list[Action] = []
+
+    # -- what the owner asks
+
+    def take(self) -> list[Action]:
+        """What is to be done, in order, since the last call."""
+        out, self._out = self._out, []
+        return out
+
+    def next_deadline(self) -> float | None:
+        """When `tick` has something to do."""
+        due = [at for at in (self._retry_at, self._batch_at) if at is not None]
+        return min(due) if due else None
+
+    @property
+    def is_up(self) -> bool:
+        return self.state is State.LIVE
+
+    @property
+    def is_known(self) -> bool:
+        """The publisher answers, and has a session of ours."""
+        return self.state in (State.JOINING, State.LIVE)
+
+    @property
+    def filters(self) -> set[str]:
+        return set(self._wanted)
+
+    # -- what happens to it
+
+    def tick(self, now: float) -> None:
+        """Time passed."""
+        if self._is_closed:
+            return
+        if self._retry_at is not None and now >= self._retry_at:
+            self._retry_at = None
+            if self._serial:
+                self._resume()
+            else:
+                self._open()
+        if self._batch_at is not None and now >= self._batch_at:
+            self._batch_at = None
+            self._send_batch()
+
+    def subscribe(self, topic_filter: str) -> None:
+        """A filter is wanted from now on."""
+        self._wanted.add(topic_filter)
+        self._command(True, topic_filter)
+
+    def unsubscribe(self, topic_filter: str) -> None:
+        """A filter is not wanted any more: nothing is delivered for it from now on."""
+        self._wanted.discard(topic_filter)
+        self._command(False, topic_filter)
+
+    def batch_answered(self, batch: Batch, applied: Applied, now: float) -> None:
+        """The publisher answered a batch."""
+        if self._is_closed or not self._is_current_batch(batch):
+            return
+        self._is_batch_under_way = False
+        if applied.status == Status.OK:
+            self.publisher = applied.publisher
+            self._on_applied(batch, applied)
+        elif applied.status == Status.UNKNOWN:
+            self._on_forgotten(applied.publisher, applied.reason, now)
+        else:
+            self._give_up_session(applied.reason, now)
+
+    def batch_failed(self, batch: Batch, reason: str, now: float) -> None:
+        """A batch stayed without answer.  It may have been applied: it is sent again as it is."""
+        if self._is_closed or not self._is_current_batch(batch):
+            return
+        self._is_batch_under_way = False
+        self.counters.failures += 1
+        if self.state is State.OPENING:
+            self._lose(Cause.FAILED, reason, now)
+        elif self.state in (State.JOINING, State.LIVE):
+            self._batch_at = now + self._backoff.next_s()
+
+    def poll_answered(self, poll: Poll, mail: Mail, now: float) -> None:
+        """The publisher answered a poll."""
+        if self._is_closed or not self._is_current_poll(poll):
+            return
+        self._is_poll_under_way = False
+        if mail.status == Status.OK:
+            self.publisher = mail.publisher
+            self._on_mail(mail, now)
+        elif mail.status == Status.RESET and mail.first > self._acknowledged:
+            self._on_reset(mail)
+        elif mail.status == Status.UNKNOWN:
+            self._on_forgotten(mail.publisher, mail.reason, now)
+        elif mail.status == Status.CLOSING:
+            self._give_up_session(mail.reason, now)
+        elif mail.status in (Status.SUPERSEDED, Status.RESET):
+            self._send_poll(0.0)  # an answer that was under way twice: what there is to say is said again
+        else:
+            self._on_forgotten(mail.publisher, f"the publisher answered a poll with status {mail.status}", now)
+
+    def poll_failed(self, poll: Poll, reason: str, now: float) -> None:
+        """A poll broke, or stayed without answer."""
+        if self._is_closed or not self._is_current_poll(poll):
+            return
+        self._is_poll_under_way = False
+        self.counters.failures += 1
+        self._lose(Cause.FAILED, reason, now)
+
+    def close(self) -> None:
+        """Leave.  Nothing happens after this."""
+        if not self._is_closed and self._session:
+            self._out.append(SendLeave(Leave(self._session, self._serial)))
+        self._is_closed = True
+        self._retry_at = self._batch_at = None
+
+    # -- sessions
+
+    def _open(self) -> None:
+        """Begin a session, or try again to begin the one that nobody has answered yet."""
+        self.state = TRANSITIONS[self.state, Cause.OPEN]
+        if not self._session:
+            self.counters.sessions += 1
+            self._session = self._new_session()
+            self._numbered = self._poll = self._acknowledged = 0
+            self._is_poll_under_way = False
+            self._waiting = dict.fromkeys(self._wanted, True)
+            self._make_batch()
+        self._send_batch()
+
+    def _resume(self) -> None:
+        self.state = TRANSITIONS[self.state, Cause.RESUME]
+        self._send_poll(0.0)
+
+    def _forget_session(self) -> None:
+        self._session, self._serial = b"", 0
+        self._batch, self._batch_at = None, None
+        self._is_batch_under_way = self._is_poll_under_way = False
+        self._waiting.clear()
+        self._wanted.reset()
+
+    def _lose(self, cause: Cause, reason: str, now: float) -> None:
+        was_up = self.is_up
+        self.state = TRANSITIONS[self.state, cause]
+        self._batch_at = None
+        self._retry_at = now if cause is Cause.FORGOTTEN else now + self._backoff.next_s()
+        if was_up:
+            self._out.append(Down(reason))
+
+    def _on_forgotten(self, publisher: bytes, reason: str, now: float) -> None:
+        """The publisher does not know the session: it was started again, or has taken us for dead."""
+        self.counters.forgotten += 1
+        is_restart = bool(self.publisher) and publisher != self.publisher
+        self.publisher = publisher
+        is_opening = self.state is State.OPENING
+        self._forget_session()
+        text = "the publisher was started again" if is_restart else reason
+        self._lose(Cause.FAILED if is_opening else Cause.FORGOTTEN, text, now)
+
+    def _give_up_session(self, reason: str, now: float) -> None:
+        """The publisher will not go on with this session, and says so: a new one is tried after a while."""
+        self.counters.failures += 1
+        if self._serial:
+            self._out.append(SendLeave(Leave(self._session, self._serial)))
+        self._forget_session()
+        self._lose(Cause.FAILED, reason, now)
+
+    # -- commands
+
+    def _command(self, is_wanted: bool, topic_filter: str) -> None:
+        if not self._session or self._is_closed:
+            return  # a session begins with everything that is wanted then
+        self._waiting.pop(topic_filter, None)
+        self._waiting[topic_filter] = is_wanted
+        if self._batch is None and self.state in (State.JOINING, State.LIVE):
+            self._make_batch()
+            self._send_batch()
+
+    def _make_batch(self) -> None:
+        chosen = _fitting(self._waiting, self.settings.batch_max)
+        commands = [(self._waiting.pop(name), name) for name in chosen]
+        first = self._numbered + 1
+        self._numbered += len(commands)
+        for number, (is_wanted, name) in enumerate(commands, first):
+            if is_wanted:
+                self._wanted.number(name, number)
+        self._batch = Batch(self._session, self._serial, first, commands)
+        self.counters.commands += len(commands)
+
+    def _send_batch(self) -> None:
+        if self._batch is not None and not self._is_batch_under_way:
+            self._is_batch_under_way = True
+            self.counters.batches += 1
+            self._out.append(SendBatch(self._batch, self.settings.command_timeout_s))
+
+    def _is_current_batch(self, batch: Batch) -> bool:
+        current = self._batch
+        if current is None or not self._is_batch_under_way:
+            return False
+        # The serial number tells an empty first batch from the one after it, which begins with the same number.
+        return (batch.session, batch.serial, batch.first) == (current.session, current.serial, current.first)
+
+    def _on_applied(self, batch: Batch, applied: Applied) -> None:
+        self._batch = None
+        self._backoff.reset()
+        if self.state is State.OPENING:
+            self._serial = applied.serial
+            self.state = TRANSITIONS[self.state, Cause.ACCEPTED]
+            self._send_poll(self.settings.poll_interval_s)
+        elif self.is_up:
+            for number, (is_wanted, name) in enumerate(batch.commands, batch.first):
+                if is_wanted and self._wanted.has(name, number):
+                    self._out.append(InEffect(name))
+        self._settle()
+
+    def _settle(self) -> None:
+        """Send the next batch, if there is one; otherwise, what was asked for is in effect."""
+        if self.state not in (State.JOINING, State.LIVE):
+            return
+        if self._batch is None and self._waiting:
+            self._make_batch()
+        if self._batch is not None:
+            self._send_batch()
+        elif self.state is State.JOINING:
+            self.state = TRANSITIONS[self.state, Cause.SETTLED]
+            self._out.append(Up())
+
+    # -- polls and mail
+
+    def _send_poll(self, hold_s: float) -> None:
+        self._poll += 1
+        self._is_poll_under_way = True
+        self.counters.polls += 1
+        poll = Poll(self._session, self._serial, self._poll, self._acknowledged, hold_s)
+        self._out.append(SendPoll(poll, hold_s + self.settings.poll_grace_s))
+
+    def _is_current_poll(self, poll: Poll) -> bool:
+        return self._is_poll_under_way and (poll.session, poll.number) == (self._session, self._poll)
+
+    def _on_mail(self, mail: Mail, now: float) -> None:
+        count = sum(len(frames) for _, frames in mail.runs)
+        if count and mail.first > self._acknowledged + 1:
+            self._on_forgotten(mail.publisher, f"frames {self._acknowledged + 1} to {mail.first - 1} are missing", now)
+            return
+        if self.state is State.RESUMING:
+            self.counters.resumed += 1
+            self.state = TRANSITIONS[self.state, Cause.ACCEPTED]
+        self._backoff.reset()
+        if count:
+            self._deliver(mail, self._acknowledged + 1 - mail.first)
+            self._acknowledged = max(self._acknowledged, mail.first + count - 1)
+        self.counters.skipped += mail.skipped
+        self._send_poll(self.settings.poll_interval_s)
+        self._settle()
+
+    def _on_reset(self, mail: Mail) -> None:
+        self.counters.resets += 1
+        was_up = self.is_up
+        self.state = TRANSITIONS[self.state, Cause.RESET]
+        self._acknowledged = mail.first
+        if was_up:
+            self._out.append(Down(mail.reason))
+        self._send_poll(self.settings.poll_interval_s)
+        self._settle()
+
+    def _deliver(self, mail: Mail, known: int) -> None:
+        """Hand over what is new and wanted.  ``known``: so many frames were delivered before."""
+        wanted: list[bytes] = []
+        for as_of, frames in mail.runs:
+            duplicates = min(known, len(frames))
+            known -= duplicates
+            self.counters.duplicates += duplicates
+            fresh = frames[duplicates:]
+            # The publisher knew exactly what we want now: there is nothing to look for.
+            if as_of != self._numbered or self._waiting:
+                passed = [frame for frame in fresh if self._wanted.selects(frame, as_of)]
+                self.counters.outdated += len(fresh) - len(passed)
+                fresh = passed
+            wanted += fresh
+        self.counters.frames += len(wanted)
+        if wanted:
+            self._out.append(Deliver(wanted))
+
+
+def _fitting(names: Iterable[str], count_max: int) -> list[str]:
+    """Names from the front, as many as one batch takes, and at least one."""
+    chosen: list[str] = []
+    size = 0
+    for name in names:
+        size += len(name.encode()) + _COMMAND_BYTES
+        if len(chosen) >= count_max or (chosen and size > BATCH_BYTES_MAX):
+            break
+        chosen.append(name)
+    return chosen

@@ -1,0 +1,51 @@
+"""The filters that a subscriber wants, and since which command each is in effect at the publisher."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from drivers.pubsub.longpoll.core.stamp import topic_of
+from pubsub_api.core.topics import is_wildcard, matches
+
+
+class Wanted:
+    """A set of filters.  The command number of one is 0 until its command has been given a number."""
+
+    def __init__(self, filters: Iterable[str]) -> None:
+        self._since: dict[str, int] = dict.fromkeys(filters, 0)
+        self._wildcards = {name for name in self._since if is_wildcard(name)}
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._since)
+
+    def add(self, topic_filter: str) -> None:
+        """It is wanted from now on, as if it had never been before."""
+        self._since[topic_filter] = 0
+        if is_wildcard(topic_filter):
+            self._wildcards.add(topic_filter)
+
+    def discard(self, topic_filter: str) -> None:
+        self._since.pop(topic_filter, None)
+        self._wildcards.discard(topic_filter)
+
+    def number(self, topic_filter: str, command: int) -> None:
+        """Its command has this number; nothing to do when it is not wanted any more."""
+        if topic_filter in self._since:
+            self._since[topic_filter] = command
+
+    def has(self, topic_filter: str, command: int) -> bool:
+        """It is wanted, by exactly this command."""
+        return self._since.get(topic_filter) == command
+
+    def reset(self) -> None:
+        """No command has a number any more: a new session begins."""
+        self._since = dict.fromkeys(self._since, 0)
+
+    def selects(self, frame: bytes, as_of: int) -> bool:
+        """A filter that is wanted matches the frame, and was in effect after command ``as_of``."""
+        topic = topic_of(frame)
+        if topic is None:
+            return True  # what is no frame has no topic to judge it by
+        if 0 < self._since.get(topic, 0) <= as_of:
+            return True
+        return any(0 < self._since[name] <= as_of and matches(name, topic) for name in self._wildcards)

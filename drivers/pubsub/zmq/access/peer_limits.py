@@ -1,0 +1,211 @@
+"""Who may stay connected to a publisher: those whose key is allowed, and who do not cost more than their share.
+
+Theory of operation.  libzmq bounds the parts of a message and not the message, keeps subscriptions as long as the
+connection, and queues answers by number and not by size.  So bytes are counted from outside, per connection
+(`connections`), at every look, which is every `LOOK_INTERVAL_S` while there are not very many connections:
+
+    in      received - what was read as questions - `_FREE_BYTES_PER_S` for as long as the connection lasts
+    out     answers given to libzmq - what the other end has acknowledged
+
+Both together are what a peer holds.  A peer that holds more than ``peer_bytes_max`` is cut, and if all together hold
+more than ``peers_bytes_max``, those that hold most.  Subscriptions are never credited: they stay in memory.  An answer
+waits in the publisher, not made yet, while its asker holds half of its share (`answers`); an asker that takes nothing
+for ``heartbeat_timeout`` is cut, so that strangers who do not read cannot take the room of those who do.
+
+When the descriptors of the process come to an end the youngest connections are cut: libzmq would take the last one.
+All of it is done by the publisher's service thread.  Being cut costs an honest peer one reconnection.
+"""
+
+from __future__ import annotations
+
+import logging
+import pathlib
+import time
+
+from oslo_config import cfg
+
+from drivers.pubsub.zmq.access import descriptors
+from drivers.pubsub.zmq.access.allowed_keys import LOOK_INTERVAL_S as KEYS_INTERVAL_S
+from drivers.pubsub.zmq.access.allowed_keys import AllowedKeys
+from drivers.pubsub.zmq.access.connections import Connection, Connections
+from pubsub_api.driver_kit.counting import Tally
+from pubsub_api.runtime.rare_logging import SeldomLog
+
+LOG = logging.getLogger(__name__)
+
+LOOK_INTERVAL_S = 0.25
+"""What a flood may cost before it is noticed is what arrives in this time."""
+_SCARCE_INTERVAL_S = 0.02
+"""Until there are descriptors again: those who wait to be accepted take what becomes free."""
+_LOOK_COST_S = 0.0005
+"""For each descriptor a look is this much later, so that looking takes a few percent of a core at most."""
+_FREE_BYTES_PER_S = 64
+"""Heartbeats of a connection, and filters that come and go.  Who changes more of them is cut once in hours or days."""
+
+
+class Account:
+    """What one connection costs."""
+
+    __slots__ = ("_acked", "_progress", "_queued", "_read", "connection", "since")
+
+    def __init__(self, connection: Connection, now: float) -> None:
+        self.connection = connection
+        self.since = self._progress = now
+        self._read = 0
+        self._queued = 0
+        self._acked = 0
+
+    def add_read(self, size: int) -> None:
+        """A message of this peer has been read."""
+        self._read += size
+
+    def add_queued(self, size: int, now: float) -> None:
+        """An answer to this peer was given to libzmq."""
+        if self._queued <= self._acked:
+            self._progress = now  # it had taken everything
+        self._queued += size
+
+    def measure(self, now: float) -> None:
+        connection = self.connection
+        connection.measure()
+        # Nobody saves up credit: neither by framing that is counted twice, nor by what is not an answer.
+        self._read = min(self._read, connection.received)
+        self._queued = max(self._queued, connection.acked) if connection.is_measured else self._queued
+        if connection.acked != self._acked:
+            self._acked, self._progress = connection.acked, now
+
+    def unread(self, now: float) -> int:
+        return max(0, self.connection.received - self._read - int(_FREE_BYTES_PER_S * (now - self.since)))
+
+    @property
+    def unsent(self) -> int:
+        """Answers that the peer has not taken, as of the last `measure`."""
+        return max(0, self._queued - self._acked) if self.connection.is_measured else 0
+
+    def held(self, now: float) -> int:
+        return self.unread(now) + self.unsent
+
+    def is_stalled(self, now: float, patience_s: float) -> bool:
+        """Has it left answers unread for so long without taking any?"""
+        return self.unsent > 0 and now - self._progress > patience_s
+
+
+class Door:
+    """See the module's description.  For the service thread."""
+
+    def __init__(self, options: cfg.ConfigOpts.GroupAttr, allowed: AllowedKeys | None, tally: Tally) -> None:
+        self.name = "a publisher"
+        """Of whom it is, for the log."""
+        self._peer_bytes_max: int = options.peer_bytes_max
+        self._peers_bytes_max: int = options.peers_bytes_max
+        self._patience_s: float = options.heartbeat_timeout
+        self._allowed = allowed
+        self._tally = tally
+        self._connections = Connections()
+        self._accounts: dict[int, Account] = {}
+        """By descriptor."""
+        self._look_due = 0.0
+        self._keys_due = 0.0
+        self._unsent = 0
+        self._log_cut = SeldomLog(LOG)
+
+    def watch_port(self, port: int, host: str) -> None:
+        """Look after connections accepted at this port.  ``host`` is empty for all interfaces."""
+        self._connections.listen_on_port(port, host)
+
+    def watch_path(self, path: pathlib.Path) -> None:
+        """Look after connections accepted at this socket file."""
+        self._connections.listen_on_path(str(path))
+
+    def wait_ms(self, now: float) -> int:
+        return max(0, 1 + int(1000 * (self._look_due - now)))
+
+    # -- askers
+
+    def account_of(self, descriptor: int) -> Account | None:
+        """That of the connection with this descriptor; None when it is gone."""
+        account = self._accounts.get(descriptor)
+        if account is None or not account.connection.is_same:
+            self._scan(time.monotonic())
+            account = self._accounts.get(descriptor)
+        return account
+
+    def has_room(self, account: Account | None, size: int) -> bool:
+        """Whether an answer of this size may be given to libzmq now."""
+        if account is None or not account.connection.is_measured:
+            return True  # libzmq counts the answers then
+        before = account.unsent
+        if before + size > self._peer_bytes_max // 4:  # an estimate from above, until it is near the bound
+            account.measure(time.monotonic())
+        now_unsent = account.unsent
+        self._unsent += now_unsent - before
+        if not now_unsent:
+            return True
+        return now_unsent + size <= self._peer_bytes_max // 2 and self._unsent + size <= self._peers_bytes_max // 2
+
+    def note_answer(self, account: Account | None, size: int) -> None:
+        if account is not None:
+            account.add_queued(size, time.monotonic())
+            self._unsent += size if account.connection.is_measured else 0
+
+    # -- looking
+
+    def look(self) -> None:
+        """Cut who must not stay.  Does nothing when it is not time yet."""
+        now = time.monotonic()
+        if now < self._look_due:
+            return
+        self._scan(now)
+        if self._allowed is not None and now >= self._keys_due:
+            self._keys_due = now + KEYS_INTERVAL_S
+            self._allowed.look(self._tally)
+            if self._allowed.is_one_revoked:
+                self._allowed.is_one_revoked = False
+                self._cut_all_for_their_keys()
+        self._cut_for_bytes(now)
+        is_scarce = self._cut_for_descriptors()
+        pause_s = _SCARCE_INTERVAL_S if is_scarce else LOOK_INTERVAL_S
+        self._look_due = now + pause_s + _LOOK_COST_S * self._connections.descriptors
+
+    def _scan(self, now: float) -> None:
+        found = self._connections.scan()
+        known = {account.connection: account for account in self._accounts.values()}
+        self._accounts = {one.descriptor: known.get(one) or Account(one, now) for one in found}
+
+    def _cut_all_for_their_keys(self) -> None:
+        """A key was taken away.  Nobody tells whose connection is whose, so all are cut: those who may come back do."""
+        cut = sum(account.connection.cut() for account in self._accounts.values())
+        self._tally.add("connections_cut", cut)
+        LOG.warning("%s: a CURVE key was taken away; all %d connections have to show theirs again", self.name, cut)
+
+    def _cut_for_bytes(self, now: float) -> None:
+        held: list[tuple[int, Account]] = []
+        self._unsent = 0
+        for account in self._accounts.values():
+            account.measure(now)
+            self._unsent += account.unsent
+            held.append((account.held(now), account))
+        total = sum(size for size, _ in held)
+        for size, account in sorted(held, key=lambda one: one[0], reverse=True):
+            if size > self._peer_bytes_max:
+                self._cut(account, f"it holds {size} bytes, more than [zmq] peer_bytes_max")
+            elif total > self._peers_bytes_max:
+                self._cut(account, f"all hold {total} bytes, more than [zmq] peers_bytes_max, and it {size} of them")
+            elif account.is_stalled(now, self._patience_s):
+                self._cut(account, f"it has taken nothing of its answers for {self._patience_s} s")
+            else:
+                continue
+            total -= size
+
+    def _cut_for_descriptors(self) -> bool:
+        missing = descriptors.RESERVED - descriptors.room(self._connections.descriptors)
+        if missing > 0:
+            youngest = sorted(self._accounts.values(), key=lambda one: one.since, reverse=True)
+            for account in youngest[: max(0, missing - self._connections.closing)]:
+                self._cut(account, "the descriptors of this process come to an end: raise ulimit -n")
+        return missing > 0
+
+    def _cut(self, account: Account, why: str) -> None:
+        if account.connection.cut():
+            self._tally.add("connections_cut")
+            self._log_cut("%s: the connection of %s was cut: %s", self.name, account.connection.peer, why)

@@ -1,0 +1,1 @@
+"""What programs use without running a service: questions, history, a resync source."""

@@ -1,0 +1,108 @@
+"""Durability services as the resync source of a local cache: ``[local_cache] resync_source = durability``.
+
+Services keep the newest change of every object that they have heard of, and a checkpoint (`durability_service.
+checkpoint`) says what they must have heard of.  What fits it is taken; what does not is named, and read from the
+database.  What is later than the checkpoint is taken too: so services can stand in for a database that is away.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import ClassVar
+
+from oslo_config import cfg
+
+from durability_service import config
+from durability_service.client import DurabilityClient, Outcome
+from durability_service.core.sets.samples import Sample
+from durability_service.serving.sampling import event_of
+from durability_service.storage import checkpoint
+from durability_service.storage.checkpoint import Checkpoint, ObjectKey
+from nb_api.cache.snapshot_source import Doubt, SnapshotSource, SourceSnapshot, Take
+from nb_api.core.own_tables import is_own
+from nb_api.errors import SourceUnavailable
+from nb_api.notify_config import CACHE_GROUP
+from nb_api.writing.checks import Selection
+from pubsub_api import Event, Session
+from pubsub_api.errors import Closed, InvalidConfig
+
+
+class DurabilitySource(SnapshotSource):
+    """The services that are reached over the bus."""
+
+    options: ClassVar[Mapping[str, Sequence[cfg.Opt]]] = {config.GROUP: config.OPTIONS}
+    has_tail = True
+    needs_slot = True
+
+    def __init__(self, conf: cfg.ConfigOpts, session: Session | None) -> None:
+        super().__init__(conf, session)
+        if session is None:
+            raise InvalidConfig("resync_source = durability needs a bus: [pubsub] enable_df_pub_sub")
+        self._client = DurabilityClient(session)
+        self._timeout_s: float = conf[CACHE_GROUP].source_timeout
+        self._is_closed = False
+
+    def open(self, tables: Sequence[str] | None, topics: Sequence[str]) -> SourceSnapshot:
+        found: list[Sample] = []
+        self.read([checkpoint.TOPIC], found.extend)
+        known = checkpoint.read_checkpoint(sorted(found, key=lambda sample: sample.order))
+        if known is None:
+            raise SourceUnavailable("durability services have no checkpoint: heliograph durability checkpoint")
+        return _ServiceSnapshot(self, known, tables, topics)
+
+    def read(self, topics: Sequence[str], take: Callable[[Sequence[Sample]], None]) -> None:
+        """Everything that services keep of these topics.  Raises SourceUnavailable, Closed, what ``take`` raises."""
+        outcome = self._client.read(topics, take, timeout_s=self._timeout_s)
+        if outcome is Outcome.COMPLETE:
+            return
+        if self._is_closed:
+            raise Closed("the resync source is closed")
+        if outcome is Outcome.NO_SERVICE:
+            raise SourceUnavailable("no durability service answers")
+        raise SourceUnavailable(f"no durability service gave everything within {self._timeout_s} s")
+
+    def close(self) -> None:
+        self._is_closed = True
+        self._client.close()
+
+
+class _ServiceSnapshot(SourceSnapshot):
+    """What services have, held against a checkpoint."""
+
+    def __init__(
+        self, source: DurabilitySource, known: Checkpoint, tables: Sequence[str] | None, topics: Sequence[str]
+    ) -> None:
+        self._source = source
+        self._known = known
+        self._topics = topics
+        selection = Selection(tables, topics)
+        self._missing = {name for name, (_, topic) in known.versions.items() if selection.selects(name[0], topic)}
+        self._older: dict[ObjectKey, Event] = {}
+
+    @property
+    def revision(self) -> int:
+        return self._known.revision
+
+    def read(self, take: Take) -> Sequence[Doubt]:
+        def sort_out(samples: Sequence[Sample]) -> None:
+            take([event for event in map(event_of, samples) if self._is_wanted(event)])
+
+        self._source.read(self._topics, sort_out)
+        return [Doubt(*name, self._older.get(name)) for name in sorted(self._missing)]
+
+    def _is_wanted(self, event: Event) -> bool:
+        """Whether what services have of an object is as the checkpoint says, or later, or a tombstone."""
+        if not event.version or is_own(event.table):  # no change of an object of the database
+            return False
+        name = (event.table, event.key)
+        is_delete = event.action == "delete"
+        is_as_known = not is_delete and (event.version, event.topic) == self._known.versions.get(name)
+        if is_as_known or event.version > self._known.revision_of(name):
+            self._missing.discard(name)
+            return True
+        if not is_delete and name in self._missing:
+            self._older[name] = event
+        return is_delete
+
+    def close(self) -> None:
+        """Nothing is held."""

@@ -1,0 +1,1 @@
+"""How a service gets what its peers hold, and gives them what it holds."""

@@ -1,0 +1,235 @@
+"""Answering requests for alignment: combined, in bounded chunks, no faster than the slowest asker.
+
+Requests that come within the combine period share one answer: it holds every bucket in which any of the askers differs.
+The period of services that start ends when all who may ask have asked.
+A bucket that an asker has already does it no harm, so a shared answer leaves everybody with the set that an answer of
+its own would have given it.  The chunks go out once, to all.
+
+Nothing is repeated: whoever misses a chunk asks again for what it still lacks.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Set
+
+from durability_service.core.messages import (
+    NO_DIGEST,
+    AlignData,
+    AlignEnd,
+    AlignProgress,
+    AlignRequest,
+    BucketPart,
+    Epoch,
+)
+from durability_service.core.sets.sample_set import SampleSet
+from durability_service.core.settings import ServiceSettings
+
+
+@dataclasses.dataclass(frozen=True)
+class Standing:
+    """What an answer is given from."""
+
+    is_complete: bool
+    epoch: Epoch
+    lineage: list[Epoch]
+
+
+@dataclasses.dataclass
+class _Stream:
+    number: int
+    addressees: dict[str, int]
+    """Node -> number of its request."""
+    progress: dict[str, int]
+    buckets: list[int]
+    chunks: Iterator[list[BucketPart]]
+    moved_at: float
+    sent: int = 0
+    covered: dict[int, bytes] = dataclasses.field(default_factory=dict)
+
+
+class Aligner:
+    """The answering side of one name-space."""
+
+    def __init__(self, settings: ServiceSettings, name: str, samples: SampleSet) -> None:
+        self._settings = settings
+        self._name = name
+        self._set = samples
+        self._pending: dict[str, AlignRequest] = {}
+        self._due = 0.0
+        self._served: dict[str, tuple[int, int]] = {}
+        """Asker -> incarnation and number of the last request that was answered."""
+        self._stream: _Stream | None = None
+        self._streams = 0
+        self.requests = 0
+        self.combined = 0
+        """Requests that shared an answer with an earlier one."""
+        self.samples_sent = 0
+        self.dropped_askers = 0
+        """Askers that did not keep up."""
+
+    @property
+    def is_busy(self) -> bool:
+        return bool(self._pending) or self._stream is not None
+
+    def requested(self, request: AlignRequest, now: float, askers: Set[str]) -> None:
+        """A fellow asks.  What it asked before and has not been answered is forgotten.
+
+        ``askers`` are those who lack a set, and so have asked or may do so any moment.
+        """
+        if self._served.get(request.node, (0, 0)) >= (request.incarnation, request.number):
+            return
+        known = self._pending.get(request.node)
+        if known and (known.incarnation, known.number) >= (request.incarnation, request.number):
+            return
+        settings = self._settings
+        if not self._pending:
+            self._due = now + (settings.combine_initial_s if request.is_initial else settings.combine_operational_s)
+        self._pending[request.node] = request
+        self.requests += 1
+        if request.is_initial and askers <= self._pending.keys():
+            self._due = now
+
+    def progressed(self, progress: AlignProgress, now: float) -> None:
+        stream = self._stream
+        if stream and stream.number == progress.stream and progress.chunk > stream.progress.get(progress.node, 1 << 62):
+            stream.progress[progress.node] = progress.chunk
+            stream.moved_at = now
+
+    def left(self, node: str) -> None:
+        """A fellow is gone."""
+        self._pending.pop(node, None)
+        self._served.pop(node, None)
+        if self._stream:
+            self._drop(self._stream, node)
+            if not self._stream.addressees:
+                self._stream = None
+
+    def next_deadline(self) -> float:
+        if self._stream:
+            return self._stream.moved_at + self._settings.align_timeout_s
+        return self._due if self._pending else float("inf")
+
+    def pump(self, now: float, standing: Standing) -> list[AlignData | AlignEnd]:
+        """What to send now; a bounded amount of it."""
+        if self._stream is None and self._pending and now >= self._due:
+            if not standing.is_complete:
+                self._pending.clear()  # they ask again, perhaps somebody else
+                return []
+            self._start(now)
+        out: list[AlignData | AlignEnd] = []
+        stream = self._stream
+        if stream is None:
+            return out
+        self._drop_the_slow(stream, now)
+        for _ in range(self._settings.chunks_per_step):
+            if not stream.addressees or not self._has_room(stream):
+                break
+            parts = next(stream.chunks, None)
+            if parts is None:
+                out.append(self._end(stream, standing))
+                self._stream = None
+                break
+            stream.sent += 1
+            out.append(self._data(stream, parts))
+        if self._stream and not stream.addressees:
+            self._stream = None
+        return out
+
+    def is_ready_to_send(self, now: float) -> bool:
+        """Whether `pump` would send something at once."""
+        if self._stream:
+            return self._has_room(self._stream)
+        return bool(self._pending) and now >= self._due
+
+    def _has_room(self, stream: _Stream) -> bool:
+        slowest = min(stream.progress.values(), default=0)
+        return stream.sent - slowest < self._settings.window_chunks
+
+    def _drop_the_slow(self, stream: _Stream, now: float) -> None:
+        if self._has_room(stream):
+            return
+        if now - stream.moved_at < self._settings.align_timeout_s:
+            return
+        slowest = min(stream.progress.values())
+        for node in [node for node, chunk in stream.progress.items() if chunk == slowest]:
+            self._drop(stream, node)
+            self.dropped_askers += 1
+        stream.moved_at = now
+
+    def _drop(self, stream: _Stream, node: str) -> None:
+        stream.addressees.pop(node, None)
+        stream.progress.pop(node, None)
+
+    def _start(self, now: float) -> None:
+        requests, self._pending = self._pending, {}
+        self.combined += len(requests) - 1
+        self._streams += 1
+        needed: set[int] = set()
+        for request in requests.values():
+            self._served[request.node] = (request.incarnation, request.number)
+            needed.update(self._differing(request))
+        stream = self._stream = _Stream(
+            number=self._streams,
+            addressees={node: request.number for node, request in requests.items()},
+            progress=dict.fromkeys(requests, 0),
+            buckets=sorted(needed),
+            chunks=iter(()),
+            moved_at=now,
+        )
+        stream.chunks = self._chunks(stream)
+
+    def _differing(self, request: AlignRequest) -> Iterator[int]:
+        for number in range(self._set.bucket_count):
+            if request.digests is None or request.digests.get(number, NO_DIGEST) != self._set.digest_of(number):
+                yield number
+
+    def _chunks(self, stream: _Stream) -> Iterator[list[BucketPart]]:
+        """Pieces of packed buckets, up to the size of a chunk.  A bucket is read when its turn comes."""
+        chunk: list[BucketPart] = []
+        bytes_max = self._settings.chunk_bytes
+        size = 0
+        for number in stream.buckets:
+            digest = stream.covered[number] = self._set.digest_of(number)
+            batch = self._set.batch(number)
+            self.samples_sent += batch.count
+            content = batch.content
+            parts = -(-len(content) // bytes_max)
+            for position in range(parts):
+                piece = content[position * bytes_max : (position + 1) * bytes_max] if parts > 1 else content
+                if chunk and size + len(piece) > bytes_max:
+                    yield chunk
+                    chunk, size = [], 0
+                chunk.append(BucketPart(number, position, parts, digest, piece))
+                size += len(piece)
+        if chunk:
+            yield chunk
+
+    def _names(self, stream: _Stream) -> list[tuple[str, int]]:
+        return list(stream.addressees.items())
+
+    def _data(self, stream: _Stream, parts: list[BucketPart]) -> AlignData:
+        return AlignData(
+            node=self._settings.node,
+            incarnation=self._settings.incarnation,
+            name_space=self._name,
+            stream=stream.number,
+            addressees=self._names(stream),
+            chunk=stream.sent,
+            parts=parts,
+        )
+
+    def _end(self, stream: _Stream, standing: Standing) -> AlignEnd:
+        return AlignEnd(
+            node=self._settings.node,
+            incarnation=self._settings.incarnation,
+            name_space=self._name,
+            stream=stream.number,
+            addressees=self._names(stream),
+            chunks=stream.sent,
+            buckets=stream.covered,
+            is_complete=standing.is_complete,
+            epoch=standing.epoch,
+            lineage=standing.lineage,
+            deletions=sorted(self._set.deletions),
+        )

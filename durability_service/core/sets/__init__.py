@@ -1,0 +1,1 @@
+"""Samples: how they are kept, packed, compared and expired."""

@@ -1,0 +1,169 @@
+"""Samples packed together: how they travel, and how they lie in memory and on disk until somebody looks at one of them.
+
+A batch is a checksum and msgpack: a head that says what is in it, and columns.  The head is enough to take a batch
+over, to pass it on and to store it, whatever it holds; only who wants a single sample pays for unpacking all of them.
+What is alike in most samples of a set (topic, table, writer) is there once.
+
+The checksum tells a batch that was damaged on its way or on disk before anything is done with it, so that whoever holds
+a `Batch` can unpack it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import zlib
+from collections.abc import Iterable, Sequence
+from typing import TypeVar
+
+import msgspec
+
+from durability_service.core.sets.samples import (
+    DIGEST_BYTES,
+    DIGEST_MODULUS,
+    Sample,
+    as_sample,
+    bucket_of,
+    digest_value,
+)
+from pubsub_api.core.errors import UndecodableBody
+
+Value = TypeVar("Value", str, bytes)
+_CHECKSUM_BYTES = 4
+
+
+@dataclasses.dataclass(frozen=True)
+class Batch:
+    content: bytes
+    """All of it; the rest is what its head says."""
+    count: int
+    digest: int
+    """Sum of the digests of the samples."""
+    newest: int
+    """The highest timestamp; 0 when there are no samples."""
+    first_delete: int
+    """The lowest timestamp of a sample that is a deletion; 0 when there is none."""
+    topics: tuple[str, ...]
+
+
+class _Head(msgspec.Struct, array_like=True, gc=False):
+    count: int
+    digest: bytes
+    newest: int
+    first_delete: int
+    topics: tuple[str, ...]
+    columns: memoryview
+
+
+class _Columns(msgspec.Struct, array_like=True, gc=False):
+    """A column ``x_of`` holds positions, and is empty when everybody has the first."""
+
+    topic_of: Sequence[int]
+    tables: Sequence[str]
+    table_of: Sequence[int]
+    writers: Sequence[bytes]
+    writer_of: Sequence[int]
+    keys: Sequence[str]
+    timestamps: Sequence[int]
+    numbers: Sequence[int]
+    deletes: Sequence[int]
+    """Positions of samples that are deletions."""
+    events: Sequence[bytes]
+    digests: bytes
+
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode_head = msgspec.msgpack.Decoder(_Head).decode
+_decode_columns = msgspec.msgpack.Decoder(_Columns).decode
+
+
+def pack(samples: Sequence[Sample], digest: int | None = None) -> Batch:
+    """The samples as a batch, in this order.  ``digest``: the sum of their digests, where it is known."""
+    if not samples:
+        return EMPTY
+    topics, tables, keys, timestamps, writers, numbers, is_delete, events, digests = zip(*samples, strict=True)
+    known_topics, topic_of = _dictionary(topics)
+    known_tables, table_of = _dictionary(tables)
+    known_writers, writer_of = _dictionary(writers)
+    deletes = [position for position, one in enumerate(is_delete) if one] if any(is_delete) else []
+    columns = _Columns(
+        topic_of, known_tables, table_of, known_writers, writer_of, keys, timestamps, numbers, deletes, events,
+        b"".join(digests),
+    )  # fmt: skip
+    return _batch(
+        columns,
+        topics=tuple(known_topics),
+        count=len(samples),
+        digest=sum(map(digest_value, digests)) % DIGEST_MODULUS if digest is None else digest,
+        newest=max(timestamps),
+        first_delete=min((timestamps[position] for position in deletes), default=0),
+    )
+
+
+def _batch(
+    columns: _Columns, *, topics: tuple[str, ...], count: int, digest: int, newest: int, first_delete: int
+) -> Batch:
+    stated = digest.to_bytes(DIGEST_BYTES, "big")
+    body = _encode(_Head(count, stated, newest, first_delete, topics, memoryview(_encode(columns))))
+    content = zlib.crc32(body).to_bytes(_CHECKSUM_BYTES, "big") + body
+    return Batch(content, count, digest, newest, first_delete, topics)
+
+
+def _dictionary(column: Sequence[Value]) -> tuple[list[Value], list[int]]:
+    """The different values, and which sample has which; nothing when there is one."""
+    values = list(dict.fromkeys(column))
+    if len(values) == 1:
+        return values, []
+    position = {value: number for number, value in enumerate(values)}
+    return values, [position[value] for value in column]
+
+
+_NO_COLUMNS = _Columns((), (), (), (), (), (), (), (), (), (), b"")
+EMPTY = _batch(_NO_COLUMNS, topics=(), count=0, digest=0, newest=0, first_delete=0)
+
+
+def from_content(content: bytes) -> Batch:
+    """A batch that was stored or sent.  Raises UndecodableBody for anything that is not whole."""
+    body = memoryview(content)[_CHECKSUM_BYTES:]
+    if zlib.crc32(body) != int.from_bytes(content[:_CHECKSUM_BYTES], "big"):
+        raise UndecodableBody("a batch of samples is damaged")
+    try:
+        head = _decode_head(body)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise UndecodableBody(f"not a batch of samples: {error}") from error
+    return Batch(content, head.count, digest_value(head.digest), head.newest, head.first_delete, head.topics)
+
+
+def unpack(batch: Batch) -> list[Sample]:
+    """The samples, in the order in which they were packed."""
+    columns = _decode_columns(_decode_head(memoryview(batch.content)[_CHECKSUM_BYTES:]).columns)
+    is_delete = [False] * batch.count
+    for position in columns.deletes:
+        is_delete[position] = True
+    digests = columns.digests
+    fields = zip(
+        _column(batch.topics, columns.topic_of, batch.count),
+        _column(columns.tables, columns.table_of, batch.count),
+        columns.keys,
+        columns.timestamps,
+        _column(columns.writers, columns.writer_of, batch.count),
+        columns.numbers,
+        is_delete,
+        columns.events,
+        [digests[start : start + DIGEST_BYTES] for start in range(0, len(digests), DIGEST_BYTES)],
+        strict=True,
+    )
+    return list(map(as_sample, fields))
+
+
+def spread(samples: Iterable[Sample], buckets: int) -> dict[int, Batch]:
+    """The samples as batches, one per bucket that is not empty; those of an instance with the newest first, as a set
+    has them."""
+    found: dict[int, list[Sample]] = {}
+    for sample in samples:
+        found.setdefault(bucket_of(sample[:3], buckets), []).append(sample)
+    return {number: pack(sorted(some, key=lambda sample: sample.order, reverse=True)) for number, some in found.items()}
+
+
+def _column(values: Sequence[Value], chosen: Sequence[int], count: int) -> Iterable[Value]:
+    return [values[number] for number in chosen] if chosen else itertools.repeat(values[0], count) if count else ()

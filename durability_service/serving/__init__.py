@@ -1,0 +1,1 @@
+"""The parts of a running service around its core: peers, clients, administration, the watchdog."""

@@ -1,0 +1,409 @@
+"""What a service keeps on disk: one SQLite file, in generations.  What is in one: `durability_service.storage.contents`.
+
+A *generation* is the whole set of a name-space.  It is ``filling`` until everything is in it, then ``complete``; the
+one it replaces is kept as its backup meanwhile and ``retired`` afterwards.  A start that finds a generation which is
+still filling goes back to the backup: an interrupted alignment is never used.
+
+Operations are done in order, in transactions that are durable (``synchronous=FULL``) before they are reported.  The
+newest retired generation stays for inspection; older ones are purged in small steps.
+
+A file that was removed or replaced lives on for who has it open, and nobody else sees what is written there.  So
+nothing is reported as durable that was not written where the paths of the file and of its write-ahead log lead.
+
+Used by one thread at a time.  `sqlite3` errors leave it as `StoreFailed`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import pathlib
+import sqlite3
+import time
+from collections.abc import Iterator, Mapping, Sequence
+
+import msgspec
+
+from durability_service.core.effects import Apply, BeginFill, CompleteFill, Marks, Restored, StoreOperation
+from durability_service.core.messages import Epoch
+from durability_service.core.sets.sample_set import Deletion
+from durability_service.core.sets.samples import Sample
+from durability_service.errors import StoreFailed, StoreInUse
+from durability_service.storage import contents
+from pubsub_api.core.errors import UndecodableBody
+from pubsub_api.core.topics import FilterSet
+from pubsub_api.runtime import files
+from pubsub_api.runtime.closing import Closeable
+
+LOG = logging.getLogger(__name__)
+
+APPLICATION_ID = 0x48_47_44_53
+"""Marks the file as ours."""
+SCHEMA_VERSION = 2
+
+_SCHEMA = (
+    "CREATE TABLE meta (name TEXT PRIMARY KEY, value) WITHOUT ROWID",
+    """CREATE TABLE generation (
+        id INTEGER PRIMARY KEY,
+        name_space TEXT NOT NULL,
+        filters TEXT NOT NULL,
+        buckets INTEGER NOT NULL,
+        state TEXT NOT NULL CHECK (state IN ('filling', 'complete', 'retired')),
+        marks BLOB NOT NULL,
+        created_ns INTEGER NOT NULL)""",
+    """CREATE TABLE current (
+        name_space TEXT PRIMARY KEY,
+        generation INTEGER NOT NULL REFERENCES generation (id),
+        backup INTEGER REFERENCES generation (id)) WITHOUT ROWID""",
+    *contents.SCHEMA,
+)
+_NEWLINE = "\n"
+
+
+class _StoredMarks(msgspec.Struct, array_like=True):
+    epoch: Epoch
+    lineage: list[Epoch]
+    deletions: list[Deletion]
+    alive: int
+
+
+_encode_marks = msgspec.msgpack.Encoder().encode
+_decode_marks = msgspec.msgpack.Decoder(_StoredMarks).decode
+
+
+class Store(Closeable):
+    """The file of one service.  Raises StoreFailed, StoreInUse."""
+
+    def __init__(self, path: str | os.PathLike[str], *, busy_timeout_s: float = 5.0) -> None:
+        self.path = pathlib.Path(path)
+        self._files: dict[pathlib.Path, tuple[int, int]] = {}
+        with _translated(self.path):
+            files.make_directory(self.path.parent)
+            files.make_private(self.path)
+            self._db = sqlite3.connect(self.path, timeout=busy_timeout_s, isolation_level=None, check_same_thread=False)
+            try:
+                self._prepare()
+                self._files = {path: files.identity_of(path) for path in self._paths() if path.exists()}
+            except BaseException:
+                self._db.close()
+                raise
+
+    def _prepare(self) -> None:
+        db = self._db
+        # One service per file: a second one would serve sets that the first one changes.
+        db.execute("PRAGMA locking_mode=EXCLUSIVE")
+        db.execute("PRAGMA journal_mode=WAL")
+        db.execute("PRAGMA synchronous=FULL")
+        db.execute("PRAGMA temp_store=MEMORY")
+        db.execute("PRAGMA cache_size=-65536")  # kibibytes: the index should stay in memory
+        with self._transaction():
+            (application,) = db.execute("PRAGMA application_id").fetchone()
+            (version,) = db.execute("PRAGMA user_version").fetchone()
+            (tables,) = db.execute("SELECT count(*) FROM sqlite_master").fetchone()
+            if tables and (application != APPLICATION_ID or version != SCHEMA_VERSION):
+                raise StoreFailed(
+                    f"{self.path} is not a store of this version (id {application:#x}, version {version})"
+                )
+            if not tables:
+                for statement in _SCHEMA:
+                    db.execute(statement)
+                db.execute(f"PRAGMA application_id={APPLICATION_ID}")
+                db.execute(f"PRAGMA user_version={SCHEMA_VERSION}")
+            self._restore_backups()
+        (problem,) = db.execute("PRAGMA quick_check(1)").fetchone()
+        if problem != "ok":
+            raise StoreFailed(f"{self.path} is damaged: {problem}")
+
+    def _paths(self) -> tuple[pathlib.Path, pathlib.Path]:
+        return self.path, self.path.with_name(f"{self.path.name}-wal")
+
+    def _check_files(self) -> None:
+        """Raises StoreFailed when what this store has open is not what its paths lead to."""
+        for path, identity in self._files.items():
+            try:
+                is_same = files.identity_of(path) == identity
+            except OSError as error:
+                raise StoreFailed(f"{path} is gone while this service used it: {error.strerror}") from error
+            if not is_same:
+                raise StoreFailed(f"{path} was replaced while this service used it: restart the service")
+
+    def _restore_backups(self) -> None:
+        """What was being filled when the last run ended is given up for what was there before."""
+        interrupted = self._db.execute(
+            "SELECT current.name_space, generation, backup FROM current JOIN generation ON generation = id "
+            "WHERE state = 'filling'"
+        ).fetchall()
+        for name, filling, backup in interrupted:
+            LOG.warning(
+                "Store %s: the last run ended while %s was aligned; %s.", self.path, name,
+                "going back to the set before" if backup else "there is no set before it",
+            )  # fmt: skip
+            self._db.execute("UPDATE generation SET state = 'retired' WHERE id = ?", (filling,))
+            if backup:
+                self._db.execute(
+                    "UPDATE current SET generation = ?, backup = NULL WHERE name_space = ?", (backup, name)
+                )
+            else:
+                self._db.execute("DELETE FROM current WHERE name_space = ?", (name,))
+
+    # -- identity
+
+    def start_life(self, node: str) -> tuple[str, int]:
+        """The name and the incarnation of the service: the name given, or the one kept; a number higher than ever."""
+        with _translated(self.path), self._transaction():
+            kept = dict(self._db.execute("SELECT name, value FROM meta").fetchall())
+            node = node or str(kept.get("node", ""))
+            incarnation = max(int(kept.get("incarnation", 0)) + 1, time.time_ns() // 1_000_000)
+            self._db.executemany(
+                "INSERT OR REPLACE INTO meta VALUES (?, ?)", [("node", node), ("incarnation", incarnation)]
+            )
+        return node, incarnation
+
+    # -- reading
+
+    def restored(self) -> Mapping[str, Restored]:
+        """Every name-space with its current, complete generation."""
+        with _translated(self.path):
+            rows = self._db.execute(
+                "SELECT current.name_space, id, filters, buckets, marks "
+                "FROM current JOIN generation ON generation = id WHERE state = 'complete'"
+            ).fetchall()
+            return {
+                name: self._restored(generation, filters, buckets, marks)
+                for name, generation, filters, buckets, marks in rows
+            }
+
+    def _restored(self, generation: int, filters: str, buckets: int, marks: bytes) -> Restored:
+        found = contents.load(self._db, generation, buckets=buckets)
+        return Restored(
+            is_complete=True,
+            samples=found.samples,
+            marks=_unpacked(marks),
+            filters=tuple(filters.split(_NEWLINE)),
+            buckets=buckets,
+            batches=found.batches,
+        )
+
+    def generations(self) -> list[dict[str, object]]:
+        """Every generation, for inspection: name-space, state, when it was begun, how many samples it has, and how many
+        changes are not in all of its buckets yet."""
+        with _translated(self.path):
+            rows = self._db.execute(
+                "SELECT name_space, id, state, created_ns, buckets FROM generation ORDER BY id"
+            ).fetchall()
+            return [
+                {
+                    "name_space": name,
+                    "generation": generation,
+                    "state": state,
+                    "created_ns": created_ns,
+                    "samples": sum(1 for _ in contents.load(self._db, generation, buckets=buckets)),
+                    "changes": contents.changes(self._db, generation),
+                }
+                for name, generation, state, created_ns, buckets in rows
+            ]
+
+    # -- writing
+
+    def do(self, operations: Sequence[StoreOperation]) -> None:
+        """Do these, all or none, and return when they are durable."""
+        with _translated(self.path), self._transaction():
+            for operation in _joined(operations):
+                self._do(operation)
+
+    def _do(self, operation: StoreOperation) -> None:
+        if isinstance(operation, BeginFill):
+            self._begin(operation)
+            return
+        if isinstance(operation, Apply):
+            self._apply(operation)
+            return
+        generation, _ = self._generation(operation.name_space, "filling")
+        if isinstance(operation, CompleteFill):
+            self._complete(operation, generation)
+        else:
+            contents.write_batches(self._db, generation, operation.batches)
+
+    def _apply(self, operation: Apply) -> None:
+        generation, buckets = self._generation(operation.name_space, "complete")
+        if operation.added or operation.removed:
+            contents.write_change(self._db, generation, operation.added, operation.removed, buckets=buckets)
+        if operation.batches:
+            contents.write_batches(self._db, generation, operation.batches)
+            contents.trim(self._db, generation, buckets=buckets)
+        if operation.marks is not None:
+            self._db.execute("UPDATE generation SET marks = ? WHERE id = ?", (_packed(operation.marks), generation))
+
+    def _generation(self, name: str, state: str) -> tuple[int, int]:
+        """The current generation and its number of buckets."""
+        row = self._db.execute(
+            "SELECT id, buckets FROM current JOIN generation ON generation = id "
+            "WHERE current.name_space = ? AND state = ?",
+            (name, state),
+        ).fetchone()
+        if row is None:
+            raise StoreFailed(f"{self.path}: the name-space {name!r} has no generation that is {state}")
+        return int(row[0]), int(row[1])
+
+    def _begin(self, operation: BeginFill) -> None:
+        name = operation.name_space
+        row = self._db.execute(
+            "SELECT generation, state, backup FROM current JOIN generation ON generation = id "
+            "WHERE current.name_space = ?",
+            (name,),
+        ).fetchone()
+        backup = None
+        if row is not None:
+            # Only a complete set is worth going back to; one that was never completed keeps the backup it has.
+            backup = row[0] if row[1] == "complete" else row[2]
+            if row[1] != "complete":
+                self._db.execute("UPDATE generation SET state = 'retired' WHERE id = ?", (row[0],))
+        cursor = self._db.execute(
+            "INSERT INTO generation (name_space, filters, buckets, state, marks, created_ns) "
+            "VALUES (?, ?, ?, 'filling', ?, ?)",
+            (name, _NEWLINE.join(operation.filters), operation.buckets, _packed(Marks()), time.time_ns()),
+        )
+        self._db.execute("INSERT OR REPLACE INTO current VALUES (?, ?, ?)", (name, cursor.lastrowid, backup))
+
+    def _complete(self, operation: CompleteFill, generation: int) -> None:
+        self._db.execute(
+            "UPDATE generation SET state = 'complete', marks = ? WHERE id = ?", (_packed(operation.marks), generation)
+        )
+        self._db.execute(
+            "UPDATE generation SET state = 'retired' "
+            "WHERE id = (SELECT backup FROM current WHERE name_space = ?)", (operation.name_space,),
+        )  # fmt: skip
+        self._db.execute("UPDATE current SET backup = NULL WHERE name_space = ?", (operation.name_space,))
+
+    def purge(self) -> int:
+        """Remove a bounded number of rows of generations that nobody needs: all retired ones but the newest of each
+        name-space.  Returns how many went."""
+        with _translated(self.path), self._transaction():
+            old = self._db.execute(
+                "SELECT id FROM generation WHERE state = 'retired' AND id NOT IN "
+                "(SELECT max(id) FROM generation WHERE state = 'retired' GROUP BY name_space) LIMIT 1"
+            ).fetchone()
+            if old is None:
+                return 0
+            gone = contents.purge(self._db, old[0])
+            if not gone:
+                self._db.execute("DELETE FROM generation WHERE id = ?", (old[0],))
+            return max(gone, 1)
+
+    # -- snapshots
+
+    def snapshot(self, directory: str | os.PathLike[str], filters: Sequence[str] = ("#",)) -> pathlib.Path:
+        """Write a store of its own into the directory, with the complete sets of the topics selected.
+
+        It appears there whole or not at all.  Returns its path.
+        """
+        folder = pathlib.Path(directory)
+        stamp = time.strftime("%Y%m%dT%H%M%S", time.gmtime())
+        target = folder / f"durability-{stamp}-{time.time_ns() % 10**9:09}.db"
+        unfinished = target.with_suffix(".partial")
+        with _translated(folder):
+            files.make_directory(folder)
+            files.make_private(unfinished)
+            self._db.execute("VACUUM INTO ?", (str(unfinished),))
+            _reduce(unfinished, FilterSet(filters))
+            with open(unfinished, "rb") as written:
+                os.fsync(written.fileno())
+            os.rename(unfinished, target)
+            handle = os.open(folder, os.O_RDONLY)
+            try:
+                os.fsync(handle)
+            finally:
+                os.close(handle)
+        return target
+
+    @contextlib.contextmanager
+    def _transaction(self) -> Iterator[None]:
+        self._db.execute("BEGIN IMMEDIATE")
+        try:
+            yield
+        except BaseException:
+            self._db.execute("ROLLBACK")
+            raise
+        self._db.execute("COMMIT")
+        self._check_files()
+
+    def close(self) -> None:
+        """Idempotent."""
+        self._db.close()
+
+
+def _joined(operations: Sequence[StoreOperation]) -> Iterator[StoreOperation]:
+    """The same operations, with neighbouring changes of one set joined."""
+    changes: list[Apply] = []
+    for operation in operations:
+        is_next = isinstance(operation, Apply) and changes and operation.name_space == changes[0].name_space
+        if changes and (changes[-1].batches or not is_next):
+            yield _one(changes)
+            changes = []
+        if isinstance(operation, Apply):
+            changes.append(operation)
+        else:
+            yield operation
+    if changes:
+        yield _one(changes)
+
+
+def _one(changes: Sequence[Apply]) -> Apply:
+    """Changes as one, the last of which may have batches.  What is said last of a sample counts: what one adds and a
+    later one removes again, as happens with every object that changes often, is not written."""
+    if len(changes) == 1:
+        return changes[0]
+    added: dict[bytes, Sample] = {}
+    removed: dict[bytes, Sample] = {}
+    marks: Marks | None = None
+    for change in changes:
+        for sample in change.added:
+            removed.pop(sample.digest, None)
+            added[sample.digest] = sample
+        for sample in change.removed:
+            added.pop(sample.digest, None)
+            removed[sample.digest] = sample
+        marks = change.marks or marks
+    return Apply(changes[0].name_space, list(added.values()), list(removed.values()), marks, changes[-1].batches)
+
+
+def _reduce(path: pathlib.Path, selected: FilterSet) -> None:
+    """Leave in a copy only complete generations and selected topics."""
+    copy = sqlite3.connect(path, isolation_level=None)
+    try:
+        copy.execute("PRAGMA journal_mode=DELETE")
+        copy.execute("BEGIN")
+        for generation, buckets, state in copy.execute("SELECT id, buckets, state FROM generation").fetchall():
+            found = contents.load(copy, generation, buckets=buckets) if state == "complete" else ()
+            chosen = [sample for sample in found if selected.match(sample.topic)]
+            contents.rewrite(copy, generation, chosen, buckets=buckets)
+        copy.execute("DELETE FROM generation WHERE state != 'complete'")
+        copy.execute("DELETE FROM current WHERE generation NOT IN (SELECT id FROM generation)")
+        copy.execute("COMMIT")
+        copy.execute("VACUUM")
+    finally:
+        copy.close()
+
+
+def _packed(marks: Marks) -> bytes:
+    return _encode_marks(_StoredMarks(marks.epoch, list(marks.lineage), sorted(marks.deletions), marks.alive))
+
+
+def _unpacked(data: bytes) -> Marks:
+    stored = _decode_marks(data)
+    return Marks(stored.epoch, tuple(stored.lineage), frozenset(stored.deletions), stored.alive)
+
+
+@contextlib.contextmanager
+def _translated(path: pathlib.Path) -> Iterator[None]:
+    try:
+        yield
+    except sqlite3.OperationalError as error:
+        if "locked" in str(error):
+            raise StoreInUse(
+                f"the store {path} is used by another service: give each its own [durability] store"
+            ) from error
+        raise StoreFailed(f"the store {path} failed: {error}") from error
+    except (sqlite3.Error, OSError, msgspec.MsgspecError, UnicodeDecodeError, UndecodableBody) as error:
+        raise StoreFailed(f"the store {path} failed: {error}") from error

@@ -1,0 +1,1 @@
+"""Sealed segments: Parquet files, made, read and compacted."""

@@ -1,0 +1,404 @@
+"""Sealed segments: Parquet files with an index of their own, written once, checked before they are believed.
+
+A file has the columns of `durable_log.segments.columns`, rows in order of their offsets, row groups that begin with a frame, and
+in its metadata which numbers of which streams each row group has.  Its size and SHA-256 are in the manifest, outside of
+the file; whoever opens it first compares them, so a byte that was flipped or cut off gives LogCorrupt and nothing else.
+The metadata also say which log made the file, and its offsets, so that a manifest can be made of the files alone.
+"""
+
+from __future__ import annotations
+
+import base64
+import bisect
+import collections
+import contextlib
+import hashlib
+import os
+import pathlib
+import secrets
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import msgspec
+
+from durable_log.errors import LogCorrupt, LogError
+from durable_log.log_api import Segment, StoredFrame
+from durable_log.segments import columns
+from durable_log.segments.columns import EVENT_COLUMNS, import_pyarrow, stored_frames
+from durable_log.segments.directory import FileName, shard_folder, staged_path, sync_directory
+from pubsub_api.runtime.files import GROUP_READS, make_directory, make_private
+
+if TYPE_CHECKING:
+    import pyarrow
+
+FORMAT_VERSION = 2
+ROW_GROUP_EVENTS = 65_536
+ROW_GROUP_BYTES = 32 << 20
+
+_INDEX = b"heliograph.index"
+_COUNTING_COLUMNS = ("offset", "seq", "version", "timestamp", "appended_ns")
+_READ_BYTES = 1 << 20
+
+
+class _StreamRange(msgspec.Struct, array_like=True):
+    """Numbers of a stream in a row group.  Others may be missing between the two."""
+
+    group: int
+    guid: bytes
+    topic: str
+    first: int
+    last: int
+
+
+class _Index(msgspec.Struct, array_like=True):
+    version: int
+    identity: str
+    """Of the log that made the file."""
+    shards: int
+    """How many shards it has."""
+    shard: int
+    first: int
+    end: int
+    offsets: list[int]
+    """First offset of each row group."""
+    streams: list[_StreamRange]
+    lost: str = ""
+    """As in `Segment`."""
+
+
+# -- writing
+
+
+def encode_lost(ranges: Iterable[tuple[int, int]]) -> str:
+    """What `Segment.lost` says of ranges of offsets."""
+    return " ".join(f"{first}-{end}" for first, end in ranges)
+
+
+def write_segment(
+    directory: pathlib.Path,
+    maker: tuple[str, int],
+    shard: int,
+    first: int,
+    portions: Iterable[pyarrow.RecordBatch],
+    *,
+    end: Callable[[], int] | None = None,
+    lost: Callable[[], str] = lambda: "",
+) -> Segment:
+    """Write a file and sync it to disk, under a temporary name.  `publish` gives it the name that is returned; until
+    then nobody looks at it but who finds it in the manifest.
+
+    ``maker`` is the log: its identity, and how many shards it has.  ``portions`` are batches with all columns of a
+    segment, in order, each beginning with a frame; each becomes a row group.  The segment ends at ``end()``, else with
+    their last row, or where it begins when there is none; ``lost()`` is what was given up in it.  Both are asked when
+    all are written.  Raises LogError when there is no room for it.
+    """
+    arrow = import_pyarrow()
+    folder = make_directory(shard_folder(directory, shard), mode=GROUP_READS)
+    path = folder / f".{secrets.token_hex(8)}.tmp"
+    make_private(path, mode=GROUP_READS)
+    summary = _Summary(*maker, shard, first)
+    writer = arrow.parquet.ParquetWriter(
+        path, columns.schema(with_frames=True), compression="zstd", write_page_checksum=True,
+        use_dictionary=[name for name, kind in EVENT_COLUMNS.items() if kind == "string" or name == "guid"],
+        column_encoding=dict.fromkeys(_COUNTING_COLUMNS, "DELTA_BINARY_PACKED"),
+    )  # fmt: skip
+    try:
+        with writer:
+            for batch in portions:
+                summary.add(batch)
+                writer.write_batch(batch, row_group_size=batch.num_rows)
+            index = summary.index
+            index.end = index.end if end is None else end()
+            index.lost = lost()
+            # As text: the format allows nothing else there, and Polars insists on it.
+            writer.add_key_value_metadata({_INDEX: base64.b64encode(msgspec.msgpack.encode(index))})
+        size, digest = _sync(path)
+        final = folder / str(FileName.new(first, index.end, index.identity))
+        path = path.rename(staged_path(final))
+        sync_directory(folder)
+    except BaseException as error:
+        path.unlink(missing_ok=True)
+        if isinstance(error, OSError):
+            raise LogError(
+                f"a segment cannot be written in {folder}; its events stay where they are: {error}"
+            ) from error
+        raise
+    return Segment(
+        shard, first, index.end, str(final), summary.rows, size, digest,
+        summary.appended_min, summary.appended_max, summary.timestamp_min, summary.timestamp_max, lost=index.lost,
+    )  # fmt: skip
+
+
+def publish(segment: Segment) -> None:
+    """Give a file that was written its name, durably.  Nothing happens when it has it already.  Raises OSError."""
+    path = pathlib.Path(segment.path)
+    with contextlib.suppress(FileNotFoundError):  # another was faster
+        staged_path(path).rename(path)
+        sync_directory(path.parent)
+
+
+def discard(segment: Segment) -> None:
+    """Remove a file that was written and not committed."""
+    staged_path(pathlib.Path(segment.path)).unlink(missing_ok=True)
+
+
+class _Summary:
+    """What is said about a file beside its rows."""
+
+    def __init__(self, identity: str, shards: int, shard: int, first: int) -> None:
+        self.rows = 0
+        self.index = _Index(FORMAT_VERSION, identity, shards, shard, first, first, [], [])
+        self.appended_min = self.appended_max = self.timestamp_min = self.timestamp_max = 0
+
+    def add(self, batch: pyarrow.RecordBatch) -> None:
+        arrow = import_pyarrow()
+        group = len(self.index.offsets)
+        self.index.offsets.append(batch.column("offset")[0].as_py())
+        table = arrow.Table.from_batches([batch])
+        ranges = table.group_by(["guid", "topic"]).aggregate([("seq", "min"), ("seq", "max")])
+        self.index.streams += [
+            _StreamRange(group, row["guid"], row["topic"], row["seq_min"], row["seq_max"]) for row in ranges.to_pylist()
+        ]
+        self.appended_min, self.appended_max = self._widen(
+            batch.column("appended_ns"), self.appended_min, self.appended_max
+        )
+        self.timestamp_min, self.timestamp_max = self._widen(
+            batch.column("timestamp"), self.timestamp_min, self.timestamp_max
+        )
+        self.rows += batch.num_rows
+        self.index.end = batch.column("offset")[-1].as_py() + 1
+
+    @staticmethod
+    def _widen(column: Any, low: int, high: int) -> tuple[int, int]:
+        import pyarrow.compute  # noqa: PLC0415
+
+        found = pyarrow.compute.min_max(column).as_py()
+        if found["min"] is None:
+            return low, high
+        return (min(low, found["min"]) if low else found["min"]), max(high, found["max"])
+
+
+def _sync(path: pathlib.Path) -> tuple[int, str]:
+    """Sync a file to disk; returns its size and SHA-256."""
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
+    return path.stat().st_size, digest(path)
+
+
+def digest(path: pathlib.Path) -> str:
+    found = hashlib.sha256()
+    with path.open("rb") as file:
+        while data := file.read(_READ_BYTES):
+            found.update(data)
+    return found.hexdigest()
+
+
+# -- reading
+
+
+class _Opened:
+    """What is kept of a file that was checked.  No descriptor is held."""
+
+    def __init__(self, metadata: Any, index: _Index) -> None:
+        self.metadata = metadata
+        self.index = index
+        self.streams: dict[tuple[bytes, str], list[_StreamRange]] = {}
+        for one in index.streams:
+            self.streams.setdefault((one.guid, one.topic), []).append(one)
+
+
+def corrupt(segment: Segment, why: str) -> LogCorrupt:
+    return LogCorrupt(
+        f"shard {segment.shard}, offsets {segment.first} to {segment.end}: the segment {segment.path} {why}. Put the "
+        "right file back, or let 'heliograph log repair --give-up-damaged' go on without what it held",
+        shard=segment.shard, first=segment.first, end=segment.end,
+    )  # fmt: skip
+
+
+def check_file(segment: Segment) -> None:
+    """Raises LogCorrupt when the file is missing or is not, byte for byte, the one that was sealed."""
+    path = pathlib.Path(segment.path)
+    try:
+        if not path.exists():
+            publish(segment)  # who committed it may have died before it could
+        size = path.stat().st_size
+        if size != segment.bytes:
+            raise corrupt(segment, f"has {size} bytes instead of {segment.bytes}")
+        if digest(path) != segment.sha256:
+            raise corrupt(segment, "has other content than was sealed: its SHA-256 differs")
+    except FileNotFoundError as error:
+        raise corrupt(segment, "is missing") from error
+    except OSError as error:
+        raise corrupt(segment, f"cannot be read: {error.strerror}") from error
+
+
+class Description(NamedTuple):
+    """What a file says of itself."""
+
+    identity: str
+    """Of the log that made it."""
+    shards: int
+    """How many that log has."""
+    segment: Segment
+
+
+def describe(path: pathlib.Path, shard: int, name: FileName) -> Description:
+    """Read all of a file, under ``path`` or under its temporary name.  Raises LogCorrupt when it is not sound."""
+    file = path if path.exists() else staged_path(path)
+    bare = Segment(shard, name.first, name.end, str(path), 0, 0, "", 0, 0, 0, 0)
+    summary = _Summary("", 0, shard, name.first)
+    with _translated(bare), import_pyarrow().parquet.ParquetFile(file, page_checksum_verification=True) as opened:
+        index = _decode_index(bare, opened.metadata)
+        for group in range(opened.num_row_groups):
+            for batch in opened.read_row_group(group, use_threads=False).combine_chunks().to_batches():
+                summary.add(batch)
+        size = file.stat().st_size
+    segment = bare._replace(
+        rows=summary.rows, bytes=size, sha256=digest(file), appended_ns_min=summary.appended_min,
+        appended_ns_max=summary.appended_max, timestamp_min=summary.timestamp_min, timestamp_max=summary.timestamp_max,
+        lost=index.lost,
+    )  # fmt: skip
+    return Description(index.identity, index.shards, segment)
+
+
+def _decode_index(segment: Segment, metadata: Any) -> _Index:
+    """The file's own index, compared with what is known of it.  Raises LogCorrupt, msgspec.MsgspecError, ValueError."""
+    encoded = base64.b64decode((metadata.metadata or {}).get(_INDEX, b""))
+    version = msgspec.msgpack.decode(encoded, type=list)[:1]
+    if version != [FORMAT_VERSION]:
+        raise corrupt(segment, f"has format {version}; this release reads {FORMAT_VERSION}")
+    index = msgspec.msgpack.decode(encoded, type=_Index)
+    if (index.shard, index.first, index.end) != (segment.shard, segment.first, segment.end):
+        raise corrupt(segment, f"says that it is shard {index.shard}, offsets {index.first} to {index.end}")
+    return index
+
+
+class SegmentReader:
+    """Reads segments of a log and remembers, within bounds, what it has checked and rebuilt.  For any thread."""
+
+    def __init__(self, *, cache_bytes_max: int, opened_max: int = 256) -> None:
+        self._cache_bytes_max = cache_bytes_max
+        self._opened_max = opened_max
+        self._lock = threading.Lock()
+        self._opened: collections.OrderedDict[str, _Opened] = collections.OrderedDict()
+        self._groups: collections.OrderedDict[tuple[str, int], list[StoredFrame]] = collections.OrderedDict()
+        self._cached_bytes = 0
+
+    def frames(self, segment: Segment, offset: int) -> Iterator[StoredFrame]:
+        """Frames from the one that covers ``offset`` on; the next one when compaction has removed it."""
+        offsets = self._open(segment).index.offsets
+        for group in range(max(0, bisect.bisect_right(offsets, offset) - 1), len(offsets)):
+            yield from (one for one in self._frames_of_group(segment, group) if one.end > offset)
+
+    def stream_ranges(self, segment: Segment, guid: bytes, topic: str) -> list[tuple[int, int, int]]:
+        """``(first, last, row group)`` of what the segment has of a stream."""
+        found = self._open(segment).streams.get((guid, topic), ())
+        return [(one.first, one.last, one.group) for one in found]
+
+    def stream_frames(self, segment: Segment, group: int, guid: bytes, topic: str) -> list[tuple[int, StoredFrame]]:
+        """The frames of a stream in a row group, each with the number of its first event that counts."""
+        headers = ((one, one.header()) for one in self._frames_of_group(segment, group))
+        return [
+            (header.first + one.skipped, one) for one, header in headers if (header.guid, header.topic) == (guid, topic)
+        ]
+
+    def find(self, segment: Segment, appended_ns: int) -> int:
+        """The first offset appended at or after a time; the end of the segment when there is none."""
+        for batch in self.batches(segment, segment.first, segment.end, ["offset", "appended_ns"]):
+            times = batch.column("appended_ns").to_numpy()
+            position = int(times.searchsorted(appended_ns))
+            if position < len(times):
+                return int(batch.column("offset")[position].as_py())
+        return segment.end
+
+    def batches(
+        self, segment: Segment, start: int, end: int, names: Sequence[str] | None = None
+    ) -> Iterator[pyarrow.RecordBatch]:
+        """The rows of these offsets as they are in the file, a row group at a time, only the columns asked for."""
+        return (batch for some, _ in self.portions(segment, start, end, names) for batch in some)
+
+    def portions(
+        self, segment: Segment, start: int, end: int, names: Sequence[str] | None = None
+    ) -> Iterator[tuple[list[pyarrow.RecordBatch], int]]:
+        """The same, each row group with the offset where the next one goes on."""
+        wanted = list(EVENT_COLUMNS) if names is None else list(names)
+        offsets = self._open(segment).index.offsets
+        first = max(0, bisect.bisect_right(offsets, start) - 1)
+        for group in range(first, bisect.bisect_left(offsets, end)):
+            # Offsets are read too, to cut: compaction may have removed some.
+            table = self._read_group(segment, group, [*wanted, *({"offset"} - set(wanted))])
+            places = table.column("offset").to_numpy()
+            low, high = (int(places.searchsorted(limit)) for limit in (start, end))
+            batches = table.slice(low, high - low).select(wanted).combine_chunks().to_batches()
+            yield batches, offsets[group + 1] if group + 1 < len(offsets) else segment.end
+
+    def forget(self, segment: Segment) -> None:
+        """Drop what is remembered of a file, because it is gone or another has its place."""
+        with self._lock:
+            self._opened.pop(segment.path, None)
+            for key in [key for key in self._groups if key[0] == segment.path]:
+                self._uncache(key)
+
+    def _open(self, segment: Segment) -> _Opened:
+        with self._lock:
+            opened = self._opened.get(segment.path)
+            if opened is not None:
+                self._opened.move_to_end(segment.path)
+                return opened
+        check_file(segment)
+        with _translated(segment):
+            metadata = import_pyarrow().parquet.read_metadata(segment.path)
+            index = _decode_index(segment, metadata)
+        opened = _Opened(metadata, index)
+        with self._lock:
+            self._opened[segment.path] = opened
+            while len(self._opened) > self._opened_max:
+                self._opened.popitem(last=False)
+        return opened
+
+    def _read_group(self, segment: Segment, group: int, names: Sequence[str] | None = None) -> pyarrow.Table:
+        opened = self._open(segment)
+        with _translated(segment):
+            file = import_pyarrow().parquet.ParquetFile(
+                segment.path, metadata=opened.metadata, page_checksum_verification=True
+            )
+            with file:
+                return file.read_row_group(group, columns=names, use_threads=False)
+
+    def _frames_of_group(self, segment: Segment, group: int) -> list[StoredFrame]:
+        key = (segment.path, group)
+        with self._lock:
+            cached = self._groups.get(key)
+            if cached is not None:
+                self._groups.move_to_end(key)
+                return cached
+        table = self._read_group(segment, group)
+        with _translated(segment):
+            found = list(stored_frames(table))
+        with self._lock:
+            if key not in self._groups:
+                self._groups[key] = found
+                self._cached_bytes += _size(found)
+            while self._cached_bytes > self._cache_bytes_max and len(self._groups) > 1:
+                self._uncache(next(iter(self._groups)))
+        return found
+
+    def _uncache(self, key: tuple[str, int]) -> None:
+        self._cached_bytes -= _size(self._groups.pop(key))
+
+
+def _size(frames: Iterable[StoredFrame]) -> int:
+    return sum(len(one.frame) for one in frames)
+
+
+@contextlib.contextmanager
+def _translated(segment: Segment) -> Iterator[None]:
+    """What goes wrong inside is the file's fault: it was checked, so it was sealed so, or has changed since."""
+    arrow = import_pyarrow()
+    try:
+        yield
+    except FileNotFoundError as error:
+        raise corrupt(segment, "is missing") from error
+    except (arrow.ArrowException, OSError, msgspec.MsgspecError, KeyError, ValueError, TypeError) as error:
+        raise corrupt(segment, f"cannot be read: {error}") from error

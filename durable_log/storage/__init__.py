@@ -1,0 +1,1 @@
+"""What log drivers are built on."""

@@ -1,0 +1,1 @@
+"""Sealing on time, retention, verification and repair of a log."""

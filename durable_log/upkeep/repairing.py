@@ -1,0 +1,309 @@
+"""Making the manifest anew from the files: the work behind ``heliograph log repair``.
+
+It is for a store that was lost, or restored from an older copy, while the sealed segments are there.  Each file says
+which log made it and which offsets it has, and is read as a whole before it is believed.  What the manifest lists is
+left as it is; files whose offsets the store lacks are listed.  No file is changed or removed.
+
+Files that reach beyond the end of a shard take the place of all that the store has unsealed in it.  As a rule they have
+the same events.  Where a store was used after an older copy had been restored they do not: what no file has is appended
+again, behind the files.  Until that is done it is in a file too, so that a repair that dies is started again.
+
+What was never sealed and is not in the store is lost.  Its offsets will be used again, so a log that was repaired gets
+a new identity: whoever remembers an offset learns that it may mean something else now.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import pathlib
+import sys
+from collections.abc import Callable, Iterator
+
+from durable_log.core.placing import NOWHERE, Position, Range, lacking, place
+from durable_log.core.positions import decode_position, split_key
+from durable_log.errors import LogCorrupt, SegmentsRefused
+from durable_log.log_api import Segment, ShardState, StoredFrame
+from durable_log.segments.directory import (
+    directory_lock,
+    forget_frames,
+    is_last,
+    keep_frames,
+    kept_frames,
+    published,
+    read_mark,
+    staged_path,
+    unpublished,
+)
+from durable_log.segments.files import Description, describe, publish
+from durable_log.storage.identity import Lineage, new_identity
+from durable_log.storage.segmented import RestoredShard, SegmentedLog
+from pubsub_api.errors import InvalidConfig
+
+OnFile = Callable[[int, int], None]
+"""Called with how many files are read, and how many there are."""
+
+Key = tuple[bytes, str]
+"""GUID and topic of a stream."""
+
+
+@dataclasses.dataclass
+class RepairReport:
+    """What was done, or would be."""
+
+    identity: str
+    """Of the log now."""
+    former_identity: str
+    """Of the log in the store before."""
+    files: int = 0
+    """Files that were read."""
+    listed: int = 0
+    """Segments that the manifest has now."""
+    added: int = 0
+    """Segments of them that it did not have."""
+    events: int = 0
+    """Events in these."""
+    given_up: int = 0
+    """Offsets of damaged frames and segments that were left out, see `durable_log.upkeep.giving_up`."""
+    moved: int = 0
+    """Events that were unsealed in the store and in no file, at offsets that files have: they are appended again."""
+    notes: list[str] = dataclasses.field(default_factory=list)
+    """What could not be used, and why, a sentence each."""
+
+
+@dataclasses.dataclass
+class _Plan:
+    state: ShardState
+    kept: list[Segment]
+    added: list[Segment] = dataclasses.field(default_factory=list)
+    streams: dict[Key, Position] = dataclasses.field(default_factory=dict)
+    """Where streams stand with the segments added, of those that they change."""
+    forgotten: set[bytes] = dataclasses.field(default_factory=set)
+    """Keys of streams that stood at a damaged place, and of which no frame is left."""
+    former_end: int = 0
+    """What the store says is the end; ``state`` has the true one."""
+    is_wrong: bool = False
+    """Whether what the store says of streams and the end is damaged."""
+    moved: list[StoredFrame] = dataclasses.field(default_factory=list)
+    """Unsealed frames whose offsets the added segments take, and of which no file has everything."""
+
+    @property
+    def segments(self) -> list[Segment]:
+        return sorted([*self.kept, *self.added], key=lambda one: one.first)
+
+
+def repair(log: SegmentedLog, *, is_dry: bool = False, on_file: OnFile = lambda _done, _total: None) -> RepairReport:
+    """Make the manifest of a log that is connected (`SegmentedLog.connect`) anew.  Nobody else may use it meanwhile.
+
+    ``is_dry`` only says what would be done.  Raises SegmentsRefused when the files and the store belong to two logs
+    that both have events, InvalidConfig when they have different numbers of shards, LogUnavailable when another process
+    seals now or appends meanwhile, LogCorrupt, DriverDependencyMissing.
+    """
+    report = RepairReport(log.identity, log.identity)
+    with directory_lock(log.directory):
+        owner = _owner(log)
+        candidates = _read_files(log, owner, report, on_file)
+        plans = [_plan(log, state, candidates.get(state.shard, []), report) for state in log.state()]
+        for plan in plans:
+            _place_streams(log, plan, report)
+        report.listed = sum(len(plan.segments) for plan in plans)
+        report.added = sum(len(plan.added) for plan in plans)
+        report.events = sum(one.rows for plan in plans for one in plan.added)
+        is_copy = not is_last(read_mark(log.directory), log.directory_token())
+        has_changed = report.added > 0 or any(_is_manifest_wrong(log, plan) for plan in plans)
+        if is_copy and not has_changed:
+            has_changed = True
+            report.notes.append(f"{log.directory} was changed last by another copy of this store, which loses it")
+        is_wrong = any(plan.is_wrong for plan in plans)
+        if is_dry:
+            return report
+        lineage = log.lineage
+        if has_changed:
+            makers = {one.identity for some in candidates.values() for one in some}
+            ancestors = {*log.lineage.ancestors, log.identity, *owner.ancestors, owner.identity}
+            lineage = Lineage(new_identity(), frozenset(ancestors | makers))
+            for segment in (one for plan in plans for one in plan.added):
+                publish(segment)
+            keep_frames(log.directory, [one.frame for plan in plans for one in plan.moved])
+        if has_changed or is_wrong:
+            log.restore(lineage, [_restored(log, plan) for plan in plans])
+        for frame in kept_frames(log.directory):
+            log.append([frame])  # knows what it has already
+        forget_frames(log.directory)
+        log.note_change()
+        report.identity = lineage.identity
+    return report
+
+
+def _owner(log: SegmentedLog) -> Lineage:
+    """The log that the directory belongs to, which must be this one, or the store must be empty."""
+    mark = read_mark(log.directory)
+    names = {name.log for _, name, _ in published(log.directory)}
+    owner = log.lineage if mark is None else Lineage(mark.identity, frozenset(mark.ancestors))
+    if mark is None and len(names) == 1 and not log.lineage.owns(next(iter(names))):
+        owner = Lineage(next(iter(names)))
+    is_related = log.lineage.owns(owner.identity) or owner.owns(log.identity)
+    if not is_related and any(state.end for state in log.state()):
+        raise SegmentsRefused(
+            f"{log.directory} has the segments of the log {owner.identity}, and the log {log.identity} in the store "
+            "has events of its own: two logs cannot be made one. Repair into an empty store, or give this log another "
+            "[log] segment_directory",
+            identity=log.identity, found=owner.identity,
+        )  # fmt: skip
+    return owner
+
+
+def _read_files(
+    log: SegmentedLog, owner: Lineage, report: RepairReport, on_file: OnFile
+) -> dict[int, list[Description]]:
+    """Every file of the log that can be read, by shard."""
+    files = [*published(log.directory), *unpublished(log.directory)]
+    found: dict[int, list[Description]] = {}
+    for done, (shard, name, path) in enumerate(files):
+        on_file(done, len(files))
+        if not owner.owns(name.log) and not log.lineage.owns(name.log):
+            report.notes.append(f"{path} was made by the log {name.log}..., and is left alone")
+            continue
+        try:
+            description = describe(path, shard, name)
+        except LogCorrupt as error:
+            report.notes.append(str(error))
+            continue
+        if description.shards != log.shards:
+            raise InvalidConfig(
+                f"{path} is of a log with {description.shards} shards, and the store was made with {log.shards}: make "
+                f"the store anew, with [log] shards = {description.shards}"
+            )
+        report.files += 1
+        found.setdefault(shard, []).append(description)
+    on_file(len(files), len(files))
+    return found
+
+
+def _plan(log: SegmentedLog, state: ShardState, candidates: list[Description], report: RepairReport) -> _Plan:
+    """Which files are listed: those that are and exist, then the longest of the others that do not overlap them."""
+    former_end, end = state.end, max(state.end, log.stored_end(state.shard))
+    state = state._replace(end=end)
+    plan = _Plan(
+        state, list(_sound_entries(log, state.shard, report)), former_end=former_end, is_wrong=end != former_end
+    )
+    if plan.is_wrong:
+        report.notes.append(f"shard {state.shard} ends at {end}, not at {former_end} as the store says")
+    names = {pathlib.Path(one.path).name for one in plan.kept}
+    others = [one.segment for one in candidates if pathlib.Path(one.segment.path).name not in names]
+    is_store_older = any(one.end > state.end for one in others)
+    for segment in sorted(others, key=lambda one: (one.first - one.end, one.rows, one.path)):
+        if segment.end <= state.start:
+            continue  # retention has dropped it
+        if any(one.first < segment.end and segment.first < one.end for one in plan.segments):
+            report.notes.append(f"{segment.path} has offsets that another segment has, too, and is left alone")
+        elif segment.end > state.sealed and not is_store_older:
+            report.notes.append(f"{segment.path} has offsets that the store has unsealed, and is left alone")
+        else:
+            plan.added.append(segment)
+    return plan
+
+
+def _place_streams(log: SegmentedLog, plan: _Plan, report: RepairReport) -> None:
+    """Find where streams stand with the segments added, and what the store has that they do not."""
+    state, streams = plan.state, _sound_positions(log, plan, report)
+    is_store_older = any(one.end > state.end for one in plan.added)
+    numbers: dict[Key, list[Range]] = {}
+    for one in _unsealed(log, state, report) if is_store_older else ():
+        numbers.setdefault(_key(one), []).append(_numbers(one))
+    changed = {key: lacking(streams.get(key, NOWHERE), ranges) for key, ranges in numbers.items()}
+    for segment in sorted(plan.added, key=lambda one: one.first):
+        for stored in log.segment_reader.frames(segment, segment.first):
+            key = _key(stored)
+            position = changed.get(key, streams.get(key, NOWHERE))
+            changed[key] = place(stored.header(), position, ranges_max=sys.maxsize).position
+    for one in _unsealed(log, state, RepairReport("", "")) if is_store_older else ():
+        first, last = _numbers(one)
+        lost = sum(max(0, min(last, high) - max(first, low) + 1) for low, high in changed[_key(one)].missing)
+        if lost:
+            plan.moved.append(one)
+            report.moved += lost
+    plan.streams |= changed
+
+
+def _sound_positions(log: SegmentedLog, plan: _Plan, report: RepairReport) -> dict[Key, Position]:
+    """Where streams stand.  Of those where that is damaged it is found from all frames that are left, and planned."""
+    shard, streams, damaged = plan.state.shard, dict[Key, Position](), dict[Key, bytes]()
+    for stored_key, stored in log.positions(shard):
+        key = split_key(stored_key)
+        try:
+            streams[key] = decode_position(shard, stored_key, stored)
+        except LogCorrupt as error:
+            report.notes.append(f"found anew from the frames: {error}")
+            damaged[key] = stored_key
+    if damaged:
+        plan.is_wrong = True
+        for one in _all_frames(log, plan, report):
+            key = _key(one)
+            if key not in streams:
+                position = plan.streams.get(key, NOWHERE)
+                plan.streams[key] = place(one.header(), position, ranges_max=sys.maxsize).position
+        plan.forgotten = {stored_key for key, stored_key in damaged.items() if key not in plan.streams}
+    return streams | plan.streams
+
+
+def _all_frames(log: SegmentedLog, plan: _Plan, report: RepairReport) -> Iterator[StoredFrame]:
+    for segment in plan.kept:
+        try:
+            yield from log.segment_reader.frames(segment, segment.first)
+        except LogCorrupt as error:
+            report.notes.append(f"streams may have more than can be found: {error}")
+    yield from _unsealed(log, plan.state, report)
+
+
+def _unsealed(log: SegmentedLog, state: ShardState, report: RepairReport) -> Iterator[StoredFrame]:
+    """All frames of a shard that are not sealed; those that are damaged are noted."""
+    offset = max(state.sealed, state.start)
+    while offset < state.end:
+        try:
+            frames = log.hot_read(state.shard, offset, events_max=10_000, bytes_max=16 << 20).frames
+        except LogCorrupt as error:
+            if error.end is None:
+                raise
+            report.notes.append(f"lost, unless a file has them: {error}")
+            offset = error.end
+            continue
+        yield from frames
+        offset = frames[-1].end
+
+
+def _key(stored: StoredFrame) -> Key:
+    header = stored.header()
+    return header.guid, header.topic
+
+
+def _numbers(stored: StoredFrame) -> Range:
+    first = stored.header().first + stored.skipped
+    return first, first + stored.count - 1
+
+
+def _sound_entries(log: SegmentedLog, shard: int, report: RepairReport) -> Iterator[Segment]:
+    for entry in log.manifest(shard):
+        try:
+            segment = log.decode_entry(entry)
+        except LogCorrupt as error:
+            report.notes.append(str(error))
+            continue
+        path = pathlib.Path(segment.path)
+        if path.exists() or staged_path(path).exists():
+            yield segment
+        else:
+            report.notes.append(f"{path} is in the manifest and is missing")
+
+
+def _is_manifest_wrong(log: SegmentedLog, plan: _Plan) -> bool:
+    return log.manifest(plan.state.shard) != [log.encode_entry(segment) for segment in plan.segments]
+
+
+def _restored(log: SegmentedLog, plan: _Plan) -> RestoredShard:
+    """What the store is told: where the shard stands with the segments added, and where its streams do."""
+    state, segments = plan.state, plan.segments
+    end = max([state.end, *(one.end for one in segments)])
+    sealed = max([state.sealed, *(one.end for one in segments)])
+    start = state.start if state.end else min((one.first for one in segments), default=0)
+    entries = [(one.first, log.encode_entry(one)) for one in segments]
+    return RestoredShard(state.shard, start, sealed, end, entries, plan.streams, plan.forgotten, plan.former_end)

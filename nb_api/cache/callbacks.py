@@ -1,0 +1,115 @@
+"""Calling back with what changed in a local cache: in order, as much together as is ready, and again when it failed.
+
+A callback that raises is called again with the same changes and those that came since, after a pause that grows.  So
+nothing is left out, and a callback must bear to be told twice.  What waits is bounded: when it is too much, it is
+replaced by one `Resynced` of kind ``overrun``, after which the callback reads the whole cache.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import threading
+from collections.abc import Callable, Sequence
+
+from nb_api.cache.changes import CacheChange, Resynced
+from pubsub_api.runtime.backoff import Backoff
+
+LOG = logging.getLogger(__name__)
+
+OnChanges = Callable[[Sequence[CacheChange]], None]
+
+PORTION = 1000
+"""With so many changes the callback is called, whatever follows."""
+PATIENCE_S = 0.02
+"""How long changes wait for more that were said to follow, should these not be changes."""
+
+
+class Teller:
+    """Not thread-safe: the owner serialises calls, but for `due` and the counters.
+
+    ``set_telling`` is told whether differences are wanted: not after an overrun, until that was told.
+    """
+
+    def __init__(
+        self,
+        on_changes: OnChanges,
+        *,
+        size_max: int,
+        pause_s: float,
+        pause_max_s: float,
+        set_telling: Callable[[bool], None],
+    ) -> None:
+        self._on_changes = on_changes
+        self._size_max = size_max
+        self._backoff = Backoff(pause_s, pause_max_s)
+        self._set_telling = set_telling
+        self._waiting: list[CacheChange] = []
+        self._is_calling = False
+        self._is_overrun = False
+        self._not_before = -math.inf
+        """The callback has raised."""
+        self._deadline = math.inf
+        self.errors = 0
+        self.overruns = 0
+
+    @property
+    def untold(self) -> int:
+        """Changes that the callback has not taken."""
+        return len(self._waiting)
+
+    @property
+    def due(self) -> float:
+        """When `tell` has something to do."""
+        return self._deadline if self._waiting else math.inf
+
+    def add(self, changes: Sequence[CacheChange], revision: int) -> None:
+        """``revision``: up to where the copy is complete."""
+        if self._is_overrun:
+            return
+        self._waiting += changes
+        if len(self._waiting) > max(self._size_max, PORTION):
+            self._waiting = [Resynced("overrun", "the callback did not take the changes", revision)]
+            self._is_overrun = True
+            self.overruns += 1
+            self._set_telling(False)
+
+    def tell(self, now: float, *, more_follows: bool = False) -> None:
+        """Call back with what waits, unless it is too early; what the callback itself brings about is told after it.
+
+        ``more_follows``: further changes are on their way, so that it pays to wait for them a moment.
+        """
+        if self._is_calling or not self._waiting:
+            return
+        if now < self._not_before or (more_follows and len(self._waiting) < PORTION):
+            self._deadline = max(self._not_before, min(self._deadline, now + PATIENCE_S))
+            return
+        self._is_calling = True
+        self._deadline = math.inf
+        try:
+            while self._waiting and self._call(now):
+                pass
+        finally:
+            self._is_calling = False
+
+    def _call(self, now: float) -> bool:
+        """False when it raised."""
+        was_overrun = self._is_overrun
+        batch, self._waiting = self._waiting, []
+        try:
+            self._on_changes(batch)
+        except BaseException as error:
+            self.errors += 1
+            self._waiting = batch + self._waiting
+            pause_s = self._backoff.next_s()
+            self._not_before = self._deadline = now + pause_s
+            LOG.exception("LocalCache: the callback raised; it is called again in %.1f s.", pause_s)
+            if not isinstance(error, Exception) and threading.current_thread() is threading.main_thread():
+                raise  # the user's own thread, in which such an exception means more than that it was raised
+            return False
+        self._backoff.reset()
+        self._not_before = -math.inf
+        if was_overrun:
+            self._is_overrun = False
+            self._set_telling(True)
+        return True

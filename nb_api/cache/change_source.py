@@ -1,0 +1,247 @@
+"""Where a local cache hears of changes: from the bus, or from the database's own feed.
+
+Both tell a `Listener` the same two things: here is news, and here news may be missing.  The listener reads the database
+itself.  Which source is used is the configuration's business; what the cache holds in the end is the same.
+"""
+
+from __future__ import annotations
+
+import abc
+import random
+import threading
+import time
+from collections.abc import Iterable, Sequence
+from typing import Protocol
+
+from nb_api.coordination.discovery import Directory
+from nb_api.db_api import Change, DbApi
+from nb_api.errors import RevisionGone, RevisionUnknown
+from pubsub_api import Event, Reason, Resync, Session, Subscriber, SubscriberStatistics
+
+NO_BUS = "the bus is away"
+PART_AWAY = "a publisher cannot be reached"
+REFUSED = "frames were refused that may have told of changes"
+FEED_WAIT_S = 0.2
+"""How long the feed is waited for in one go: a topic that is added meanwhile waits as long."""
+
+
+class Listener(Protocol):
+    """What a source tells, from a thread of its own or from within `ChangeSource.wait`."""
+
+    @property
+    def is_loaded(self) -> bool:
+        """There was a snapshot."""
+
+    @property
+    def position(self) -> int:
+        """Up to which revision everything is reflected."""
+
+    def on_events(self, events: Sequence[Event]) -> None: ...
+
+    def on_feed(self, changes: Sequence[Change]) -> None:
+        """The next changes of the feed, complete up to the last of them."""
+
+    def need_snapshot(self, reason: str, *, is_awaited: bool = False, is_replacing: bool = False) -> None: ...
+
+    def need_delta(self, reason: str) -> None: ...
+
+    def need_topics(self, topics: Iterable[str]) -> None:
+        """These filters are in effect: what they select has to be read."""
+
+
+class ChangeSource(abc.ABC):
+    """One thread waits, any thread may call the other methods."""
+
+    def __init__(self) -> None:
+        self._awake = threading.Event()
+
+    @abc.abstractmethod
+    def start(self, topics: Sequence[str]) -> None:
+        """Begin to listen.  Raises what a subscriber raises."""
+
+    @abc.abstractmethod
+    def add_topic(self, topic_filter: str) -> None:
+        """Listen to a further filter; `Listener.need_topics`, or a snapshot, follows when it is in effect."""
+
+    @abc.abstractmethod
+    def remove_topic(self, topic_filter: str) -> None: ...
+
+    @abc.abstractmethod
+    def wait(self, timeout_s: float) -> None:
+        """Block until `wake`, or the time is over, or there was news.  Raises DbUnavailable."""
+
+    @property
+    def is_joining(self) -> bool:
+        """A filter was added and is not in effect yet."""
+        return False
+
+    @property
+    def has_more(self) -> bool:
+        """Asked while the listener is called: further news is there already, and follows at once."""
+        return False
+
+    def wake(self) -> None:
+        self._awake.set()
+
+    def statistics(self) -> SubscriberStatistics | None:
+        return None
+
+    @abc.abstractmethod
+    def close(self) -> None: ...
+
+    def sleep(self, timeout_s: float) -> None:
+        """Until `wake`, or the time is over."""
+        self._awake.wait(min(timeout_s, threading.TIMEOUT_MAX))
+        self._awake.clear()
+
+
+class FeedSource(ChangeSource):
+    """The database's feed.  It is in order and complete, so all that can go wrong is that it does not reach back."""
+
+    def __init__(self, db: DbApi, listener: Listener, *, portion: int) -> None:
+        super().__init__()
+        self._db = db
+        self._listener = listener
+        self._portion = portion
+
+    def start(self, topics: Sequence[str]) -> None:  # noqa: ARG002  the feed has all of them
+        self._listener.need_snapshot("initial", is_awaited=True)
+
+    def add_topic(self, topic_filter: str) -> None:
+        self._listener.need_topics([topic_filter])
+
+    def remove_topic(self, topic_filter: str) -> None:
+        """The feed has everything anyway."""
+
+    def wait(self, timeout_s: float) -> None:
+        if not self._listener.is_loaded:
+            self.sleep(timeout_s)
+            return
+        deadline = time.monotonic() + timeout_s
+        position = self._listener.position
+        while not self._awake.is_set() and (rest_s := deadline - time.monotonic()) > 0:
+            try:
+                if self._db.wait(position, timeout_s=min(rest_s, FEED_WAIT_S)):
+                    self._listener.on_feed(self._db.changes(position, limit=self._portion))
+                    return
+            except RevisionGone as error:
+                self._listener.need_snapshot(str(error), is_replacing=isinstance(error, RevisionUnknown))
+                return
+        self._awake.clear()
+
+    def close(self) -> None:
+        self.wake()
+
+
+class BusSource(ChangeSource):
+    """A subscriber on the bus.  It is made with the first topic, because without one there is nothing to hear.
+
+    A bus that is away does not make the copy old: while a publisher or the broker cannot be reached, and when frames
+    were refused, with a wrong signature for instance, the changes are read from the database now and then.
+    """
+
+    def __init__(
+        self, session: Session, db: DbApi, listener: Listener, addresses: Sequence[str] | None, *, patience_s: float
+    ) -> None:
+        """Where publishers bind, the directory in the database is followed too, unless ``addresses`` are given.
+
+        ``patience_s``: when somebody could not be reached for so long, the database is read, and again as often, and so
+        it is after frames were refused.  0: never.
+        """
+        super().__init__()
+        self._patience_s = patience_s
+        self._unheard_since: float | None = None
+        self._is_away = False
+        self._refused = 0
+        """Frames, when the database was read last for that."""
+        self._session = session
+        self._listener = listener
+        self._addresses = addresses
+        self._db = db if session.capabilities.bind_based and addresses is None else None
+        self._directory: Directory | None = None
+        self._subscriber: Subscriber | None = None
+        self._waiting: set[str] = set()
+        """Filters that are registered and not yet in effect."""
+
+    @property
+    def is_joining(self) -> bool:
+        return bool(self._waiting) and not self._is_away
+
+    @property
+    def has_more(self) -> bool:
+        return self._subscriber is not None and self._subscriber.has_more()
+
+    def start(self, topics: Sequence[str]) -> None:
+        if topics:
+            self._subscribe(topics)
+
+    def _subscribe(self, topics: Sequence[str]) -> None:
+        self._waiting.update(topics)
+        self._subscriber = self._session.subscriber(
+            topics, on_events=self._listener.on_events, on_resync=self._on_resync, addresses=self._addresses
+        )
+        if self._db is not None:
+            self._directory = Directory(self._db, self._subscriber).start()
+
+    def add_topic(self, topic_filter: str) -> None:
+        if self._subscriber is None:
+            self._subscribe([topic_filter])
+            return
+        self._waiting.add(topic_filter)
+        self._subscriber.subscribe(topic_filter)
+
+    def remove_topic(self, topic_filter: str) -> None:
+        self._waiting.discard(topic_filter)
+        if self._subscriber is not None:
+            self._subscriber.unsubscribe(topic_filter)
+
+    def _on_resync(self, resync: Resync) -> None:
+        """The subscriber's dispatcher says that events may be missing.  Jitter and distance are behind it already."""
+        if not self._listener.is_loaded:
+            self._listener.need_snapshot(resync.reason.value, is_awaited=True)
+        if Reason.SUBSCRIBED in resync.reasons:
+            self._listener.need_topics(resync.topics)
+        self._waiting.difference_update(resync.topics)
+        if resync.reasons != {Reason.SUBSCRIBED}:
+            self._listener.need_delta(resync.reason.value)
+
+    def wait(self, timeout_s: float) -> None:
+        self.sleep(min(timeout_s, self._patience_s / 4) if self._patience_s else timeout_s)
+        if self._subscriber is not None and self._patience_s:
+            self._look_at_links(self._subscriber, time.monotonic())
+
+    def _look_at_links(self, subscriber: Subscriber, now: float) -> None:
+        statistics = subscriber.statistics()
+        refused = sum(statistics.bad_frames.values())
+        reason = self._unheard(statistics, refused)
+        self._is_away &= reason == NO_BUS
+        if not reason:
+            self._unheard_since = None
+        elif self._unheard_since is None:
+            self._unheard_since = now
+        elif now - self._unheard_since > self._patience_s:
+            self._unheard_since = now - random.uniform(0.0, 0.5) * self._patience_s  # not in step with others
+            self._refused = refused
+            self._is_away = reason == NO_BUS
+            if self._listener.is_loaded:
+                self._listener.need_delta(reason)
+            elif self._is_away:
+                self._listener.need_snapshot(reason, is_awaited=True)
+
+    def _unheard(self, statistics: SubscriberStatistics, refused: int) -> str:
+        """Why changes may have been published that cannot be heard here; empty when nothing suggests that."""
+        if not statistics.links_up:
+            return NO_BUS
+        if statistics.links_down:
+            return PART_AWAY
+        return REFUSED if refused > self._refused else ""
+
+    def statistics(self) -> SubscriberStatistics | None:
+        return None if self._subscriber is None else self._subscriber.statistics()
+
+    def close(self) -> None:
+        if self._directory is not None:
+            self._directory.close()
+        if self._subscriber is not None:
+            self._subscriber.close()
+        self.wake()

@@ -1,0 +1,119 @@
+"""Writes on their way to a database: checked once for all drivers, refused with the same errors by all drivers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+from nb_api.core.own_tables import is_own
+from nb_api.errors import DbError, ObjectExists, ObjectNotFound, VersionConflict
+from nb_api.writing import checks
+from pubsub_api.core.topics import check_topic
+from pubsub_api.errors import HeliographError, LimitReached, UsageError
+
+if TYPE_CHECKING:
+    from nb_api.db_api import Action, Write
+
+Refusal = Literal["exists", "missing", "conflict"]
+"""Why a write cannot be done, in the words that stored functions use too."""
+
+
+class CheckedWrite(NamedTuple):
+    """A `Write` that obeys the rules.  ``value`` is msgpack, None for a delete; ``topic`` None keeps the topic."""
+
+    action: Action
+    table: str
+    key: str
+    topic: str | None
+    value: bytes | None
+    expected_version: int | None
+    with_outbox: bool
+    """Whether the change waits in the outbox until somebody has published it."""
+
+
+class WriteLimits(NamedTuple):
+    """The bounds of one transaction."""
+
+    count_max: int
+    bytes_max: int
+    """Of all values together, when there is more than one."""
+    value_bytes_max: int
+
+
+def check_writes(writes: Sequence[Write], limits: WriteLimits, with_outbox: bool) -> list[CheckedWrite]:
+    """Raises what `DbApi.apply` says, before the database is asked."""
+    if len(writes) > limits.count_max:
+        raise LimitReached(f"{len(writes)} writes are more than one transaction takes, which is {limits.count_max}")
+    if len(writes) == 1:
+        return [_check(writes[0], limits.value_bytes_max, with_outbox)]
+    checked = []
+    for position, write in enumerate(writes):
+        try:
+            checked.append(_check(write, limits.value_bytes_max, with_outbox))
+        except (UsageError, LimitReached) as error:
+            raise type(error)(f"writes[{position}]: {error}") from error
+    _check_together(checked, limits.bytes_max)
+    return checked
+
+
+def _check_together(writes: Sequence[CheckedWrite], bytes_max: int) -> None:
+    total = sum(len(write.value or b"") for write in writes)
+    if total > bytes_max:
+        raise LimitReached(f"values of {total} bytes are more than {bytes_max}, eight times [db] value_bytes_max")
+    names: set[tuple[str, str]] = set()
+    for position, write in enumerate(writes):
+        name = (write.table, write.key)
+        if name in names:
+            raise UsageError(f"writes[{position}]: {write.table} {write.key!r} is written twice in one transaction")
+        names.add(name)
+
+
+def _check(write: Write, value_bytes_max: int, with_outbox: bool) -> CheckedWrite:
+    action, topic, value = write.action, write.topic, None
+    checks.check_object(write.table, write.key)
+    if action == "create" or topic is not None:
+        check_topic(topic)  # type: ignore[arg-type]  # it refuses None, which is the point
+    checks.check_expected(write.expected_version)
+    if action not in ("create", "set", "delete"):
+        raise UsageError(f"an action is create, set or delete, not {action!r}")
+    if action == "create" and write.expected_version is not None:
+        raise UsageError("a create expects no version: it expects that there is no object")
+    if action == "delete" and not (write.value is None and topic is None):
+        raise UsageError("a delete has neither a value nor a topic")
+    if action != "delete":
+        value = checks.encode_value(write.value, bytes_max=value_bytes_max)
+    is_published = with_outbox and not is_own(write.table)
+    return CheckedWrite(action, write.table, write.key, topic, value, write.expected_version, is_published)
+
+
+def find_refusal(write: CheckedWrite, version: int | None, is_alive: bool) -> Refusal | None:
+    """Why the write cannot be done on an object of that version, None when it can.  ``is_alive``: no tombstone."""
+    if write.action == "create":
+        return "exists" if is_alive else None
+    if not is_alive:
+        return "missing"
+    return "conflict" if write.expected_version not in (None, version) else None
+
+
+def refusal_error(writes: Sequence[CheckedWrite], position: int, refusal: str, version: int | None) -> HeliographError:
+    """The error for it.  ``version`` is that of the object or of its tombstone."""
+    write = writes[position]
+    name = f"{write.table} {write.key!r}"
+    where = "" if len(writes) == 1 else f"writes[{position}]: "
+    error: DbError
+    if refusal == "exists":
+        error = ObjectExists(f"{where}{name} exists, with version {version}")
+    elif refusal == "missing":
+        error = not_found(write.table, write.key, version, where)
+    elif refusal == "conflict":
+        error = VersionConflict(f"{where}{name} has version {version}, not {write.expected_version} as expected")
+    else:
+        error = DbError(f"{where}the database answered {refusal!r}")
+    error.position = position
+    return error
+
+
+def not_found(table: str, key: str, deleted_version: int | None, where: str = "") -> ObjectNotFound:
+    """The error for an object that is not there, with the version of its tombstone if any."""
+    gone = "does not exist" if deleted_version is None else f"was deleted, with version {deleted_version}"
+    return ObjectNotFound(f"{where}{table} {key!r} {gone}", deleted_version=deleted_version)

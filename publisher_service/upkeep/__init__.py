@@ -1,0 +1,1 @@
+"""What a publisher service does for the database: elected upkeep, and watched tables."""

@@ -1,0 +1,234 @@
+"""A worker process's connection to the publisher service, and the one thread that looks after it.
+
+Whoever has something to send writes it to the socket, which never blocks.  The thread connects, connects again, reads
+acknowledgements, and writes what the others could not: the end of a flood, and what did not fit the socket's buffer.
+
+All methods but `start` and the thread's own are called with the owner's lock held.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import pathlib
+import select
+import socket
+import threading
+import time
+from collections.abc import Callable
+
+from publisher_service.core.messages import Inbox
+from publisher_service.core.worker_side import State, WorkerCore
+from publisher_service.errors import HopError, Refused
+from pubsub_api.errors import LimitReached
+from pubsub_api.runtime import socket_file
+from pubsub_api.runtime.backoff import Backoff
+from pubsub_api.runtime.threads import start_thread
+from pubsub_api.runtime.waking import Waker
+
+LOG = logging.getLogger(__name__)
+
+_READ_BYTES = 64 * 1024
+_BUFFER_BYTES = 1024 * 1024
+_REPLY_BYTES_MAX = 64 * 1024
+"""Nothing the service says is longer."""
+
+
+class WorkerLink:
+    def __init__(
+        self,
+        path: pathlib.Path,
+        core: WorkerCore,
+        lock: threading.Lock,
+        on_progress: Callable[[], None],
+        backoff: Backoff,
+    ) -> None:
+        """Raises LimitReached."""
+        self._path = path
+        self._core = core
+        self._lock = lock
+        self._on_progress = on_progress
+        self._backoff = backoff
+        self._sock: socket.socket | None = None
+        self._inbox = Inbox(_REPLY_BYTES_MAX)
+        self._outgoing = memoryview(b"")
+        self._is_blocked = False
+        """The socket's buffer is full: the thread waits until there is room again."""
+        self._is_asleep = False
+        self._is_stopping = False
+        self._connect_at = 0.0
+        self._is_loss_told = False
+        try:
+            self._waker = Waker()
+        except OSError as error:
+            raise LimitReached(f"worker {core.name} cannot begin: {error}") from error
+        self.connects = 0
+        self.disconnects = 0
+        self.refusals = 0
+        self._thread = threading.Thread(target=self._run, name="heliograph-worker", daemon=True)
+
+    def start(self) -> None:
+        """Raises LimitReached, and is not to be used then."""
+        try:
+            start_thread(self._thread)
+        except LimitReached:
+            self._waker.close()
+            raise
+
+    # -- called with the lock held, by any thread
+
+    @property
+    def is_open(self) -> bool:
+        return self._core.state is State.OPEN
+
+    def wake(self) -> None:
+        """Have the thread look at everything."""
+        if self._is_asleep:
+            self._is_asleep = False
+            self._waker.wake()
+
+    def write(self) -> None:
+        """Write what there is to write, as far as the socket takes it."""
+        sock = self._sock
+        if sock is None or self._is_blocked:
+            return
+        try:
+            while True:
+                if not self._outgoing:
+                    message = self._core.next_message()
+                    if message is None:
+                        return
+                    self._outgoing = memoryview(message)
+                self._outgoing = self._outgoing[sock.send(self._outgoing) :]
+        except BlockingIOError:
+            self._is_blocked = True
+            self.wake()
+        except OSError as error:
+            self._lose(f"{error}")
+
+    def stop(self, *, with_bye: bool) -> None:
+        """Have the thread end; wait for it with `join`, without the lock."""
+        if with_bye and self._sock is not None and self.is_open and not self._outgoing:
+            with contextlib.suppress(OSError):  # it is only polite
+                self._sock.send(self._core.bye())
+        self._is_stopping = True
+        self._is_asleep = True
+        self.wake()
+
+    def join(self) -> None:
+        if threading.current_thread() is not self._thread:
+            self._thread.join()
+
+    # -- the thread
+
+    def _run(self) -> None:
+        poll = select.poll()
+        poll.register(self._waker, select.POLLIN)
+        while True:
+            with self._lock:
+                if self._is_stopping:
+                    break
+                if self._sock is None and time.monotonic() >= self._connect_at:
+                    self._connect()
+                sock = self._sock
+                fd = -1 if sock is None else sock.fileno()
+                wait_s = self._connect_at - time.monotonic() if sock is None else None
+                if sock is not None:
+                    poll.register(fd, select.POLLIN | (select.POLLOUT if self._is_blocked else 0))
+                self._is_asleep = True
+            ready = dict(poll.poll(None if wait_s is None else max(0.0, wait_s) * 1000 + 1))
+            if sock is not None:
+                poll.unregister(fd)  # by number: somebody who wrote to it may have closed it meanwhile
+            with self._lock:
+                self._is_asleep = False
+                if self._waker.fd in ready:
+                    self._waker.clear()
+                if sock is not None and sock is self._sock:
+                    self._handle(sock, ready.get(fd, 0))
+        with self._lock:
+            self._close_socket()
+            self._waker.close()
+
+    def _handle(self, sock: socket.socket, events: int) -> None:
+        if events & select.POLLOUT:
+            self._is_blocked = False
+        if events & ~select.POLLOUT:
+            self._read(sock)
+        self.write()
+
+    def _connect(self) -> None:
+        sock: socket.socket | None = None
+        try:
+            sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            sock.setblocking(False)
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _BUFFER_BYTES)
+            sock.connect(str(self._path))
+            peer = socket_file.credentials(sock)
+            if not socket_file.is_trusted(peer):
+                raise PermissionError(f"{self._path} belongs to process {peer.pid} of user {peer.uid}")
+        except OSError as error:
+            if sock is not None:
+                sock.close()
+            self.refusals += not isinstance(error, FileNotFoundError | ConnectionRefusedError)
+            self._later(f"{error}")
+            return
+        self._sock = sock
+        self._inbox = Inbox(_REPLY_BYTES_MAX)
+        self._outgoing = memoryview(self._core.connected())
+        self._is_blocked = False
+        self.write()
+
+    def _read(self, sock: socket.socket) -> None:
+        try:
+            data = sock.recv(_READ_BYTES)
+        except BlockingIOError:
+            return
+        except OSError as error:
+            self._lose(f"{error}")
+            return
+        if not data:
+            self._lose("the service closed it")
+            return
+        refused_before = self._core.refused_events
+        try:
+            for payload in self._inbox.feed(data):
+                self._receive(payload)
+        except HopError as error:
+            self.refusals += isinstance(error, Refused)
+            self._lose(f"{error}")
+        if self._core.refused_events > refused_before:
+            LOG.error("Worker %s: the publisher service could not publish %d events: %s",
+                      self._core.name, self._core.refused_events - refused_before,
+                      self._core.refused_reason)  # fmt: skip
+        self._on_progress()
+
+    def _receive(self, payload: bytes) -> None:
+        was_open = self.is_open
+        self._core.receive(payload)
+        if self.is_open and not was_open:
+            self.connects += 1
+            self._backoff.reset()
+            self._is_loss_told = False
+            LOG.info("Worker %s is connected to the publisher service at %s.", self._core.name, self._path)
+
+    def _lose(self, reason: str) -> None:
+        self.disconnects += self.is_open
+        self._close_socket()
+        self._later(reason)
+
+    def _later(self, reason: str) -> None:
+        """Try again after a while, and say so once."""
+        self._connect_at = time.monotonic() + self._backoff.next_s()
+        if not self._is_loss_told:
+            self._is_loss_told = True
+            LOG.warning("Worker %s has no connection to the publisher service at %s: %s. Events wait.",
+                        self._core.name, self._path, reason)  # fmt: skip
+        self.wake()
+
+    def _close_socket(self) -> None:
+        self._core.lost()
+        self._outgoing = memoryview(b"")
+        self._is_blocked = False
+        if self._sock is not None:
+            self._sock.close()
+            self._sock = None

@@ -1,0 +1,462 @@
+"""The receiving half of the envelope: who publishes, which streams there are, loss detection, resync.
+
+Sans-IO: every call is given the time; what has to be delivered, asked or told is collected and fetched with `take`.
+
+Theory of operation
+-------------------
+**Joining.**  A link that comes up (`link_up`) says only that frames published from now on arrive.  So the core first
+asks every responder for the heads of its streams (the *baseline*) and holds back what arrives meanwhile.  When the
+answers are in, or ``ready_timeout`` is over, it emits a resync: the user reads the truth *after* the baseline was
+taken, so whatever is older than the baseline is covered by what the user reads, and whatever is newer is checked by
+number.  A filter added later joins the same way.
+
+**Streams.**  From then on a stream that appears must begin at 1, since the publisher's heads are known; see
+`pubsub_api.core.receiving.stream_starts` for how that is found out, and `pubsub_api.core.receiving.instream` for how one stream closes its
+holes.
+
+**Publishers.**  A GUID is known from its first frame.  A new GUID under a known name is a restart.  A publisher that is
+silent for ``silence_timeout`` is suspected: the user resyncs, and its heads are asked for when it is heard again.  One
+that stays away is forgotten after ``forget_time``, and the user resyncs once more.
+
+**Freezing.**  When this process itself stood still, everybody else seems silent; a gap between two calls that is longer
+than the idle time therefore counts as heard.  And what came meanwhile waits to be read, answers too: see
+`pubsub_api.core.receiving.process_pauses`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+from pubsub_api.core import frame as frames
+from pubsub_api.core import messages
+from pubsub_api.core.errors import FrameError, MalformedFrame
+from pubsub_api.core.frame import Flag, Header, Kind
+from pubsub_api.core.messages import Want
+from pubsub_api.core.receiving.instream import NO_STAMP, Delivery, State
+from pubsub_api.core.receiving.process_pauses import Standstill
+from pubsub_api.core.receiving.questions import Join, Purpose
+from pubsub_api.core.receiving.resync_requests import LostRange, Reason, Resync
+from pubsub_api.core.receiving.roster import InPublisher
+from pubsub_api.core.receiving.stream_starts import StreamBeginnings
+from pubsub_api.core.scopes import covers
+from pubsub_api.core.settings import History, SubscriberSettings
+from pubsub_api.core.topics import CONTROL_TOPIC, FilterSet
+
+_DATA = int(Kind.DATA)
+_LIVE = State.LIVE
+_HAVE_HOLE = (State.WAITING, State.REPAIRING)
+
+
+class SubscriberCore(StreamBeginnings):
+    """Not thread-safe: the owner serialises calls."""
+
+    def __init__(
+        self,
+        settings: SubscriberSettings,
+        filters: Iterable[str],
+        *,
+        guid: bytes,
+        now: float,
+        jitter: Callable[[], float],
+        history: History | None = None,
+        takes_repeats: bool = False,
+    ) -> None:
+        """``takes_repeats``: deliver, too, what was delivered or given up before, whenever it comes."""
+        super().__init__(settings, filters, guid=guid, jitter=jitter, history=history, takes_repeats=takes_repeats)
+        self._links: dict[str, bool] = {}
+        """Every address that ever was up -> whether it is now."""
+        self._arrivals: dict[str, tuple[str, float]] = {}
+        """Address -> what it told of arrivals when it came up, and when that was."""
+        self._settled: dict[str, str] = {}
+        """Address -> the last of these under which it was up for so long that whoever was there has been heard."""
+        self._sign_of_life_at = float("-inf")
+        """When a publisher said last that it lives."""
+        self._is_reconnect_unproven = False
+        """A link came back to something shared, and others may have come and gone there meanwhile."""
+        self._last_call = now
+        self._excused_after_s = 2 * settings.max_idle_time_s
+        """This process stood still when it was not called for so long."""
+        self._standstill = Standstill(self.counters, catch_up_time_s=settings.catch_up_time_s)
+        self._next_silence_check = now + settings.max_idle_time_s
+        self.newest_timestamp = 0
+        """The highest timestamp of any data frame or hello, for the owner's clock."""
+        self.is_ready = False
+        """The first resync was emitted: what is published from now on is delivered or its loss is noticed."""
+
+    # -- what the owner asks
+
+    def take(self) -> tuple[list[Delivery | Resync], list[messages.Query]]:
+        """What is to be delivered, in order, and what is to be asked, since the last call."""
+        out, self._out = self._out, []
+        return out, self._questions.take()
+
+    def next_deadline(self) -> float:
+        """When `poll` has something to do, at the latest."""
+        standstill = self._standstill
+        due = self._next_due() if standstill.put_off_until is None else standstill.put_off_until
+        resync_due = self._resync.next_deadline()
+        if standstill.behind_until is not None and self._resync.is_for_loss:
+            resync_due = max(resync_due, standstill.behind_until)
+        return min(due, resync_due)
+
+    def _next_due(self) -> float:
+        """When something is to be concluded from what has not come."""
+        return min(self._roster.next_timer(), self._questions.next_deadline(), self._next_silence_check)
+
+    @property
+    def publishers(self) -> dict[bytes, InPublisher]:
+        return self._publishers
+
+    @property
+    def parked_bytes(self) -> int:
+        return self._roster.parked_bytes
+
+    # -- what happens to it
+
+    def on_frames(self, received: Sequence[bytes], now: float) -> None:
+        """Frames arrived.  Never raises: a bad one is counted and changes nothing."""
+        if len(received) == 1:
+            delivery = self.on_lone_frame(received[0], now)
+            if delivery is not None:
+                self._out.append(delivery)
+                return
+        self._wake(now)
+        for frame in received:
+            self._on_frame(frame, now)
+        if self._resync.is_waiting:
+            self._emit_resync(now)
+
+    def on_lone_frame(self, frame: bytes, now: float) -> Delivery | None:
+        """The short way for a frame that came alone and is what everybody waits for: the next data of a live stream.
+
+        What it returns is to be delivered, and is not among what `take` returns.  None: it is not such a frame, nothing
+        was done, and `on_frames` has to look at it.
+        """
+        resync = self._resync
+        if self._out or resync.is_blocked or resync.reasons or now - self._last_call > self._excused_after_s:
+            return None
+        frame_settings = self.settings.frame
+        try:
+            header = frames.unpack(frame, bytes_max=frame_settings.bytes_max, key=frame_settings.key)
+            kind, _, guid, first, after, count, timestamp, topic, at, _ = header
+            if kind == _DATA and (count != 1 or frame[at : at + 5] != frames.ONE_EVENT):
+                frames.check_count(frame, header)
+        except FrameError:
+            return None
+        publisher = self._publishers.get(guid)
+        if kind != _DATA or publisher is None or publisher.is_suspect:
+            return None
+        stream = publisher.streams.get(topic)
+        room_bytes = self.room_bytes - len(frame)
+        if stream is None or first != stream.next or stream.state is not _LIVE or room_bytes < 0:
+            return None
+        self._last_call = publisher.last_heard = now
+        publisher.is_heard = True
+        self.room_bytes = room_bytes
+        self.newest_timestamp = max(self.newest_timestamp, timestamp)
+        stream.head = first + count - 1
+        stream.head_stamp = timestamp
+        stream.next = first + count
+        counters = self.counters
+        counters.frames += 1
+        counters.delivered += count
+        counters.skipped += first - 1 - after
+        return frame, header, 0
+
+    def poll(self, now: float) -> None:
+        """Time passed."""
+        self._wake(now)
+        if not self._standstill.puts_off(now, self._next_due()):
+            self._conclude_due(now)
+        self._emit_resync(now)
+
+    def _conclude_due(self, now: float) -> None:
+        for stream in self._roster.due(now):
+            if stream.state in _HAVE_HOLE:
+                self._on_deadline(stream, now)
+            else:
+                self._still_unknown(stream, now)
+        self._send_repairs(now)
+        if now >= self._next_silence_check:
+            self._next_silence_check = now + self.settings.max_idle_time_s
+            self._check_silence(now)
+        for join in self._questions.overdue(now, self.filters, self._roster.lacks_answers):
+            self._finish_join(join, now)
+
+    def link_up(self, address: str, now: float, arrivals: str = "") -> None:
+        """The link to an address is up and every filter is in effect there.
+
+        ``arrivals`` is another one whenever a publisher has come to what is shared at that address; empty when nobody
+        can tell.
+        """
+        self._wake(now)
+        reason = Reason.RECONNECTED if address in self._links else Reason.NEW_LINK
+        self._links[address] = True
+        self._arrivals[address] = (arrivals, now)
+        is_proven = self.settings.verify_after_reconnect or (arrivals and arrivals == self._settled.get(address))
+        self._is_reconnect_unproven |= reason is Reason.RECONNECTED and not is_proven
+        self._questions.join(reason if self.is_ready else Reason.INITIAL, self.filters, now)
+
+    def link_down(self, address: str) -> None:
+        """The link is down.  Nothing to do yet: what was missed is found out when it is back, or by silence."""
+        self._links[address] = False
+        arrivals, since = self._arrivals.get(address, ("", 0.0))
+        is_long = self._last_call - since >= self.settings.silence_timeout_s
+        if is_long and self._sign_of_life_at > since:  # who hears no signs of life may not know everybody
+            self._settled[address] = arrivals
+
+    def link_removed(self, address: str) -> None:
+        """Nobody listens to that address any more."""
+        self._links.pop(address, None)
+        self._arrivals.pop(address, None)
+        self._settled.pop(address, None)
+
+    def filter_added(self, topic_filter: str) -> bool:
+        """A filter was registered; it takes effect with `filter_up`.  True when it is new.  Raises InvalidTopic."""
+        return self.filters.add(topic_filter)
+
+    def filter_up(self, topic_filter: str, now: float) -> None:
+        """A filter that was added on a live link is in effect."""
+        self._wake(now)
+        if topic_filter in self.filters:
+            self._questions.join(Reason.SUBSCRIBED if self.is_ready else Reason.INITIAL, [topic_filter], now)
+
+    def filter_removed(self, topic_filter: str) -> bool:
+        """A filter was dropped: streams that no other filter selects are forgotten.  True when it was there."""
+        was_there = self.filters.discard(topic_filter)
+        self._joined.discard(topic_filter)
+        self._roster.forget_unselected(self.filters)
+        return was_there
+
+    def undecodable(self, header: Header, lost: Iterable[tuple[int, int]], now: float) -> None:
+        """The consumer could not decode these numbers, first and last of each range, of a frame delivered to it."""
+        self.counters.count_bad_frame("UndecodableBody")
+        ranges = [self._roster.lost_range(header, first, last) for first, last in lost]
+        self._resync.request(Reason.UNDECODABLE, [header.topic], now, ranges)
+
+    def resync_failed(self, resync: Resync, now: float) -> None:
+        """The user could not act on a resync: it is told again, later.  A resync is never dropped."""
+        self._resync.request(resync.reason, resync.topics, now, resync.lost)
+
+    def ask_resync(self, reason: Reason, now: float) -> None:
+        """Somebody else found out that what was delivered is not the truth any more."""
+        self._resync.request_all(reason, now)
+
+    def ask_again(self, lost: Iterable[LostRange], now: float) -> None:
+        """Ask caches for ranges that were given up, those of streams that are known.  What comes is a repeat."""
+        wants = [Want(bytes.fromhex(one.guid), one.topic, one.first, one.last) for one in lost]
+        known = [one for one in wants if self._roster.has(one.guid, one.topic)]
+        self.counters.queries += self._questions.ranges(known, now)
+
+    def asked(self, query_id: int, responders: int | None, now: float) -> None:
+        """A query went out, to that many responders; None when the transport cannot tell."""
+        if self._questions.asked(query_id, responders, is_anybody_known=bool(self._roster.living())):
+            self._conclude(query_id, now)
+
+    # -- frames
+
+    def _on_frame(self, frame: bytes, now: float) -> None:
+        try:
+            header = frames.unpack(frame, bytes_max=self.settings.frame.bytes_max, key=self.settings.frame.key)
+            if header.kind == _DATA:
+                frames.check_count(frame, header)
+                self._on_data(frame, header, now, is_repair=False)
+            elif header.kind == Kind.REPLY:
+                self._on_reply(frame, header, now)
+            elif header.kind == Kind.HELLO:
+                self._on_hello(frame, header, now)
+            elif header.kind == Kind.BYE:
+                self._on_bye(frame, header, now)
+        except FrameError as error:
+            self.counters.count_bad_frame(type(error).__name__)
+
+    def _on_data(self, frame: bytes, header: Header, now: float, *, is_repair: bool) -> None:
+        _, _, guid, _, after, _, timestamp, topic, _, _ = header
+        self.counters.frames += 1
+        self.newest_timestamp = max(self.newest_timestamp, timestamp)
+        publisher = self._heard(guid, now) if not is_repair else self._publisher(guid, now)
+        stream = publisher.streams.get(topic) or self._open_stream(publisher, topic, after, now)
+        if stream is None:
+            self.counters.unwanted += 1
+        else:
+            self._accept(stream, frame, header, now, is_repair=is_repair)
+
+    def _on_hello(self, frame: bytes, header: Header, now: float) -> None:
+        hello = messages.decode(messages.Hello, frame, header)
+        publisher = self._heard(header.guid, now)
+        self.counters.hellos += 1
+        self.newest_timestamp = max(self.newest_timestamp, header.timestamp)
+        if header.topic != CONTROL_TOPIC:
+            self._note_head(publisher, header.topic, header.after, header.timestamp, now)
+            return
+        if header.flags & Flag.START:
+            publisher.starts(header.timestamp)
+        self._note_clock(publisher, header.timestamp, now)
+        self._sign_of_life_at = now
+        if publisher.is_replaced:
+            self._roster.revive(publisher)
+            self._ask_heads(publisher, now)
+        is_new = not publisher.name
+        self._roster.name(publisher, hello.name)
+        if header.flags & Flag.START:
+            publisher.baseline_at = now
+        if hello.predecessor and header.flags & Flag.START:
+            self._on_succession(publisher, hello, now)
+        former = self._roster.namesake(publisher, hello.predecessor)
+        if former is not None:
+            self._resync_all(Reason.PUBLISHER_RESTARTED, now)
+            self._roster.replace(former)
+        elif is_new and not self._knows_starts(publisher) and self.is_ready:
+            self._ask_heads(publisher, now)
+
+    def _note_clock(self, publisher: InPublisher, stamp: int, now: float) -> None:
+        """A sign of life tells what a publisher's clock shows, unless it may have waited here for long."""
+        if self._standstill.behind_until is None:
+            publisher.beat(stamp, now)
+
+    def _on_bye(self, frame: bytes, header: Header, now: float) -> None:
+        bye = messages.decode(messages.Bye, frame, header)
+        publisher = self._heard(header.guid, now)
+        self._roster.name(publisher, bye.name)
+        for topic, head in bye.heads.items():
+            self._note_head(publisher, topic, head, header.timestamp, now, is_final=True)
+        if publisher.bye.add(bye.part, bye.parts):
+            publisher.has_ended = True
+
+    def _on_reply(self, frame: bytes, header: Header, now: float) -> None:
+        reply = messages.decode(messages.Reply, frame, header)
+        self.counters.replies += 1
+        purpose = self._questions.purpose(reply.id)
+        if purpose is None:
+            self.counters.late_replies += 1
+            return
+        scope = purpose.questions[reply.id].scope
+        if header.topic != scope or not all(covers(scope, topic) for _, topic, _ in reply.heads):
+            raise MalformedFrame(f"an answer to a question of scope {scope!r} that is about something else")
+        if reply.publisher:
+            publisher = self._heard(header.guid, now)
+            self._roster.name(publisher, publisher.name or reply.responder)
+            self._note_clock(publisher, header.timestamp, now)
+            self._on_age(publisher, purpose.asked, reply.age, now)
+            self._on_ancestry(publisher, reply.former, now)
+        if purpose.streams:
+            told = {topic: head for guid, topic, head in reply.heads if guid == header.guid}
+            self._on_told(purpose.streams, told, header.guid, header.timestamp, now)
+        else:
+            for guid, topic, head in reply.heads:
+                stamp = header.timestamp if guid == header.guid else NO_STAMP
+                is_final = reply.publisher and guid in reply.former
+                self._on_baseline(self._publisher(guid, now), topic, head, stamp, now, is_final=is_final)
+        for stored in reply.frames:
+            self._on_stored(stored, scope, now)
+        is_concluded = self._questions.answered(reply.id, header.guid, reply.part, reply.parts, now)
+        if header.guid not in purpose.finished:
+            self._wait_on(purpose.streams, now, has_ended=bool(reply.parts))
+        if reply.publisher and purpose.is_baseline and header.guid in purpose.finished:
+            publisher = self._publisher(header.guid, now)
+            publisher.baseline_at = max(publisher.baseline_at, purpose.asked)
+            # Of former lives the answer has the final heads of what was asked for, and that may be one new filter.
+            is_of_all = purpose.join is None or {*self.filters} <= {*purpose.join.filters}
+            for guid in reply.former if is_of_all else ():
+                self._roster.end(self._publisher(guid, now))
+        if is_concluded:
+            self._conclude(reply.id, now)
+
+    def _on_stored(self, frame: bytes, scope: str, now: float) -> None:
+        """A frame that a cache kept.  Caches keep data and nothing else."""
+        try:
+            header = frames.unpack(frame, bytes_max=self.settings.frame.bytes_max, key=self.settings.frame.key)
+            if header.kind != Kind.DATA:
+                raise MalformedFrame(f"a frame of kind {header.kind} inside a reply")
+            if not covers(scope, header.topic):
+                raise MalformedFrame(f"a frame of {header.topic!r} in an answer to a question of scope {scope!r}")
+            frames.check_count(frame, header)
+        except FrameError as error:
+            self.counters.count_bad_frame(type(error).__name__)
+        else:
+            self._on_data(frame, header, now, is_repair=True)
+
+    # -- joining and resync
+
+    def _conclude(self, query_id: int, now: float) -> None:
+        """Everybody who was reached has answered."""
+        purpose = self._questions.purpose(query_id)
+        if purpose is None or self._needs_more(purpose):
+            return
+        self._questions.close(query_id)
+        if purpose.join is not None:
+            self._finish_join(purpose.join, now)
+        self._give_up_unanswered(purpose.streams, purpose.finished, now)
+
+    def _needs_more(self, purpose: Purpose) -> bool:
+        """Whether a link that is back could still be verified: a publisher that was known may not have been reached."""
+        is_reconnect = purpose.join is not None and purpose.join.reason is Reason.RECONNECTED
+        return (
+            is_reconnect
+            and not self._is_reconnect_unproven
+            and self._roster.lacks_answers(purpose.finished, of_familiar=True)
+        )
+
+    def _finish_join(self, join: Join, now: float) -> None:
+        new = [kept for kept in join.filters if kept in self.filters and self._joined.add(kept)]
+        if new:
+            self._joined_at = join.asked
+        is_verified = join.reason is Reason.RECONNECTED and not new and self._is_verified(join)
+        self._roster.note_familiar()
+        self._is_reconnect_unproven = False
+        if is_verified:
+            self.counters.verified_reconnects += 1
+        else:
+            self._resync.request(join.reason, join.filters, now)
+
+    def _is_verified(self, join: Join) -> bool:
+        return not self._is_reconnect_unproven and self._roster.is_verified(join.responders)
+
+    def _emit_resync(self, now: float) -> None:
+        if self._resync.is_for_loss and self._is_catching_up(now):
+            return
+        resync = self._resync.emit(now, self.filters)
+        if resync is None:
+            return
+        self._out.append(resync)
+        self.counters.resyncs += 1
+        self.is_ready = True
+        self._questions.start_periodic(now)
+        covered = FilterSet(resync.topics)
+        for publisher in self._publishers.values():
+            for stream in list(publisher.streams.values()):
+                if stream.state is State.LIVE or not (covered.match(stream.topic) and self._joined.match(stream.topic)):
+                    continue
+                stream.covered = stream.shown_head
+                if stream.state is State.RESYNCING and not (stream.deadline and not stream.is_anchored):
+                    self._release(stream, now)
+
+    # -- silence
+
+    def _wake(self, now: float) -> None:
+        still_s = now - self._last_call
+        if still_s > self._excused_after_s:
+            self._roster.excuse_silence(now)
+            self._standstill.stood_still(still_s, self.newest_timestamp, now + self.settings.silence_timeout_s)
+        self._last_call = now
+
+    def _is_catching_up(self, now: float) -> bool:
+        """Whether more losses may show, because what came during a standstill was not all read, or heads lack."""
+        standstill = self._standstill
+        if standstill.behind_until is None:
+            return False
+        if standstill.asked_at is None and standstill.has_read_all(self.newest_timestamp):
+            standstill.asked_at = now
+            standstill.behind_until = min(standstill.behind_until, now + self.settings.ready_timeout_s)
+            for publisher in self._roster.living():
+                self._ask_heads(publisher, now)
+        if now >= standstill.behind_until or self._knows_heads_since(standstill.asked_at):
+            standstill.behind_until = None
+        return standstill.behind_until is not None
+
+    def _knows_heads_since(self, moment: float | None) -> bool:
+        return moment is not None and all(life.baseline_at >= moment for life in self._roster.living())
+
+    def _check_silence(self, now: float) -> None:
+        if self._roster.look_for_silence(now):
+            self._resync_all(Reason.SILENCE, now)

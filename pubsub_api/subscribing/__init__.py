@@ -1,0 +1,1 @@
+"""The subscriber: from frames that a driver received to the program's callback."""

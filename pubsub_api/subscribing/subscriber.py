@@ -1,0 +1,600 @@
+"""The subscriber: receives frames from a driver, lets the core put them in order, and calls the user.
+
+Three threads meet here.  The driver's thread brings frames and runs the core under a lock, a few operations per frame.
+The clock thread runs the core when time has passed.  The dispatcher takes whole frames from a bounded queue, decodes
+them and calls the user; a callback may be slow without delaying anything but itself.  When the queue is full, frames
+wait in the core, and follow as the dispatcher makes room; when there are too many even for that, they are discarded and
+counted, and a resync follows.
+
+A frame that comes alone while nothing waits need not go to the dispatcher: where the driver lends its thread, that one
+calls the user, and the clock thread sees to it that receiving goes on when the callback lasts (`pubsub_api.subscribing.inline_dispatch`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import os
+import queue
+import random
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+
+from pubsub_api.core import frame as frames
+from pubsub_api.core import messages
+from pubsub_api.core.clock import HybridClock
+from pubsub_api.core.durability import HistoryOutcome
+from pubsub_api.core.errors import Closed, DriverError, Forked, UndecodableBody, UsageError, WaitTimeout
+from pubsub_api.core.events import Action, Event, decode_events
+from pubsub_api.core.frame import Kind
+from pubsub_api.core.receiving.instream import Delivery
+from pubsub_api.core.receiving.resync_requests import LostRange, Reason, Resync
+from pubsub_api.core.receiving.subscriber import SubscriberCore
+from pubsub_api.core.settings import History, SubscriberSettings
+from pubsub_api.core.topics import CONTROL_TOPIC
+from pubsub_api.driver import Asked, Connected, Disconnected, LinkReport, PubSubApi, Subscribed
+from pubsub_api.runtime import forking
+from pubsub_api.runtime.closing import Closeable
+from pubsub_api.runtime.threads import start_thread
+from pubsub_api.subscribing.decoding import decode
+from pubsub_api.subscribing.diagnosis import RefusedFrames, explain
+from pubsub_api.subscribing.history import Mismatch
+from pubsub_api.subscribing.history_gate import HistoryGate, HistoryStatistics
+from pubsub_api.subscribing.inline_dispatch import LENT_MAX_S, Lending, Relieve
+from pubsub_api.subscribing.items import Item, Mark, size_of
+from pubsub_api.subscribing.statistics import SubscriberStatistics
+
+LOG = logging.getLogger(__name__)
+
+_PORTION_BYTES = 1024 * 1024
+"""What the dispatcher takes at once, somewhat more at most: room is made when all of it is done."""
+
+OnEvent = Callable[[Event], None]
+OnEvents = Callable[[Sequence[Event]], None]
+OnResync = Callable[[Resync], None]
+OnFrames = Callable[[Sequence[Delivery]], None]
+"""Gets whole frames, in order, each with its header and how many of its first events were delivered before."""
+
+
+class Subscriber(Closeable):
+    """Receives events.  Every method may be called from any thread; made by `Session.subscriber`.
+
+    With ``on_event`` or ``on_events`` the user is called, one call at a time, from the dispatcher thread or from the
+    one that received; a program may take its time in either.  Without, iterate: ``for event in subscriber`` yields
+    events until it is closed, and resyncs go to ``on_resync``.  Who only stores or passes on what was sent takes
+    ``on_frames`` instead, and nothing is decoded.
+    """
+
+    def __init__(
+        self,
+        driver: PubSubApi,
+        settings: SubscriberSettings,
+        topics: Sequence[str],
+        *,
+        addresses: Sequence[str],
+        on_event: OnEvent | None = None,
+        on_events: OnEvents | None = None,
+        on_frames: OnFrames | None = None,
+        on_resync: OnResync | None = None,
+        takes_repeats: bool = False,
+        history: History | None = None,
+        gate: HistoryGate | None = None,
+        queue_bytes_max: int,
+        clock: HybridClock,
+    ) -> None:
+        if sum(callback is not None for callback in (on_event, on_events, on_frames)) > 1:
+            raise UsageError("give one of on_event, on_events and on_frames")
+        if not topics:
+            raise UsageError("a subscriber needs at least one topic filter")
+        self._driver = driver
+        self._settings = settings
+        self._on_events = on_events or (one_by_one(on_event) if on_event else None)
+        self._on_frames = on_frames
+        self._on_resync = on_resync
+        self._gate = gate
+        self._queue_bytes_max = queue_bytes_max
+        self._hybrid_clock = clock
+        self._guid = os.urandom(frames.GUID_BYTES)
+        self._core = SubscriberCore(
+            settings,
+            topics,
+            guid=self._guid,
+            now=time.monotonic(),
+            jitter=random.Random().random,
+            history=history,
+            takes_repeats=takes_repeats,
+        )
+        self._lock = threading.Lock()
+        self._queue: queue.SimpleQueue[Sequence[Item] | None] = queue.SimpleQueue()
+        self._queue_bytes = 0
+        self._left = self._waiting = 0
+        """Items that are left of a batch; calls of the user that are under way or to be made, each with a batch."""
+        self._is_overrun = False
+        self._lending = Lending()
+        # Not with history: its reader calls the user too, and a driver's thread would wait for it, even when it closes.
+        self._borrows = gate is None and (self._on_events is not None or on_frames is not None)
+        self._received = self._foreign = self._foreign_discarded = self._callback_errors = 0
+        self._refused_frames = RefusedFrames(LOG)
+        self._addresses = set(addresses)
+        self._links: dict[str, str | None] = {}  # why each is down; None: it is up
+        self._ready = threading.Event()
+        self._is_closed = False
+        self._is_inherited = False
+        self._clock_wakeup = threading.Event()
+        self._clock_deadline = 0.0
+        self._end = driver.get_subscriber()
+        self._end.initialize(self)
+        for topic_filter in (*topics, CONTROL_TOPIC):
+            self._end.register_topic(topic_filter)
+        for address in addresses:
+            self._end.register_listen_address(address)
+        self._clock = threading.Thread(target=self._run_clock, name="heliograph-subscriber-clock", daemon=True)
+        self._dispatcher: threading.Thread | None = None
+        if self._on_events is not None or self._on_frames is not None:
+            self._dispatcher = threading.Thread(target=self._dispatch, name="heliograph-dispatcher", daemon=True)
+        try:
+            self._start()
+        except BaseException:
+            self.close()
+            raise
+
+    def _start(self) -> None:
+        """Raises LimitReached, and what the driver's ``daemonize`` raises."""
+        if self._dispatcher is not None:
+            start_thread(self._dispatcher)
+        forking.register(self)
+        start_thread(self._clock)
+        self._end.daemonize()
+        if self._gate is not None:
+            self._gate.start(self)
+
+    # -- what the driver calls
+
+    def on_frames(self, received: Sequence[bytes]) -> None:
+        with self._lock:
+            self._core.room_bytes = self._queue_bytes_max - self._queue_bytes
+            self._core.on_frames(received, time.monotonic())
+            self._hybrid_clock.observe(self._core.newest_timestamp, time.time_ns())
+            queries = self._collect()
+        if queries:
+            self._ask(queries)
+
+    def on_frames_lent(self, received: Sequence[bytes], relieve: Relieve) -> bool:
+        delivery = self._borrow(received[0], relieve) if len(received) == 1 and self._borrows else None
+        if delivery is None:
+            self.on_frames(received)
+            return False
+        try:
+            if self._on_frames is not None:
+                self._hand_over_run([delivery])
+            elif events := self._decode(delivery):
+                self._received += len(events)
+                self._tell_events(events)
+        finally:
+            with self._lock:
+                self._done(len(delivery[0]))
+                is_relieved = self._lending.end()
+        return is_relieved
+
+    def _borrow(self, frame: bytes, relieve: Relieve) -> Delivery | None:
+        """Get ready to call the user on this thread with a frame; None when it has to go the long way:
+        something is before it, or anything is to be done with it that takes the core more than a look.
+        """
+        now = time.monotonic()
+        with self._lock:
+            if self._waiting or not self._lending.begin(relieve, now):
+                return None
+            core = self._core
+            core.room_bytes = self._queue_bytes_max - self._queue_bytes
+            delivery = core.on_lone_frame(frame, now)
+            if delivery is None:
+                self._lending.end()
+                return None
+            self._hybrid_clock.observe(core.newest_timestamp, time.time_ns())
+            self._waiting = 1
+            self._queue_bytes += len(frame)
+            if not self._lending.is_watched:
+                self._lending.is_watched = True
+                self._clock_wakeup.set()
+            return delivery
+
+    def on_foreign(self, topic: str, payload: bytes | None) -> None:
+        with self._lock:
+            if not self._core.filters.match(topic):
+                return
+            if self._settings.frame.key:
+                self._core.counters.count_bad_frame("BadSignature")
+                return
+            if self._core.is_queue_full or self._on_frames is not None:
+                self._foreign_discarded += 1
+            else:
+                self._foreign += 1
+                action: Action = "delete" if payload is None else "set"
+                event = Event(topic=topic, table="", key="", action=action, value=payload)
+                self._enqueue([event], len(payload or b""))
+
+    def on_link(self, report: LinkReport) -> None:
+        if isinstance(report, Asked):
+            self._on_asked(report)
+            return
+        now = time.monotonic()
+        with self._lock:
+            if isinstance(report, Connected):
+                self._links[report.address] = None
+                self._core.link_up(report.address, now, report.arrivals)
+            elif isinstance(report, Disconnected):
+                self._links[report.address] = report.reason
+                self._core.link_down(report.address)
+            elif isinstance(report, Subscribed):
+                self._core.filter_up(report.topic_filter, now)
+            queries = self._collect()
+        LOG.log(logging.WARNING if isinstance(report, Disconnected) else logging.INFO, "Subscriber: %s", report)
+        self._ask(queries)
+
+    def _on_asked(self, report: Asked) -> None:
+        header = frames.unpack(report.query, bytes_max=self._settings.frame.bytes_max)
+        query = messages.decode(messages.Query, report.query, header)
+        with self._lock:
+            self._core.asked(query.id, report.responders, time.monotonic())
+            queries = self._collect()
+        self._ask(queries)
+
+    # -- between core, driver and queue
+
+    def _collect(self) -> list[messages.Query]:
+        """Under the lock, after the core was called: queue what it delivers, return what is to be asked."""
+        out, queries = self._core.take()
+        if out:
+            size = size_of(out)
+            if size > _PORTION_BYTES:
+                self._enqueue_portions(out)
+            else:
+                self._enqueue(out, size)
+            if not self._ready.is_set() and self._core.is_ready:
+                self._ready.set()
+                if self._gate is not None:
+                    self._enqueue([Mark.JOINED], 0)
+        if self._core.is_overrun is not self._is_overrun:
+            self._is_overrun = self._core.is_overrun
+            if self._is_overrun:
+                LOG.warning("Subscriber: the callback is too slow and events are discarded. A resync will follow.")
+        if self._core.next_deadline() < self._clock_deadline:
+            self._clock_wakeup.set()
+        return queries
+
+    def _enqueue(self, items: Sequence[Item], size: int) -> None:
+        self._waiting += 1
+        self._queue_bytes += size
+        self._queue.put(items)
+
+    def _enqueue_portions(self, items: Sequence[Item]) -> None:
+        """Queue what a repair made ready at once so that the dispatcher makes room while it works on it."""
+        portion: list[Item] = []
+        size = 0
+        for item in items:
+            portion.append(item)
+            size += size_of((item,))
+            if size > _PORTION_BYTES:
+                self._enqueue(portion, size)
+                portion, size = [], 0
+        if portion:
+            self._enqueue(portion, size)
+
+    def _ask(self, queries: list[messages.Query]) -> None:
+        for query in queries:
+            frame = frames.pack(
+                Kind.QUERY, self._guid, query.scope, messages.encode(query), key=self._settings.frame.key
+            )
+            try:
+                responders = self._end.query(frame)
+            except (DriverError, Closed) as error:
+                LOG.debug("Subscriber: query %d went nowhere: %s", query.id, error)
+                responders = None
+            with self._lock:
+                self._core.asked(query.id, responders, time.monotonic())
+                more = self._collect()
+            self._ask(more)
+
+    def _run_clock(self) -> None:
+        while not self._is_closed:
+            with self._lock:
+                self._core.poll(time.monotonic())
+                queries = self._collect()
+                self._lending.look_after(time.monotonic())
+                self._clock_deadline = self._core.next_deadline()
+                self._clock_wakeup.clear()
+                wait_max_s = LENT_MAX_S if self._lending.is_watched else threading.TIMEOUT_MAX
+            self._ask(queries)
+            self._refused_frames.look(self._core.counters.bad_frames)
+            self._clock_wakeup.wait(min(max(0.001, self._clock_deadline - time.monotonic()), wait_max_s))
+
+    # -- calling the user
+
+    def _dispatch(self) -> None:
+        while True:
+            items = self._queue.get()
+            if items is None:
+                return
+            with self._lending.calling:
+                self._call_user(items)
+            self._dequeued(items)
+
+    def _call_user(self, items: Sequence[Item]) -> None:
+        if self._on_frames is not None:
+            self._hand_over(items)
+            return
+        for events in self._events_of(items):
+            self._tell_events(events)
+
+    def _tell_events(self, events: list[Event]) -> None:
+        assert self._on_events is not None
+        try:
+            self._on_events(events)
+        except BaseException:  # on this thread no exception means more than that it was raised
+            self._callback_errors += 1
+            LOG.exception("Subscriber: the event callback raised; going on with the next events.")
+
+    def _hand_over(self, items: Sequence[Item]) -> None:
+        """Hand over whole frames, as many together as are at hand; resyncs are told on the way."""
+        run: list[Delivery] = []
+        for item in items:
+            if self._is_closed:
+                return
+            if isinstance(item, tuple):
+                run.append(item)
+            elif isinstance(item, Resync):
+                self._hand_over_run(run)
+                run = []
+                self._tell_resync(item)
+        self._hand_over_run(run)
+
+    def _hand_over_run(self, deliveries: list[Delivery]) -> None:
+        if not deliveries or self._is_closed:
+            return
+        assert self._on_frames is not None
+        self._received += sum(header.count - already for _, header, already in deliveries)
+        try:
+            self._on_frames(deliveries)
+        except BaseException:
+            self._callback_errors += 1
+            LOG.exception("Subscriber: the frame callback raised; going on with the next frames.")
+
+    def _batches(self) -> Iterator[list[Event]]:
+        """Events in order, as they come out of the queue; resyncs are told on the way.  Ends when it is closed."""
+        while True:
+            items = self._queue.get()
+            if items is None:
+                self._queue.put(None)
+                return
+            yield from self._events_of(items)
+            self._dequeued(items)
+
+    def _events_of(self, items: Sequence[Item]) -> Iterator[list[Event]]:
+        """The events of the items, in order; resyncs are told on the way.  Ends early when it is closed."""
+        self._left = len(items)
+        for item in items:
+            if self._is_closed:
+                return
+            self._left -= 1
+            if isinstance(item, tuple):
+                if events := self._decode(item):
+                    self._received += len(events)
+                    yield events
+            elif isinstance(item, Resync):
+                self._tell_resync(item)
+            elif isinstance(item, Mark):
+                if self._gate is not None:
+                    self._gate.joined()
+            else:
+                self._received += 1
+                yield [item]
+
+    def _dequeued(self, items: Sequence[Item]) -> None:
+        with self._lock:
+            self._done(size_of(items))
+
+    def _done(self, size: int) -> None:
+        """Under the lock: the user was called with items of that size."""
+        self._waiting -= 1
+        self._queue_bytes -= size
+        if self._core.is_queue_full:
+            self._make_room()
+
+    def _make_room(self) -> None:
+        """Under the lock: the queue was full and is shorter now, so what waits in the core may follow."""
+        room_bytes = self._queue_bytes_max - self._queue_bytes
+        self._core.make_room(room_bytes, is_half_empty=room_bytes >= self._queue_bytes_max // 2)
+        self._collect()
+
+    def _decode(self, delivery: Delivery) -> list[Event]:
+        frame, header, already = delivery
+        try:
+            return decode_events(frame, header, skip=already)
+        except UndecodableBody:
+            events, undecodable = decode(delivery)
+        if undecodable is not None:
+            LOG.error(
+                "Subscriber: %d events of topic %r of publisher %s cannot be decoded, a resync will follow: %s",
+                undecodable.count, header.topic, header.guid.hex(), undecodable.reason,
+            )  # fmt: skip
+            with self._lock:
+                self._core.undecodable(header, undecodable.ranges, time.monotonic())
+                self._collect()
+        return events
+
+    def _tell_resync(self, resync: Resync) -> None:
+        LOG.log(
+            logging.WARNING if resync.lost else logging.INFO,
+            "Subscriber: resync %d (%s) of %d topics%s", resync.generation, resync.reason.value, len(resync.topics),
+            "".join(("; lost ", "; ".join(map(str, resync.lost)))) if resync.lost else "",
+        )  # fmt: skip
+        if self._on_resync is not None:
+            try:
+                self._on_resync(resync)
+            except BaseException as error:
+                LOG.exception("Subscriber: the resync callback raised; it will be told again.")
+                with self._lock:
+                    self._callback_errors += 1
+                    self._core.resync_failed(resync, time.monotonic())
+                    self._collect()
+                if self._dispatcher is None and not isinstance(error, Exception):
+                    raise  # the thread is that of the user, who iterates
+
+    def __iter__(self) -> Iterator[Event]:
+        """Events until the subscriber is closed.  One iterating thread at a time."""
+        if self._dispatcher is not None and not (self._gate and self._gate.is_iterated):
+            raise UsageError("this subscriber calls back; make one without a callback to iterate")
+        self._check_usable()
+        for events in self._gate.batches() if self._gate else self._batches():
+            yield from events
+
+    # -- what the user calls
+
+    def wait_ready(self, *, timeout_s: float) -> None:
+        """Return when the subscription is in effect: what is published from now on is delivered, or its loss is told.
+
+        Raises WaitTimeout when no publisher or server could be reached in time; it goes on trying.
+        """
+        self._check_usable()
+        if not self._ready.wait(timeout_s):
+            with self._lock:
+                state = explain(sorted(self._addresses), self._links, self._core.counters.bad_frames)
+            raise WaitTimeout(f"the subscription was not in effect within {timeout_s} s ({state})")
+
+    def wait_for_historical_data(self, timeout_s: float) -> HistoryOutcome:
+        """Block until history has been delivered, it is clear that nobody keeps it, or the time is over.
+
+        History is delivered whether somebody waits for it or not.  Without ``durability`` there is none, and this
+        returns COMPLETE at once.  For a subscriber that is iterated over, delivered means at hand: a history of many
+        megabytes is at hand only while somebody iterates.  Not for callbacks: history waits for them.
+        """
+        self._check_usable()
+        return self._gate.wait(timeout_s) if self._gate else HistoryOutcome.COMPLETE
+
+    def durability_mismatches(self) -> Sequence[Mismatch]:
+        """Where less is kept than ``durability`` asks for; what is kept is delivered all the same."""
+        return self._gate.mismatches() if self._gate else ()
+
+    def history_replaced(self) -> None:
+        """Have a resync told, because what was delivered from history may be gone.  For sources of history."""
+        with self._lock:
+            self._core.ask_resync(Reason.HISTORY_REPLACED, time.monotonic())
+            self._collect()
+
+    def ask_again(self, lost: Iterable[LostRange]) -> None:
+        """Ask caches once more for what a resync said is lost.  What they have comes to ``on_frames``, if it takes
+        repeats."""
+        self._check_usable()
+        with self._lock:
+            self._core.ask_again(lost, time.monotonic())
+            queries = self._collect()
+        self._ask(queries)
+
+    def subscribe(self, topic_filter: str) -> bool:
+        """Add a filter; True when it is new.  A resync for it follows once it is in effect.  Raises InvalidTopic."""
+        self._check_usable()
+        with self._lock:
+            is_new = self._core.filter_added(topic_filter)
+        return is_new and self._end.register_topic(topic_filter)
+
+    def unsubscribe(self, topic_filter: str) -> bool:
+        """Drop a filter; True when it was there.  What no other filter selects is no longer delivered."""
+        self._check_usable()
+        with self._lock:
+            was_there = self._core.filter_removed(topic_filter)
+        return was_there and self._end.unregister_topic(topic_filter)
+
+    def listen_to(self, address: str) -> bool:
+        """Listen to a further publisher; True when it is new.  Raises InvalidConfig."""
+        self._check_usable()
+        is_new = self._end.register_listen_address(address)
+        self._addresses.add(address)
+        return is_new
+
+    def stop_listening_to(self, address: str) -> bool:
+        """Stop listening to a publisher; True when it was listened to."""
+        self._check_usable()
+        with self._lock:
+            self._core.link_removed(address)
+            self._links.pop(address, None)
+            self._addresses.discard(address)
+        return self._end.unregister_listen_address(address)
+
+    @property
+    def topics(self) -> list[str]:
+        """The filters in use."""
+        with self._lock:
+            return sorted(self._core.filters)
+
+    def heads(self) -> dict[tuple[bytes, str], int]:
+        """(Publisher, topic) -> its last number that is known to exist, for every stream that is known."""
+        with self._lock:
+            streams = [one for publisher in self._core.publishers.values() for one in publisher.streams.values()]
+            return {(one.guid, one.topic): one.head for one in streams}
+
+    def has_more(self) -> bool:
+        """Asked from within ``on_events``: whether more waits, which is usually further events."""
+        return self._left > 0 or not self._queue.empty()
+
+    def statistics(self) -> SubscriberStatistics:
+        of_driver = dict(self._end.counters)  # not under our lock: a driver may have one of its own
+        with self._lock:
+            counters = dataclasses.asdict(self._core.counters)
+            return SubscriberStatistics(
+                received=self._received,
+                foreign=self._foreign,
+                foreign_discarded=self._foreign_discarded,
+                publishers=len(self._core.publishers),
+                links_up=(links_up := list(self._links.values()).count(None)),
+                links_down=max(len(self._addresses), len(self._links)) - links_up,
+                lag=self._core.counters.delivered - self._received,
+                queue_bytes=self._queue_bytes,
+                parked_bytes=self._core.parked_bytes,
+                callback_errors=self._callback_errors,
+                receiver_errors=self._end.receiver_errors,
+                relieved=self._lending.relieved,
+                driver=of_driver,
+                **dataclasses.asdict(self._gate.statistics() if self._gate else HistoryStatistics()),
+                **counters,
+            )
+
+    def close(self) -> None:
+        """Stop receiving; no callback runs after it returns (unless it is called from one).  Idempotent."""
+        if self._is_closed or self._is_inherited:
+            return
+        self._is_closed = True
+        self._end.close()
+        self._clock_wakeup.set()
+        self._queue.put(None)
+        threads: list[threading.Thread | None] = [self._clock, self._dispatcher]
+        if self._gate is not None:
+            threads = [self._clock] if self._gate.is_calling else [*threads, self._gate.thread]
+            self._gate.close()
+        elif self._lending.is_borrower:
+            threads = [self._clock]  # the dispatcher may wait for its turn, and that means for this very call
+        for thread in threads:
+            if thread is not None and thread.ident is not None and thread is not threading.current_thread():
+                thread.join()
+        if self._borrows and not self._lending.is_borrower and threading.current_thread() is not self._dispatcher:
+            with self._lending.calling:
+                pass  # whoever was calling the user has returned
+
+    def _check_usable(self) -> None:
+        if self._is_closed:
+            raise Closed("the subscriber is closed")
+        if self._is_inherited:
+            raise Forked("a subscriber does not live on in a forked child: make a new one there")
+
+    def after_fork_in_child(self) -> None:
+        forking.set_aside((self._end, self._clock, self._dispatcher, self._lock, self._queue, self._gate))
+        self._is_inherited = True
+        self._lock = threading.Lock()
+
+
+def one_by_one(on_event: OnEvent) -> OnEvents:
+    def call(events: Sequence[Event]) -> None:
+        for event in events:
+            on_event(event)
+
+    return call

@@ -1,0 +1,1 @@
+"""A member: the subscriber, its threads, and its connections to leaders."""

@@ -1,0 +1,460 @@
+"""Calling the user: dispatcher threads, or the user's own thread when it iterates.
+
+The fence at delivery is here.  Before every batch, and before every event of it, the lease must run and the stream must
+not have been asked back; what is left of a batch then returns to the lanes, unseen.
+
+What the user is done with is settled with every report of progress, in the middle of a batch too, so that a crash
+repeats no more than what was not reported yet.  A user who does not answer loses the event: see `take_back_from_hung`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from durable_log.errors import LogError
+from pubsub_api.errors import Closed, UsageError
+from shared_subscriptions.consuming.dead_letters import DeadLetters
+from shared_subscriptions.core.consuming.handler import Handler, LoanState
+from shared_subscriptions.core.events import GroupEvent
+
+LOG = logging.getLogger(__name__)
+
+OnEvent = Callable[[GroupEvent], None]
+OnEvents = Callable[[Sequence[GroupEvent]], None]
+Batch = tuple[LoanState, list[GroupEvent]]
+
+_IDLE_S = 5.0
+"""Whoever waits is woken; this is for what nobody has thought of."""
+_PARK_RETRY_S = 1.0
+_CRASHED = "delivered {} times, and each time its consumer crashed or did not answer"
+
+
+@dataclasses.dataclass(eq=False)
+class Call:
+    """A batch that is with the user.  `since` and `place` are written by the thread that calls, all else under the
+    lock."""
+
+    loan: LoanState
+    batch: list[GroupEvent]
+    since: float
+    """When the user got the event that it has now, or the whole batch."""
+    place: int = 0
+    """Events before this one are done with."""
+    settled: int = 0
+    """Events before this one are settled."""
+    is_exclusive: bool = False
+    """Each of its events keeps its lane until it is settled (`StreamLanes.take`)."""
+    is_abandoned: bool = False
+    """Taken back: whatever comes of it is late."""
+
+
+class Dispatch:
+    def __init__(
+        self,
+        handler: Handler,
+        lock: threading.Condition,
+        options: Any,
+        *,
+        on_event: OnEvent | None,
+        on_events: OnEvents | None,
+        auto_ack: bool,
+        letters_of: Callable[[int], DeadLetters],
+        wake: Callable[[], None],
+        note: Callable[[], None],
+        wake_reader: Callable[[], None],
+    ) -> None:
+        """``wake`` makes the protocol thread act at once, ``note`` lets it report what has been settled when that is
+        due, and ``wake_reader`` reads where there is room again."""
+        self.callback_errors = 0
+        self.park_failures = 0
+        self._handler = handler
+        self._lock = lock
+        self._on_event, self._on_events = on_event, on_events
+        self._auto_ack = auto_ack
+        self._letters_of = letters_of
+        self._wake, self._note = wake, note
+        self._wake_reader = wake_reader
+        self._limit: int = options.batch_events_max
+        self._timeout_s: float = options.handler_timeout or float("inf")
+        # With one dispatcher that settles whole batches there is nobody to be exclusive against.
+        self._is_always_exclusive = not auto_ack or options.concurrency > 1
+        self._iterations = 0
+        self._is_closed = False
+        self._is_suspended = False
+        self._calls: set[Call] = set()
+        has_callback = on_event is not None or on_events is not None
+        self._threads = [
+            threading.Thread(target=self._run, name=f"heliograph-group-dispatcher-{number}", daemon=True)
+            for number in range(options.concurrency if has_callback else 0)
+        ]
+
+    def start(self) -> None:
+        for thread in self._threads:
+            thread.start()
+
+    def close(self, *, timeout_s: float) -> None:
+        """End the threads after what they are doing now; the one that calls this is not waited for."""
+        with self._lock:
+            self._is_closed = True
+            self._lock.notify_all()
+        deadline = time.monotonic() + timeout_s
+        for thread in self._threads:
+            if thread.is_alive() and thread is not threading.current_thread():
+                thread.join(max(0.0, deadline - time.monotonic()))
+        with self._lock:
+            for call, event in self._with_user() if self._threads else ():
+                LOG.error("Shared subscription: closed while the callback has offset %d of %s, which comes again "
+                          "elsewhere", event.offset, event.topic)  # fmt: skip
+                self._abandon(call, time.monotonic())
+
+    # -- the threads
+
+    def _run(self) -> None:
+        while (call := self._next()) is not None:
+            try:
+                self._call(call)
+            finally:
+                self._ended(call)
+
+    @property
+    def _is_exclusive(self) -> bool:
+        return self._is_always_exclusive or self._iterations > 1
+
+    def _next(self, check: Callable[[], None] = lambda: None) -> Call | None:
+        """Wait for events; None when it is closed."""
+        while True:
+            with self._lock:
+                found = self._wait_for_events(check)
+                if found is None:
+                    return None
+                loan, batch = found
+                if not loan.lanes.is_overdue(batch[0]):
+                    call = Call(loan, batch, time.monotonic(), is_exclusive=self._is_exclusive)
+                    self._calls.add(call)
+                    if len(batch) > 1:
+                        self._note()
+                    return call
+            self._park(loan, batch[0], _CRASHED.format(batch[0].attempt))
+            with self._lock:
+                self._after_settling(loan)
+
+    def _wait_for_events(self, check: Callable[[], None]) -> Batch | None:
+        while not self._is_closed:
+            now = time.monotonic()
+            # Several loops share what there is, event by event; so does one that settles each event by itself.
+            limit = 1 if self._iterations > 1 or (self._iterations and not self._auto_ack) else self._limit
+            found = self._handler.next_batch(now, limit, is_exclusive=self._is_exclusive)
+            if found is not None:
+                return found
+            check()
+            self._lock.wait(min(max(self._handler.next_retry() - now, 0.001), _IDLE_S))
+        return None
+
+    def _returned(self, call: Call) -> None:
+        """The user has returned: from now on only this thread settles what the call had."""
+        with self._lock:
+            self._calls.discard(call)
+
+    def _ended(self, call: Call) -> None:
+        """The user has returned; perhaps from a call that was given up, and then there is somebody again."""
+        with self._lock:
+            self._calls.discard(call)
+            if self._is_suspended and not self._is_closed:
+                LOG.warning("Shared subscription: a callback that hung has returned; this member joins again")
+                self._is_suspended = False
+                self._handler.resume(time.monotonic())
+                self._wake()
+
+    def _call(self, call: Call) -> None:
+        if self._on_events is not None:
+            self._call_with_all(call, self._on_events)
+        else:
+            assert self._on_event is not None
+            self._call_one_by_one(call, self._on_event)
+
+    def _call_with_all(self, call: Call, on_events: OnEvents) -> None:
+        failure: BaseException | None = None
+        try:
+            on_events(call.batch)
+        except BaseException as error:
+            self.callback_errors += 1
+            failure = error
+            LOG.exception("Shared subscription: the callback failed with %d events of %s", len(call.batch),
+                          call.batch[0].topic)  # fmt: skip
+        self._returned(call)
+        if failure is not None:
+            self._failed_as_a_whole(call, failure)
+        elif self._auto_ack:
+            self._settle(call, len(call.batch))
+
+    def _failed_as_a_whole(self, call: Call, error: BaseException) -> None:
+        if not self._auto_ack:
+            return  # the user may have settled some of them, and must settle the others
+        loan, batch = call.loan, call.batch
+        with self._lock:
+            if call.is_abandoned:
+                return
+            if len(batch) > 1:
+                loan.lanes.fail_batch(batch, time.monotonic())
+                self._after_settling(loan)
+                return
+            if not call.is_exclusive:
+                loan.lanes.break_up(batch)
+        self._fail(loan, batch[0], None, f"{type(error).__name__}: {error}")
+
+    def _call_one_by_one(self, call: Call, on_event: OnEvent) -> None:
+        failure = None
+        try:
+            for event in call.batch:
+                if not self._goes_on(call):
+                    break
+                on_event(event)
+                call.place += 1
+        except BaseException as error:
+            self.callback_errors += 1
+            failure, event = f"{type(error).__name__}: {error}", call.batch[call.place]
+            LOG.exception("Shared subscription: the callback failed at offset %d of %s, attempt %d", event.offset,
+                          event.topic, event.attempt)  # fmt: skip
+        self._after_batch(call, failure)
+
+    def _goes_on(self, call: Call) -> bool:
+        """Before each event: whether the user may have it."""
+        now = time.monotonic()
+        if call.is_abandoned or call.loan.lanes.is_stopped or now >= self._handler.lease_end(call.loan.subscription):
+            return False
+        call.since = now
+        return not call.is_abandoned
+
+    def _after_batch(self, call: Call, failure: str | None) -> None:
+        self._returned(call)
+        if not self._auto_ack:
+            self._leave_to_the_user(call, call.place + (failure is not None))
+        elif call.place == len(call.batch):
+            self._settle(call, call.place)
+        else:
+            self._split(call, failure)
+
+    def _leave_to_the_user(self, call: Call, seen: int) -> None:
+        """The user settles what it has seen."""
+        with self._lock:
+            if seen < len(call.batch) and not call.is_abandoned:
+                call.loan.lanes.put_back(call.batch[seen:])
+                self._after_settling(call.loan)
+
+    def _split(self, call: Call, failure: str | None) -> None:
+        """Events before `place` are done; the one there failed, or was not delivered; the rest was not."""
+        loan, place = call.loan, call.place
+        with self._lock:
+            if call.is_abandoned:
+                self._handler.counters.late += 1
+                return
+            if not call.is_exclusive:
+                loan.lanes.break_up(call.batch[call.settled :])
+            for event in call.batch[call.settled : place]:
+                loan.lanes.ack(event)
+        if failure is not None:
+            self._fail(loan, call.batch[place], None, failure)
+            place += 1
+        with self._lock:
+            loan.lanes.put_back(call.batch[place:])
+            self._after_settling(loan)
+
+    def settle_done(self) -> None:
+        """Under the lock: settle what the user is done with in the middle of a batch, so that it can be reported."""
+        for call in self._calls:
+            place = call.place
+            if self._auto_ack and call.settled < place < len(call.batch) and not call.is_abandoned:
+                self._settle(call, place)
+
+    def _settle(self, call: Call, place: int) -> None:
+        """Events of the batch before ``place`` are done."""
+        loan = call.loan
+        with self._lock:
+            if call.is_abandoned:
+                self._handler.counters.late += 1
+                return
+            done = call.batch[call.settled : place]
+            if call.is_exclusive:
+                for event in done:
+                    loan.lanes.ack(event)
+            elif done:
+                loan.lanes.settle(done, call.batch[place:])
+            call.settled = place
+            if not self._handler.is_lent(loan):
+                self._handler.note_late(loan, len(done))
+            self._after_settling(loan)
+
+    # -- users who do not answer
+
+    @property
+    def hung(self) -> int:
+        """Calls that were given up and have not returned."""
+        return sum(call.is_abandoned for call in self._calls)
+
+    @property
+    def is_calling(self) -> bool:
+        """Whether the user is about to get through a batch, so that progress has to be looked for."""
+        return self._auto_ack and any(len(call.batch) > 1 for call in self._calls)
+
+    def next_deadline(self) -> float:
+        """Under the lock: when `take_back_from_hung` should be called next."""
+        calls = [call.since for call in self._calls if not call.is_abandoned]
+        if not self._auto_ack and self._timeout_s < float("inf"):
+            calls.append(time.monotonic() - 0.9 * self._timeout_s)  # often enough for what is out without a call
+        return min(calls, default=float("inf")) + self._timeout_s
+
+    def take_back_from_hung(self, now: float) -> None:
+        """Under the lock: events that have been with the user for too long are taken back, and come again.
+
+        When every thread that could deliver them hangs, this member leaves its groups until one has returned.
+        """
+        for call, event in self._with_user():
+            if now - call.since < self._timeout_s:
+                continue
+            LOG.error("Shared subscription: the program has had offset %d of %s for %.1f s, which is longer than "
+                      "[groups] handler_timeout; it is delivered again", event.offset, event.topic,
+                      now - call.since)  # fmt: skip
+            self._abandon(call, now)
+        if not self._auto_ack:
+            for loan in self._handler.loans:
+                for event in loan.lanes.overstayed(now, self._timeout_s):
+                    LOG.error("Shared subscription: offset %d of %s was not settled within [groups] handler_timeout; "
+                              "it is delivered again", event.offset, event.topic)  # fmt: skip
+                    loan.lanes.time_out(event, now)
+        consumers = len(self._threads) or len(self._calls)
+        if not self._is_suspended and not self._is_closed and consumers and self.hung >= consumers:
+            LOG.error("Shared subscription: all %d threads that handle events hang; this member leaves its groups "
+                      "until one returns", consumers)  # fmt: skip
+            self._is_suspended = True
+            self._handler.suspend(now)
+
+    def _with_user(self) -> list[tuple[Call, GroupEvent]]:
+        """Under the lock: calls that can be taken back, and the event that the user has.
+
+        A call whose last event has been handled is none: its thread is about to settle it, and waits for the lock.
+        """
+        calls = [(call, call.place) for call in self._calls if not call.is_abandoned]
+        return [(call, call.batch[place]) for call, place in calls if place < len(call.batch)]
+
+    def _abandon(self, call: Call, now: float) -> None:
+        """Under the lock.  What was done before counts; what has not been seen goes back."""
+        lanes, place = call.loan.lanes, call.place
+        if place == len(call.batch):
+            return  # it has been handled just now
+        call.is_abandoned = True
+        if not call.is_exclusive:
+            lanes.break_up(call.batch[call.settled :])
+        if self._on_events is not None:
+            lanes.time_out_batch(call.batch, now)
+        else:
+            for event in call.batch[call.settled : place] if self._auto_ack else ():
+                lanes.ack(event)
+            lanes.time_out(call.batch[place], now)
+            lanes.put_back(call.batch[place + 1 :])
+        self._after_settling(call.loan)
+
+    # -- settling single events
+
+    def ack(self, event: GroupEvent) -> bool:
+        with self._lock:
+            loan = self._handler.loan_of(event)
+            if loan is None:
+                self._handler.counters.late += 1
+                return False
+            is_done = loan.lanes.ack(event)
+            self._after_settling(loan)
+            return is_done
+
+    def nack(self, event: GroupEvent, delay_s: float | None) -> None:
+        with self._lock:
+            loan = self._handler.loan_of(event)
+            if loan is None:
+                self._handler.counters.late += 1
+                return
+        self._fail(loan, event, delay_s, "refused by the consumer")
+
+    def _fail(self, loan: LoanState, event: GroupEvent, delay_s: float | None, reason: str) -> None:
+        with self._lock:
+            is_over = not loan.lanes.fail(event, time.monotonic(), delay_s)
+        if is_over:
+            self._park(loan, event, reason)
+        with self._lock:
+            self._after_settling(loan)
+
+    def _park(self, loan: LoanState, event: GroupEvent, reason: str) -> None:
+        try:
+            self._letters_of(loan.subscription).park(event, reason)
+        except (LogError, Closed) as error:
+            LOG.warning("Shared subscription: offset %d cannot be parked now: %s", event.offset, error)
+            with self._lock:
+                self.park_failures += 1
+                loan.lanes.postpone(event, time.monotonic() + _PARK_RETRY_S)
+            return
+        with self._lock:
+            loan.lanes.parked(event)
+
+    def _after_settling(self, loan: LoanState) -> None:
+        """Under the lock: wake whoever waits for room, for a lane, or for the end of the stream."""
+        if loan.lanes.is_stopped or loan.is_complete:
+            self._wake()
+        elif loan.lanes.take_relief():
+            self._wake_reader()
+        self._note()
+        self._lock.notify_all()
+
+    # -- iterating
+
+    def events(self, check: Callable[[], None]) -> Iterator[GroupEvent]:
+        """Events for the user's own loop.  With ``auto_ack`` each is done when the next one is asked for."""
+        if self._threads:
+            raise UsageError("this subscriber calls back; make one without on_event to iterate")
+        self._count_iteration(1)
+        try:
+            while (call := self._next(check)) is not None:
+                try:
+                    if self._auto_ack:
+                        yield from self._one_after_the_other(call)
+                    else:
+                        yield from call.batch
+                finally:
+                    self._ended(call)
+        finally:
+            self._count_iteration(-1)
+
+    def _count_iteration(self, step: int) -> None:
+        with self._lock:
+            self._iterations += step
+            if self._iterations > 1:
+                for call in self._calls:
+                    self._share(call)
+
+    def _share(self, call: Call) -> None:
+        """Under the lock: a loop that had a batch to itself keeps the event that it has, and others get the rest."""
+        if call.is_exclusive or call.is_abandoned:
+            return
+        lanes, place, rest = call.loan.lanes, call.place, call.batch[call.place + 1 :]
+        lanes.break_up(call.batch[call.settled :])
+        for event in call.batch[call.settled : place]:
+            lanes.ack(event)
+        del call.batch[place + 1 :]
+        call.settled, call.is_exclusive = place, True
+        lanes.put_back(rest)
+        self._after_settling(call.loan)
+
+    def _one_after_the_other(self, call: Call) -> Iterator[GroupEvent]:
+        try:
+            while self._has_next(call):
+                yield call.batch[call.place]
+                call.place += 1
+        finally:
+            # Leaving the loop in the middle leaves its last event undone: the user may have failed in it.
+            self._after_batch(call, None)
+
+    def _has_next(self, call: Call) -> bool:
+        with self._lock:  # `_share` may take what comes next
+            return call.place < len(call.batch) and self._goes_on(call)

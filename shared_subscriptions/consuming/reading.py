@@ -1,0 +1,120 @@
+"""From the log to the lanes of a stream: reads frames, leaves out what is not for the stream, decodes the rest."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+
+from durable_log.errors import OffsetTooOld
+from durable_log.log_api import LogApi, StoredFrame
+from pubsub_api.core import frame as frames
+from pubsub_api.core.topics import FilterSet
+from pubsub_api.errors import FrameError
+from shared_subscriptions.core.consuming.handler import LoanState
+from shared_subscriptions.core.declaration import Declaration
+from shared_subscriptions.core.events import GroupEvent, Origin, Place, decode, is_portion
+
+LOG = logging.getLogger(__name__)
+
+_TOPICS_KEPT = 65_536
+_FRAME_BYTES_MAX = 1 << 31  # the log has its own bound, and nothing larger is in it
+
+
+@dataclasses.dataclass
+class Piece:
+    """A piece of a shard: the events that one filter selects, and where it ends."""
+
+    start: int
+    end: int
+    events: list[GroupEvent]
+    expired_to: int = 0
+    """Retention has dropped what lies before this offset; 0 when it has not."""
+    undecodable: int = 0
+    size: int = 0
+    """Bytes of the events, about."""
+
+
+class Reader:
+    """Reads for one group.  Used by one thread."""
+
+    def __init__(self, log: LogApi, declaration: Declaration) -> None:
+        self._log = log
+        self._declaration = declaration
+        self._filters = FilterSet([declaration.topic_filter])
+        self._known: dict[str, bool] = {}
+
+    def place(self, stream: int) -> Place:
+        return Place.of(stream, self._declaration.lanes)
+
+    def read(self, loan: LoanState, *, events_max: int) -> Piece | None:
+        """The next piece of a stream; None at the end of the shard.  Raises LogError."""
+        place, start = self.place(loan.stream), loan.lanes.next_offset
+        if loan.until >= 0:
+            events_max = min(events_max, loan.until - start)
+        try:
+            stored = self._log.read(place.shard, start, events_max=events_max)
+        except OffsetTooOld as error:
+            LOG.warning("Group %s: events before %d of shard %d are gone", self._declaration.name, error.start,
+                        place.shard)  # fmt: skip
+            lost_to = min(error.start, loan.until) if loan.until >= 0 else error.start
+            return Piece(start, lost_to, [], expired_to=lost_to)
+        if not stored:
+            return self._hole(place.shard, start, loan.until)
+        piece = Piece(start, stored[-1].end, [])
+        origin = Origin(place.shard if is_portion(loan.stream) else loan.stream, loan.grant, loan.number)
+        for item in stored:
+            self._take(piece, item, place, origin)
+        if 0 <= loan.until < piece.end:
+            piece.end = loan.until
+            piece.events = [event for event in piece.events if event.offset < loan.until]
+        return piece
+
+    def _hole(self, shard: int, start: int, until: int) -> Piece | None:
+        """The rest of a shard that ends with a hole, left by compaction or a damaged frame; None when it just ends."""
+        if not self._log.wait({shard: start}, timeout_s=0):
+            return None
+        end = self._log.state()[shard].end
+        if self._log.read(shard, start, events_max=1):
+            return None  # it came meanwhile, and is read next
+        return Piece(start, min(end, until) if until >= 0 else end, [])
+
+    def _take(self, piece: Piece, item: StoredFrame, place: Place, origin: Origin) -> None:
+        try:
+            header = frames.unpack(item.frame, bytes_max=_FRAME_BYTES_MAX)
+            if not self._is_wanted(header.topic):
+                return
+            # A frame whose middle was known before is stored twice; each time only its own events count.
+            events = decode(item.frame, header, origin, skip=item.skipped, offset=item.offset)[: item.count]
+        except FrameError as error:
+            # Whatever it was, no attempt will ever decode it: it must not stop the stream for ever.
+            piece.undecodable += item.count
+            LOG.error("Group %s: events %d to %d of shard %d are left out: %s", self._declaration.name, item.offset,
+                      item.end - 1, place.shard, error)  # fmt: skip
+            return
+        if item.offset < piece.start:
+            events = events[piece.start - item.offset :]
+        if place.lanes > 1:
+            events = [event for event in events if place.owns(event)]
+        piece.events += events
+        piece.size += len(item.frame) * len(events) // max(1, header.count)
+
+    def _is_wanted(self, topic: str) -> bool:
+        known = self._known.get(topic)
+        if known is None:
+            if len(self._known) >= _TOPICS_KEPT:
+                self._known.clear()
+            known = self._known[topic] = self._filters.match(topic)
+        return known
+
+
+def offer(loan: LoanState, piece: Piece) -> bool:
+    """Put a piece into the lanes it was read for; False when they have moved on meanwhile."""
+    lanes = loan.lanes
+    if lanes.is_stopped or lanes.next_offset != piece.start:
+        return False
+    if piece.expired_to:
+        lanes.expire(piece.expired_to)
+        return True
+    lanes.offer(piece.events, piece.size)
+    lanes.skip(piece.end)
+    return True

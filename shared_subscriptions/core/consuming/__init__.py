@@ -1,0 +1,1 @@
+"""The member's half of the protocol."""

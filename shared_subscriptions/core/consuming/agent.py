@@ -1,0 +1,180 @@
+"""All shared subscriptions of one member: a collection of borrowers, one per subscription.
+
+Borrowers do not know of each other.  After a quick unsubscribe and subscribe there are two for the same group, one that
+gives its streams back and one that asks for some.  A borrower that resets is replaced here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from shared_subscriptions.core import messages as m
+from shared_subscriptions.core.consuming.borrower import Borrower, Reset, SessionEvent, State, Stopped
+from shared_subscriptions.core.progress import Progress
+from shared_subscriptions.core.settings import BorrowerSettings
+
+
+class Agent:
+    """Sans-IO and not thread-safe.  ``new_id`` gives an identity that was never used before, anywhere."""
+
+    def __init__(
+        self,
+        settings: BorrowerSettings,
+        new_id: Callable[[], str],
+        name: str = "",
+        portions: int = 1,
+        offsets: int = 0,
+    ) -> None:
+        self.resets = 0
+        """Borrowers that were replaced."""
+        self._settings = settings
+        self._new_id = new_id
+        self._name = name
+        self._portions, self._offsets = portions, offsets
+        self._borrowers: dict[int, Borrower] = {}
+        self._numbers: dict[str, int] = {}
+        """Borrower -> its subscription."""
+        self._formers: set[str] = set()
+        """Those that were replaced by one of them."""
+        self._due = float("inf")
+        """No borrower has anything to do before that.  Renewed leases only put it off, so it may be too early."""
+        self.changes = 0
+        """Rises whenever a borrower comes or goes."""
+
+    def subscribe(self, subscription: int, now: float) -> None:
+        """``subscription`` is a number that was not used before."""
+        self._make(subscription, "", now)
+
+    def unsubscribe(self, subscription: int, now: float) -> None:
+        self._borrowers[subscription].on_unsubscribe(now)
+        self._note_due(self._borrowers[subscription])
+
+    def disconnect(self) -> None:
+        """Give everything back, at once."""
+        for borrower in self._borrowers.values():
+            borrower.on_disconnect()
+
+    def on_message(self, subscription: int, message: m.ToBorrower, now: float) -> None:
+        """Messages to a borrower of a former life vanish."""
+        borrower = self._borrowers.get(subscription)
+        if borrower is not None and borrower.id == message.borrower:
+            borrower.on_message(message, now)
+            self._note_due(borrower)
+
+    def on_heard_of(self, borrower: str, asked_at: float, now: float) -> None:
+        """The leader has heard from this process that the borrower lives (`Borrower.on_heard_of`)."""
+        number = self._numbers.get(borrower)
+        if number is not None:
+            self._borrowers[number].on_heard_of(asked_at, now)
+
+    def on_leader_changed(self, subscription: int, now: float) -> None:
+        borrower = self._borrowers.get(subscription)
+        if borrower is not None:
+            borrower.on_leader_changed(now)
+            self._note_due(borrower)
+
+    def on_log_grown(self, subscription: int, ends: Mapping[int, int], now: float) -> None:
+        borrower = self._borrowers.get(subscription)
+        if borrower is not None:
+            borrower.on_log_grown(ends, now)
+            self._note_due(borrower)
+
+    def on_stream_progress(
+        self, subscription: int, stream: int, progress: Progress, *, is_settled: bool, is_complete: bool = False
+    ) -> None:
+        borrower = self._borrowers.get(subscription)
+        if borrower is not None:
+            borrower.on_stream_progress(stream, progress, is_settled=is_settled, is_complete=is_complete)
+            self._note_due(borrower)
+
+    def may_deliver(self, subscription: int, stream: int, now: float) -> bool:
+        borrower = self._borrowers.get(subscription)
+        return borrower is not None and borrower.may_deliver(stream, now)
+
+    def is_giving_up(self, now: float) -> bool:
+        """Whether a subscription ends with the next `poll`, because its time to end in good order is over."""
+        return now >= self._due and any(borrower.is_giving_up(now) for borrower in self._borrowers.values())
+
+    def poll(self, now: float) -> None:
+        if now < self._due:
+            return
+        self._due = float("inf")
+        for borrower in self._borrowers.values():
+            borrower.poll(now)
+            self._note_due(borrower)
+
+    def next_deadline(self) -> float:
+        """Call `poll` then, if not before."""
+        return self._due
+
+    def _note_due(self, borrower: Borrower) -> None:
+        self._due = min(self._due, borrower.next_deadline())
+
+    def is_connected(self, subscription: int) -> bool:
+        borrower = self._borrowers.get(subscription)
+        return borrower is not None and borrower.state is State.CONNECTED
+
+    def is_unsubscribing(self, subscription: int) -> bool:
+        borrower = self._borrowers.get(subscription)
+        return borrower is not None and borrower.state is State.UNSUBSCRIBING
+
+    @property
+    def subscriptions(self) -> list[int]:
+        """Those that have a borrower, also one that is about to end."""
+        return list(self._borrowers)
+
+    def subscription_of(self, borrower: str) -> int | None:
+        """None when there is no such borrower, or no longer."""
+        return self._numbers.get(borrower)
+
+    def is_own(self, borrower: str) -> bool:
+        """Whether it is one of these, or was replaced by one of them."""
+        return borrower in self._numbers or borrower in self._formers
+
+    def borrower(self, subscription: int) -> Borrower | None:
+        return self._borrowers.get(subscription)
+
+    def take(
+        self, now: float, only: int | None = None
+    ) -> tuple[list[tuple[int, m.ToLeader]], list[tuple[int, SessionEvent]]]:
+        """What is to be sent, and what the session must know, each with its subscription; of one only, or of all."""
+        messages: list[tuple[int, m.ToLeader]] = []
+        events: list[tuple[int, SessionEvent]] = []
+        numbers = self._borrowers if only is None else self._borrowers.keys() & {only}
+        for subscription in list(numbers):
+            borrower = self._borrowers[subscription]
+            said, told = borrower.messages, borrower.events
+            if not said and not told:
+                continue
+            borrower.messages, borrower.events = [], []
+            messages += [(subscription, message) for message in said]
+            events += [(subscription, event) for event in told]
+            for event in told:
+                self._after(subscription, borrower, event, now)
+        return messages, events
+
+    def _after(self, subscription: int, borrower: Borrower, event: SessionEvent, now: float) -> None:
+        if not isinstance(event, Stopped | Reset):
+            return
+        del self._borrowers[subscription], self._numbers[borrower.id]
+        self.changes += 1
+        self._formers.discard(borrower.former)
+        if isinstance(event, Reset) and not event.is_final:
+            self.resets += 1
+            self._formers.add(borrower.id)
+            self._make(subscription, borrower.id, now)
+
+    def _make(self, subscription: int, former: str, now: float) -> None:
+        borrower = Borrower(
+            self._new_id(),
+            self._settings,
+            now=now,
+            name=self._name,
+            former=former,
+            portions=self._portions,
+            offsets=self._offsets,
+        )
+        self._borrowers[subscription] = borrower
+        self._numbers[borrower.id] = subscription
+        self.changes += 1
+        self._note_due(borrower)

@@ -1,0 +1,316 @@
+"""The session's side of shared subscriptions: which streams there are to deliver, and how far each is.
+
+It knows how events are read, delivered and acknowledged, and nothing of how streams are obtained: that is the agent's.
+What it does not do is I/O: whoever owns it reads the log for the loans that have room, calls the user with what
+`next_batch` gives, and sends what `take_messages` returns.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Mapping
+
+from shared_subscriptions.core import messages as m
+from shared_subscriptions.core.consuming.agent import Agent
+from shared_subscriptions.core.consuming.borrower import Granted, Lost, Revoking, SessionEvent, Stopped
+from shared_subscriptions.core.consuming.lanes import LaneCounters, Marks, StreamLanes
+from shared_subscriptions.core.events import GroupEvent, is_portion
+from shared_subscriptions.core.progress import Acknowledged, Progress, snapshot
+from shared_subscriptions.core.settings import BorrowerSettings, LaneSettings
+
+REMEMBERED_MAX = 1000
+"""Streams whose acknowledgements a member remembers after it has lost them."""
+
+
+@dataclasses.dataclass
+class LoanState:
+    """A stream in this member's hands.  ``number`` is unique in the process."""
+
+    number: int
+    subscription: int
+    stream: int
+    grant: int
+    until: int
+    """Deliver nothing from this offset on; -1 for no end."""
+    lanes: StreamLanes
+    is_finish_told: bool = False
+
+    @property
+    def wants_events(self) -> bool:
+        """Whether reading on makes sense."""
+        return self.lanes.room > 0 and not (0 <= self.until <= self.lanes.next_offset)
+
+    @property
+    def is_complete(self) -> bool:
+        """All of it up to `until` has been settled, or refused."""
+        return 0 <= self.until <= self.lanes.next_offset and not self.lanes.load
+
+
+class Handler:
+    """Sans-IO and not thread-safe.  Call `poll` when time has passed and after events were settled."""
+
+    def __init__(
+        self,
+        borrower: BorrowerSettings,
+        lanes: LaneSettings,
+        new_id: Callable[[], str],
+        *,
+        name: str = "",
+        progress_interval_s: float = 0.2,
+        portions_max: int = 2,
+        offsets_max: int = 0,
+    ) -> None:
+        """``portions_max`` is how many portions of a queue it may have at once, ``offsets_max`` how large each may be;
+        0 for as large as the leader thinks right."""
+        self.agent = Agent(borrower, new_id, name, portions_max, offsets_max)
+        self._portions_max = portions_max
+        self.counters = LaneCounters()
+        self.granted = 0
+        """Loans so far."""
+        self.ended: dict[int, str] = {}
+        """Subscriptions that will never get anything again, and why."""
+        self._lane_settings = lanes
+        self._progress_interval_s = progress_interval_s
+        self._report_at = 0.0
+        self._is_ordered: dict[int, bool] = {}
+        self._loans: dict[int, LoanState] = {}
+        self._marks = Marks()
+        self._remembered: OrderedDict[tuple[int, int], Progress] = OrderedDict()
+        self._grown: dict[int, dict[int, int]] = {}
+        self._suspended: dict[int, bool] = {}
+        self._messages: list[tuple[int, m.ToLeader]] = []
+
+    # -- subscriptions
+
+    def subscribe(self, subscription: int, *, is_ordered: bool, now: float) -> None:
+        self._is_ordered[subscription] = is_ordered
+        self.agent.subscribe(subscription, now)
+
+    def unsubscribe(self, subscription: int, now: float) -> None:
+        if self._suspended.pop(subscription, None) is None:
+            self.agent.unsubscribe(subscription, now)
+            self._work_off(now)
+
+    def disconnect(self, now: float) -> None:
+        """Report everything that is known and give all streams back at once."""
+        self._report_all()
+        self.agent.disconnect()
+        self._work_off(now)
+
+    @property
+    def subscriptions(self) -> list[int]:
+        """Those that are wanted or about to end."""
+        return [*self.agent.subscriptions, *self._suspended]
+
+    def suspend(self, now: float) -> None:
+        """Nobody here can handle events at the moment: leave all groups, so that others get the streams."""
+        self._suspended |= {
+            number: self._is_ordered[number]
+            for number in self.agent.subscriptions
+            if not self.agent.is_unsubscribing(number)
+        }
+        self.disconnect(now)
+
+    def resume(self, now: float) -> None:
+        """Join again what `suspend` has left."""
+        suspended, self._suspended = self._suspended, {}
+        for subscription, is_ordered in suspended.items():
+            self.subscribe(subscription, is_ordered=is_ordered, now=now)
+
+    def on_message(self, subscription: int, message: m.ToBorrower, now: float) -> None:
+        self.agent.on_message(subscription, message, now)
+        self._work_off(now, subscription)
+
+    # -- events
+
+    @property
+    def loans(self) -> list[LoanState]:
+        return list(self._loans.values())
+
+    def take_hungry(self) -> list[LoanState]:
+        """Loans that want events since the last call, because they are new or have room again."""
+        hungry, self._marks.hungry = self._marks.hungry, {}
+        return [self._loans[number] for number in hungry if number in self._loans]
+
+    def loan_of(self, event: GroupEvent) -> LoanState | None:
+        """Where a delivered event belongs; None when its stream is not in this member's hands any more."""
+        return self._loans.get(event.loan)
+
+    def next_batch(self, now: float, limit: int, *, is_exclusive: bool) -> tuple[LoanState, list[GroupEvent]] | None:
+        """Events for the user, of one stream.  Streams take turns.
+
+        Fenced: nothing comes of a stream whose lease has ended by ``now``.
+        """
+        for number in list(self._marks.working):
+            loan = self._loans.get(number)
+            if loan is None or not (loan.lanes.has_work or loan.lanes.has_retries):
+                del self._marks.working[number]
+                continue
+            if loan.lanes.has_batch_out:
+                continue
+            if not is_exclusive and not loan.lanes.is_settled:
+                continue
+            if not self.agent.may_deliver(loan.subscription, loan.stream, now):
+                continue
+            while loan.lanes.has_work or loan.lanes.next_retry() <= now:
+                batch = loan.lanes.take(now, limit, is_exclusive=is_exclusive)
+                if batch:
+                    self._marks.working.move_to_end(number)
+                    return loan, batch
+        return None
+
+    def idle_queues(self) -> list[int]:
+        """Subscriptions to queues for which this member could take on more work than it has."""
+        held = Counter(loan.subscription for loan in self._loans.values())
+        return [
+            number
+            for number in self.agent.subscriptions
+            if not self._is_ordered[number]
+            and self.agent.is_connected(number)
+            and held[number] < self._portions_max
+        ]  # fmt: skip
+
+    def on_log_grown(self, subscription: int, ends: Mapping[int, int]) -> None:
+        """Shards have grown, for a queue that this member has time for.  The leader is told with the next messages."""
+        self._grown[subscription] = {**self._grown.get(subscription, {}), **ends}
+
+    def note_late(self, loan: LoanState, events: int) -> None:
+        """So many events were settled whose stream was lost before: should it come back, they count."""
+        self.counters.late += events
+        if (loan.subscription, loan.stream) in self._remembered:
+            self._remember(loan)
+
+    def is_lent(self, loan: LoanState) -> bool:
+        return loan.number in self._loans
+
+    def lease_end(self, subscription: int) -> float:
+        """Nothing may be delivered from then on."""
+        borrower = self.agent.borrower(subscription)
+        return 0.0 if borrower is None else borrower.lease_end
+
+    # -- time
+
+    def poll(self, now: float) -> None:
+        if self.agent.is_giving_up(now):
+            self._report_all()  # what was settled since the last report counts, too
+        self.agent.poll(now)
+        self._work_off(now)
+        self._tell_finished()
+        grown, self._grown = self._grown, {}
+        for subscription, ends in grown.items():
+            self.agent.on_log_grown(subscription, ends, now)
+        if now >= self._report_at:
+            self._report_at = now + self._progress_interval_s
+            self._report_changes()
+
+    def next_deadline(self) -> float:
+        return min(self.agent.next_deadline(), self._report_at if self.has_news else float("inf"))
+
+    @property
+    def has_news(self) -> bool:
+        """Whether there is progress to report."""
+        return bool(self._marks.changed)
+
+    def next_retry(self) -> float:
+        working = (self._loans[number] for number in self._marks.working if number in self._loans)
+        return min((loan.lanes.next_retry() for loan in working), default=float("inf"))
+
+    def take_messages(self, now: float) -> list[tuple[int, m.ToLeader]]:
+        self._work_off(now)
+        messages, self._messages = self._messages, []
+        return messages
+
+    # -- between agent and streams
+
+    def _work_off(self, now: float, only: int | None = None) -> None:
+        messages, events = self.agent.take(now, only)
+        self._messages += messages
+        for subscription, event in events:
+            self._apply(subscription, event)
+        if any(isinstance(event, Revoking) for _, event in events):
+            self._tell_finished()
+            self._work_off(now, only)
+
+    def _apply(self, subscription: int, event: SessionEvent) -> None:
+        if isinstance(event, Granted):
+            self._lend(subscription, event)
+        elif isinstance(event, Revoking):
+            for loan in self._of(subscription, event.stream):
+                loan.lanes.stop()
+        elif isinstance(event, Lost):
+            for loan in self._of(subscription, event.stream):
+                loan.lanes.stop()
+                self._remember(loan)
+                del self._loans[loan.number]
+        elif isinstance(event, Stopped):
+            del self._is_ordered[subscription]
+        elif event.is_final:
+            del self._is_ordered[subscription]
+            self.ended[subscription] = event.reason
+
+    def _lend(self, subscription: int, event: Granted) -> None:
+        self.granted += 1
+        self.counters.expired += event.expired
+        progress = self._recall(subscription, event.stream, event.progress)
+        lanes = StreamLanes(
+            progress, self._lane_settings, self.counters, is_ordered=self._is_ordered[subscription],
+            marks=self._marks, number=self.granted,
+        )  # fmt: skip
+        self._loans[self.granted] = LoanState(
+            self.granted, subscription, event.stream, event.grant, event.until, lanes
+        )  # fmt: skip
+
+    def _of(self, subscription: int, stream: int) -> list[LoanState]:
+        return [loan for loan in self._loans.values() if (loan.subscription, loan.stream) == (subscription, stream)]
+
+    # -- what was acknowledged and perhaps never arrived
+
+    def _remember(self, loan: LoanState) -> None:
+        """The leader may not know the last acknowledgements; should the stream come back, they count."""
+        if is_portion(loan.stream):
+            return  # it will never come back under its number
+        key = loan.subscription, loan.stream
+        self._remembered[key] = loan.lanes.progress()
+        self._remembered.move_to_end(key)
+        if len(self._remembered) > REMEMBERED_MAX:
+            self._remembered.popitem(last=False)
+
+    def _recall(self, subscription: int, stream: int, progress: Progress) -> Progress:
+        known = self._remembered.pop((subscription, stream), None)
+        if known is None or known.generation != progress.generation:
+            return progress
+        done = Acknowledged(progress.low, progress.ranges)
+        done.merge(known)
+        attempts = {offset: max(count, known.attempts.get(offset, 0)) for offset, count in progress.attempts.items()}
+        return snapshot(done, progress.generation, known.attempts | attempts)
+
+    # -- reports
+
+    def _report_changes(self) -> None:
+        changed, self._marks.changed = self._marks.changed, {}
+        for loan in [self._loans[number] for number in changed if number in self._loans]:
+            if not loan.is_finish_told:
+                self._report(loan, loan.lanes.progress())
+
+    def _report_all(self) -> None:
+        for loan in self._loans.values():
+            self._report(loan, loan.lanes.progress())
+
+    def _tell_finished(self) -> None:
+        """Streams that are complete, or to be given back with nothing of them with the user any more."""
+        touched, self._marks.touched = self._marks.touched, {}
+        for loan in [self._loans[number] for number in touched if number in self._loans]:
+            if loan.is_finish_told:
+                continue
+            is_complete = loan.is_complete
+            if is_complete:
+                loan.lanes.stop()
+            if is_complete or (loan.lanes.is_stopped and loan.lanes.is_settled):
+                loan.is_finish_told = True
+                self._report(loan, loan.lanes.progress(), is_complete=is_complete)
+
+    def _report(self, loan: LoanState, progress: Progress, *, is_complete: bool = False) -> None:
+        self.agent.on_stream_progress(
+            loan.subscription, loan.stream, progress, is_settled=loan.lanes.is_settled, is_complete=is_complete
+        )

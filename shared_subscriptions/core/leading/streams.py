@@ -1,0 +1,303 @@
+"""The leader's record of one stream: who has it, how far it is, and the table of what may happen to it."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+
+import msgspec
+
+from shared_subscriptions.core import redelivery
+from shared_subscriptions.core.progress import Acknowledged, Progress, snapshot
+
+
+class Status(enum.Enum):
+    ABSENT = "absent"
+    """Nobody has it."""
+    GRANTING = "granting"
+    GRANTED = "granted"
+    REVOKING = "revoking"
+    REVOKED = "revoked"
+
+
+class Cause(enum.Enum):
+    GRANT = "grant"
+    PROGRESS = "progress"
+    REVOKE = "revoke"
+    FINAL = "final progress"
+    FINISHED = "revoke finished"
+    VANISHED = "stream vanished"
+    OWNER_LOST = "owner lost"
+
+
+TRANSITIONS: Final[dict[tuple[Status, Cause], Status]] = {
+    (Status.ABSENT, Cause.GRANT): Status.GRANTING,
+    (Status.GRANTING, Cause.PROGRESS): Status.GRANTED,
+    (Status.GRANTING, Cause.FINAL): Status.REVOKED,
+    (Status.GRANTING, Cause.REVOKE): Status.REVOKING,
+    (Status.GRANTING, Cause.VANISHED): Status.REVOKED,
+    (Status.GRANTING, Cause.OWNER_LOST): Status.ABSENT,
+    (Status.GRANTED, Cause.PROGRESS): Status.GRANTED,
+    (Status.GRANTED, Cause.FINAL): Status.REVOKED,
+    (Status.GRANTED, Cause.REVOKE): Status.REVOKING,
+    (Status.GRANTED, Cause.VANISHED): Status.REVOKED,
+    (Status.GRANTED, Cause.OWNER_LOST): Status.ABSENT,
+    (Status.REVOKING, Cause.PROGRESS): Status.REVOKING,
+    (Status.REVOKING, Cause.FINAL): Status.REVOKED,
+    (Status.REVOKING, Cause.VANISHED): Status.REVOKED,
+    (Status.REVOKING, Cause.OWNER_LOST): Status.ABSENT,
+    (Status.REVOKED, Cause.FINISHED): Status.ABSENT,
+    (Status.REVOKED, Cause.OWNER_LOST): Status.ABSENT,
+}
+"""Whatever is not here changes nothing."""
+
+HELD = (Status.GRANTING, Status.GRANTED)
+
+
+class StreamInfo(NamedTuple):
+    """What the log says about a stream."""
+
+    start: int
+    """The oldest offset that can be read."""
+    end: int
+
+
+class Lease(NamedTuple):
+    """Who may have been delivering what when the record was stored."""
+
+    borrower: str
+    start: int
+    end: int
+    """-1 for no end."""
+
+
+class StreamRecord(msgspec.Struct, frozen=True):
+    """What is stored of a stream."""
+
+    progress: Progress
+    owner: str = ""
+    """Name of the member that had it last."""
+    home: str = ""
+    """Name of the member that gets it back when it returns."""
+    expired: int = 0
+    """Offsets that retention dropped before they were acknowledged, so far."""
+    redelivered: int = 0
+    """Events that were with somebody who lost the stream before acknowledging them, so far."""
+    leases: tuple[Lease, ...] = ()
+    """Stored before the first event is delivered, and removed when the stream was given back in good order: what a
+    crash leaves here is suspect."""
+    suspects: redelivery.Suspects = ()
+
+
+@dataclasses.dataclass
+class Stream:
+    """One stream, as the leader sees it."""
+
+    number: int
+    info: StreamInfo
+    done: Acknowledged
+    generation: int
+    attempts: dict[int, int] = dataclasses.field(default_factory=dict)
+    status: Status = Status.ABSENT
+    owner: str = ""
+    """The borrower that has it; empty when absent."""
+    grant: int = 0
+    until: int = -1
+    """What the owner was told."""
+    former: str = ""
+    """Slot that had it last, or has it."""
+    home: str = ""
+    """Slot that should have it: others keep it only as long as that one is away."""
+    expired: int = 0
+    untold: int = 0
+    """Of these, dropped while nobody had it: its next owner is told."""
+    redelivered: int = 0
+    owner_expired: int = 0
+    """What the owner has said of this."""
+    sent_at: float = 0.0
+    revoked_at: float = 0.0
+    is_dirty: bool = True
+    damaged: tuple[tuple[int, int], ...] = ()
+    """What its owner cannot read."""
+    has_vanished: bool = False
+    leases: set[Lease] = dataclasses.field(default_factory=set)
+    suspects: redelivery.Suspects = ()
+    lease: Lease | None = None
+    """That of the owner."""
+    is_waiting: bool = False
+    """The owner is not told before its lease is stored."""
+    is_suspect: bool = False
+    """Granted as a piece of which somebody may have died: its owner has no other such piece, so that the next death
+    accuses one of them."""
+    wished_until: int = -1
+    """What the group's declaration said when it was granted; `until` may be nearer, for caution."""
+
+    @classmethod
+    def load(cls, number: int, info: StreamInfo, record: StreamRecord) -> Stream:
+        progress = record.progress
+        return cls(
+            number,
+            info,
+            Acknowledged(progress.low, progress.ranges),
+            progress.generation,
+            dict(progress.attempts),
+            former=record.owner,
+            home=record.home,
+            expired=record.expired,
+            redelivered=record.redelivered,
+            is_dirty=False,
+            leases=set(record.leases),
+            suspects=record.suspects,
+        )
+
+    def record(self) -> StreamRecord:
+        return StreamRecord(
+            self.progress(), self.former, self.home, self.expired, self.redelivered, tuple(sorted(self.leases)),
+            self.suspects,
+        )  # fmt: skip
+
+    @property
+    def base(self) -> Stream:
+        """The stream whose record tells of this one."""
+        return self
+
+    def progress(self) -> Progress:
+        return snapshot(self.done, self.generation, self.attempts)
+
+    def move(self, cause: Cause) -> bool:
+        """Let something happen; False when it changes nothing in this state."""
+        after = TRANSITIONS.get((self.status, cause))
+        if after is None:
+            return False
+        self.status = after
+        self.is_suspect = self.is_suspect and after is not Status.ABSENT
+        self.is_waiting = self.is_waiting and after is Status.GRANTING
+        if after is Status.ABSENT:
+            self.owner = ""
+        return True
+
+    def merge(self, progress: Progress) -> None:
+        """Take over what an owner has done.  Nothing that is done is ever undone."""
+        if progress.generation != self.generation:
+            return
+        self.damaged = progress.damaged
+        added = self.done.merge(progress)
+        if added:
+            self.is_dirty = True
+            self.suspects = redelivery.acquit(self.suspects, self.done)
+            self.expired += min(added, self.news_of_expired(progress))
+        for offset, count in progress.attempts.items():
+            if offset not in self.done and count > self.attempts.get(offset, 0):
+                self.attempts[offset] = count
+                self.is_dirty = True
+
+    def news_of_expired(self, progress: Progress) -> int:
+        """Offsets that the owner has not found any more, since it said so last."""
+        news = progress.expired - self.owner_expired
+        self.owner_expired = max(self.owner_expired, progress.expired)
+        return max(0, news)
+
+    def expire(self) -> None:
+        """Give up what retention has dropped.  What somebody has is for its owner to tell: it may have read it."""
+        if self.info.start > self.done.low and self.status is Status.ABSENT:
+            lost = self.done.missing(self.done.low, self.info.start)
+            self.expired += lost
+            self.untold += lost
+            self.done.add(self.done.low, self.info.start)
+            self.suspects = redelivery.acquit(self.suspects, self.done)
+            self.is_dirty = True
+
+    def reset(self, generation: int, position: int) -> None:
+        """Begin at another place.  Only while nobody has it."""
+        self.generation = generation
+        self.done = Acknowledged(position)
+        self.attempts.clear()
+        self.leases.clear()
+        self.suspects = ()
+        self.is_dirty = True
+
+    # -- who may have what
+
+    def take_lease(self, lease: Lease) -> None:
+        """Note who gets it.  The owner is told when that is stored."""
+        self.lease = lease
+        self.is_waiting = lease not in self.base.leases
+        if self.is_waiting:
+            self.base.leases.add(lease)
+            self.base.is_dirty = True
+
+    def end_lease(self) -> None:
+        """The owner has given it back in good order."""
+        if self.lease is not None and self.lease in self.base.leases:
+            self.base.leases.discard(self.lease)
+            self.base.is_dirty = True
+        self.lease = None
+
+    def forget_holder(self, borrower: str) -> None:
+        """Somebody who may have had something of it has left in good order."""
+        ended = {lease for lease in self.leases if lease.borrower == borrower}
+        self.leases -= ended
+        self.is_dirty = self.is_dirty or bool(ended)
+
+    def accuse(self, lease: Lease, attempts_max: int) -> None:
+        """The holder of a lease died: what it may have had is suspect."""
+        self.leases.discard(lease)
+        self.is_dirty = True
+        start, end, most = max(lease.start, self.done.low), lease.end, redelivery.group_count_max(attempts_max)
+        if end < 0:
+            end, most = min(self.info.end, start + redelivery.WIDE_OFFSETS), 1
+        elif end - lease.start == 1:
+            most = 1 << 30
+        for begin, stop in redelivery.undone(self.done, start, end):
+            self.suspects = redelivery.accuse(self.suspects, begin, stop, most)
+
+
+class Portion(Stream):
+    """A short range of a shard of a queue, from `start` up to but without `until`."""
+
+    def __init__(self, number: int, base: Stream, start: int, until: int) -> None:
+        super().__init__(number, base.info, Acknowledged(start), base.generation, is_dirty=False)
+        self._base = base
+        self.start = start
+        self.until = until
+        self.granted_at = 0.0
+        self.delays: dict[int, float] = {}
+        self.is_probe = False
+        """Handed out to see whether damaged offsets can be read again."""
+        self.is_returned = False
+        """What was not done of it is free again."""
+
+    @property
+    def base(self) -> Stream:
+        return self._base
+
+    def merge(self, progress: Progress) -> None:
+        expired = self.expired
+        super().merge(progress)
+        base = self._base
+        if progress.generation != base.generation:
+            return
+        self.delays.update(progress.delays)
+        done = ((self.start, self.done.low), *self.done.ranges())
+        added = sum(base.done.add(begin, min(end, self.until)) for begin, end in done)
+        if added:
+            base.is_dirty = True
+            base.expired += min(added, self.expired - expired)
+            base.suspects = redelivery.acquit(base.suspects, base.done)
+            for offset in [offset for offset in base.attempts if offset in base.done]:
+                del base.attempts[offset]
+        for offset, count in self.attempts.items():
+            if offset not in base.done and count > base.attempts.get(offset, 0):
+                base.attempts[offset] = count
+                base.is_dirty = True
+
+    def end_lease(self) -> None:
+        """A lease without end is for all portions of its holder: it ends when that one leaves."""
+        if self.lease is not None and self.lease.end >= 0:
+            super().end_lease()
+        self.lease = None
+
+    def undone(self) -> Sequence[tuple[int, int]]:
+        return redelivery.undone(self._base.done, self.start, self.until)

@@ -1,0 +1,1 @@
+"""A process that leads groups, or stands by to."""

@@ -1,0 +1,518 @@
+"""One group at a process that may lead it: who leads, and what is stored of it while this process does.
+
+Every member has one of these for each of its groups, and so has `heliograph group serve`.  While another process
+leads, it looks at the leader's record now and then and tells its owner where to find the leader.  When it leads itself,
+it lets the core decide, and stores progress together with its registration, all or nothing.
+
+It has no thread and no socket: `LeaderThread` calls it, carries out what `step` wants to have written, together with
+what other groups want, and delivers the messages of the core.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import time
+import uuid
+from collections import Counter
+from collections.abc import Callable, Sequence
+
+import msgspec
+from oslo_config import cfg
+
+from durable_log import config as log_config
+from durable_log.errors import LogError
+from durable_log.log_api import LogApi, Record, ShardState
+from pubsub_api.errors import UndecodableBody
+from shared_subscriptions import config
+from shared_subscriptions.core import declaration as declarations
+from shared_subscriptions.core import messages as m
+from shared_subscriptions.core.declaration import Declaration
+from shared_subscriptions.core.leading import candidate as candidates
+from shared_subscriptions.core.leading.candidate import Candidate, Claim, LeaderRecord, Role, Seen
+from shared_subscriptions.core.leading.leader import Leader
+from shared_subscriptions.core.leading.process_lease import ProcessLease
+from shared_subscriptions.core.leading.queue import QueueLeader
+from shared_subscriptions.core.leading.streams import StreamInfo, StreamRecord
+from shared_subscriptions.core.settings import LeaseSettings
+from shared_subscriptions.leading.records import GroupStatus, decode_stream, encode_status, encode_stream
+from shared_subscriptions.leading.status import describe, without_times
+from shared_subscriptions.names import Names
+from shared_subscriptions.sockets import Connection
+
+LOG = logging.getLogger(__name__)
+
+Write = tuple[str, bytes | None, int | None]
+
+_GONE_S = 60.0
+"""Between looks at a log that another one has replaced: this does not pass, but a store may be put back."""
+_IDLE_S = 0.5
+_SILENT_S = 0.05
+"""Between looks at a group that cannot be led before the process has given a sign of life again."""
+_RELIEF_S = 60.0
+"""A standby waits this long for somebody else to record."""
+_ASK_S = 0.05
+_ASK_S_MAX = 5.0
+"""Between two looks whether what is published is heard yet; the pauses double."""
+_COMPLAIN_S = 60.0
+"""Between two complaints about the same."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Owner:
+    """Whom to tell.  All of it is called from the leader's thread."""
+
+    on_leader: Callable[[LeaderRecord | None], None] = lambda _leader: None
+    """Who leads."""
+    on_rule: Callable[[str, Declaration | None], None] = lambda _group, _declaration: None
+    """This process begins to lead a group or, with None, ends."""
+    on_standby: Callable[[str, Declaration | None], None] = lambda _group, _declaration: None
+    """The leader wants this process to stand by to record, or with None no longer."""
+    on_handover: Callable[[str], None] = lambda _group: None
+    """The leader that this process stands by for is gone, and the next one does not record yet: append what was heard,
+    and go on."""
+    is_recording: Callable[[str], bool] | None = None
+    """Whether this process, which leads the group, hears what is published; None when it does not record."""
+    on_destroyed: Callable[[], None] = lambda: None
+    """The group is gone."""
+    is_own: Callable[[str], bool] = lambda _borrower: False
+    """Whether a borrower is of this process."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Process:
+    """What the groups of a process have in common."""
+
+    listen: Callable[[], str]
+    """Returns where members reach the process.  Raises OSError."""
+    lease: Callable[[LeaseSettings], ProcessLease]
+    """The lease under which a group can be led.  Raises LogError."""
+    version_of: Callable[[str], int]
+    """The version of the lease of that name, 0 when it is gone.  Raises LogError."""
+    send: Callable[[Leading], None]
+    """Sends what a group has to say to its members."""
+    counters: Counter[str]
+
+
+@dataclasses.dataclass(eq=False)
+class Commit:
+    """What a group wants to have written, all or nothing; its registration comes first."""
+
+    group: Leading
+    writes: list[Write]
+    overthrows: tuple[str, int] | None = None
+    """The lease of a process that is dead, to be deleted with it."""
+    records: dict[int, StreamRecord] = dataclasses.field(default_factory=dict)
+    deleted: set[int] = dataclasses.field(default_factory=set)
+    said: GroupStatus | None = None
+
+    def written(self, version: int) -> None:
+        self.group.written(self, version)
+
+
+class Leading:
+    """Owned by the leader's thread, but for `is_leading` and `look_now`."""
+
+    def __init__(
+        self,
+        log: LogApi,
+        declaration: Declaration,
+        conf: cfg.ConfigOpts,
+        owner: Owner,
+        *,
+        key: bytes,
+        process: Process,
+    ) -> None:
+        self.name = declaration.name
+        self.counters: Counter[str] = Counter()
+        self.leader: Leader | None = None
+        self.homes: dict[str, Connection] = {}
+        """Borrower -> the connection on which it was heard of last."""
+        self.look_at = 0.0
+        self.scheduled = float("inf")
+        """When `step` is to be called next, as far as `LeaderThread` knows."""
+        self._log = log
+        self._owner = owner
+        self._process = process
+        self._incarnation = declaration.incarnation
+        self._names = Names(declaration.name)
+        self._commit_interval_s: float = conf[config.GROUP].commit_interval
+        self._record_bytes_max = log_config.RECORD_BYTES_MAX
+        self._complain_at = 0.0
+        self.lease = declaration.lease
+        self.beat_s = self.lease.beat_s
+        self._settings = dataclasses.replace(config.leader_settings(conf), lease=self.lease)
+        self.candidate = Candidate(
+            LeaderRecord(id=uuid.uuid4().hex, key=key, incarnation=self._incarnation), self.lease
+        )  # fmt: skip
+        self._last_words: list[m.ToBorrower] = []
+        self._is_standing_by = False
+        self._stands_for = ""
+        """The leader that it stands by for."""
+        self._relief_by = float("inf")
+        """When it stops to stand by, whether or not somebody records."""
+        self._ask_at = float("inf")
+        """When to look whether what is published is heard."""
+        self._ask_pause_s = _ASK_S
+        self._told: LeaderRecord | None = None
+        self._known: tuple[int, Declaration] | None = None
+        """The declaration as it was read last, with the version of its record."""
+        self._commit_at = self._commit_early_at = 0.0
+        self._is_urgent = self._is_touched = False
+        self._said: GroupStatus | None = None
+        """What is stored of the group, without times."""
+
+    @property
+    def is_leading(self) -> bool:
+        return self.leader is not None
+
+    # -- what the thread asks
+
+    def next_due(self) -> float:
+        """When `step` should be called."""
+        if self.leader is None:
+            return self.look_at
+        if self.candidate.role is Role.UNCERTAIN:
+            return self.look_at
+        if self.leader.is_silent(now := time.monotonic()):
+            return now + _SILENT_S
+        return min(self.leader.next_deadline(), self._next_commit(), self._ask_at)
+
+    def step(self, now: float, *, may_claim: bool) -> Commit | None:
+        """Time has passed, or something has happened.  Returns what is to be written.  Raises LogError."""
+        if self.leader is None or self.candidate.role is Role.UNCERTAIN:
+            self._watch(now)
+            if self.leader is None:
+                wants = may_claim and self.candidate.wants_to_claim(time.monotonic())
+                return self._claim() if wants else None
+        return self._lead(self.leader, time.monotonic()) if self.leader is not None else None
+
+    def take_messages(self) -> list[m.ToBorrower]:
+        """What members are to be told."""
+        said, self._last_words = self._last_words, []
+        if self.leader is not None:
+            said, self.leader.messages = [*said, *self.leader.messages], []
+        return said
+
+    # -- who leads
+
+    def _watch(self, now: float) -> None:
+        if now < self.look_at:
+            return
+        self.look_at = now + self.lease.watch_s
+        record = self._log.get_record(self._names.leader)
+        seen = None if record is None else self._see(record)
+        if seen is not None and seen.record.incarnation != self._incarnation:
+            self._is_gone()  # and declared anew: who leads that leads another group
+            return
+        self.candidate.observed(seen, time.monotonic())
+        self._after_change()
+
+    def _see(self, record: Record) -> Seen:
+        leader = _decode(record.value)
+        return Seen(leader, record.version, self._process.version_of(leader.lease) if leader.lease else 0)
+
+    def _claim(self) -> Commit | None:
+        group = self._log.get_record(self._names.group)
+        if group is None or declarations.decode(group.value).incarnation != self._incarnation:
+            self._is_gone()
+            return None
+        self.candidate.me = msgspec.structs.replace(
+            self.candidate.me, endpoint=self._process.listen(), lease=self._process.lease(self.lease).name,
+            renewed_ns=time.time_ns(), is_recording=False,
+        )  # fmt: skip
+        # The declaration is written again, as it is: a group that was destroyed a moment ago must not get a leader.
+        claim = self.candidate.claim(time.monotonic())
+        return Commit(
+            self, [self._registration(claim), (self._names.group, group.value, group.version)], claim.overthrows
+        )  # fmt: skip
+
+    def _is_gone(self) -> None:
+        self._owner.on_destroyed()
+        self.look_at = time.monotonic() + _IDLE_S
+
+    def _after_change(self) -> None:
+        """The candidate has learnt something: take or leave the office, and tell the owner."""
+        role = self.candidate.role
+        if role is Role.LEADING and self.leader is None:
+            self._begin()
+        elif role is Role.LEADING and self.leader is not None:
+            self.leader.renewed(self.candidate.renewed_at)
+        elif role in (Role.WATCHING, Role.RETIRED) and self.leader is not None:
+            if role is Role.WATCHING:
+                LOG.warning("Group %s: somebody else leads now.", self.name)
+            self.end()
+        self._stand_by(self.candidate.leader if role is Role.WATCHING else None)
+        found = self.candidate.leader
+        is_same = self._told is not None and found is not None and self._told.id == found.id
+        if found != self._told and not is_same:
+            self._told = found
+            self._owner.on_leader(found)
+
+    def _stand_by(self, leader: LeaderRecord | None) -> None:
+        """Begin or end to stand by, as the leader's record says; not before somebody records what follows."""
+        is_wanted = leader is not None and bool(leader.standby) and self._owner.is_own(leader.standby)
+        if leader is not None and is_wanted and self._is_standing_by:
+            # For another leader than before: what came until that one records has to be appended as well.
+            if leader.id != self._stands_for and self._is_relieved(leader):
+                self._stands_for, self._relief_by = leader.id, float("inf")
+                self._owner.on_handover(self.name)
+            return
+        if is_wanted == self._is_standing_by:
+            return
+        if leader is not None and is_wanted:
+            self._stands_for = leader.id
+        if self.candidate.role is Role.WATCHING and self._is_standing_by and not self._is_relieved(leader):
+            return
+        self._set_standing_by(is_wanted=is_wanted)
+
+    def _is_relieved(self, leader: LeaderRecord | None) -> bool:
+        if leader is not None and leader.is_recording:
+            return True
+        now = time.monotonic()
+        if self._relief_by == float("inf"):
+            self._relief_by = now + _RELIEF_S
+            self._owner.on_handover(self.name)
+        return now >= self._relief_by
+
+    def _set_standing_by(self, *, is_wanted: bool) -> None:
+        self._relief_by = float("inf")
+        declaration = self._read_declaration() if is_wanted else None
+        self._is_standing_by = declaration is not None
+        self._owner.on_standby(self.name, declaration)
+
+    def _name_standby(self, leader: Leader) -> None:
+        """Say in the leader's record who stands by: the member of another process that is here longest."""
+        me = self.candidate.me
+        standing = leader.members.get(me.standby)
+        if standing is not None and not standing.is_expelled:
+            return
+        others = [one for one in leader.members.values() if not one.is_expelled and not self._owner.is_own(one.id)]
+        chosen = min(others, key=lambda one: one.joined, default=None)
+        standby = chosen.id if chosen is not None else ""
+        if standby != me.standby:
+            self.candidate.me = msgspec.structs.replace(me, standby=standby)
+
+    def _begin(self) -> None:
+        declaration = self._read_declaration()
+        if declaration is None:
+            self._owner.on_destroyed()
+            return
+        stored = {
+            self._names.stream_number(record.name): decode_stream(record.value)
+            for record in self._log.list_records(self._names.streams)
+        }
+        predecessor = self.candidate.predecessor
+        self.leader = (QueueLeader if declaration.mode == "queue" else Leader)(
+            self.candidate.epoch, self._settings, declaration, stored, now=time.monotonic(),
+            held_until=self.candidate.renewed_at + self.lease.leader_hold_s,
+            waits_for=predecessor.leases if predecessor else (),
+        )  # fmt: skip
+        self.leader.is_outdated = True
+        self.counters["terms"] += 1
+        self._commit_at = 0.0
+        self._is_touched = True
+        self._said = None
+        LOG.info("Group %s: this process leads, in epoch %d.", self.name, self.candidate.epoch)
+        self._owner.on_rule(self.name, declaration)
+        self._ask_pause_s = _ASK_S
+        self._ask_at = float("inf") if self._owner.is_recording is None else 0.0
+
+    def end(self) -> None:
+        """Lead no more."""
+        if self.leader is not None:
+            self.leader = None
+            self._ask_at = float("inf")
+            self._owner.on_rule(self.name, None)
+
+    def close(self) -> None:
+        self.end()
+        if self._is_standing_by:
+            self._set_standing_by(is_wanted=False)
+
+    def resign(self, leader: Leader, now: float) -> Commit:
+        """What to write in order to leave the place to others; members are told."""
+        self._note_time()
+        claim = self.candidate.resignation(tuple(leader.holders()), now)
+        leader.fall_silent("the leader resigned", is_final=False)
+        return self._commit(leader, claim)
+
+    # -- leading
+
+    def _lead(self, leader: Leader, now: float) -> Commit | None:
+        counted = leader.counters.total()
+        leader.poll(now)
+        if now >= self._ask_at:
+            self._note_recording(now)
+        self._is_touched |= leader.counters.total() != counted
+        if now < self._next_commit() or self.candidate.role is not Role.LEADING:
+            return None
+        if self._is_touched:
+            self._name_standby(leader)
+        self._note_time()
+        return self._commit(leader, self.candidate.renewal(now))
+
+    def _note_recording(self, now: float) -> None:
+        """Say in the leader's record, as soon as it is so, that this process records: then a standby may go."""
+        if self._owner.is_recording is not None and self._owner.is_recording(self.name):
+            self.candidate.me = msgspec.structs.replace(self.candidate.me, is_recording=True)
+            self._is_touched, self._ask_at = True, float("inf")
+            return
+        self._ask_at = now + self._ask_pause_s
+        self._ask_pause_s = min(2 * self._ask_pause_s, _ASK_S_MAX)
+
+    def hear(self, leader: Leader, message: m.ToLeader, now: float) -> None:
+        leader.on_message(message, now)
+        self._is_touched |= not isinstance(message, m.Ping)
+        self._is_urgent |= isinstance(message, m.Disconnect) or getattr(message, "finished", False)
+
+    def _next_commit(self) -> float:
+        if self.leader is not None and self.leader.wants_to_store:
+            return 0.0
+        if self._is_urgent:
+            return self._commit_early_at
+        is_changed = self._is_touched or (self.leader is not None and self.leader.has_changes)
+        return self._commit_at if is_changed else float("inf")
+
+    def _note_time(self) -> None:
+        self.candidate.me = msgspec.structs.replace(self.candidate.me, renewed_ns=time.time_ns())
+
+    def renew(self, leader: Leader, states: Sequence[ShardState], now: float, *, reads_declaration: bool) -> None:
+        """Look what there is to hand out and, with ``reads_declaration``, what operators want.  Raises LogError."""
+        declaration = leader.declaration
+        if reads_declaration or leader.is_outdated:
+            found = self._read_declaration()
+            if found is None:
+                self._end_group(leader)
+                return
+            declaration = found
+        infos = {
+            state.shard * declaration.lanes + lane: StreamInfo(state.start, state.end)
+            for state in states
+            for lane in range(declaration.lanes)
+            if state.end > 0
+        }
+        self._is_touched |= infos.keys() != leader.streams.keys() or declaration != leader.declaration
+        leader.on_declaration(declaration, now)
+        leader.on_streams(infos, now)
+
+    def _read_declaration(self) -> Declaration | None:
+        """None when the group is gone, or was declared anew: then it is another one."""
+        record = self._log.get_record(self._names.group)
+        if record is None:
+            return None
+        if self._known is None or self._known[0] != record.version:
+            self._known = record.version, declarations.decode(record.value)
+        found = self._known[1]
+        return found if found.incarnation == self._incarnation else None
+
+    def _end_group(self, leader: Leader) -> None:
+        LOG.warning("Group %s was destroyed.", self.name)
+        leader.fall_silent("the group was destroyed", is_final=True)
+        self._last_words = leader.messages
+        self.candidate.refused()
+        self.end()
+        self._process.send(self)  # members are told before anybody else is
+        self._owner.on_destroyed()
+
+    # -- storing
+
+    def _commit(self, leader: Leader, claim: Claim) -> Commit:
+        now = time.monotonic()
+        self._commit_at = now + min(self.beat_s, self._commit_interval_s)
+        self._commit_early_at = now + self._commit_interval_s / 10
+        is_touched, self._is_urgent, self._is_touched = self._is_touched, False, False
+        commit = Commit(self, [self._registration(claim)], said=self._said)
+        changes, commit.deleted = leader.changes()
+        for number, record in changes.items():
+            value = self._encode(number, record)
+            if value is not None:
+                commit.records[number] = record
+                commit.writes.append((self._names.stream(number), value, None))
+        commit.writes += [(self._names.stream(number), None, None) for number in commit.deleted]
+        if is_touched or changes or self._said is None:
+            status = describe(leader, self.counters + self._process.counters, self.candidate.me.endpoint, now)
+            said = without_times(status)
+            value = encode_status(status, bytes_max=self._record_bytes_max) if said != self._said else None
+            if value is not None:
+                commit.said = said
+                commit.writes.append((self._names.status, value, None))
+        return commit
+
+    def _registration(self, claim: Claim) -> Write:
+        return self._names.leader, candidates.encode(claim.record), claim.expected
+
+    def _encode(self, number: int, record: StreamRecord) -> bytes | None:
+        """What is stored of a stream: all, or as much as a record may hold; None when that says nothing."""
+        value, is_whole = encode_stream(record, bytes_max=self._record_bytes_max)
+        if value is None or not is_whole:
+            self.counters["records_cut" if value is not None else "records_too_large"] += 1
+            now = time.monotonic()
+            if now >= self._complain_at:
+                self._complain_at = now + _COMPLAIN_S
+                LOG.error(
+                    "Group %s: the progress of stream %d is larger than a record of the log, %d bytes, and stored %s; "
+                    "after a crash more is delivered again. Too many events are done before older ones are.",
+                    self.name, number, self._record_bytes_max, "in part" if value is not None else "not at all",
+                )  # fmt: skip
+        return value
+
+    def written(self, commit: Commit, version: int) -> None:
+        """A commit succeeded.  Raises LogError."""
+        self.candidate.written(version)
+        leader = self.leader
+        if leader is not None:
+            self._said = commit.said
+            leader.renewed(self.candidate.renewed_at)
+            leader.stored(commit.records, commit.deleted, time.monotonic())
+        self._after_change()
+
+    def refused(self) -> None:
+        """Somebody else has written the registration first, or the group is gone.  Raises LogError."""
+        self.candidate.refused()
+        try:
+            if self.leader is not None and self._read_declaration() is None:
+                self._end_group(self.leader)
+        finally:
+            self._after_change()
+
+    def kept(self, started: float) -> None:
+        """The lease of the process was renewed by a write that began then."""
+        if self.leader is not None and self.candidate.role is not Role.WATCHING:
+            self.candidate.kept(started)
+            self.leader.renewed(started)
+
+    def unknown(self) -> None:
+        """What became of a commit is not known: see, as soon as the log can be read."""
+        self.candidate.unknown()
+        self.failed()
+
+    def failed(self) -> None:
+        """The log cannot be used now."""
+        self.counters["log_errors"] += 1
+        self._is_touched = True
+        self.look_at = time.monotonic() + self.lease.watch_s
+
+    def cannot_listen(self) -> None:
+        self.counters["socket_errors"] += 1
+        self.look_at = time.monotonic() + _IDLE_S
+
+    def give_up(self) -> None:
+        """Something is wrong with the group, or with this program: lead it no more."""
+        self.candidate.role = Role.RETIRED
+        self.end()
+        self.look_at = float("inf")
+
+    def replaced(self) -> None:
+        """Another log is in the place of the one that has the group."""
+        self.counters["log_errors"] += 1
+        self.end()
+        self._owner.on_destroyed()
+        self.look_at = time.monotonic() + _GONE_S
+
+
+def _decode(value: bytes) -> LeaderRecord:
+    try:
+        return candidates.decode(value)
+    except UndecodableBody as error:
+        raise LogError(f"{error}; a newer release may have written it") from error

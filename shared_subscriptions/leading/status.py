@@ -1,0 +1,63 @@
+"""What a leader says about its group: the record behind ``heliograph group show``."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+
+import msgspec
+
+from shared_subscriptions.core.leading.leader import Leader
+from shared_subscriptions.core.leading.members import Member
+from shared_subscriptions.core.leading.streams import Stream
+from shared_subscriptions.leading.records import GroupStatus, MemberStatus, MoveStatus
+
+_OWNERS_CHARACTERS_MAX = 200
+
+
+def describe(leader: Leader, office: Mapping[str, int], endpoint: str, now: float) -> GroupStatus:
+    """Plain data; ``office`` is what its office has counted.
+
+    Times are ages: no clock of another host is needed to read them.
+    """
+    youngest = {member.slot: member for member in sorted(leader.members.values(), key=lambda member: member.joined)}
+    holdings: dict[str, set[int]] = {}
+    for stream in leader.loans.values():
+        if stream.owner:
+            holdings.setdefault(stream.owner, set()).add(stream.base.number)
+    names = {member.id: member.slot for member in leader.members.values()}
+    return GroupStatus(
+        epoch=leader.epoch,
+        leader=endpoint,
+        members=[
+            MemberStatus(member.id, member.slot, sorted(holdings.get(member.id, ())), _state(member, youngest))
+            for member in leader.members.values()
+        ],
+        streams={stream.number: _holding(leader, stream, names) for stream in leader.streams.values()},
+        damaged=leader.damaged(),
+        moves=[
+            MoveStatus(move.stream, move.source, move.target, move.reason, round(now - move.at, 3))
+            for move in leader.moves
+        ],
+        counters={**leader.counters, **office},
+        reported_ns=time.time_ns(),
+    )
+
+
+def without_times(status: GroupStatus) -> GroupStatus:
+    """What is worth writing.  Moves are counted, so nothing is missed when they are left out here."""
+    return msgspec.structs.replace(status, moves=[], reported_ns=0)
+
+
+def _holding(leader: Leader, stream: Stream, names: Mapping[str, str]) -> tuple[str, str]:
+    """Its status, and who has it; of a queue, everybody who has a portion of it."""
+    if leader.loans is leader.streams:
+        return stream.status.value, names.get(stream.owner, "")
+    owners = sorted({names.get(loan.owner, "") for loan in leader.loans.values() if loan.base is stream})
+    return ("handed out" if owners else "absent"), ", ".join(owners)[:_OWNERS_CHARACTERS_MAX]
+
+
+def _state(member: Member, youngest: dict[str, Member]) -> str:
+    if member.is_expelled:
+        return "expelled"
+    return "member" if youngest[member.slot] is member else "superseded"

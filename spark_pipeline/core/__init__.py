@@ -1,0 +1,1 @@
+"""Arithmetic of ranges, without I/O."""

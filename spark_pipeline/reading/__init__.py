@@ -1,0 +1,1 @@
+"""The log as a table and as a stream of Spark."""

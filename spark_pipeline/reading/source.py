@@ -1,0 +1,169 @@
+"""``spark.read.format("heliograph")`` and ``spark.readStream.format("heliograph")``: the durable log as a table.
+
+Options: ``log`` (its URL), ``topics`` (filters, separated by commas), ``start`` and ``end`` (``earliest``, ``latest``,
+or offsets as JSON), ``events_per_batch``, ``events_per_task``; or ``group`` and ``query`` for a stream that is one of
+the jobs of a shared subscription (`spark_pipeline.reading.group_source`).  Columns are those of `spark_pipeline.schema`.
+
+Offsets are the log's own: dense, per shard.  A streaming query keeps them in its checkpoint, with the identity of the
+log, and goes on exactly there (`spark_pipeline.reading.places`).  Every range can be read again as long as the log keeps it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceReader,
+    DataSourceStreamReader,
+    InputPartition,
+)
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
+
+import durable_log
+from pubsub_api.errors import UsageError
+from spark_pipeline.core.ranges import LogRange, Offsets, advance, split
+from spark_pipeline.reading.options import OF_SPARK, WRITE_OPTIONS, Limits, SourceOptions, check_names
+from spark_pipeline.reading.partitions import LogPartition, read_partition, shards_of, stream_partitions
+from spark_pipeline.reading.places import check_kept, check_reached, from_checkpoint, to_checkpoint
+from spark_pipeline.schema import EVENT_SCHEMA
+from spark_pipeline.writing.sink import LogStreamWriter, LogWriter
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql.types import StructType
+
+
+class LogReader(DataSourceReader):
+    """A batch read.  What it reads is settled by its options, and by nothing else: Spark keeps one reader for all
+    queries on a DataFrame, so a reader that took over a filter of one query would apply it to the next one.  Spark
+    applies every filter itself."""
+
+    def __init__(self, options: SourceOptions) -> None:
+        if options.group:
+            raise UsageError('a group is followed by a stream: use readStream, or leave out the option "group"')
+        self._options = options
+
+    def partitions(self) -> list[LogPartition]:
+        with contextlib.closing(durable_log.open(self._options.log, must_exist=True)) as log:
+            states, identity = log.state(), log.identity
+        starts, ends = self._options.starts(states), self._options.ends(states)
+        wanted = shards_of(self._options.topics, len(states))
+        ranges = [LogRange(shard, starts[shard], ends[shard]) for shard in wanted]
+        # Spark wants at least one partition, also when there is nothing to read.
+        parts = list(split(ranges, events_max=self._options.events_per_task)) or [LogRange(0, starts[0], starts[0])]
+        return [LogPartition([part], self._options.topics, identity) for part in parts]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        assert isinstance(partition, LogPartition)
+        return read_partition(self._options.log, partition)
+
+
+class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """A streaming read: micro-batches of bounded size, or everything that is there now (``availableNow``)."""
+
+    def __init__(self, options: SourceOptions) -> None:
+        self._options = options
+        self._target: Offsets | None = None
+        self._log: durable_log.LogApi | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_log": None}  # workers open their own
+
+    def initialOffset(self) -> dict[str, Any]:
+        log = self._opened()
+        return to_checkpoint(log, self._options.starts(log.state()))
+
+    def getDefaultReadLimit(self) -> ReadLimit:
+        return ReadMaxRows(self._options.events_per_batch)
+
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
+        log = self._opened()
+        begins, states = from_checkpoint(log, start), log.state()
+        check_reached(states, begins, "this checkpoint")
+        ends = self._options.ends(states) if self._target is None else self._target
+        events_max = None if isinstance(limit, ReadAllAvailable) else self._options.events_per_batch
+        if isinstance(limit, ReadMaxRows):
+            events_max = limit.max_rows
+        until = advance(begins, ends, events_max=events_max)
+        if until == begins:
+            return start  # Spark asks often, and there is nothing to read that could be the wrong events
+        check_kept(log, start, begins, "this checkpoint")
+        return to_checkpoint(log, until, start)
+
+    def reportLatestOffset(self) -> dict[str, Any]:
+        return to_checkpoint(self._opened(), self._ends())
+
+    def prepareForTriggerAvailableNow(self) -> None:
+        self._target = self._ends()
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[LogPartition]:
+        log = self._opened()
+        begins, ends = from_checkpoint(log, start), from_checkpoint(log, end)
+        check_reached(log.state(), ends, "a batch of this checkpoint")
+        check_kept(log, end, ends, "a batch of this checkpoint")
+        wanted = shards_of(self._options.topics, len(ends))
+        ranges = [LogRange(shard, begins.get(shard, 0), ends[shard]) for shard in wanted]
+        events_per_task = self._options.events_per_task
+        return stream_partitions(ranges, self._options.topics, log.identity, events_per_task=events_per_task)
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        assert isinstance(partition, LogPartition)
+        return read_partition(self._options.log, partition)
+
+    def stop(self) -> None:
+        if self._log is not None:
+            self._log.close()
+            self._log = None
+
+    def _ends(self) -> dict[int, int]:
+        return self._options.ends(self._opened().state())
+
+    def _opened(self) -> durable_log.LogApi:
+        """The log, kept open on the driver: Spark asks several times per micro-batch."""
+        if self._log is None:
+            self._log = durable_log.open(self._options.log, must_exist=True)
+        return self._log
+
+
+class HeliographDataSource(DataSource):
+    """The format ``heliograph``, for reading and writing.  `spark_pipeline.sessions.session.open_session` registers it; in a
+    session of your own: ``spark.dataSource.register(HeliographDataSource)``."""
+
+    limits: ClassVar[Limits] = Limits()
+
+    @classmethod
+    def name(cls) -> str:
+        return "heliograph"
+
+    def schema(self) -> str:
+        return EVENT_SCHEMA
+
+    def reader(self, schema: StructType) -> DataSourceReader:  # noqa: ARG002  # the columns are fixed
+        return LogReader(SourceOptions(self.options, self.limits))
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: ARG002
+        options = SourceOptions(self.options, self.limits)
+        if not options.group:
+            return LogStreamReader(options)
+        # Only when asked for: Spark starts a process for every step of planning, and each imports the format anew.
+        from spark_pipeline.reading.group_source import GroupStreamReader  # noqa: PLC0415
+
+        return GroupStreamReader(options)
+
+    def writer(self, schema: StructType, overwrite: bool) -> LogWriter:
+        check_names(self.options, WRITE_OPTIONS)
+        return LogWriter(self.options, schema, overwrite=overwrite)
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> LogStreamWriter:
+        check_names(self.options, (*WRITE_OPTIONS, *OF_SPARK))
+        return LogStreamWriter(self.options, schema, overwrite=overwrite)
+
+
+def configured(events_per_batch: int, events_per_task: int) -> type[HeliographDataSource]:
+    """The same format with other limits for reads that name none.  It travels whole to the processes of Spark, which
+    have no configuration."""
+    limits = Limits(events_per_batch, events_per_task)
+    return type(HeliographDataSource.__name__, (HeliographDataSource,), {"limits": limits})

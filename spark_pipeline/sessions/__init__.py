@@ -1,0 +1,1 @@
+"""Spark sessions: Java, Python workers, settings."""

@@ -1,0 +1,1 @@
+"""Rows that leave Spark: to a log, a database, or the bus."""

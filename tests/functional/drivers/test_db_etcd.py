@@ -1,0 +1,161 @@
+"""etcd in trouble: a killed and a frozen server, compactions that others make, values that are too large."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import json
+import urllib.request
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+from nb_api.db_api import DbApi
+from nb_api.errors import DbUnavailable, RevisionTooOld, RevisionUnknown
+from nb_api.loading import open_db
+from nb_api.revisions import NONCE_BITS, HistoryCheck
+from nb_api.testing.replay import WAIT_S, stored
+from pubsub_api.errors import Closed, InvalidConfig, LimitReached
+from tests.helpers.db_faults import ServerInTrouble, opened
+from tests.helpers.servers_db import EtcdServer
+from tests.helpers.waiting import wait_until
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[EtcdServer]:
+    with EtcdServer("--unsafe-no-fsync") as server:
+        yield server
+
+
+@pytest.fixture
+def url(server: EtcdServer) -> str:
+    return server.new_prefix()
+
+
+@pytest.fixture
+def db(url: str) -> Iterator[DbApi]:
+    with opened(url) as db:
+        yield db
+
+
+def ask(server: EtcdServer, path: str, **request: Any) -> Any:
+    """A request of somebody else."""
+    url = f"http://127.0.0.1:{server.port}/v3/{path}"
+    with urllib.request.urlopen(url, json.dumps(request).encode(), timeout=WAIT_S) as answer:
+        return json.load(answer)
+
+
+class TestServerInTrouble(ServerInTrouble):
+    def is_forgetful(self, server: EtcdServer) -> bool:
+        return json.loads(read(f"http://127.0.0.1:{server.port}/version"))["etcdserver"] in ("3.5.0", "3.5.1", "3.5.2")
+
+    def wait_for_waiter(self, server: EtcdServer, url: str) -> None:
+        watchers = f"http://127.0.0.1:{server.port}/metrics"
+        wait_until(lambda: b"etcd_debugging_mvcc_watcher_total 1\n" in read(watchers), WAIT_S, "the watch")
+
+
+def read(url: str) -> bytes:
+    with urllib.request.urlopen(url, timeout=WAIT_S) as answer:
+        return bytes(answer.read())
+
+
+class TestCompactionByOthers:
+    def test_what_is_lost_is_said_and_the_rest_is_kept(self, server: EtcdServer, db: DbApi) -> None:
+        versions = [db.create("t", f"k{i}", i, topic="t") for i in range(10)]
+        ask(server, "kv/compaction", revision=versions[6] >> (NONCE_BITS + 6))  # 64 writes in each transaction
+        with pytest.raises(RevisionTooOld) as too_old:
+            db.changes(0)
+        # Whether there was a change before the oldest that is left, and which, nobody can say.
+        assert too_old.value.oldest_revision == versions[6]
+        assert [change.revision for change in db.changes(versions[6])] == versions[7:]
+        assert db.check_history(versions) == HistoryCheck(versions[-1], versions[6], None)
+        assert [change.revision for change in db.unpublished()] == versions
+        assert len(stored(db)) == 10
+        assert db.compact(keep_changes=2, keep_tombstones_s=0) == 2
+        assert [change.revision for change in db.changes(versions[7])] == versions[8:]
+
+    def test_a_compaction_without_a_change_of_ours_loses_nothing(self, server: EtcdServer, url: str, db: DbApi) -> None:
+        first = db.create("t", "first", 1, topic="t")
+        with opened(server.new_prefix()) as other:
+            for i in range(3):
+                other.create("t", f"k{i}", i, topic="t")
+            other.compact(keep_changes=0, keep_tombstones_s=0)
+        assert db.changes(first) == []
+        later = db.create("t", "later", 1, topic="t")
+        assert [change.revision for change in db.changes(first)] == [later]
+        with pytest.raises(RevisionTooOld):
+            db.changes(0)
+
+    def test_keys_that_somebody_deleted_are_a_lost_history(self, server: EtcdServer, db: DbApi) -> None:
+        """etcd still knows the heads from before, but they belong to nothing any more."""
+        seen = [db.create("t", f"k{number}", number, topic="t") for number in range(5)]
+        everything = base64.b64encode(b"\0").decode()
+        ask(server, "kv/deleterange", key=everything, range_end=everything)
+        self.expect_lost(db, seen)
+        later = [db.create("t", f"k{number}", number, topic="t") for number in range(500)]
+        self.expect_lost(db, seen)
+        assert db.check_history(later).lost is None
+        assert [change.revision for change in db.changes(0)] == later
+        assert [change.revision for change in db.changes(later[-3])] == later[-2:]
+        assert db.compact(keep_changes=100, keep_tombstones_s=0) == 400
+        assert [change.revision for change in db.changes(later[399])] == later[400:]
+
+    @staticmethod
+    def expect_lost(db: DbApi, revisions: list[int]) -> None:
+        assert db.check_history(revisions).lost == revisions[0]
+        for revision in revisions:
+            with pytest.raises(RevisionUnknown):
+                db.changes(revision)
+
+    def test_a_snapshot_that_is_compacted_away_says_so(self, server: EtcdServer, url: str) -> None:
+        with opened(url, snapshot_portion=1) as db:
+            for i in range(3):
+                db.create("t", f"k{i}", i, topic="t")
+            objects = iter(db.snapshot())
+            next(objects)
+            db.create("t", "more", 1, topic="t")
+            db.compact(keep_changes=0, keep_tombstones_s=0)
+            with pytest.raises(DbUnavailable, match="snapshot"):
+                list(objects)
+
+
+class TestLimits:
+    def test_a_request_that_etcd_finds_too_large_is_a_typed_error(self, url: str) -> None:
+        with opened(url, value_bytes_max=8 * 1024 * 1024) as db:
+            with pytest.raises(LimitReached):
+                db.create("t", "k", bytes(4 * 1024 * 1024), topic="t")
+            assert db.revision() == 0
+            assert db.create("t", "k", bytes(500 * 1024), topic="t") == db.revision()
+
+    def test_a_long_feed_is_read_in_full(self, db: DbApi) -> None:
+        with ThreadPoolExecutor(8) as pool:
+            versions = list(pool.map(lambda i: db.create("t", f"k{i}", i, topic="t"), range(900)))
+        assert [change.revision for change in db.changes(0, limit=10_000)] == sorted(versions)
+        assert [change.revision for change in db.changes(0, limit=7)] == sorted(versions)[:7]
+        assert db.compact(keep_changes=250, keep_tombstones_s=0) == 650
+        assert [change.revision for change in db.changes(sorted(versions)[649])] == sorted(versions)[650:]
+
+    def test_close_ends_a_wait_and_a_snapshot(self, url: str) -> None:
+        with opened(url, snapshot_portion=1) as db, ThreadPoolExecutor(1) as pool:
+            for i in range(3):
+                db.create("t", f"k{i}", i, topic="t")
+            objects = iter(db.snapshot())
+            next(objects)
+            waiting = pool.submit(db.wait, db.revision(), timeout_s=WAIT_S)
+            wait_until(waiting.running, WAIT_S, "the wait to begin")
+            assert db.wait(db.revision(), timeout_s=0.05) is False
+            db.close()
+            with contextlib.suppress(Closed):  # when it had not come as far as the database
+                assert waiting.result(WAIT_S) is False
+            with pytest.raises(Closed):
+                list(objects)
+
+    @pytest.mark.parametrize(
+        "rest", ["user:secret@127.0.0.1:1/x", "127.0.0.1:1/x?a=b", "127.0.0.1:1/a/b", "127.0.0.1:1/a%20b"]
+    )
+    def test_a_url_with_more_than_is_understood_is_refused(self, rest: str) -> None:
+        with pytest.raises(InvalidConfig) as refused:
+            open_db(f"etcd://{rest}")
+        assert "secret" not in str(refused.value)

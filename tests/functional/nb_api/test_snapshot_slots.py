@@ -1,0 +1,149 @@
+"""Slots in the database bound how many caches read all of it at once, also when holders die."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pathlib
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from nb_api import LocalCache, NbApi
+from nb_api.coordination.snapshot_limit import TABLE, Slots, SlotSettings
+from pubsub_api.errors import Closed
+from tests.helpers.nb_tools import open_nb, sqlite_url
+from tests.helpers.waiting import wait_until
+
+WAIT_S = 60.0
+
+
+@pytest.fixture
+def nb(tmp_path: pathlib.Path) -> Iterator[NbApi]:
+    with open_nb(sqlite_url(tmp_path)) as nb:
+        yield nb
+
+
+def make(nb: NbApi, count: int, *, lease_s: float = 30.0, wait_max_s: float = WAIT_S) -> Slots:
+    def pause(seconds: float) -> None:
+        threading.Event().wait(min(seconds, 0.02))
+
+    return Slots(SlotSettings(count, lease_s, wait_max_s), nb.db, pause)
+
+
+def test_no_more_readers_than_slots(nb: NbApi) -> None:
+    inside: list[int] = []
+    most: list[int] = []
+
+    def read() -> None:
+        for _ in range(3):
+            with make(nb, 2).hold():
+                inside.append(1)
+                most.append(len(inside))
+                threading.Event().wait(0.002)
+                inside.pop()
+
+    threads = [threading.Thread(target=read) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(WAIT_S)
+    assert len(most) == 24
+    assert max(most) <= 2
+    assert nb.get_all(TABLE) == []
+
+
+def test_many_caches_that_lost_the_feed_at_once_are_no_stampede(tmp_path: pathlib.Path) -> None:
+    """All of them need a snapshot at the same moment: two read at a time, the others wait, nobody is forgotten."""
+    settings = {"snapshot_slots": 2, "snapshot_jitter": 0.0, "slot_lease": 15.0, "verify_interval": 0.0}
+    with contextlib.ExitStack() as stack:
+        nb = stack.enter_context(open_nb(sqlite_url(tmp_path), cache=settings))
+        for number in range(50):
+            nb.create("port", f"p{number}", number, topic="t")
+        caches = [stack.enter_context(LocalCache(nb, tables=["port"])) for _ in range(12)]
+        for cache in caches:
+            cache.wait_synced(timeout_s=WAIT_S)
+        waits = {cache: cache.statistics().syncs.slots.waits for cache in caches}
+        with make(nb, 2).hold(), make(nb, 2).hold():
+            for cache in caches:
+                cache.need_snapshot("stampede")
+            for cache in caches:
+                before = waits[cache]
+                wait_until(lambda: cache.statistics().syncs.slots.waits > before, WAIT_S, "it to wait")  # noqa: B023
+        taken: list[int] = []
+
+        def are_all_done() -> bool:
+            taken.append(len(nb.get_all(TABLE)))
+            return all(cache.statistics().syncs.snapshots >= 2 for cache in caches)
+
+        wait_until(are_all_done, WAIT_S, "every cache to have read a second snapshot")
+        counters = [cache.statistics().syncs.slots for cache in caches]
+    assert max(taken) <= 2
+    assert sum(found.held for found in counters) == 24
+    assert sum(found.without for found in counters) == 0
+
+
+def test_without_a_limit_nothing_is_written(nb: NbApi) -> None:
+    with make(nb, 0).hold() as show_progress:
+        show_progress()
+    assert nb.db.revision() == 0
+
+
+def test_the_slot_of_a_holder_that_died_is_taken_over(nb: NbApi) -> None:
+    pid = os.fork()
+    if pid == 0:
+        held = make(nb, 1).hold()
+        held.__enter__()
+        os._exit(0)  # without a chance to give it back
+    os.waitpid(pid, 0)
+    assert len(nb.get_all(TABLE)) == 1
+    slots = make(nb, 1, lease_s=0.2)
+    with slots.hold():
+        pass
+    assert slots.counters.taken_over == 1
+    assert nb.get_all(TABLE) == []
+
+
+def test_a_holder_that_shows_progress_is_left_alone(nb: NbApi) -> None:
+    holder, waiter = make(nb, 1, lease_s=1.0), make(nb, 1, lease_s=1.0)
+    entered = threading.Event()
+    longest_s, last = 0.0, time.monotonic()  # between two moments at which progress had been shown
+
+    def wait() -> None:
+        with waiter.hold():
+            entered.set()
+
+    def has_renewed_often() -> bool:
+        nonlocal longest_s, last
+        show_progress()
+        longest_s, last = max(longest_s, time.monotonic() - last), time.monotonic()
+        return nb.db.revision() > 4
+
+    with holder.hold() as show_progress:
+        thread = threading.Thread(target=wait)
+        thread.start()
+        wait_until(has_renewed_often, WAIT_S, "several renewals, for longer than the lease")
+        has_entered = entered.is_set()
+        longest_s = max(longest_s, time.monotonic() - last)
+        assert not has_entered or longest_s > 0.3  # a machine that stood still for that long proves nothing
+    thread.join(WAIT_S)
+    assert entered.is_set()
+
+
+def test_who_gets_none_for_long_reads_without(nb: NbApi) -> None:
+    slots = make(nb, 1, wait_max_s=0.05)
+    with make(nb, 1).hold(), slots.hold():
+        pass
+    assert slots.counters.without == 1
+    assert slots.counters.waits == 1
+
+
+def test_who_is_closed_does_not_wait(nb: NbApi) -> None:
+    def closed(seconds: float) -> None:
+        raise Closed("nobody waits any more")
+
+    slots = Slots(SlotSettings(1, 30.0, WAIT_S), nb.db, closed)
+    with make(nb, 1).hold(), pytest.raises(Closed), slots.hold():
+        pass

@@ -1,0 +1,58 @@
+"""How tests are spread over processes.
+
+Those of one file stay together, in order, because they share servers; those that use the Spark session of the tests do
+because Java takes as long as many of them.  What takes longest begins first: begun last, it would keep one
+process busy while the others have nothing left.
+"""
+
+from __future__ import annotations
+
+from xdist.scheduler import LoadScopeScheduling
+
+SPARK_STREAMS = "streams of Spark"
+SPARK_REST = "rest of Spark"
+_SPARK_STREAMS = tuple(f"tests/spark/test_{name}.py" for name in ("group_source", "job_kills", "kills", "source_sink"))
+
+LONGEST = (
+    SPARK_STREAMS,
+    SPARK_REST,
+    "tests/functional/house/test_docs_code.py",
+    "tests/functional/durability_service/test_durability.py",
+    "tests/functional/shared_subscriptions/test_groups_recording.py",
+    "tests/functional/durability_service/test_durability_resync.py",
+    "tests/functional/pubsub_api/test_beginnings.py",
+    "tests/functional/pubsub_api/test_process_faults.py",
+    "tests/functional/pubsub_api/test_repair.py",
+    "tests/functional/durability_service/test_durability_cuts.py",
+    "tests/functional/publisher_service/test_service_faults.py",
+    "tests/functional/durability_service/test_durability_processes.py",
+    "tests/functional/shared_subscriptions/test_groups.py",
+    "tests/functional/nb_api/test_lost_histories.py",
+    "tests/functional/heliograph/test_cli.py",
+    "tests/functional/shared_subscriptions/test_groups_handlers.py",
+    "tests/unit/house/test_bench.py",
+    "tests/unit/durability_service/test_durability_simulator.py",
+)
+"""What takes half a minute or more, by `unit_of`, the longest first; the order of the rest does not matter."""
+
+_PLACES = {unit: place for place, unit in enumerate(LONGEST)}
+
+
+def unit_of(nodeid: str) -> str:
+    """What runs in one process: a file, or one of two halves of those that share the Spark session of a process."""
+    file = nodeid.partition("::")[0]
+    if not file.startswith("tests/spark/"):
+        return file
+    return SPARK_STREAMS if file in _SPARK_STREAMS else SPARK_REST
+
+
+def place_of(nodeid: str) -> int:
+    """Tests are handed out in this order."""
+    return _PLACES.get(unit_of(nodeid), len(_PLACES))
+
+
+class UnitScheduling(LoadScopeScheduling):
+    """Gives out unit by unit."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        return unit_of(nodeid)

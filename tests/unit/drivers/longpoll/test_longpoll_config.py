@@ -1,0 +1,101 @@
+"""The ``[longpoll]`` options: URLs, addresses, policies, and what is refused with its reason."""
+
+from __future__ import annotations
+
+import pytest
+
+from drivers.pubsub.longpoll.config import Policies, check_address, read_settings
+from drivers.pubsub.longpoll.core.mailbox import Policy
+from pubsub_api import loading
+from pubsub_api.errors import InvalidConfig
+from tests.helpers.paths import TLS
+
+
+def test_a_url_sets_address_and_options() -> None:
+    conf = loading.conf_from_url("longpoll://10.0.0.7:7000?poll_interval=2.5&latest_topics=a/%23,b&tls=false")
+    settings = read_settings(conf)
+    assert (settings.bind_host, settings.port) == ("10.0.0.7", 7000)
+    assert settings.listen_addresses == ("longpoll://10.0.0.7:7000",)
+    assert settings.link.poll_interval_s == settings.publisher.poll_interval_s == 2.5
+    assert settings.publisher.policy_of("a/x") is Policy.LATEST
+    assert settings.publisher.policy_of("c") is Policy.LOSSLESS
+
+
+def test_every_interface_is_bound_but_not_listened_to() -> None:
+    settings = read_settings(loading.conf_from_url("longpoll://0.0.0.0:7000"))
+    assert settings.bind_host == "0.0.0.0"
+    assert settings.public_host == "127.0.0.1"
+    assert settings.listen_addresses == ("longpoll://127.0.0.1:7000",)
+
+
+def test_ports_chosen_at_run_time_are_nothing_to_listen_to() -> None:
+    assert loading.build_driver(loading.conf_from_url("longpoll://127.0.0.1:0")).listen_addresses() == []
+
+
+@pytest.mark.parametrize(
+    ("url", "reason"),
+    [
+        ("longpoll://", "longpoll://host:port"),
+        ("longpoll://user@host:1", "longpoll://host:port"),
+        ("longpoll://host:1/path", "longpoll://host:port"),
+        ("longpoll://host:99999", "range"),
+        ("longpoll://host:1?nonsense=1", "is no option"),
+        ("longpoll://host:1?tls=true&tls=false", "given twice"),
+        ("longpoll://host:1?poll_interval=never", "poll_interval"),
+        ("longpoll://host:1?poll_interval=-1", "poll_interval"),
+        ("longpoll://host:1?retry_interval=3", "retry_interval_max is shorter"),
+        ("longpoll://host:1?session_timeout=1&retry_interval_max=1", "session_timeout is not longer"),
+        ("longpoll://host:1?latest_topics=a//b", "empty level"),
+        ("longpoll://host:1?latest_topics=a&lossy_topics=a", "in latest_topics and in lossy_topics"),
+        (f"longpoll://host:1?tls_ca_file={TLS}/ca.pem", "tls is not"),
+        ("longpoll://host:1?tls_client_auth=true", "tls is not"),
+        ("longpoll://host:1?tls=true&tls_client_auth=true", "needs tls_ca_file"),
+        ("longpoll://host:1?tls=true&tls_ca_file=/nowhere", "cannot be read"),
+        (f"longpoll://host:1?tls=true&tls_cert_file={TLS}/server.pem", "go together"),
+        (f"longpoll://host:1?tls=true&tls_key_file={TLS}/client-key.pem", "go together"),
+    ],
+)
+def test_what_cannot_work_is_refused_with_its_reason(url: str, reason: str) -> None:
+    with pytest.raises(InvalidConfig, match=reason):
+        loading.build_driver(loading.conf_from_url(url))
+
+
+def test_a_socket_file_is_refused() -> None:
+    conf = loading.conf_from_url("longpoll://127.0.0.1:1")
+    conf.set_override("publisher_transport", "ipc", group="pubsub")
+    with pytest.raises(InvalidConfig, match="not for longpoll"):
+        read_settings(conf)
+
+
+def test_a_publisher_that_must_encrypt_needs_a_certificate() -> None:
+    driver = loading.build_driver(loading.conf_from_url(f"longpoll://127.0.0.1:0?tls=true&tls_ca_file={TLS}/ca.pem"))
+    with pytest.raises(InvalidConfig, match="tls_cert_file"):
+        driver.get_publisher().initialize(lambda _report: None)
+
+
+@pytest.mark.parametrize("address", ["longpoll://h:1", "longpoll://[::1]:65535", "longpoll://10.0.0.1:8866"])
+def test_addresses(address: str) -> None:
+    assert f"longpoll://{check_address(address)}" == address
+
+
+@pytest.mark.parametrize(
+    "address", ["", "h:1", "tcp://h:1", "longpoll://h", "longpoll://h:0", "longpoll://h:65536", "longpoll://h:1/x"]
+)
+def test_bad_addresses(address: str) -> None:
+    with pytest.raises(InvalidConfig, match="not an address"):
+        check_address(address)
+
+
+def test_the_first_list_wins_and_control_is_never_touched() -> None:
+    policies = Policies(["a/b"], ["a/#", "#"])
+    assert policies("a/b") is Policy.LATEST
+    assert policies("a/c") is Policy.LOSSY
+    assert policies("$control") is Policy.LOSSLESS
+
+
+def test_secrets_are_not_shown() -> None:
+    files = {"tls_cert_file": "server.pem", "tls_key_file": "server-key.pem"}
+    url = "longpoll://127.0.0.1:0?tls=true&" + "&".join(f"{name}={TLS}/{file}" for name, file in files.items())
+    settings = read_settings(loading.conf_from_url(url))
+    assert b"PRIVATE" in (settings.tls.key_file or b"") if settings.tls else False
+    assert "PRIVATE" not in repr(settings)

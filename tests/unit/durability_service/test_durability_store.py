@@ -1,0 +1,238 @@
+"""The store on disk against its model: the same operations, a crash after any of them, and the same thing found."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import pathlib
+import random
+import shutil
+import sqlite3
+
+import pytest
+
+from durability_service.core.effects import Apply, BeginFill, CompleteFill, Fill, Marks, Restored, StoreOperation
+from durability_service.core.messages import Epoch
+from durability_service.core.sets.batches import EMPTY, Batch, spread
+from durability_service.core.sets.sample_set import Deletion
+from durability_service.core.sets.samples import Sample, make_sample
+from durability_service.errors import StoreFailed, StoreInUse
+from durability_service.storage.store import Store
+from durability_service.testing.simulator.store import Generation, StoreModel
+
+NAMES = ("orders", "ports")
+BUCKETS = 4
+
+
+def sample(number: int, topic: str = "a/x") -> Sample:
+    return make_sample(
+        topic, "t", f"k{number}", timestamp=number, writer=b"w" * 16, number=number, is_delete=number % 7 == 0,
+        event=b"e" * (number % 50),
+    )  # fmt: skip
+
+
+def marks(number: int) -> Marks:
+    return Marks(Epoch(number, "n1"), (Epoch(1, "n0"),), frozenset({Deletion("a/#", number)}), number)
+
+
+def repacked(current: Generation, added: list[Sample], removed: list[Sample]) -> dict[int, Batch]:
+    """Some of the buckets as they will be when this change was made."""
+    left = {**current.samples, **{one.digest: one for one in added}}
+    for one in removed:
+        left.pop(one.digest, None)
+    return {number: batch for number, batch in spread(left.values(), BUCKETS).items() if number % 3}
+
+
+def filled(name: str, samples: list[Sample], given: Marks) -> list[StoreOperation]:
+    return [BeginFill(name, ("a",), BUCKETS), Fill(name, spread(samples, BUCKETS)), CompleteFill(name, given)]
+
+
+def operations(seed: int, count: int) -> list[StoreOperation]:
+    """Operations as a service makes them: fills that end or are begun again, changes of complete sets."""
+    chance = random.Random(seed)
+    made: list[StoreOperation] = []
+    model = StoreModel()
+    while len(made) < count:
+        name = chance.choice(NAMES)
+        current = model.current.get(name)
+        some = [sample(chance.randrange(200)) for _ in range(chance.randrange(6))]
+        choices: list[StoreOperation] = [BeginFill(name, ("a/#", "b"), BUCKETS)]
+        if current is not None and current.is_complete:
+            gone = list(current.samples.values())[: chance.randrange(3)]
+            batches = repacked(current, some, gone) if chance.random() < 0.3 else {}
+            choices += [Apply(name, some, gone, chance.choice((None, marks(len(made) + 1))), batches)] * 8
+        elif current is not None:
+            choices += [Fill(name, spread(some, BUCKETS)), CompleteFill(name, marks(len(made) + 1))] * 3
+        operation = chance.choice(choices)
+        model.do(operation)
+        made.append(operation)
+    return made
+
+
+def seen(restored: dict[str, Restored] | object) -> dict[str, tuple[object, ...]]:
+    assert isinstance(restored, dict)
+    return {name: (sorted(one), one.marks, tuple(one.filters)) for name, one in restored.items() if one.is_complete}
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_after_a_crash_at_any_operation_the_last_complete_set_is_found(tmp_path: pathlib.Path, seed: int) -> None:
+    done: list[StoreOperation] = []
+    with Store(tmp_path / "live" / "store.db") as store:
+        for position, operation in enumerate(operations(seed, 30)):
+            store.do([operation])
+            done.append(operation)
+            image = shutil.copytree(store.path.parent, tmp_path / f"crash{position}")
+            model = StoreModel()
+            for one in done:
+                model.do(one)
+            with Store(image / "store.db") as found:
+                assert seen(found.restored()) == seen(dict(model.open()))
+
+
+def test_a_torn_write_leaves_a_prefix_of_the_operations(tmp_path: pathlib.Path) -> None:
+    planned = operations(99, 25)
+    model, states = StoreModel(), [seen({})]
+    with Store(tmp_path / "live" / "store.db") as store:
+        for operation in planned:
+            store.do([operation])
+            model.do(operation)
+            copy = StoreModel()
+            for one in planned[: planned.index(operation) + 1]:
+                copy.do(one)
+            states.append(seen(dict(copy.open())))
+        image = shutil.copytree(store.path.parent, tmp_path / "image")
+    log = image / "store.db-wal"
+    whole = log.read_bytes()
+    chance = random.Random(1)
+    for number in range(40):
+        torn = shutil.copytree(image, tmp_path / f"torn{number}")
+        (torn / "store.db-wal").write_bytes(whole[: chance.randrange(len(whole))])
+        with Store(torn / "store.db") as found:
+            assert seen(found.restored()) in states
+
+
+def test_several_operations_are_one_transaction(tmp_path: pathlib.Path) -> None:
+    with Store(tmp_path / "store.db") as store:
+        with pytest.raises(StoreFailed, match="no generation that is complete"):
+            store.do([BeginFill("orders", ("a",), BUCKETS), Apply("orders", [sample(1)], [])])
+        assert store.generations() == []
+
+
+def test_a_set_that_was_set_aside_stays_for_inspection_and_older_ones_go(tmp_path: pathlib.Path) -> None:
+    with Store(tmp_path / "store.db") as store:
+        for number in range(1, 5):
+            store.do(filled("orders", [sample(number)], marks(1)))
+        while store.purge():
+            pass
+        store.purge()
+        states = [(one["generation"], one["state"], one["samples"]) for one in store.generations()]
+        assert states == [(3, "retired", 1), (4, "complete", 1)]
+
+
+def test_every_start_is_a_new_life_under_the_same_name(tmp_path: pathlib.Path) -> None:
+    lives = []
+    for name in ("first", "", ""):
+        with Store(tmp_path / "store.db") as store:
+            lives.append(store.start_life(name))
+    assert {name for name, _ in lives} == {"first"}
+    assert [number for _, number in lives] == sorted({number for _, number in lives})
+
+
+def test_a_snapshot_is_a_store_with_what_was_selected(tmp_path: pathlib.Path) -> None:
+    kept, left = sample(1, "a/x"), sample(2, "b")
+    with Store(tmp_path / "store.db") as store:
+        store.do(filled("orders", [kept, left], marks(3)))
+        store.do(filled("ports", [sample(3)], marks(1))[:2])
+        path = store.snapshot(tmp_path / "snapshots", ["a/#"])
+    assert [one.suffix for one in path.parent.iterdir()] == [".db"]
+    with Store(path) as copy:
+        assert seen(copy.restored()) == {"orders": ([kept], marks(3), ("a",))}
+
+
+def test_a_store_belongs_to_one_service(tmp_path: pathlib.Path) -> None:
+    with Store(tmp_path / "store.db") as store:
+        store.do([BeginFill("orders", ("a",), BUCKETS)])
+        with pytest.raises(StoreInUse, match="another service"):
+            Store(tmp_path / "store.db", busy_timeout_s=0.05)
+
+
+@pytest.mark.parametrize("name", ["store.db", "store.db-wal"])
+@pytest.mark.parametrize("is_replaced", [False, True])
+def test_nothing_is_reported_as_durable_in_a_file_that_nobody_can_reach(
+    tmp_path: pathlib.Path, name: str, is_replaced: bool
+) -> None:
+    with Store(tmp_path / "store.db") as store:
+        store.do(filled("orders", [sample(1)], marks(1)))
+        backup = shutil.copy(tmp_path / name, tmp_path / "backup")
+        (tmp_path / name).unlink()
+        if is_replaced:
+            os.rename(backup, tmp_path / name)
+        expected = "was replaced" if is_replaced else "is gone"
+        with pytest.raises(StoreFailed, match=f"{name} {expected}"):
+            store.do([Apply("orders", [sample(2)], [])])
+        with pytest.raises(StoreFailed, match=expected):
+            store.purge()
+
+
+def test_other_files_are_refused_and_left_alone(tmp_path: pathlib.Path) -> None:
+    other = tmp_path / "other.db"
+    with sqlite3.connect(other) as database:
+        database.execute("CREATE TABLE precious (thing)")
+    database.close()
+    with pytest.raises(StoreFailed, match="not a store of this version"):
+        Store(other)
+    garbage = tmp_path / "garbage.db"
+    garbage.write_bytes(b"this is no database" * 100)
+    with pytest.raises(StoreFailed, match="failed"):
+        Store(garbage)
+    assert garbage.read_bytes().startswith(b"this is no database")
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_operations_done_together_have_the_same_effect_as_one_by_one(tmp_path: pathlib.Path, seed: int) -> None:
+    planned = operations(1000 + seed, 40)
+    chance = random.Random(seed)
+    model = StoreModel()
+    with Store(tmp_path / "store.db") as store:
+        start = 0
+        while start < len(planned):
+            together = planned[start : start + chance.randint(1, 8)]
+            start += len(together)
+            for one in together:
+                model.do(one)
+            store.do(together)
+        current = {
+            name: (sorted(one.samples.values()), one.marks, one.filters)
+            for name, one in model.current.items()
+            if one.is_complete
+        }
+        assert seen(store.restored()) == current
+
+
+def test_changes_that_all_buckets_include_are_trimmed(tmp_path: pathlib.Path) -> None:
+    current = Generation(("a",), buckets=BUCKETS)
+    with Store(tmp_path / "store.db") as store:
+        store.do(filled("orders", [], marks(1)))
+        longest = 0
+        for number in range(1, 60):
+            change = Apply("orders", [sample(number)], [])
+            current.samples[sample(number).digest] = sample(number)
+            whole = spread(current.samples.values(), BUCKETS)
+            turn = number % BUCKETS
+            store.do([dataclasses.replace(change, batches={turn: whole.get(turn, EMPTY)})])
+            (found,) = store.generations()
+            assert isinstance(found["changes"], int)
+            longest = max(longest, found["changes"])
+            assert found["samples"] == number
+        assert longest == BUCKETS - 1
+        assert sorted(store.restored()["orders"]) == sorted(current.samples.values())
+
+
+def test_a_damaged_bucket_is_told_and_not_used(tmp_path: pathlib.Path) -> None:
+    with Store(tmp_path / "store.db") as store:
+        store.do(filled("orders", [sample(1)], marks(1)))
+    with sqlite3.connect(tmp_path / "store.db") as database:
+        database.execute("UPDATE bucket SET content = CAST(substr(content, 1, length(content) - 1) || 'x' AS BLOB)")
+    database.close()
+    with Store(tmp_path / "store.db") as store, pytest.raises(StoreFailed, match="damaged"):
+        store.restored()

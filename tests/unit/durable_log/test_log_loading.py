@@ -1,0 +1,94 @@
+"""From a URL or a configuration to a log, and what is said when that cannot be."""
+
+from __future__ import annotations
+
+import contextlib
+import pathlib
+import sqlite3
+
+import pytest
+
+import durable_log
+from durable_log.loading import portable_url
+from durable_log.storage.segmented import SegmentedLog
+from pubsub_api.config import new_conf
+from pubsub_api.errors import DriverNotFound, HeliographError, InvalidConfig
+
+
+def test_the_url_of_the_configuration_is_used(tmp_path: pathlib.Path) -> None:
+    file = tmp_path / "heliograph.conf"
+    file.write_text(f"[log]\nurl = sqlite://{tmp_path}/log.db\nshards = 3\n")
+    for opened in (durable_log.open(config_files=[file]), durable_log.open(conf=new_conf([file]))):
+        with contextlib.closing(opened) as log:
+            assert log.shards == 3
+
+
+def test_a_portable_url_says_what_the_configuration_says(tmp_path: pathlib.Path) -> None:
+    place = f"sqlite:///{tmp_path}/log.db"  # a fourth slash, which must stay
+    conf = new_conf()
+    assert portable_url(place, conf=conf) == place
+    file = tmp_path / "heliograph.conf"
+    file.write_text(
+        f"[log]\nurl = {place}?shards=3\nshards = 5\nsegment_directory = {tmp_path}/a b&c\n"
+        "compact_topics = a/#, b\n[log_sqlite]\nsynchronous = normal\n"
+    )
+    url = portable_url(None, conf=new_conf([file]))
+    assert url.startswith(f"{place}?shards=3&")
+    with contextlib.closing(durable_log.open(url)) as log:
+        assert isinstance(log, SegmentedLog)
+        assert log.shards == 3, "the URL has the last word"
+        assert log.directory == tmp_path / "a b&c"
+        assert log.conf["log"].compact_topics == ["a/#", "b"]
+        assert log.conf["log_sqlite"].synchronous == "normal"
+
+
+def test_a_new_log_has_sixteen_shards(tmp_path: pathlib.Path) -> None:
+    with contextlib.closing(durable_log.open(f"sqlite://{tmp_path}/log.db")) as log:
+        assert log.shards == 16
+
+
+@pytest.mark.parametrize(
+    ("url", "problem"),
+    [
+        ("nothing://x", "available: redis, rediss, sqlite"),
+        ("log.db", "does not name a log"),
+        ("sqlite:///", "names no SQLite file"),
+        ("sqlite://host/log.db", "names no SQLite file"),
+        ("sqlite:///no/such/directory/log.db", "does not exist: make /no/such/directory"),
+        ("sqlite:///tmp/log.db?shards=0", "shards"),
+        ("sqlite:///tmp/log.db?shards=many", "shards"),
+        ("sqlite:///tmp/log.db?unknown=1", "'unknown' is no option; options are compact_tombstone_age"),
+        ("sqlite:///tmp/log.db?url=x", "'url' is no option"),
+        ("sqlite:///tmp/log.db?shards", "option=value pairs"),
+        ("sqlite:///tmp/log.db?synchronous=never", "synchronous"),
+    ],
+)
+def test_what_cannot_be_opened_is_explained(url: str, problem: str) -> None:
+    with pytest.raises((InvalidConfig, DriverNotFound)) as caught:
+        durable_log.open(url)
+    assert problem in str(caught.value)
+
+
+def test_a_foreign_file_is_refused_and_left_alone(tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "other.db"
+    with contextlib.closing(sqlite3.connect(path)) as connection:
+        connection.execute("CREATE TABLE theirs (x)")
+        connection.commit()
+    with pytest.raises(InvalidConfig, match="another program"):
+        durable_log.open(f"sqlite://{path}")
+    text = tmp_path / "text.db"
+    text.write_text("not a database, and long enough to be looked at " * 50)
+    with pytest.raises(InvalidConfig, match="cannot be used as a log"):
+        durable_log.open(f"sqlite://{text}")
+    assert text.read_text().startswith("not a database")
+
+
+def test_passwords_are_not_shown() -> None:
+    with pytest.raises(HeliographError) as caught:
+        durable_log.open("nothing://user:secret@host/0")
+    assert "secret" not in str(caught.value)
+
+
+def test_logs_are_private_to_the_user(tmp_path: pathlib.Path) -> None:
+    durable_log.open(f"sqlite://{tmp_path}/log.db").close()
+    assert (tmp_path / "log.db").stat().st_mode & 0o777 == 0o600

@@ -1,0 +1,216 @@
+"""Dependencies point one way.  This reads every import in the tree and enforces it.
+
+The rules are the three tables below.  A new top-level package must get a row, and a violation names the file, the line,
+the import and the rule it breaks.
+"""
+
+from __future__ import annotations
+
+import ast
+import pathlib
+import textwrap
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import pytest
+
+from tests.helpers.paths import ROOT
+
+
+class Layer(NamedTuple):
+    """What of this project a package may import.  ``denied`` wins over ``allowed``."""
+
+    allowed: tuple[str, ...]
+    denied: tuple[str, ...] = ("drivers",)
+
+
+_CONTRACTS = ("pubsub_api", "nb_api", "durable_log")
+_SERVICES = ("publisher_service", "durability_service", "shared_subscriptions", "spark_pipeline")
+_PROGRAMS = ("heliograph", "bench", "examples")
+
+# A driver sees the contract it implements, what the contract is made of and what is made for drivers, not the sessions
+# built on it.
+_DRIVER_CONTRACTS = (
+    "drivers", "pubsub_api.driver", "pubsub_api.errors", "pubsub_api.config", "pubsub_api.core",
+    "pubsub_api.driver_kit", "pubsub_api.runtime",
+    "nb_api.core", "nb_api.db_api", "nb_api.writing.checks", "nb_api.writing.writes", "nb_api.errors", "nb_api.config",
+    "nb_api.revisions", "nb_api.writing.outbox_age",
+    "durable_log.core", "durable_log.log_api", "durable_log.storage", "durable_log.config", "durable_log.errors",
+)  # fmt: skip
+# The memory driver injects faults, in the words that the simulator uses for them.
+_MEMORY_DRIVER = Layer((*_DRIVER_CONTRACTS, "pubsub_api.testing.faults"), denied=())
+
+LAYERS = {
+    "pubsub_api.core": Layer(("pubsub_api.core",)),
+    "pubsub_api.testing": Layer(("pubsub_api",)),
+    # Shipped for tests and simulations; the bus itself must not need it.
+    "pubsub_api": Layer(("pubsub_api",), denied=("drivers", "pubsub_api.testing")),
+    "nb_api": Layer(("pubsub_api", "nb_api")),
+    "durable_log": Layer(("pubsub_api", "durable_log")),
+    "publisher_service": Layer((*_CONTRACTS, "publisher_service")),
+    "durability_service.core": Layer(("pubsub_api.core", "durability_service.core")),
+    "durability_service": Layer((*_CONTRACTS, "durability_service")),
+    "shared_subscriptions.core": Layer(("pubsub_api.core", "shared_subscriptions.core")),
+    "shared_subscriptions": Layer((*_CONTRACTS, "shared_subscriptions")),
+    # Jobs of a group follow what was declared for it.
+    "spark_pipeline": Layer((*_CONTRACTS, "shared_subscriptions", "spark_pipeline")),
+    "heliograph": Layer((*_CONTRACTS, *_SERVICES, *_PROGRAMS)),
+    "bench": Layer((*_CONTRACTS, *_SERVICES, *_PROGRAMS)),
+    "examples": Layer((*_CONTRACTS, *_SERVICES, *_PROGRAMS)),
+    "tests": Layer((*_CONTRACTS, *_SERVICES, *_PROGRAMS, "tests")),
+    # The cores of the long-poll protocol do no I/O, and are tested without the driver around them.
+    "tests.unit.drivers.longpoll": Layer((*_CONTRACTS, "tests", "drivers.pubsub.longpoll"), denied=()),
+    "tests.unit.drivers.zenoh": Layer((*_CONTRACTS, "tests", "drivers.pubsub.zenoh"), denied=()),
+    "tests.unit.drivers.zmq": Layer((*_CONTRACTS, "tests", "drivers.pubsub.zmq"), denied=()),
+    "drivers.pubsub.memory": _MEMORY_DRIVER,
+    "drivers.pubsub.memory.bus": _MEMORY_DRIVER,
+    "drivers": Layer(_DRIVER_CONTRACTS, denied=()),
+}
+
+# Programs that compare Heliograph with the raw library, or test it against one, use that library as a stranger would.
+_STRANGERS = ("bench", "tests")
+
+FOREIGN = {
+    **dict.fromkeys(("zmq", "zenoh", "redis", "hiredis"), ("drivers", *_STRANGERS)),
+    **dict.fromkeys(("grpc", "psycopg", "psycopg2", "etcd3", "etcd3gw"), ("drivers", *_STRANGERS)),
+    "pyspark": ("spark_pipeline", *_STRANGERS),
+}
+
+# The core does no I/O and reads no clock: time, identity and chance are given to it.
+_IMPURE = """
+    _thread asyncio concurrent datetime glob logging multiprocessing os pathlib queue random secrets select selectors
+    shutil signal socket socketserver sched ssl subprocess sys tempfile threading time urllib uuid warnings
+"""
+_PURITY = {
+    **dict.fromkeys(_IMPURE.split(), "the core does no I/O and reads no clock"),
+    **dict.fromkeys(("oslo_config", "stevedore", "msgpack", "rich"), "the core needs msgspec and nothing else"),
+}
+UNAVAILABLE = {
+    "pubsub_api.core": _PURITY,
+    "durability_service.core": _PURITY,
+    "shared_subscriptions.core": _PURITY,
+}
+
+
+_DYNAMIC = ("__import__", "import_module", "importlib.import_module")
+
+
+def is_within(name: str, package: str) -> bool:
+    return name == package or name.startswith(package + ".")
+
+
+def imports(source: str, module: str, *, is_package: bool = False) -> Iterator[tuple[int, str]]:
+    """``(line, full dotted name)`` of everything that the source imports, wherever in the file it does so."""
+    package = module if is_package else module.rpartition(".")[0]
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            yield from ((node.lineno, alias.name) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = _resolve(node, package)
+            yield from ((node.lineno, f"{base}.{alias.name}" if base else alias.name) for alias in node.names)
+        elif isinstance(node, ast.Call) and ast.unparse(node.func) in _DYNAMIC:
+            yield from ((node.lineno, str(arg.value)) for arg in node.args[:1] if isinstance(arg, ast.Constant))
+
+
+def _resolve(node: ast.ImportFrom, package: str) -> str:
+    if not node.level:
+        return node.module or ""
+    levels = package.split(".")
+    base = levels[: len(levels) - node.level + 1]
+    return ".".join([*base, node.module] if node.module else base)
+
+
+def violations(source: str, module: str, *, is_package: bool = False) -> list[str]:
+    """One sentence per import of the module that breaks a rule."""
+    layer = max((name for name in LAYERS if is_within(module, name)), key=len, default=None)
+    if layer is None:
+        return [f"{module}: the package {module.partition('.')[0]!r} has no layer; give it a row in LAYERS"]
+    found = imports(source, module, is_package=is_package)
+    return [f"{module}:{line}: import of {name}: {why}" for line, name in found if (why := _objection(layer, name))]
+
+
+def _objection(layer: str, name: str) -> str | None:
+    top = name.partition(".")[0]
+    rule = LAYERS[layer]
+    if top in {own.partition(".")[0] for own in LAYERS}:
+        if any(is_within(name, denied) for denied in rule.denied):
+            return f"{layer} must not import {top if top == 'drivers' else name} by name"
+        if not any(is_within(name, allowed) for allowed in rule.allowed):
+            return f"{layer} may import only {', '.join(rule.allowed)}"
+        return None
+    if top in FOREIGN and layer.partition(".")[0] not in FOREIGN[top]:
+        return f"{top} belongs under {FOREIGN[top][0]}/"
+    return UNAVAILABLE.get(layer, {}).get(top)
+
+
+def _source_files() -> list[pathlib.Path]:
+    packages = {path.parent for path in ROOT.glob("*/__init__.py")}
+    named = {ROOT / name.partition(".")[0] for name in LAYERS}
+    return sorted(path for package in packages | named for path in package.rglob("*.py"))
+
+
+def _module_name(path: pathlib.Path) -> str:
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+@pytest.mark.parametrize("top", sorted({path.relative_to(ROOT).parts[0] for path in _source_files()}))
+def test_imports_follow_the_arrows(top: str) -> None:
+    broken = [
+        sentence
+        for path in _source_files()
+        if path.relative_to(ROOT).parts[0] == top
+        for sentence in violations(path.read_text(), _module_name(path), is_package=path.name == "__init__.py")
+    ]
+    assert not broken, "\n" + "\n".join(broken)
+
+
+@pytest.mark.parametrize(
+    ("module", "statement", "reason"),
+    [
+        ("pubsub_api.core.gaps", "import time", "no I/O and reads no clock"),
+        ("pubsub_api.core.gaps", "from random import Random", "no I/O and reads no clock"),
+        ("pubsub_api.core.gaps", "def later():\n    import socket", "no I/O and reads no clock"),
+        ("pubsub_api.core.gaps", "import oslo_config.cfg", "msgspec and nothing else"),
+        ("pubsub_api.core.gaps", "from pubsub_api import driver", "may import only pubsub_api.core"),
+        ("pubsub_api.core.gaps", "from .. import session", "may import only pubsub_api.core"),
+        ("pubsub_api.session", "import zmq.utils.monitor", "belongs under drivers/"),
+        ("pubsub_api.session", "import drivers.pubsub.zmq", "must not import drivers by name"),
+        ("pubsub_api.session", "from drivers import pubsub", "must not import drivers by name"),
+        ("pubsub_api.session", "importlib.import_module('drivers.pubsub.zmq')", "must not import drivers by name"),
+        ("pubsub_api.session", "from .testing import simulator", "must not import pubsub_api.testing"),
+        ("pubsub_api.session", "import nb_api", "may import only pubsub_api"),
+        ("nb_api.cache", "import durable_log", "may import only pubsub_api, nb_api"),
+        ("durability_service.merge", "import shared_subscriptions", "may import only"),
+        ("durability_service.merge", "import pyspark.sql", "belongs under spark_pipeline/"),
+        ("drivers.pubsub.zmq", "from pubsub_api.session import Session", "may import only drivers"),
+        ("drivers.pubsub.zmq", "import pubsub_api", "may import only drivers"),
+        ("drivers.pubsub.zmq", "import pubsub_api.testing.faults", "may import only drivers"),
+        ("drivers.pubsub.zmq", "import pyspark", "belongs under spark_pipeline/"),
+        ("heliograph.main", "import redis", "belongs under drivers/"),
+        ("heliograph.main", "import tests.helpers.waiting", "may import only"),
+        ("newcomer.module", "import json", "has no layer"),
+    ],
+)
+def test_the_checker_catches(module: str, statement: str, reason: str) -> None:
+    [sentence] = violations(statement, module)
+    assert reason in sentence
+    assert sentence.startswith(module)
+
+
+def test_the_checker_accepts_what_is_right() -> None:
+    source = """
+        import enum, msgspec
+        from pubsub_api.core import frame
+        from .errors import FrameError
+        from . import topics
+    """
+    assert violations(textwrap.dedent(source), "pubsub_api.core.gaps") == []
+    assert violations("from .frame import pack", "pubsub_api.core", is_package=True) == []
+    assert violations("import zmq\nfrom pubsub_api.driver import PubSubApi", "drivers.pubsub.zmq") == []
+    assert violations("import redis, pubsub_api.testing.conformance", "tests.functional.test_redis") == []
+
+
+def test_the_checker_resolves_relative_imports() -> None:
+    assert list(imports("from ..b import c\nfrom . import d", "top.a.module")) == [(1, "top.b.c"), (2, "top.a.d")]
+    assert list(imports("from .b import c", "top.a", is_package=True)) == [(1, "top.a.b.c")]

@@ -1,0 +1,141 @@
+"""Style that a reader feels and a formatter does not check, over the whole tree."""
+
+from __future__ import annotations
+
+import ast
+import os
+import pathlib
+import re
+from collections.abc import Iterator
+
+import pytest
+
+from tests.helpers.paths import ROOT
+
+FILE_LINES_MAX = 600
+FUNCTION_LINES_MAX = 80
+
+# Packages that are imported by other people's programs, which own the terminal.
+LIBRARIES = (
+    "pubsub_api", "drivers", "nb_api", "durable_log", "publisher_service", "durability_service", "shared_subscriptions",
+    "spark_pipeline",
+)  # fmt: skip
+
+SUFFIXES = {"", ".cfg", ".conf", ".ini", ".md", ".py", ".sh", ".toml", ".txt", ".yaml", ".yml"}
+SKIPPED = {"__pycache__", "build", "dist", "results", "venv"}
+GENERATED = {pathlib.Path("etc/heliograph.conf")}
+
+# Spelt with character classes, so that this file does not find itself.
+UNFINISHED = re.compile(r"\b(?:TOD[O]|FIXM[E]|X{3})\b")
+MACHINE = re.compile(r"(?<![\w.])/(?:hom[e]|User[s]|roo[t]|wor[k])/\w|--(?:extra-)?index-ur[l]|PIP_INDE[X]")
+
+
+def text_files(*, under: str = ".") -> list[pathlib.Path]:
+    """Every text file a person maintains, relative to the root of the checkout."""
+    found: list[pathlib.Path] = []
+    for folder, folders, files in os.walk(ROOT / under):
+        folders[:] = [name for name in folders if not _is_skipped(name)]
+        found += [(pathlib.Path(folder) / name).relative_to(ROOT) for name in files if not name.startswith(".")]
+    return sorted(path for path in found if path.suffix in SUFFIXES)
+
+
+def _is_skipped(folder: str) -> bool:
+    return folder in SKIPPED or folder.endswith(".egg-info") or (folder.startswith(".") and folder != ".ci")
+
+
+def python_files() -> list[pathlib.Path]:
+    return [path for path in text_files() if path.suffix == ".py"]
+
+
+def functions(tree: ast.AST) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
+    return (node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef))
+
+
+def matching_lines(pattern: re.Pattern[str]) -> list[str]:
+    return [
+        f"{path}:{number}: {line.strip()}"
+        for path in text_files()
+        for number, line in enumerate((ROOT / path).read_text().splitlines(), 1)
+        if pattern.search(line)
+    ]
+
+
+def test_files_are_short_enough_to_read() -> None:
+    sizes = {path: len((ROOT / path).read_text().splitlines()) for path in text_files() if path not in GENERATED}
+    assert {path: lines for path, lines in sizes.items() if lines > FILE_LINES_MAX} == {}
+
+
+def test_functions_are_short_enough_to_read() -> None:
+    long = [
+        f"{path}:{function.lineno}: {function.name}"
+        for path in python_files()
+        for function in functions(ast.parse((ROOT / path).read_text()))
+        if (function.end_lineno or 0) - function.lineno >= FUNCTION_LINES_MAX
+    ]
+    assert long == []
+
+
+def test_every_module_says_what_it_is() -> None:
+    silent = [
+        str(path)
+        for path in python_files()
+        if (source := (ROOT / path).read_text()).strip() and not ast.get_docstring(ast.parse(source))
+    ]
+    assert silent == []
+
+
+def test_nothing_is_left_unfinished() -> None:
+    assert matching_lines(UNFINISHED) == []
+
+
+def test_no_file_knows_the_machine_it_was_written_on() -> None:
+    assert matching_lines(MACHINE) == []
+
+
+@pytest.mark.parametrize("package", [name for name in LIBRARIES if (ROOT / name).is_dir()])
+def test_libraries_do_not_print(package: str) -> None:
+    prints = [
+        f"{path}:{node.lineno}"
+        for path in text_files(under=package)
+        if path.suffix == ".py"
+        for node in ast.walk(ast.parse((ROOT / path).read_text()))
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "print"
+    ]
+    assert prints == []
+
+
+def test_tests_wait_on_conditions_and_not_for_a_time() -> None:
+    sleeping = [
+        f"{path}:{node.lineno}"
+        for path in text_files(under="tests")
+        if path.suffix == ".py" and path != pathlib.Path("tests/helpers/waiting.py")
+        for node in ast.walk(ast.parse((ROOT / path).read_text()))
+        if isinstance(node, ast.Call) and ast.unparse(node.func) in ("time.sleep", "sleep")
+    ]
+    assert sleeping == []
+
+
+def test_the_changelog_has_an_entry_for_the_version_to_come() -> None:
+    changelog = (ROOT / "CHANGELOG.md").read_text()
+    unreleased = changelog.partition("## [Unreleased]")[2].partition("\n## ")[0]
+    assert re.search(r"^- \S", unreleased, re.MULTILINE), "CHANGELOG.md has no line under [Unreleased]"
+
+
+@pytest.mark.parametrize(
+    ("pattern", "backwards"),
+    [
+        (UNFINISHED, "retal :ODOT #"),
+        (UNFINISHED, "EMXIF"),
+        (MACHINE, "x/oj/emoh/ dc"),
+        (MACHINE, "niam/krow/"),
+        (MACHINE, "elpmaxe//:sptth lru-xedni-- llatsni pip"),
+    ],
+)
+def test_the_patterns_find_what_they_should(pattern: re.Pattern[str], backwards: str) -> None:
+    assert pattern.search(backwards[::-1])
+
+
+@pytest.mark.parametrize("line", ["a todo list", "the network/homework/x", "seeds/001", "docs/work/flow.md"])
+def test_the_patterns_leave_the_rest_alone(line: str) -> None:
+    assert not UNFINISHED.search(line)
+    assert not MACHINE.search(line)

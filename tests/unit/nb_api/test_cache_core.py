@@ -1,0 +1,457 @@
+"""The state of a local cache: any interleaving of events, repeats, snapshots and deltas ends equal to the database."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import hypothesis.strategies as st
+import pytest
+from hypothesis import settings
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from nb_api.cache.changes import Created, Deleted, Difference, Entry, Updated
+from nb_api.core.cache import CacheCore, Merge
+from nb_api.db_api import Change, DbObject
+from nb_api.writing.events import events_of
+from pubsub_api import Event
+from pubsub_api.core.topics import FilterSet
+
+
+@dataclasses.dataclass
+class Database:
+    """A database in the plainest way: all that ever happened, in order."""
+
+    changes: list[Change] = dataclasses.field(default_factory=list)
+    objects: dict[tuple[str, str], DbObject] = dataclasses.field(default_factory=dict)
+
+    @property
+    def revision(self) -> int:
+        return self.changes[-1].revision if self.changes else 0
+
+    def write(self, table: str, key: str, topic: str, value: Any, *, is_delete: bool) -> Change | None:
+        before = self.objects.get((table, key))
+        revision = self.revision + 1
+        if is_delete and before is None:
+            return None
+        if is_delete:
+            del self.objects[table, key]
+            change = Change(revision, "delete", table, key, before.topic)  # type: ignore[union-attr]
+        else:
+            self.objects[table, key] = DbObject(table, key, topic, value, revision)
+            left = before.topic if before is not None and before.topic != topic else None
+            change = Change(revision, "create" if before is None else "set", table, key, topic, value, left)
+        self.changes.append(change)
+        return change
+
+    def rows(self, filters: FilterSet, tables: frozenset[str]) -> list[DbObject]:
+        return [row for row in self.objects.values() if filters.match(row.topic) and row.table in tables]
+
+
+def held(core: CacheCore) -> list[DbObject]:
+    return [found for table in sorted(core.tables) for found in core.find_all(table)]
+
+
+def expected(db: Database, core: CacheCore, tables: frozenset[str]) -> list[DbObject]:
+    return sorted(db.rows(core.filters, tables), key=lambda row: (row.table, row.key))
+
+
+class Copy:
+    """What somebody who hears only the differences believes."""
+
+    def __init__(self) -> None:
+        self.objects: dict[tuple[str, str], DbObject] = {}
+
+    def hear(self, differences: list[Difference]) -> None:
+        for difference in differences:
+            found = difference.object
+            name = (found.table, found.key)
+            if isinstance(difference, Created):
+                assert name not in self.objects
+                self.objects[name] = found
+            elif isinstance(difference, Updated):
+                assert self.objects[name] == difference.before
+                self.objects[name] = found
+            else:
+                assert self.objects.pop(name) == found
+
+
+TABLES = frozenset({"port", "net"})
+ALL_TABLES = ("port", "port", "port", "net", "other")
+TOPICS = ("a/x", "a/x", "a/y", "b")
+FILTERS = ("a/x", "b", "b", "+", "a/#")
+"""What is listed more often is chosen more often."""
+
+
+class CacheMachine(RuleBasedStateMachine):
+    """Publishers whose events come late, twice, in any order or not at all, and a cache that syncs at the worst
+    moments."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.db = Database()
+        self.copy = Copy()
+        self.under_way: list[Event] = []
+        self.delivered: list[Event] = []
+        self.opened: tuple[int, list[str], list[DbObject]] | None = None
+        self.merge: tuple[Merge, list[DbObject]] | None = None
+        self.unloaded: set[str] = set()
+        self.dropped: set[str] = set()
+        """Filters that were dropped since the snapshot was opened."""
+        self.is_loaded = False
+
+    @initialize(tombstones_max=st.sampled_from([1, 2, 100, 100]), is_lossy=st.booleans())
+    def start(self, tombstones_max: int, is_lossy: bool) -> None:
+        self.core = CacheCore(TABLES, ["a/#"], tombstones_max=tombstones_max)
+        self.is_lossy = is_lossy
+
+    # -- the world
+
+    @rule(
+        table=st.sampled_from(ALL_TABLES), key=st.sampled_from("kkl"), topic=st.sampled_from(TOPICS),
+        is_delete=st.booleans(), is_lost=st.booleans(),
+    )  # fmt: skip
+    def write(self, table: str, key: str, topic: str, is_delete: bool, is_lost: bool) -> None:
+        change = self.db.write(table, key, topic, {"n": self.db.revision}, is_delete=is_delete)
+        if change is not None and not (is_lost and self.is_lossy):
+            self.under_way += events_of(change)
+
+    @rule(number=st.integers(0, 5), is_repeat=st.sampled_from([False, False, False, True]))
+    def deliver(self, number: int, is_repeat: bool) -> None:
+        """One of the oldest that are under way, or one of the youngest that were delivered already."""
+        if is_repeat and self.delivered:
+            self.hand_over(self.delivered[-1 - number % len(self.delivered)])
+        elif self.under_way:
+            self.hand_over(self.under_way.pop(number % len(self.under_way)))
+
+    def hand_over(self, event: Event) -> None:
+        """The bus delivers only what is subscribed."""
+        if self.core.filters.match(event.topic):
+            self.copy.hear(self.core.apply([event]))
+            self.delivered.append(event)
+
+    # -- reading the database
+
+    @precondition(lambda self: self.merge is None and self.opened is None)
+    @rule()
+    def open_snapshot(self) -> None:
+        self.dropped = set()
+        self.opened = (self.db.revision, list(self.core.filters), self.db.rows(self.core.filters, TABLES))
+
+    @precondition(lambda self: self.merge is None and self.opened is None and self.is_loaded and self.unloaded)
+    @rule(data=st.data())
+    def open_scoped_snapshot(self, data: st.DataObject) -> None:
+        scope = data.draw(st.sampled_from(sorted(self.unloaded)))
+        self.dropped = set()
+        self.opened = (self.db.revision, [scope], self.db.rows(FilterSet([scope]), TABLES))
+
+    @precondition(lambda self: self.opened is not None)
+    @rule()
+    def begin_merge(self) -> None:
+        assert self.opened is not None
+        revision, scope, rows = self.opened
+        self.merge, self.opened = (self.core.merge(revision, scope), rows), None
+        # A filter that was dropped and added again meanwhile is read again: its events were not delivered in between.
+        self.covered = {kept for kept in scope if kept in self.unloaded and kept not in self.dropped}
+
+    @precondition(lambda self: self.merge is not None)
+    @rule(count=st.integers(1, 3))
+    def read_portion(self, count: int) -> None:
+        assert self.merge is not None
+        merge, rows = self.merge
+        self.copy.hear(merge.rows(rows[:count]))
+        self.merge = (merge, rows[count:])
+
+    @precondition(lambda self: self.merge is not None)
+    @rule()
+    def finish_merge(self) -> None:
+        assert self.merge is not None
+        merge, rows = self.merge
+        self.copy.hear(merge.rows(rows))
+        self.copy.hear(merge.finish())
+        self.merge = None
+        self.unloaded -= self.covered
+        self.is_loaded |= self.core.covers_all(merge.scope)
+
+    @precondition(lambda self: self.merge is not None)
+    @rule()
+    def lose_the_database(self) -> None:
+        assert self.merge is not None
+        self.merge[0].abandon()
+        self.merge = None
+
+    @precondition(lambda self: self.merge is None and self.opened is None and self.is_loaded)
+    @rule()
+    def delta(self) -> None:
+        self.copy.hear(self.core.apply_changes(self.db.changes[self.core.position :]))
+        self.core.advance(self.db.revision)
+
+    # -- topics
+
+    @rule(topic_filter=st.sampled_from(FILTERS), is_wanted=st.booleans())
+    def follow(self, topic_filter: str, is_wanted: bool) -> None:
+        if not is_wanted:
+            self.copy.hear(self.core.remove_topic(topic_filter))
+            self.unloaded.discard(topic_filter)
+            self.dropped.add(topic_filter)
+            self.covered = set()
+        elif self.core.add_topic(topic_filter):
+            self.unloaded.add(topic_filter)
+
+    # -- what must always hold
+
+    @invariant()
+    def what_was_told_is_what_is_held(self) -> None:
+        assert sorted(self.copy.objects) == [(row.table, row.key) for row in held(self.core)]
+        assert [self.copy.objects[row.table, row.key] for row in held(self.core)] == held(self.core)
+
+    @invariant()
+    def nothing_unfollowed_is_held(self) -> None:
+        assert all(self.core.filters.match(row.topic) and row.table in TABLES for row in held(self.core))
+
+    @invariant()
+    def nothing_is_newer_than_the_database(self) -> None:
+        assert all(row.version <= self.db.revision for row in held(self.core))
+
+    def teardown(self) -> None:
+        """What was asked for is read, what is under way arrives: then the cache is right.  Only after loss, or when the
+        cache says so itself, a delta is needed for that.  And what comes once more changes nothing."""
+        self.read_what_is_missing()
+        while self.under_way:
+            self.hand_over(self.under_way.pop())
+        if self.is_lossy or self.core.wants_resync:
+            self.delta()
+        self.is_right()
+        published = [event for change in self.db.changes for event in events_of(change)]
+        for event in [*published, *reversed(published)]:
+            self.hand_over(event)
+        if self.core.wants_resync:  # so many deletes at once that tombstones were forgotten
+            self.delta()
+        self.is_right()
+
+    def read_what_is_missing(self) -> None:
+        if self.opened is not None:
+            self.begin_merge()
+        if self.merge is not None:
+            self.finish_merge()
+        if not self.is_loaded:
+            self.open_snapshot()
+            self.begin_merge()
+            self.finish_merge()
+        for scope in sorted(self.unloaded):
+            self.dropped = set()
+            self.opened = (self.db.revision, [scope], self.db.rows(FilterSet([scope]), TABLES))
+            self.begin_merge()
+            self.finish_merge()
+
+    def is_right(self) -> None:
+        assert held(self.core) == expected(self.db, self.core, TABLES)
+        self.what_was_told_is_what_is_held()
+
+
+TestAnyInterleaving = CacheMachine.TestCase
+TestAnyInterleaving.settings = settings(max_examples=300, stateful_step_count=30)
+
+
+# -- one behaviour, one test
+
+
+def event(version: int, action: str = "set", *, topic: str = "t", key: str = "k", value: Any = None) -> Event:
+    return Event(topic=topic, table="port", key=key, action=action, value=value, version=version)  # type: ignore[arg-type]
+
+
+def row(version: int, *, topic: str = "t", key: str = "k", value: Any = None) -> DbObject:
+    return DbObject("port", key, topic, value, version)
+
+
+@pytest.fixture
+def core() -> CacheCore:
+    return CacheCore(None, ["t", "u"], tombstones_max=100)
+
+
+def load(core: CacheCore, revision: int, *rows: DbObject, replaces: bool = False) -> list[Difference]:
+    merge = core.merge(revision, core.filters, replaces=replaces)
+    return merge.rows(rows) + merge.finish()
+
+
+def created(now: DbObject) -> Created:
+    return Created(now.table, now.key, _entry(now))
+
+
+def updated(now: DbObject, before: DbObject) -> Updated:
+    return Updated(now.table, now.key, _entry(now), _entry(before))
+
+
+def deleted(last: DbObject, version: int) -> Deleted:
+    return Deleted(last.table, last.key, _entry(last), version)
+
+
+def _entry(found: DbObject) -> Entry:
+    return Entry(found.version, found.topic, found.value)
+
+
+def kinds(differences: list[Difference]) -> list[str]:
+    return [type(difference).__name__ for difference in differences]
+
+
+def test_created_then_updated_then_deleted(core: CacheCore) -> None:
+    assert core.apply([event(1, "create", value=1)]) == [created(row(1, value=1))]
+    assert core.apply([event(2, value=2)]) == [updated(row(2, value=2), row(1, value=1))]
+    assert core.apply([event(3, "delete")]) == [deleted(row(2, value=2), 3)]
+
+
+def test_older_and_equal_versions_are_ignored(core: CacheCore) -> None:
+    core.apply([event(5)])
+    assert core.apply([event(5), event(4), event(4, "delete"), event(5, "delete")]) == []
+    assert core.counters.stale == 4
+
+
+def test_a_delete_of_something_unknown_tells_nothing_and_keeps_the_old_out(core: CacheCore) -> None:
+    assert core.apply([event(9, "delete")]) == []
+    assert core.apply([event(8)]) == []
+    assert kinds(core.apply([event(10)])) == ["Created"]
+
+
+def test_what_is_older_than_the_position_is_old_news(core: CacheCore) -> None:
+    load(core, 20)
+    assert core.apply([event(19)]) == []
+    assert kinds(core.apply([event(21)])) == ["Created"]
+
+
+def test_events_without_a_version_and_of_strangers_are_counted(core: CacheCore) -> None:
+    assert core.apply([event(0), event(3, topic="elsewhere")]) == []
+    assert (core.counters.unversioned, core.counters.unwanted) == (1, 1)
+
+
+def test_a_resync_tells_exactly_the_differences(core: CacheCore) -> None:
+    load(core, 3, row(1, key="same"), row(2, key="changed"), row(3, key="gone"))
+    told = load(core, 9, row(1, key="same"), row(8, key="changed"), row(9, key="new"))
+    assert told == [
+        updated(row(8, key="changed"), row(2, key="changed")),
+        created(row(9, key="new")),
+        deleted(row(3, key="gone"), 9),
+    ]
+
+
+def test_an_object_that_moved_stays_when_its_old_topic_is_dropped_during_a_snapshot(core: CacheCore) -> None:
+    load(core, 1, row(1, topic="u"))
+    merge = core.merge(2, core.filters)
+    core.remove_topic("u")
+    assert kinds(merge.rows([row(2, topic="t")]) + merge.finish()) == ["Created"]
+
+
+def test_an_old_event_during_a_snapshot_does_not_bring_back_what_is_gone(core: CacheCore) -> None:
+    merge = core.merge(2, core.filters)
+    assert kinds(core.apply([event(1, "create")])) == ["Created"]
+    assert kinds(merge.rows([]) + merge.finish()) == ["Deleted"]
+    assert core.apply([event(2, "delete"), event(1, "create")]) == []
+
+
+def test_an_old_event_during_a_snapshot_stays_when_a_row_confirms_it(core: CacheCore) -> None:
+    merge = core.merge(2, core.filters)
+    core.apply([event(1, "create", value=1)])
+    assert merge.rows([row(1, value=1)]) + merge.finish() == []
+    assert held(core) == [row(1, value=1)]
+
+
+def test_live_events_during_a_snapshot_win_over_it(core: CacheCore) -> None:
+    core.apply([event(1, key="a"), event(2, key="b")])
+    merge = core.merge(5, core.filters)
+    core.apply([event(6, key="a"), event(7, "delete", key="b"), event(8, key="c"), event(9, "delete", key="d")])
+    merge.rows([row(1, key="a"), row(2, key="b"), row(3, key="d")])
+    merge.finish()
+    assert [(found.key, found.version) for found in held(core)] == [("a", 6), ("c", 8)]
+
+
+def test_what_came_between_the_opening_of_a_snapshot_and_its_merge_is_kept(core: CacheCore) -> None:
+    core.apply([event(6)])
+    merge = core.merge(5, core.filters)
+    assert merge.finish() == []
+    assert held(core) == [row(6)]
+
+
+def test_what_is_older_than_the_snapshot_of_its_own_topic_is_old_news(core: CacheCore) -> None:
+    load(core, 10)
+    core.add_topic("new")
+    core.merge(20, ["new"]).finish()
+    assert core.apply([event(15, topic="new")]) == []
+    assert kinds(core.apply([event(15, topic="t"), event(21, topic="new", key="l")])) == ["Created", "Created"]
+
+
+@pytest.mark.parametrize("is_delete_first", [True, False])
+def test_a_move_between_followed_topics_is_one_update(core: CacheCore, is_delete_first: bool) -> None:
+    core.apply([event(1)])
+    moved = events_of(Change(2, "set", "port", "k", "u", None, "t"))
+    told = core.apply(moved[::-1] if is_delete_first else moved)
+    assert told == [updated(row(2, topic="u"), row(1))]
+
+
+def test_a_move_away_is_a_delete_and_a_move_in_is_a_create(core: CacheCore) -> None:
+    core.apply([event(1)])
+    away = events_of(Change(2, "set", "port", "k", "elsewhere", None, "t"))
+    assert kinds(core.apply(away)) == ["Deleted"]
+    assert kinds(core.apply(events_of(Change(3, "set", "port", "k", "t", None, "elsewhere")))) == ["Created"]
+
+
+def test_a_move_into_a_topic_that_is_then_given_up_wants_a_resync(core: CacheCore) -> None:
+    core.apply([event(1)])
+    core.apply(events_of(Change(2, "set", "port", "k", "u", None, "t"))[1:])
+    core.remove_topic("u")
+    assert core.wants_resync
+
+
+def test_forgotten_tombstones_make_old_news_doubtful_until_a_delta() -> None:
+    core = CacheCore(None, ["t"], tombstones_max=4)
+    core.apply([event(number, "delete", key=f"k{number}") for number in range(1, 7)])
+    assert core.wants_resync
+    assert core.tombstones <= 4
+    assert core.apply([event(1, key="x")]) == []
+    assert core.counters.doubtful == 1
+    core.advance(6)
+    assert not core.wants_resync
+    assert core.tombstones == 0
+
+
+def test_a_database_that_went_back_replaces_what_is_held(core: CacheCore) -> None:
+    load(core, 50, row(40, key="kept"), row(45, key="undone", value="new"), row(50, key="never"))
+    told = load(core, 30, row(20, key="kept"), row(30, key="undone", value="old"), replaces=True)
+    assert kinds(told) == ["Updated", "Updated", "Deleted"]
+    assert [(found.key, found.version) for found in held(core)] == [("kept", 20), ("undone", 30)]
+    assert core.newest == core.position == 30
+
+
+def test_an_event_after_the_database_went_back_is_not_undone(core: CacheCore) -> None:
+    load(core, 50, row(50, key="k"))
+    merge = core.merge(10, core.filters, replaces=True)
+    core.apply([event(51), event(11, key="l")])
+    merge.rows([row(9)])
+    merge.finish()
+    assert [(found.key, found.version) for found in held(core)] == [("k", 51), ("l", 11)]
+
+
+def test_an_absurd_version_shows_as_a_database_that_went_back(core: CacheCore) -> None:
+    load(core, 10, row(10))
+    core.apply([event(2**63 - 1, value="poison")])
+    assert core.newest > 10
+    load(core, 10, row(10), replaces=True)
+    assert held(core) == [row(10)]
+
+
+def test_removing_a_topic_drops_what_no_other_filter_selects() -> None:
+    core = CacheCore(None, ["a/#", "a/x"], tombstones_max=10)
+    core.apply([event(1, topic="a/x", key="k"), event(2, topic="a/y", key="l")])
+    assert core.remove_topic("a/#") == [deleted(row(2, topic="a/y", key="l"), 2)]
+    assert core.remove_topic("a/#") == []
+
+
+def test_differences_are_only_counted_when_nobody_listens(core: CacheCore) -> None:
+    core.is_telling = False
+    assert load(core, 2, row(1), row(2, key="l")) == []
+    assert core.counters.created == 2
+    assert core.objects == 2
+
+
+def test_names_of_topics_are_kept_once(core: CacheCore) -> None:
+    load(core, 2, row(1, topic="".join("t")), row(2, key="l", topic="".join(["", "t"])))
+    topics = {id(entry.topic) for entry in core.tables["port"].values()}
+    assert len(topics) == 1

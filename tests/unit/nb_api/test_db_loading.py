@@ -1,0 +1,115 @@
+"""Finding and configuring databases: each way it can go wrong is one typed error that says what to do."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.metadata
+import pathlib
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+from nb_api import loading
+from nb_api.errors import DbError, InvalidObject
+from nb_api.writing import checks
+from pubsub_api import errors
+from pubsub_api.config import new_conf
+from tests.helpers.paths import ROOT
+
+
+def test_an_unknown_scheme_is_answered_with_the_names_that_exist() -> None:
+    with pytest.raises(errors.DriverNotFound, match=r"'oracle'; available: .*sqlite"):
+        loading.build_db("oracle://127.0.0.1")
+
+
+@pytest.mark.parametrize("url", ["", "heliograph.db", "/var/lib/heliograph.db", "sqlite:", "redis://host:port"])
+def test_a_url_that_names_no_database_is_refused(url: str) -> None:
+    with pytest.raises(errors.InvalidConfig):
+        loading.build_db(url)
+
+
+def test_a_password_is_not_shown() -> None:
+    with pytest.raises(errors.InvalidConfig) as caught:
+        loading.build_db("postgresql://user:secret@host:port/db")
+    assert "secret" not in str(caught.value)
+
+
+def test_the_url_comes_from_the_configuration(tmp_path: pathlib.Path) -> None:
+    file = tmp_path / "heliograph.conf"
+    file.write_text(f"[db]\nurl = sqlite://{tmp_path}/configured.db\nsnapshot_portion = 33\n")
+    with contextlib.closing(loading.open_db(conf=new_conf([file]))) as db:
+        assert db.conf.db.snapshot_portion == 33
+    assert (tmp_path / "configured.db").exists()
+
+
+def test_the_option_driver_wins_over_the_scheme_of_the_option_url(tmp_path: pathlib.Path) -> None:
+    file = tmp_path / "heliograph.conf"
+    file.write_text(f"[db]\ndriver = sqlite\nurl = file://{tmp_path}/configured.db\n")
+    loading.open_db(conf=new_conf([file])).close()
+    assert (tmp_path / "configured.db").exists()
+
+
+@pytest.mark.parametrize("line", ["snapshot_portion = 0", "value_bytes_max = 7", "snapshot_portion = many"])
+def test_a_value_out_of_bounds_is_refused(tmp_path: pathlib.Path, line: str) -> None:
+    file = tmp_path / "heliograph.conf"
+    file.write_text(f"[db]\nurl = sqlite://{tmp_path}/a.db\n{line}\n")
+    with pytest.raises(errors.InvalidConfig, match=line.partition(" ")[0]):
+        loading.open_db(conf=new_conf([file]))
+
+
+def test_a_value_out_of_bounds_of_the_drivers_group_is_refused(tmp_path: pathlib.Path) -> None:
+    file = tmp_path / "heliograph.conf"
+    file.write_text("[db_sqlite]\nsynchronous = off\n")
+    with pytest.raises(errors.InvalidConfig, match="synchronous"):
+        loading.open_db(f"sqlite://{tmp_path}/a.db", new_conf([file]))
+
+
+def test_changes_can_be_kept_out_of_the_outbox(tmp_path: pathlib.Path) -> None:
+    with contextlib.closing(loading.open_db(f"sqlite://{tmp_path}/a.db", with_outbox=False)) as db:
+        db.create("t", "k", 1, topic="t")
+        assert db.unpublished() == []
+
+
+def test_every_extra_that_an_entry_point_names_exists() -> None:
+    extras = set(importlib.metadata.metadata("heliograph").get_all("Provides-Extra") or ())
+    named = {extra for entry in importlib.metadata.entry_points(group=loading.NAMESPACE) for extra in entry.extras}
+    assert named
+    assert named <= extras
+
+
+def test_a_missing_library_is_answered_with_the_extra() -> None:
+    script = """
+        import sys
+        sys.modules["psycopg"] = None    # what Python looks at first: the library cannot be imported
+        from nb_api import loading
+        from pubsub_api import errors
+        try:
+            loading.load_db_driver("postgres")
+        except errors.DriverDependencyMissing as error:
+            print(error)
+    """
+    command = [sys.executable, "-c", textwrap.dedent(script)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=True)
+    assert "pip install 'heliograph[postgres]'" in done.stdout
+    assert done.stderr == ""
+
+
+@pytest.mark.parametrize("names", ["port", ["port", ""], ["port", 7], [b"port"]])
+def test_a_selection_of_bad_tables_is_refused(names: list[str]) -> None:
+    with pytest.raises(InvalidObject):
+        checks.Selection(names)
+
+
+def test_a_selection_of_nothing_differs_from_one_of_everything() -> None:
+    assert checks.Selection().selects("a", "b")
+    assert checks.Selection(None, None).selects("a", "b")
+    assert not checks.Selection([]).selects("a", "b")
+    assert not checks.Selection(None, []).selects("a", "b")
+
+
+def test_values_of_other_programs_are_typed_errors() -> None:
+    for bad in (b"", b"\xc1", b"\x91" * 10_000, b"\xa1\xff"):
+        with pytest.raises(DbError, match="no msgpack"):
+            checks.decode_value(bad)

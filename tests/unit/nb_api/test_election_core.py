@@ -1,0 +1,384 @@
+"""The election in virtual time: skewed clocks, slow and lost calls, processes that stand still.  Never two leaders."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import random
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from nb_api.coordination.leases import Progress
+from nb_api.core.election import HOLDER_PART, RENEWALS_PER_LEASE, Call, ElectionCore
+
+LEASE_S = 10.0
+
+
+class Store:
+    """One object with compare-and-set, as a database keeps it."""
+
+    def __init__(self) -> None:
+        self.version: int | None = None
+        self.value: Any = None
+        self._revisions = itertools.count(1)
+
+    def do(self, call: Call) -> int | None:
+        """The new version, None for a refusal."""
+        exists = self.version is not None
+        is_allowed = not exists if call.kind == "create" else exists and call.expected_version == self.version
+        if not is_allowed:
+            return None
+        revision = next(self._revisions)
+        self.version, self.value = (None, None) if call.kind == "delete" else (revision, call.value)
+        return revision
+
+
+def answer(core: ElectionCore, store: Store, call: Call, now: float) -> None:
+    """Carry out a call at once and tell the core."""
+    if call.kind == "look":
+        core.found(store.version, store.value, now)
+    elif (version := store.do(call)) is not None:
+        core.written(version, now)
+    else:
+        core.refused(now)
+
+
+def run(core: ElectionCore, store: Store, start: float, end: float) -> None:
+    """All calls of one candidate, answered at once, from ``start`` to ``end`` on its clock."""
+    now = start
+    while now <= end and not core.is_gone:
+        if call := core.next_call(now):
+            answer(core, store, call, now)
+        else:
+            now = max(core.due(now), now + 0.001)
+
+
+def candidate(name: str) -> ElectionCore:
+    return ElectionCore(name, name, LEASE_S)
+
+
+def test_a_lease_of_the_same_place_is_that_of_a_former_life_and_taken_over_at_once() -> None:
+    store = Store()
+    killed = ElectionCore("a", "first life", LEASE_S, place="lock-1")
+    run(killed, store, 0, 1)
+    assert killed.is_leader(1)
+    second = ElectionCore("a", "second life", LEASE_S, place="lock-1")
+    run(second, store, 1, 1.001)
+    assert second.is_leader(1.001)
+    assert second.token(1.001) != killed.token(1)
+
+
+@pytest.mark.parametrize("place", ["", "lock-2"])
+def test_a_lease_of_another_place_is_waited_for(place: str) -> None:
+    store = Store()
+    run(ElectionCore("a", "first life", LEASE_S, place=place), store, 0, 1)
+    other = ElectionCore("a", "clone", LEASE_S, place="lock-1" if place else "")
+    run(other, store, 1, 1 + LEASE_S / 2)
+    assert not other.is_leader(1 + LEASE_S / 2)
+
+
+class TestOneCandidate:
+    def test_it_leads_and_goes_on_leading(self) -> None:
+        core, store = candidate("a"), Store()
+        run(core, store, 0, 100)
+        assert core.is_leader(100)
+        assert core.leader == "a"
+        assert core.token(100) == 1
+        assert store.version is not None
+        assert store.version >= 100 / LEASE_S * RENEWALS_PER_LEASE - 2
+
+    def test_it_does_not_lead_before_it_is_told_so(self) -> None:
+        core = candidate("a")
+        assert not core.is_leader(0)
+        assert core.next_call(0) == Call("look")
+        assert core.next_call(0) is None
+        core.found(None, None, 0)
+        call = core.next_call(0)
+        assert call is not None
+        assert call.kind == "create"
+        assert not core.is_leader(0)
+
+    def test_its_lease_counts_from_before_the_call(self) -> None:
+        core = candidate("a")
+        core.next_call(0)
+        core.found(None, None, 0)
+        core.next_call(1)
+        core.written(7, 5)
+        assert core.is_leader(1 + HOLDER_PART * LEASE_S - 0.01)
+        assert not core.is_leader(1 + HOLDER_PART * LEASE_S)
+
+    def test_an_answer_that_comes_after_the_lease_gives_nothing(self) -> None:
+        core, store = candidate("a"), Store()
+        core.next_call(0)
+        core.found(None, None, 0)
+        call = core.next_call(0)
+        assert call is not None
+        version = store.do(call)
+        assert version is not None
+        core.written(version, LEASE_S)
+        assert not core.is_leader(LEASE_S)
+        run(core, store, LEASE_S, LEASE_S + 1)  # but it is still ours, so it can be won at once
+        assert core.token(LEASE_S + 1) == version + 1
+
+    def test_without_renewal_it_stops_to_lead(self) -> None:
+        core, store = candidate("a"), Store()
+        run(core, store, 0, 1)
+        now = 1.0
+        while now < 2 * LEASE_S:
+            if core.next_call(now):
+                core.failed(now)
+            now += 0.1
+        assert not core.is_leader(now)
+        assert core.token(now) is None
+        run(core, store, now, now + 1)
+        assert core.token(now + 1) == store.version != 1
+
+    def test_a_renewal_whose_answer_was_lost_is_recognised(self) -> None:
+        core, store = candidate("a"), Store()
+        run(core, store, 0, 1)
+        begun = core.due(1)
+        call = core.next_call(begun)
+        assert call is not None
+        store.do(call)
+        core.failed(begun + 1)
+        run(core, store, begun + 1, begun + 2)
+        assert core.token(begun + 2) == 1
+        assert core.is_leader(begun + HOLDER_PART * LEASE_S - 0.01)
+
+    def test_a_lease_that_was_taken_away_ends_at_the_next_renewal(self) -> None:
+        core, store = candidate("a"), Store()
+        run(core, store, 0, 1)
+        assert store.do(Call("set", {"holder": "admin", "mark": "x"}, store.version))
+        run(core, store, 1, LEASE_S / 2)
+        assert not core.is_leader(LEASE_S / 2)
+        assert core.leader == "admin"
+
+    def test_a_lease_that_was_deleted_is_won_again(self) -> None:
+        core, store = candidate("a"), Store()
+        run(core, store, 0, 1)
+        assert store.do(Call("delete", expected_version=store.version))
+        run(core, store, 1, LEASE_S)
+        assert core.token(LEASE_S) not in (None, 1)
+
+    @pytest.mark.parametrize("value", [None, 7, "x", {}, {"mark": None}, {"holder": 1, "mark": [], "attempt": "x"}])
+    def test_nonsense_in_the_lease_is_somebody_elses(self, value: Any) -> None:
+        core, store = candidate("a"), Store()
+        store.do(Call("create", value))
+        run(core, store, 0, LEASE_S - 0.1)
+        assert not core.is_leader(LEASE_S - 0.1)
+        run(core, store, LEASE_S - 0.1, 2 * LEASE_S)
+        assert core.is_leader(2 * LEASE_S)
+
+
+class TestTwoCandidates:
+    def test_the_second_waits_for_a_whole_lease_without_progress(self) -> None:
+        first, second, store = candidate("a"), candidate("b"), Store()
+        run(first, store, 0, 1)
+        seen = 500.0  # its clock shows something else
+        run(second, store, seen, seen + LEASE_S - 0.1)
+        assert not second.is_leader(seen + LEASE_S - 0.1)
+        assert second.leader == "a"
+        run(second, store, seen + LEASE_S - 0.1, seen + 2 * LEASE_S)
+        assert second.is_leader(seen + 2 * LEASE_S)
+
+    def test_progress_is_respected_for_ever(self) -> None:
+        first, second, store = candidate("a"), candidate("b"), Store()
+        for turn in range(100):
+            run(first, store, turn, turn + 1)
+            run(second, store, turn, turn + 1)
+        assert first.token(100) == 1
+        assert not second.is_leader(100)
+
+    def test_who_resigns_is_followed_at_once(self) -> None:
+        first, second, store = candidate("a"), candidate("b"), Store()
+        run(first, store, 0, 1)
+        run(second, store, 0, 1)
+        first.resign()
+        assert not first.is_leader(1)
+        run(first, store, 1, 2)
+        assert first.is_gone
+        assert store.version is None
+        run(second, store, 2, 2 + LEASE_S / RENEWALS_PER_LEASE)
+        assert second.is_leader(2 + LEASE_S / RENEWALS_PER_LEASE)
+
+    def test_who_resigns_without_leading_leaves_the_leader_alone(self) -> None:
+        first, second, store = candidate("a"), candidate("b"), Store()
+        run(first, store, 0, 1)
+        run(second, store, 0, 1)
+        second.resign()
+        run(second, store, 1, 2)
+        assert second.is_gone
+        assert store.version == 1
+
+    @pytest.mark.parametrize("is_carried_out", [True, False])
+    def test_resigning_while_a_renewal_is_under_way(self, is_carried_out: bool) -> None:
+        core, store = candidate("a"), Store()
+        run(core, store, 0, 1)
+        now = core.due(1)
+        call = core.next_call(now)
+        assert call is not None
+        core.resign()
+        if is_carried_out:
+            answer(core, store, call, now)
+        else:
+            store.do(call)
+            core.failed(now)
+        run(core, store, now, now + LEASE_S)
+        assert core.is_gone
+        assert store.version is None
+
+
+class Node:
+    """A candidate with a clock of its own, in a process that can stand still."""
+
+    def __init__(self, name: str, chance: random.Random) -> None:
+        self.core = candidate(name)
+        self.offset = chance.uniform(0, 1e6)
+        self.speed = chance.uniform(0.96, 1.04)
+        self.stands_until = 0.0
+
+    def clock(self, time: float) -> float:
+        return self.offset + self.speed * time
+
+
+class World:
+    """True time, one store, and everything that can go wrong on the way to it."""
+
+    def __init__(self, seed: int, nodes: int) -> None:
+        self.chance = random.Random(seed)
+        self.store = Store()
+        self.nodes = [Node(f"n{number}", self.chance) for number in range(nodes)]
+        self.time = 0.0
+        self.trouble = 1.0
+        self.tokens: list[int] = []
+        self._events: list[tuple[float, int, Callable[[], None]]] = []
+        self._numbers = itertools.count()
+        for node in self.nodes:
+            self.at(0, lambda node=node: self.wake(node))  # type: ignore[misc]
+
+    def at(self, time: float, action: Callable[[], None]) -> None:
+        heapq.heappush(self._events, (time, next(self._numbers), action))
+
+    def run(self, end: float) -> None:
+        while self._events and self._events[0][0] <= end:
+            time, _, action = heapq.heappop(self._events)
+            self._check_until(time)
+            action()
+            self._check_until(time)
+        self._check_until(end)
+
+    def leaders(self) -> list[Node]:
+        return [node for node in self.nodes if node.core.is_leader(node.clock(self.time))]
+
+    def wake(self, node: Node) -> None:
+        if self.time < node.stands_until:
+            self.at(node.stands_until, lambda: self.wake(node))
+            return
+        now = node.clock(self.time)
+        call = node.core.next_call(now)
+        if call is not None:
+            self._send(node, call)
+        elif not node.core.is_gone:
+            pause = max(0.0, node.core.due(now) - now) / node.speed
+            self.at(self.time + max(pause, 0.01), lambda: self.wake(node))
+
+    def _send(self, node: Node, call: Call) -> None:
+        there, back = (self._delay() for _ in range(2))
+        is_lost, is_unanswered = (self.chance.random() < 0.1 * self.trouble for _ in range(2))
+
+        def arrive() -> None:
+            if is_lost:
+                outcome: Callable[[float], None] = node.core.failed
+            elif call.kind == "look":
+                version, value = self.store.version, self.store.value
+                outcome = lambda now: node.core.found(version, value, now)  # noqa: E731
+            else:
+                done = self.store.do(call)
+                outcome = node.core.refused if done is None else (lambda now: node.core.written(done, now))
+            self.at(self.time + back, lambda: self._return(node, node.core.failed if is_unanswered else outcome))
+
+        self.at(self.time + there, arrive)
+
+    def _return(self, node: Node, outcome: Callable[[float], None]) -> None:
+        if self.time < node.stands_until:
+            self.at(node.stands_until, lambda: self._return(node, outcome))
+            return
+        if self.chance.random() < 0.05 * self.trouble:
+            node.stands_until = self.time + self.chance.uniform(0, 3 * LEASE_S)
+        outcome(node.clock(self.time))
+        self.wake(node)
+
+    def _delay(self) -> float:
+        slow = self.chance.random() < 0.1 * self.trouble
+        return self.chance.uniform(0, 1.5 * LEASE_S) if slow else self.chance.uniform(0, 0.05)
+
+    def _check_until(self, time: float) -> None:
+        """Between two events only clocks change, so leads can only end."""
+        self.time = max(self.time, time)
+        leading = self.leaders()
+        assert len(leading) <= 1, f"{len(leading)} leaders at {self.time}"
+        for node in leading:
+            token = node.core.token(node.clock(self.time))
+            assert token is not None
+            if not self.tokens or self.tokens[-1] != token:
+                assert not self.tokens or token > self.tokens[-1], f"token {token} after {self.tokens[-1]}"
+                self.tokens.append(token)
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_there_are_never_two_leaders_and_in_the_end_there_is_one(seed: int) -> None:
+    world = World(seed, nodes=2 + seed % 4)
+    world.run(600)
+    assert world.tokens, "nobody ever led"
+    world.trouble = 0.0
+    world.run(600 + 8 * LEASE_S)
+    assert len(world.leaders()) == 1
+    settled = world.tokens[-1]
+    world.run(1200)
+    assert world.tokens[-1] == settled, "a leader without trouble was replaced"
+
+
+def test_the_simulation_has_teeth() -> None:
+    """With a lease that the holder counts from the answer, and longer than the others do, there are two leaders."""
+
+    class Careless(ElectionCore):
+        def is_leader(self, now: float) -> bool:
+            return super().is_leader(now - LEASE_S)
+
+    def has_two(seed: int) -> bool:
+        world = World(seed, nodes=3)
+        for node in world.nodes:
+            node.core = Careless(str(node), str(node), LEASE_S)
+        try:
+            world.run(600)
+        except AssertionError:
+            return True
+        return False
+
+    assert any(has_two(seed) for seed in range(10))
+
+
+class TestProgress:
+    def test_it_counts_while_the_version_is_the_same(self) -> None:
+        progress = Progress()
+        for now, version, idle_s in ((0, 1, 0), (3, 1, 3), (5, 1, 5), (6, 2, 0), (9, 2, 3)):
+            progress.observe({"k": version}, now)
+            assert progress.idle_s("k") == idle_s
+
+    def test_what_was_gone_begins_again(self) -> None:
+        progress = Progress()
+        progress.observe({"k": 1}, 0)
+        progress.observe({}, 5)
+        assert progress.idle_s("k") == 0
+        progress.observe({"k": 1}, 6)
+        assert progress.idle_s("k") == 0
+
+    def test_an_outage_counts_little_and_a_clock_that_goes_back_nothing(self) -> None:
+        progress = Progress(gap_max_s=2)
+        progress.observe({"k": 1}, 0)
+        progress.observe({"k": 1}, 1000)
+        assert progress.idle_s("k") == 2
+        progress.observe({"k": 1}, 900)
+        assert progress.idle_s("k") == 2

@@ -1,0 +1,370 @@
+"""The hop between workers and publisher service, both halves: every message in every state, and the two together."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+
+import msgpack
+import pytest
+
+from publisher_service.core import messages, service_side, worker_side
+from publisher_service.core.messages import Ack, Batch, Bye, Hello, Inbox, Refusal, Welcome
+from publisher_service.core.service_side import Connection, ServiceCore, ServiceSettings, Taken
+from publisher_service.core.worker_side import WorkerCore, WorkerSettings
+from publisher_service.errors import HopError, MalformedMessage, Refused, UnexpectedMessage
+
+GUID = b"w" * 16
+SERVICE = b"s" * 16
+ALL = (
+    Hello(1, GUID, 1, "name", 7, 2), Welcome(3, SERVICE, 1000, 2, "no"),
+    Batch(1, [("a/b", [b"x", b"y"]), ("c", [b""])]), Ack(9, 1, "why"), Bye(), Refusal("no"),
+)  # fmt: skip
+
+
+def payload(message: object) -> bytes:
+    return messages.encode(message)  # type: ignore[arg-type]
+
+
+# -- messages
+
+
+@pytest.mark.parametrize("message", ALL, ids=lambda message: type(message).__name__)
+def test_a_message_is_plain_msgpack_behind_its_length(message: object) -> None:
+    packed = messages.pack(message)  # type: ignore[arg-type]
+    assert int.from_bytes(packed[:4], "big") == len(packed) - 4
+    assert isinstance(msgpack.unpackb(packed[4:]), list)
+    is_workers = isinstance(message, Hello | Batch | Bye)
+    read = messages.read_from_worker if is_workers else messages.read_from_service
+    other = messages.read_from_service if is_workers else messages.read_from_worker
+    assert read(packed[4:]) == message
+    with pytest.raises(MalformedMessage):
+        other(packed[4:])
+
+
+@pytest.mark.parametrize("step", [1, 2, 3, 7, 1000])
+def test_messages_are_cut_wherever_the_stream_was_cut(step: int) -> None:
+    stream = b"".join(messages.pack(message) for message in ALL)
+    inbox = Inbox(1000)
+    got = [part for at in range(0, len(stream), step) for part in inbox.feed(stream[at : at + step])]
+    assert got == [payload(message) for message in ALL]
+    assert inbox.waiting_bytes == 0
+
+
+@pytest.mark.parametrize("size", [0, 1001, 2**32 - 1])
+def test_a_length_out_of_bounds_is_refused_before_anything_is_held(size: int) -> None:
+    inbox = Inbox(1000)
+    with pytest.raises(MalformedMessage, match="at most 1000 are accepted"):
+        list(inbox.feed(size.to_bytes(4, "big")))
+    assert inbox.waiting_bytes == 0
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [b"", b"\xc1", b"\x93", msgpack.packb([]), msgpack.packb([99]), msgpack.packb({}), msgpack.packb([3, "1", []]),
+     msgpack.packb([3, 1, [["t", ["text"]]]]), msgpack.packb([1, 1, b"short", 1]), msgpack.packb([1, 1, GUID, 0]),
+     b"\x91" * 5000, msgpack.packb([3, 1, []]) + b"x"],
+)  # fmt: skip
+def test_garbage_is_one_typed_error(bad: bytes) -> None:
+    with pytest.raises(MalformedMessage):
+        messages.read_from_worker(bad)
+
+
+def test_random_bytes_never_raise_anything_else() -> None:
+    dice = random.Random(1)
+    for _ in range(3000):
+        raw = bytearray(payload(dice.choice(ALL)))
+        for _ in range(dice.randrange(1, 4)):
+            raw[dice.randrange(len(raw))] = dice.randrange(256)
+        for read in (messages.read_from_worker, messages.read_from_service):
+            try:
+                read(bytes(raw))
+            except MalformedMessage:
+                continue
+
+
+# -- the worker's half
+
+
+def make_worker(**settings: int) -> WorkerCore:
+    return WorkerCore(WorkerSettings(**settings), guid=GUID, name="w", pid=1)
+
+
+def worker_in(state: worker_side.State) -> WorkerCore:
+    core = make_worker()
+    if state is not worker_side.State.AWAY:
+        core.connected()
+    if state is worker_side.State.OPEN:
+        core.receive(payload(Welcome(0, SERVICE, 1000)))
+    return core
+
+
+WORKER_ALLOWED = {(worker_side.State.GREETING, Welcome), (worker_side.State.OPEN, Ack)}
+
+
+@pytest.mark.parametrize("state", worker_side.State)
+@pytest.mark.parametrize("message", [Welcome(0, SERVICE, 1000), Ack(0), Refusal("no"), Hello(1, GUID, 1), Bye()],
+                         ids=lambda message: type(message).__name__)  # fmt: skip
+def test_every_message_in_every_state_of_a_worker(state: worker_side.State, message: object) -> None:
+    core = worker_in(state)
+    if (state, type(message)) in WORKER_ALLOWED:
+        core.receive(payload(message))
+        assert core.state is worker_side.State.OPEN
+    else:
+        kind = {Refusal: Refused, Hello: MalformedMessage, Bye: MalformedMessage}.get(type(message), UnexpectedMessage)
+        with pytest.raises(kind):
+            core.receive(payload(message))
+
+
+def test_events_collect_into_batches_that_are_numbered_and_bounded() -> None:
+    core = make_worker(batch_events_max=3, batch_bytes_max=100)
+    core.connected()
+    core.receive(payload(Welcome(0, SERVICE, 1000)))
+    for number in range(7):
+        core.add("ab"[number % 2], b"%d" % number)
+        assert core.position == number + 1
+    core.add("c", b"x" * 90)
+    core.add("c", b"y" * 20)
+    sent = []
+    while (message := core.next_message()) is not None:
+        sent.append(messages.read_from_worker(message[4:]))
+    assert [(batch.number, batch.groups) for batch in sent if isinstance(batch, Batch)] == [
+        (1, [("a", [b"0", b"2"]), ("b", [b"1"])]),
+        (2, [("b", [b"3", b"5"]), ("a", [b"4"])]),
+        (3, [("a", [b"6"]), ("c", [b"x" * 90])]),
+        (4, [("c", [b"y" * 20])]),
+    ]
+
+
+def test_a_lone_event_is_written_and_others_wait_for_the_occasion() -> None:
+    core = worker_in(worker_side.State.OPEN)
+    assert core.add("a", b"1")
+    assert core.next_message() is not None
+    assert not core.add("a", b"2")
+    core.receive(payload(Ack(1)))
+    assert core.add("a", b"3"), "nothing is under way"
+
+
+def test_the_window_is_bounded_in_events_and_in_bytes() -> None:
+    core = make_worker(window_events_max=2, window_bytes_max=100)
+    core.add("a", b"1")
+    assert not core.is_full
+    core.add("a", b"2")
+    assert core.is_full
+    core = make_worker(window_events_max=10, window_bytes_max=100)
+    core.add("a", b"x" * 100)
+    assert core.is_full
+
+
+def test_what_is_not_acknowledged_is_sent_again_and_the_rest_is_not() -> None:
+    core = worker_in(worker_side.State.OPEN)
+    for number in range(3):
+        core.add("a", b"%d" % number)
+        core.next_message()
+    core.receive(payload(Ack(1)))
+    assert (core.acknowledged, core.waiting, core.window_bytes) == (1, 2, 2)
+    core.lost()
+    core.add("a", b"new")
+    assert core.next_message() is None, "there is no connection"
+    hello = messages.read_from_worker(core.connected()[4:])
+    assert isinstance(hello, Hello)
+    assert hello.first == 2
+    assert core.next_message() is None, "the service has not said what it has"
+    core.receive(payload(Welcome(2, SERVICE, 1000)))
+    assert core.acknowledged == 2
+    resent = [messages.read_from_worker(message[4:]) for message in iter(core.next_message, None)]
+    assert [batch.number for batch in resent if isinstance(batch, Batch)] == [3, 4]
+    assert core.resent == 1
+
+
+@pytest.mark.parametrize("number", [2, 3])
+def test_an_acknowledgement_of_what_was_never_sent_is_refused(number: int) -> None:
+    core = worker_in(worker_side.State.OPEN)
+    core.add("a", b"1")
+    core.next_message()
+    core.add("a", b"2")
+    core.seal()
+    with pytest.raises(UnexpectedMessage):
+        core.receive(payload(Ack(number)))
+    core.lost()
+    core.connected()
+    with pytest.raises(UnexpectedMessage):
+        core.receive(payload(Welcome(number, SERVICE, 1)))
+
+
+# -- the service's half
+
+
+def make_service(**settings: int) -> ServiceCore:
+    return ServiceCore(ServiceSettings(**settings), guid=SERVICE)
+
+
+def take(connection: Connection, *sent: object) -> list[Taken]:
+    return list(connection.feed(b"".join(messages.pack(message) for message in sent)))  # type: ignore[arg-type]
+
+
+def said(connection: Connection) -> list[object]:
+    out, connection.outgoing = connection.outgoing, b""
+    return [messages.read_from_service(part) for part in Inbox(10_000).feed(out)]
+
+
+def connection_in(state: service_side.State) -> Connection:
+    connection = make_service().connect()
+    if state is not service_side.State.NEW:
+        take(connection, Hello(1, GUID, 1))
+    if state is service_side.State.ENDED:
+        take(connection, Bye())
+    return connection
+
+
+SERVICE_ALLOWED = {
+    (service_side.State.NEW, Hello): service_side.State.OPEN,
+    (service_side.State.OPEN, Batch): service_side.State.OPEN,
+    (service_side.State.OPEN, Bye): service_side.State.ENDED,
+}
+
+
+@pytest.mark.parametrize("state", service_side.State)
+@pytest.mark.parametrize("message", [Hello(1, GUID, 1), Batch(1, [("a", [b"x"])]), Bye(), Ack(1), Refusal("no")],
+                         ids=lambda message: type(message).__name__)  # fmt: skip
+def test_every_message_in_every_state_of_a_connection(state: service_side.State, message: object) -> None:
+    connection = connection_in(state)
+    if (state, type(message)) in SERVICE_ALLOWED:
+        take(connection, message)
+        assert connection.state is SERVICE_ALLOWED[state, type(message)]
+    else:
+        with pytest.raises(HopError):
+            take(connection, message)
+        assert connection.state is service_side.State.ENDED
+
+
+def test_batches_are_taken_once_and_acknowledged_together() -> None:
+    core = make_service()
+    connection = core.connect()
+    taken = take(connection, Hello(1, GUID, 1), *(Batch(number, [("a", [b"x"])]) for number in (1, 2, 3)))
+    assert [batch.number for batch in taken] == [1, 2, 3]
+    assert messages.read_from_worker(taken[0].payload) == Batch(1, [("a", [b"x"])])
+    assert said(connection) == [Welcome(0, SERVICE, core.settings.event_bytes_max, 0)]
+    connection.refuse(2, "too large")
+    connection.acknowledge()
+    connection.acknowledge()
+    assert said(connection) == [Ack(3, 2, "too large")]
+    assert take(connection, Batch(2, [("a", [b"x"])]), Batch(4, [])) != []
+    assert core.counters.duplicate_batches == 1
+    connection.acknowledge()
+    assert said(connection) == [Ack(4)]
+
+
+@pytest.mark.parametrize("number", [0, 3, 2**62])
+def test_a_batch_that_does_not_follow_ends_the_connection(number: int) -> None:
+    connection = connection_in(service_side.State.OPEN)
+    take(connection, Batch(1, []))
+    with pytest.raises(UnexpectedMessage):
+        take(connection, Batch(number, []))
+    assert connection.worker is not None
+    assert connection.worker.taken == 1
+
+
+def test_a_worker_that_comes_back_is_told_what_was_taken() -> None:
+    core = make_service()
+    first = core.connect()
+    take(first, Hello(1, GUID, 1), Batch(1, []), Batch(2, []))
+    second = core.connect()
+    take(second, Hello(1, GUID, 2))
+    assert first.state is service_side.State.ENDED, "a worker has one connection"
+    assert core.connected == 1
+    assert said(second) == [Welcome(2, SERVICE, core.settings.event_bytes_max, 0)]
+
+
+def test_a_service_that_does_not_tell_what_it_refused_has_published_nothing() -> None:
+    """One of an older release."""
+    core = worker_in(worker_side.State.OPEN)
+    for number in range(3):
+        core.add("a", b"%d" % number)
+    assert core.next_message() is not None
+    core.lost()
+    core.connected()
+    core.receive(payload(Welcome(1, SERVICE, 1000)))
+    assert (core.acknowledged, core.refused_events) == (3, 3)
+    assert core.refused_reason
+
+
+def test_a_worker_that_nobody_remembers_goes_on_where_it_is() -> None:
+    connection = make_service().connect()
+    taken = take(connection, Hello(1, GUID, 41), Batch(41, []))
+    assert [batch.number for batch in taken] == [41]
+
+
+def test_a_worker_of_whom_too_little_is_remembered_goes_on_and_is_counted() -> None:
+    core = ServiceCore(ServiceSettings(), guid=SERVICE, taken={GUID: 7})
+    take(core.connect(), Hello(1, GUID, 10), Batch(10, []))
+    assert core.counters.unproven_batches == 2
+    assert core.taken() == {GUID: 10}
+
+
+def test_workers_are_refused_when_there_are_too_many_or_too_new() -> None:
+    core = make_service(workers_max=1)
+    take(core.connect(), Hello(1, GUID, 1))
+    for hello in (Hello(1, b"x" * 16, 1), Hello(2, b"y" * 16, 1)):
+        refused = core.connect()
+        take(refused, hello)
+        assert refused.state is service_side.State.ENDED
+        assert isinstance(said(refused)[0], Refusal)
+    assert core.counters.refused_workers == 2
+    take(core.connect(), Hello(1, GUID, 1))  # the same worker again needs no further place
+    assert core.connected == 1
+
+
+def test_the_workers_heard_longest_ago_are_forgotten_and_connected_ones_never() -> None:
+    core = make_service(remembered_max=2)
+    staying = core.connect()
+    take(staying, Hello(1, GUID, 1))
+    for number in range(5):
+        passing = core.connect()
+        take(passing, Hello(1, bytes([number]) * 16, 1), Batch(1, []))
+        passing.end()
+    assert list(core.taken()) == [GUID, bytes([4]) * 16]
+    assert core.counters.forgotten_workers == 4
+    take(staying, Bye())
+    assert GUID not in core.taken()
+
+
+# -- both together
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_whatever_breaks_each_event_is_taken_once_and_in_order_and_refusals_are_told(seed: int) -> None:
+    """Connections break at any byte in either direction, and the service restarts with what it had journaled."""
+    dice = random.Random(seed)
+    client = make_worker(batch_events_max=4, window_events_max=40)
+    core = make_service()
+    taken: list[bytes] = []
+    added = refused = 0
+    while client.acknowledged < 300:
+        if dice.random() < 0.1:
+            core = ServiceCore(core.settings, guid=SERVICE, taken=core.taken(), refused={client.guid: refused})
+        connection, inbox = core.connect(), Inbox(1000)
+        to_service = client.connected()
+        for _ in range(dice.randrange(1, 12)):
+            for _ in range(dice.randrange(6)):
+                if not client.is_full and added < 300:
+                    client.add(dice.choice("ab"), b"%d" % added)
+                    added += 1
+            to_service += b"".join(iter(client.next_message, None))
+            cut = dice.randrange(len(to_service) + 1)
+            for batch in connection.feed(to_service[:cut]):
+                taken += sorted((event for _, group in batch.groups for event in group), key=int)
+                if dice.random() < 0.2:
+                    connection.refuse(1, "no room")
+                    refused += 1
+            to_service = to_service[cut:]
+            connection.acknowledge()
+            cut = dice.randrange(len(connection.outgoing) + 1)
+            for part in inbox.feed(connection.outgoing[:cut]):
+                client.receive(part)
+            connection.outgoing = connection.outgoing[cut:]
+        client.lost()
+        connection.end()
+    assert client.refused_events == refused
+    assert taken == [b"%d" % number for number in range(300)]
+    assert dataclasses.asdict(core.counters)["unproven_batches"] == 0

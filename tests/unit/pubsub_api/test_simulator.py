@@ -1,0 +1,378 @@
+"""The delivery contract under thousands of seeds, and proof that the oracle would notice were it broken."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import subprocess
+import sys
+from collections.abc import Collection, Iterable, Iterator
+
+import pytest
+
+from pubsub_api.core.frame import Header
+from pubsub_api.core.publisher import Outgoing, OutStream, PublisherCore
+from pubsub_api.core.receiving.instream import Delivery, InStream
+from pubsub_api.core.receiving.questions import Join
+from pubsub_api.core.receiving.resync_requests import NEVER, Reason
+from pubsub_api.core.receiving.subscriber import SubscriberCore
+from pubsub_api.testing.simulator import (
+    PROFILES,
+    Cores,
+    Report,
+    SimulationFailure,
+    profile_of,
+    run_seeds,
+    simulate,
+)
+from pubsub_api.testing.simulator.profiles import BIG_CACHE
+
+SEEDS = 1_120
+CHUNK = 160
+MUTANT_SEEDS = 300
+
+
+@pytest.mark.parametrize("first", range(0, SEEDS, CHUNK))
+def test_the_delivery_contract_holds(first: int) -> None:
+    failures = run_seeds(first, CHUNK)
+    assert not failures, "\n\n".join(map(str, failures[:3]))
+
+
+def test_every_profile_is_among_these_seeds() -> None:
+    assert {profile_of(seed).name for seed in range(SEEDS)} == set(PROFILES)
+
+
+@pytest.mark.parametrize("name", [name for name in PROFILES if name != "many_topics"])
+def test_a_seed_decides_the_whole_run(name: str) -> None:
+    assert simulate(7, PROFILES[name]) == simulate(7, PROFILES[name])
+    assert simulate(7, PROFILES[name]).digest != simulate(8, PROFILES[name]).digest
+
+
+def test_a_seed_decides_the_same_in_another_process() -> None:
+    program = "from pubsub_api.testing.simulator import simulate; print(*(simulate(n).digest for n in range(30)))"
+    digests = {
+        subprocess.run(
+            [sys.executable, "-c", program],
+            env={**os.environ, "PYTHONHASHSEED": str(hash_seed)},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        for hash_seed in (1, 2)
+    }
+    assert len(digests) == 1
+
+
+def test_progress_is_told_after_each_seed() -> None:
+    told: list[Report | SimulationFailure] = []
+    assert run_seeds(5, 3, told.append, profile=PROFILES["calm"]) == []
+    assert [outcome.seed for outcome in told] == [5, 6, 7]
+    assert all(isinstance(outcome, Report) and outcome.profile == "calm" for outcome in told)
+
+
+def test_faults_happen_at_all() -> None:
+    """Runs in which nothing goes wrong prove nothing."""
+    reports: list[Report] = []
+    run_seeds(0, 240, lambda outcome: reports.append(outcome) if isinstance(outcome, Report) else None)
+    reasons = {reason for report in reports for reason in report.resyncs}
+    # What a source of history replaced is told by its owner; the bus knows no such fault.
+    assert reasons == {reason.value for reason in Reason if reason is not Reason.HISTORY_REPLACED}
+    assert sum(report.deliveries for report in reports) > 20_000
+
+
+def test_loss_of_frames_alone_never_needs_a_resync_when_caches_are_large_and_answer() -> None:
+    profile = dataclasses.replace(PROFILES["repair"], drop=0.1, cache_sizes=(BIG_CACHE,))
+    for seed in range(100):
+        assert Reason.LOSS.value not in simulate(seed, profile).resyncs
+
+
+# -- broken cores, one for each thing the oracle must see
+
+
+class SkipsHoles(SubscriberCore):
+    """Goes on after a hole as if nothing were missing."""
+
+    def _open_hole(self, stream: InStream, now: float) -> None:
+        for delivery, size in stream.skip_holes():
+            self._roster.parked_bytes -= size
+            if delivery is not None:
+                self._deliver(stream, delivery, now, is_repair=False)
+
+
+class DeliversTwice(SubscriberCore):
+    """Passes on what it has passed on before."""
+
+    def _on_data(self, frame: bytes, header: Header, now: float, *, is_repair: bool) -> None:
+        duplicates = self.counters.duplicates
+        super()._on_data(frame, header, now, is_repair=is_repair)
+        if self.counters.duplicates > duplicates:
+            self._out.append((frame, header, 0))
+
+
+class DeliversOutOfOrder(SubscriberCore):
+    """Does not wait for what is missing, and takes it when it comes."""
+
+    def _park(self, stream: InStream, frame: bytes, header: Header, now: float) -> None:
+        self._out.append((frame, header, 0))
+
+
+class IgnoresHellos(SubscriberCore):
+    """Sees holes only between data."""
+
+    def _note_head(self, *_: object, **__: object) -> None:
+        pass
+
+
+class IgnoresSilence(SubscriberCore):
+    """Does not miss a publisher that died."""
+
+    def _check_silence(self, now: float) -> None:
+        pass
+
+
+class NeverAsks(SubscriberCore):
+    """Resyncs where a cache could have helped."""
+
+    def _on_deadline(self, stream: InStream, now: float) -> None:
+        self._give_up(stream, Reason.LOSS, now)
+
+
+class ForgetsToResync(SubscriberCore):
+    """Gives up without telling anybody."""
+
+    def _give_up(self, stream: InStream, reason: Reason, now: float) -> None:
+        super()._give_up(stream, reason, now)
+        self._release(stream, now)
+        self._resync._reasons.discard(reason)
+
+
+class TrustsEveryReconnect(SubscriberCore):
+    def _is_verified(self, join: Join) -> bool:
+        return True
+
+
+class ParksWithoutBound(SubscriberCore):
+    def _park(self, stream: InStream, frame: bytes, header: Header, now: float) -> None:
+        self._roster.parked_bytes += stream.park(frame, header)
+        if not stream.has_hole or stream.state.value == "live":
+            self._open_hole(stream, now)
+
+
+class DiscardsWhatFindsNoRoom(SubscriberCore):
+    """Takes whoever cannot swallow a repair at once for slow."""
+
+    def _hold(self, _delivery: Delivery) -> bool:
+        self.is_overrun = True
+        return False
+
+
+class GoesOnAfterAnOverrun(SubscriberCore):
+    """Tells what it discarded, and meanwhile delivers what follows."""
+
+    def _await_resync(self, stream: InStream) -> None:
+        if not self.is_overrun:
+            super()._await_resync(stream)
+
+
+class HoldsWithoutBound(SubscriberCore):
+    def _hold(self, delivery: Delivery) -> bool:
+        self._held.append(delivery)
+        self._held_bytes += len(delivery[0])
+        self._roster.parked_bytes += len(delivery[0])
+        return True
+
+
+class ForgetsWhatIsHeld(SubscriberCore):
+    """Goes on with what is new as soon as there is room."""
+
+    def make_room(self, room_bytes: float, *, is_half_empty: bool) -> None:
+        super().make_room(room_bytes, is_half_empty=is_half_empty)
+        self._resync.is_blocked = False
+
+
+class FillsTheQueueAtOnce(SubscriberCore):
+    """Hands over all that is held, whatever room there is."""
+
+    def make_room(self, room_bytes: float, *, is_half_empty: bool) -> None:
+        super().make_room(float("inf"), is_half_empty=is_half_empty)
+
+
+class TakesSilenceForAnAnswer(SubscriberCore):
+    """Gives up what nobody had, because nobody was asked."""
+
+    def asked(self, query_id: int, responders: int | None, now: float) -> None:
+        super().asked(query_id, responders, now)
+        purpose = self._questions.purpose(query_id)
+        if responders == 0 and purpose is not None:
+            self._give_up_unanswered(purpose.streams, self.publishers, now)
+
+
+class TakesOthersAnswers(SubscriberCore):
+    """Gives up what a publisher has that was not reached, because others have not."""
+
+    def _give_up_unanswered(
+        self, asked: Iterable[tuple[InStream, int]], finished: Collection[bytes], now: float
+    ) -> None:
+        super()._give_up_unanswered(asked, self.publishers, now)
+
+
+class JoinsInOneAttempt(SubscriberCore):
+    """Does not ask again when the answer to a join is lost."""
+
+    def poll(self, now: float) -> None:
+        self._questions._join_again = NEVER
+        super().poll(now)
+
+    def next_deadline(self) -> float:
+        self._questions._join_again = NEVER
+        return super().next_deadline()
+
+
+class AsksNobodysAge(SubscriberCore):
+    """Takes a publisher that it meets in mid-flow for one that was always there."""
+
+    def _on_age(self, *_: object) -> None:
+        pass
+
+
+class BelievesEveryHead(SubscriberCore):
+    """Takes for repeated what is sent below a head that never was."""
+
+    def _is_believed(self, *_: object, **__: object) -> bool:
+        return False
+
+    def _start_again(self, *_: object) -> None:
+        pass
+
+
+class BelievesEveryWord(SubscriberCore):
+    """Takes what a hello tells for covered by the next resync."""
+
+    def _raise_head(self, stream: InStream, head: int, stamp: int, now: float, *, is_shown: bool) -> None:
+        super()._raise_head(stream, head, stamp, now, is_shown=True)
+
+
+class AsksNobodyHowFarItIs(SubscriberCore):
+    """Does not hear what a publisher tells of its own streams with what is wanted."""
+
+    def _on_told(self, *_: object) -> None:
+        pass
+
+
+class NeverRests(SubscriberCore):
+    """Wants to be woken all the time."""
+
+    def next_deadline(self) -> float:
+        return 0.0
+
+
+class ResyncsTooMuch(SubscriberCore):
+    def _on_hello(self, frame: bytes, header: Header, now: float) -> None:
+        super()._on_hello(frame, header, now)
+        self._resync_all(Reason.SILENCE, now)
+
+
+class Crashes(SubscriberCore):
+    def _on_bye(self, frame: bytes, header: Header, now: float) -> None:
+        raise KeyError("bye")
+
+
+class SaysNoHello(PublisherCore):
+    def poll(self, now: float, stamp: int) -> list[Outgoing]:
+        super().poll(now, stamp)
+        return []
+
+
+class SaysByeWithoutHeads(PublisherCore):
+    def heads(self) -> dict[str, int]:
+        return {}
+
+
+class ForgetsWhatIsPending(PublisherCore):
+    """Says goodbye before it has numbered what it accepted."""
+
+    def end(self, now: float, stamp: int) -> list[Outgoing]:
+        return self.bye(stamp)
+
+
+class SkipsNumbers(PublisherCore):
+    def next_frame(self, stream: OutStream, now: float, stamp: int) -> bytes | None:
+        stream.head += bool(stream.head)
+        return super().next_frame(stream, now, stamp)
+
+
+class SaysTooManyHellos(PublisherCore):
+    def _repeats(self, out: list[Outgoing], now: float, stamp: int) -> None:
+        self._hello_budget = 1e9
+        super()._repeats(out, now, stamp)
+        out += [self._stream_hello(stream, stamp) for stream in self.streams.values() for _ in range(40)]
+
+
+def _mutants() -> Iterator[tuple[str, Cores]]:
+    for profile, mutant in (
+        ("lossy", SkipsHoles),
+        ("lossy", DeliversTwice),
+        ("lossy", DeliversOutOfOrder),
+        ("tail", IgnoresHellos),
+        ("restart", IgnoresSilence),
+        ("repair", NeverAsks),
+        ("tiny_caches", ForgetsToResync),
+        ("rebirth", TrustsEveryReconnect),
+        ("arrivals", TrustsEveryReconnect),
+        ("slow_consumer", ParksWithoutBound),
+        ("bursts", DiscardsWhatFindsNoRoom),
+        ("overrun", GoesOnAfterAnOverrun),
+        ("overrun", HoldsWithoutBound),
+        ("bursts", ForgetsWhatIsHeld),
+        ("bursts", FillsTheQueueAtOnce),
+        ("unreached", TakesSilenceForAnAnswer),
+        ("unreached", TakesOthersAnswers),
+        ("joins", JoinsInOneAttempt),
+        ("new_lives", AsksNobodysAge),
+        ("forged", BelievesEveryHead),
+        ("forged", BelievesEveryWord),
+        ("forged", AsksNobodyHowFarItIs),
+        ("calm", NeverRests),
+        ("calm", ResyncsTooMuch),
+        ("restart", Crashes),
+    ):
+        yield profile, Cores(subscriber=mutant)
+    for profile, other in (
+        ("tail", SaysNoHello),
+        ("calm", SaysNoHello),
+        ("restart", SaysByeWithoutHeads),
+        ("new_lives", ForgetsWhatIsPending),
+        ("calm", SkipsNumbers),
+        ("broker", SaysTooManyHellos),
+    ):
+        yield profile, Cores(publisher=other)
+
+
+MUTANTS = list(_mutants())
+
+
+@pytest.mark.parametrize(
+    ("profile", "cores"),
+    MUTANTS,
+    ids=[
+        f"{profile}-{(cores.subscriber if cores.publisher is PublisherCore else cores.publisher).__name__}"
+        for profile, cores in MUTANTS
+    ],
+)
+def test_a_broken_core_is_found(profile: str, cores: Cores) -> None:
+    found = first_failure(profile, cores)
+    assert found is not None, f"{MUTANT_SEEDS} seeds did not find it"
+    assert str(found).startswith(f"seed {found.seed}, profile {profile}: {found.what}\n")
+    assert found.trace
+    with pytest.raises(SimulationFailure) as again:
+        simulate(found.seed, PROFILES[profile], cores=cores)
+    assert str(again.value) == str(found)
+
+
+def first_failure(profile: str, cores: Cores) -> SimulationFailure | None:
+    for seed in range(MUTANT_SEEDS):
+        try:
+            simulate(seed, PROFILES[profile], cores=cores)
+        except SimulationFailure as failure:
+            return failure
+    return None

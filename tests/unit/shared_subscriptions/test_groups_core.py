@@ -1,0 +1,561 @@
+"""The parts of a group without I/O: progress, lanes, assignment, and every pair of state and message."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections import Counter
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pubsub_api.errors import InvalidTopic, UndecodableBody, UsageError
+from shared_subscriptions.core import declaration as declarations
+from shared_subscriptions.core import messages as m
+from shared_subscriptions.core.consuming.borrower import (
+    LOAN_REACTIONS,
+    REACTIONS,
+    Borrower,
+    Loan,
+    Lost,
+    Reset,
+    State,
+    Stopped,
+)
+from shared_subscriptions.core.consuming.lanes import LaneCounters, StreamLanes
+from shared_subscriptions.core.declaration import Declaration, Wish
+from shared_subscriptions.core.events import GroupEvent, Place
+from shared_subscriptions.core.leading import candidate as candidates
+from shared_subscriptions.core.leading.assignment import assign
+from shared_subscriptions.core.leading.candidate import Candidate, LeaderRecord, Role, Seen
+from shared_subscriptions.core.leading.leader import MEMBERS_ONLY, Leader
+from shared_subscriptions.core.leading.streams import TRANSITIONS, Cause, Status, StreamInfo
+from shared_subscriptions.core.progress import Acknowledged, Progress, covers
+from shared_subscriptions.core.settings import BorrowerSettings, LaneSettings, LeaderSettings, LeaseSettings
+
+RANGES = st.lists(st.tuples(st.integers(0, 60), st.integers(1, 10)).map(lambda pair: (pair[0], sum(pair))))
+
+
+# -- progress
+
+
+@given(RANGES)
+def test_acknowledged_is_a_set_of_offsets(ranges: list[tuple[int, int]]) -> None:
+    done, model = Acknowledged(), set[int]()
+    for start, end in ranges:
+        new = set(range(start, end)) - model
+        assert done.add(start, end) == len(new)
+        model |= new
+    assert {offset for offset in range(80) if offset in done} == model
+    assert done.low == next(offset for offset in itertools.count() if offset not in model)
+    assert done.missing(0, 80) == 80 - len(model)
+    found = list(done.ranges())
+    assert all(start < end for start, end in found)
+    assert all(left[1] < right[0] for left, right in itertools.pairwise(found))
+
+
+@given(RANGES, RANGES)
+def test_what_covers_what(left: list[tuple[int, int]], right: list[tuple[int, int]]) -> None:
+    one, other = Acknowledged(0, left), Acknowledged(0, right)
+    is_covered = all(offset in one for offset in range(80) if offset in other)
+    assert (
+        covers(Progress(1, one.low, tuple(one.ranges())), Progress(1, other.low, tuple(other.ranges()))) == is_covered
+    )
+
+
+def test_a_seek_begins_a_new_count() -> None:
+    assert covers(Progress(2, 0), Progress(1, 100))
+    assert not covers(Progress(1, 100), Progress(2, 0))
+
+
+# -- assignment
+
+SLOTS = st.sets(st.sampled_from([f"m{number}" for number in range(12)]))
+
+
+def spread(streams: range, slots: set[str]) -> dict[int, str]:
+    return assign(streams, slots, {}, {})
+
+
+@given(st.integers(0, 40), SLOTS, SLOTS)
+def test_assignment_is_balanced_and_moves_as_little_as_it_can(count: int, before: set[str], after: set[str]) -> None:
+    streams = range(count)
+    held = spread(streams, before)
+    plan = assign(streams, after, held, {})
+    if not after:
+        assert plan == {}
+        return
+    assert set(plan) == set(streams)
+    counts = Counter(dict.fromkeys(after, 0))
+    counts.update(plan.values())
+    assert max(counts.values()) - min(counts.values()) <= 1
+    moved = [stream for stream in streams if held.get(stream) in after and plan[stream] != held[stream]]
+    if after <= before:
+        assert not moved  # who leaves takes nothing from those who stay
+    if before and before < after and len(after) == len(before) + 1:
+        assert len(moved) <= math.ceil(count / len(after))
+    assert assign(streams, after, plan, {}) == plan
+
+
+@given(st.integers(1, 40), st.integers(2, 8))
+def test_a_name_that_comes_back_gets_its_streams_back(count: int, members: int) -> None:
+    streams, slots = range(count), {f"m{number}" for number in range(members)}
+    before = spread(streams, slots)
+    former = {stream: slot for stream, slot in before.items() if slot == "m0"}
+    without = assign(streams, slots - {"m0"}, before, former)
+    again = assign(streams, slots, without, former)
+    assert {stream for stream, slot in again.items() if slot == "m0"} <= set(former) or len(former) < count // members
+
+
+# -- lanes
+
+
+def event(offset: int, key: str = "k") -> GroupEvent:
+    return GroupEvent(topic="t", table="", key=key, action="set", offset=offset)
+
+
+def lanes(*keys: str, is_ordered: bool = True, **settings: int | float) -> StreamLanes:
+    made = StreamLanes(Progress(1, 0), LaneSettings(**settings), LaneCounters(), is_ordered=is_ordered)  # type: ignore[arg-type]
+    made.offer([event(offset, key) for offset, key in enumerate(keys)])
+    return made
+
+
+def taken(stream: StreamLanes, now: float = 0.0, limit: int = 100, *, is_exclusive: bool = True) -> list[int]:
+    return [event.offset for event in stream.take(now, limit, is_exclusive=is_exclusive)]
+
+
+def test_one_event_of_a_lane_at_a_time() -> None:
+    stream = lanes("a", "b", "a", "c")
+    assert taken(stream) == [0, 1, 3]
+    assert stream.ack(event(1, "b"))
+    assert taken(stream) == []
+    assert stream.ack(event(0, "a"))
+    assert taken(stream) == [2]
+    assert not stream.ack(event(0, "a"))
+    assert stream.progress().low == 2
+    assert stream.progress().attempts == {2: 1, 3: 1}
+
+
+def test_a_queue_keeps_no_lanes() -> None:
+    assert taken(lanes("a", "a", "a", is_ordered=False)) == [0, 1, 2]
+
+
+def test_a_failed_event_holds_up_its_lane_and_nothing_else() -> None:
+    stream = lanes("a", "b", "a", "b", retry_delay_s=10)
+    batch = stream.take(0.0, 2, is_exclusive=True)
+    assert stream.fail(batch[0], 0.0)
+    assert stream.ack(batch[1])
+    assert taken(stream) == [3]
+    assert stream.next_retry() == 10
+    assert taken(stream, 9.0) == []
+    (retry,) = stream.take(10.0, 9, is_exclusive=True)
+    assert (retry.offset, retry.attempt) == (0, 2)
+    assert stream.ack(retry)
+    assert taken(stream, 10.0) == [2]
+
+
+def test_attempts_end_and_the_lane_goes_on() -> None:
+    stream = lanes("a", "a", attempts_max=2, retry_delay_s=0)
+    (first,) = stream.take(0.0, 1, is_exclusive=True)
+    assert stream.fail(first, 0.0)
+    (again,) = stream.take(0.0, 1, is_exclusive=True)
+    assert not stream.fail(again, 0.0)
+    assert taken(stream) == []
+    stream.parked(again)
+    assert taken(stream) == [1]
+    assert stream.progress() == Progress(1, 1, (), {1: 1})
+
+
+def test_the_nack_of_a_user_may_state_the_delay() -> None:
+    stream = lanes("a", retry_delay_s=10)
+    (first,) = stream.take(0.0, 1, is_exclusive=True)
+    stream.fail(first, 0.0, delay_s=3.0)
+    assert stream.next_retry() == 3.0
+
+
+def test_a_batch_that_failed_comes_again_by_lane_one_at_a_time() -> None:
+    stream = lanes("a", "a", "b")
+    batch = stream.take(0.0, 10, is_exclusive=False)
+    assert [one.offset for one in batch] == [0, 1, 2]
+    stream.fail_batch(batch, 0.0)
+    one = stream.take(0.0, 10, is_exclusive=False)
+    assert [(item.offset, item.attempt) for item in one] == [(0, 2)]
+    stream.settle(one)
+    two = stream.take(0.0, 10, is_exclusive=False)
+    assert [item.offset for item in two] == [2]
+    stream.settle(two)
+    assert taken(stream, is_exclusive=False) == [1]
+
+
+def test_what_was_not_delivered_goes_back_in_order() -> None:
+    stream = lanes("a", "b", "a", "b", retry_delay_s=5)
+    batch = stream.take(0.0, 10, is_exclusive=False)
+    stream.break_up(batch)
+    stream.fail(batch[0], 0.0)
+    stream.put_back(batch[1:])
+    assert taken(stream, is_exclusive=False) == [1, 3]
+
+
+def test_a_stopped_stream_gives_nothing_and_settles_what_is_out() -> None:
+    stream = lanes("a", "b")
+    (out,) = stream.take(0.0, 1, is_exclusive=True)
+    stream.stop()
+    assert taken(stream) == []
+    assert not stream.is_settled
+    assert stream.ack(out)
+    assert stream.is_settled
+    assert stream.load == 0
+    assert stream.progress().low == 1
+
+
+def test_progress_of_the_last_owner_is_not_delivered_again() -> None:
+    stream = StreamLanes(Progress(1, 2, ((4, 6),), {3: 2}), LaneSettings(), LaneCounters(), is_ordered=True)
+    assert stream.next_offset == 2
+    stream.offer([event(offset, f"k{offset}") for offset in range(2, 8)])
+    found = stream.take(0.0, 10, is_exclusive=True)
+    assert [(one.offset, one.attempt) for one in found] == [(2, 1), (3, 3), (6, 1), (7, 1)]
+
+
+def test_what_retention_dropped_is_counted_and_passed_over() -> None:
+    counters = LaneCounters()
+    stream = StreamLanes(Progress(1, 2, ((4, 6),)), LaneSettings(), counters, is_ordered=True)
+    stream.expire(8)
+    assert counters.expired == 4
+    assert stream.progress() == Progress(1, 8, expired=4)
+
+
+@given(st.lists(st.sampled_from("abc"), max_size=30), st.randoms(use_true_random=False), st.booleans())
+def test_lanes_deliver_everything_in_the_order_of_each_key(keys: list[str], chance: object, is_exclusive: bool) -> None:
+    random = chance
+    stream = lanes(*keys, retry_delay_s=0.1, attempts_max=3, window=1000)
+    seen: list[GroupEvent] = []
+    now = 0.0
+    while stream.progress().low < len(keys):
+        now += 1.0
+        batch = stream.take(now, random.randint(1, 5), is_exclusive=is_exclusive)  # type: ignore[attr-defined]
+        if not is_exclusive and batch:
+            stream.break_up(batch)
+        for place, one in enumerate(batch):
+            if random.random() < 0.3:  # type: ignore[attr-defined]
+                if not stream.fail(one, now):
+                    stream.parked(one)
+                    seen.append(one)
+                stream.put_back(batch[place + 1 :])  # as a member does: what follows a failure is not tried
+                break
+            stream.ack(one)
+            seen.append(one)
+    assert sorted(one.offset for one in seen) == list(range(len(keys)))
+    for key in "abc":
+        offsets = [one.offset for one in seen if one.key == key]
+        assert offsets == sorted(offsets)
+
+
+# -- streams of a shard
+
+
+def test_each_event_belongs_to_exactly_one_lane_of_its_shard() -> None:
+    places = [Place.of(stream, 3) for stream in range(3, 6)]
+    assert {place.shard for place in places} == {1}
+    for offset in range(100):
+        assert len([place for place in places if place.owns(event(offset, f"k{offset % 17}"))]) == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "parsed"),
+    [("$shared/g/a/#", ("shared", "g", "a/#")), ("$queue/g/+", ("queue", "g", "+"))],
+)
+def test_filters_of_groups(text: str, parsed: tuple[str, str, str]) -> None:
+    assert declarations.parse(text) == parsed
+
+
+@pytest.mark.parametrize("text", ["$shared", "$shared/g", "$shared//a", "$other/g/a", "$shared/g/a#", "shared/g/a"])
+def test_filters_that_are_none(text: str) -> None:
+    with pytest.raises(InvalidTopic):
+        declarations.parse(text)
+
+
+@pytest.mark.parametrize("name", ["", "a b", "a#", "x" * 200, "a\n"])
+def test_names_that_are_none(name: str) -> None:
+    with pytest.raises(UsageError):
+        declarations.check_name(name)
+
+
+# -- every state and every message
+
+LEASE = LeaseSettings(member_lease_s=10.0, claim_time_s=20.0)
+TO_BORROWER: dict[type[m.ToBorrower], m.ToBorrower] = {
+    m.ConnectResponse: m.ConnectResponse(borrower="b", seq=100, epoch=7, answers=1, lease_s=8.0),
+    m.PingResponse: m.PingResponse(borrower="b", seq=100, epoch=7, answers=2),
+    m.Grant: m.Grant(borrower="b", seq=100, epoch=7, stream=1, grant=5, progress=Progress(1, 3)),
+    m.Revoke: m.Revoke(borrower="b", seq=100, epoch=7, stream=1, grant=5),
+    m.Revoked: m.Revoked(borrower="b", seq=100, epoch=7, stream=1, grant=5),
+    m.Invalidate: m.Invalidate(borrower="b", seq=100, epoch=7, reason="test"),
+}
+
+
+def borrower(state: State, loan: Loan | None = None) -> Borrower:
+    made = Borrower("b", BorrowerSettings(), now=0.0)
+    made.poll(0.0)
+    if state is State.CONNECTING:
+        return made
+    made.on_message(m.ConnectResponse(borrower="b", seq=1, epoch=7, answers=1, lease_s=8.0), 0.0)
+    if loan is not None:
+        made.on_message(m.Grant(borrower="b", seq=2, epoch=7, stream=1, grant=5, progress=Progress(1, 3)), 0.0)
+    if loan is Loan.REVOKING:
+        made.on_message(m.Revoke(borrower="b", seq=3, epoch=7, stream=1, grant=5), 0.0)
+    if state is State.UNSUBSCRIBING:
+        made.on_unsubscribe(0.0)
+    elif state is State.GONE:
+        made.on_disconnect()
+    made.messages.clear()
+    made.events.clear()
+    return made
+
+
+def test_the_tables_name_every_pair() -> None:
+    assert set(REACTIONS) == set(itertools.product(State, m.TO_BORROWER))
+    assert set(LOAN_REACTIONS) == set(itertools.product([None, *Loan], [m.Grant, m.Revoke, m.Revoked]))
+
+
+@pytest.mark.parametrize(
+    ("state", "kind", "loan"), list(itertools.product(State, m.TO_BORROWER, [None, *Loan])), ids=str
+)
+def test_a_borrower_survives_every_message_in_every_state(
+    state: State, kind: type[m.ToBorrower], loan: Loan | None
+) -> None:
+    made = borrower(state, loan if state is not State.CONNECTING else None)
+    before = made.state
+    made.on_message(TO_BORROWER[kind], 1.0)
+    if REACTIONS[before, kind] == "_ignore":
+        assert made.state is before
+        assert made.ignored == 1
+        assert not made.events
+    if kind is m.Invalidate and before is not State.GONE:
+        assert made.state is State.GONE
+        assert isinstance(made.events[-1], Stopped if before is State.UNSUBSCRIBING else Reset)
+    if before is State.CONNECTED and kind in (m.Grant, m.Revoke, m.Revoked):
+        assert made.streams.get(1) == LOAN_REACTIONS[loan, kind]
+        assert made.messages, "a leader that waits for an answer gets one"
+    made.poll(2.0)
+    made.poll(1000.0)
+    made.on_unsubscribe(1000.0)
+    made.on_disconnect()
+
+
+@pytest.mark.parametrize("loan", list(Loan))
+def test_a_lease_that_ends_takes_the_streams_with_it(loan: Loan) -> None:
+    made = borrower(State.CONNECTED, loan)
+    assert made.may_deliver(1, 7.9) == (loan is Loan.GRANTED)
+    assert not made.may_deliver(1, 8.0)
+    made.poll(8.0)
+    assert made.events[0] == Lost(1)
+    assert isinstance(made.events[-1], Reset)
+
+
+def test_a_lease_counts_from_the_question_not_from_the_answer() -> None:
+    made = borrower(State.CONNECTED)
+    made.poll(5.0)
+    (ping,) = [message for message in made.messages if isinstance(message, m.Ping)]
+    made.on_message(m.PingResponse(borrower="b", seq=50, epoch=7, answers=ping.seq), 7.5)
+    assert made.lease_end == 13.0
+
+
+def test_late_and_repeated_messages_change_nothing() -> None:
+    made = borrower(State.CONNECTED, Loan.REVOKING)
+    made.on_message(m.Grant(borrower="b", seq=2, epoch=7, stream=1, grant=5, progress=Progress(1, 3)), 0.0)
+    made.on_message(m.Revoked(borrower="b", seq=9, epoch=6, stream=1, grant=5), 0.0)
+    assert made.streams == {1: Loan.REVOKING}
+    assert made.ignored == 2
+
+
+def leader(status: Status = Status.ABSENT, *, now: float = 0.0) -> Leader:
+    """A leader with one member ``b`` and one stream 0 that is in this status with it."""
+    made = Leader(
+        7, LeaderSettings(lease=LEASE), Declaration("g", "#", "shared", 1, (0,) * 12), {}, now=now, held_until=1e9
+    )
+    made.on_message(m.Connect(borrower="b", seq=1, name="name"), now)
+    made.on_streams({0: StreamInfo(0, 10)}, now)
+    if status is not Status.ABSENT:
+        made.poll(now + 1.0)
+        grant = made.streams[0].grant
+        if status is not Status.GRANTING:
+            made.on_message(m.UpdateProgress(borrower="b", seq=2, stream=0, grant=grant, progress=Progress(1, 1)), now)
+        if status in (Status.REVOKING, Status.REVOKED):
+            made.on_declaration(Declaration("g", "#", "shared", 1, (0,) * 12, wish=Wish.PAUSED), now + 1.0)
+            made.poll(now + 2.0)
+        if status is Status.REVOKED:
+            final = m.UpdateProgress(borrower="b", seq=3, stream=0, grant=grant, progress=Progress(1, 2), finished=True)
+            made.on_message(final, now)
+    assert made.streams[0].status is status
+    made.messages.clear()
+    return made
+
+
+def to_leader(kind: type[m.ToLeader], made: Leader, who: str, *, finished: bool = False) -> m.ToLeader:
+    grant = made.streams[0].grant
+    return {
+        m.Connect: m.Connect(borrower=who, seq=50, name="name"),
+        m.Ping: m.Ping(borrower=who, seq=50),
+        m.UpdateProgress: m.UpdateProgress(
+            borrower=who, seq=50, stream=0, grant=grant, progress=Progress(1, 4), finished=finished
+        ),
+        m.RevokeFinished: m.RevokeFinished(borrower=who, seq=50, stream=0, grant=grant),
+        m.Disconnect: m.Disconnect(borrower=who, seq=50, progresses=((0, grant, Progress(1, 4)),)),
+    }[kind]  # fmt: skip
+
+
+EXPECTED = {
+    **{(status, m.Connect, False): status for status in Status},
+    **{(status, m.Ping, False): status for status in Status},
+    **{(status, m.Disconnect, False): Status.ABSENT for status in Status},
+    **{(status, m.RevokeFinished, False): TRANSITIONS.get((status, Cause.FINISHED), status) for status in Status},
+    **{(status, m.UpdateProgress, False): TRANSITIONS.get((status, Cause.PROGRESS), status) for status in Status},
+    **{(status, m.UpdateProgress, True): TRANSITIONS.get((status, Cause.FINAL), status) for status in Status},
+}
+
+
+@pytest.mark.parametrize(("status", "kind", "finished"), list(EXPECTED), ids=str)
+def test_a_leader_reacts_to_every_message_in_every_status(
+    status: Status, kind: type[m.ToLeader], finished: bool
+) -> None:
+    made = leader(status)
+    made.on_message(to_leader(kind, made, "b", finished=finished), 2.0)
+    assert made.streams[0].status is EXPECTED[status, kind, finished]
+    made.poll(3.0)
+    made.poll(1e6)
+
+
+@pytest.mark.parametrize(("status", "kind"), list(itertools.product(Status, MEMBERS_ONLY)), ids=str)
+def test_a_stranger_is_told_to_begin_anew(status: Status, kind: type[m.ToLeader]) -> None:
+    made = leader(status)
+    before = made.streams[0].record()
+    made.on_message(to_leader(kind, made, "stranger"), 2.0)
+    assert [type(message) for message in made.messages] == [m.Invalidate]
+    assert made.streams[0].status is status
+    assert made.streams[0].record() == before
+
+
+def test_streams_walk_in_circles_only_through_absence() -> None:
+    order = [Status.GRANTING, Status.GRANTED, Status.REVOKING, Status.REVOKED]
+    for (before, _), after in TRANSITIONS.items():
+        assert after is Status.ABSENT or before is Status.ABSENT or order.index(after) >= order.index(before)
+
+
+def test_progress_under_an_old_grant_is_fenced() -> None:
+    made = leader(Status.GRANTED)
+    old = m.UpdateProgress(borrower="b", seq=60, stream=0, grant=made.streams[0].grant - 1, progress=Progress(1, 9))
+    made.on_message(old, 2.0)
+    assert made.streams[0].done.low == 1
+    assert made.counters["fenced"] == 1
+
+
+def test_a_silent_leader_hears_and_says_nothing() -> None:
+    made = leader(Status.GRANTED)
+    made.fall_silent("test", is_final=False)
+    made.messages.clear()
+    made.on_message(m.Ping(borrower="b", seq=99), 2.0)
+    made.poll(1e6)
+    assert made.messages == []
+    assert made.counters["unheard"] == 1
+
+
+def test_who_was_not_heard_is_not_renewed_with_the_others_until_it_has_said_it_again() -> None:
+    made = leader(Status.GRANTED)
+    made._held_until = 2.0
+    made.on_message(to_leader(m.UpdateProgress, made, "b"), 3.0)
+    made.renewed(3.0)
+    assert not made.hear_of("b", 3.1)
+    made.on_message(m.Ping(borrower="b", seq=97, ends={0: 10}), 3.2)  # which no reports follow
+    assert not made.hear_of("b", 3.2)
+    made.on_message(m.Ping(borrower="b", seq=98), 3.3)
+    assert made.hear_of("b", 3.4)
+
+
+def test_unanswered_messages_are_repeated_and_who_never_answers_is_expelled() -> None:
+    made = leader(Status.REVOKING)
+    made.poll(2.5)
+    assert made.messages == []
+    made.poll(3.5)
+    assert [type(message) for message in made.messages] == [m.Revoke]
+    made.on_message(m.Ping(borrower="b", seq=99), 8.0)
+    made.poll(17.5)
+    assert isinstance(made.messages[-1], m.Invalidate)
+    assert made.streams[0].owner == "b"  # until its lease has ended
+    made.poll(18.0)
+    assert made.streams[0].status is Status.ABSENT
+
+
+def test_members_that_come_in_a_pack_cause_one_assignment() -> None:
+    made = leader()
+    for number in range(5):
+        made.on_message(m.Connect(borrower=f"c{number}", seq=1, name=f"c{number}"), 0.01 * number)
+    made.on_streams({number: StreamInfo(0, 10) for number in range(12)}, 0.05)
+    made.poll(0.06)
+    assert made.counters["grants"] == 0
+    made.poll(0.2)
+    assert made.counters["grants"] == 12
+    assert made.counters["revokes"] == 0
+
+
+# -- who leads
+
+
+def seen(candidate: str, version: int, *, is_vacant: bool = False) -> Seen:
+    return Seen(LeaderRecord(id=candidate, beat=version, is_vacant=is_vacant), version)
+
+
+def test_a_record_that_does_not_change_is_claimed_after_the_claim_time_and_not_before() -> None:
+    made = Candidate(LeaderRecord(id="me"), LEASE)
+    made.observed(seen("other", 5), 0.0)
+    made.observed(seen("other", 5), 19.9)
+    assert not made.wants_to_claim(19.9)
+    made.observed(seen("other", 6), 19.9)
+    assert not made.wants_to_claim(39.0)
+    assert made.wants_to_claim(39.9)
+    assert made.claim(39.9).expected == 6
+
+
+@pytest.mark.parametrize("found", [None, seen("other", 3, is_vacant=True)])
+def test_a_place_that_is_free_is_claimed_at_once(found: Seen | None) -> None:
+    made = Candidate(LeaderRecord(id="me"), LEASE)
+    made.observed(found, 0.0)
+    assert made.wants_to_claim(0.0)
+    made.claim(0.0)
+    made.written(9)
+    assert (made.role, made.epoch) == (Role.LEADING, 9)
+    made.renewal(1.0)
+    made.written(10)
+    assert made.epoch == 9
+    assert made.renewed_at == 1.0
+
+
+def test_a_leader_whose_record_was_changed_is_deposed() -> None:
+    made = Candidate(LeaderRecord(id="me"), LEASE)
+    made.observed(None, 0.0)
+    made.claim(0.0)
+    made.written(9)
+    made.observed(seen("other", 10), 1.0)
+    assert made.role is Role.WATCHING
+    assert made.leader is not None
+    assert made.leader.id == "other"
+
+
+@pytest.mark.parametrize("has_happened", [True, False])
+def test_a_write_of_unknown_outcome_is_settled_by_reading(has_happened: bool) -> None:
+    made = Candidate(LeaderRecord(id="me"), LEASE)
+    made.observed(None, 0.0)
+    claim = made.claim(0.0)
+    made.unknown()
+    assert made.role is Role.UNCERTAIN
+    assert not made.wants_to_claim(1.0)
+    made.observed(Seen(claim.record, 4) if has_happened else None, 1.0)
+    assert made.role is (Role.LEADING if has_happened else Role.WATCHING)
+    assert made.epoch == (4 if has_happened else 0)
+
+
+@pytest.mark.parametrize("decode", [candidates.decode, declarations.decode, m.decode_to_leader, m.decode_to_borrower])
+@pytest.mark.parametrize("garbage", [b"", b"\xc1", b"\x80", b"\x93\x01\x02\x03", b"\x81\xa4type\xa4ping"])
+def test_garbage_gives_one_typed_error(decode: object, garbage: bytes) -> None:
+    with pytest.raises(UndecodableBody):
+        decode(garbage)  # type: ignore[operator]

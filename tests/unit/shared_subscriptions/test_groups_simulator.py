@@ -1,0 +1,179 @@
+"""The protocol of groups in the simulator: every invariant on many seeds, and the oracle itself put to the test."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from shared_subscriptions.core import messages as m
+from shared_subscriptions.core.consuming.handler import Handler
+from shared_subscriptions.core.leading.candidate import Candidate, Claim
+from shared_subscriptions.core.leading.leader import Leader
+from shared_subscriptions.core.leading.members import Member
+from shared_subscriptions.core.leading.process_lease import ProcessLease
+from shared_subscriptions.core.leading.queue import QueueLeader
+from shared_subscriptions.core.leading.streams import Portion, Stream
+from shared_subscriptions.testing.simulator import PROFILES, Cores, run_seeds, simulate
+
+SEEDS = 80
+
+
+def test_no_invariant_is_broken() -> None:
+    assert run_seeds(0, SEEDS) == []
+
+
+def test_the_same_seed_gives_the_same_run() -> None:
+    assert simulate(12) == simulate(12)
+
+
+def test_faults_really_happen() -> None:
+    reports = {name: simulate(7, PROFILES[name]) for name in ("calm", "failing")}
+    assert reports["calm"].duplicates == 0
+    assert reports["failing"].duplicates > 0
+
+
+class GivesAwayTooEarly(Leader):
+    """Frees the streams of a member before its lease has ended there."""
+
+    def _renew(self, member: Member, now: float) -> None:
+        member.expires = now + 0.5 * self._settings.lease.holder_lease_s
+
+
+class ForgetsProgress(Leader):
+    """Grants streams from their beginning."""
+
+    def _grant(self, stream: Stream, member: Member, now: float) -> None:
+        stream.reset(stream.generation, 0)
+        super()._grant(stream, member, now)
+
+
+class BelievesStrangers(Leader):
+    """Takes progress from whoever reports it."""
+
+    def on_message(self, message: m.ToLeader, now: float) -> None:
+        if isinstance(message, m.UpdateProgress) and message.stream in self.streams:
+            self.streams[message.stream].merge(message.progress)
+        super().on_message(message, now)
+
+
+class NeverRepeats(Leader):
+    """Says everything once."""
+
+    def _nudge(self, stream: Stream, now: float) -> None:
+        stream.sent_at = now
+
+
+class OverstaysItsLease(Handler):
+    """Delivers for longer than it was allowed to."""
+
+    def on_message(self, subscription: int, message: m.ToBorrower, now: float) -> None:
+        if isinstance(message, m.ConnectResponse):
+            message = msgspec.structs.replace(message, lease_s=4 * message.lease_s)
+        super().on_message(subscription, message, now)
+
+
+class HandsOutTwice(QueueLeader):
+    """Takes what it has handed out for free."""
+
+    def _grant_portion(self, member: Member, stream: Stream, start: int, until: int, count: int, now: float) -> Portion:
+        self._queues[stream.number].give_back(start, until, now + 0.01)
+        return super()._grant_portion(member, stream, start, until, count, now)
+
+
+class ForgetsTheDead(Leader):
+    """Suspects nothing when a holder dies."""
+
+    def _judge(self, stream: Stream) -> None:
+        stream.leases.clear()
+
+
+class TellsBeforeItStores(Leader):
+    """Does not wait until a lease is stored."""
+
+    def _limit(self, stream: Stream, member: Member) -> None:
+        super()._limit(stream, member)
+        stream.is_waiting = False
+
+
+class ReportsSeldom(Handler):
+    """Says how far it is when it is asked."""
+
+    def _report_changes(self) -> None:
+        """Nothing."""
+
+
+class LeavesTheDeadInOffice(Candidate):
+    """Takes a group over and lets the sign of life of who led it be."""
+
+    def claim(self, now: float) -> Claim:
+        claim = super().claim(now)
+        self._pending = (Claim(claim.record, claim.expected), now)
+        return self._pending[0]
+
+
+class ClaimsTooEarly(Candidate):
+    """Does not wait for the claim time."""
+
+    def wants_to_claim(self, now: float) -> bool:
+        return super().wants_to_claim(now + 0.7 * self._settings.claim_time_s)
+
+
+class KeepsItsLeaseTooLong(ProcessLease):
+    """Counts from later than when it began to write."""
+
+    def written(self, version: int) -> None:
+        super().written(version)
+        self.renewed_at += 0.5
+
+
+class BelievesInItsWrites(ProcessLease):
+    """Takes a write whose outcome is not known for one that succeeded."""
+
+    def unknown(self) -> None:
+        super().unknown()
+        self.renewed_at = self._pending[1]
+
+
+class HoldsForTheClaimTime(Leader):
+    """Goes on until others may lead, and gives leases until then."""
+
+    def renewed(self, started: float) -> None:
+        super().renewed(started + self._settings.lease.member_lease_s)
+
+
+class RenewsWhateverTheTime(Leader):
+    """Renews leases also while it has to be silent."""
+
+    def hear_of(self, borrower: str, now: float) -> bool:
+        member = self.members.get(borrower)
+        if member is not None:
+            self._renew(member, now)
+        return member is not None
+
+
+@pytest.mark.parametrize(
+    ("cores", "profile", "invariants"),
+    [
+        (Cores(leader=GivesAwayTooEarly), "partitions", ("L3", "L8", "L12", "L11")),
+        (Cores(leader=ForgetsProgress), "calm", ("L4", "L7", "L10", "L11")),
+        (Cores(leader=BelievesStrangers), "lossy", ("L9",)),
+        (Cores(leader=NeverRepeats), "lossy", ("L12", "L10", "L15")),
+        (Cores(handler=OverstaysItsLease), "partitions", ("L3", "L10", "L12")),
+        (Cores(queue_leader=HandsOutTwice), "queue", ("L17",)),
+        (Cores(leader=ForgetsTheDead), "poison", ("L18", "L15", "L10", "L12")),
+        (Cores(leader=TellsBeforeItStores), "poison", ("L18",)),
+        (Cores(handler=ReportsSeldom), "crashes", ("L19", "L10")),
+        (Cores(candidate=LeavesTheDeadInOffice), "leases", ("L21", "L15")),
+        (Cores(candidate=ClaimsTooEarly), "leases", ("L21", "L22", "L3")),
+        (Cores(process_lease=KeepsItsLeaseTooLong), "leases", ("L21", "L22", "L3")),
+        (Cores(process_lease=BelievesInItsWrites), "leases", ("L21", "L22", "L3")),
+        (Cores(leader=HoldsForTheClaimTime), "leases", ("L21", "L22", "L3")),
+        (Cores(leader=RenewsWhateverTheTime), "leases", ("L22", "L3")),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_the_oracle_notices(cores: Cores, profile: str, invariants: tuple[str, ...]) -> None:
+    """A core that breaks a rule is caught within a few seeds, by one of the invariants that the rule serves."""
+    failures = run_seeds(0, 200, profile=PROFILES[profile], cores=cores, is_first_enough=True)
+    assert failures
+    assert failures[0].what.startswith(invariants)
