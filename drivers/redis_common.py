@@ -18,7 +18,7 @@ _DEFAULT_PORT = 6379
 
 
 @dataclasses.dataclass(frozen=True)
-class Server:
+class RedisAddress:
     """What a URL says about a server."""
 
     host: str
@@ -42,7 +42,7 @@ class Server:
         return f"{scheme}://{host}:{self.port}/{self.db}"
 
 
-def parse_server(url: str) -> Server:
+def parse_server(url: str) -> RedisAddress:
     """Read the URL of a server.  Raises InvalidConfig, which never shows a password."""
     try:
         parts = urllib.parse.urlsplit(url)
@@ -58,7 +58,7 @@ def parse_server(url: str) -> Server:
     db = parts.path.strip("/") or "0"
     if not (db.isascii() and db.isdigit()):
         raise InvalidConfig(f"the database of redis server {host}:{port} must be a number, not {db!r}")
-    return Server(
+    return RedisAddress(
         host=host,
         port=port,
         db=int(db),

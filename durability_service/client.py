@@ -19,7 +19,7 @@ from durability_service.core.namespaces import intersect
 from durability_service.core.reading import SpaceReading
 from durability_service.core.sets.samples import Sample
 from durability_service.errors import AdministrationRefused, DurabilityError, NoService
-from durability_service.protocol import Answer, Ask, Page, ServiceStatus
+from durability_service.protocol import Answer, Ask, SamplePage, ServiceStatus
 from durability_service.serving.administration import OFF, STALE, proof
 from pubsub_api import Session
 from pubsub_api.core.durability import HistoryOutcome
@@ -227,7 +227,7 @@ class DurabilityClient(Closeable):
         reading.took(digests)
         return True
 
-    def _ask_one(self, ask: Ask, deadline: float) -> Page | None:
+    def _ask_one(self, ask: Ask, deadline: float) -> SamplePage | None:
         left_s = deadline - time.monotonic()
         found = self._asker.ask(ask, timeout_s=min(left_s, self._page_s), enough=lambda answer: answer.page is not None)
         return next((answer.page for answer in found if answer.page is not None), None)

@@ -16,9 +16,17 @@ from typing import NamedTuple, TypeVar
 
 from oslo_config import cfg
 
-from durability_service.core.alignment.merging import Merge
+from durability_service.core.alignment.merging import MergePolicy
 from durability_service.core.effects import Level
-from durability_service.core.namespaces import PRIORITY_MAX, SAME_ROLE, Alignee, Kind, NameSpace, Policy, overlap
+from durability_service.core.namespaces import (
+    PRIORITY_MAX,
+    SAME_ROLE,
+    Alignee,
+    Kind,
+    NameSpace,
+    NamespacePolicy,
+    overlap,
+)
 from durability_service.core.settings import ServiceSettings, TopicRules
 from durability_service.serving.administration import KEY_BYTES_MIN
 from pubsub_api import config as pubsub_config
@@ -322,7 +330,7 @@ def _lifespan(value: str) -> float:
     return lifespan_s
 
 
-def _policy(conf: cfg.ConfigOpts, name: str) -> Policy:
+def _policy(conf: cfg.ConfigOpts, name: str) -> NamespacePolicy:
     group = f"{POLICY_GROUP}:{name}"
     options = conf[group]
     merges = []
@@ -330,8 +338,8 @@ def _policy(conf: cfg.ConfigOpts, name: str) -> Policy:
         scope, separator, value = entry.rpartition(":")
         if not separator or not scope:
             raise InvalidConfig(f"[{group}] merge: {entry!r} is not SCOPE:POLICY")
-        merges.append((scope.strip(), _named(Merge, value.strip(), f"merge of [{group}]")))
-    return Policy(
+        merges.append((scope.strip(), _named(MergePolicy, value.strip(), f"merge of [{group}]")))
+    return NamespacePolicy(
         name_space=options.name_space,
         aligner=options.aligner,
         alignee=Alignee[options.alignee],

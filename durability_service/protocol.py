@@ -102,7 +102,7 @@ class ServiceStatus(msgspec.Struct, kw_only=True):
     """What is wrong and concerns the whole service."""
 
 
-class Page(msgspec.Struct, kw_only=True):
+class SamplePage(msgspec.Struct, kw_only=True):
     """A part of a name-space's set."""
 
     samples: list[Sample]
@@ -119,7 +119,7 @@ class Page(msgspec.Struct, kw_only=True):
 
 class Answer(Reply, omit_defaults=True):
     status: ServiceStatus | None = None
-    page: Page | None = None
+    page: SamplePage | None = None
     challenge: bytes = b""
     """What the next deletion or snapshot that is asked for has to answer; empty where administration is off."""
     refused: str = ""

@@ -20,7 +20,7 @@ from oslo_config import cfg
 
 from durability_service import config, protocol
 from durability_service.core.effects import (
-    Acknowledged,
+    AcknowledgeRange,
     DeleteHistory,
     Effect,
     Event,
@@ -37,7 +37,7 @@ from durability_service.core.effects import (
     Trace,
 )
 from durability_service.core.effects import (
-    Store as StoreEffect,
+    StoreSamples as StoreEffect,
 )
 from durability_service.core.messages import Message
 from durability_service.core.namespaces import intersect
@@ -48,10 +48,10 @@ from durability_service.serving import answers
 from durability_service.serving.administration import Administration
 from durability_service.serving.durable_ranges import DurableRanges
 from durability_service.serving.peer_messages import FellowBus
-from durability_service.serving.sampling import Recorder, StreamRange
+from durability_service.serving.sampling import SampleRecorder, StreamRange
 from durability_service.serving.tracing import Tracer
 from durability_service.serving.watchdog import Watchdog
-from durability_service.storage.store import Store
+from durability_service.storage.store import SampleStore
 from durability_service.storage.writer import StoreWriter
 from durable_log.core.holes import Holes
 from pubsub_api import Session, Subscriber, loading
@@ -96,7 +96,7 @@ class DurabilityService(Closeable):
         self._frame = pubsub_settings.frame_settings(conf)
         topics = config.control_topics(conf)
         self._administration = Administration(config.admin_key(conf))
-        store = Store(options.store) if options.store else None
+        store = SampleStore(options.store) if options.store else None
         try:
             node, incarnation = _identity(options.node, store)
             self.settings = config.service_settings(conf, node=node, incarnation=incarnation)
@@ -115,7 +115,7 @@ class DurabilityService(Closeable):
         self._looked_at = time.monotonic()
         self._token = 0
         self._tokens: OrderedDict[int, list[StreamRange]] = OrderedDict()
-        self._recorder = Recorder(self.settings.rules.depth_of, config.GATHER_BYTES_MAX)
+        self._recorder = SampleRecorder(self.settings.rules.depth_of, config.GATHER_BYTES_MAX)
         self.ranges = DurableRanges(config.CONFIRMED_STREAMS_MAX)
         self._missing = Holes(
             ranges_max=config.MISSING_RANGES_MAX,
@@ -162,7 +162,7 @@ class DurabilityService(Closeable):
             return list(self._options.fellows)
         return self._driver.listen_addresses()
 
-    def _open_writer(self, store: Store | None) -> StoreWriter | None:
+    def _open_writer(self, store: SampleStore | None) -> StoreWriter | None:
         if store is None:
             return None
         return StoreWriter(
@@ -251,7 +251,7 @@ class DurabilityService(Closeable):
         elif isinstance(effect, StoreEffect):
             assert self._writer is not None, "data is persisted only where there is a store"
             self._writer.put(effect)
-        elif isinstance(effect, Acknowledged):
+        elif isinstance(effect, AcknowledgeRange):
             for guid, topic, first, last in self._tokens.pop(effect.token, ()):
                 self.ranges.add((guid, topic), first, last)
         elif isinstance(effect, Trace):
@@ -467,7 +467,7 @@ class DurabilityService(Closeable):
             self._writer.snapshot(ask.action, ask.topics or ["#"])
 
 
-def _identity(node: str, store: Store | None) -> tuple[str, int]:
+def _identity(node: str, store: SampleStore | None) -> tuple[str, int]:
     """Name and incarnation: from the store where there is one, else new."""
     if store is not None:
         name, incarnation = store.start_life(node)

@@ -91,7 +91,8 @@ class Segment(NamedTuple):
     first: int
     end: int
     path: str
-    """Where the file is, absolute.  Spark, DuckDB and Polars read it natively; its columns: `durable_log.segments.columns`."""
+    """Where the file is, absolute.  Spark, DuckDB and Polars read it natively; its columns:
+    `durable_log.segments.columns`."""
     rows: int
     """Events in it: all of the range, unless it was compacted."""
     bytes: int

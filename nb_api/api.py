@@ -27,8 +27,8 @@ from nb_api.errors import DbUnavailable, ObjectExists, ObjectNotFound, VersionCo
 from nb_api.late_db import LateDb
 from nb_api.loading import build_db
 from nb_api.writing import checks
-from nb_api.writing.after_commit import Committed, Handover, HandoverCounters
-from nb_api.writing.compaction import CompactionCounters, Compactor
+from nb_api.writing.after_commit import AfterCommitPublisher, Committed, HandoverCounters
+from nb_api.writing.compaction import CompactionCounters, FeedCompactor
 from nb_api.writing.publishing import ChangePublisher, change_publisher, uses_service
 from nb_api.writing.sweeper import OutboxSweeper, SweepCounters
 from nb_api.writing.transaction import Transaction
@@ -78,13 +78,13 @@ class NbApi(Closeable):
         self._session = session
         self._attempts_max: int = notify_config.UPDATE_ATTEMPTS_MAX
         self._publisher: ChangePublisher | None = None
-        self._handover: Handover | None = None
+        self._handover: AfterCommitPublisher | None = None
         self._sweeper: OutboxSweeper | None = None
         if session is not None:
             self._publisher = change_publisher(session, db)
-            self._handover = Handover(db, self._publisher, conf)
+            self._handover = AfterCommitPublisher(db, self._publisher, conf)
             self._sweeper = OutboxSweeper(db, self._publisher, conf, in_hand=self._handover.in_hand)
-        self._compactor = Compactor(db, conf)
+        self._compactor = FeedCompactor(db, conf)
         has_service = session is not None and uses_service(session)
         self._upkeep = [] if has_service else self._compactor.threads()
         """What this process does for the database from its first write on."""

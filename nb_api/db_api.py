@@ -93,8 +93,8 @@ class Snapshot(Closeable):
 class DbApi(abc.ABC):
     """A database.  Every method may be called from any thread and from several processes at once.
 
-    Arguments obey the rules of `nb_api.writing.checks`, which come first: InvalidObject, InvalidTopic, LimitReached (a value
-    that is too large) and UsageError are raised before the database is asked.  All methods raise DbUnavailable
+    Arguments obey the rules of `nb_api.writing.checks`, which come first: InvalidObject, InvalidTopic, LimitReached (a
+    value that is too large) and UsageError are raised before the database is asked.  All methods raise DbUnavailable
     after a bounded time when the database cannot be reached, and Closed after `close`.
 
     Revisions and versions rise; they skip numbers.  None is given twice, also not by a database that was restored.

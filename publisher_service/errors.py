@@ -26,7 +26,7 @@ class UnexpectedMessage(HopError):
     """A sound message at the wrong time, or with a number that cannot be."""
 
 
-class Refused(HopError):
+class WorkerRefused(HopError):
     """The service refuses this worker: another protocol version, or too many workers."""
 
     retriable = True

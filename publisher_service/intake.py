@@ -16,7 +16,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from publisher_service.core.service_side import Connection, ServiceCore, State
+from publisher_service.core.service_side import ConnectionState, ServiceCore, WorkerConnection
 from publisher_service.errors import HopError
 from publisher_service.sequencer import Sequencer
 from pubsub_api.runtime import socket_file
@@ -54,7 +54,7 @@ class _Peer:
 
     __slots__ = ("connection", "has_more", "mask", "since", "sock")
 
-    def __init__(self, sock: socket.socket, connection: Connection, now: float) -> None:
+    def __init__(self, sock: socket.socket, connection: WorkerConnection, now: float) -> None:
         self.sock = sock
         self.connection = connection
         self.since = now
@@ -197,7 +197,11 @@ class Intake:
         except HopError as error:
             self.counters.bad_connections += 1
             LOG.warning("Worker %s is cut off: %s", worker.name if worker else "(unknown)", error)
-        if peer.connection.state is State.ENDED and worker is not None and worker.guid not in self._core.workers:
+        if (
+            peer.connection.state is ConnectionState.ENDED
+            and worker is not None
+            and worker.guid not in self._core.workers
+        ):
             self._sequencer.forget(worker.guid)
         return True
 
@@ -213,7 +217,7 @@ class Intake:
         except OSError:
             connection.outgoing = b""
             connection.end()
-        is_over = connection.state is State.ENDED and not connection.outgoing
+        is_over = connection.state is ConnectionState.ENDED and not connection.outgoing
         if is_over or len(connection.outgoing) > _OUTGOING_BYTES_MAX:
             self._close(peer)
             return
@@ -230,8 +234,8 @@ class Intake:
             peer.sock.close()
 
     def _check_times(self, now: float) -> None:
-        for peer in [peer for peer in self._peers.values() if peer.connection.state is not State.OPEN]:
-            if peer.connection.state is State.ENDED:
+        for peer in [peer for peer in self._peers.values() if peer.connection.state is not ConnectionState.OPEN]:
+            if peer.connection.state is ConnectionState.ENDED:
                 self._write(peer)
             elif now - peer.since > self.limits.hello_timeout_s:
                 self.counters.greeting_timeouts += 1

@@ -29,7 +29,7 @@ from typing import NamedTuple
 import msgspec
 
 from publisher_service.core import messages
-from publisher_service.core.messages import GUID_BYTES, Batch, Group
+from publisher_service.core.messages import GUID_BYTES, Group, WorkerBatch
 from publisher_service.errors import HopError, JournalError, MalformedMessage
 from pubsub_api.errors import UnsafeFile
 from pubsub_api.runtime.closing import Closeable
@@ -60,7 +60,7 @@ class Life(msgspec.Struct, array_like=True):
     heads: dict[str, int]
 
 
-class Checkpoint(msgspec.Struct, array_like=True):
+class JournalCheckpoint(msgspec.Struct, array_like=True):
     """Everything the records before it said, but for the events."""
 
     lives: list[Life]
@@ -81,7 +81,7 @@ class Stretch:
 
 
 @dataclasses.dataclass
-class Recovered:
+class RecoveredJournal:
     """What a journal told.  Empty when there was none, or none that could be believed."""
 
     lives: list[Life] = dataclasses.field(default_factory=list)
@@ -102,7 +102,7 @@ class Recovered:
 
 
 _encode = msgspec.msgpack.Encoder().encode
-_decode_checkpoint = msgspec.msgpack.Decoder(Checkpoint).decode
+_decode_checkpoint = msgspec.msgpack.Decoder(JournalCheckpoint).decode
 
 
 class Journal(Closeable):
@@ -125,10 +125,10 @@ class Journal(Closeable):
         self.records = 0
         self.rotations = 0
 
-    def recover(self) -> Recovered:
+    def recover(self) -> RecoveredJournal:
         """Read what the last owner left.  Never raises for what is in the files, only OSError, and UnsafeFile."""
         found = [(turn, list(_records(path))) for turn, path in enumerate(self._paths)]
-        recovered = Recovered()
+        recovered = RecoveredJournal()
         for turn, records in sorted((one for one in found if one[1]), key=lambda one: one[1][0].number):
             is_whole = _replay(records, recovered)
             if recovered.number >= records[0].number:
@@ -138,7 +138,7 @@ class Journal(Closeable):
         recovered.is_damaged = not recovered.lives and any(_has_content(path) for path in self._paths)
         return recovered
 
-    def start(self, guid: bytes, recovered: Recovered) -> None:
+    def start(self, guid: bytes, recovered: RecoveredJournal) -> None:
         """Begin a new life behind the old ones, or in the other file.  Raises JournalError."""
         # The file that holds the newest record stays until it is its turn: should this process die at once, it is all
         # there is.  Only whole checkpoints count, so a torn new one hides nothing.
@@ -256,7 +256,7 @@ class Journal(Closeable):
             raise JournalError(f"the journal {path} cannot be begun: {error}") from error
 
     def _checkpoint(self) -> bytes:
-        checkpoint = _CHECKPOINT_KIND + _encode(Checkpoint(self._lives, self._taken, self._refused))
+        checkpoint = _CHECKPOINT_KIND + _encode(JournalCheckpoint(self._lives, self._taken, self._refused))
         if _RECORD.size + len(checkpoint) > self._segment_bytes // 2:
             raise JournalError(
                 f"the heads of {len(self._heads)} streams do not fit a journal of {2 * self._segment_bytes} bytes: "
@@ -308,7 +308,7 @@ def _has_content(path: pathlib.Path) -> bool:
     return path.exists() and path.stat().st_size > 0
 
 
-def _replay(records: list[_Record], into: Recovered) -> bool:
+def _replay(records: list[_Record], into: RecoveredJournal) -> bool:
     """Add what one file says, as far as it can be used; True when that is all of it."""
     if records[0].payload[:1] != _CHECKPOINT_KIND:
         LOG.warning("A file of the journal does not begin with a checkpoint; it is ignored.")
@@ -330,10 +330,10 @@ def _replay(records: list[_Record], into: Recovered) -> bool:
     return True
 
 
-def _replay_batch(payload: bytes, into: Recovered) -> None:
+def _replay_batch(payload: bytes, into: RecoveredJournal) -> None:
     _, worker, number, stamp = _BATCH.unpack_from(payload)
     message = messages.read_from_worker(payload[_BATCH.size :])
-    if not isinstance(message, Batch):
+    if not isinstance(message, WorkerBatch):
         raise MalformedMessage(f"{type(message).__name__} instead of a batch")
     life = into.lives[-1]
     for topic, encoded in message.groups:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from publisher_service.journal import Recovered, Stretch
+from publisher_service.journal import RecoveredJournal, Stretch
 from pubsub_api.core import frame as frames
 from pubsub_api.core.events import pack_body
 from pubsub_api.core.frame import Kind
@@ -10,7 +10,7 @@ from pubsub_api.core.publisher import Predecessor
 from pubsub_api.core.settings import FrameSettings
 
 
-def predecessor_of(recovered: Recovered, settings: FrameSettings) -> Predecessor | None:
+def predecessor_of(recovered: RecoveredJournal, settings: FrameSettings) -> Predecessor | None:
     """The last life of the journal with those before it, and its events as frames; None when there was none."""
     former: Predecessor | None = None
     for life in recovered.lives:

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 
 from publisher_service.core import messages
-from publisher_service.core.messages import Batch, Group
+from publisher_service.core.messages import Group, WorkerBatch
 from publisher_service.errors import JournalError
 from publisher_service.journal import Journal
 from pubsub_api.core.topics import check_topic
@@ -66,7 +66,7 @@ class Sequencer:
         """Publish events of the service's own, which it would find again by itself after a restart.  Returns how many
         events were refused, and why."""
         own = list(groups)
-        payload = messages.encode(Batch(0, own))
+        payload = messages.encode(WorkerBatch(0, own))
         with self._lock:
             refused, reason = self._publish(b"\0" * messages.GUID_BYTES, 0, own, payload)
         later, why = self.flush(of=_OWN)
@@ -125,7 +125,7 @@ class Sequencer:
         if refused:
             self.counters.refused_events += refused
             LOG.error("%d events of a worker cannot be published: %s", refused, reason)
-            payload = messages.encode(Batch(number, list(good)))
+            payload = messages.encode(WorkerBatch(number, list(good)))
             if number:
                 self._write_down(lambda journal: journal.refuse(worker, refused))
         self._write_down(lambda journal: journal.append(worker, number, time.time_ns(), good, payload))

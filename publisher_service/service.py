@@ -19,10 +19,10 @@ from oslo_config import cfg
 import pubsub_api
 from publisher_service import config, health, lives, ownership
 from publisher_service.core import messages
-from publisher_service.core.service_side import ServiceCore, ServiceSettings
+from publisher_service.core.service_side import IntakeSettings, ServiceCore
 from publisher_service.errors import JournalError
 from publisher_service.intake import Intake, IntakeLimits
-from publisher_service.journal import Journal, Recovered
+from publisher_service.journal import Journal, RecoveredJournal
 from publisher_service.sequencer import Sequencer
 from publisher_service.upkeep import start
 from publisher_service.worker.publisher import event_bytes_max
@@ -50,13 +50,13 @@ class PublisherService:
         self._is_started = False
         self._is_stopping = False
         self._started_at = time.monotonic()
-        self.recovered = Recovered()
+        self.recovered = RecoveredJournal()
         self.journal_damaged = 0
         self.reload_failures = 0
         """How often the configuration could not be read again."""
         self.health_address = ""
         """Where the service tells how it is; empty when it does not."""
-        self.duties: start.Duties | None = None
+        self.duties: start.DatabaseUpkeep | None = None
         """None when there is no database to serve."""
 
     def start(self) -> None:
@@ -84,7 +84,7 @@ class PublisherService:
             if start.are_wanted(self.conf):
                 owns_address = self.session.capabilities.bind_based
                 self.duties = parts.enter_context(
-                    start.Duties(
+                    start.DatabaseUpkeep(
                         self.conf, self.publisher, self.sequencer, owns_address=owns_address, place=owned.place
                     )
                 )
@@ -138,7 +138,7 @@ class PublisherService:
     def _open_publisher(self, parts: contextlib.ExitStack) -> Publisher:
         told = self.recovered
         if told.age_s > self.conf[PUBSUB].publisher_forget_time:
-            told = Recovered()  # nobody remembers that life, so telling of it would only look like news
+            told = RecoveredJournal()  # nobody remembers that life, so telling of it would only look like news
         predecessor = lives.predecessor_of(told, settings.frame_settings(self.conf))
         name = self.conf[PUBSUB].publisher_name or f"{default_name().partition('/')[0]}/publisher-service"
         publisher = parts.enter_context(self.session.publisher(name=name, predecessor=predecessor))
@@ -162,7 +162,7 @@ class PublisherService:
     def _make_core(self) -> ServiceCore:
         options, pubsub = self.conf[config.GROUP], self.conf[PUBSUB]
         return ServiceCore(
-            ServiceSettings(
+            IntakeSettings(
                 workers_max=options.workers_max,
                 remembered_max=config.WORKERS_REMEMBERED_MAX,
                 message_bytes_max=messages.message_bytes_max(

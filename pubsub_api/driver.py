@@ -90,7 +90,7 @@ class Asked:
 
 
 @dataclasses.dataclass(frozen=True)
-class Refused:
+class SendRefused:
     """The transport did not let this publisher send a frame, for lack of permission: nobody has got it, and nobody may.
     Reported by drivers whose transport says so, perhaps after ``send`` returned; the publisher forgets the frame."""
 
@@ -99,7 +99,7 @@ class Refused:
     reason: str
 
 
-LinkReport = Connected | Subscribed | Disconnected | Asked | Refused
+LinkReport = Connected | Subscribed | Disconnected | Asked | SendRefused
 
 
 class Receiver(Protocol):
@@ -175,7 +175,7 @@ class PublisherApi(abc.ABC):
     def settle(self, *, timeout_s: float | None = None) -> None:  # noqa: B027  most transports say it while sending
         """Return when the transport has said of all that was sent before whether it refuses it.
 
-        For who must know: what was refused for lack of permission was reported as `Refused` by then.  Bounded, also
+        For who must know: what was refused for lack of permission was reported as `SendRefused` by then.  Bounded, also
         without a time.  Raises WaitTimeout, and TransportUnavailable when something else was refused or the link was
         lost before all was said.  A driver whose transport refuses nothing later leaves this as it is.
         """
@@ -187,8 +187,8 @@ class PublisherApi(abc.ABC):
     @property
     def handler_errors(self) -> int:
         """How often the query handler raised, which its contract forbids.  The driver logs it, counts it and goes on:
-        hold a `pubsub_api.driver_kit.guarding.GuardedHandler` in the handler's place, which does that.  Who serves no queries
-        leaves this as it is."""
+        hold a `pubsub_api.driver_kit.guarding.GuardedHandler` in the handler's place, which does that.  Who serves no
+        queries leaves this as it is."""
         return 0
 
     @property

@@ -25,7 +25,7 @@ from shared_subscriptions.core.events import Mode
 from shared_subscriptions.core.leading import candidate as candidates
 from shared_subscriptions.core.leading import process_lease
 from shared_subscriptions.core.leading.streams import StreamRecord
-from shared_subscriptions.core.progress import Acknowledged, Progress
+from shared_subscriptions.core.progress import AcknowledgedOffsets, GroupProgress
 from shared_subscriptions.core.settings import LeaseSettings
 from shared_subscriptions.errors import GroupExists, GroupNotFound
 from shared_subscriptions.lag import OFFSETS_MAX, Lag, ShardLag
@@ -263,7 +263,7 @@ def show(log: LogApi, name: str, *, offsets_max: int = OFFSETS_MAX) -> GroupView
         if states[shard].end == 0 and not any(number in stored for number in numbers):
             continue
         items = {number % found.lanes: _stored(found, stored.get(number), states[shard]) for number in numbers}
-        done = {lane: Acknowledged(item.progress.low, item.progress.ranges) for lane, item in items.items()}
+        done = {lane: AcknowledgedOffsets(item.progress.low, item.progress.ranges) for lane, item in items.items()}
         counted = ShardLag(log, found, states[shard], done)
         counted.count(offsets_max)
         lag += counted.total
@@ -303,7 +303,7 @@ def _missing(log: LogApi, found: Declaration) -> int:
 def _stored(found: Declaration, item: StreamRecord | None, state: ShardState) -> StreamRecord:
     if item is None or item.progress.generation != found.generation:
         # Nobody has led since it was declared or moved: this is what the next leader will find.
-        return StreamRecord(Progress(found.generation, found.positions[state.shard]))
+        return StreamRecord(GroupProgress(found.generation, found.positions[state.shard]))
     return item
 
 
@@ -311,7 +311,7 @@ def _view(
     number: int, lane: int, item: StreamRecord, state: ShardState, lag: Lag, status: GroupStatus | None
 ) -> StreamView:
     said, owner = (status.streams.get(number) if status else None) or ("absent", "")
-    gone = 0 if owner else Acknowledged(item.progress.low, item.progress.ranges).missing(0, state.start)
+    gone = 0 if owner else AcknowledgedOffsets(item.progress.low, item.progress.ranges).missing(0, state.start)
     return StreamView(
         stream=number,
         shard=state.shard,

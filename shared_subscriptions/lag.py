@@ -11,8 +11,8 @@ from durable_log.log_api import LogApi, ShardState, StoredFrame
 from pubsub_api.core.topics import FilterSet
 from pubsub_api.errors import FrameError
 from shared_subscriptions.core.declaration import Declaration
-from shared_subscriptions.core.events import Origin, decode, lane_of
-from shared_subscriptions.core.progress import Acknowledged
+from shared_subscriptions.core.events import LoanOrigin, decode, lane_of
+from shared_subscriptions.core.progress import AcknowledgedOffsets
 
 LOG = logging.getLogger(__name__)
 
@@ -20,7 +20,7 @@ OFFSETS_MAX = 100_000
 """Offsets of a shard that are looked at: about a second.  All that lie behind them count as events of the group."""
 _BYTES_MAX = 256 << 20
 _READ_EVENTS_MAX = 10_000
-_NOBODY = Origin(0, 0, 0)
+_NOBODY = LoanOrigin(0, 0, 0)
 
 
 @dataclasses.dataclass
@@ -38,7 +38,9 @@ class Lag:
 class ShardLag:
     """Counts one shard for all its lanes.  ``done`` is what each lane has done."""
 
-    def __init__(self, log: LogApi, declaration: Declaration, state: ShardState, done: Mapping[int, Acknowledged]):
+    def __init__(
+        self, log: LogApi, declaration: Declaration, state: ShardState, done: Mapping[int, AcknowledgedOffsets]
+    ):
         self.lags = {lane: Lag() for lane in done}
         self.total = 0
         """Of all lanes: an event is in one of them."""

@@ -34,7 +34,7 @@ def listen(address: str) -> socket.socket:
     return listener
 
 
-class Connection:
+class MessageConnection:
     """One end of a connection.  Owned by one thread."""
 
     def __init__(self, end: socket.socket, key: bytes, *, bytes_max: int, is_stranger: bool = False) -> None:
@@ -52,7 +52,7 @@ class Connection:
         self._waiting = bytearray()
 
     @classmethod
-    def to(cls, endpoint: str, key: bytes, *, bytes_max: int) -> Connection:
+    def to(cls, endpoint: str, key: bytes, *, bytes_max: int) -> MessageConnection:
         """Begin to connect.  Raises OSError and ValueError."""
         host, port = split_endpoint(endpoint)
         end = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)

@@ -26,14 +26,14 @@ from bench.targets import check
 from durability_service import config
 from durability_service.core import messages
 from durability_service.core.effects import Event, Live, Received, Send, Stored, Tick
-from durability_service.core.effects import Store as StoreEffect
+from durability_service.core.effects import StoreSamples as StoreEffect
 from durability_service.core.messages import AlignData
-from durability_service.core.namespaces import Kind, NameSpace, Policy
+from durability_service.core.namespaces import Kind, NameSpace, NamespacePolicy
 from durability_service.core.service import DurabilityCore
 from durability_service.core.sets.samples import Sample, make_sample
 from durability_service.core.settings import ServiceSettings
 from durability_service.service import DurabilityService
-from durability_service.storage.store import Store
+from durability_service.storage.store import SampleStore
 from pubsub_api import loading
 from pubsub_api.core import frame as frames
 
@@ -155,7 +155,7 @@ class Moved:
 class Pair:
     """Two cores and what goes between them.  The second may have a store."""
 
-    def __init__(self, store: Store | None = None) -> None:
+    def __init__(self, store: SampleStore | None = None) -> None:
         self.now = 0.0
         self.bytes = 0
         self._start_ns = time.time_ns()
@@ -213,13 +213,13 @@ class Pair:
 
 
 def _settings(name: str, kind: Kind) -> ServiceSettings:
-    policy = Policy(durability=kind)
+    policy = NamespacePolicy(durability=kind)
     space = NameSpace("all", frozenset({"#"}))
     return ServiceSettings(node=name, name_spaces=(space,), policies=(policy,), combine_initial_s=0.0)
 
 
 def _align_into_store(rates: Rates, directory: pathlib.Path, samples: list[Sample]) -> None:
-    with Store(directory / "aligned.db") as store:
+    with SampleStore(directory / "aligned.db") as store:
         pair = Pair(store)
         pair.fill(samples)
         pair.rest()

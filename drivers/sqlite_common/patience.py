@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
-from drivers.sqlite_common.pool import Pool
+from drivers.sqlite_common.pool import SqlitePool
 from drivers.sqlite_common.writer import Operation
 from nb_api.errors import DbError, DbUnavailable
 from pubsub_api.runtime.backoff import Backoff
@@ -19,7 +19,9 @@ _LOCK_PAUSE_MAX_S = 0.002
 T = TypeVar("T")
 
 
-def run_patiently(pool: Pool, work: Operation[T], *, what: str, timeout_s: float, check_open: Callable[[], None]) -> T:
+def run_patiently(
+    pool: SqlitePool, work: Operation[T], *, what: str, timeout_s: float, check_open: Callable[[], None]
+) -> T:
     """Call ``work`` with a connection of the pool.  ``what`` names the file in errors; ``check_open`` may end it.
 
     Raises DbUnavailable when the lock is not to be had in time or the file cannot be used, DbError when it is damaged.

@@ -101,7 +101,7 @@ os.register_at_fork(
 )
 
 
-class Pool:
+class SqlitePool:
     """As many connections as threads use at once.  Any thread may use any of them, one at a time."""
 
     def __init__(
@@ -207,7 +207,7 @@ class Pool:
 
     def _open_known(self, file: _File) -> sqlite3.Connection:
         for member in GATE.members():
-            if isinstance(member, Pool):
+            if isinstance(member, SqlitePool):
                 member._check_log(file)
         connection = self.open()
         try:

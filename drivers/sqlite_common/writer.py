@@ -33,7 +33,7 @@ class _Job:
         self.is_done = False
 
 
-class Writer:
+class GroupCommit:
     """``run`` calls a function with a connection, again and again while another process has the lock.  ``check_file``
     raises sqlite3.Error when that connection does not lead to the file of the path any more."""
 

@@ -22,7 +22,7 @@ from nb_api.cache.snapshot_source import Doubt, SnapshotSource, SourceSnapshot, 
 from nb_api.core.own_tables import is_own
 from nb_api.errors import SourceUnavailable
 from nb_api.notify_config import CACHE_GROUP
-from nb_api.writing.checks import Selection
+from nb_api.writing.checks import TopicSelection
 from pubsub_api import Event, Session
 from pubsub_api.errors import Closed, InvalidConfig
 
@@ -75,7 +75,7 @@ class _ServiceSnapshot(SourceSnapshot):
         self._source = source
         self._known = known
         self._topics = topics
-        selection = Selection(tables, topics)
+        selection = TopicSelection(tables, topics)
         self._missing = {name for name, (_, topic) in known.versions.items() if selection.selects(name[0], topic)}
         self._older: dict[ObjectKey, Event] = {}
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from durability_service.core.messages import NO_EPOCH, Epoch, Message
-from durability_service.core.sets.batches import Batch, unpack
+from durability_service.core.sets.batches import SampleBatch, unpack
 from durability_service.core.sets.sample_set import Deletion
 from durability_service.core.sets.samples import Sample
 
@@ -27,7 +27,8 @@ class Received:
 
 @dataclasses.dataclass(frozen=True)
 class Live:
-    """Samples came over the bus.  ``token`` comes back in `Acknowledged` when they are as durable as they will be."""
+    """Samples came over the bus.  ``token`` comes back in `AcknowledgeRange` when they are as durable as they will
+    be."""
 
     samples: Sequence[Sample]
     token: int = 0
@@ -75,7 +76,7 @@ Event = Tick | Received | Live | LiveLost | Stored | Interest | DeleteHistory | 
 
 
 @dataclasses.dataclass(frozen=True)
-class Marks:
+class StoreMarks:
     """What a store knows of a name-space besides its samples."""
 
     epoch: Epoch = NO_EPOCH
@@ -92,8 +93,8 @@ class Apply:
     name_space: str
     added: Sequence[Sample]
     removed: Sequence[Sample]
-    marks: Marks | None = None
-    batches: Mapping[int, Batch] = dataclasses.field(default_factory=dict)
+    marks: StoreMarks | None = None
+    batches: Mapping[int, SampleBatch] = dataclasses.field(default_factory=dict)
     """Bucket -> all that is in it after this change, whatever was in it before."""
 
 
@@ -112,7 +113,7 @@ class Fill:
     """Put whole buckets into the generation that is being filled."""
 
     name_space: str
-    batches: Mapping[int, Batch]
+    batches: Mapping[int, SampleBatch]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -120,7 +121,7 @@ class CompleteFill:
     """The generation that was being filled is whole: it is the one to start from."""
 
     name_space: str
-    marks: Marks
+    marks: StoreMarks
 
 
 StoreOperation = Apply | BeginFill | Fill | CompleteFill
@@ -149,13 +150,13 @@ class Send:
 
 
 @dataclasses.dataclass(frozen=True)
-class Store:
+class StoreSamples:
     number: int
     operation: StoreOperation
 
 
 @dataclasses.dataclass(frozen=True)
-class Acknowledged:
+class AcknowledgeRange:
     token: int
 
 
@@ -173,7 +174,7 @@ class NameTaken:
     reason: str
 
 
-Effect = Send | Store | Acknowledged | Trace | NameTaken
+Effect = Send | StoreSamples | AcknowledgeRange | Trace | NameTaken
 
 
 @dataclasses.dataclass(frozen=True)
@@ -182,11 +183,11 @@ class Restored:
 
     is_complete: bool
     samples: Sequence[Sample] = ()
-    marks: Marks = Marks()
+    marks: StoreMarks = StoreMarks()
     filters: tuple[str, ...] = ()
     buckets: int = 0
     """In how many buckets it is kept."""
-    batches: Mapping[int, Batch] = dataclasses.field(default_factory=dict)
+    batches: Mapping[int, SampleBatch] = dataclasses.field(default_factory=dict)
     """Whole buckets; ``samples`` are those of all others."""
 
     def __iter__(self) -> Iterator[Sample]:

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 
-class Member(NamedTuple):
+class ElectionMember(NamedTuple):
     """What the election knows of a service.  All of it is in its advert."""
 
     node: str
@@ -41,7 +41,7 @@ class Choice(NamedTuple):
 
 
 @functools.lru_cache(maxsize=1024)
-def choose(view: tuple[Member, ...]) -> Choice:
+def choose(view: tuple[ElectionMember, ...]) -> Choice:
     """The choice that this view, sorted, prescribes.  Views hardly ever change, so choices are remembered."""
     leaders = [member for member in view if member.can_lead and member.priority > 0]
     best = max(leaders, key=lambda member: member.rank, default=None)

@@ -11,13 +11,13 @@ from collections.abc import Callable, Sequence
 
 from durability_service.core.alignment.alignee import Alignment
 from durability_service.core.alignment.aligner import Aligner, Standing
-from durability_service.core.alignment.merging import Merge
-from durability_service.core.effects import Apply, BeginFill, CompleteFill, Fill, Marks, Restored, StoreOperation
-from durability_service.core.election import Choice, Member
-from durability_service.core.lifecycle import ALIGNED, Cause, Phase, after
+from durability_service.core.alignment.merging import MergePolicy
+from durability_service.core.effects import Apply, BeginFill, CompleteFill, Fill, Restored, StoreMarks, StoreOperation
+from durability_service.core.election import Choice, ElectionMember
+from durability_service.core.lifecycle import ALIGNED, LifecycleCause, Phase, after
 from durability_service.core.messages import NO_EPOCH, Epoch, NameSpaceAdvert
-from durability_service.core.namespaces import Alignee, Kind, NameSpace, Policy
-from durability_service.core.sets.batches import Batch, pack, unpack
+from durability_service.core.namespaces import Alignee, Kind, NameSpace, NamespacePolicy
+from durability_service.core.sets.batches import SampleBatch, pack, unpack
 from durability_service.core.sets.expiry import Expiry
 from durability_service.core.sets.repacking import Repacking
 from durability_service.core.sets.sample_set import Deletion, SampleSet
@@ -30,7 +30,7 @@ _NO_CHOICE = Choice(b"", "", frozenset())
 
 
 @dataclasses.dataclass
-class Counters:
+class NamespaceCounters:
     """What happened in a name-space since the start."""
 
     live: int = 0
@@ -56,13 +56,18 @@ class Counters:
 
 class Holding:
     def __init__(
-        self, settings: ServiceSettings, space: NameSpace, policy: Policy, restored: Restored | None, now: float
+        self,
+        settings: ServiceSettings,
+        space: NameSpace,
+        policy: NamespacePolicy,
+        restored: Restored | None,
+        now: float,
     ) -> None:
         self._settings = settings
         self.space = space
         self.policy = policy
         self.matcher = space.matcher()
-        self.counters = Counters()
+        self.counters = NamespaceCounters()
         self._persistent_topics: dict[str, bool] = {}
         self.phase = Phase.DISCOVER
         self.since = now
@@ -70,7 +75,7 @@ class Holding:
         self.set = SampleSet(settings.buckets, settings.rules.depth_of)
         self.has_base = restored is not None and restored.is_complete
         """A complete set was on disk; until the name-space is complete, it is what the set holds."""
-        marks = restored.marks if restored and self.has_base else Marks()
+        marks = restored.marks if restored and self.has_base else StoreMarks()
         self.epoch, self.lineage = self.marked = (marks.epoch, marks.lineage)
         """``marked``: epoch and lineage as the store was last told, ours or the next ones."""
         self._repacking = Repacking(self.set, settings.repack_changes)
@@ -165,9 +170,9 @@ class Holding:
         is_serving = self.is_aligned and self.applying is None and self.policy.aligner
         return Standing(is_serving, self.epoch, list(self.lineage))
 
-    def member(self) -> Member:
+    def member(self) -> ElectionMember:
         """What the election is told of us."""
-        return Member(
+        return ElectionMember(
             node=self._settings.node,
             incarnation=self._settings.incarnation,
             can_lead=self.can_lead,
@@ -208,7 +213,7 @@ class Holding:
 
     # -- changing
 
-    def moves(self, cause: Cause, now: float) -> None:
+    def moves(self, cause: LifecycleCause, now: float) -> None:
         self.phase = after(self.phase, cause)
         self.since = now
 
@@ -268,24 +273,24 @@ class Holding:
                 self.held = [sample for sample in self.held if not deletion.covers(sample)]
         return gone
 
-    def joined(self, policy: Merge) -> None:
+    def joined(self, policy: MergePolicy) -> None:
         """The set changed by what another side had, or by giving it up: readers must hear of it."""
-        if policy is Merge.MERGE:
+        if policy is MergePolicy.MERGE:
             self.counters.joins += 1
         else:
             self.counters.replacements += 1
 
-    def marks(self, epoch: Epoch, lineage: tuple[Epoch, ...], alive: int) -> Marks:
+    def marks(self, epoch: Epoch, lineage: tuple[Epoch, ...], alive: int) -> StoreMarks:
         """What the store is to remember from now on."""
         self.marked = (epoch, lineage)
-        return Marks(epoch, lineage, self.set.deletions, alive)
+        return StoreMarks(epoch, lineage, self.set.deletions, alive)
 
     def lineage_with(self, *epochs: Epoch) -> tuple[Epoch, ...]:
         """Our lineage and these, the newest if they are too many."""
         known = {epoch for epoch in (*self.lineage, *epochs) if epoch != NO_EPOCH}
         return tuple(sorted(known)[-self._settings.lineage_max :])
 
-    def whole(self, marks: Marks) -> list[StoreOperation]:
+    def whole(self, marks: StoreMarks) -> list[StoreOperation]:
         """A new generation with all there is."""
         if not self.is_persistent:
             return []
@@ -301,7 +306,7 @@ class Holding:
         ]
 
     def change(
-        self, added: list[Sample], removed: list[Sample], marks: Marks | None = None, adopted: Sequence[int] = ()
+        self, added: list[Sample], removed: list[Sample], marks: StoreMarks | None = None, adopted: Sequence[int] = ()
     ) -> list[StoreOperation]:
         """A change of the present generation, with buckets that were taken over; none when there is nothing to change.
         The set has changed already."""
@@ -314,11 +319,11 @@ class Holding:
             numbers += self._repacking.due()
         return [Apply(self.name, added, removed, marks, self._batches(numbers))]
 
-    def _batches(self, numbers: Sequence[int]) -> dict[int, Batch]:
+    def _batches(self, numbers: Sequence[int]) -> dict[int, SampleBatch]:
         """What the store is to hold of these buckets."""
         return {number: self._for_store(self.set.batch(number)) for number in numbers}
 
-    def _for_store(self, batch: Batch) -> Batch:
+    def _for_store(self, batch: SampleBatch) -> SampleBatch:
         if all(map(self._is_persistent_topic, batch.topics)):
             return batch
         return pack(self.for_store(unpack(batch)))

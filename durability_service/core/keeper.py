@@ -20,14 +20,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from durability_service.core.alignment import conflicts
-from durability_service.core.alignment.alignee import Purpose
+from durability_service.core.alignment.alignee import AlignmentPurpose
 from durability_service.core.alignment.aligning import Aligning, Context
 from durability_service.core.alignment.conflicts import Conflict, Peer
-from durability_service.core.alignment.merging import Merge
+from durability_service.core.alignment.merging import MergePolicy
 from durability_service.core.effects import Level
-from durability_service.core.election import Member, choose, is_agreed
+from durability_service.core.election import ElectionMember, choose, is_agreed
 from durability_service.core.holding import Holding
-from durability_service.core.lifecycle import Cause, Phase
+from durability_service.core.lifecycle import LifecycleCause, Phase
 from durability_service.core.messages import NO_EPOCH, DeletionNotice, Epoch
 from durability_service.core.sets.sample_set import Deletion
 from durability_service.core.sets.samples import Sample
@@ -94,7 +94,7 @@ class Keeper(Aligning):
         """Look at what everybody says and do what follows."""
         held = self.holding
         if held.phase is Phase.DORMANT and held.is_wanted:
-            held.moves(Cause.INTEREST, now)
+            held.moves(LifecycleCause.INTEREST, now)
         if held.phase in (Phase.DISCOVER, Phase.DORMANT, Phase.TERMINATING):
             return
         members = [peer for peer in peers if peer.role == self._settings.role and peer.advert.is_ready]
@@ -187,7 +187,7 @@ class Keeper(Aligning):
     def _inject(self, now: float) -> None:
         """What was on disk, if anything complete was, becomes the set of the domain."""
         held = self.holding
-        held.moves(Cause.CHOSEN, now)
+        held.moves(LifecycleCause.CHOSEN, now)
         held.counters.injections += 1
         held.is_marking = True
         epoch, lineage = self._next_epoch()
@@ -204,18 +204,20 @@ class Keeper(Aligning):
 
     def _fetch(self, now: float, source: Peer, members: Sequence[Peer]) -> None:
         held = self.holding
-        held.moves(Cause.MASTER_COMPLETE, now)
+        held.moves(LifecycleCause.MASTER_COMPLETE, now)
         is_ours = self._is_our_past(source) or self._is_delayed(source, members)
         if not is_ours and self.is_base_old and held.set.count:
             self._age_warning = f"{_age(self._base_age_s)}, longer than cleanup_delay, was set aside"
             self._context.trace(Level.WARNING, self._age_warning, name_space=held.name)
-        self._align(now, source, Purpose.FETCH, Merge.MERGE if is_ours else Merge.CATCHUP, _FOREVER)
+        self._align(
+            now, source, AlignmentPurpose.FETCH, MergePolicy.MERGE if is_ours else MergePolicy.CATCHUP, _FOREVER
+        )
 
     def _is_our_past(self, source: Peer) -> bool:
         """Our set on disk belongs to the source's, and is young enough that deletions since are remembered."""
         held = self.holding
         is_known = held.epoch == source.advert.epoch or held.epoch in source.advert.lineage
-        is_known |= held.policy.merge_for(self._settings.role, self._settings.role) is Merge.MERGE
+        is_known |= held.policy.merge_for(self._settings.role, self._settings.role) is MergePolicy.MERGE
         return held.has_base and held.epoch != NO_EPOCH and is_known and not self.is_base_old
 
     @property
@@ -275,22 +277,22 @@ class Keeper(Aligning):
         held = self.holding
         purpose, peer, policy = conflict
         self._context.trace(Level.FINE, "resolving", name_space=held.name, peer=peer.node, conflict=str(conflict))
-        if policy is Merge.IGNORE:
+        if policy is MergePolicy.IGNORE:
             self._take_note(conflict)
-        elif policy is Merge.DELETE:
+        elif policy is MergePolicy.DELETE:
             t = self._context.stamp()
             held.counters.merges += 1
             held.joined(policy)
             self.delete([Deletion(topic_filter, t) for topic_filter in sorted(held.space.filters)])
             self._take_note(conflict)
-        elif purpose is not Purpose.FOREIGN and peer.advert.digest == held.set.digest:
+        elif purpose is not AlignmentPurpose.FOREIGN and peer.advert.digest == held.set.digest:
             self._take_note(conflict)  # an advert may be old, but within a role sets are compared again and again
         else:
-            is_split = purpose in (Purpose.COLLECT, Purpose.FOREIGN) or (
-                purpose is Purpose.FOLLOW and held.epoch not in peer.advert.lineage
+            is_split = purpose in (AlignmentPurpose.COLLECT, AlignmentPurpose.FOREIGN) or (
+                purpose is AlignmentPurpose.FOLLOW and held.epoch not in peer.advert.lineage
             )
             if is_split:
-                held.moves(Cause.SPLIT, now)
+                held.moves(LifecycleCause.SPLIT, now)
                 held.counters.merges += 1
             self._align(now, peer, purpose, policy, self._context.stamp())
 
@@ -298,13 +300,13 @@ class Keeper(Aligning):
         """The conflict needs no data, or no more data: remember that it was dealt with."""
         held = self.holding
         advert = conflict.peer.advert
-        if conflict.purpose is Purpose.FOLLOW:
+        if conflict.purpose is AlignmentPurpose.FOLLOW:
             self._adopt(advert.epoch, self._joint_lineage(conflict.policy, advert.lineage))
-        elif conflict.purpose is Purpose.COLLECT:
+        elif conflict.purpose is AlignmentPurpose.COLLECT:
             self._start_epoch(advert.epoch, *advert.lineage)
-        elif conflict.purpose is Purpose.FOREIGN:
+        elif conflict.purpose is AlignmentPurpose.FOREIGN:
             held.merged[conflict.peer.role] = advert.epoch
-            if conflict.policy is Merge.DELETE:
+            if conflict.policy is MergePolicy.DELETE:
                 self._start_epoch()
 
     def _start_epoch(self, *joined: Epoch) -> None:
@@ -360,7 +362,7 @@ class Keeper(Aligning):
     def tell_readers(self) -> None:
         """Have those who were served read again, when something came late."""
         if self.latecomers.take(self._context.now):
-            self.holding.joined(Merge.MERGE)
+            self.holding.joined(MergePolicy.MERGE)
 
     def expire(self) -> None:
         """Forget samples whose lifespan is over."""
@@ -390,9 +392,9 @@ def _age(age_s: float) -> str:
     return f"a set on disk that was last maintained {age_s / seconds:.1f} {unit} ago"
 
 
-def _as_member(peer: Peer) -> Member:
+def _as_member(peer: Peer) -> ElectionMember:
     advert = peer.advert
-    return Member(
+    return ElectionMember(
         node=peer.node,
         incarnation=peer.fellow.advert.incarnation,
         can_lead=advert.can_lead,

@@ -32,7 +32,7 @@ class Phase(enum.Enum):
     TERMINATING = "TERMINATING"
 
 
-class Cause(enum.Enum):
+class LifecycleCause(enum.Enum):
     DISCOVERED = "discovery is over"
     DISCOVERED_LAZY = "discovery is over and nobody wants the data"
     INTEREST = "somebody wants the data"
@@ -44,19 +44,19 @@ class Cause(enum.Enum):
     STOPPED = "the service ends"
 
 
-TRANSITIONS: dict[tuple[Phase, Cause], Phase] = {
-    (Phase.DISCOVER, Cause.DISCOVERED): Phase.ELECT,
-    (Phase.DISCOVER, Cause.DISCOVERED_LAZY): Phase.DORMANT,
-    (Phase.DORMANT, Cause.INTEREST): Phase.ELECT,
-    (Phase.ELECT, Cause.CHOSEN): Phase.INJECT,
-    (Phase.ELECT, Cause.MASTER_COMPLETE): Phase.FETCH,
-    (Phase.INJECT, Cause.STORED): Phase.COMPLETE,
-    (Phase.FETCH, Cause.STORED): Phase.COMPLETE,
-    (Phase.FETCH, Cause.SOURCE_LOST): Phase.ELECT,
-    (Phase.COMPLETE, Cause.SPLIT): Phase.MERGING,
-    (Phase.MERGING, Cause.STORED): Phase.COMPLETE,
-    (Phase.MERGING, Cause.SOURCE_LOST): Phase.COMPLETE,
-    **{(phase, Cause.STOPPED): Phase.TERMINATING for phase in Phase if phase is not Phase.TERMINATING},
+TRANSITIONS: dict[tuple[Phase, LifecycleCause], Phase] = {
+    (Phase.DISCOVER, LifecycleCause.DISCOVERED): Phase.ELECT,
+    (Phase.DISCOVER, LifecycleCause.DISCOVERED_LAZY): Phase.DORMANT,
+    (Phase.DORMANT, LifecycleCause.INTEREST): Phase.ELECT,
+    (Phase.ELECT, LifecycleCause.CHOSEN): Phase.INJECT,
+    (Phase.ELECT, LifecycleCause.MASTER_COMPLETE): Phase.FETCH,
+    (Phase.INJECT, LifecycleCause.STORED): Phase.COMPLETE,
+    (Phase.FETCH, LifecycleCause.STORED): Phase.COMPLETE,
+    (Phase.FETCH, LifecycleCause.SOURCE_LOST): Phase.ELECT,
+    (Phase.COMPLETE, LifecycleCause.SPLIT): Phase.MERGING,
+    (Phase.MERGING, LifecycleCause.STORED): Phase.COMPLETE,
+    (Phase.MERGING, LifecycleCause.SOURCE_LOST): Phase.COMPLETE,
+    **{(phase, LifecycleCause.STOPPED): Phase.TERMINATING for phase in Phase if phase is not Phase.TERMINATING},
 }
 
 STARTING = frozenset({Phase.DISCOVER})
@@ -64,7 +64,7 @@ ALIGNED = frozenset({Phase.COMPLETE, Phase.MERGING})
 """The set was complete once and has been maintained since."""
 
 
-def after(phase: Phase, cause: Cause) -> Phase:
+def after(phase: Phase, cause: LifecycleCause) -> Phase:
     """The next phase.  A transition that is not in the table is a bug, and says so."""
     try:
         return TRANSITIONS[phase, cause]

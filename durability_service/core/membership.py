@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from durability_service.core.messages import Advert
 
 
-class Change(enum.Enum):
+class PeerChange(enum.Enum):
     """What a fellow did."""
 
     HEARD = "heard"
@@ -64,45 +64,45 @@ class Membership:
     def heard(self) -> dict[str, int]:
         return {node: fellow.advert.incarnation for node, fellow in self.fellows.items()}
 
-    def received(self, advert: Advert, now: float) -> list[tuple[Change, str]]:
+    def received(self, advert: Advert, now: float) -> list[tuple[PeerChange, str]]:
         """An advert came.  One that is older than what we have of its sender is nothing."""
         node = advert.node
         known = self.fellows.get(node)
         if known and (advert.incarnation, advert.number) <= (known.advert.incarnation, known.advert.number):
             return []
-        changes: list[tuple[Change, str]] = []
+        changes: list[tuple[PeerChange, str]] = []
         if known and advert.incarnation > known.advert.incarnation:
             del self.fellows[node]
             known = None
-            changes.append((Change.RESTARTED, node))
+            changes.append((PeerChange.RESTARTED, node))
         if advert.is_terminating:
             if known:
                 del self.fellows[node]
-                changes.append((Change.TERMINATED, node))
+                changes.append((PeerChange.TERMINATED, node))
             return changes
         if known is None:
             if len(self.fellows) >= self._fellows_max:
                 self.refused += 1
                 return changes
             known = self.fellows[node] = Fellow(advert, heard_at=now, first_heard=now)
-            changes.append((Change.HEARD, node))
+            changes.append((PeerChange.HEARD, node))
         known.advert, known.heard_at = advert, now
         return changes + self._judge(known, now)
 
-    def _judge(self, fellow: Fellow, now: float) -> list[tuple[Change, str]]:
+    def _judge(self, fellow: Fellow, now: float) -> list[tuple[PeerChange, str]]:
         hears_us = fellow.advert.heard.get(self._node) == self._incarnation
         if hears_us and not fellow.is_connected:
             fellow.is_connected, fellow.is_one_way = True, False
-            return [(Change.CONNECTED, fellow.node)]
+            return [(PeerChange.CONNECTED, fellow.node)]
         is_overdue = fellow.is_connected or now - fellow.first_heard > self._expiry_s
         if not hears_us and is_overdue and not fellow.is_one_way:
             fellow.is_connected, fellow.is_one_way = False, True
-            return [(Change.ONE_WAY, fellow.node)]
+            return [(PeerChange.ONE_WAY, fellow.node)]
         return []
 
-    def expire(self, now: float) -> list[tuple[Change, str]]:
+    def expire(self, now: float) -> list[tuple[PeerChange, str]]:
         """Forget who was silent for too long."""
         gone = [node for node, fellow in self.fellows.items() if now - fellow.heard_at > self._expiry_s]
         for node in gone:
             del self.fellows[node]
-        return [(Change.EXPIRED, node) for node in gone]
+        return [(PeerChange.EXPIRED, node) for node in gone]

@@ -10,7 +10,7 @@ from __future__ import annotations
 from durability_service.core.messages import Advert
 
 
-class Twins:
+class NameClashes:
     """Who else has our name."""
 
     def __init__(self, node: str, incarnation: int, expiry_s: float) -> None:

@@ -12,7 +12,7 @@ import enum
 import fnmatch
 from collections.abc import Iterable, Sequence
 
-from durability_service.core.alignment.merging import Merge
+from durability_service.core.alignment.merging import MergePolicy
 from pubsub_api.core.durability import Durability
 from pubsub_api.core.topics import FilterSet, check_filter
 
@@ -46,7 +46,7 @@ class NameSpace:
 
 
 @dataclasses.dataclass(frozen=True)
-class Policy:
+class NamespacePolicy:
     """What a service does for the name-spaces whose name matches ``name_space``."""
 
     name_space: str = "*"
@@ -58,17 +58,17 @@ class Policy:
     equality_check: bool = True
     master_priority: int = PRIORITY_MAX
     """0: never master.  Otherwise the highest wins."""
-    merges: tuple[tuple[str, Merge], ...] = ((SAME_ROLE, Merge.MERGE), ("*", Merge.IGNORE))
+    merges: tuple[tuple[str, MergePolicy], ...] = ((SAME_ROLE, MergePolicy.MERGE), ("*", MergePolicy.IGNORE))
     """Scope, matched against the role of the other side, and what to do.  The first that matches wins."""
 
-    def merge_for(self, role: str, own_role: str) -> Merge:
+    def merge_for(self, role: str, own_role: str) -> MergePolicy:
         for scope, merge in self.merges:
             if (role == own_role) if scope == SAME_ROLE else fnmatch.fnmatchcase(role, scope):
                 return merge
-        return Merge.IGNORE
+        return MergePolicy.IGNORE
 
 
-def policy_for(name: str, policies: Sequence[Policy]) -> Policy | None:
+def policy_for(name: str, policies: Sequence[NamespacePolicy]) -> NamespacePolicy | None:
     """The first policy whose expression matches the name-space."""
     return next((policy for policy in policies if fnmatch.fnmatchcase(name, policy.name_space)), None)
 

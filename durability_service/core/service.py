@@ -16,7 +16,7 @@ from typing import Any
 from durability_service.core.alignment.conflicts import Peer
 from durability_service.core.clocks import ClocksAhead
 from durability_service.core.effects import (
-    Acknowledged,
+    AcknowledgeRange,
     DeleteHistory,
     Effect,
     Event,
@@ -28,19 +28,19 @@ from durability_service.core.effects import (
     Received,
     Restored,
     Send,
-    Store,
     Stored,
     StoreOperation,
+    StoreSamples,
     Terminate,
     Tick,
     Trace,
 )
 from durability_service.core.holding import Holding
 from durability_service.core.keeper import Keeper
-from durability_service.core.lifecycle import Cause, Phase
-from durability_service.core.membership import Change, Fellow, Membership
+from durability_service.core.lifecycle import LifecycleCause, Phase
+from durability_service.core.membership import Fellow, Membership, PeerChange
 from durability_service.core.messages import PROTOCOL, Advert, DeletionNotice, Message, NameSpaceAdvert
-from durability_service.core.name_clashes import Twins
+from durability_service.core.name_clashes import NameClashes
 from durability_service.core.namespaces import NameSpace, incompatibility, intersect, policy_for
 from durability_service.core.sets.sample_set import Deletion
 from durability_service.core.sets.samples import Sample
@@ -68,7 +68,7 @@ class DurabilityCore:
         self._wall_ns = 0
         self.clocks_ahead = ClocksAhead(settings.clock_skew_max_s)
         self.membership = Membership(settings.node, settings.incarnation, settings.expiry_s, settings.fellows_max)
-        self.twins = Twins(settings.node, settings.incarnation, settings.expiry_s)
+        self.twins = NameClashes(settings.node, settings.incarnation, settings.expiry_s)
         self._rules = settings.rules.fingerprint()
         self.keepers: dict[str, Keeper] = {}
         self._restored = dict(restored)
@@ -162,7 +162,7 @@ class DurabilityCore:
             return
         for operation in operations:
             self._operations += 1
-            self._effects.append(Store(self._operations, operation))
+            self._effects.append(StoreSamples(self._operations, operation))
         self._waiting.append((self._operations, then))
 
     def trace(self, level: Level, what: str, **fields: Any) -> None:
@@ -189,7 +189,7 @@ class DurabilityCore:
         self._open_tokens[token] -= 1
         if not self._open_tokens[token]:
             del self._open_tokens[token]
-            self._effects.append(Acknowledged(token))
+            self._effects.append(AcknowledgeRange(token))
 
     def has_strangers(self) -> bool:
         return any(not one.is_connected and not one.is_one_way for one in self.membership.fellows.values())
@@ -312,18 +312,18 @@ class DurabilityCore:
         fellow = self.membership.fellows.get(advert.node)
         if fellow is None:
             return
-        if any(change is Change.HEARD for change, _ in changes):
+        if any(change is PeerChange.HEARD for change, _ in changes):
             self._heartbeat_due = min(self._heartbeat_due, self._advert_due())  # let it hear us soon
         self._judge(fellow)
         if fellow.is_connected and not fellow.incompatibility:
             for space in advert.name_spaces:
                 self._learn(fellow, space)
 
-    def _on_changes(self, changes: Sequence[tuple[Change, str]]) -> None:
+    def _on_changes(self, changes: Sequence[tuple[PeerChange, str]]) -> None:
         for change, node in changes:
-            level = Level.INFO if change in (Change.HEARD, Change.CONNECTED) else Level.WARNING
+            level = Level.INFO if change in (PeerChange.HEARD, PeerChange.CONNECTED) else Level.WARNING
             self.trace(level, f"fellow {change.value}", peer=node)
-            if change in (Change.EXPIRED, Change.TERMINATED, Change.RESTARTED, Change.ONE_WAY):
+            if change in (PeerChange.EXPIRED, PeerChange.TERMINATED, PeerChange.RESTARTED, PeerChange.ONE_WAY):
                 self._fellow_left(node)
 
     def _fellow_left(self, node: str) -> None:
@@ -416,14 +416,14 @@ class DurabilityCore:
         has_all = expected > 0 and sum(1 for _ in self.membership.connected()) >= expected
         if has_all or self.now - holding.since >= self.settings.discovery_s:
             self.keepers[holding.name].judge_base()
-            holding.moves(Cause.DISCOVERED if holding.is_wanted else Cause.DISCOVERED_LAZY, self.now)
+            holding.moves(LifecycleCause.DISCOVERED if holding.is_wanted else LifecycleCause.DISCOVERED_LAZY, self.now)
 
     def _terminate(self) -> None:
         self.is_terminating = True
         for keeper in self.keepers.values():
             keeper.renew(at_once=True)
             if keeper.holding.phase is not Phase.TERMINATING:
-                keeper.holding.moves(Cause.STOPPED, self.now)
+                keeper.holding.moves(LifecycleCause.STOPPED, self.now)
         self.send(self._advert())
 
     # -- adverts

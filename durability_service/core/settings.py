@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 
-from durability_service.core.namespaces import Kind, NameSpace, Policy, covers, intersect
+from durability_service.core.namespaces import Kind, NameSpace, NamespacePolicy, covers, intersect
 from pubsub_api.core.topics import matches
 
 
@@ -63,7 +63,7 @@ class ServiceSettings:
     domain: str = "default"
     role: str = "default"
     name_spaces: tuple[NameSpace, ...] = ()
-    policies: tuple[Policy, ...] = (Policy(),)
+    policies: tuple[NamespacePolicy, ...] = (NamespacePolicy(),)
     rules: TopicRules = TopicRules()
     expiry_s: float = 4.0
     heartbeat_factor: float = 0.25

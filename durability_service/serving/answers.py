@@ -12,7 +12,7 @@ from durability_service.core.holding import Holding
 from durability_service.core.keeper import Keeper
 from durability_service.core.service import DurabilityCore
 from durability_service.core.sets.samples import InstanceKey, Sample
-from durability_service.protocol import Ask, FellowStatus, Page, ServiceStatus, SpaceStatus
+from durability_service.protocol import Ask, FellowStatus, SamplePage, ServiceStatus, SpaceStatus
 from pubsub_api.core.topics import FilterSet
 
 _SAMPLE_OVERHEAD_BYTES = 80
@@ -85,7 +85,7 @@ def _space_status(keeper: Keeper) -> SpaceStatus:
     )
 
 
-def page(core: DurabilityCore, ask: Ask, bytes_max: int, now_ns: int) -> Page | None:
+def page(core: DurabilityCore, ask: Ask, bytes_max: int, now_ns: int) -> SamplePage | None:
     """The part of a name-space's set that is asked for; None when it is not known here.
 
     Without what has expired by ``now_ns``, and within the bounds that the question states.
@@ -120,7 +120,7 @@ def page(core: DurabilityCore, ask: Ask, bytes_max: int, now_ns: int) -> Page | 
     return _page(keeper, ask, found, digests, (-1, None))
 
 
-def digests(core: DurabilityCore, ask: Ask) -> Page | None:
+def digests(core: DurabilityCore, ask: Ask) -> SamplePage | None:
     """What the set of a name-space is like, bucket by bucket; None when it is not known here."""
     keeper = core.keepers.get(ask.name_space)
     if keeper is None:
@@ -154,10 +154,10 @@ def _instances(held: Holding, number: int, after: InstanceKey | None) -> list[In
 
 def _page(
     keeper: Keeper, ask: Ask, samples: list[Sample], digests: dict[int, bytes], then: tuple[int, InstanceKey | None]
-) -> Page:
+) -> SamplePage:
     held = keeper.holding
     is_first = ask.after is None and not ask.bucket
-    return Page(
+    return SamplePage(
         samples=samples,
         bucket=then[0],
         after=then[1],

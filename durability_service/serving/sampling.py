@@ -76,14 +76,14 @@ class _Stream:
             self._newest[key.table, key.key] = filed
 
 
-class Taken(NamedTuple):
+class TakenSamples(NamedTuple):
     """What was recorded since the last time: the samples, and the numbers of the events they were made of."""
 
     samples: list[Sample]
     ranges: list[StreamRange]
 
 
-class Recorder:
+class SampleRecorder:
     """Makes samples of frames that came together.  Thread-safe.
 
     Of an object of which only the newest is kept, only the newest among them becomes a sample: the others would be
@@ -133,13 +133,15 @@ class Recorder:
         self._ranges.append((writer, topic, first, header.last))
         self._bytes += len(frame)
 
-    def take(self) -> Taken:
+    def take(self) -> TakenSamples:
         """What was recorded since the last call."""
         with self._lock:
             streams, self._streams = self._streams, {}
             ranges, self._ranges = self._ranges, []
             self._bytes = 0
-        return Taken([sample for of, stream in streams.items() for sample in _samples(*of, stream.samples())], ranges)
+        return TakenSamples(
+            [sample for of, stream in streams.items() for sample in _samples(*of, stream.samples())], ranges
+        )
 
 
 def _samples(topic: str, writer: bytes, filed: Iterable[_Filed]) -> Iterable[Sample]:

@@ -40,7 +40,7 @@ ObjectKey = tuple[str, str]
 """Table and key."""
 
 
-class Page(msgspec.Struct, frozen=True):
+class CheckpointPage(msgspec.Struct, frozen=True):
     """A part of a checkpoint."""
 
     revision: int
@@ -53,7 +53,7 @@ class Page(msgspec.Struct, frozen=True):
 class Checkpoint:
     """A whole one, of pages that may be of several revisions."""
 
-    def __init__(self, pages: Sequence[Page]) -> None:
+    def __init__(self, pages: Sequence[CheckpointPage]) -> None:
         """All of them, in order."""
         self._revisions = [page.revision for page in pages]
         self.revision = min(self._revisions)
@@ -67,7 +67,7 @@ class Checkpoint:
         return self._revisions[page_of(name, len(self._revisions))]
 
 
-class Report(NamedTuple):
+class CheckpointReport(NamedTuple):
     """What was done to make a checkpoint."""
 
     revision: int
@@ -86,11 +86,11 @@ def page_of(name: ObjectKey, pages: int) -> int:
 
 def read_checkpoint(samples: Iterable[Sample]) -> Checkpoint | None:
     """From what services keep of `TOPIC`.  None when there is no whole one."""
-    found: dict[int, Page] = {}
+    found: dict[int, CheckpointPage] = {}
     for sample in samples:
         if sample.table == TABLE and not sample.is_delete and sample.key.isdigit():
             try:
-                found[int(sample.key)] = msgspec.convert(event_of(sample).value, Page)
+                found[int(sample.key)] = msgspec.convert(event_of(sample).value, CheckpointPage)
             except (msgspec.ValidationError, msgspec.DecodeError):
                 return None
     if not found:
@@ -109,7 +109,7 @@ def write_checkpoint(
     topics: Sequence[str] = ("#",),
     services: Sequence[str] | None = None,
     timeout_s: float = 600.0,
-) -> Report:
+) -> CheckpointReport:
     """Bring services up to the database and leave a checkpoint with them.  Blocks while both are read once.
 
     ``topics`` are those that services keep; what they lack of others is not published.  ``services`` are addresses, on
@@ -135,7 +135,7 @@ class _Writer:
         self._deadline = deadline
         self._unconfirmed = 0
 
-    def write(self, db: DbApi) -> Report:
+    def write(self, db: DbApi) -> CheckpointReport:
         held = self._held([*self._kept])
         old_pages = [sample.key for sample in held.values() if sample.table == TABLE] or self._old_pages()
         # Before the database is read: whatever is committed later is also published later, and so wins.
@@ -154,7 +154,7 @@ class _Writer:
         deleted = self._delete(held.values(), objects, revision, stamp)
         self._confirm()
         pages = self._write_pages(objects, revision, old_pages)
-        return Report(revision, len(objects), published, deleted, pages)
+        return CheckpointReport(revision, len(objects), published, deleted, pages)
 
     def _held(self, topics: Sequence[str]) -> dict[InstanceKey, Sample]:
         """The newest that services have of each object on each topic.  Raises NoService, DurabilityError."""
@@ -239,11 +239,11 @@ def _page_event(key: str, action: str, revision: int, value: object = None) -> E
     )
 
 
-def _paged(objects: Sequence[tuple[str, str, str, int]], revision: int) -> list[Page]:
+def _paged(objects: Sequence[tuple[str, str, str, int]], revision: int) -> list[CheckpointPage]:
     """As few pages as none is too large; a number of them that is a power of two."""
     count = 1
     while True:
-        pages = [Page(revision, count, []) for _ in range(count)]
+        pages = [CheckpointPage(revision, count, []) for _ in range(count)]
         for entry in objects:
             pages[page_of(entry[1:3], count)].objects.append(entry)
         if all(_size(page) <= PAGE_BYTES_MAX or len(page.objects) == 1 for page in pages):
@@ -251,5 +251,5 @@ def _paged(objects: Sequence[tuple[str, str, str, int]], revision: int) -> list[
         count *= 2
 
 
-def _size(page: Page) -> int:
+def _size(page: CheckpointPage) -> int:
     return sum(len(topic) + len(table) + len(key) + 16 for topic, table, key, _ in page.objects)

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import msgspec
 
-from durability_service.core.sets.batches import Batch, from_content, pack, spread, unpack
+from durability_service.core.sets.batches import SampleBatch, from_content, pack, spread, unpack
 from durability_service.core.sets.samples import DIGEST_BYTES, Sample, bucket_of
 
 SCHEMA = (
@@ -50,7 +50,7 @@ _decode_removed = msgspec.msgpack.Decoder(_Removed).decode
 class Content:
     """What was found: whole buckets, still packed, and the samples of those that changes were applied to."""
 
-    def __init__(self, batches: dict[int, Batch], samples: list[Sample]) -> None:
+    def __init__(self, batches: dict[int, SampleBatch], samples: list[Sample]) -> None:
         self.batches = batches
         self.samples = samples
 
@@ -60,7 +60,7 @@ class Content:
         yield from self.samples
 
 
-def write_batches(db: sqlite3.Connection, generation: int, batches: Mapping[int, Batch]) -> None:
+def write_batches(db: sqlite3.Connection, generation: int, batches: Mapping[int, SampleBatch]) -> None:
     """Make these the content of their buckets, all changes so far included."""
     (upto,) = db.execute("SELECT coalesce(max(seq), 0) FROM sqlite_sequence WHERE name = 'change'").fetchone()
     db.executemany(
@@ -94,7 +94,7 @@ def changes(db: sqlite3.Connection, generation: int) -> int:
 
 def load(db: sqlite3.Connection, generation: int, *, buckets: int) -> Content:
     """Raises UndecodableBody for a damaged row."""
-    batches: dict[int, Batch] = {}
+    batches: dict[int, SampleBatch] = {}
     included: dict[int, int] = {}
     for number, upto, content in db.execute(
         "SELECT number, upto, content FROM bucket WHERE generation = ?", (generation,)

@@ -1,4 +1,5 @@
-"""What a service keeps on disk: one SQLite file, in generations.  What is in one: `durability_service.storage.contents`.
+"""What a service keeps on disk: one SQLite file, in generations.  What is in one:
+`durability_service.storage.contents`.
 
 A *generation* is the whole set of a name-space.  It is ``filling`` until everything is in it, then ``complete``; the
 one it replaces is kept as its backup meanwhile and ``retired`` afterwards.  A start that finds a generation which is
@@ -25,7 +26,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import msgspec
 
-from durability_service.core.effects import Apply, BeginFill, CompleteFill, Marks, Restored, StoreOperation
+from durability_service.core.effects import Apply, BeginFill, CompleteFill, Restored, StoreMarks, StoreOperation
 from durability_service.core.messages import Epoch
 from durability_service.core.sets.sample_set import Deletion
 from durability_service.core.sets.samples import Sample
@@ -72,7 +73,7 @@ _encode_marks = msgspec.msgpack.Encoder().encode
 _decode_marks = msgspec.msgpack.Decoder(_StoredMarks).decode
 
 
-class Store(Closeable):
+class SampleStore(Closeable):
     """The file of one service.  Raises StoreFailed, StoreInUse."""
 
     def __init__(self, path: str | os.PathLike[str], *, busy_timeout_s: float = 5.0) -> None:
@@ -262,7 +263,7 @@ class Store(Closeable):
         cursor = self._db.execute(
             "INSERT INTO generation (name_space, filters, buckets, state, marks, created_ns) "
             "VALUES (?, ?, ?, 'filling', ?, ?)",
-            (name, _NEWLINE.join(operation.filters), operation.buckets, _packed(Marks()), time.time_ns()),
+            (name, _NEWLINE.join(operation.filters), operation.buckets, _packed(StoreMarks()), time.time_ns()),
         )
         self._db.execute("INSERT OR REPLACE INTO current VALUES (?, ?, ?)", (name, cursor.lastrowid, backup))
 
@@ -356,7 +357,7 @@ def _one(changes: Sequence[Apply]) -> Apply:
         return changes[0]
     added: dict[bytes, Sample] = {}
     removed: dict[bytes, Sample] = {}
-    marks: Marks | None = None
+    marks: StoreMarks | None = None
     for change in changes:
         for sample in change.added:
             removed.pop(sample.digest, None)
@@ -386,13 +387,13 @@ def _reduce(path: pathlib.Path, selected: FilterSet) -> None:
         copy.close()
 
 
-def _packed(marks: Marks) -> bytes:
+def _packed(marks: StoreMarks) -> bytes:
     return _encode_marks(_StoredMarks(marks.epoch, list(marks.lineage), sorted(marks.deletions), marks.alive))
 
 
-def _unpacked(data: bytes) -> Marks:
+def _unpacked(data: bytes) -> StoreMarks:
     stored = _decode_marks(data)
-    return Marks(stored.epoch, tuple(stored.lineage), frozenset(stored.deletions), stored.alive)
+    return StoreMarks(stored.epoch, tuple(stored.lineage), frozenset(stored.deletions), stored.alive)
 
 
 @contextlib.contextmanager

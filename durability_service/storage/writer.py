@@ -8,9 +8,9 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
-from durability_service.core.effects import Store as StoreEffect
+from durability_service.core.effects import StoreSamples as StoreEffect
 from durability_service.errors import StoreFailed
-from durability_service.storage.store import Store
+from durability_service.storage.store import SampleStore
 
 LOG = logging.getLogger(__name__)
 
@@ -27,7 +27,7 @@ class StoreWriter:
 
     def __init__(
         self,
-        store: Store,
+        store: SampleStore,
         snapshot_directory: str,
         *,
         on_stored: Callable[[int], None],

@@ -16,14 +16,14 @@ Range = tuple[int, int]
 Ranges = tuple[Range, ...]
 
 
-class Position(NamedTuple):
+class StreamPosition(NamedTuple):
     """Where a stream stands."""
 
     last: int
     missing: Ranges
 
 
-NOWHERE = Position(0, ())
+NOWHERE = StreamPosition(0, ())
 """Of a stream that the log has never met.  What came before its first frame will count as missing, so that it is taken
 when it is delivered late."""
 
@@ -31,18 +31,18 @@ when it is delivered late."""
 class Placement(NamedTuple):
     kept: Ranges
     """Numbers of the frame that are new, oldest first; normally all of them, in one range."""
-    position: Position
+    position: StreamPosition
     """Where the stream stands with them."""
     forgotten: int
     """Numbers that count as held from now on although they never came, because too many ranges are missing."""
 
 
-def place(header: Header, position: Position, *, ranges_max: int) -> Placement:
+def place(header: Header, position: StreamPosition, *, ranges_max: int) -> Placement:
     """Find what is new in a DATA frame."""
     first, after, final = header.first, header.after, header.last
     last, missing = position
     if after == last:  # the next frame of the stream, which is nearly every frame
-        return Placement(((first, final),), Position(final, missing), 0)
+        return Placement(((first, final),), StreamPosition(final, missing), 0)
     kept = [(max(first, low), min(final, high)) for low, high in missing if low <= final and high >= first]
     if final > last:
         _join(kept, (max(first, last + 1), final))
@@ -52,25 +52,25 @@ def place(header: Header, position: Position, *, ranges_max: int) -> Placement:
     surplus = left[: max(0, len(left) - ranges_max)]
     left = left[len(surplus) :]
     forgotten = sum(high - low + 1 for low, high in surplus)
-    return Placement(tuple(kept), Position(max(last, final), tuple(left)), forgotten)
+    return Placement(tuple(kept), StreamPosition(max(last, final), tuple(left)), forgotten)
 
 
-def extend(position: Position, head: int, *, ranges_max: int) -> Position:
+def extend(position: StreamPosition, head: int, *, ranges_max: int) -> StreamPosition:
     """Where a stream stands when it is learnt that it has events up to ``head``."""
     last, missing = position
     if head <= last:
         return position
-    return Position(head, (*missing, (last + 1, head))[-ranges_max:])
+    return StreamPosition(head, (*missing, (last + 1, head))[-ranges_max:])
 
 
-def lacking(position: Position, ranges: Iterable[Range]) -> Position:
+def lacking(position: StreamPosition, ranges: Iterable[Range]) -> StreamPosition:
     """Where a stream stands that no longer has these numbers."""
     missing: list[Range] = []
     for low, high in sorted([*position.missing, *ranges]):
         if missing and low <= missing[-1][1] + 1:
             low, high = missing[-1][0], max(high, missing.pop()[1])
         missing.append((low, high))
-    return Position(position.last, tuple(missing))
+    return StreamPosition(position.last, tuple(missing))
 
 
 def _join(ranges: list[Range], added: Range) -> None:

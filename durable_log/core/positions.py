@@ -9,14 +9,14 @@ import zlib
 
 import msgspec
 
-from durable_log.core.placing import Position
+from durable_log.core.placing import StreamPosition
 from durable_log.errors import LogCorrupt
 from pubsub_api.core.frame import GUID_BYTES
 
 _CHECKSUM_BYTES = 4
 
 _encode = msgspec.msgpack.Encoder().encode
-_decode = msgspec.msgpack.Decoder(Position).decode
+_decode = msgspec.msgpack.Decoder(StreamPosition).decode
 
 
 def stream_key(guid: bytes, topic: str) -> bytes:
@@ -29,13 +29,13 @@ def split_key(key: bytes) -> tuple[bytes, str]:
     return key[:GUID_BYTES], key[GUID_BYTES:].decode(errors="replace")
 
 
-def encode_position(key: bytes, position: Position) -> bytes:
+def encode_position(key: bytes, position: StreamPosition) -> bytes:
     """What is stored under a key."""
     encoded = _encode(position)
     return zlib.crc32(encoded, zlib.crc32(key)).to_bytes(_CHECKSUM_BYTES, "big") + encoded
 
 
-def decode_position(shard: int, key: bytes, stored: bytes) -> Position:
+def decode_position(shard: int, key: bytes, stored: bytes) -> StreamPosition:
     """Raises LogCorrupt when it, or its key, is not what was stored."""
     try:
         checksum, encoded = stored[:_CHECKSUM_BYTES], stored[_CHECKSUM_BYTES:]

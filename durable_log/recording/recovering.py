@@ -40,7 +40,7 @@ _Stream = tuple[bytes, str]
 
 
 @dataclasses.dataclass
-class Recovered:
+class RecoveredRange:
     """What came of asking."""
 
     asked: int = 0
@@ -71,7 +71,7 @@ class Recovery:
         self._wakeup = threading.Event()
         self._is_closed = False
         self._failures = Failures(LOG, "Recorder: which events the log lacks is not known now")
-        self.counters = Recovered()
+        self.counters = RecoveredRange()
 
     def resynced(self, lost: Sequence[LostRange]) -> None:
         """A resync was told: ask for what it says is lost, and look for other holes.  Does not block."""

@@ -88,7 +88,7 @@ class CompactionReport:
     """Objects of which the newest event stays."""
 
 
-class Compactor:
+class SegmentCompactor:
     """Compacts the sealed part of shards.  Takes the sealer's lock.  ``on_step`` is told the name of each step when it
     is done."""
 

@@ -1,9 +1,10 @@
 """Sealed segments: Parquet files with an index of their own, written once, checked before they are believed.
 
-A file has the columns of `durable_log.segments.columns`, rows in order of their offsets, row groups that begin with a frame, and
-in its metadata which numbers of which streams each row group has.  Its size and SHA-256 are in the manifest, outside of
-the file; whoever opens it first compares them, so a byte that was flipped or cut off gives LogCorrupt and nothing else.
-The metadata also say which log made the file, and its offsets, so that a manifest can be made of the files alone.
+A file has the columns of `durable_log.segments.columns`, rows in order of their offsets, row groups that begin with a
+frame, and in its metadata which numbers of which streams each row group has.  Its size and SHA-256 are in the manifest,
+outside of the file; whoever opens it first compares them, so a byte that was flipped or cut off gives LogCorrupt and
+nothing else. The metadata also say which log made the file, and its offsets, so that a manifest can be made of the
+files alone.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ import msgspec
 from oslo_config import cfg
 
 from durable_log import config
-from durable_log.core.placing import Position
+from durable_log.core.placing import StreamPosition
 from durable_log.core.positions import decode_position, split_key
 from durable_log.errors import LogCorrupt, LogReplaced, LogUnavailable, OffsetTooOld
 from durable_log.log_api import LogApi, Segment, ShardState, StoredFrame, StreamState, shard_of
@@ -61,7 +61,7 @@ class RestoredShard(NamedTuple):
     end: int
     entries: Sequence[tuple[int, str]]
     """Its whole manifest: first offset and entry."""
-    streams: Mapping[tuple[bytes, str], Position]
+    streams: Mapping[tuple[bytes, str], StreamPosition]
     """GUID and topic -> position, of the streams that are to be set."""
     forgotten: Collection[bytes]
     """Keys of streams that the store is to forget."""
@@ -146,7 +146,8 @@ class SegmentedLog(LogApi):
 
     @abc.abstractmethod
     def set_directory_token(self, token: str) -> None:
-        """Keep what tells this store from its copies, see `durable_log.segments.directory`.  Durable when it returns."""
+        """Keep what tells this store from its copies, see `durable_log.segments.directory`.  Durable when it
+        returns."""
 
     def unsealed_bytes(self) -> int:
         """What the unsealed part takes where it is stored, as far as that can be told."""

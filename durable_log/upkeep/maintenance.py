@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator
 from durable_log import config
 from durable_log.errors import LogCorrupt, LogReplaced, LogUnavailable
 from durable_log.log_api import CLOCK_AHEAD_MAX_NS, ShardState
-from durable_log.segments.compaction import Compactor
+from durable_log.segments.compaction import SegmentCompactor
 from durable_log.segments.sealing import Sealer
 from durable_log.storage.segmented import SegmentedLog
 from pubsub_api.runtime.closing import Closeable
@@ -61,7 +61,7 @@ class Maintainer(Closeable):
         self._log = log
         self._options = log.conf[config.GROUP]
         self._sealer = Sealer(log)
-        self._compactor = Compactor(log, self._sealer) if self._options.compact_topics else None
+        self._compactor = SegmentCompactor(log, self._sealer) if self._options.compact_topics else None
         self.statistics = MaintenanceStatistics()
         self._thread = PeriodicThread(
             "heliograph-log-maintenance",
@@ -137,7 +137,7 @@ class Maintainer(Closeable):
         self.statistics.sealed_segments += len(made)
         self.statistics.sealed_events += sum(segment.rows for segment in made)
 
-    def _compact(self, compactor: Compactor, now_ns: int) -> None:
+    def _compact(self, compactor: SegmentCompactor, now_ns: int) -> None:
         for shard in range(self._log.shards):
             with self._guarded(f"compaction of shard {shard}"):
                 report = compactor.compact(shard, now_ns)

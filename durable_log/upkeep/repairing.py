@@ -19,7 +19,7 @@ import pathlib
 import sys
 from collections.abc import Callable, Iterator
 
-from durable_log.core.placing import NOWHERE, Position, Range, lacking, place
+from durable_log.core.placing import NOWHERE, Range, StreamPosition, lacking, place
 from durable_log.core.positions import decode_position, split_key
 from durable_log.errors import LogCorrupt, SegmentsRefused
 from durable_log.log_api import Segment, ShardState, StoredFrame
@@ -75,7 +75,7 @@ class _Plan:
     state: ShardState
     kept: list[Segment]
     added: list[Segment] = dataclasses.field(default_factory=list)
-    streams: dict[Key, Position] = dataclasses.field(default_factory=dict)
+    streams: dict[Key, StreamPosition] = dataclasses.field(default_factory=dict)
     """Where streams stand with the segments added, of those that they change."""
     forgotten: set[bytes] = dataclasses.field(default_factory=set)
     """Keys of streams that stood at a damaged place, and of which no frame is left."""
@@ -225,9 +225,9 @@ def _place_streams(log: SegmentedLog, plan: _Plan, report: RepairReport) -> None
     plan.streams |= changed
 
 
-def _sound_positions(log: SegmentedLog, plan: _Plan, report: RepairReport) -> dict[Key, Position]:
+def _sound_positions(log: SegmentedLog, plan: _Plan, report: RepairReport) -> dict[Key, StreamPosition]:
     """Where streams stand.  Of those where that is damaged it is found from all frames that are left, and planned."""
-    shard, streams, damaged = plan.state.shard, dict[Key, Position](), dict[Key, bytes]()
+    shard, streams, damaged = plan.state.shard, dict[Key, StreamPosition](), dict[Key, bytes]()
     for stored_key, stored in log.positions(shard):
         key = split_key(stored_key)
         try:

@@ -178,9 +178,9 @@ def _written(nb: NbApi, output: Output, args: argparse.Namespace, version: int) 
 
 
 def _watch(nb: NbApi, args: argparse.Namespace, output: Output) -> int:
-    from nb_api.writing.checks import Selection
+    from nb_api.writing.checks import TopicSelection
 
-    selection = Selection(args.tables, args.topics)
+    selection = TopicSelection(args.tables, args.topics)
     after = nb.db.revision() if args.after is None else args.after
     deadline = math.inf if args.timeout is None else time.monotonic() + args.timeout
     printed = 0

@@ -11,7 +11,7 @@ from heliograph.output import Output
 from heliograph.pipeline import common
 
 if TYPE_CHECKING:
-    from spark_pipeline.jobs.heads import Head
+    from spark_pipeline.jobs.heads import StreamHead
 
 SUMMARY = "write down what publishers have numbered, for an audit"
 DESCRIPTION = """\
@@ -57,7 +57,7 @@ def run(args: argparse.Namespace) -> int:
     return exits.OK
 
 
-def _of_log(args: argparse.Namespace) -> list[Head]:
+def _of_log(args: argparse.Namespace) -> list[StreamHead]:
     import durable_log
     from spark_pipeline.jobs import heads
 
@@ -65,11 +65,11 @@ def _of_log(args: argparse.Namespace) -> list[Head]:
         return list(heads.of_log(log))
 
 
-def _of_bus(args: argparse.Namespace) -> list[Head]:
+def _of_bus(args: argparse.Namespace) -> list[StreamHead]:
     """A subscriber that joins asks everybody for their heads before it is ready."""
     import pubsub_api
-    from spark_pipeline.jobs.heads import Head
+    from spark_pipeline.jobs.heads import StreamHead
 
     with pubsub_api.open(args.url) as session, session.subscriber(args.topics, lambda _: None) as subscriber:
         subscriber.wait_ready(timeout_s=args.timeout)
-        return [Head(guid.hex(), topic, last) for (guid, topic), last in sorted(subscriber.heads().items())]
+        return [StreamHead(guid.hex(), topic, last) for (guid, topic), last in sorted(subscriber.heads().items())]

@@ -48,12 +48,12 @@ def run(args: argparse.Namespace) -> int:
     conf = common.read_conf(args)
     output = Output(is_json=args.json)
     with common.spark_session(args, conf, "merge") as spark:
-        from spark_pipeline.jobs.merge import Policy, merge_if_different
+        from spark_pipeline.jobs.merge import MergePolicy, merge_if_different
         from spark_pipeline.jobs.snapshot import read_rows
         from spark_pipeline.writing.attempts import attempt, put_in_place, unfinished
 
         merged, has_moved = merge_if_different(
-            Policy[args.policy],
+            MergePolicy[args.policy],
             read_rows(spark, args.local),
             read_rows(spark, args.remote),
             t=time.time_ns() if args.before is None else args.before,

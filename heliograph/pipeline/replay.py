@@ -15,7 +15,7 @@ from pubsub_api.runtime.files import replace_private
 
 if TYPE_CHECKING:
     from pubsub_api import Publisher
-    from spark_pipeline.jobs.replay import Position
+    from spark_pipeline.jobs.replay import ReplayPosition
     from spark_pipeline.types import DataFrame
 
 SUMMARY = "publish recorded events again, at a chosen speed"
@@ -75,15 +75,15 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _replay(events: DataFrame, publisher: Publisher, args: argparse.Namespace) -> tuple[int, int]:
-    from spark_pipeline.jobs.replay import Selection, count_undecodable, paced, select
+    from spark_pipeline.jobs.replay import ReplaySelection, count_undecodable, paced, select
 
     file = pathlib.Path(args.progress_file) if args.progress_file else None
     chosen = select(
         events,
-        Selection(args.time_from, args.time_to, args.version_from, args.version_to, _load(file)),
+        ReplaySelection(args.time_from, args.time_to, args.version_from, args.version_to, _load(file)),
     ).cache()
     sent, saved = 0, time.monotonic()
-    position: Position | None = None
+    position: ReplayPosition | None = None
     with Progress("replay", chosen.count()) as progress:
         rows = chosen.toLocalIterator(prefetchPartitions=True)
         for position, event in paced(rows, speed=args.speed, topic_prefix=args.prefix):
@@ -98,21 +98,21 @@ def _replay(events: DataFrame, publisher: Publisher, args: argparse.Namespace) -
     return sent, count_undecodable(events)
 
 
-def _load(file: pathlib.Path | None) -> Position | None:
+def _load(file: pathlib.Path | None) -> ReplayPosition | None:
     import msgspec
 
     from pubsub_api.errors import UsageError
-    from spark_pipeline.jobs.replay import Position
+    from spark_pipeline.jobs.replay import ReplayPosition
 
     if file is None or not file.exists():
         return None
     try:
-        return msgspec.json.decode(file.read_bytes(), type=Position)
+        return msgspec.json.decode(file.read_bytes(), type=ReplayPosition)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise UsageError(f"{file} is not the progress of a replay: {error}") from error
 
 
-def _save(file: pathlib.Path | None, publisher: Publisher, position: Position | None) -> None:
+def _save(file: pathlib.Path | None, publisher: Publisher, position: ReplayPosition | None) -> None:
     """Remember the place, once everything up to it is with the transport."""
     import msgspec
 

@@ -25,7 +25,7 @@ PATIENCE_S = 0.02
 """How long changes wait for more that were said to follow, should these not be changes."""
 
 
-class Teller:
+class CallbackThread:
     """Not thread-safe: the owner serialises calls, but for `due` and the counters.
 
     ``set_telling`` is told whether differences are wanted: not after an overrun, until that was told.

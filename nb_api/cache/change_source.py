@@ -1,7 +1,7 @@
 """Where a local cache hears of changes: from the bus, or from the database's own feed.
 
-Both tell a `Listener` the same two things: here is news, and here news may be missing.  The listener reads the database
-itself.  Which source is used is the configuration's business; what the cache holds in the end is the same.
+Both tell a `ChangeListener` the same two things: here is news, and here news may be missing.  The listener reads the
+database itself.  Which source is used is the configuration's business; what the cache holds in the end is the same.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ FEED_WAIT_S = 0.2
 """How long the feed is waited for in one go: a topic that is added meanwhile waits as long."""
 
 
-class Listener(Protocol):
+class ChangeListener(Protocol):
     """What a source tells, from a thread of its own or from within `ChangeSource.wait`."""
 
     @property
@@ -61,7 +61,7 @@ class ChangeSource(abc.ABC):
 
     @abc.abstractmethod
     def add_topic(self, topic_filter: str) -> None:
-        """Listen to a further filter; `Listener.need_topics`, or a snapshot, follows when it is in effect."""
+        """Listen to a further filter; `ChangeListener.need_topics`, or a snapshot, follows when it is in effect."""
 
     @abc.abstractmethod
     def remove_topic(self, topic_filter: str) -> None: ...
@@ -98,7 +98,7 @@ class ChangeSource(abc.ABC):
 class FeedSource(ChangeSource):
     """The database's feed.  It is in order and complete, so all that can go wrong is that it does not reach back."""
 
-    def __init__(self, db: DbApi, listener: Listener, *, portion: int) -> None:
+    def __init__(self, db: DbApi, listener: ChangeListener, *, portion: int) -> None:
         super().__init__()
         self._db = db
         self._listener = listener
@@ -141,7 +141,13 @@ class BusSource(ChangeSource):
     """
 
     def __init__(
-        self, session: Session, db: DbApi, listener: Listener, addresses: Sequence[str] | None, *, patience_s: float
+        self,
+        session: Session,
+        db: DbApi,
+        listener: ChangeListener,
+        addresses: Sequence[str] | None,
+        *,
+        patience_s: float,
     ) -> None:
         """Where publishers bind, the directory in the database is followed too, unless ``addresses`` are given.
 

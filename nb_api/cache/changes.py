@@ -17,7 +17,7 @@ SyncKind = Literal["snapshot", "topics", "delta", "provisional", "overrun"]
 ``overrun``: it is up to date, and what led there was not told one by one because nobody took it in time."""
 
 
-class Entry(msgspec.Struct, frozen=True, gc=False):
+class CachedObject(msgspec.Struct, frozen=True, gc=False):
     """What a cache holds of an object; table and key are where it is found.  Values are plain data without cycles."""
 
     version: int
@@ -30,7 +30,7 @@ class Created(msgspec.Struct, frozen=True, gc=False):
 
     table: str
     key: str
-    entry: Entry
+    entry: CachedObject
 
     @property
     def object(self) -> DbObject:
@@ -42,8 +42,8 @@ class Updated(msgspec.Struct, frozen=True, gc=False):
 
     table: str
     key: str
-    entry: Entry
-    entry_before: Entry
+    entry: CachedObject
+    entry_before: CachedObject
 
     @property
     def object(self) -> DbObject:
@@ -59,7 +59,7 @@ class Deleted(msgspec.Struct, frozen=True, gc=False):
 
     table: str
     key: str
-    entry: Entry
+    entry: CachedObject
     version: int
     """Of its end: the version of the tombstone, or as much of it as is known."""
 
@@ -92,5 +92,5 @@ Difference = Created | Updated | Deleted
 CacheChange = Difference | Resynced
 
 
-def _object(table: str, key: str, entry: Entry) -> DbObject:
+def _object(table: str, key: str, entry: CachedObject) -> DbObject:
     return DbObject(table, key, entry.topic, entry.value, entry.version)

@@ -20,7 +20,7 @@ from oslo_config import cfg
 
 from nb_api import notify_config
 from nb_api.api import NbApi
-from nb_api.cache.callbacks import OnChanges, Teller
+from nb_api.cache.callbacks import CallbackThread, OnChanges
 from nb_api.cache.change_queue import ChangeQueue
 from nb_api.cache.change_source import BusSource, ChangeSource, FeedSource
 from nb_api.cache.changes import CacheChange, Difference, Resynced
@@ -33,7 +33,7 @@ from nb_api.core.resync_schedule import SyncScheduler, SyncSettings, SyncTask
 from nb_api.db_api import Change, DbObject
 from nb_api.errors import DbUnavailable, ObjectNotFound
 from nb_api.notify_config import CACHE_GROUP, DELTA_PORTION
-from nb_api.writing.checks import Selection
+from nb_api.writing.checks import TopicSelection
 from pubsub_api import Event, SubscriberStatistics
 from pubsub_api.core.topics import FilterSet
 from pubsub_api.errors import Closed, Forked, HeliographError, UsageError, WaitTimeout
@@ -73,9 +73,9 @@ class LocalCache(Closeable):
     """A copy of the objects of ``tables`` (None: all) whose topic any of the filters ``topics`` selects (None: all).
 
     ``on_changes`` is called with what changed, in order, one call at a time; it may read the cache and must not wait
-    for it.  When it raises, it is called again with the same changes and those that came since (`nb_api.cache.callbacks`).
-    Without it, iterate over `changes`.  Every method may be called from any thread.  Does not live on in a
-    forked child: make a new one there.  Close it before its `NbApi`.
+    for it.  When it raises, it is called again with the same changes and those that came since
+    (`nb_api.cache.callbacks`). Without it, iterate over `changes`.  Every method may be called from any thread.  Does
+    not live on in a forked child: make a new one there.  Close it before its `NbApi`.
     """
 
     def __init__(
@@ -95,7 +95,7 @@ class LocalCache(Closeable):
 
         Raises InvalidObject, InvalidTopic, InvalidConfig, and what loading a source raises.
         """
-        Selection(tables, topics)  # refuses what can never work
+        TopicSelection(tables, topics)  # refuses what can never work
         options = nb.conf[CACHE_GROUP]
         self._db = nb.db
         self._filters = [EVERYTHING] if topics is None else list(topics)
@@ -103,7 +103,7 @@ class LocalCache(Closeable):
         self._turn = threading.RLock()
         """Held while the copy changes and is told of; never while the database is read.  A callback may add and remove
         topics."""
-        self._teller = on_changes and Teller(
+        self._teller = on_changes and CallbackThread(
             on_changes,
             size_max=options.changes_queue_max,
             pause_s=nb.conf[GROUP].retry_interval,

@@ -33,7 +33,7 @@ from nb_api.core.own_tables import is_own
 from nb_api.db_api import DbApi, DbObject
 from nb_api.errors import SourceUnavailable
 from nb_api.notify_config import CACHE_GROUP
-from nb_api.writing.checks import Selection
+from nb_api.writing.checks import TopicSelection
 from pubsub_api import Session
 from pubsub_api.core.events import Event
 from pubsub_api.errors import InvalidConfig
@@ -233,7 +233,7 @@ def read_events(directory: str | os.PathLike[str]) -> Iterator[Event]:
 class FileSnapshot(SourceSnapshot):
     """A snapshot whose files are as they must be."""
 
-    def __init__(self, folder: pathlib.Path, manifest: Manifest, selection: Selection) -> None:
+    def __init__(self, folder: pathlib.Path, manifest: Manifest, selection: TopicSelection) -> None:
         """Raises SourceUnavailable."""
         self._folder = folder
         self._manifest = manifest
@@ -284,7 +284,7 @@ class SnapshotFiles(SnapshotSource):
 
     def open(self, tables: Sequence[str] | None, topics: Sequence[str]) -> SourceSnapshot:
         folder = self._newest()
-        return FileSnapshot(folder, read_manifest(folder), Selection(tables, topics))
+        return FileSnapshot(folder, read_manifest(folder), TopicSelection(tables, topics))
 
     def _newest(self) -> pathlib.Path:
         """By the revision it proves: clocks and names say nothing.  Raises SourceUnavailable."""

@@ -1,7 +1,7 @@
 """Reading the database into a local cache: everything, the topics that are new, or the changes that were missed.
 
-Everything may also come from a resync source (`nb_api.cache.snapshot_source`), which spares the database all but the changes
-after the revision that the source proves.
+Everything may also come from a resync source (`nb_api.cache.snapshot_source`), which spares the database all but the
+changes after the revision that the source proves.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from nb_api.cache.history_marks import HistoryMarks
 from nb_api.cache.snapshot_source import Doubt, SnapshotSource, SourceSnapshot
 from nb_api.config import GROUP
 from nb_api.coordination import watch_note
-from nb_api.coordination.snapshot_limit import SlotCounters, Slots, SlotSettings
-from nb_api.core.cache import CacheCore, Merge
+from nb_api.coordination.snapshot_limit import SlotCounters, SlotSettings, SnapshotLimit
+from nb_api.core.cache import CacheCore, SnapshotMerge
 from nb_api.core.resync_schedule import SyncTask
 from nb_api.db_api import Snapshot
 from nb_api.errors import ObjectNotFound, RevisionGone, RevisionUnknown, SourceUnavailable
@@ -66,7 +66,7 @@ class SyncCounters:
     slots: SlotCounters = dataclasses.field(default_factory=SlotCounters)
 
 
-class Owner(Protocol):
+class CopyOwner(Protocol):
     """The cache that is read into."""
 
     def change(self, work: Callable[[], list[Difference]]) -> None:
@@ -90,7 +90,7 @@ class CacheSync:
         self,
         nb: NbApi,
         core: CacheCore,
-        owner: Owner,
+        owner: CopyOwner,
         marks: HistoryMarks,
         *,
         tables: Sequence[str] | None,
@@ -111,7 +111,7 @@ class CacheSync:
         db_options = nb.conf[GROUP]
         self._behind_s = None if nb.session is None else 2 * (db_options.outbox_age + db_options.sweep_interval)
         settings = SlotSettings(options.snapshot_slots, options.slot_lease, SLOT_WAIT_MAX_S)
-        self._slots = Slots(settings, nb.db, owner.pause)
+        self._slots = SnapshotLimit(settings, nb.db, owner.pause)
         self.counters = SyncCounters(slots=self._slots.counters)
         self._told = (0, 0, 0)
         """Objects created, updated and deleted by what is being read."""
@@ -212,7 +212,7 @@ class CacheSync:
         self.counters.from_source += len(told)
         return [*told, Resynced("delta", task.reason, position, *self._told)]
 
-    def _fill(self, snapshot: SourceSnapshot, show_progress: Callable[[], None], merge: Merge) -> None:
+    def _fill(self, snapshot: SourceSnapshot, show_progress: Callable[[], None], merge: SnapshotMerge) -> None:
         def put(events: Sequence[Event]) -> list[Difference]:
             # A tombstone is a row that is not there; those of later than the proof are in the feed as well.
             rows = [event for event in events if event.action != "delete"]
@@ -233,7 +233,7 @@ class CacheSync:
         if len(doubts) > self._repairs_max:
             raise SourceUnavailable(f"{len(doubts)} objects are missing or old in it, more than {self._repairs_max}")
 
-    def _repair(self, doubt: Doubt, merge: Merge) -> None:
+    def _repair(self, doubt: Doubt, merge: SnapshotMerge) -> None:
         with contextlib.suppress(ObjectNotFound):  # deleted since: the feed says so
             found = self._db.get(doubt.table, doubt.key)
             self._change(lambda: merge.rows([found]))
@@ -279,7 +279,7 @@ class CacheSync:
     def _read(
         self, snapshot: Snapshot, filters: tuple[str, ...], is_replacing: bool, show_progress: Callable[[], None]
     ) -> None:
-        def fill(merge: Merge) -> None:
+        def fill(merge: SnapshotMerge) -> None:
             rows = iter(snapshot)
             while portion := list(itertools.islice(rows, self._portion)):
                 self._take(partial(merge.rows, portion), len(portion))
@@ -288,10 +288,10 @@ class CacheSync:
         self._merge(snapshot.revision, filters, is_replacing, fill)
 
     def _merge(
-        self, revision: int, filters: tuple[str, ...], is_replacing: bool, fill: Callable[[Merge], None]
+        self, revision: int, filters: tuple[str, ...], is_replacing: bool, fill: Callable[[SnapshotMerge], None]
     ) -> None:
         """Make the copy what ``fill`` gives; when that fails, nothing is removed."""
-        merges: list[Merge] = []
+        merges: list[SnapshotMerge] = []
 
         def begin() -> list[Difference]:
             if is_replacing:

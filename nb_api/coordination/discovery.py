@@ -21,7 +21,7 @@ import msgspec
 
 from nb_api.coordination.lease_config import PUBLISHERS_MAX, read_discovery
 from nb_api.coordination.leases import REFUSED, TOPIC, lease_clock
-from nb_api.core.directory import TABLE, CollectorCore, DirectoryCore, Entry, normalise, read_entry
+from nb_api.core.directory import TABLE, CollectorCore, DirectoryCore, DirectoryEntry, normalise, read_entry
 from nb_api.db_api import DbApi, DbObject
 from nb_api.errors import ObjectExists, ObjectNotFound
 from pubsub_api.errors import Forked, HeliographError, InvalidConfig
@@ -48,7 +48,7 @@ class Announced(Protocol):
     def address(self) -> str: ...
 
 
-class Listener(Protocol):
+class AddressListener(Protocol):
     """What a directory needs of a subscriber; `pubsub_api.Subscriber` is one."""
 
     def listen_to(self, address: str) -> bool: ...
@@ -124,7 +124,7 @@ class Registration(_Service):
         interval_s = settings.renew_interval_s
         super().__init__(f"registration-{publisher.name}", failures, pause_s=interval_s, retry_s=interval_s / 4)
         self._db = db
-        self._entry = Entry(publisher.name, publisher.guid.hex(), publisher.address)
+        self._entry = DirectoryEntry(publisher.name, publisher.guid.hex(), publisher.address)
         self._owns_address = owns_address
         self._clock = clock
         # Twice the interval: a look that is a little late still counts in full.
@@ -212,7 +212,7 @@ class Directory(_Service):
     def __init__(
         self,
         db: DbApi,
-        subscriber: Listener,
+        subscriber: AddressListener,
         *,
         static: Sequence[str] = (),
         clock: Callable[[], float] = lease_clock,
@@ -230,7 +230,7 @@ class Directory(_Service):
         self._listening: set[str] = set()
         self._added = self._removed = self._refused = 0
 
-    def entries(self) -> list[Entry]:
+    def entries(self) -> list[DirectoryEntry]:
         """What the directory said at the last look."""
         return list(self._core.entries.values())
 

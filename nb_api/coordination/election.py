@@ -18,7 +18,7 @@ from collections.abc import Callable
 
 from nb_api.coordination.lease_config import read_election_lease
 from nb_api.coordination.leases import REFUSED, TOPIC, lease_clock
-from nb_api.core.election import Call, ElectionCore
+from nb_api.core.election import DatabaseCall, ElectionCore
 from nb_api.core.own_tables import OWN_PREFIX
 from nb_api.db_api import DbApi
 from nb_api.errors import ObjectNotFound
@@ -175,7 +175,7 @@ class Election(Closeable):
                 answer(self._clock())
                 self._changed.notify_all()
 
-    def _next_call(self) -> Call | None:
+    def _next_call(self) -> DatabaseCall | None:
         """Wait until there is something to ask, None when there never will be again."""
         with self._changed:
             while True:
@@ -187,7 +187,7 @@ class Election(Closeable):
                     return call
                 self._changed.wait(max(0.0, self._core.due(now) - now))
 
-    def _ask(self, call: Call) -> Callable[[float], None]:
+    def _ask(self, call: DatabaseCall) -> Callable[[float], None]:
         """What the core is to be told at the time of the answer."""
         try:
             return self._look() if call.kind == "look" else self._write(call)
@@ -204,7 +204,7 @@ class Election(Closeable):
             return lambda now: self._core.found(found.version, found.value, now)
         return lambda now: self._core.found(None, None, now)
 
-    def _write(self, call: Call) -> Callable[[float], None]:
+    def _write(self, call: DatabaseCall) -> Callable[[float], None]:
         try:
             version = self._carry_out(call)
         except REFUSED:
@@ -213,7 +213,7 @@ class Election(Closeable):
         self._counters["renewals"] += call.kind == "set"
         return lambda now: self._core.written(version, now)
 
-    def _carry_out(self, call: Call) -> int:
+    def _carry_out(self, call: DatabaseCall) -> int:
         if call.kind == "create":
             return self._db.create(TABLE, self._name, call.value, topic=TOPIC)
         if call.kind == "set":

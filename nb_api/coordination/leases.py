@@ -28,7 +28,7 @@ def lease_clock() -> float:
     return time.clock_gettime(_CLOCK)
 
 
-class Progress:
+class LeaseProgress:
     """How long the versions of some objects have been the same, for one who reads them now and then.
 
     A time without reading counts as ``gap_max_s`` at most: who could not read does not know whether the holder could

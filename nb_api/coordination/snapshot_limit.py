@@ -16,7 +16,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterator
 
-from nb_api.coordination.leases import REFUSED, TOPIC, Progress, lease_clock
+from nb_api.coordination.leases import REFUSED, TOPIC, LeaseProgress, lease_clock
 from nb_api.core.own_tables import OWN_PREFIX
 from nb_api.db_api import DbApi
 from nb_api.errors import DbError, DbUnavailable
@@ -50,7 +50,7 @@ class SlotCounters:
     """Snapshots read without a slot, because there was none for too long or the database took no write."""
 
 
-class Slots:
+class SnapshotLimit:
     """For one thread.  ``pause`` sleeps, and raises Closed when nobody waits any more."""
 
     def __init__(self, settings: SlotSettings, db: DbApi, pause: Callable[[float], None]) -> None:
@@ -78,7 +78,7 @@ class Slots:
     def _wait(self) -> _Held | None:
         deadline = time.monotonic() + self._settings.wait_max_s
         # Twice the pause: a look that is a little late still counts in full.
-        progress = Progress(gap_max_s=2 * self._look_interval_s)
+        progress = LeaseProgress(gap_max_s=2 * self._look_interval_s)
         has_waited = False
         while True:
             try:
@@ -104,7 +104,7 @@ class Slots:
         self.counters.without += 1
         LOG.warning("Slots: %s. Reading without one.", why)
 
-    def _try(self, progress: Progress) -> _Held | None:
+    def _try(self, progress: LeaseProgress) -> _Held | None:
         """A slot that is free or abandoned, None when there is none.  Raises what is in `REFUSED`, and DbError."""
         with self._db.snapshot([TABLE]) as snapshot:
             taken = {found.key: found.version for found in snapshot}
@@ -131,7 +131,7 @@ class Slots:
 
 
 class _Held:
-    def __init__(self, slots: Slots, db: DbApi, key: str, version: int) -> None:
+    def __init__(self, slots: SnapshotLimit, db: DbApi, key: str, version: int) -> None:
         self._slots = slots
         self._db = db
         self._key = key

@@ -28,7 +28,7 @@ import dataclasses
 import itertools
 from collections.abc import Iterable, Mapping
 
-from nb_api.cache.changes import Created, Deleted, Difference, Entry, Updated
+from nb_api.cache.changes import CachedObject, Created, Deleted, Difference, Updated
 from nb_api.core.own_tables import is_own
 from nb_api.db_api import Change, DbObject
 from nb_api.writing.events import events_of, moved_to
@@ -80,7 +80,7 @@ class CacheCore:
         """False: differences are counted and not built, because nobody would look at them."""
         self.wants_resync = False
         """Tombstones were forgotten: a delta resync is needed to be sure again."""
-        self._tables: dict[str, dict[str, Entry]] = {}
+        self._tables: dict[str, dict[str, CachedObject]] = {}
         self._wanted_tables = None if tables is None else frozenset(tables)
         self._tombstones_max = tombstones_max
         self._tombstones: dict[tuple[str, str], int] = {}
@@ -90,12 +90,12 @@ class CacheCore:
         self._has_open_moves = False
         """A delete was left to a set that may still be under way."""
         self._topics: dict[str, str | None] = {}
-        self._merge: Merge | None = None
+        self._merge: SnapshotMerge | None = None
 
     # -- reading; safe at any time from any thread
 
     @property
-    def tables(self) -> Mapping[str, Mapping[str, Entry]]:
+    def tables(self) -> Mapping[str, Mapping[str, CachedObject]]:
         return self._tables
 
     @property
@@ -142,7 +142,7 @@ class CacheCore:
         name: str | None = None
         topic: str | None = None
         table: str | None = None
-        entries: dict[str, Entry] | None = None
+        entries: dict[str, CachedObject] | None = None
         updated = 0
         for event in events:
             if event.topic is not name:
@@ -172,7 +172,7 @@ class CacheCore:
             if not (version > held.version if held is not None else self._is_news(event, topic, is_feed=is_feed)):
                 counters.stale += 1
                 continue
-            entry = Entry(version, topic, event.value)
+            entry = CachedObject(version, topic, event.value)
             if held is None:
                 self._put(entries, event.table, key, None, entry, out)
             else:
@@ -188,7 +188,7 @@ class CacheCore:
             self._limit_tombstones()
         return out
 
-    def _entries_of(self, table: str) -> dict[str, Entry] | None:
+    def _entries_of(self, table: str) -> dict[str, CachedObject] | None:
         """None when the table is not followed."""
         entries = self._tables.get(table)
         return self._open_table(table) if entries is None else entries
@@ -213,7 +213,13 @@ class CacheCore:
         return True
 
     def _put(
-        self, entries: dict[str, Entry], table: str, key: str, held: Entry | None, entry: Entry, out: list[Difference]
+        self,
+        entries: dict[str, CachedObject],
+        table: str,
+        key: str,
+        held: CachedObject | None,
+        entry: CachedObject,
+        out: list[Difference],
     ) -> None:
         entries[key] = entry
         if held is None:
@@ -227,7 +233,9 @@ class CacheCore:
             if self.is_telling:
                 out.append(Updated(table, key, entry, held))
 
-    def _delete(self, entries: dict[str, Entry], event: Event, held: Entry | None, out: list[Difference]) -> None:
+    def _delete(
+        self, entries: dict[str, CachedObject], event: Event, held: CachedObject | None, out: list[Difference]
+    ) -> None:
         version = event.version
         if held is not None and version <= held.version:
             self.counters.stale += 1
@@ -244,7 +252,9 @@ class CacheCore:
         if held is not None:
             self._remove(entries, event.table, event.key, version, out)
 
-    def _remove(self, entries: dict[str, Entry], table: str, key: str, version: int, out: list[Difference]) -> None:
+    def _remove(
+        self, entries: dict[str, CachedObject], table: str, key: str, version: int, out: list[Difference]
+    ) -> None:
         entry = entries.pop(key)
         self.counters.deleted += 1
         if self.is_telling:
@@ -252,7 +262,7 @@ class CacheCore:
 
     # -- snapshots
 
-    def merge(self, revision: int, scope: Iterable[str], *, replaces: bool = False) -> Merge:
+    def merge(self, revision: int, scope: Iterable[str], *, replaces: bool = False) -> SnapshotMerge:
         """Begin to merge a snapshot that was taken at ``revision`` with the filters ``scope``.
 
         ``replaces``: the database has lost its history, and what the snapshot says is true whatever the versions are.
@@ -262,14 +272,14 @@ class CacheCore:
             self._bases.clear()
             self.position = self._doubtful_up_to = self._newest_base = 0
             self.newest = revision
-        self._merge = Merge(self, revision, tuple(scope), replaces)
+        self._merge = SnapshotMerge(self, revision, tuple(scope), replaces)
         return self._merge
 
     def covers_all(self, scope: Iterable[str]) -> bool:
         """Whether these are all filters that are followed."""
         return set(self.filters) <= set(scope)
 
-    def _merged(self, merge: Merge) -> None:
+    def _merged(self, merge: SnapshotMerge) -> None:
         self._merge = None
         if self.covers_all(merge.scope):
             self.advance(merge.revision)
@@ -309,7 +319,7 @@ class CacheCore:
             self._topics[topic] = found = topic if self.filters.match(topic) else None
             return found
 
-    def _open_table(self, table: str) -> dict[str, Entry] | None:
+    def _open_table(self, table: str) -> dict[str, CachedObject] | None:
         is_wanted = not is_own(table) if self._wanted_tables is None else table in self._wanted_tables
         return self._tables.setdefault(table, {}) if is_wanted else None
 
@@ -338,7 +348,7 @@ class CacheCore:
         self._newest_base = max(self._bases.values(), default=0)
 
 
-class Merge:
+class SnapshotMerge:
     """A snapshot on its way into the cache.  Events may be applied between any two calls."""
 
     def __init__(self, core: CacheCore, revision: int, scope: tuple[str, ...], replaces: bool) -> None:
@@ -353,10 +363,10 @@ class Merge:
             if entries
         }
 
-    def _is_in_scope(self, entry: Entry) -> bool:
+    def _is_in_scope(self, entry: CachedObject) -> bool:
         return self._filters is None or self._filters.match(entry.topic)
 
-    def heard(self, table: str, key: str, entry: Entry) -> None:
+    def heard(self, table: str, key: str, entry: CachedObject) -> None:
         """An event was put.  One that is not newer than the snapshot is true only if a row will say so: the object may
         have gone since, and the event of that may have come before this one or be taken for an old one later."""
         if self._replaces:  # an event of after the database went back is true as well
@@ -386,10 +396,10 @@ class Merge:
                     unseen.get(table, _NOTHING).discard(key)
             elif not self._is_newer(row, held):
                 continue
-            put(entries, table, key, held, Entry(version, topic, row.value), out)
+            put(entries, table, key, held, CachedObject(version, topic, row.value), out)
         return out
 
-    def _is_newer(self, row: DbObject | Event, held: Entry) -> bool:
+    def _is_newer(self, row: DbObject | Event, held: CachedObject) -> bool:
         unseen = self._unseen.get(row.table, _NOTHING)
         if self._replaces and row.key in unseen:  # else an event was faster
             unseen.discard(row.key)
@@ -414,9 +424,9 @@ class Merge:
         self._core._merge = None
 
 
-def _object(table: str, key: str, entry: Entry) -> DbObject:
+def _object(table: str, key: str, entry: CachedObject) -> DbObject:
     return DbObject(table, key, entry.topic, entry.value, entry.version)
 
 
-def _key_of(item: tuple[str, Entry]) -> str:
+def _key_of(item: tuple[str, CachedObject]) -> str:
     return item[0]

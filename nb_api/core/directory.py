@@ -15,14 +15,14 @@ from typing import NamedTuple
 
 import msgspec
 
-from nb_api.coordination.leases import Progress
+from nb_api.coordination.leases import LeaseProgress
 from nb_api.core.own_tables import OWN_PREFIX
 from nb_api.db_api import DbObject
 
 TABLE = f"{OWN_PREFIX}publishers"
 
 
-class Entry(msgspec.Struct, frozen=True):
+class DirectoryEntry(msgspec.Struct, frozen=True):
     """A publisher.  ``renewals`` is only there to make every renewal a change."""
 
     name: str
@@ -33,10 +33,10 @@ class Entry(msgspec.Struct, frozen=True):
     renewals: int = 0
 
 
-def read_entry(found: DbObject) -> Entry | None:
+def read_entry(found: DbObject) -> DirectoryEntry | None:
     """None for what is no entry: others may write to the database, too."""
     try:
-        entry = msgspec.convert(found.value, Entry)
+        entry = msgspec.convert(found.value, DirectoryEntry)
     except msgspec.ValidationError:
         return None
     return entry if entry.guid == found.key and entry.address else None
@@ -76,7 +76,7 @@ class DirectoryCore:
         self._listening: dict[str, str] = {}
         """Normalised address -> the address as it was added."""
         self._gone_since: dict[str, float] = {}
-        self.entries: dict[str, Entry] = {}
+        self.entries: dict[str, DirectoryEntry] = {}
         """What the directory said last, by GUID."""
         self.invalid = 0
         self.ignored = 0
@@ -110,7 +110,7 @@ class CollectorCore:
 
     def __init__(self, *, lease_s: float, gap_max_s: float) -> None:
         self._lease_s = lease_s
-        self._progress = Progress(gap_max_s=gap_max_s)
+        self._progress = LeaseProgress(gap_max_s=gap_max_s)
 
     def dead(self, found: Iterable[DbObject], now: float) -> list[DbObject]:
         """``found`` is the whole directory, read before ``now``."""

@@ -25,7 +25,7 @@ from __future__ import annotations
 
 from typing import Any, Literal, NamedTuple
 
-from nb_api.coordination.leases import Progress
+from nb_api.coordination.leases import LeaseProgress
 
 RENEWALS_PER_LEASE = 4
 HOLDER_PART = 0.9
@@ -37,7 +37,7 @@ State = Literal["watching", "leading", "resigning", "gone"]
 Kind = Literal["look", "create", "set", "delete"]
 
 
-class Call(NamedTuple):
+class DatabaseCall(NamedTuple):
     """A call to the database.  Answer it with `found`, `written`, `refused` or `failed`."""
 
     kind: Kind
@@ -55,12 +55,12 @@ class ElectionCore:
         self._mark = mark
         self._lease_s = lease_s
         self._interval_s = lease_s / RENEWALS_PER_LEASE
-        self._progress = Progress()
+        self._progress = LeaseProgress()
         self._state: State = "watching"
-        self._next: Call | None = Call("look")
+        self._next: DatabaseCall | None = DatabaseCall("look")
         self._due: float | None = None
         """When the next call is to be made; None for at once."""
-        self._asked: Call | None = None
+        self._asked: DatabaseCall | None = None
         """The call that is not answered yet."""
         self._is_doubtful = False
         """Whether an attempt was not answered since the lease was last seen."""
@@ -95,13 +95,13 @@ class ElectionCore:
         """When `next_call` has something to do."""
         return now if self._due is None else self._due
 
-    def next_call(self, now: float) -> Call | None:
+    def next_call(self, now: float) -> DatabaseCall | None:
         """What to ask of the database now, None when nothing is due or the last call is not answered yet."""
         if self._state == "leading" and not self.is_leader(now):
             self._watch()  # too late for a renewal; a look tells whose the lease is
         if self._asked is not None or self._state == "gone" or now < self.due(now):
             return None
-        call = self._next or Call("look")
+        call = self._next or DatabaseCall("look")
         if call.kind in ("create", "set"):
             self._attempt += 1
             self._attempts[self._attempt] = now
@@ -118,7 +118,7 @@ class ElectionCore:
             return
         is_holder = self._state == "leading"
         self._state, self._due = "resigning", None
-        self._next = Call("delete", expected_version=self._version) if is_holder else Call("look")
+        self._next = DatabaseCall("delete", expected_version=self._version) if is_holder else DatabaseCall("look")
 
     # -- answers
 
@@ -130,7 +130,7 @@ class ElectionCore:
         self.leader = fields.get("holder") if version is not None else None
         is_own = version is not None and fields.get("mark") == self._mark
         if self._state == "resigning":
-            self._next = Call("delete", expected_version=version)
+            self._next = DatabaseCall("delete", expected_version=version)
             self._state = "resigning" if is_own else "gone"
         elif version is not None and is_own:
             self._lead(version, self._attempts.get(fields.get("attempt", 0)), now)
@@ -138,9 +138,9 @@ class ElectionCore:
             self._watch()
             is_own_past = bool(self._place) and fields.get("place") == self._place
             if version is None:
-                self._next = Call("create")
+                self._next = DatabaseCall("create")
             elif is_own_past or self._progress.idle_s(_KEY) >= self._lease_s:
-                self._next = Call("set", expected_version=version)
+                self._next = DatabaseCall("set", expected_version=version)
             else:
                 self._due = now + self._interval_s
 
@@ -152,13 +152,13 @@ class ElectionCore:
         elif asked is not None and asked.kind == "delete":
             self._state = "gone"
         else:
-            self._next = Call("delete", expected_version=version)  # it was on its way when we resigned
+            self._next = DatabaseCall("delete", expected_version=version)  # it was on its way when we resigned
 
     def refused(self, now: float) -> None:
         """The answer to a create, set or delete of who was too late."""
         self._asked = None
         if self._state == "resigning" or (self._is_doubtful and self.is_leader(now)):
-            self._next, self._due = Call("look"), None  # perhaps by an attempt of our own that was not answered
+            self._next, self._due = DatabaseCall("look"), None  # perhaps by an attempt of our own that was not answered
         else:
             self._watch()
 
@@ -166,13 +166,13 @@ class ElectionCore:
         """No answer.  What was asked may have been done or not; only a look can tell."""
         asked, self._asked = self._asked, None
         self._is_doubtful = self._is_doubtful or (asked is not None and asked.kind != "look")
-        self._next, self._due = Call("look"), now + self._interval_s / 4
+        self._next, self._due = DatabaseCall("look"), now + self._interval_s / 4
 
     def _lead(self, version: int, begun: float | None, now: float) -> None:
         """The lease is ours, with that version.  ``begun`` is when the attempt began that put it, None if forgotten."""
         was_leader, self._version = self.is_leader(now), version
         self.leader = self._holder
-        self._next = Call("set", expected_version=version)
+        self._next = DatabaseCall("set", expected_version=version)
         if begun is None or now >= begun + HOLDER_PART * self._lease_s:
             self._state, self._due, self._until = "watching", None, None  # ours, but over: it must be won again
             return
@@ -183,4 +183,4 @@ class ElectionCore:
 
     def _watch(self) -> None:
         self._state, self._until, self._version = "watching", None, None
-        self._next, self._due = Call("look"), None
+        self._next, self._due = DatabaseCall("look"), None

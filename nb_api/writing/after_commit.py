@@ -20,7 +20,7 @@ from nb_api import notify_config
 from nb_api.config import GROUP
 from nb_api.db_api import Change, DbApi
 from nb_api.errors import DbError
-from nb_api.writing.publishing import ChangePublisher, Refusal
+from nb_api.writing.publishing import ChangePublisher, PublishRefusal
 from pubsub_api.errors import HeliographError, LimitReached, NotPermitted, WaitTimeout
 from pubsub_api.runtime import forking
 from pubsub_api.runtime.rare_logging import SeldomLog
@@ -66,7 +66,7 @@ class HandoverCounters:
     """How often a writer waited because the queue was full."""
 
 
-class Handover:
+class AfterCommitPublisher:
     """Every method may be called from any thread.  A forked child begins with an empty queue; the parent's is the
     parent's."""
 
@@ -225,7 +225,7 @@ class Handover:
     def _publish(self, batch: Sequence[Committed]) -> None:
         count = sum(committed.count for committed in batch)
         changes: list[Change] = []
-        refused: list[Refusal] = []
+        refused: list[PublishRefusal] = []
         try:
             changes = sorted(self._resolve(batch), key=lambda change: change.revision)
             refused = self._publisher.publish(changes)

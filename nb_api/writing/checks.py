@@ -122,7 +122,7 @@ def decode_value(encoded: bytes | memoryview) -> Any:
         raise DbError(f"the database holds a value that is no msgpack: {error}") from error
 
 
-class Selection:
+class TopicSelection:
     """Which objects a snapshot is about: those of any of the tables, with a topic that any of the filters selects.
 
     None selects all, an empty sequence nothing.  Raises InvalidObject, InvalidTopic.

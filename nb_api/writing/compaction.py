@@ -27,7 +27,7 @@ class CompactionCounters:
     failures: int = 0
 
 
-class Compactor:
+class FeedCompactor:
     """Compacts one database, as ``[db] changes_kept`` and ``compact_interval`` say."""
 
     def __init__(self, db: DbApi, conf: cfg.ConfigOpts) -> None:

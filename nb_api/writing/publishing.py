@@ -24,7 +24,7 @@ from pubsub_api.publishing.multiproc import WorkerPublisherApi
 from pubsub_api.runtime import forking
 
 
-class Refusal(NamedTuple):
+class PublishRefusal(NamedTuple):
     """A change that cannot be published: no event can carry it, or a limit is reached.  It stays in the outbox."""
 
     revision: int
@@ -47,7 +47,7 @@ class ChangePublisher(abc.ABC):
     """
 
     @abc.abstractmethod
-    def publish(self, changes: Sequence[Change]) -> list[Refusal]:
+    def publish(self, changes: Sequence[Change]) -> list[PublishRefusal]:
         """Send the changes, in order, without waiting for anybody; returns those that cannot be sent, for a reason of
         their own.  May block for a bounded time while too much is waiting.  Raises HeliographError: which of them were
         sent is then not known."""
@@ -100,7 +100,7 @@ class DirectPublisher(ChangePublisher):
                 self._publisher = publisher
             return self._publisher
 
-    def publish(self, changes: Sequence[Change]) -> list[Refusal]:
+    def publish(self, changes: Sequence[Change]) -> list[PublishRefusal]:
         publisher = self.publisher
         try:
             publisher.send_events(list(itertools.chain.from_iterable(map(events_of, changes))))
@@ -136,7 +136,7 @@ class ServicePublisher(ChangePublisher):
         self._told = (b"", 0)
         """GUID of the worker, which a fork changes, and how many of its events were refused as far as `flush` told."""
 
-    def publish(self, changes: Sequence[Change]) -> list[Refusal]:
+    def publish(self, changes: Sequence[Change]) -> list[PublishRefusal]:
         return send_each(self._worker.send_event, changes)
 
     def flush(self, *, timeout_s: float) -> None:
@@ -152,15 +152,15 @@ class ServicePublisher(ChangePublisher):
         self._worker.close()
 
 
-def send_each(send: Callable[[Event], object], changes: Iterable[Change]) -> list[Refusal]:
+def send_each(send: Callable[[Event], object], changes: Iterable[Change]) -> list[PublishRefusal]:
     """Send what tells of the changes; returns those of which not everything can be sent."""
-    refused: list[Refusal] = []
+    refused: list[PublishRefusal] = []
     for change in changes:
         try:
             for event in events_of(change):
                 send(event)
         except REFUSALS as error:
-            refused.append(Refusal(change.revision, change.table, change.key, str(error)))
+            refused.append(PublishRefusal(change.revision, change.table, change.key, str(error)))
     return refused
 
 

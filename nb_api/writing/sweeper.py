@@ -20,7 +20,7 @@ from oslo_config import cfg
 from nb_api import notify_config
 from nb_api.config import GROUP
 from nb_api.db_api import Change, DbApi
-from nb_api.writing.publishing import ChangePublisher, Refusal
+from nb_api.writing.publishing import ChangePublisher, PublishRefusal
 from pubsub_api.errors import NotPermitted
 from pubsub_api.runtime.periodic import Failures, PeriodicThread, dispersed
 from pubsub_api.runtime.rare_logging import SeldomLog
@@ -61,7 +61,7 @@ class OutboxSweeper:
         self._timeout_s: float = options.publish_timeout
         self._in_hand = in_hand
         self.counters = SweepCounters()
-        self.refused: dict[int, Refusal] = {}
+        self.refused: dict[int, PublishRefusal] = {}
         """By revision: what the newest sweep could not publish, the oldest of it."""
         self._log_refused = SeldomLog(LOG, level=logging.ERROR)
 
@@ -72,7 +72,7 @@ class OutboxSweeper:
         """
         self.counters.sweeps += 1
         swept = count = after = 0
-        refused: dict[int, Refusal] = {}
+        refused: dict[int, PublishRefusal] = {}
         while True:
             in_hand = self._in_hand()
             abandoned = self._db.unpublished(older_than_s=self._age_s, after_revision=after, limit=self._batch)
@@ -88,7 +88,7 @@ class OutboxSweeper:
         self.counters.refused = count
         return swept
 
-    def _publish(self, changes: Sequence[Change]) -> list[Refusal]:
+    def _publish(self, changes: Sequence[Change]) -> list[PublishRefusal]:
         """Publish and confirm; returns what cannot be published."""
         # First, so that nothing is sent again and again into a transport that takes nothing.
         with contextlib.suppress(NotPermitted):  # of what others have published

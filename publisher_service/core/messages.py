@@ -50,7 +50,7 @@ Group = tuple[str, list[bytes]]
 """A topic and encoded events of it."""
 
 
-class Hello(msgspec.Struct, array_like=True, tag=1):
+class WorkerHello(msgspec.Struct, array_like=True, tag=1):
     version: int
     guid: bytes
     first: int
@@ -75,7 +75,7 @@ class Welcome(msgspec.Struct, array_like=True, tag=2):
     reason: str = ""
 
 
-class Batch(msgspec.Struct, array_like=True, tag=3):
+class WorkerBatch(msgspec.Struct, array_like=True, tag=3):
     number: int
     groups: list[Group]
 
@@ -87,33 +87,33 @@ class Ack(msgspec.Struct, array_like=True, tag=4):
     reason: str = ""
 
 
-class Bye(msgspec.Struct, array_like=True, tag=5):
+class WorkerBye(msgspec.Struct, array_like=True, tag=5):
     pass
 
 
-class Refusal(msgspec.Struct, array_like=True, tag=6):
+class RefusalMessage(msgspec.Struct, array_like=True, tag=6):
     reason: str
 
 
-FromWorker = Union[Hello, Batch, Bye]  # noqa: UP007  msgspec wants a real Union on Python 3.10 and later alike
-FromService = Union[Welcome, Ack, Refusal]  # noqa: UP007
+FromWorker = Union[WorkerHello, WorkerBatch, WorkerBye]  # noqa: UP007  msgspec wants a real Union on Python 3.10 and later alike
+FromService = Union[Welcome, Ack, RefusalMessage]  # noqa: UP007
 
 _encode = msgspec.msgpack.Encoder().encode
-_from_worker: msgspec.msgpack.Decoder[Hello | Batch | Bye] = msgspec.msgpack.Decoder(FromWorker)
-_from_service: msgspec.msgpack.Decoder[Welcome | Ack | Refusal] = msgspec.msgpack.Decoder(FromService)
+_from_worker: msgspec.msgpack.Decoder[WorkerHello | WorkerBatch | WorkerBye] = msgspec.msgpack.Decoder(FromWorker)
+_from_service: msgspec.msgpack.Decoder[Welcome | Ack | RefusalMessage] = msgspec.msgpack.Decoder(FromService)
 
 
-def encode(message: Hello | Welcome | Batch | Ack | Bye | Refusal) -> bytes:
+def encode(message: WorkerHello | Welcome | WorkerBatch | Ack | WorkerBye | RefusalMessage) -> bytes:
     """The payload alone."""
     return _encode(message)
 
 
-def pack(message: Hello | Welcome | Batch | Ack | Bye | Refusal) -> bytes:
+def pack(message: WorkerHello | Welcome | WorkerBatch | Ack | WorkerBye | RefusalMessage) -> bytes:
     """The bytes for the socket, length included."""
     return pack_payload(_encode(message))
 
 
-def read_from_worker(payload: bytes | memoryview) -> Hello | Batch | Bye:
+def read_from_worker(payload: bytes | memoryview) -> WorkerHello | WorkerBatch | WorkerBye:
     """Raises MalformedMessage."""
     try:
         return _from_worker.decode(payload)
@@ -121,7 +121,7 @@ def read_from_worker(payload: bytes | memoryview) -> Hello | Batch | Bye:
         raise MalformedMessage(f"{len(payload)} bytes are no message of a worker: {error}") from error
 
 
-def read_from_service(payload: bytes | memoryview) -> Welcome | Ack | Refusal:
+def read_from_service(payload: bytes | memoryview) -> Welcome | Ack | RefusalMessage:
     """Raises MalformedMessage."""
     try:
         return _from_service.decode(payload)
@@ -129,7 +129,7 @@ def read_from_service(payload: bytes | memoryview) -> Welcome | Ack | Refusal:
         raise MalformedMessage(f"{len(payload)} bytes are no message of the publisher service: {error}") from error
 
 
-class Inbox(Splitter):
+class MessageReader(Splitter):
     """Cuts a stream of bytes into the payloads of messages.  `feed` raises MalformedMessage."""
 
     def __init__(self, message_bytes_max: int) -> None:

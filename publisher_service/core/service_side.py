@@ -31,18 +31,26 @@ from collections import OrderedDict
 from collections.abc import Iterator
 
 from publisher_service.core import messages
-from publisher_service.core.messages import Ack, Batch, Bye, Hello, Inbox, Refusal, Welcome
+from publisher_service.core.messages import (
+    Ack,
+    MessageReader,
+    RefusalMessage,
+    Welcome,
+    WorkerBatch,
+    WorkerBye,
+    WorkerHello,
+)
 from publisher_service.errors import UnexpectedMessage
 
 
-class State(enum.Enum):
+class ConnectionState(enum.Enum):
     NEW = "new"
     OPEN = "open"
     ENDED = "ended"
 
 
 @dataclasses.dataclass(frozen=True)
-class ServiceSettings:
+class IntakeSettings:
     workers_max: int = 1024
     """Connected at the same time."""
     remembered_max: int = 10_000
@@ -62,11 +70,11 @@ class Worker:
     """Why the newest of the refused events could not be published."""
     name: str = ""
     pid: int = 0
-    connection: Connection | None = None
+    connection: WorkerConnection | None = None
 
 
 @dataclasses.dataclass
-class Counters:
+class IntakeCounters:
     batches: int = 0
     events: int = 0
     duplicate_batches: int = 0
@@ -79,7 +87,7 @@ class Counters:
 
 
 @dataclasses.dataclass(frozen=True)
-class Taken:
+class TakenBatch:
     """A new batch.  ``payload`` is the message as it came, for the journal."""
 
     worker: Worker
@@ -93,7 +101,7 @@ class ServiceCore:
 
     def __init__(
         self,
-        settings: ServiceSettings,
+        settings: IntakeSettings,
         *,
         guid: bytes,
         taken: dict[bytes, int] | None = None,
@@ -101,21 +109,21 @@ class ServiceCore:
     ) -> None:
         self.settings = settings
         self.guid = guid
-        self.counters = Counters()
+        self.counters = IntakeCounters()
         self.workers: OrderedDict[bytes, Worker] = OrderedDict(
             (worker, Worker(worker, number, (refused or {}).get(worker, 0))) for worker, number in (taken or {}).items()
         )
         self.connected = 0
 
-    def connect(self) -> Connection:
+    def connect(self) -> WorkerConnection:
         """Somebody connected."""
-        return Connection(self)
+        return WorkerConnection(self)
 
     def taken(self) -> dict[bytes, int]:
         """Of every worker that is remembered, the one heard longest ago first."""
         return {guid: worker.taken for guid, worker in self.workers.items()}
 
-    def _greet(self, hello: Hello, connection: Connection) -> Worker | str:
+    def _greet(self, hello: WorkerHello, connection: WorkerConnection) -> Worker | str:
         """The worker of a HELLO, or why it is refused."""
         if hello.version != messages.VERSION:
             return f"it speaks version {hello.version} of the hop, this service speaks {messages.VERSION}"
@@ -148,20 +156,20 @@ class ServiceCore:
             del self.workers[worker.guid]
 
 
-class Connection:
+class WorkerConnection:
     """One connection.  ``outgoing`` is what to write; once ``state`` is ENDED that is the last of it."""
 
     def __init__(self, core: ServiceCore) -> None:
         self._core = core
-        self._inbox = Inbox(core.settings.message_bytes_max)
-        self.state = State.NEW
+        self._inbox = MessageReader(core.settings.message_bytes_max)
+        self.state = ConnectionState.NEW
         self.worker: Worker | None = None
         self.outgoing = b""
         self._is_ack_due = False
         self._told_refused = 0
         """Of the worker's refused events, those that this connection has told of."""
 
-    def feed(self, data: bytes) -> Iterator[Taken]:
+    def feed(self, data: bytes) -> Iterator[TakenBatch]:
         """Bytes came; yields the new batches, in order.  Raises HopError: then the connection is ended, and what was
         yielded before is good."""
         try:
@@ -173,12 +181,12 @@ class Connection:
             self.end()
             raise
 
-    def _on_message(self, message: Hello | Batch | Bye, payload: bytes) -> Taken | None:
-        if self.state is State.OPEN and isinstance(message, Batch):
+    def _on_message(self, message: WorkerHello | WorkerBatch | WorkerBye, payload: bytes) -> TakenBatch | None:
+        if self.state is ConnectionState.OPEN and isinstance(message, WorkerBatch):
             return self._on_batch(message, payload)
-        if self.state is State.NEW and isinstance(message, Hello):
+        if self.state is ConnectionState.NEW and isinstance(message, WorkerHello):
             self._on_hello(message)
-        elif self.state is State.OPEN and isinstance(message, Bye):
+        elif self.state is ConnectionState.OPEN and isinstance(message, WorkerBye):
             assert self.worker is not None
             worker = self.worker
             self.end()
@@ -187,22 +195,22 @@ class Connection:
             raise UnexpectedMessage(f"{type(message).__name__} from a worker whose connection is {self.state.value}")
         return None
 
-    def _on_hello(self, hello: Hello) -> None:
+    def _on_hello(self, hello: WorkerHello) -> None:
         outcome = self._core._greet(hello, self)
         if isinstance(outcome, str):
             self._core.counters.refused_workers += 1
-            self.outgoing += messages.pack(Refusal(outcome))
-            self.state = State.ENDED
+            self.outgoing += messages.pack(RefusalMessage(outcome))
+            self.state = ConnectionState.ENDED
             return
         self.worker = outcome
-        self.state = State.OPEN
+        self.state = ConnectionState.OPEN
         self._told_refused = outcome.refused
         welcome = Welcome(
             outcome.taken, self._core.guid, self._core.settings.event_bytes_max, outcome.refused, outcome.reason
         )
         self.outgoing += messages.pack(welcome)
 
-    def _on_batch(self, batch: Batch, payload: bytes) -> Taken | None:
+    def _on_batch(self, batch: WorkerBatch, payload: bytes) -> TakenBatch | None:
         assert self.worker is not None
         if batch.number > self.worker.taken + 1 or batch.number < 1:
             raise UnexpectedMessage(f"batch {batch.number} of worker {self.worker.name} after {self.worker.taken}")
@@ -213,7 +221,7 @@ class Connection:
         self.worker.taken = batch.number
         self._core.counters.batches += 1
         self._core.counters.events += sum(len(encoded) for _, encoded in batch.groups)
-        return Taken(self.worker, batch.number, batch.groups, payload)
+        return TakenBatch(self.worker, batch.number, batch.groups, payload)
 
     def refuse(self, events: int, reason: str) -> None:
         """Events of the batches just taken cannot be published; the next acknowledgement, or WELCOME, says so."""
@@ -223,7 +231,7 @@ class Connection:
 
     def acknowledge(self) -> None:
         """What was taken so far is published: the worker may forget it."""
-        if self._is_ack_due and self.state is State.OPEN and self.worker is not None:
+        if self._is_ack_due and self.state is ConnectionState.OPEN and self.worker is not None:
             refused = self.worker.refused - self._told_refused
             self.outgoing += messages.pack(Ack(self.worker.taken, refused, self.worker.reason if refused else ""))
             self._is_ack_due, self._told_refused = False, self.worker.refused
@@ -233,4 +241,4 @@ class Connection:
         if self.worker is not None and self.worker.connection is self:
             self.worker.connection = None
             self._core.connected -= 1
-        self.state = State.ENDED
+        self.state = ConnectionState.ENDED

@@ -30,11 +30,11 @@ import enum
 from collections import deque
 
 from publisher_service.core import messages
-from publisher_service.core.messages import Ack, Batch, Bye, Hello, Refusal, Welcome
-from publisher_service.errors import Refused, UnexpectedMessage
+from publisher_service.core.messages import Ack, RefusalMessage, Welcome, WorkerBatch, WorkerBye, WorkerHello
+from publisher_service.errors import UnexpectedMessage, WorkerRefused
 
 
-class State(enum.Enum):
+class WorkerState(enum.Enum):
     AWAY = "away"
     GREETING = "greeting"
     OPEN = "open"
@@ -73,7 +73,7 @@ class WorkerCore:
         self.guid = guid
         self.name = name
         self.pid = pid
-        self.state = State.AWAY
+        self.state = WorkerState.AWAY
         self.position = 0
         """Of the last event that was added."""
         self.acknowledged = 0
@@ -139,7 +139,7 @@ class WorkerCore:
         if not self._open:
             return
         self.batches += 1
-        message = messages.pack(Batch(self.batches, list(self._open.items())))
+        message = messages.pack(WorkerBatch(self.batches, list(self._open.items())))
         size = self.window_bytes - self._sealed_bytes
         self._sealed.append(_Sealed(self.batches, self.position, size, message))
         self._open = {}
@@ -162,17 +162,17 @@ class WorkerCore:
     def connected(self) -> bytes:
         """A connection is there; returns what to write first."""
         first = self._sealed[0].number if self._sealed else self.batches + 1
-        self.state = State.GREETING
-        return messages.pack(Hello(messages.VERSION, self.guid, first, self.name, self.pid, self.refused_events))
+        self.state = WorkerState.GREETING
+        return messages.pack(WorkerHello(messages.VERSION, self.guid, first, self.name, self.pid, self.refused_events))
 
     def lost(self) -> None:
         """The connection is gone, or is given up."""
-        self.state = State.AWAY
+        self.state = WorkerState.AWAY
         self._next = 0
 
     def next_message(self) -> bytes | None:
         """The next batch to write, sealing the open one when there is no other; None when there is nothing to do."""
-        if self.state is not State.OPEN:
+        if self.state is not WorkerState.OPEN:
             return None
         if self._next >= len(self._sealed):
             self.seal()
@@ -185,16 +185,16 @@ class WorkerCore:
         return batch.message
 
     def bye(self) -> bytes:
-        return messages.pack(Bye())
+        return messages.pack(WorkerBye())
 
     def receive(self, payload: bytes) -> None:
         """A message came.  Raises HopError: then the owner closes the connection and calls `lost`."""
         message = messages.read_from_service(payload)
-        if isinstance(message, Refusal):
-            raise Refused(f"the publisher service refuses worker {self.name}: {message.reason}")
-        if isinstance(message, Welcome) and self.state is State.GREETING:
+        if isinstance(message, RefusalMessage):
+            raise WorkerRefused(f"the publisher service refuses worker {self.name}: {message.reason}")
+        if isinstance(message, Welcome) and self.state is WorkerState.GREETING:
             self._welcomed(message)
-        elif isinstance(message, Ack) and self.state is State.OPEN:
+        elif isinstance(message, Ack) and self.state is WorkerState.OPEN:
             self._acknowledge(message.number, among=self._next)
             self._refused(message.refused, message.reason)
         else:
@@ -211,7 +211,7 @@ class WorkerCore:
             self._refused(self.acknowledged - before, "the publisher service does not know what became of them")
         else:
             self._refused(welcome.refused - self.refused_events, welcome.reason)
-        self.state = State.OPEN
+        self.state = WorkerState.OPEN
         self._next = 0
         self.service_guid = welcome.guid
         self.event_bytes_max = welcome.event_bytes_max

@@ -20,8 +20,8 @@ from nb_api.coordination import watch_note
 from nb_api.coordination.discovery import Registration
 from nb_api.coordination.election import Election
 from nb_api.db_api import DbApi
-from nb_api.writing.compaction import Compactor
-from nb_api.writing.publishing import Refusal
+from nb_api.writing.compaction import FeedCompactor
+from nb_api.writing.publishing import PublishRefusal
 from nb_api.writing.sweeper import OutboxSweeper
 from publisher_service import config
 from publisher_service.upkeep.watching import OwnPublisher, TableWatcher
@@ -37,12 +37,12 @@ _REFUSED_SHOWN = 10
 """Changes that cannot be published, by name, in the report; the sweeper counts all of them."""
 
 
-def _shown(refused: Mapping[int, Refusal]) -> list[str]:
+def _shown(refused: Mapping[int, PublishRefusal]) -> list[str]:
     # A copy at once: other threads change it.
     return [str(refusal) for refusal in itertools.islice(list(refused.values()), _REFUSED_SHOWN)]
 
 
-class Office:
+class ElectedUpkeep:
     """From entering the ``with`` to leaving it, the database may come and go.  It stays the caller's."""
 
     def __init__(self, db: DbApi, publisher: Publisher, own: OwnPublisher, *, owns_address: bool, place: str) -> None:
@@ -56,7 +56,7 @@ class Office:
         self._undone: list[str] = []
         """Names of those that could not be started yet."""
         self._sweeper = OutboxSweeper(db, own, db.conf)
-        self._compactor = Compactor(db, db.conf)
+        self._compactor = FeedCompactor(db, db.conf)
         self._watcher = self._make_watcher()
         self._registration = Registration(db, publisher, owns_address=owns_address)
         self._election = Election(
@@ -118,7 +118,7 @@ class Office:
             thread.stop()
         self._threads, self._undone = [], []
 
-    def __enter__(self) -> Office:
+    def __enter__(self) -> ElectedUpkeep:
         """Take part.  Does not wait for the database."""
         with contextlib.ExitStack() as parts:
             parts.enter_context(self._registration)

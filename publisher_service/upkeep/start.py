@@ -1,7 +1,8 @@
 """The service's part for the database, from its start on: waits for a database that is not there, then takes office.
 
 Workers and subscribers need no database.  So the service starts without one, says in its log and its report that it is
-away, and tries again with growing pauses.  What it does when the database is there, `publisher_service.upkeep.elected` says.
+away, and tries again with growing pauses.  What it does when the database is there, `publisher_service.upkeep.elected`
+says.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from nb_api.db_api import DbApi
 from nb_api.loading import build_db, open_db
 from publisher_service import config
 from publisher_service.sequencer import Sequencer
-from publisher_service.upkeep.elected import Office
+from publisher_service.upkeep.elected import ElectedUpkeep
 from publisher_service.upkeep.watching import OwnPublisher
 from pubsub_api import Publisher
 from pubsub_api.config import GROUP as PUBSUB
@@ -54,7 +55,7 @@ def _seen(*, revision: int | None = None, outbox: int | None = None, problem: st
     return {"revision": revision, "outbox": outbox, "outbox_shown_max": limit, "problem": problem}
 
 
-class Duties(Closeable):
+class DatabaseUpkeep(Closeable):
     """From `start` to `close`, on a thread of its own."""
 
     def __init__(
@@ -70,7 +71,7 @@ class Duties(Closeable):
         first_s = options.retry_interval
         backoff = Backoff(first_s, max(first_s, options.retry_interval_max), jitter=random.random)
         self._db: DbApi | None = None
-        self._office: Office | None = None
+        self._office: ElectedUpkeep | None = None
         self._failed_attempts = 0
         self._is_closed = False
         self._problem: str | None = None
@@ -117,7 +118,7 @@ class Duties(Closeable):
             db = open_db(None, self._conf, with_outbox=False)
             parts.callback(db.close)
             office = parts.enter_context(
-                Office(db, self._publisher, self._own, owns_address=self._owns_address, place=self._place)
+                ElectedUpkeep(db, self._publisher, self._own, owns_address=self._owns_address, place=self._place)
             )
             self._parts = parts.pop_all()
         self._thread.ask_to_stop()
@@ -129,6 +130,6 @@ class Duties(Closeable):
         self._failed_attempts += 1
         self._problem = str(error)
 
-    def __enter__(self) -> Duties:
+    def __enter__(self) -> DatabaseUpkeep:
         self.start()
         return self

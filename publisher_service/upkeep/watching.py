@@ -21,7 +21,7 @@ from nb_api.coordination import watch_note
 from nb_api.coordination.watch_note import WatchNote
 from nb_api.db_api import Change, DbApi
 from nb_api.errors import RevisionGone
-from nb_api.writing.publishing import ChangePublisher, Refusal, send_each
+from nb_api.writing.publishing import ChangePublisher, PublishRefusal, send_each
 from publisher_service.core.messages import Group
 from publisher_service.sequencer import Sequencer
 from pubsub_api.core.clock import HybridClock
@@ -47,7 +47,7 @@ class OwnPublisher(ChangePublisher):
         self._sequencer = sequencer
         self._clock = clock
 
-    def publish(self, changes: Sequence[Change]) -> list[Refusal]:
+    def publish(self, changes: Sequence[Change]) -> list[PublishRefusal]:
         groups: dict[str, list[bytes]] = {}
 
         def add(event: Event) -> None:
@@ -65,7 +65,7 @@ class OwnPublisher(ChangePublisher):
                 topic: why for topic, encoded in batch if (why := self._sequencer.publish([(topic, encoded)])[1])
             }
             refused += [
-                Refusal(change.revision, change.table, change.key, reasons[topic])
+                PublishRefusal(change.revision, change.table, change.key, reasons[topic])
                 for change in changes
                 for topic in [change.topic if change.topic in reasons else change.left_topic]
                 if topic in reasons
@@ -117,7 +117,7 @@ class TableWatcher:
         """Something was followed since the last note, other than notes."""
         self._noted_at = 0.0
         self.counters = WatchCounters()
-        self.refused: dict[int, Refusal] = {}
+        self.refused: dict[int, PublishRefusal] = {}
         """By revision, what cannot be published; what was tried longest ago comes first."""
         self._retry_at = 0.0
         self._log_refused = SeldomLog(LOG, level=logging.ERROR)

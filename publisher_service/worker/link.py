@@ -17,9 +17,9 @@ import threading
 import time
 from collections.abc import Callable
 
-from publisher_service.core.messages import Inbox
-from publisher_service.core.worker_side import State, WorkerCore
-from publisher_service.errors import HopError, Refused
+from publisher_service.core.messages import MessageReader
+from publisher_service.core.worker_side import WorkerCore, WorkerState
+from publisher_service.errors import HopError, WorkerRefused
 from pubsub_api.errors import LimitReached
 from pubsub_api.runtime import socket_file
 from pubsub_api.runtime.backoff import Backoff
@@ -50,7 +50,7 @@ class WorkerLink:
         self._on_progress = on_progress
         self._backoff = backoff
         self._sock: socket.socket | None = None
-        self._inbox = Inbox(_REPLY_BYTES_MAX)
+        self._inbox = MessageReader(_REPLY_BYTES_MAX)
         self._outgoing = memoryview(b"")
         self._is_blocked = False
         """The socket's buffer is full: the thread waits until there is room again."""
@@ -79,7 +79,7 @@ class WorkerLink:
 
     @property
     def is_open(self) -> bool:
-        return self._core.state is State.OPEN
+        return self._core.state is WorkerState.OPEN
 
     def wake(self) -> None:
         """Have the thread look at everything."""
@@ -173,7 +173,7 @@ class WorkerLink:
             self._later(f"{error}")
             return
         self._sock = sock
-        self._inbox = Inbox(_REPLY_BYTES_MAX)
+        self._inbox = MessageReader(_REPLY_BYTES_MAX)
         self._outgoing = memoryview(self._core.connected())
         self._is_blocked = False
         self.write()
@@ -194,7 +194,7 @@ class WorkerLink:
             for payload in self._inbox.feed(data):
                 self._receive(payload)
         except HopError as error:
-            self.refusals += isinstance(error, Refused)
+            self.refusals += isinstance(error, WorkerRefused)
             self._lose(f"{error}")
         if self._core.refused_events > refused_before:
             LOG.error("Worker %s: the publisher service could not publish %d events: %s",

@@ -43,7 +43,7 @@ from pubsub_api.core.events import (
 from pubsub_api.core.frame import FRAME_OVERHEAD_BYTES_MAX
 from pubsub_api.core.publisher import Outgoing, OutStream, PublisherCore
 from pubsub_api.core.settings import PublisherSettings
-from pubsub_api.driver import PublisherApi, Refused
+from pubsub_api.driver import PublisherApi, SendRefused
 from pubsub_api.runtime.rare_logging import SeldomLog
 
 LOG = logging.getLogger(__name__)
@@ -110,7 +110,7 @@ class Batcher(abc.ABC):
         self._send_failures = 0
         self._last_failure: DriverError | None = None
         self._is_link_news = False
-        self._refusals: deque[Refused] = deque()
+        self._refusals: deque[SendRefused] = deque()
         """What the driver has reported and the core does not know yet."""
         self._events_refused = 0
         self._not_permitted: NotPermitted | None = None

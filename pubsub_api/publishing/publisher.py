@@ -23,7 +23,7 @@ from pubsub_api.core.messages import Want
 from pubsub_api.core.publisher import Predecessor, PublisherCore
 from pubsub_api.core.replies import Head, select
 from pubsub_api.core.settings import PublisherSettings
-from pubsub_api.driver import Connected, Disconnected, LinkReport, PubSubApi, Refused
+from pubsub_api.driver import Connected, Disconnected, LinkReport, PubSubApi, SendRefused
 from pubsub_api.publishing.batching import Batcher
 from pubsub_api.publishing.confirmation import Confirmer, Needed
 from pubsub_api.runtime import forking
@@ -175,7 +175,7 @@ class Publisher(Batcher, Closeable):
             self._wake()
         elif isinstance(report, Disconnected):
             LOG.warning("Publisher %s: link to %s is down: %s", self._name, report.address, report.reason)
-        elif isinstance(report, Refused):
+        elif isinstance(report, SendRefused):
             self._refusals.append(report)  # the driver may be in the middle of a call of ours, under the lock
             self._wake()
 

@@ -27,7 +27,7 @@ WATCH_S = 1.0
 """For how long somebody goes on looking after the last loan, so that not each of them has to wake the one who does."""
 
 
-class Lending:
+class InlineDispatch:
     """At most one loan at a time.  The owner calls everything under its lock, except where it says otherwise."""
 
     __slots__ = ("_borrower", "_lent_at", "_log", "_not_before", "_relieve", "calling", "is_watched", "relieved")

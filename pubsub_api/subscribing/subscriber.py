@@ -7,7 +7,8 @@ wait in the core, and follow as the dispatcher makes room; when there are too ma
 counted, and a resync follows.
 
 A frame that comes alone while nothing waits need not go to the dispatcher: where the driver lends its thread, that one
-calls the user, and the clock thread sees to it that receiving goes on when the callback lasts (`pubsub_api.subscribing.inline_dispatch`).
+calls the user, and the clock thread sees to it that receiving goes on when the callback lasts
+(`pubsub_api.subscribing.inline_dispatch`).
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ from pubsub_api.subscribing.decoding import decode
 from pubsub_api.subscribing.diagnosis import RefusedFrames, explain
 from pubsub_api.subscribing.history import Mismatch
 from pubsub_api.subscribing.history_gate import HistoryGate, HistoryStatistics
-from pubsub_api.subscribing.inline_dispatch import LENT_MAX_S, Lending, Relieve
+from pubsub_api.subscribing.inline_dispatch import LENT_MAX_S, InlineDispatch, Relieve
 from pubsub_api.subscribing.items import Item, Mark, size_of
 from pubsub_api.subscribing.statistics import SubscriberStatistics
 
@@ -111,7 +112,7 @@ class Subscriber(Closeable):
         self._left = self._waiting = 0
         """Items that are left of a batch; calls of the user that are under way or to be made, each with a batch."""
         self._is_overrun = False
-        self._lending = Lending()
+        self._lending = InlineDispatch()
         # Not with history: its reader calls the user too, and a driver's thread would wait for it, even when it closes.
         self._borrows = gate is None and (self._on_events is not None or on_frames is not None)
         self._received = self._foreign = self._foreign_discarded = self._callback_errors = 0

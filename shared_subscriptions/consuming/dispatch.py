@@ -35,7 +35,7 @@ _CRASHED = "delivered {} times, and each time its consumer crashed or did not an
 
 
 @dataclasses.dataclass(eq=False)
-class Call:
+class HandlerCall:
     """A batch that is with the user.  `since` and `place` are written by the thread that calls, all else under the
     lock."""
 
@@ -86,7 +86,7 @@ class Dispatch:
         self._iterations = 0
         self._is_closed = False
         self._is_suspended = False
-        self._calls: set[Call] = set()
+        self._calls: set[HandlerCall] = set()
         has_callback = on_event is not None or on_events is not None
         self._threads = [
             threading.Thread(target=self._run, name=f"heliograph-group-dispatcher-{number}", daemon=True)
@@ -125,7 +125,7 @@ class Dispatch:
     def _is_exclusive(self) -> bool:
         return self._is_always_exclusive or self._iterations > 1
 
-    def _next(self, check: Callable[[], None] = lambda: None) -> Call | None:
+    def _next(self, check: Callable[[], None] = lambda: None) -> HandlerCall | None:
         """Wait for events; None when it is closed."""
         while True:
             with self._lock:
@@ -134,7 +134,7 @@ class Dispatch:
                     return None
                 loan, batch = found
                 if not loan.lanes.is_overdue(batch[0]):
-                    call = Call(loan, batch, time.monotonic(), is_exclusive=self._is_exclusive)
+                    call = HandlerCall(loan, batch, time.monotonic(), is_exclusive=self._is_exclusive)
                     self._calls.add(call)
                     if len(batch) > 1:
                         self._note()
@@ -155,12 +155,12 @@ class Dispatch:
             self._lock.wait(min(max(self._handler.next_retry() - now, 0.001), _IDLE_S))
         return None
 
-    def _returned(self, call: Call) -> None:
+    def _returned(self, call: HandlerCall) -> None:
         """The user has returned: from now on only this thread settles what the call had."""
         with self._lock:
             self._calls.discard(call)
 
-    def _ended(self, call: Call) -> None:
+    def _ended(self, call: HandlerCall) -> None:
         """The user has returned; perhaps from a call that was given up, and then there is somebody again."""
         with self._lock:
             self._calls.discard(call)
@@ -170,14 +170,14 @@ class Dispatch:
                 self._handler.resume(time.monotonic())
                 self._wake()
 
-    def _call(self, call: Call) -> None:
+    def _call(self, call: HandlerCall) -> None:
         if self._on_events is not None:
             self._call_with_all(call, self._on_events)
         else:
             assert self._on_event is not None
             self._call_one_by_one(call, self._on_event)
 
-    def _call_with_all(self, call: Call, on_events: OnEvents) -> None:
+    def _call_with_all(self, call: HandlerCall, on_events: OnEvents) -> None:
         failure: BaseException | None = None
         try:
             on_events(call.batch)
@@ -192,7 +192,7 @@ class Dispatch:
         elif self._auto_ack:
             self._settle(call, len(call.batch))
 
-    def _failed_as_a_whole(self, call: Call, error: BaseException) -> None:
+    def _failed_as_a_whole(self, call: HandlerCall, error: BaseException) -> None:
         if not self._auto_ack:
             return  # the user may have settled some of them, and must settle the others
         loan, batch = call.loan, call.batch
@@ -207,7 +207,7 @@ class Dispatch:
                 loan.lanes.break_up(batch)
         self._fail(loan, batch[0], None, f"{type(error).__name__}: {error}")
 
-    def _call_one_by_one(self, call: Call, on_event: OnEvent) -> None:
+    def _call_one_by_one(self, call: HandlerCall, on_event: OnEvent) -> None:
         failure = None
         try:
             for event in call.batch:
@@ -222,7 +222,7 @@ class Dispatch:
                           event.topic, event.attempt)  # fmt: skip
         self._after_batch(call, failure)
 
-    def _goes_on(self, call: Call) -> bool:
+    def _goes_on(self, call: HandlerCall) -> bool:
         """Before each event: whether the user may have it."""
         now = time.monotonic()
         if call.is_abandoned or call.loan.lanes.is_stopped or now >= self._handler.lease_end(call.loan.subscription):
@@ -230,7 +230,7 @@ class Dispatch:
         call.since = now
         return not call.is_abandoned
 
-    def _after_batch(self, call: Call, failure: str | None) -> None:
+    def _after_batch(self, call: HandlerCall, failure: str | None) -> None:
         self._returned(call)
         if not self._auto_ack:
             self._leave_to_the_user(call, call.place + (failure is not None))
@@ -239,14 +239,14 @@ class Dispatch:
         else:
             self._split(call, failure)
 
-    def _leave_to_the_user(self, call: Call, seen: int) -> None:
+    def _leave_to_the_user(self, call: HandlerCall, seen: int) -> None:
         """The user settles what it has seen."""
         with self._lock:
             if seen < len(call.batch) and not call.is_abandoned:
                 call.loan.lanes.put_back(call.batch[seen:])
                 self._after_settling(call.loan)
 
-    def _split(self, call: Call, failure: str | None) -> None:
+    def _split(self, call: HandlerCall, failure: str | None) -> None:
         """Events before `place` are done; the one there failed, or was not delivered; the rest was not."""
         loan, place = call.loan, call.place
         with self._lock:
@@ -271,7 +271,7 @@ class Dispatch:
             if self._auto_ack and call.settled < place < len(call.batch) and not call.is_abandoned:
                 self._settle(call, place)
 
-    def _settle(self, call: Call, place: int) -> None:
+    def _settle(self, call: HandlerCall, place: int) -> None:
         """Events of the batch before ``place`` are done."""
         loan = call.loan
         with self._lock:
@@ -333,7 +333,7 @@ class Dispatch:
             self._is_suspended = True
             self._handler.suspend(now)
 
-    def _with_user(self) -> list[tuple[Call, GroupEvent]]:
+    def _with_user(self) -> list[tuple[HandlerCall, GroupEvent]]:
         """Under the lock: calls that can be taken back, and the event that the user has.
 
         A call whose last event has been handled is none: its thread is about to settle it, and waits for the lock.
@@ -341,7 +341,7 @@ class Dispatch:
         calls = [(call, call.place) for call in self._calls if not call.is_abandoned]
         return [(call, call.batch[place]) for call, place in calls if place < len(call.batch)]
 
-    def _abandon(self, call: Call, now: float) -> None:
+    def _abandon(self, call: HandlerCall, now: float) -> None:
         """Under the lock.  What was done before counts; what has not been seen goes back."""
         lanes, place = call.loan.lanes, call.place
         if place == len(call.batch):
@@ -433,7 +433,7 @@ class Dispatch:
                 for call in self._calls:
                     self._share(call)
 
-    def _share(self, call: Call) -> None:
+    def _share(self, call: HandlerCall) -> None:
         """Under the lock: a loop that had a batch to itself keeps the event that it has, and others get the rest."""
         if call.is_exclusive or call.is_abandoned:
             return
@@ -446,7 +446,7 @@ class Dispatch:
         lanes.put_back(rest)
         self._after_settling(call.loan)
 
-    def _one_after_the_other(self, call: Call) -> Iterator[GroupEvent]:
+    def _one_after_the_other(self, call: HandlerCall) -> Iterator[GroupEvent]:
         try:
             while self._has_next(call):
                 yield call.batch[call.place]
@@ -455,6 +455,6 @@ class Dispatch:
             # Leaving the loop in the middle leaves its last event undone: the user may have failed in it.
             self._after_batch(call, None)
 
-    def _has_next(self, call: Call) -> bool:
+    def _has_next(self, call: HandlerCall) -> bool:
         with self._lock:  # `_share` may take what comes next
             return call.place < len(call.batch) and self._goes_on(call)

@@ -13,7 +13,7 @@ from durable_log.errors import LogCorrupt
 from durable_log.log_api import LogApi
 from pubsub_api.runtime.periodic import Failures, PeriodicThread
 from pubsub_api.runtime.rare_logging import SeldomLog
-from shared_subscriptions.consuming.reading import Reader, offer
+from shared_subscriptions.consuming.reading import LogReader, offer
 from shared_subscriptions.core.consuming.handler import Handler, LoanState
 
 LOG = logging.getLogger(__name__)
@@ -37,7 +37,7 @@ class Feeder:
         log: LogApi,
         handler: Handler,
         lock: threading.Condition,
-        reader_of: Callable[[int], Reader],
+        reader_of: Callable[[int], LogReader],
         *,
         tell: Callable[[], None],
         note: Callable[[], None],
@@ -192,7 +192,7 @@ class Feeder:
                     self._tell()
             return loan.lanes.next_offset > offset
 
-    def _read(self, loan: LoanState, reader: Reader) -> bool:
+    def _read(self, loan: LoanState, reader: LogReader) -> bool:
         piece = reader.read(loan, events_max=min(max(loan.lanes.room, 1), _READ_EVENTS_MAX))
         if piece is None:
             return False

@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Mapping
 from pubsub_api.errors import FrameError
 from shared_subscriptions.core import messages as m
 from shared_subscriptions.core.leading.candidate import LeaderRecord
-from shared_subscriptions.sockets import Connection
+from shared_subscriptions.sockets import MessageConnection
 
 LOG = logging.getLogger(__name__)
 
@@ -35,7 +35,7 @@ class LeaderLink:
         self._endpoint, self._key = endpoint, key
         self._counters = counters
         self._bytes_max = bytes_max
-        self._connection: Connection | None = None
+        self._connection: MessageConnection | None = None
         self._retry_at = 0.0
         self._seq = 0
         self._asked: OrderedDict[int, float] = OrderedDict()
@@ -52,7 +52,7 @@ class LeaderLink:
             return False
         self._retry_at = now + RECONNECT_S
         try:
-            self._connection = Connection.to(self._endpoint, self._key, bytes_max=self._bytes_max)
+            self._connection = MessageConnection.to(self._endpoint, self._key, bytes_max=self._bytes_max)
         except (OSError, ValueError) as error:
             self._counters["link_failures"] += 1
             LOG.debug("The leader at %s cannot be reached: %s", self._endpoint, error)

@@ -12,7 +12,7 @@ from pubsub_api.core.topics import FilterSet
 from pubsub_api.errors import FrameError
 from shared_subscriptions.core.consuming.handler import LoanState
 from shared_subscriptions.core.declaration import Declaration
-from shared_subscriptions.core.events import GroupEvent, Origin, Place, decode, is_portion
+from shared_subscriptions.core.events import GroupEvent, LoanOrigin, StreamPlace, decode, is_portion
 
 LOG = logging.getLogger(__name__)
 
@@ -34,7 +34,7 @@ class Piece:
     """Bytes of the events, about."""
 
 
-class Reader:
+class LogReader:
     """Reads for one group.  Used by one thread."""
 
     def __init__(self, log: LogApi, declaration: Declaration) -> None:
@@ -43,8 +43,8 @@ class Reader:
         self._filters = FilterSet([declaration.topic_filter])
         self._known: dict[str, bool] = {}
 
-    def place(self, stream: int) -> Place:
-        return Place.of(stream, self._declaration.lanes)
+    def place(self, stream: int) -> StreamPlace:
+        return StreamPlace.of(stream, self._declaration.lanes)
 
     def read(self, loan: LoanState, *, events_max: int) -> Piece | None:
         """The next piece of a stream; None at the end of the shard.  Raises LogError."""
@@ -61,7 +61,7 @@ class Reader:
         if not stored:
             return self._hole(place.shard, start, loan.until)
         piece = Piece(start, stored[-1].end, [])
-        origin = Origin(place.shard if is_portion(loan.stream) else loan.stream, loan.grant, loan.number)
+        origin = LoanOrigin(place.shard if is_portion(loan.stream) else loan.stream, loan.grant, loan.number)
         for item in stored:
             self._take(piece, item, place, origin)
         if 0 <= loan.until < piece.end:
@@ -78,7 +78,7 @@ class Reader:
             return None  # it came meanwhile, and is read next
         return Piece(start, min(end, until) if until >= 0 else end, [])
 
-    def _take(self, piece: Piece, item: StoredFrame, place: Place, origin: Origin) -> None:
+    def _take(self, piece: Piece, item: StoredFrame, place: StreamPlace, origin: LoanOrigin) -> None:
         try:
             header = frames.unpack(item.frame, bytes_max=_FRAME_BYTES_MAX)
             if not self._is_wanted(header.topic):

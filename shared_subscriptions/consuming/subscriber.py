@@ -35,7 +35,7 @@ from shared_subscriptions.consuming.dead_letters import DeadLetters
 from shared_subscriptions.consuming.dispatch import Dispatch, OnEvent, OnEvents
 from shared_subscriptions.consuming.feeding import Feeder
 from shared_subscriptions.consuming.links import LeaderLink, LeaderLinks
-from shared_subscriptions.consuming.reading import Reader
+from shared_subscriptions.consuming.reading import LogReader
 from shared_subscriptions.consuming.statistics import GroupSubscriberStatistics
 from shared_subscriptions.core import declaration as declarations
 from shared_subscriptions.core.consuming.handler import Handler
@@ -45,7 +45,7 @@ from shared_subscriptions.core.leading.candidate import LeaderRecord
 from shared_subscriptions.core.messages import PingAllResponse
 from shared_subscriptions.core.settings import LeaseSettings
 from shared_subscriptions.errors import GroupDestroyed, GroupNotFound, NotAGroupEvent
-from shared_subscriptions.leading.group import Leading, Owner
+from shared_subscriptions.leading.group import LeadershipListener, Leading
 from shared_subscriptions.leading.recording import Recording
 from shared_subscriptions.leading.thread import LeaderThread
 
@@ -63,7 +63,7 @@ class _Group:
 
     declaration: Declaration
     leading: Leading
-    reader: Reader
+    reader: LogReader
     letters: DeadLetters
     leader: LeaderRecord | None = None
     """Whom to talk to."""
@@ -198,8 +198,8 @@ class GroupSubscriber(Closeable):
         """Under the lock, which whatever the leader's thread says waits for."""
         name = declaration.name
         letters = DeadLetters(self._log, name, self._options.dead_letter_topic)
-        reader = Reader(self._log, declaration)
-        owner = Owner(
+        reader = LogReader(self._log, declaration)
+        owner = LeadershipListener(
             on_leader=lambda leader: self._on_leader(name, leader),
             on_destroyed=lambda: self._on_destroyed(name),
             is_own=self._is_own,
@@ -217,7 +217,7 @@ class GroupSubscriber(Closeable):
         with self._lock:
             return self._handler.agent.is_own(borrower)
 
-    def _reader_of(self, subscription: int) -> Reader:
+    def _reader_of(self, subscription: int) -> LogReader:
         return self._groups[self._subscriptions[subscription]].reader
 
     def _letters_of(self, subscription: int) -> DeadLetters:

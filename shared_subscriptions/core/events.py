@@ -51,7 +51,7 @@ class GroupEvent(Event, array_like=True, kw_only=True, gc=False):
     """Which loan of this process it came from."""
 
 
-class Place(NamedTuple):
+class StreamPlace(NamedTuple):
     """What a stream is made of."""
 
     shard: int
@@ -59,7 +59,7 @@ class Place(NamedTuple):
     lanes: int
 
     @classmethod
-    def of(cls, stream: int, lanes: int) -> Place:
+    def of(cls, stream: int, lanes: int) -> StreamPlace:
         if is_portion(stream):
             return cls(stream & ((1 << _SHARD_BITS) - 1), 0, 1)
         return cls(*divmod(stream, lanes), lanes)
@@ -72,7 +72,7 @@ class Place(NamedTuple):
 _decode = msgspec.msgpack.Decoder(list[GroupEvent]).decode
 
 
-class Origin(NamedTuple):
+class LoanOrigin(NamedTuple):
     """What the events of one loan have in common."""
 
     stream: int
@@ -80,7 +80,7 @@ class Origin(NamedTuple):
     loan: int
 
 
-def decode(frame: bytes, header: frames.Header, origin: Origin, *, skip: int, offset: int) -> list[GroupEvent]:
+def decode(frame: bytes, header: frames.Header, origin: LoanOrigin, *, skip: int, offset: int) -> list[GroupEvent]:
     """The events of a stored DATA frame that count, the first of them at ``offset``.  Raises UndecodableBody."""
     try:
         events = _decode(frames.body(frame, header))

@@ -12,7 +12,7 @@ from __future__ import annotations
 import msgspec
 
 from pubsub_api.core.errors import UndecodableBody
-from shared_subscriptions.core.progress import Progress
+from shared_subscriptions.core.progress import GroupProgress
 
 
 class _Message(msgspec.Struct, frozen=True, tag_field="type", kw_only=True):
@@ -47,7 +47,7 @@ class UpdateProgress(_Message, frozen=True, tag="update_progress", kw_only=True)
 
     stream: int
     grant: int
-    progress: Progress
+    progress: GroupProgress
     finished: bool = False
 
 
@@ -61,7 +61,7 @@ class RevokeFinished(_Message, frozen=True, tag="revoke_finished", kw_only=True)
 class Disconnect(_Message, frozen=True, tag="disconnect", kw_only=True):
     """I leave, and this is how far I came.  Not answered."""
 
-    progresses: tuple[tuple[int, int, Progress], ...] = ()
+    progresses: tuple[tuple[int, int, GroupProgress], ...] = ()
     """Stream, grant and progress."""
 
 
@@ -88,7 +88,7 @@ class Grant(_FromLeader, frozen=True, tag="grant", kw_only=True):
 
     stream: int
     grant: int
-    progress: Progress
+    progress: GroupProgress
     until: int = -1
     """Deliver nothing from this offset on; -1 for no end."""
     expired: int = 0

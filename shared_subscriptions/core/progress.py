@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 import msgspec
 
 
-class Progress(msgspec.Struct, frozen=True):
+class GroupProgress(msgspec.Struct, frozen=True):
     """How far a stream is: the value that is reported, granted and stored."""
 
     generation: int = 0
@@ -31,7 +31,7 @@ class Progress(msgspec.Struct, frozen=True):
     """In reports: what the owner has come to and the log cannot give, from the first number on, without the second."""
 
 
-class Acknowledged:
+class AcknowledgedOffsets:
     """A growing set of offsets: all before `low`, and ranges above it."""
 
     __slots__ = ("_ends", "_starts", "low")
@@ -68,7 +68,7 @@ class Acknowledged:
         self._ends[first:beyond] = [end]
         return end - start - known
 
-    def merge(self, progress: Progress) -> int:
+    def merge(self, progress: GroupProgress) -> int:
         """Add what another progress knows.  Returns how many offsets are new."""
         added = self.add(0, progress.low)
         return added + sum(self.add(start, end) for start, end in progress.ranges)
@@ -99,24 +99,24 @@ class Acknowledged:
 
 
 def snapshot(
-    acknowledged: Acknowledged,
+    acknowledged: AcknowledgedOffsets,
     generation: int,
     attempts: dict[int, int],
     delays: dict[int, float] | None = None,
     expired: int = 0,
     damaged: Iterable[tuple[int, int]] = (),
-) -> Progress:
+) -> GroupProgress:
     """The value to report.  Attempts of what is done are dropped, also from ``attempts`` itself."""
     for offset in [offset for offset in attempts if offset in acknowledged]:
         del attempts[offset]
-    return Progress(
+    return GroupProgress(
         generation, acknowledged.low, tuple(acknowledged.ranges()), dict(attempts), dict(delays or {}), expired,
         tuple(damaged),
     )  # fmt: skip
 
 
-def covers(left: Progress, right: Progress) -> bool:
+def covers(left: GroupProgress, right: GroupProgress) -> bool:
     """Whether everything that ``right`` has done is done in ``left`` too, in the same or a later generation."""
     if left.generation != right.generation:
         return left.generation > right.generation
-    return Acknowledged(left.low, left.ranges).merge(right) == 0
+    return AcknowledgedOffsets(left.low, left.ranges).merge(right) == 0

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from shared_subscriptions.core.progress import Acknowledged
+from shared_subscriptions.core.progress import AcknowledgedOffsets
 
 Suspects = tuple[tuple[int, int, int], ...]
 """From an offset, up to but without another, and how often they were perhaps delivered.  Ascending, not overlapping."""
@@ -44,7 +44,7 @@ def accuse(suspects: Suspects, start: int, end: int, most: int) -> Suspects:
     return _joined(counted)
 
 
-def acquit(suspects: Suspects, done: Acknowledged) -> Suspects:
+def acquit(suspects: Suspects, done: AcknowledgedOffsets) -> Suspects:
     """Without what is done."""
     return tuple(
         (max(start, done.low), end, count) for start, end, count in suspects if done.missing(start, end) > 0
@@ -71,7 +71,7 @@ def _joined(ranges: Iterable[tuple[int, int, int]]) -> Suspects:
     return tuple(found)
 
 
-def undone(done: Acknowledged, start: int, end: int) -> Sequence[tuple[int, int]]:
+def undone(done: AcknowledgedOffsets, start: int, end: int) -> Sequence[tuple[int, int]]:
     """The parts of a range that are not done."""
     found, place = [], max(start, done.low)
     for begin, stop in done.ranges():

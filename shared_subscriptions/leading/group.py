@@ -29,7 +29,7 @@ from shared_subscriptions.core import declaration as declarations
 from shared_subscriptions.core import messages as m
 from shared_subscriptions.core.declaration import Declaration
 from shared_subscriptions.core.leading import candidate as candidates
-from shared_subscriptions.core.leading.candidate import Candidate, Claim, LeaderRecord, Role, Seen
+from shared_subscriptions.core.leading.candidate import Candidate, CandidateRole, Claim, LeaderRecord, SeenRecord
 from shared_subscriptions.core.leading.leader import Leader
 from shared_subscriptions.core.leading.process_lease import ProcessLease
 from shared_subscriptions.core.leading.queue import QueueLeader
@@ -38,7 +38,7 @@ from shared_subscriptions.core.settings import LeaseSettings
 from shared_subscriptions.leading.records import GroupStatus, decode_stream, encode_status, encode_stream
 from shared_subscriptions.leading.status import describe, without_times
 from shared_subscriptions.names import Names
-from shared_subscriptions.sockets import Connection
+from shared_subscriptions.sockets import MessageConnection
 
 LOG = logging.getLogger(__name__)
 
@@ -59,7 +59,7 @@ _COMPLAIN_S = 60.0
 
 
 @dataclasses.dataclass(frozen=True)
-class Owner:
+class LeadershipListener:
     """Whom to tell.  All of it is called from the leader's thread."""
 
     on_leader: Callable[[LeaderRecord | None], None] = lambda _leader: None
@@ -80,7 +80,7 @@ class Owner:
 
 
 @dataclasses.dataclass(frozen=True)
-class Process:
+class LeadingProcess:
     """What the groups of a process have in common."""
 
     listen: Callable[[], str]
@@ -118,15 +118,15 @@ class Leading:
         log: LogApi,
         declaration: Declaration,
         conf: cfg.ConfigOpts,
-        owner: Owner,
+        owner: LeadershipListener,
         *,
         key: bytes,
-        process: Process,
+        process: LeadingProcess,
     ) -> None:
         self.name = declaration.name
         self.counters: Counter[str] = Counter()
         self.leader: Leader | None = None
-        self.homes: dict[str, Connection] = {}
+        self.homes: dict[str, MessageConnection] = {}
         """Borrower -> the connection on which it was heard of last."""
         self.look_at = 0.0
         self.scheduled = float("inf")
@@ -172,7 +172,7 @@ class Leading:
         """When `step` should be called."""
         if self.leader is None:
             return self.look_at
-        if self.candidate.role is Role.UNCERTAIN:
+        if self.candidate.role is CandidateRole.UNCERTAIN:
             return self.look_at
         if self.leader.is_silent(now := time.monotonic()):
             return now + _SILENT_S
@@ -180,7 +180,7 @@ class Leading:
 
     def step(self, now: float, *, may_claim: bool) -> Commit | None:
         """Time has passed, or something has happened.  Returns what is to be written.  Raises LogError."""
-        if self.leader is None or self.candidate.role is Role.UNCERTAIN:
+        if self.leader is None or self.candidate.role is CandidateRole.UNCERTAIN:
             self._watch(now)
             if self.leader is None:
                 wants = may_claim and self.candidate.wants_to_claim(time.monotonic())
@@ -208,9 +208,9 @@ class Leading:
         self.candidate.observed(seen, time.monotonic())
         self._after_change()
 
-    def _see(self, record: Record) -> Seen:
+    def _see(self, record: Record) -> SeenRecord:
         leader = _decode(record.value)
-        return Seen(leader, record.version, self._process.version_of(leader.lease) if leader.lease else 0)
+        return SeenRecord(leader, record.version, self._process.version_of(leader.lease) if leader.lease else 0)
 
     def _claim(self) -> Commit | None:
         group = self._log.get_record(self._names.group)
@@ -234,15 +234,15 @@ class Leading:
     def _after_change(self) -> None:
         """The candidate has learnt something: take or leave the office, and tell the owner."""
         role = self.candidate.role
-        if role is Role.LEADING and self.leader is None:
+        if role is CandidateRole.LEADING and self.leader is None:
             self._begin()
-        elif role is Role.LEADING and self.leader is not None:
+        elif role is CandidateRole.LEADING and self.leader is not None:
             self.leader.renewed(self.candidate.renewed_at)
-        elif role in (Role.WATCHING, Role.RETIRED) and self.leader is not None:
-            if role is Role.WATCHING:
+        elif role in (CandidateRole.WATCHING, CandidateRole.RETIRED) and self.leader is not None:
+            if role is CandidateRole.WATCHING:
                 LOG.warning("Group %s: somebody else leads now.", self.name)
             self.end()
-        self._stand_by(self.candidate.leader if role is Role.WATCHING else None)
+        self._stand_by(self.candidate.leader if role is CandidateRole.WATCHING else None)
         found = self.candidate.leader
         is_same = self._told is not None and found is not None and self._told.id == found.id
         if found != self._told and not is_same:
@@ -262,7 +262,7 @@ class Leading:
             return
         if leader is not None and is_wanted:
             self._stands_for = leader.id
-        if self.candidate.role is Role.WATCHING and self._is_standing_by and not self._is_relieved(leader):
+        if self.candidate.role is CandidateRole.WATCHING and self._is_standing_by and not self._is_relieved(leader):
             return
         self._set_standing_by(is_wanted=is_wanted)
 
@@ -345,7 +345,7 @@ class Leading:
         if now >= self._ask_at:
             self._note_recording(now)
         self._is_touched |= leader.counters.total() != counted
-        if now < self._next_commit() or self.candidate.role is not Role.LEADING:
+        if now < self._next_commit() or self.candidate.role is not CandidateRole.LEADING:
             return None
         if self._is_touched:
             self._name_standby(leader)
@@ -478,7 +478,7 @@ class Leading:
 
     def kept(self, started: float) -> None:
         """The lease of the process was renewed by a write that began then."""
-        if self.leader is not None and self.candidate.role is not Role.WATCHING:
+        if self.leader is not None and self.candidate.role is not CandidateRole.WATCHING:
             self.candidate.kept(started)
             self.leader.renewed(started)
 
@@ -499,7 +499,7 @@ class Leading:
 
     def give_up(self) -> None:
         """Something is wrong with the group, or with this program: lead it no more."""
-        self.candidate.role = Role.RETIRED
+        self.candidate.role = CandidateRole.RETIRED
         self.end()
         self.look_at = float("inf")
 

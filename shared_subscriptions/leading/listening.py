@@ -18,7 +18,7 @@ from pubsub_api.errors import FrameError
 from shared_subscriptions.config import MESSAGE_BYTES_MAX
 from shared_subscriptions.core import messages as m
 from shared_subscriptions.leading.group import Leading
-from shared_subscriptions.sockets import Connection, listen
+from shared_subscriptions.sockets import MessageConnection, listen
 
 LOG = logging.getLogger(__name__)
 
@@ -40,7 +40,7 @@ class Listening:
         self.endpoint = ""
         """Where members reach this process; empty while nobody listens."""
         self.counters: Counter[str] = Counter()
-        self.strangers: dict[Connection, float] = {}
+        self.strangers: dict[MessageConnection, float] = {}
         """Since when, the oldest first."""
         self._selector = selector
         self._groups = groups
@@ -49,7 +49,7 @@ class Listening:
         self._listener: socket.socket | None = None
         self._accept_at = 0.0
         """Accepting pauses until then; 0 when it does not."""
-        self._borrowers: dict[Connection, dict[str, Leading]] = {}
+        self._borrowers: dict[MessageConnection, dict[str, Leading]] = {}
         """Connection -> whom it was heard of on it, with the group of each."""
 
     def open(self) -> str:
@@ -89,7 +89,7 @@ class Listening:
             return
         if len(self.strangers) >= _STRANGERS_MAX:
             self._turn_away(next(iter(self.strangers)))
-        connection = Connection(end, self._key, bytes_max=MESSAGE_BYTES_MAX, is_stranger=True)
+        connection = MessageConnection(end, self._key, bytes_max=MESSAGE_BYTES_MAX, is_stranger=True)
         self._borrowers[connection] = {}
         self.strangers[connection] = time.monotonic()
         self._selector.register(end, selectors.EVENT_READ, connection)
@@ -108,13 +108,13 @@ class Listening:
             if self._listener is not None:
                 self._selector.register(self._listener, selectors.EVENT_READ, None)
 
-    def _turn_away(self, connection: Connection) -> None:
+    def _turn_away(self, connection: MessageConnection) -> None:
         self.counters["strangers_turned_away"] += 1
         self._hang_up(connection)
 
     # -- members
 
-    def serve(self, connection: Connection) -> set[Leading]:
+    def serve(self, connection: MessageConnection) -> set[Leading]:
         """Hear what has come on a connection.  Returns the groups that it concerns."""
         connection.flush()
         try:
@@ -140,7 +140,7 @@ class Listening:
         self._after_io(connection)
         return concerned
 
-    def _answer_all(self, connection: Connection, message: m.PingAll, now: float) -> None:
+    def _answer_all(self, connection: MessageConnection, message: m.PingAll, now: float) -> None:
         """Renew the leases of all who were heard of on this connection.  Who is not renewed is named, once."""
         known = self._borrowers[connection]
         for borrower in message.gone:
@@ -168,7 +168,7 @@ class Listening:
             else:
                 self._after_io(connection)
 
-    def _after_io(self, connection: Connection) -> None:
+    def _after_io(self, connection: MessageConnection) -> None:
         if connection not in self._borrowers:
             return
         if not connection.is_open:
@@ -177,7 +177,7 @@ class Listening:
         writing = selectors.EVENT_WRITE if connection.wants_to_write else 0
         self._selector.modify(connection.end, selectors.EVENT_READ | writing, connection)
 
-    def _hang_up(self, connection: Connection) -> None:
+    def _hang_up(self, connection: MessageConnection) -> None:
         """The connection is over.  Whether its members live is for their leases to say."""
         self.strangers.pop(connection, None)
         borrowers = self._borrowers.pop(connection, None)

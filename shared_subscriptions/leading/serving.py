@@ -15,7 +15,7 @@ from pubsub_api.runtime.closing import Closeable
 from pubsub_api.runtime.periodic import Failures, PeriodicThread
 from shared_subscriptions import config, groups
 from shared_subscriptions.core.declaration import Declaration
-from shared_subscriptions.leading.group import Owner
+from shared_subscriptions.leading.group import LeadershipListener
 from shared_subscriptions.leading.recording import Recording
 from shared_subscriptions.leading.thread import LeaderThread
 
@@ -60,7 +60,7 @@ class GroupService(Closeable):
         self._leaders = LeaderThread(self._log, self._conf)
         self._group = self._leaders.add(
             declaration,
-            Owner(
+            LeadershipListener(
                 on_rule=self._recording.on_rule, is_recording=self._recording.is_recording,
                 on_destroyed=self._is_gone.set,
             ),  # fmt: skip

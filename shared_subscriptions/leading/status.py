@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import msgspec
 
 from shared_subscriptions.core.leading.leader import Leader
-from shared_subscriptions.core.leading.members import Member
+from shared_subscriptions.core.leading.members import GroupMember
 from shared_subscriptions.core.leading.streams import Stream
 from shared_subscriptions.leading.records import GroupStatus, MemberStatus, MoveStatus
 
@@ -57,7 +57,7 @@ def _holding(leader: Leader, stream: Stream, names: Mapping[str, str]) -> tuple[
     return ("handed out" if owners else "absent"), ", ".join(owners)[:_OWNERS_CHARACTERS_MAX]
 
 
-def _state(member: Member, youngest: dict[str, Member]) -> str:
+def _state(member: GroupMember, youngest: dict[str, GroupMember]) -> str:
     if member.is_expelled:
         return "expelled"
     return "member" if youngest[member.slot] is member else "superseded"

@@ -35,7 +35,7 @@ from shared_subscriptions import config, wire
 from shared_subscriptions.core.declaration import Declaration
 from shared_subscriptions.core.leading.process_lease import ProcessLease
 from shared_subscriptions.core.settings import LeaseSettings
-from shared_subscriptions.leading.group import Commit, Leading, Owner, Process, Write
+from shared_subscriptions.leading.group import Commit, LeadershipListener, Leading, LeadingProcess, Write
 from shared_subscriptions.leading.listening import Listening
 from shared_subscriptions.names import CHANGES, LEASES
 
@@ -82,14 +82,14 @@ class LeaderThread:
         self._beat_at = 0.0
         self._versions: dict[str, int] = {}
         """Of leases, as they were read in this round."""
-        self._process = Process(
+        self._process = LeadingProcess(
             self.listening.open, self._lease, self._version_of, self.listening.send, self.listening.counters
         )
         self._thread = threading.Thread(target=self._run, name="heliograph-group-leader", daemon=True)
 
     # -- from other threads
 
-    def add(self, declaration: Declaration, owner: Owner) -> Leading:
+    def add(self, declaration: Declaration, owner: LeadershipListener) -> Leading:
         """Watch who leads a group, and lead it when it is this process's turn.  One caller at a time."""
         group = Leading(
             self._log, declaration, self._conf, owner,

@@ -52,7 +52,7 @@ class Turn(msgspec.Struct, frozen=True):
         return sum(one.events for one in self.ranges)
 
 
-class Place(NamedTuple):
+class QueryPlace(NamedTuple):
     """Where a query is, as Spark keeps it in its checkpoint."""
 
     turn: Turn
@@ -82,17 +82,17 @@ class Run(NamedTuple):
     """Whether it has been noted in the record."""
 
 
-class Origin(NamedTuple):
+class GroupOrigin(NamedTuple):
     """Which life of a group this is: declaring it anew or moving it starts another one."""
 
     declared_ns: int
     generation: int
 
 
-class Shares(msgspec.Struct, frozen=True):
+class JobRanges(msgspec.Struct, frozen=True):
     """The record of a group."""
 
-    origin: Origin
+    origin: GroupOrigin
     taken: dict[int, int]
     """Shard -> events before this offset have been taken."""
     jobs: dict[str, Job] = {}
@@ -100,7 +100,7 @@ class Shares(msgspec.Struct, frozen=True):
     """Events that retention dropped before anybody took them."""
 
 
-class Waiting(NamedTuple):
+class AvailableRanges(NamedTuple):
     """What a job may take from."""
 
     starts: Offsets
@@ -111,16 +111,16 @@ class Waiting(NamedTuple):
     events_max: int | None
 
 
-def begin(origin: Origin, positions: Sequence[int], former: Shares | None) -> Shares:
+def begin(origin: GroupOrigin, positions: Sequence[int], former: JobRanges | None) -> JobRanges:
     """A group that begins at these positions.  When it was moved, its jobs keep their names and go on counting; turns
     that nobody finished belonged to the life before.  A group that was declared anew knows nothing of an older one."""
     jobs = {}
     if former is not None and former.origin.declared_ns == origin.declared_ns:
         jobs = {name: msgspec.structs.replace(job, turn=None) for name, job in former.jobs.items()}
-    return Shares(origin, dict(enumerate(positions)), jobs)
+    return JobRanges(origin, dict(enumerate(positions)), jobs)
 
 
-def finish(shares: Shares, name: str, place: Place, run: Run) -> Shares:
+def finish(shares: JobRanges, name: str, place: QueryPlace, run: Run) -> JobRanges:
     """The turns of a job up to this place have taken effect.  Returns the very same value when that was known.  Raises
     JobNameTaken, CheckpointCopied."""
     check_name(shares, name, place.checkpoint)
@@ -133,7 +133,9 @@ def finish(shares: Shares, name: str, place: Place, run: Run) -> Shares:
     return _with_job(shares, name, msgspec.structs.replace(job, last=last, turn=None, finished=job.turn.number))
 
 
-def take(shares: Shares, name: str, place: Place, waiting: Waiting, run: Run) -> tuple[Shares, Turn | None]:
+def take(
+    shares: JobRanges, name: str, place: QueryPlace, waiting: AvailableRanges, run: Run
+) -> tuple[JobRanges, Turn | None]:
     """The turn that a job makes after this place: the one it has taken and not finished, else a new one.
 
     None when there is nothing to take.  The name is the checkpoint's from now on, and this run its only one.  Raises
@@ -155,7 +157,7 @@ def take(shares: Shares, name: str, place: Place, waiting: Waiting, run: Run) ->
     return _with_job(shares, name, msgspec.structs.replace(job, last=turn.number, turn=turn)), turn
 
 
-def check_name(shares: Shares, name: str, checkpoint: str) -> None:
+def check_name(shares: JobRanges, name: str, checkpoint: str) -> None:
     """Raises JobNameTaken when the name belongs to another checkpoint."""
     job = shares.jobs.get(name)
     if job is not None and job.checkpoint not in ("", checkpoint):
@@ -165,7 +167,7 @@ def check_name(shares: Shares, name: str, checkpoint: str) -> None:
         )
 
 
-def release(shares: Shares, name: str) -> Shares:
+def release(shares: JobRanges, name: str) -> JobRanges:
     """The next job that comes under this name has it, whatever its checkpoint, and what is not finished.  Raises
     UsageError when there is no such job."""
     job = shares.jobs.get(name)
@@ -177,7 +179,7 @@ def release(shares: Shares, name: str) -> Shares:
     return _with_job(shares, name, msgspec.structs.replace(job, checkpoint="", run="", finished=0))
 
 
-def _check_run(job: Job, name: str, place: Place, run: Run) -> None:
+def _check_run(job: Job, name: str, place: QueryPlace, run: Run) -> None:
     if place.turn.number < job.finished:
         found = f"is at turn {place.turn.number}, and turn {job.finished} was acknowledged from it"
     elif run.has_begun and job.run != run.mark:
@@ -191,7 +193,7 @@ def _check_run(job: Job, name: str, place: Place, run: Run) -> None:
     )
 
 
-def _expire(shares: Shares, starts: Offsets) -> Shares:
+def _expire(shares: JobRanges, starts: Offsets) -> JobRanges:
     gone = sum(max(0, starts.get(shard, 0) - taken) for shard, taken in shares.taken.items())
     if not gone:
         return shares
@@ -199,7 +201,7 @@ def _expire(shares: Shares, starts: Offsets) -> Shares:
     return msgspec.structs.replace(shares, taken=taken, expired=shares.expired + gone)
 
 
-def _claim(shares: Shares, name: str, checkpoint: str, run: Run) -> Shares:
+def _claim(shares: JobRanges, name: str, checkpoint: str, run: Run) -> JobRanges:
     job = shares.jobs.get(name)
     if job is None and len(shares.jobs) >= JOBS_MAX:
         raise UsageError(f"this group has {JOBS_MAX} jobs already: let jobs keep their names across restarts")
@@ -208,7 +210,7 @@ def _claim(shares: Shares, name: str, checkpoint: str, run: Run) -> Shares:
     return _with_job(shares, name, msgspec.structs.replace(job or Job(), checkpoint=checkpoint, run=run.mark))
 
 
-def _free_shards(shares: Shares, name: str, waiting: Waiting) -> list[int]:
+def _free_shards(shares: JobRanges, name: str, waiting: AvailableRanges) -> list[int]:
     """Shards that have something for this job.  In order, each job takes its part of them, the fullest ones, so that a
     busy job leaves some to the others."""
     ready = [shard for shard, taken in shares.taken.items() if waiting.ends.get(shard, 0) > taken]
@@ -226,21 +228,21 @@ def _free_shards(shares: Shares, name: str, waiting: Waiting) -> list[int]:
     return free[:part]
 
 
-def _with_job(shares: Shares, name: str, job: Job) -> Shares:
+def _with_job(shares: JobRanges, name: str, job: Job) -> JobRanges:
     return msgspec.structs.replace(shares, jobs=shares.jobs | {name: job})
 
 
 # -- how they are kept
 
 _encode = msgspec.msgpack.Encoder().encode
-_decode = msgspec.msgpack.Decoder(Shares).decode
+_decode = msgspec.msgpack.Decoder(JobRanges).decode
 
 
-def encode(shares: Shares) -> bytes:
+def encode(shares: JobRanges) -> bytes:
     return _encode(shares)
 
 
-def decode(value: bytes) -> Shares:
+def decode(value: bytes) -> JobRanges:
     """Raises UndecodableBody."""
     try:
         return _decode(value)
@@ -248,17 +250,17 @@ def decode(value: bytes) -> Shares:
         raise UndecodableBody(f"the record of a group's jobs cannot be decoded: {error}") from error
 
 
-def place_to_json(place: Place) -> dict[str, object]:
+def place_to_json(place: QueryPlace) -> dict[str, object]:
     """As Spark keeps it in a checkpoint."""
     turn = place.turn
     return {"turn": turn.number, "ranges": [list(one) for one in turn.ranges], "checkpoint": place.checkpoint}
 
 
-def place_from_json(offset: Mapping[str, object]) -> Place:
+def place_from_json(offset: Mapping[str, object]) -> QueryPlace:
     """Raises UsageError when the checkpoint is not that of a job of a group."""
     try:
         turn = msgspec.convert({"number": offset["turn"], "ranges": offset["ranges"]}, Turn)
-        return Place(turn, msgspec.convert(offset.get("checkpoint", ""), str))
+        return QueryPlace(turn, msgspec.convert(offset.get("checkpoint", ""), str))
     except (KeyError, TypeError, msgspec.MsgspecError) as error:
         raise UsageError(
             f"this checkpoint was not written by a job of a group: start with a new one ({offset!r})"

@@ -29,7 +29,7 @@ Range = tuple[int, int]
 _PREFIX = "_heads-"
 
 
-class Head(msgspec.Struct, frozen=True, omit_defaults=True):
+class StreamHead(msgspec.Struct, frozen=True, omit_defaults=True):
     """What is known of one stream."""
 
     publisher: str
@@ -57,18 +57,18 @@ class Expected(NamedTuple):
 Stream = tuple[str, str]
 """Publisher, in hexadecimal, and topic."""
 
-_decode = msgspec.json.Decoder(Head).decode
+_decode = msgspec.json.Decoder(StreamHead).decode
 _encode = msgspec.json.Encoder().encode
 
 
-def of_log(log: LogApi) -> Iterator[Head]:
+def of_log(log: LogApi) -> Iterator[StreamHead]:
     """What a log knows of its streams."""
     for shard in range(log.shards):
         for stream in log.streams(shard):
-            yield Head(stream.guid.hex(), stream.topic, stream.last, missing=stream.missing)
+            yield StreamHead(stream.guid.hex(), stream.topic, stream.last, missing=stream.missing)
 
 
-def read(file: str | os.PathLike[str]) -> list[Head]:
+def read(file: str | os.PathLike[str]) -> list[StreamHead]:
     """Raises UsageError naming the line that is wrong."""
     found = []
     with open(file, "rb") as lines:
@@ -82,7 +82,7 @@ def read(file: str | os.PathLike[str]) -> list[Head]:
     return found
 
 
-def write(file: str | os.PathLike[str], heads: Iterable[Head]) -> None:
+def write(file: str | os.PathLike[str], heads: Iterable[StreamHead]) -> None:
     """The file appears whole or not at all; of two that write it at once, one wins."""
     final = pathlib.Path(file)
     new = final.with_name(f"{final.name}.{uuid.uuid4().hex}.new")
@@ -101,15 +101,15 @@ def note_beside(table: pathlib.Path, log: LogApi) -> None:
     write(file, known.values())
 
 
-def beside(table: pathlib.Path) -> list[list[Head]]:
+def beside(table: pathlib.Path) -> list[list[StreamHead]]:
     """What the logs knew that were taken into a table: a list for each."""
     return [read(file) for file in sorted(table.glob(f"{_PREFIX}*.jsonl"))]
 
 
-def expect(sources: Sequence[Iterable[Head]], topics: Sequence[str]) -> dict[Stream, Expected]:
+def expect(sources: Sequence[Iterable[StreamHead]], topics: Sequence[str]) -> dict[Stream, Expected]:
     """Put together what several sources know of the streams that these filters select."""
     filters = FilterSet(topics)
-    known: dict[Stream, list[Head]] = {}
+    known: dict[Stream, list[StreamHead]] = {}
     for source in sources:
         for head in source:
             if filters.match(head.topic):
@@ -117,7 +117,7 @@ def expect(sources: Sequence[Iterable[Head]], topics: Sequence[str]) -> dict[Str
     return {stream: _together(heads) for stream, heads in known.items()}
 
 
-def _together(heads: Sequence[Head]) -> Expected:
+def _together(heads: Sequence[StreamHead]) -> Expected:
     last = max(head.last for head in heads)
     first = min((head.first for head in heads if head.missing is None), default=1)
     lost: tuple[Range, ...] | None = None

@@ -26,7 +26,7 @@ _CONFLICTS_MAX = 20
 
 
 @dataclasses.dataclass(frozen=True)
-class Taken:
+class IngestedRange:
     """One commit."""
 
     events: int
@@ -37,7 +37,7 @@ class Taken:
     """Events that the log dropped before they were taken in."""
 
 
-def ingest(spark: SparkSession, url: str, table: LakeTable, *, events_max: int) -> Iterator[Taken]:
+def ingest(spark: SparkSession, url: str, table: LakeTable, *, events_max: int) -> Iterator[IngestedRange]:
     """Take in everything that the log holds now, one commit after the other; each is yielded when it is in effect.
 
     Where it goes on is read from the version of the table that the commit is made on, so it may be stopped at any
@@ -64,7 +64,7 @@ def ingest(spark: SparkSession, url: str, table: LakeTable, *, events_max: int) 
                 LOG.info("Table %s: another job committed first; looking again.", table.path)
                 continue
             conflicts = 0
-            yield Taken(events=rows, left=step.left, lost=step.lost)
+            yield IngestedRange(events=rows, left=step.left, lost=step.lost)
 
 
 def count_waiting(url: str, table: LakeTable) -> int:

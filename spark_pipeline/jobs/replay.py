@@ -23,7 +23,7 @@ Wait = Callable[[float], None]
 _decode = msgspec.msgpack.Decoder().decode
 
 
-class Position(msgspec.Struct, frozen=True, order=True):
+class ReplayPosition(msgspec.Struct, frozen=True, order=True):
     """The place of an event in a replay.  Kept as JSON, so the publisher is written in hexadecimal, which sorts
     alike."""
 
@@ -34,7 +34,7 @@ class Position(msgspec.Struct, frozen=True, order=True):
 
 
 @dataclasses.dataclass(frozen=True)
-class Selection:
+class ReplaySelection:
     """Which events are replayed; a bound that is None does not bind.  Times are event times in nanoseconds, versions
     those of the database.  The first is included, the last is not."""
 
@@ -42,11 +42,11 @@ class Selection:
     time_to_ns: int | None = None
     version_from: int | None = None
     version_to: int | None = None
-    after: Position | None = None
+    after: ReplayPosition | None = None
     """Go on behind this place."""
 
 
-def select(events: DataFrame, selection: Selection) -> DataFrame:
+def select(events: DataFrame, selection: ReplaySelection) -> DataFrame:
     """The events to replay, in order.  What could not be decoded when it was recorded cannot be replayed: it is left
     out, and `count_undecodable` says how many those are.  Raises SchemaMismatch."""
     from pyspark.sql import functions as F  # noqa: PLC0415
@@ -83,7 +83,7 @@ def paced(
     topic_prefix: str = "",
     wait: Wait = time.sleep,
     clock: Callable[[], float] = time.monotonic,
-) -> Iterator[tuple[Position, Event]]:
+) -> Iterator[tuple[ReplayPosition, Event]]:
     """Rows as events, each when it is due.
 
     ``speed`` 1 keeps the distances in time, 10 is ten times as fast, 0 does not wait.  ``topic_prefix`` is put in front
@@ -99,7 +99,7 @@ def paced(
             ahead_s = (row["timestamp"] - first) / 1e9 / speed - (clock() - began)
             if ahead_s > 0:
                 wait(ahead_s)
-        position = Position(row["timestamp"], bytes(row["guid"]).hex(), row["topic"], row["seq"])
+        position = ReplayPosition(row["timestamp"], bytes(row["guid"]).hex(), row["topic"], row["seq"])
         topic = f"{topic_prefix}/{row['topic']}" if topic_prefix else row["topic"]
         value = None if row["value"] is None else _decode(row["value"])
         yield (

@@ -1,7 +1,7 @@
 """The record of the Spark jobs of a group: changed by compare and set, looked at, and freed by operators.
 
-What the record means is told in `spark_pipeline.core.job_ranges`.  It is one of the group's own records, so it goes when the
-group is destroyed.  Nothing here needs Spark.
+What the record means is told in `spark_pipeline.core.job_ranges`.  It is one of the group's own records, so it goes
+when the group is destroyed.  Nothing here needs Spark.
 """
 
 from __future__ import annotations
@@ -15,22 +15,22 @@ from durable_log.log_api import LogApi
 from shared_subscriptions import groups
 from shared_subscriptions.names import Names
 from spark_pipeline.core import job_ranges as sharing
-from spark_pipeline.core.job_ranges import Origin, Shares, Turn
+from spark_pipeline.core.job_ranges import GroupOrigin, JobRanges, Turn
 from spark_pipeline.errors import PipelineError
 
 LOG = logging.getLogger(__name__)
 
 _ATTEMPTS_MAX = 100
 
-Change = Callable[[Shares], tuple[Shares, Turn | None]]
+Change = Callable[[JobRanges], tuple[JobRanges, Turn | None]]
 
 
-def load(log: LogApi, group: str) -> tuple[Shares, int]:
+def load(log: LogApi, group: str) -> tuple[JobRanges, int]:
     """What the jobs of a group know, and the version of the record, 0 when there is none.  Raises GroupNotFound."""
     declaration = groups.get(log, group)
     record = log.get_record(Names(group).jobs)
     found = None if record is None else sharing.decode(record.value)
-    origin = Origin(declaration.declared_ns, declaration.generation)
+    origin = GroupOrigin(declaration.declared_ns, declaration.generation)
     if found is None or found.origin != origin:
         found = sharing.begin(origin, declaration.positions, found)
     return found, 0 if record is None else record.version

@@ -4,9 +4,9 @@
 (`shared_subscriptions.groups`): its filter, its start, its kind, pauses, drains and seeks hold for the jobs.  Its
 events get into the log as for any group: ``heliograph group serve``, or a recorder.
 
-How events are divided, and why each is in exactly one batch of one job, is told in `spark_pipeline.core.job_ranges`.  Jobs and
-subscribers of one group do not divide events with each other: to its subscribers, all jobs together are a second group
-of the same name.
+How events are divided, and why each is in exactly one batch of one job, is told in `spark_pipeline.core.job_ranges`.
+Jobs and subscribers of one group do not divide events with each other: to its subscribers, all jobs together are a
+second group of the same name.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from durable_log.log_api import LogApi
 from shared_subscriptions import groups
 from shared_subscriptions.core.declaration import Declaration, Wish
 from spark_pipeline.core import job_ranges as sharing
-from spark_pipeline.core.job_ranges import Place, Run, Turn, Waiting
+from spark_pipeline.core.job_ranges import AvailableRanges, QueryPlace, Run, Turn
 from spark_pipeline.core.ranges import LogRange, Offsets
 from spark_pipeline.reading import group_jobs
 from spark_pipeline.reading.options import SourceOptions
@@ -48,7 +48,7 @@ class GroupStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def initialOffset(self) -> dict[str, object]:
         groups.get(self._opened(), self._options.group)  # a group that nobody declared is refused at the start
-        return self._kept(Place(Turn(0)))
+        return self._kept(QueryPlace(Turn(0)))
 
     def getDefaultReadLimit(self) -> ReadLimit:
         return ReadMaxRows(self._options.events_per_batch)
@@ -64,19 +64,19 @@ class GroupStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             lambda found: sharing.take(found, self._options.query, place, waiting, self._run),
         )  # fmt: skip
         self._run = self._run._replace(has_begun=True)
-        return start if turn is None else self._kept(Place(turn, place.checkpoint))
+        return start if turn is None else self._kept(QueryPlace(turn, place.checkpoint))
 
-    def _marked(self, place: Place) -> Place:
+    def _marked(self, place: QueryPlace) -> QueryPlace:
         """Where an empty batch ends that does nothing but write a mark into the checkpoint."""
         found, _ = group_jobs.load(self._opened(), self._options.group)
         sharing.check_name(found, self._options.query, "")
-        return Place(Turn(place.turn.number), uuid.uuid4().hex)
+        return QueryPlace(Turn(place.turn.number), uuid.uuid4().hex)
 
-    def _waiting(self, limit: ReadLimit) -> Waiting:
+    def _waiting(self, limit: ReadLimit) -> AvailableRanges:
         log = self._opened()
         declaration, states = groups.get(log, self._options.group), log.state()
         events_max = None if isinstance(limit, ReadAllAvailable) else self._options.events_per_batch
-        return Waiting(
+        return AvailableRanges(
             {state.shard: state.start for state in states},
             self._ends(declaration, states),
             is_ordered=declaration.mode == "shared",
@@ -112,10 +112,10 @@ class GroupStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._log.close()
             self._log = None
 
-    def _kept(self, place: Place) -> dict[str, object]:
+    def _kept(self, place: QueryPlace) -> dict[str, object]:
         return mark_with_log(self._opened(), sharing.place_to_json(place), _ends_of(place.turn.ranges))
 
-    def _place(self, kept: dict[str, object]) -> Place:
+    def _place(self, kept: dict[str, object]) -> QueryPlace:
         """Raises OtherLog, UsageError."""
         place = sharing.place_from_json(kept)
         check_identity(self._opened(), kept.get("log"), "this checkpoint")

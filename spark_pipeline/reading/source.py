@@ -2,10 +2,12 @@
 
 Options: ``log`` (its URL), ``topics`` (filters, separated by commas), ``start`` and ``end`` (``earliest``, ``latest``,
 or offsets as JSON), ``events_per_batch``, ``events_per_task``; or ``group`` and ``query`` for a stream that is one of
-the jobs of a shared subscription (`spark_pipeline.reading.group_source`).  Columns are those of `spark_pipeline.schema`.
+the jobs of a shared subscription (`spark_pipeline.reading.group_source`).  Columns are those of
+`spark_pipeline.schema`.
 
 Offsets are the log's own: dense, per shard.  A streaming query keeps them in its checkpoint, with the identity of the
-log, and goes on exactly there (`spark_pipeline.reading.places`).  Every range can be read again as long as the log keeps it.
+log, and goes on exactly there (`spark_pipeline.reading.places`).  Every range can be read again as long as the log
+keeps it.
 """
 
 from __future__ import annotations
@@ -129,8 +131,8 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
 
 class HeliographDataSource(DataSource):
-    """The format ``heliograph``, for reading and writing.  `spark_pipeline.sessions.session.open_session` registers it; in a
-    session of your own: ``spark.dataSource.register(HeliographDataSource)``."""
+    """The format ``heliograph``, for reading and writing.  `spark_pipeline.sessions.session.open_session` registers it;
+    in a session of your own: ``spark.dataSource.register(HeliographDataSource)``."""
 
     limits: ClassVar[Limits] = Limits()
 

@@ -27,7 +27,7 @@ _VERIFY = "parquet.page.verify-checksum.enabled"
 """Sealed segments have a checksum per page; a flipped byte must not pass for data, in whatever session."""
 
 
-class Plan(NamedTuple):
+class ReadPlan(NamedTuple):
     """Where the events of a read come from."""
 
     sealed: list[durable_log.Segment]
@@ -75,7 +75,7 @@ def read_log(
 
 def _checked_plan(
     log: durable_log.LogApi, start: Offsets, end: Offsets, topics: Sequence[str]
-) -> tuple[dict[int, int], Plan]:
+) -> tuple[dict[int, int], ReadPlan]:
     """Where the read begins, and its plan, whose files are whole."""
     while True:
         states = log.state()
@@ -104,9 +104,9 @@ def make_plan(
     segments: Sequence[durable_log.Segment],
     starts: Offsets,
     ends: Offsets,
-) -> Plan:
+) -> ReadPlan:
     """Divide what was asked for between the sealed and the hot part of each shard."""
-    plan = Plan([], [], [])
+    plan = ReadPlan([], [], [])
     for state in states:
         start, end = starts[state.shard], ends[state.shard]
         sealed_end = min(end, state.sealed)

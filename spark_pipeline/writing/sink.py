@@ -28,7 +28,7 @@ from spark_pipeline.errors import PipelineError, SchemaMismatch
 from spark_pipeline.own_files import local_path
 from spark_pipeline.reading.checkpoints import batch_mark
 from spark_pipeline.writing import staging
-from spark_pipeline.writing.targets import Batch, Target, open_target
+from spark_pipeline.writing.targets import MicroBatch, Target, open_target
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -79,7 +79,7 @@ class LogWriter(_Writer, DataSourceArrowWriter):
     """A batch write: one batch of a query that never comes again."""
 
     def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        self.target.deliver(Batch(f"write-{uuid.uuid4().hex}", "", 0), self.names(messages), is_only=True)
+        self.target.deliver(MicroBatch(f"write-{uuid.uuid4().hex}", "", 0), self.names(messages), is_only=True)
 
     def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         self.forget(messages)
@@ -101,7 +101,7 @@ class LogStreamWriter(_Writer, DataSourceStreamArrowWriter):
             return  # no task, no row
         if len(marks) != 1 or "" in marks:
             raise PipelineError(f"query {self.query!r}: Spark does not say which checkpoint batch {batchId} belongs to")
-        batch = Batch(self.query, marks.pop(), batchId, batch_mark(self._checkpoint, batchId))
+        batch = MicroBatch(self.query, marks.pop(), batchId, batch_mark(self._checkpoint, batchId))
         self.target.deliver(batch, self.names(messages))
 
     def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: ARG002

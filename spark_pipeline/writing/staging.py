@@ -34,7 +34,7 @@ Check = Callable[[str, str, int], None]
 """Table, key and size of an event, encoded.  Raises InvalidEvent when its target does not take it."""
 
 
-class Portion(msgspec.Struct, array_like=True):
+class StagedPortion(msgspec.Struct, array_like=True):
     """Encoded events in the order of their rows."""
 
     topics: list[str]
@@ -59,7 +59,7 @@ _FORGOTTEN_AGE_S = 7 * 86_400
 """A week: a batch that runs for so long does not end any more."""
 _READ_BYTES = 1024 * 1024
 _encode_portion = msgspec.msgpack.Encoder().encode
-_decode_portion = msgspec.msgpack.Decoder(Portion).decode
+_decode_portion = msgspec.msgpack.Decoder(StagedPortion).decode
 _decode_value = msgspec.msgpack.Decoder().decode
 
 
@@ -83,7 +83,7 @@ def stage(directory: str, batches: Iterable[pa.RecordBatch], *, stamp: int, chec
     return name, rows
 
 
-def encode_rows(batch: pa.RecordBatch, *, stamp: int, check: Check) -> Portion:
+def encode_rows(batch: pa.RecordBatch, *, stamp: int, check: Check) -> StagedPortion:
     """The events of an Arrow batch.  Rows without a timestamp get ``stamp``."""
     columns = {name: batch.column(name).to_pylist() for name in batch.schema.names}
     for name in REQUIRED_COLUMNS:
@@ -96,7 +96,7 @@ def encode_rows(batch: pa.RecordBatch, *, stamp: int, check: Check) -> Portion:
         strict=True,
     )
     places: dict[str, int] = {}
-    portion = Portion([], [], [])
+    portion = StagedPortion([], [], [])
     for topic, table, key, action, value, version, timestamp in rows:
         if topic not in places:
             places[check_topic(topic)] = len(places)
@@ -121,7 +121,7 @@ def _raw(value: Any, table: str, key: str) -> msgspec.Raw:
     return msgspec.Raw(value)
 
 
-def read_staged(directory: str, name: str) -> Iterator[Portion]:
+def read_staged(directory: str, name: str) -> Iterator[StagedPortion]:
     """What a task staged, in portions.  Raises PipelineError when the file is gone or damaged."""
     path = os.path.join(directory, name)
     splitter = messages.Splitter(messages.BYTES_MAX, PipelineError)

@@ -1,4 +1,5 @@
-"""Long runs of real faults between real processes.  `tests/functional/pubsub_api/test_process_faults.py` has the short samples."""
+"""Long runs of real faults between real processes.  `tests/functional/pubsub_api/test_process_faults.py` has the short
+samples."""
 
 from __future__ import annotations
 

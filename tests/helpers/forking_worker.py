@@ -1,6 +1,7 @@
 """Worker processes that fork while they publish, in every way that real programs do.
 
-``python -m tests.helpers.forking_worker ROLE CONFIG_FILE COUNT`` plays a role and prints one JSON line: what was sent, as
+``python -m tests.helpers.forking_worker ROLE CONFIG_FILE COUNT`` plays a role and prints one JSON line: what was sent,
+as
 ``{topic: [numbers]}``, how children ended, and how long the slowest took.  Numbers are unique over all processes.
 """
 

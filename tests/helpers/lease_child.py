@@ -1,9 +1,10 @@
 """A candidate or a registered publisher in a process of its own.
 
-``python -m tests.helpers.lease_child candidate URL NAME HOLDER LEASE_S`` says ``{"gained": token}`` and ``{"lost": true}`` as
-it happens, and answers ``{"ask": "resign"}`` with ``{"resigned": true}``.
+``python -m tests.helpers.lease_child candidate URL NAME HOLDER LEASE_S`` says ``{"gained": token}`` and ``{"lost":
+true}`` as it happens, and answers ``{"ask": "resign"}`` with ``{"resigned": true}``.
 
-``python -m tests.helpers.lease_child publisher URL LEASE_S`` binds to a port of the system's choice, registers, and says
+``python -m tests.helpers.lease_child publisher URL LEASE_S`` binds to a port of the system's choice, registers, and
+says
 ``{"address": ..., "guid": ...}``; it answers ``{"send": count}`` with ``{"sent": count}``.
 """
 

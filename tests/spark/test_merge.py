@@ -11,7 +11,7 @@ from pyspark.sql import SparkSession
 
 from durability_service.core.alignment import merging
 from durability_service.core.sets.samples import InstanceKey, Sample, make_sample, newest_first
-from spark_pipeline.jobs.merge import Policy, digest, merge, merge_if_different
+from spark_pipeline.jobs.merge import MergePolicy, digest, merge, merge_if_different
 from spark_pipeline.schema import EVENT_COLUMNS
 from tests.spark.conftest import event_row, frame_of, plain_rows
 
@@ -53,8 +53,8 @@ def rows_of(instances: Instances) -> list[tuple[Any, ...]]:
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize("policy", list(Policy))
-def test_the_result_is_that_of_the_service(spark: SparkSession, policy: Policy) -> None:
+@pytest.mark.parametrize("policy", list(MergePolicy))
+def test_the_result_is_that_of_the_service(spark: SparkSession, policy: MergePolicy) -> None:
     for seed in range(3):
         chance = random.Random(seed)
         depth = chance.choice([1, 3])
@@ -62,7 +62,7 @@ def test_the_result_is_that_of_the_service(spark: SparkSession, policy: Policy) 
         local, remote = kept(common + samples(chance, 40), depth), kept(common + samples(chance, 40), depth)
         expected = dict(local)
         keep = functools.partial(newest_first, depth=depth)
-        expected.update(merging.diff(merging.Merge[policy.name], local, remote, T, keep).changed)
+        expected.update(merging.diff(merging.MergePolicy[policy.name], local, remote, T, keep).changed)
         found = merge(policy, frame_of(spark, rows_of(local)), frame_of(spark, rows_of(remote)), t=T, depth=depth)
         assert found.columns == NAMES
         assert sorted(plain_rows(found)) == sorted(rows_of(expected)), f"seed {seed}"
@@ -73,10 +73,10 @@ def test_equal_sets_are_found_without_moving_anything(spark: SparkSession) -> No
     local = frame_of(spark, rows)
     shuffled = frame_of(spark, [row[:1] + (99,) + row[2:] for row in reversed(rows)])  # other places in another log
     assert digest(local) == digest(shuffled)
-    merged, has_moved = merge_if_different(Policy.MERGE, local, shuffled, t=T)
+    merged, has_moved = merge_if_different(MergePolicy.MERGE, local, shuffled, t=T)
     assert merged is local
     assert not has_moved
     different = frame_of(spark, rows[1:])
     assert digest(local) != digest(different)
-    assert merge_if_different(Policy.CATCHUP, local, different, t=T)[1]
+    assert merge_if_different(MergePolicy.CATCHUP, local, different, t=T)[1]
     assert digest(frame_of(spark, [])) == (0, 0, 0)

@@ -17,7 +17,7 @@ from nb_api import NbApi
 from pubsub_api.errors import InvalidEvent, NotSupported, UsageError
 from spark_pipeline.errors import CheckpointCopied, JobNameTaken, PipelineError
 from spark_pipeline.writing import staging
-from spark_pipeline.writing.targets import Batch, Target, open_target
+from spark_pipeline.writing.targets import MicroBatch, Target, open_target
 from spark_pipeline.writing.targets.bus import BusTarget
 from spark_pipeline.writing.targets.db import DbTarget
 from spark_pipeline.writing.targets.log import LogTarget
@@ -37,7 +37,7 @@ class Rig:
         self.directory = directory
 
     def deliver(self, query: str, batch: int, *files: Sequence[str]) -> None:
-        self.target.deliver(Batch(query, CHECKPOINT, batch), [stage(self.directory, *keys) for keys in files])
+        self.target.deliver(MicroBatch(query, CHECKPOINT, batch), [stage(self.directory, *keys) for keys in files])
 
     def arrived(self) -> list[str]:
         raise NotImplementedError
@@ -103,7 +103,7 @@ def test_a_commit_that_died_delivers_the_files_it_had_named(
     keys = [f"k{number}" for number in range(150)]  # more than one transaction
     whole = Target.portions
 
-    def die(target: Target, ledger: Ledger) -> Iterator[staging.Portion]:
+    def die(target: Target, ledger: Ledger) -> Iterator[staging.StagedPortion]:
         if moment == "before":
             raise KeyboardInterrupt
         for number, portion in enumerate(whole(target, ledger)):
@@ -127,9 +127,9 @@ def test_a_commit_that_died_delivers_the_files_it_had_named(
 def test_rows_of_a_database_create_change_and_delete_objects(tmp_path: pathlib.Path) -> None:
     url = f"sqlite://{tmp_path}/objects.db"
     target = DbTarget(url, str(tmp_path))
-    target.deliver(Batch("q", CHECKPOINT, 0), [stage(tmp_path, "a", "b", "a")])
-    target.deliver(Batch("q", CHECKPOINT, 1), [stage(tmp_path, "a", "missing", action="delete")])
-    target.deliver(Batch("once", "", 0), [stage(tmp_path, "c")], is_only=True)
+    target.deliver(MicroBatch("q", CHECKPOINT, 0), [stage(tmp_path, "a", "b", "a")])
+    target.deliver(MicroBatch("q", CHECKPOINT, 1), [stage(tmp_path, "a", "missing", action="delete")])
+    target.deliver(MicroBatch("once", "", 0), [stage(tmp_path, "c")], is_only=True)
     with contextlib.closing(NbApi.open(url=url)) as nb:
         assert [found.key for found in nb.get_all("port")] == ["b", "c"]
         assert [found.key for found in nb.get_all("spark_sink")] == ["q"], "a write of its own leaves no note"
@@ -140,15 +140,15 @@ def test_two_writers_under_one_name_are_told(tmp_path: pathlib.Path, monkeypatch
     target = LogTarget(url, str(tmp_path))
     whole = Target.portions
 
-    def meanwhile(of: Target, ledger: Ledger) -> Iterator[staging.Portion]:
+    def meanwhile(of: Target, ledger: Ledger) -> Iterator[staging.StagedPortion]:
         monkeypatch.setattr(Target, "portions", whole)
         mine = list(whole(of, ledger))
-        target.deliver(Batch("q", CHECKPOINT, 6), [stage(tmp_path, "theirs")])
+        target.deliver(MicroBatch("q", CHECKPOINT, 6), [stage(tmp_path, "theirs")])
         return iter(mine)
 
     monkeypatch.setattr(Target, "portions", meanwhile)
     with pytest.raises(PipelineError, match="two writers"):
-        target.deliver(Batch("q", CHECKPOINT, 6), [stage(tmp_path, "mine")])
+        target.deliver(MicroBatch("q", CHECKPOINT, 6), [stage(tmp_path, "mine")])
 
 
 def test_the_option_names_the_kind_of_target_and_each_has_a_directory(tmp_path: pathlib.Path) -> None:
@@ -171,12 +171,12 @@ def test_a_name_belongs_to_one_checkpoint(rig: Rig) -> None:
     rig.deliver("q", 0, ["a"])
     rig.deliver("q", 1, ["b"])
     with pytest.raises(JobNameTaken, match="belongs to another checkpoint"):
-        rig.target.deliver(Batch("q", "another", 0), [stage(rig.directory, "c")])
+        rig.target.deliver(MicroBatch("q", "another", 0), [stage(rig.directory, "c")])
     with pytest.raises(JobNameTaken, match="belongs to another checkpoint"):
-        rig.target.deliver(Batch("q", "another", 2), [stage(rig.directory, "c")])
+        rig.target.deliver(MicroBatch("q", "another", 2), [stage(rig.directory, "c")])
     with pytest.raises(CheckpointCopied, match="batch 0, and this target knows batch 1"):
         rig.deliver("q", 0, ["d"])
-    rig.target.deliver(Batch("another name", "another", 0), [stage(rig.directory, "e")])
+    rig.target.deliver(MicroBatch("another name", "another", 0), [stage(rig.directory, "e")])
     wait_until(lambda: len(rig.arrived()) >= 3, WAIT_S, "all rows")
     assert rig.arrived() == ["a", "b", "e"]
 
@@ -186,7 +186,7 @@ def test_another_batch_of_the_same_number_is_no_retry(
     rig: Rig, is_delivered: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A copy of the checkpoint has planned its own batch 3, with other rows."""
-    planned, copied = (Batch("q", CHECKPOINT, 3, mark) for mark in ("planned", "by a copy"))
+    planned, copied = (MicroBatch("q", CHECKPOINT, 3, mark) for mark in ("planned", "by a copy"))
     with monkeypatch.context() as patch, contextlib.suppress(KeyboardInterrupt):
         if not is_delivered:
             patch.setattr(Target, "portions", _die)
@@ -197,7 +197,7 @@ def test_another_batch_of_the_same_number_is_no_retry(
     wait_until(lambda: rig.arrived() == ["a"], WAIT_S, "the row of the batch that came first")
 
 
-def _die(_target: Target, _ledger: Ledger) -> Iterator[staging.Portion]:
+def _die(_target: Target, _ledger: Ledger) -> Iterator[staging.StagedPortion]:
     raise KeyboardInterrupt
 
 
@@ -215,7 +215,7 @@ def test_rows_of_one_object_keep_their_order_whatever_topics_they_have(tmp_path:
     target = DbTarget(url, str(tmp_path / "staged"))
     values = [msgspec.msgpack.encode(number) for number in range(5)]
     rows = [{"key": "k", "topic": "ab"[number % 2], "value": value} for number, value in enumerate(values)]
-    target.deliver(Batch("q", CHECKPOINT, 0), [stage_rows(tmp_path / "staged", rows)])
+    target.deliver(MicroBatch("q", CHECKPOINT, 0), [stage_rows(tmp_path / "staged", rows)])
     with contextlib.closing(NbApi.open(url=url)) as nb:
         found = nb.get("port", "k")
         assert (found.value, found.topic) == (4, "a")
@@ -228,13 +228,13 @@ def test_large_rows_go_in_portions_that_the_target_takes(tmp_path: pathlib.Path,
     name = stage_rows(tmp_path, [{"key": f"k{number}", "value": value} for number in range(600)])
     if kind == "log":
         log_target = LogTarget(f"sqlite://{tmp_path}/log.db?shards=1&frame_bytes_max=65536", str(tmp_path))
-        log_target.deliver(Batch("q", CHECKPOINT, 0), [name])
+        log_target.deliver(MicroBatch("q", CHECKPOINT, 0), [name])
         with contextlib.closing(durable_log.open(log_target.url)) as log:
             assert [state.end for state in log.state()] == [600]
         return
     file, limits = tmp_path / "db.conf", "value_bytes_max = 32768\n"
     file.write_text(f"[db]\nurl = sqlite://{tmp_path}/objects.db\n{limits}[pubsub]\nenable_df_pub_sub = false\n")
-    DbTarget(str(file), str(tmp_path)).deliver(Batch("q", CHECKPOINT, 0), [name])
+    DbTarget(str(file), str(tmp_path)).deliver(MicroBatch("q", CHECKPOINT, 0), [name])
     with contextlib.closing(NbApi.open(config_files=[file])) as nb:
         assert len(nb.get_all("port")) == 600
 
@@ -272,7 +272,7 @@ def test_every_event_of_every_batch_comes_over_a_bus_with_a_server_in_the_middle
         target = BusTarget(url, str(tmp_path))
         for batch in range(4):
             name = stage(tmp_path, *(f"k{batch}-{number}" for number in range(250)))
-            target.deliver(Batch("q", CHECKPOINT, batch), [name])
+            target.deliver(MicroBatch("q", CHECKPOINT, batch), [name])
         wait_until(lambda: len(received) == 1000, WAIT_S, "all events")
     assert {event.key for event in received} == {f"k{batch}-{number}" for batch in range(4) for number in range(250)}
 

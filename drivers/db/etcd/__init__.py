@@ -48,7 +48,7 @@ from drivers.db.etcd.http import (
     TxnAnswer,
     found_in,
 )  # fmt: skip
-from drivers.db.etcd.keys import PLACES, Head, Keys, Marker, Record, Waiting, end_of, place_of
+from drivers.db.etcd.keys import PLACES, EtcdHead, EtcdKeys, EtcdRecord, Marker, WaitingWrite, end_of, place_of
 from drivers.db.etcd.snapshot import EtcdSnapshot
 from nb_api.db_api import Change, DbApi, DbObject, Snapshot
 from nb_api.errors import DbUnavailable
@@ -69,8 +69,8 @@ _OPERATIONS_MAX = 100
 _WRITES_MAX = 40
 """In one transaction: each is up to three operations, and two are for all of them."""
 
-_decode_record = msgspec.msgpack.Decoder(Record).decode
-_decode_waiting = msgspec.msgpack.Decoder(Waiting).decode
+_decode_record = msgspec.msgpack.Decoder(EtcdRecord).decode
+_decode_waiting = msgspec.msgpack.Decoder(WaitingWrite).decode
 _encode = msgspec.msgpack.Encoder().encode
 
 
@@ -84,7 +84,7 @@ class EtcdDb(DbApi):
     def __init__(self, conf: cfg.ConfigOpts, url: SplitResult) -> None:
         super().__init__(conf, url)
         self._settings = config.read_settings(conf, url)
-        self._keys = Keys(self._settings.prefix)
+        self._keys = EtcdKeys(self._settings.prefix)
         self._client = EtcdClient(self._settings)
         self._age = OutboxAge()
         self._feed = EtcdFeed(self._client, self._keys, self._settings.operation_timeout_s, _OPERATIONS_MAX)
@@ -116,7 +116,7 @@ class EtcdDb(DbApi):
         while True:
             nonce = new_nonce()
             records = self._examine(writes, found, nonce)
-            answer = self._put(writes, names, found, records, Head(names, nonce))
+            answer = self._put(writes, names, found, records, EtcdHead(names, nonce))
             if answer.succeeded:
                 return [record.revision(answer.header.revision) for record in records]
             found = found_in(answer)
@@ -133,7 +133,7 @@ class EtcdDb(DbApi):
         return DbObject(table, key, record.topic, checks.decode_value(record.value), version)
 
     def snapshot(self, tables: Sequence[str] | None = None, topics: Sequence[str] | None = None) -> Snapshot:
-        selection = checks.Selection(tables, topics)
+        selection = checks.TopicSelection(tables, topics)
         return EtcdSnapshot(self._client, self._keys, selection, self._settings.snapshot_portion)
 
     def allocate(self, name: str) -> int:
@@ -232,7 +232,9 @@ class EtcdDb(DbApi):
             return [self._read(names[0])]
         return found_in(self._client.call("kv/txn", {"success": _ranges(names)}, TxnAnswer))
 
-    def _examine(self, writes: Sequence[CheckedWrite], found: Sequence[KeyValue | None], nonce: int) -> list[Record]:
+    def _examine(
+        self, writes: Sequence[CheckedWrite], found: Sequence[KeyValue | None], nonce: int
+    ) -> list[EtcdRecord]:
         """What is to be put, on what was found.  Raises what refuses a write."""
         records, now = [], self._client.clock.now
         for position, (write, kv) in enumerate(zip(writes, found, strict=True)):
@@ -245,7 +247,7 @@ class EtcdDb(DbApi):
             topic = old_topic if write.topic is None else write.topic
             left = old_topic if write.action == "set" and old_topic != topic else None
             place = place_of(position, len(writes), nonce)
-            records.append(Record(write.action, topic, left, write.value, now(), place))
+            records.append(EtcdRecord(write.action, topic, left, write.value, now(), place))
         return records
 
     def _put(
@@ -253,8 +255,8 @@ class EtcdDb(DbApi):
         writes: Sequence[CheckedWrite],
         names: Sequence[bytes],
         found: Sequence[KeyValue | None],
-        records: Sequence[Record],
-        head: Head,
+        records: Sequence[EtcdRecord],
+        head: EtcdHead,
     ) -> TxnAnswer:
         keys = self._keys
         puts = [(keys.head, _encode(head))]
@@ -265,7 +267,10 @@ class EtcdDb(DbApi):
             puts.append((name, _encode(record)))
             if write.with_outbox:
                 puts.append(
-                    (keys.outbox_entry(os.urandom(16), record.place), _encode(Waiting(write.table, write.key, record)))
+                    (
+                        keys.outbox_entry(os.urandom(16), record.place),
+                        _encode(WaitingWrite(write.table, write.key, record)),
+                    )
                 )
             if write.action == "delete":
                 puts.append((keys.tombstone(name), b""))
@@ -281,7 +286,7 @@ class EtcdDb(DbApi):
         }
         return self._client.call("kv/txn", request, TxnAnswer)
 
-    def _is_older(self, record: Record, age_s: float) -> bool:
+    def _is_older(self, record: EtcdRecord, age_s: float) -> bool:
         return age_s == 0 or record.time <= self._client.clock.now() - age_s
 
     def _drop_tombstones(self, age_s: float) -> None:

@@ -18,7 +18,7 @@ _PREFIX = re.compile(r"[A-Za-z0-9._-]{1,100}")
 
 
 @dataclasses.dataclass(frozen=True)
-class Settings:
+class EtcdSettings:
     """Everything the driver needs to know."""
 
     host: str
@@ -34,7 +34,7 @@ class Settings:
         return f"etcd://{self.host}:{self.port}/{self.prefix.decode()}"
 
 
-def read_settings(conf: cfg.ConfigOpts, url: SplitResult) -> Settings:
+def read_settings(conf: cfg.ConfigOpts, url: SplitResult) -> EtcdSettings:
     """Translate the groups and the URL, ``etcd://host:port/prefix``.  Raises InvalidConfig."""
     common = conf[config.GROUP]
     if url.username is not None or url.query or url.fragment:
@@ -42,7 +42,7 @@ def read_settings(conf: cfg.ConfigOpts, url: SplitResult) -> Settings:
     prefix = url.path.strip("/") or _DEFAULT_PREFIX
     if not _PREFIX.fullmatch(prefix):
         raise InvalidConfig(f"{prefix!r} cannot begin keys: it is 1 to 100 letters, digits, dots, dashes, underscores")
-    return Settings(
+    return EtcdSettings(
         host=url.hostname or "127.0.0.1",
         port=url.port or _DEFAULT_PORT,
         prefix=prefix.encode(),

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from drivers.db.etcd.http import Compacted, EtcdClient, KeyValue, RangeAnswer, TxnAnswer, found_in
-from drivers.db.etcd.keys import PLACES, Keys, Marker, Record, named_by, newest_of, revisions_of
+from drivers.db.etcd.keys import PLACES, EtcdKeys, EtcdRecord, Marker, named_by, newest_of, revisions_of
 from nb_api.db_api import Change
 from nb_api.errors import DbUnavailable
 from nb_api.revisions import HistoryCheck, judge
@@ -21,14 +21,14 @@ _SHORT = 4
 """A stretch of the feed is short when so many transactions can ask for the head at each of its revisions."""
 _FOREVER_S = 86_400.0 * 365
 
-_decode_record = msgspec.msgpack.Decoder(Record).decode
+_decode_record = msgspec.msgpack.Decoder(EtcdRecord).decode
 _decode_marker = msgspec.msgpack.Decoder(Marker).decode
 
 
 class EtcdFeed:
     """Reads only.  Raises what `EtcdClient` raises, except Compacted."""
 
-    def __init__(self, client: EtcdClient, keys: Keys, timeout_s: float, operations_max: int) -> None:
+    def __init__(self, client: EtcdClient, keys: EtcdKeys, timeout_s: float, operations_max: int) -> None:
         self._client = client
         self._keys = keys
         self._timeout_s = timeout_s

@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from drivers.db.etcd.config import Settings
+from drivers.db.etcd.config import EtcdSettings
 from drivers.db.handles import Handles
 from nb_api.errors import DbError, DbUnavailable
 from pubsub_api.errors import InvalidConfig, LimitReached
@@ -41,18 +41,18 @@ class KeyValue(msgspec.Struct, frozen=True):
     value: bytes = b""
 
 
-class Header(msgspec.Struct, frozen=True):
+class EtcdHeader(msgspec.Struct, frozen=True):
     revision: int
 
 
 class RangeAnswer(msgspec.Struct, frozen=True):
-    header: Header
+    header: EtcdHeader
     kvs: list[KeyValue] = []
     more: bool = False
 
 
 class PutAnswer(msgspec.Struct, frozen=True):
-    header: Header
+    header: EtcdHeader
     prev_kv: KeyValue | None = None
 
 
@@ -61,7 +61,7 @@ class TxnPart(msgspec.Struct, frozen=True):
 
 
 class TxnAnswer(msgspec.Struct, frozen=True):
-    header: Header
+    header: EtcdHeader
     succeeded: bool = False
     responses: list[TxnPart] = []
 
@@ -73,7 +73,7 @@ def found_in(answer: TxnAnswer) -> list[KeyValue | None]:
 
 
 class CompactAnswer(msgspec.Struct, frozen=True):
-    header: Header
+    header: EtcdHeader
 
 
 class StatusAnswer(msgspec.Struct, frozen=True):
@@ -151,7 +151,7 @@ class EtcdClient:
     Calls raise Closed, DbUnavailable, LimitReached, InvalidConfig (no permission), DbError, and Compacted.
     """
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: EtcdSettings) -> None:
         self._settings = settings
         self._handles = Handles(lambda: _Connection(settings.host, settings.port), settings.limits)
         self.check_open = self._handles.check_open

@@ -23,7 +23,7 @@ def place_of(position: int, count: int, nonce: int) -> int:
     return nonce * _SLOTS + _SLOTS - count + position
 
 
-class Head(msgspec.Struct, frozen=True, array_like=True):
+class EtcdHead(msgspec.Struct, frozen=True, array_like=True):
     """The value of the head: the keys of the objects that a transaction wrote, in order."""
 
     names: list[bytes]
@@ -35,7 +35,7 @@ class Head(msgspec.Struct, frozen=True, array_like=True):
         return [store_revision * PLACES + place_of(position, count, self.nonce) for position in range(count)]
 
 
-_decode_head = msgspec.msgpack.Decoder(Head).decode
+_decode_head = msgspec.msgpack.Decoder(EtcdHead).decode
 
 
 def revisions_of(head: KeyValue) -> list[int]:
@@ -62,7 +62,7 @@ class Marker(msgspec.Struct, frozen=True, array_like=True):
     """The newest revision of the feed that is older, 0 when there is none."""
 
 
-class Record(msgspec.Struct, frozen=True, array_like=True):
+class EtcdRecord(msgspec.Struct, frozen=True, array_like=True):
     """The value of an object's key: its last change.  ``value`` is msgpack, None in a tombstone."""
 
     action: Action
@@ -83,15 +83,15 @@ class Record(msgspec.Struct, frozen=True, array_like=True):
         return Change(revision, self.action, table, key, self.topic, value, self.left_topic)
 
 
-class Waiting(msgspec.Struct, frozen=True, array_like=True):
+class WaitingWrite(msgspec.Struct, frozen=True, array_like=True):
     """The value of an entry of the outbox."""
 
     table: str
     key: str
-    record: Record
+    record: EtcdRecord
 
 
-class Keys:
+class EtcdKeys:
     """Names have no control characters, so a zero byte ends each."""
 
     def __init__(self, prefix: bytes) -> None:

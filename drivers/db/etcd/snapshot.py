@@ -7,17 +7,17 @@ from collections.abc import Iterator
 import msgspec
 
 from drivers.db.etcd.http import Compacted, EtcdClient, RangeAnswer
-from drivers.db.etcd.keys import Keys, Record, end_of, newest_of
+from drivers.db.etcd.keys import EtcdKeys, EtcdRecord, end_of, newest_of
 from nb_api.db_api import DbObject, Snapshot
 from nb_api.errors import DbUnavailable
 from nb_api.writing import checks
 from pubsub_api.errors import Closed
 
-_decode_record = msgspec.msgpack.Decoder(Record).decode
+_decode_record = msgspec.msgpack.Decoder(EtcdRecord).decode
 
 
 class EtcdSnapshot(Snapshot):
-    def __init__(self, client: EtcdClient, keys: Keys, selection: checks.Selection, portion: int) -> None:
+    def __init__(self, client: EtcdClient, keys: EtcdKeys, selection: checks.TopicSelection, portion: int) -> None:
         self._client = client
         self._keys = keys
         self._selection = selection

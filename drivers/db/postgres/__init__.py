@@ -37,9 +37,9 @@ from urllib.parse import SplitResult
 from oslo_config import cfg
 
 from drivers.db.postgres import config, schema
-from drivers.db.postgres.pool import Connection, Pool, Row
+from drivers.db.postgres.pool import PostgresConnection, PostgresPool, Row
 from drivers.db.postgres.snapshot import PostgresSnapshot
-from drivers.db.postgres.writer import Outcome, SharedWriter, Transfer
+from drivers.db.postgres.writer import SharedWriter, Transfer, WriteOutcome
 from nb_api.db_api import Change, DbApi, DbObject, Snapshot
 from nb_api.revisions import HistoryCheck, judge
 from nb_api.writing import checks
@@ -63,7 +63,7 @@ class PostgresDb(DbApi):
         super().__init__(conf, url)
         self._settings = config.read_settings(conf, url)
         self._statements = _Statements(self._settings.schema)
-        self._pool = Pool(self._settings)
+        self._pool = PostgresPool(self._settings)
         self._writer = SharedWriter(self._execute)
         self._age = OutboxAge()
 
@@ -100,7 +100,7 @@ class PostgresDb(DbApi):
         return DbObject(table, key, topic, checks.decode_value(value), version)
 
     def snapshot(self, tables: Sequence[str] | None = None, topics: Sequence[str] | None = None) -> Snapshot:
-        return PostgresSnapshot(self._pool, self._settings, checks.Selection(tables, topics))
+        return PostgresSnapshot(self._pool, self._settings, checks.TopicSelection(tables, topics))
 
     def allocate(self, name: str) -> int:
         checks.check_name(name, "counter")
@@ -164,14 +164,14 @@ class PostgresDb(DbApi):
 
     # -- inside
 
-    def _execute(self, transfers: Sequence[Transfer]) -> list[list[Outcome]]:
+    def _execute(self, transfers: Sequence[Transfer]) -> list[list[WriteOutcome]]:
         """One statement, so one transaction and one round trip."""
         rows = [(number, *write) for number, transfer in enumerate(transfers) for write in transfer]
         if len(rows) == 1:
             answers = self._query(self._statements.change, *rows[0][1:])
         else:
             answers = self._query(self._statements.change_all, *map(list, zip(*rows, strict=True)))
-        outcomes = iter([Outcome(*row) for row in answers])
+        outcomes = iter([WriteOutcome(*row) for row in answers])
         return [list(itertools.islice(outcomes, len(transfer))) for transfer in transfers]
 
     @staticmethod
@@ -206,7 +206,7 @@ class PostgresDb(DbApi):
                 connection.await_notification(remaining_s)
 
     @contextlib.contextmanager
-    def _listening(self) -> Iterator[Connection]:
+    def _listening(self) -> Iterator[PostgresConnection]:
         with self._pool.connection() as connection:
             connection.listen(self._settings.channel)
             yield connection
@@ -268,7 +268,7 @@ class _Statements:
             ) SELECT count(*) FROM gone"""
 
 
-def _rows(connection: Connection, statement: str, *parameters: Any) -> list[Row]:
+def _rows(connection: PostgresConnection, statement: str, *parameters: Any) -> list[Row]:
     cursor = connection.execute(statement, parameters, binary=True)
     return cursor.fetchall() if cursor.description else []
 

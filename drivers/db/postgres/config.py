@@ -22,7 +22,7 @@ _SCHEMA = re.compile(r"[a-z_][a-z0-9_]{0,47}")
 
 
 @dataclasses.dataclass(frozen=True)
-class Settings:
+class PostgresSettings:
     """Everything the driver needs to know."""
 
     conninfo: str = dataclasses.field(repr=False)
@@ -42,7 +42,7 @@ class Settings:
         return f"heliograph_{self.schema}"
 
 
-def read_settings(conf: cfg.ConfigOpts, url: SplitResult) -> Settings:
+def read_settings(conf: cfg.ConfigOpts, url: SplitResult) -> PostgresSettings:
     """Translate the groups and the URL, whose query is libpq's except for ``schema``.  Raises InvalidConfig."""
     common = conf[config.GROUP]
     query = urllib.parse.parse_qsl(url.query, keep_blank_values=True)
@@ -55,7 +55,7 @@ def read_settings(conf: cfg.ConfigOpts, url: SplitResult) -> Settings:
         )
     rest = urllib.parse.urlencode([pair for pair in query if pair[0] != "schema"], quote_via=urllib.parse.quote)
     shown = url._replace(scheme="postgresql", netloc=url.netloc.rpartition("@")[2], query="", fragment="").geturl()
-    return Settings(
+    return PostgresSettings(
         conninfo=url._replace(scheme="postgresql", query=rest, fragment="").geturl(),
         address=f"{shown} (schema {schema})",
         schema=schema,

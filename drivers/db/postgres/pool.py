@@ -21,7 +21,7 @@ from psycopg.abc import PQGen
 from psycopg.pq import TransactionStatus
 
 from drivers.db.handles import Handles
-from drivers.db.postgres.config import Settings
+from drivers.db.postgres.config import PostgresSettings
 from nb_api.errors import DbError, DbUnavailable
 from pubsub_api.errors import Closed, HeliographError, InvalidConfig
 
@@ -51,7 +51,7 @@ SELECT set_config('statement_timeout', %s, false), set_config('idle_in_transacti
 """
 
 
-class Connection(psycopg.Connection[Row]):
+class PostgresConnection(psycopg.Connection[Row]):
     """A connection in autocommit whose every wait for the server is bounded."""
 
     answer_timeout_s: float = math.inf
@@ -123,10 +123,10 @@ class Connection(psycopg.Connection[Row]):
         self.was_notified = True
 
 
-class Pool:
+class PostgresPool:
     """The connections of one process.  Every method may be called from any thread."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: PostgresSettings) -> None:
         self._settings = settings
         self._handles = Handles(self._open, settings.limits)
         self.check_open = self._handles.check_open
@@ -135,7 +135,7 @@ class Pool:
         self.close_idle = self._handles.close_idle
 
     @contextlib.contextmanager
-    def connection(self) -> Iterator[Connection]:
+    def connection(self) -> Iterator[PostgresConnection]:
         """Borrow a connection.  Errors of psycopg that leave the block are raised as ours."""
         with self.translated():
             connection = self.acquire()
@@ -152,12 +152,12 @@ class Pool:
         except psycopg.Error as error:
             raise self._translate(error) from error
 
-    def release(self, connection: Connection) -> None:
+    def release(self, connection: PostgresConnection) -> None:
         """Give one back, whatever state it is in."""
         is_whole = not connection.closed and connection.pgconn.transaction_status == TransactionStatus.IDLE
         self._handles.release(connection, is_whole=is_whole)
 
-    def _open(self) -> Connection:
+    def _open(self) -> PostgresConnection:
         """A server that has no room for another connection is asked again, as long as connecting may take."""
         deadline = time.monotonic() + self._settings.connect_timeout_s
         while True:
@@ -169,9 +169,9 @@ class Pool:
             self.check_open()
             time.sleep(random.uniform(0.5, 1.0) * _FULL_PAUSE_S)
 
-    def _connect(self) -> Connection:
+    def _connect(self) -> PostgresConnection:
         settings = self._settings
-        connection = Connection.connect(
+        connection = PostgresConnection.connect(
             settings.conninfo,
             autocommit=True,
             connect_timeout=math.ceil(settings.connect_timeout_s),

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import hashlib
 
-from drivers.db.postgres.config import Settings
-from drivers.db.postgres.pool import Connection
+from drivers.db.postgres.config import PostgresSettings
+from drivers.db.postgres.pool import PostgresConnection
 from nb_api.revisions import NONCE_BITS
 from pubsub_api.errors import InvalidConfig
 
@@ -145,7 +145,7 @@ DONE = "done"
 UNTOUCHED = "untouched"
 
 
-def install(connection: Connection, settings: Settings) -> None:
+def install(connection: PostgresConnection, settings: PostgresSettings) -> None:
     """Create what is missing, once, however many processes try.  Raises InvalidConfig, psycopg.Error."""
     encoding = connection.info.parameter_status("server_encoding")
     if encoding != "UTF8":
@@ -165,7 +165,7 @@ def install(connection: Connection, settings: Settings) -> None:
             connection.execute((_TABLES + _EXAMINE + _CHANGE + _CHANGE_ALL).format(**names).encode())
 
 
-def _is_installed(connection: Connection, settings: Settings) -> bool:
+def _is_installed(connection: PostgresConnection, settings: PostgresSettings) -> bool:
     # Asked of the catalogue itself: to_regclass() may answer from a cache that is older than the lock.
     found = connection.execute(
         """SELECT FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace

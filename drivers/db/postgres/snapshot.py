@@ -8,8 +8,8 @@ from typing import Any
 
 import psycopg
 
-from drivers.db.postgres.config import Settings
-from drivers.db.postgres.pool import Connection, Pool, Row
+from drivers.db.postgres.config import PostgresSettings
+from drivers.db.postgres.pool import PostgresConnection, PostgresPool, Row
 from nb_api.db_api import DbObject, Snapshot
 from nb_api.writing import checks
 from pubsub_api.core.topics import FilterSet, is_wildcard, literal_prefix
@@ -23,12 +23,12 @@ _RANGES_MAX = 1000
 class PostgresSnapshot(Snapshot):
     """Holds a connection until it is read to the end, closed, or left standing for ``snapshot_idle_timeout``."""
 
-    def __init__(self, pool: Pool, settings: Settings, selection: checks.Selection) -> None:
+    def __init__(self, pool: PostgresPool, settings: PostgresSettings, selection: checks.TopicSelection) -> None:
         self._pool = pool
         self._selection = selection
         self._portion = settings.snapshot_portion
         self._guard = ForkGuard("snapshot")
-        self._connection: Connection | None = None
+        self._connection: PostgresConnection | None = None
         with pool.translated():
             self._connection = pool.acquire()
             try:
@@ -70,7 +70,7 @@ class PostgresSnapshot(Snapshot):
             raise
 
 
-def _begin(connection: Connection, schema: str, selection: checks.Selection) -> int:
+def _begin(connection: PostgresConnection, schema: str, selection: checks.TopicSelection) -> int:
     """Freeze what is committed, open the cursor, and return the revision.  Raises psycopg.Error."""
     connection.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
     revision = connection.execute(
@@ -86,7 +86,7 @@ def _begin(connection: Connection, schema: str, selection: checks.Selection) -> 
     return int(revision[0]) if revision else 0
 
 
-def _condition(selection: checks.Selection) -> tuple[str, list[Any]]:
+def _condition(selection: checks.TopicSelection) -> tuple[str, list[Any]]:
     """As much of the selection as an index can serve; the matcher does the rest."""
     conditions, parameters = ["true"], []
     if selection.tables is not None:

@@ -20,7 +20,7 @@ _TOGETHER_MAX = 64
 _TOGETHER_BYTES_MAX = 4 * 1024 * 1024
 
 
-class Outcome(NamedTuple):
+class WriteOutcome(NamedTuple):
     """What the functions of the database return for each write."""
 
     name: str
@@ -38,7 +38,7 @@ class _Passenger:
 
     def __init__(self, transfer: Transfer) -> None:
         self.transfer = transfer
-        self.outcomes: list[Outcome] | None = None
+        self.outcomes: list[WriteOutcome] | None = None
         self.error: HeliographError | None = None
         self.is_driver = False
         self.woken = threading.Event()
@@ -47,14 +47,14 @@ class _Passenger:
 class SharedWriter:
     """``execute`` carries out transfers, in order, in one transaction; it returns in bounded time or raises."""
 
-    def __init__(self, execute: Callable[[Sequence[Transfer]], list[list[Outcome]]]) -> None:
+    def __init__(self, execute: Callable[[Sequence[Transfer]], list[list[WriteOutcome]]]) -> None:
         self._execute = execute
         self._lock = threading.Lock()
         self._queue: list[_Passenger] = []
         self._is_busy = False
         forking.register(self)
 
-    def write(self, transfer: Transfer) -> list[Outcome]:
+    def write(self, transfer: Transfer) -> list[WriteOutcome]:
         """Raises what ``execute`` raises."""
         passenger = _Passenger(transfer)
         with self._lock:

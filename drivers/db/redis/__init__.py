@@ -35,7 +35,7 @@ from urllib.parse import SplitResult
 from oslo_config import cfg
 
 from drivers.db.redis import config, scripts
-from drivers.db.redis.keys import Entry, Keys, name_of, read_entry, read_record
+from drivers.db.redis.keys import OutboxEntry, RedisKeys, name_of, read_entry, read_record
 from drivers.db.redis.link import Command, Links, Script
 from drivers.db.redis.snapshot import RedisSnapshot
 from nb_api.db_api import Change, DbApi, DbObject, Snapshot
@@ -64,7 +64,7 @@ class RedisDb(DbApi):
     def __init__(self, conf: cfg.ConfigOpts, url: SplitResult) -> None:
         super().__init__(conf, url)
         self._settings = config.read_settings(conf, url)
-        self._keys = Keys(self._settings.prefix)
+        self._keys = RedisKeys(self._settings.prefix)
         self._links = Links(self._settings)
         self._age = OutboxAge()
 
@@ -122,7 +122,7 @@ class RedisDb(DbApi):
         return DbObject(table, key, topic, checks.decode_value(value), version)
 
     def snapshot(self, tables: Sequence[str] | None = None, topics: Sequence[str] | None = None) -> Snapshot:
-        return RedisSnapshot(self._links, self._keys, self._settings, checks.Selection(tables, topics))
+        return RedisSnapshot(self._links, self._keys, self._settings, checks.TopicSelection(tables, topics))
 
     def allocate(self, name: str) -> int:
         checks.check_name(name, "counter")
@@ -206,7 +206,7 @@ class RedisDb(DbApi):
 
     # -- inside
 
-    def _look(self, after_revision: int, query: Command) -> list[Entry]:
+    def _look(self, after_revision: int, query: Command) -> list[OutboxEntry]:
         """What the query of the feed finds.  Raises RevisionTooOld, RevisionUnknown."""
         state, known, found = self._links.transaction(
             ("HMGET", self._keys.state, "revision", "compacted"),
@@ -233,7 +233,7 @@ class RedisDb(DbApi):
             total += removed
         return total
 
-    def _entries(self, revisions: Sequence[bytes | int]) -> tuple[float, list[Entry]]:
+    def _entries(self, revisions: Sequence[bytes | int]) -> tuple[float, list[OutboxEntry]]:
         """The server's clock, and the changes of these revisions that are there, wherever they are."""
         places = (self._keys.feed, self._keys.kept)
         queries: list[tuple[Any, ...]] = [

@@ -27,7 +27,7 @@ OPTIONS: Sequence[cfg.Opt] = advanced(*tls_files())
 
 
 @dataclasses.dataclass(frozen=True)
-class Settings:
+class RedisDbSettings:
     """Everything the driver needs to know."""
 
     arguments: dict[str, Any] = dataclasses.field(repr=False)
@@ -43,7 +43,7 @@ class Settings:
     limits: HandleLimits
 
 
-def read_settings(conf: cfg.ConfigOpts, url: SplitResult) -> Settings:
+def read_settings(conf: cfg.ConfigOpts, url: SplitResult) -> RedisDbSettings:
     """Translate the groups and the URL.  Raises InvalidConfig, which never shows a password."""
     own, common = conf[GROUP], conf[config.GROUP]
     query = dict(urllib.parse.parse_qsl(url.query, keep_blank_values=True))
@@ -55,7 +55,7 @@ def read_settings(conf: cfg.ConfigOpts, url: SplitResult) -> Settings:
     if has_tls:
         files = {"ssl_ca_certs": own.tls_ca_file, "ssl_certfile": own.tls_cert_file, "ssl_keyfile": own.tls_key_file}
         arguments |= {**files, "ssl_check_hostname": True}
-    return Settings(
+    return RedisDbSettings(
         arguments=arguments,
         has_tls=has_tls,
         address=f"{address} (prefix {prefix})",

@@ -12,14 +12,14 @@ SEPARATOR = b"\0"
 """Between table and key in the name of an object.  Neither can contain it."""
 
 
-class Keys:
+class RedisKeys:
     """Every name is a key of Redis."""
 
     def __init__(self, prefix: bytes) -> None:
         self.state = prefix + b":state"
         """Hash: ``revision``, ``compacted``, and ``run``, the process of the server that wrote last."""
         self.objects = prefix + b":objects"
-        """Hash of records by name, see `Record`."""
+        """Hash of records by name, see `RedisRecord`."""
         self.names = prefix + b":names"
         """Sorted set of the names of objects, in the order of their bytes: how a snapshot finds its way."""
         self.deleted = prefix + b":deleted"
@@ -40,7 +40,7 @@ class Keys:
         """Hash of counters by name."""
 
 
-class Record(NamedTuple):
+class RedisRecord(NamedTuple):
     """An object: ``version``, a space, the bytes of its topic, a space, the topic, the value."""
 
     version: int
@@ -48,10 +48,10 @@ class Record(NamedTuple):
     value: bytes
 
 
-def read_record(record: bytes) -> Record:
+def read_record(record: bytes) -> RedisRecord:
     version, topic_bytes, rest = record.split(b" ", 2)
     end = int(topic_bytes)
-    return Record(int(version), rest[:end].decode(), rest[end:])
+    return RedisRecord(int(version), rest[:end].decode(), rest[end:])
 
 
 def name_of(table: str, key: str) -> bytes:
@@ -68,7 +68,7 @@ def revision_of(identity: bytes) -> int:
     return int(identity.partition(b"-")[0])
 
 
-class Entry(NamedTuple):
+class OutboxEntry(NamedTuple):
     """An entry of the feed."""
 
     change: Change
@@ -76,7 +76,7 @@ class Entry(NamedTuple):
     """Of the commit, by the server's clock, in seconds since 1970."""
 
 
-def read_entry(identity: bytes, fields: Sequence[bytes]) -> Entry:
+def read_entry(identity: bytes, fields: Sequence[bytes]) -> OutboxEntry:
     # The names of the fields are in between, for people who look at the stream.
     action, name, topic, left_topic, time, value = fields[1::2]
     decoded = None if action == b"delete" else checks.decode_value(value)
@@ -85,4 +85,4 @@ def read_entry(identity: bytes, fields: Sequence[bytes]) -> Entry:
     change = Change(
         revision_of(identity), kind, table, key, topic.decode(), decoded, left_topic.decode() if left_topic else None
     )
-    return Entry(change, float(time))
+    return OutboxEntry(change, float(time))

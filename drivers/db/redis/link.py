@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import redis
 
 from drivers.db.handles import Handles
-from drivers.db.redis.config import Settings
+from drivers.db.redis.config import RedisDbSettings
 from drivers.redis_common import limits
 from nb_api.errors import DbError, DbUnavailable
 from pubsub_api.errors import Closed, HeliographError, InvalidConfig
@@ -53,10 +53,10 @@ return answers
 """)
 
 
-class Link:
+class RedisDbLink:
     """A connection.  One thread at a time may use it.  Raises redis.RedisError and OSError."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: RedisDbSettings) -> None:
         """Connect and log in."""
         kind = "tls" if settings.has_tls else "unix" if "path" in settings.arguments else "tcp"
         self._timeout_s = settings.operation_timeout_s
@@ -125,15 +125,15 @@ class Links:
     Everything raises Closed, DbUnavailable, InvalidConfig when the server refuses the user, and DbError for the rest.
     """
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: RedisDbSettings) -> None:
         self._settings = settings
-        self._handles = Handles(lambda: Link(settings), settings.limits)
+        self._handles = Handles(lambda: RedisDbLink(settings), settings.limits)
         self.check_open = self._handles.check_open
         self.close = self._handles.close
         self.close_idle = self._handles.close_idle
 
     @contextlib.contextmanager
-    def link(self) -> Iterator[Link]:
+    def link(self) -> Iterator[RedisDbLink]:
         """Borrow a connection.  Errors of redis-py that leave the block are raised as ours."""
         try:
             link = self._handles.acquire()

@@ -19,9 +19,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from drivers.db.redis import scripts
-from drivers.db.redis.config import Settings
-from drivers.db.redis.keys import Keys, read_record, revision_of, split_name
-from drivers.db.redis.link import Link, Links, Script
+from drivers.db.redis.config import RedisDbSettings
+from drivers.db.redis.keys import RedisKeys, read_record, revision_of, split_name
+from drivers.db.redis.link import Links, RedisDbLink, Script
 from nb_api.db_api import DbObject, Snapshot
 from nb_api.errors import DbUnavailable
 from nb_api.writing import checks
@@ -34,7 +34,9 @@ _BEFORE_ALL, _AFTER_ALL = b"", b"\xff"
 class RedisSnapshot(Snapshot):
     """Belongs to one process of the server: one that was started again may not know what this one said."""
 
-    def __init__(self, links: Links, keys: Keys, settings: Settings, selection: checks.Selection) -> None:
+    def __init__(
+        self, links: Links, keys: RedisKeys, settings: RedisDbSettings, selection: checks.TopicSelection
+    ) -> None:
         self._links = links
         self._keys = keys
         self._selection = selection
@@ -127,7 +129,7 @@ class RedisSnapshot(Snapshot):
             return link.transaction(commands)
 
     @contextlib.contextmanager
-    def _link(self) -> Iterator[Link]:
+    def _link(self) -> Iterator[RedisDbLink]:
         if self._is_closed:
             raise Closed("the snapshot was closed; take another one")
         with self._links.link() as link:

@@ -23,8 +23,8 @@ from drivers.db.sqlite.recording import record
 from drivers.db.sqlite.snapshot import SqliteSnapshot
 from drivers.sqlite_common.files import make_file, path_of
 from drivers.sqlite_common.patience import run_patiently
-from drivers.sqlite_common.pool import Pool
-from drivers.sqlite_common.writer import Operation, Writer
+from drivers.sqlite_common.pool import SqlitePool
+from drivers.sqlite_common.writer import GroupCommit, Operation
 from nb_api.db_api import Action, Change, DbApi, DbObject
 from nb_api.errors import DbError, DbUnavailable
 from nb_api.revisions import HistoryCheck, judge, number_of
@@ -74,12 +74,12 @@ class SqliteDb(DbApi):
         self._what = f"the database {self._path}"
         self._options = conf[GROUP]
         self._timeout_s: float = conf.db.operation_timeout
-        self._pool = Pool(
+        self._pool = SqlitePool(
             self._path,
             f"PRAGMA synchronous = {self._options.synchronous}; "
             f"PRAGMA journal_size_limit = {_JOURNAL_BYTES_MAX}; PRAGMA temp_store = memory;",
         )
-        self._writer = Writer(self._run, self._pool.check_file, self._timeout_s)
+        self._writer = GroupCommit(self._run, self._pool.check_file, self._timeout_s)
         self._is_closed = False
         self._news = threading.Condition()
         self._commits = 0
@@ -119,7 +119,7 @@ class SqliteDb(DbApi):
         return DbObject(table, key, row[0], checks.decode_value(row[1]), row[2])
 
     def snapshot(self, tables: Sequence[str] | None = None, topics: Sequence[str] | None = None) -> SqliteSnapshot:
-        selection = checks.Selection(tables, topics)
+        selection = checks.TopicSelection(tables, topics)
 
         def begin(_: sqlite3.Connection) -> SqliteSnapshot:
             connection = self._pool.open()

@@ -16,7 +16,7 @@ from drivers.db.sqlite import schema
 from drivers.sqlite_common.pool import GATE
 from nb_api.db_api import DbObject, Snapshot
 from nb_api.errors import DbUnavailable
-from nb_api.writing.checks import Selection, decode_value
+from nb_api.writing.checks import TopicSelection, decode_value
 from pubsub_api.core.topics import is_wildcard, literal_prefix
 from pubsub_api.errors import Closed
 
@@ -27,7 +27,7 @@ _RANGES_MAX = 100
 """With more tables or filters SQLite is not asked to choose: it has limits of its own, and scanning is faster."""
 
 
-def query(selection: Selection) -> tuple[str, list[str]]:
+def query(selection: TopicSelection) -> tuple[str, list[str]]:
     """The statement and its parameters that find what is selected; too much where SQL cannot say it."""
     parts = [_tables(selection), _topics(selection)]
     where = " AND ".join(["deleted_at IS NULL", *(condition for condition, _ in parts if condition)])
@@ -35,13 +35,13 @@ def query(selection: Selection) -> tuple[str, list[str]]:
     return f"SELECT table_name, key, topic, value, version FROM objects WHERE {where}", parameters
 
 
-def _tables(selection: Selection) -> tuple[str, list[str]]:
+def _tables(selection: TopicSelection) -> tuple[str, list[str]]:
     if selection.tables is None or len(selection.tables) > _NAMES_MAX:
         return "", []
     return f"table_name IN ({_marks(selection.tables)})", list(selection.tables)
 
 
-def _topics(selection: Selection) -> tuple[str, list[str]]:
+def _topics(selection: TopicSelection) -> tuple[str, list[str]]:
     filters = list(selection.filters or ())
     ranges = [literal_prefix(one) for one in filters if is_wildcard(one)]
     # The prefix itself too: a/# selects a.
@@ -59,7 +59,9 @@ def _marks(values: Collection[str]) -> str:
 
 
 class SqliteSnapshot(Snapshot):
-    def __init__(self, connection: sqlite3.Connection, selection: Selection, portion: int, time_max_s: float) -> None:
+    def __init__(
+        self, connection: sqlite3.Connection, selection: TopicSelection, portion: int, time_max_s: float
+    ) -> None:
         """Takes over the connection.  Call it inside of `GATE`.  Raises sqlite3.Error."""
         self._connection: sqlite3.Connection | None = connection
         self._selection = selection

@@ -23,7 +23,7 @@ from oslo_config import cfg
 from drivers.log.redis import scripts
 from drivers.log.redis.appending import Appender
 from drivers.log.redis.config import GROUP, OPTIONS, STREAMS_CACHED_MAX, WAIT_SLICE_S
-from drivers.log.redis.server import Server
+from drivers.log.redis.server import RedisLogServer
 from durable_log import config
 from durable_log.core.positions import encode_position, stream_key
 from durable_log.errors import LogError, LogUnavailable, RecordConflict
@@ -58,7 +58,7 @@ class RedisLog(SegmentedLog):
         self._options = conf[GROUP]
         self._prefix: str = self._options.key_prefix
         self._lineage = Lineage("")
-        self._server = Server(url, self._options, self._limits)
+        self._server = RedisLogServer(url, self._options, self._limits)
         self._appender = Appender(
             self._server, self._prefix, timeout_s=self._limits.operation_timeout,
             ranges_max=config.MISSING_RANGES_MAX, streams_cached_max=STREAMS_CACHED_MAX,

@@ -14,8 +14,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from drivers.log.redis import scripts
-from drivers.log.redis.server import Argument, Server
-from durable_log.core.placing import NOWHERE, Position, extend, place
+from drivers.log.redis.server import Argument, RedisLogServer
+from durable_log.core.placing import NOWHERE, StreamPosition, extend, place
 from durable_log.core.positions import decode_position, encode_position, stream_key
 from durable_log.errors import LogCorrupt, LogUnavailable
 from durable_log.log_api import Appended, shard_of
@@ -48,7 +48,7 @@ class Appender:
     """``forgotten`` counts missing numbers that were forgotten because a stream had too many holes."""
 
     def __init__(
-        self, server: Server, prefix: str, *, timeout_s: float, ranges_max: int, streams_cached_max: int
+        self, server: RedisLogServer, prefix: str, *, timeout_s: float, ranges_max: int, streams_cached_max: int
     ) -> None:
         self._server = server
         self._prefix = prefix
@@ -143,7 +143,7 @@ class _Attempt:
         self.keys: list[_Key] = []
         self._indices: dict[_Key, int] = {}
         self._opened: dict[tuple[bytes, str], _Key] = {}
-        self.positions: dict[_Key, Position] = {}
+        self.positions: dict[_Key, StreamPosition] = {}
         self.forgotten = 0
         self._frames: list[Argument] = []
 

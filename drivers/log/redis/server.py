@@ -24,7 +24,7 @@ T = TypeVar("T")
 Argument = bytes | str | int
 
 
-class Server:
+class RedisLogServer:
     """One Redis server, for any thread.  A forked child gets connections of its own: the library sees to that."""
 
     def __init__(self, url: SplitResult, options: cfg.ConfigOpts.GroupAttr, limits: cfg.ConfigOpts.GroupAttr) -> None:

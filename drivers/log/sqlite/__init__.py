@@ -19,7 +19,7 @@ from urllib.parse import SplitResult
 from oslo_config import cfg
 
 from drivers.log.sqlite import appending, reading, records, schema, sealed
-from drivers.log.sqlite.store import Store
+from drivers.log.sqlite.store import SqliteLogFile
 from drivers.log.sqlite.watching import Watch
 from drivers.sqlite_common.files import path_of
 from durable_log import config
@@ -68,9 +68,9 @@ class SqliteLog(SegmentedLog):
         self._limits = conf[config.GROUP]
         self._frame_bytes_max: int = self._limits.frame_bytes_max  # looked up once: it is needed for every append
         self._options = conf[GROUP]
-        self._found = schema.Found(0, Lineage(""))
+        self._found = schema.LogFileHeader(0, Lineage(""))
         self.default_directory = path.with_name(f"{path.name}-segments")
-        self._store = Store(
+        self._store = SqliteLogFile(
             path,
             f"PRAGMA synchronous = {self._options.synchronous}; "
             f"PRAGMA journal_size_limit = {_JOURNAL_BYTES_MAX}; PRAGMA temp_store = memory;",

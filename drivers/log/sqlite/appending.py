@@ -9,7 +9,7 @@ import sqlite3
 from collections.abc import Mapping, Sequence
 
 from drivers.log.sqlite.schema import row_id
-from durable_log.core.placing import NOWHERE, Position, extend, place
+from durable_log.core.placing import NOWHERE, StreamPosition, extend, place
 from durable_log.core.positions import decode_position, encode_position, stream_key, wrong_end
 from durable_log.log_api import CLOCK_AHEAD_MAX_NS, Appended, shard_of
 from durable_log.storage.checksums import frame_checksum
@@ -63,7 +63,7 @@ def note_missing(
 class _Stream:
     __slots__ = ("id", "key", "position")
 
-    def __init__(self, number: int, key: bytes, position: Position) -> None:
+    def __init__(self, number: int, key: bytes, position: StreamPosition) -> None:
         self.id = number
         self.key = key
         self.position = position

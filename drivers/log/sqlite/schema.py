@@ -67,7 +67,7 @@ def offset_of(row: int) -> int:
     return row % _OFFSETS
 
 
-class Found(NamedTuple):
+class LogFileHeader(NamedTuple):
     """What a file says of the log in it."""
 
     shards: int
@@ -76,7 +76,7 @@ class Found(NamedTuple):
 
 def make_schema(
     connection: sqlite3.Connection, path: pathlib.Path, shards: int | None, new_shards: Callable[[], int]
-) -> Found:
+) -> LogFileHeader:
     """Make the tables when they are missing, for ``new_shards``; only then it writes.
 
     Raises InvalidConfig for somebody else's file and for another number of shards, and sqlite3.Error.
@@ -96,9 +96,9 @@ def make_schema(
     return found
 
 
-def read_log(connection: sqlite3.Connection) -> Found:
+def read_log(connection: sqlite3.Connection) -> LogFileHeader:
     shards, identity, ancestors = connection.execute("SELECT shards, identity, ancestors FROM log").fetchone()
-    return Found(int(shards), Lineage(identity, frozenset(ancestors.split())))
+    return LogFileHeader(int(shards), Lineage(identity, frozenset(ancestors.split())))
 
 
 def is_ours(connection: sqlite3.Connection) -> bool:

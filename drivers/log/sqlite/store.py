@@ -14,8 +14,8 @@ from typing import TypeVar
 from drivers.log.sqlite.schema import is_ours, read_log
 from drivers.sqlite_common.files import make_file
 from drivers.sqlite_common.patience import run_patiently
-from drivers.sqlite_common.pool import Pool
-from drivers.sqlite_common.writer import Operation, Writer
+from drivers.sqlite_common.pool import SqlitePool
+from drivers.sqlite_common.writer import GroupCommit, Operation
 from durable_log.errors import LogCorrupt, LogUnavailable
 from durable_log.storage.segmented import replaced
 from nb_api.errors import DbError, DbUnavailable
@@ -29,7 +29,7 @@ def _to_text(data: bytes) -> str:
     return data.decode(errors="replace")
 
 
-class Store:
+class SqliteLogFile:
     """``operation_timeout_s`` bounds every call, the time that others hold the lock included."""
 
     def __init__(self, path: pathlib.Path, pragmas: str, *, operation_timeout_s: float) -> None:
@@ -37,8 +37,8 @@ class Store:
         self._timeout_s = operation_timeout_s
         self.identity = ""
         """Of the log that was opened; another one that is found in its place is refused."""
-        self._pool = Pool(path, pragmas, self._prepare)
-        self._writer = Writer(self._run, self._pool.check_file, operation_timeout_s)
+        self._pool = SqlitePool(path, pragmas, self._prepare)
+        self._writer = GroupCommit(self._run, self._pool.check_file, operation_timeout_s)
         self._is_closed = False
         self._news = threading.Condition()
         self._commits = 0

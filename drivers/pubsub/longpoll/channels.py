@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import socket
 
-from drivers.pubsub.longpoll.config import QUERIES_MAX, Settings, Tls, check_address, make_address
+from drivers.pubsub.longpoll.config import QUERIES_MAX, LongpollSettings, Tls, check_address, make_address
 from drivers.pubsub.longpoll.core.wire import BATCH_BYTES_MAX
 from drivers.pubsub.longpoll.library import aio, grpc
 from pubsub_api.errors import AddressInUse, InvalidConfig, LimitReached
@@ -18,7 +18,7 @@ CALLS_MAX = 16
 lets further ones wait at the caller, so questions alone must not reach it: a poll that waits looks like a dead side."""
 
 
-def open_channel(settings: Settings, address: str) -> aio.Channel:
+def open_channel(settings: LongpollSettings, address: str) -> aio.Channel:
     """A connection of its own to a publisher.  Connects when it is first used.  Call it in the event loop."""
     arguments: list[tuple[str, object]] = [
         # Channels of a process to the same place would share a connection otherwise.
@@ -41,7 +41,7 @@ def open_channel(settings: Settings, address: str) -> aio.Channel:
     return aio.secure_channel(target, credentials, options=arguments)
 
 
-def open_server(settings: Settings, handler: grpc.GenericRpcHandler) -> tuple[aio.Server, str]:
+def open_server(settings: LongpollSettings, handler: grpc.GenericRpcHandler) -> tuple[aio.Server, str]:
     """A server that owns the configured address, not started, and the address that subscribers should use.
 
     Call it in the event loop.  Raises AddressInUse, InvalidConfig, and LimitReached when gRPC gets no thread.
@@ -80,7 +80,7 @@ def _server_credentials(tls: Tls) -> grpc.ServerCredentials:
     return grpc.ssl_server_credentials([pair], tls.ca_file if tls.client_auth else None, tls.client_auth)
 
 
-def _bind_error(settings: Settings, target: str, error: RuntimeError) -> AddressInUse | InvalidConfig:
+def _bind_error(settings: LongpollSettings, target: str, error: RuntimeError) -> AddressInUse | InvalidConfig:
     """gRPC has one error for everything that can go wrong; binding once more tells which it was."""
     family = socket.AF_INET6 if ":" in settings.bind_host else socket.AF_INET
     try:

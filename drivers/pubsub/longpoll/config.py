@@ -15,8 +15,8 @@ from urllib.parse import SplitResult
 from oslo_config import cfg
 
 from drivers.pubsub.longpoll.core.actions import LinkSettings
-from drivers.pubsub.longpoll.core.mailbox import Bounds, Policy
-from drivers.pubsub.longpoll.core.session import PublisherSettings
+from drivers.pubsub.longpoll.core.mailbox import Bounds, MailboxPolicy
+from drivers.pubsub.longpoll.core.session import LongpollPublisherSettings
 from pubsub_api import config
 from pubsub_api.core.topics import FilterSet
 from pubsub_api.errors import InvalidConfig, InvalidTopic
@@ -97,7 +97,7 @@ class Tls:
 
 
 @dataclasses.dataclass(frozen=True)
-class Settings:
+class LongpollSettings:
     """What the options of both groups say, checked, in the words of this driver."""
 
     bind_host: str
@@ -105,7 +105,7 @@ class Settings:
     public_host: str
     """What subscribers are told when every interface is bound."""
     listen_addresses: tuple[str, ...]
-    publisher: PublisherSettings
+    publisher: LongpollPublisherSettings
     link: LinkSettings
     frame_bytes_max: int
     """The largest frame that the session layer accepts: what a query may be."""
@@ -115,7 +115,7 @@ class Settings:
     options: cfg.ConfigOpts.GroupAttr
 
 
-def read_settings(conf: cfg.ConfigOpts) -> Settings:
+def read_settings(conf: cfg.ConfigOpts) -> LongpollSettings:
     """Translate both groups.  Raises InvalidConfig when options contradict each other or cannot be used."""
     config.check_group(conf, GROUP, OPTIONS)
     options, pubsub = conf[GROUP], conf[config.GROUP]
@@ -129,7 +129,7 @@ def read_settings(conf: cfg.ConfigOpts) -> Settings:
             f"[pubsub] publisher_transport = {pubsub.publisher_transport} is not for longpoll, which needs tcp"
         )
     port = pubsub.publisher_port
-    return Settings(
+    return LongpollSettings(
         bind_host="0.0.0.0" if pubsub.publisher_bind_address == "*" else pubsub.publisher_bind_address,
         port=port,
         public_host=pubsub.local_ip,
@@ -152,8 +152,8 @@ def read_settings(conf: cfg.ConfigOpts) -> Settings:
     )
 
 
-def _publisher_settings(options: cfg.ConfigOpts.GroupAttr, key: bytes | None) -> PublisherSettings:
-    return PublisherSettings(
+def _publisher_settings(options: cfg.ConfigOpts.GroupAttr, key: bytes | None) -> LongpollPublisherSettings:
+    return LongpollPublisherSettings(
         bounds=Bounds(
             frames_max=options.mailbox_frames_max,
             bytes_max=MAILBOX_BYTES_MAX,
@@ -181,10 +181,10 @@ class Policies:
         if both:
             raise InvalidConfig(f"[longpoll] {both[0]!r} is in latest_topics and in lossy_topics")
 
-    def __call__(self, topic: str) -> Policy:
+    def __call__(self, topic: str) -> MailboxPolicy:
         if self._latest.match(topic):
-            return Policy.LATEST
-        return Policy.LOSSY if self._lossy.match(topic) else Policy.LOSSLESS
+            return MailboxPolicy.LATEST
+        return MailboxPolicy.LOSSY if self._lossy.match(topic) else MailboxPolicy.LOSSLESS
 
 
 def _read_tls(options: cfg.ConfigOpts.GroupAttr) -> Tls | None:

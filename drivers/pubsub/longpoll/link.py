@@ -12,10 +12,10 @@ from typing import Any
 
 from drivers.pubsub.longpoll import config
 from drivers.pubsub.longpoll.channels import open_channel
-from drivers.pubsub.longpoll.config import Settings
+from drivers.pubsub.longpoll.config import LongpollSettings
 from drivers.pubsub.longpoll.core import actions, wire
 from drivers.pubsub.longpoll.core.subscriber import LinkCore
-from drivers.pubsub.longpoll.core.wire import SESSION_BYTES, Applied, Batch, Mail
+from drivers.pubsub.longpoll.core.wire import SESSION_BYTES, Applied, FrameBatch, Mail
 from drivers.pubsub.longpoll.library import aio, grpc
 from pubsub_api.driver import Connected, Disconnected, Subscribed
 from pubsub_api.driver_kit.counting import Tally
@@ -25,10 +25,12 @@ from pubsub_api.errors import MalformedFrame
 LOG = logging.getLogger(__name__)
 
 
-class Link:
+class LongpollLink:
     """Every method is called in the loop, but for `is_up` and `counters`, which may be read anywhere."""
 
-    def __init__(self, settings: Settings, address: str, filters: list[str], inbox: Inbox, tally: Tally) -> None:
+    def __init__(
+        self, settings: LongpollSettings, address: str, filters: list[str], inbox: Inbox, tally: Tally
+    ) -> None:
         self.address = address
         self._settings = settings
         self._inbox = inbox
@@ -164,7 +166,7 @@ class Link:
         self._act()
 
     async def _send_batch(self, action: actions.SendBatch) -> None:
-        batch: Batch = action.batch
+        batch: FrameBatch = action.batch
         try:
             applied = wire.decode(Applied, await self._command(wire.encode(batch), timeout=action.timeout_s))
         except (aio.AioRpcError, MalformedFrame) as error:

@@ -34,7 +34,7 @@ class _Closable(Protocol):
     def close(self) -> None: ...
 
 
-class Process:
+class LongpollProcess:
     """What this process has opened, and whether it may go on doing so.  Thread-safe."""
 
     def __init__(self) -> None:
@@ -132,7 +132,7 @@ def _run(loop: asyncio.AbstractEventLoop) -> None:
         loop.close()
 
 
-PROCESS = Process()
+PROCESS = LongpollProcess()
 
 
 def in_loop(loop: asyncio.AbstractEventLoop, coroutine: Coroutine[Any, Any, _Result], timeout_s: float) -> _Result:

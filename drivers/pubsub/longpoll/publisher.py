@@ -18,8 +18,8 @@ import time
 from collections.abc import Mapping, Sequence
 
 from drivers.pubsub.longpoll.channels import MESSAGE_BYTES_MAX
-from drivers.pubsub.longpoll.config import LINGER_S, SEND_WAIT_INTERVAL_S, Settings, make_address
-from drivers.pubsub.longpoll.core.publisher import PublisherCore
+from drivers.pubsub.longpoll.config import LINGER_S, SEND_WAIT_INTERVAL_S, LongpollSettings, make_address
+from drivers.pubsub.longpoll.core.publisher import LongpollPublisherCore
 from drivers.pubsub.longpoll.core.session import PublisherCounters
 from drivers.pubsub.longpoll.process import PROCESS, in_loop
 from drivers.pubsub.longpoll.service import Service
@@ -41,7 +41,7 @@ _COUNTED = (
 
 
 @dataclasses.dataclass(frozen=True)
-class PublisherStatistics:
+class LongpollPublisherStatistics:
     """What a publisher holds now, and what happened since its start."""
 
     sessions: int
@@ -55,10 +55,10 @@ class PublisherStatistics:
 class LongpollPublisher(PublisherApi):
     """See `PublisherApi`."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: LongpollSettings) -> None:
         self._settings = settings
         self._address = make_address(settings.bind_host, settings.port)
-        self._core = PublisherCore(settings.publisher, secrets.token_bytes(_PUBLISHER_BYTES))
+        self._core = LongpollPublisherCore(settings.publisher, secrets.token_bytes(_PUBLISHER_BYTES))
         self._lock = threading.Condition()
         """Guards the core.  Notified when a mailbox has room again, or is empty."""
         self._is_closed = False
@@ -137,11 +137,11 @@ class LongpollPublisher(PublisherApi):
                 counted = self._core.counters()
         return self._tally.counts() | {name: getattr(counted, name) for name in _COUNTED}
 
-    def statistics(self) -> PublisherStatistics:
+    def statistics(self) -> LongpollPublisherStatistics:
         """A snapshot.  Costs a look at every session."""
         with self._lock:
             mailboxes = [session.mailbox for session in self._core.sessions.values()]
-            return PublisherStatistics(
+            return LongpollPublisherStatistics(
                 sessions=len(mailboxes),
                 subscriptions=len(self._core.index),
                 mailbox_frames=sum(map(len, mailboxes)),

@@ -14,11 +14,11 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 from drivers.pubsub.longpoll.channels import open_server
-from drivers.pubsub.longpoll.config import QUERIES_MAX, Settings
+from drivers.pubsub.longpoll.config import QUERIES_MAX, LongpollSettings
 from drivers.pubsub.longpoll.core import wire
-from drivers.pubsub.longpoll.core.publisher import PublisherCore
-from drivers.pubsub.longpoll.core.session import Answer
-from drivers.pubsub.longpoll.core.wire import Applied, Batch, Leave, Mail, Message, Poll, Status
+from drivers.pubsub.longpoll.core.publisher import LongpollPublisherCore
+from drivers.pubsub.longpoll.core.session import PollAnswer
+from drivers.pubsub.longpoll.core.wire import Applied, FrameBatch, Leave, Mail, Message, Poll, SessionStatus
 from drivers.pubsub.longpoll.library import grpc
 from drivers.pubsub.longpoll.process import post
 from pubsub_api.core.frame import is_frame
@@ -46,8 +46,8 @@ class Service(grpc.GenericRpcHandler):
 
     def __init__(
         self,
-        settings: Settings,
-        core: PublisherCore,
+        settings: LongpollSettings,
+        core: LongpollPublisherCore,
         lock: threading.Condition,
         loop: asyncio.AbstractEventLoop,
         tally: Tally,
@@ -111,7 +111,7 @@ class Service(grpc.GenericRpcHandler):
             self._lock.notify_all()
         self._resolve(answers)
 
-    def _resolve(self, answers: Iterable[Answer]) -> None:
+    def _resolve(self, answers: Iterable[PollAnswer]) -> None:
         for session, poll, mail in answers:
             waiting = self._parked.pop((session, poll), None)
             if waiting is not None and not waiting.done():
@@ -139,7 +139,7 @@ class Service(grpc.GenericRpcHandler):
     # -- calls
 
     async def _on_command(self, _requests: Requests, context: Context) -> bytes:
-        batch = await self._read_message(Batch, context)
+        batch = await self._read_message(FrameBatch, context)
         with self._lock:
             applied = self._core.command(batch, time.monotonic(), context.peer())
             self._lock.notify_all()
@@ -150,7 +150,7 @@ class Service(grpc.GenericRpcHandler):
         poll = await self._read_message(Poll, context)
         name = (poll.session, poll.number)
         if name in self._parked:
-            return wire.encode(Mail(Status.SUPERSEDED, self._core.publisher))
+            return wire.encode(Mail(SessionStatus.SUPERSEDED, self._core.publisher))
         waiting = self._parked[name] = self.loop.create_future()
         with self._lock:
             answers = self._core.poll(poll, time.monotonic())
@@ -174,7 +174,7 @@ class Service(grpc.GenericRpcHandler):
             answers = self._core.leave(leave, time.monotonic())
             self._lock.notify_all()
         self._resolve(answers)
-        return wire.encode(Applied(Status.OK, self._core.publisher))
+        return wire.encode(Applied(SessionStatus.OK, self._core.publisher))
 
     async def _on_ask(self, _requests: Requests, context: Context) -> AsyncIterator[bytes]:
         query = await self._read(context)

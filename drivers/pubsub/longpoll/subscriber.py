@@ -9,9 +9,9 @@ import threading
 from collections import deque
 from collections.abc import Callable, Mapping
 
-from drivers.pubsub.longpoll.config import Settings, check_address
+from drivers.pubsub.longpoll.config import LongpollSettings, check_address
 from drivers.pubsub.longpoll.core.actions import LinkCounters
-from drivers.pubsub.longpoll.link import Link
+from drivers.pubsub.longpoll.link import LongpollLink
 from drivers.pubsub.longpoll.process import PROCESS, in_loop, post
 from pubsub_api.core.topics import check_filter
 from pubsub_api.driver import Asked, Disconnected, Receiver, SubscriberApi
@@ -26,14 +26,14 @@ _COUNTED = ("failures", "forgotten", "resets", "duplicates", "outdated", "skippe
 """Those of a link's counters that tell of something dropped or done again."""
 
 
-def _counted(link: Link) -> dict[str, int]:
+def _counted(link: LongpollLink) -> dict[str, int]:
     return {name: getattr(link.counters, name) for name in _COUNTED}
 
 
 class LongpollSubscriber(SubscriberApi):
     """See `SubscriberApi`.  What is registered is kept under a lock; the links learn of it in order, in the loop."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: LongpollSettings) -> None:
         self._settings = settings
         self._lock = threading.Lock()
         self._is_closed = False
@@ -49,7 +49,7 @@ class LongpollSubscriber(SubscriberApi):
         self._tally = Tally("queries_dropped", "queries_failed", *_COUNTED)
         """Of the queries of all links, and of links that are gone."""
         # The loop's own:
-        self._links: dict[str, Link] = {}
+        self._links: dict[str, LongpollLink] = {}
         self._wanted: dict[str, None] = {}
         self._leaving: set[asyncio.Task[None]] = set()
 
@@ -184,7 +184,9 @@ class LongpollSubscriber(SubscriberApi):
             link.unsubscribe(topic_filter)
 
     def _add_link(self, address: str) -> None:
-        link = self._links[address] = Link(self._settings, address, list(self._wanted), self._inbox, self._tally)
+        link = self._links[address] = LongpollLink(
+            self._settings, address, list(self._wanted), self._inbox, self._tally
+        )
         link.start()
 
     def _remove_link(self, address: str) -> None:
@@ -198,7 +200,7 @@ class LongpollSubscriber(SubscriberApi):
         if was_up:
             self._inbox.put_report(Disconnected(address, "the address was unregistered"))
 
-    def _keep_counts(self, link: Link) -> None:
+    def _keep_counts(self, link: LongpollLink) -> None:
         """The caller holds the lock: no number may seem to shrink meanwhile."""
         for name, count in _counted(link).items():
             self._tally.add(name, count)

@@ -101,14 +101,14 @@ class Mailbox(Generic[_Item]):
             return []
 
 
-class Member(Protocol):
+class BusMember(Protocol):
     """An end of a link, as the bus sees it."""
 
     def on_bus_changed(self, bus: Bus) -> None:
         """The faults of the bus have changed.  Called on the thread that changed them."""
 
 
-class ListeningMember(Member, Protocol):
+class ListeningMember(BusMember, Protocol):
     def offer(self, bus: Bus, topic: str, frame: bytes) -> None:
         """A frame was sent; take it if a filter matches."""
 
@@ -116,7 +116,7 @@ class ListeningMember(Member, Protocol):
         """A query of this member was answered."""
 
 
-class SendingMember(Member, Protocol):
+class SendingMember(BusMember, Protocol):
     @property
     def is_serving(self) -> bool: ...
 
@@ -191,7 +191,7 @@ class Bus:
             self._joined += 1
             return self._joined
 
-    def leave(self, leaving: Member) -> None:
+    def leave(self, leaving: BusMember) -> None:
         """Remove an end.  A call to it that is under way may still end after this returns."""
         with self._lock:
             self._publishers = tuple(member for member in self._publishers if member is not leaving)

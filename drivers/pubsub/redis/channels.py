@@ -27,7 +27,7 @@ _REPLY = b"$reply:"
 _GLOB_SPECIAL = re.compile(rb"[*?\[\]\\]")
 
 
-class Target(NamedTuple):
+class ChannelTarget(NamedTuple):
     """One thing to subscribe to."""
 
     is_pattern: bool
@@ -62,26 +62,26 @@ def is_in_place(prefix: bytes, channel: bytes, frame: bytes) -> bool:
     return rest[: -2 * NONCE_BYTES] == b"".join((_REPLY, name, b"/")) and is_of_kind(frame, Kind.REPLY)
 
 
-def answer_targets(prefix: bytes, scope: str) -> list[Target]:
+def answer_targets(prefix: bytes, scope: str) -> list[ChannelTarget]:
     """What to subscribe to in order to hear the questions inside of a scope."""
     if scope == ALL:
-        return [Target(True, _escape(prefix + _ASK) + b"*")]
+        return [ChannelTarget(True, _escape(prefix + _ASK) + b"*")]
     stem = literal_prefix(scope).encode()
-    exact = Target(False, ask_channel(prefix, stem))
-    return [exact, Target(True, _escape(exact.name) + b"/*")] if is_wildcard(scope) else [exact]
+    exact = ChannelTarget(False, ask_channel(prefix, stem))
+    return [exact, ChannelTarget(True, _escape(exact.name) + b"/*")] if is_wildcard(scope) else [exact]
 
 
-def broader_targets(prefix: bytes, scope: str) -> list[Target]:
+def broader_targets(prefix: bytes, scope: str) -> list[ChannelTarget]:
     """What to subscribe to in order to hear questions that are about the scope and more, as far as that is allowed."""
     if scope == ALL:
         return []
     levels = literal_prefix(scope).split("/")
     stems = ["/".join(levels[:depth]) for depth in range(len(levels) + (not is_wildcard(scope)))]
     scopes = [CONTROL_TOPIC, *(f"{stem}/#" if stem else ALL for stem in stems)]
-    return [Target(False, ask_channel(prefix, name.encode())) for name in scopes]
+    return [ChannelTarget(False, ask_channel(prefix, name.encode())) for name in scopes]
 
 
-def targets(prefix: bytes, topic_filter: str) -> list[Target]:
+def targets(prefix: bytes, topic_filter: str) -> list[ChannelTarget]:
     """What to subscribe to for a filter.  Together they cover it."""
     levels = topic_filter.split("/")
     if levels[-1] != "#":
@@ -90,13 +90,13 @@ def targets(prefix: bytes, topic_filter: str) -> list[Target]:
     if not stem or stem[-1] == "+":  # the star of the level before, or of "#" itself, spans what follows
         return [_target(prefix, stem or ["+"])]
     below = _glob(prefix, stem) + b"/*"
-    return [_target(prefix, stem), Target(True, below)]
+    return [_target(prefix, stem), ChannelTarget(True, below)]
 
 
-def _target(prefix: bytes, levels: list[str]) -> Target:
+def _target(prefix: bytes, levels: list[str]) -> ChannelTarget:
     if "+" in levels:
-        return Target(True, _glob(prefix, levels))
-    return Target(False, channel_of(prefix, "/".join(levels)))
+        return ChannelTarget(True, _glob(prefix, levels))
+    return ChannelTarget(False, channel_of(prefix, "/".join(levels)))
 
 
 def _glob(prefix: bytes, levels: list[str]) -> bytes:
@@ -119,11 +119,11 @@ def publish_head(channel: bytes) -> bytes:
     return b"*3\r\n$7\r\nPUBLISH\r\n$%d\r\n%s\r\n$" % (len(channel), channel)
 
 
-def subscribe_command(target: Target) -> bytes:
+def subscribe_command(target: ChannelTarget) -> bytes:
     return command(b"PSUBSCRIBE" if target.is_pattern else b"SUBSCRIBE", target.name)
 
 
-def unsubscribe_command(target: Target) -> bytes:
+def unsubscribe_command(target: ChannelTarget) -> bytes:
     return command(b"PUNSUBSCRIBE" if target.is_pattern else b"UNSUBSCRIBE", target.name)
 
 

@@ -12,7 +12,7 @@ from urllib.parse import SplitResult
 
 from oslo_config import cfg
 
-from drivers.redis_common import Server, parse_server
+from drivers.redis_common import RedisAddress, parse_server
 from pubsub_api import config
 from pubsub_api.core.scopes import check_scope
 from pubsub_api.errors import InvalidConfig, InvalidTopic
@@ -55,10 +55,10 @@ QUERIES_MAX = 256
 
 
 @dataclasses.dataclass(frozen=True)
-class Settings:
+class RedisSettings:
     """Everything one connection needs to know."""
 
-    server: Server
+    server: RedisAddress
     channel_prefix: bytes
     ca_file: str | None
     cert_file: str | None
@@ -76,7 +76,7 @@ class Settings:
     def address(self) -> str:
         return self.server.address
 
-    def at(self, address: str) -> Settings:
+    def at(self, address: str) -> RedisSettings:
         """The same settings for another server; the credentials stay.  Raises InvalidConfig on a bad address."""
         server = parse_server(address)
         if server.username is not None or server.password is not None:
@@ -87,12 +87,12 @@ class Settings:
         )
 
 
-def read_settings(conf: cfg.ConfigOpts) -> Settings:
+def read_settings(conf: cfg.ConfigOpts) -> RedisSettings:
     """Translate the group.  Raises InvalidConfig when options contradict each other."""
     group, common = conf[GROUP], conf[config.GROUP]
     server = parse_server(group.url)
     _check_tls(group, server)
-    return Settings(
+    return RedisSettings(
         server=server,
         channel_prefix=group.channel_prefix.encode(),
         ca_file=group.tls_ca_file,
@@ -123,7 +123,7 @@ def _check_scopes(scopes: Sequence[str]) -> tuple[str, ...]:
         raise InvalidConfig(f"[redis] answer_scopes: {error}") from error
 
 
-def _check_tls(group: cfg.ConfigOpts.GroupAttr, server: Server) -> None:
+def _check_tls(group: cfg.ConfigOpts.GroupAttr, server: RedisAddress) -> None:
     files = {name: getattr(group, name) for name in ("tls_ca_file", "tls_cert_file", "tls_key_file")}
     for name, path in files.items():
         if path is not None and not server.has_tls:

@@ -25,8 +25,8 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 from drivers.pubsub.redis import channels
-from drivers.pubsub.redis.channels import Target
-from drivers.pubsub.redis.config import QUERIES_MAX, Settings
+from drivers.pubsub.redis.channels import ChannelTarget
+from drivers.pubsub.redis.config import QUERIES_MAX, RedisSettings
 from drivers.pubsub.redis.resp import ServerError
 from drivers.pubsub.redis.wire import Wire, join_thread, reconnecting
 from pubsub_api.driver import Connected, Disconnected, LinkReport, Subscribed
@@ -52,7 +52,7 @@ SOURCES_MAX = 65_536
 COUNTED = ("link_failures", "messages_refused")
 """What a link counts: losses and attempts that failed; questions, answers and channels for them that were refused."""
 COUNTED_WHERE_POSTED = (*COUNTED, "messages_dropped")
-"""The same where `Link.post` is used: messages may wait in vain."""
+"""The same where `RedisLink.post` is used: messages may wait in vain."""
 
 Relieve = Callable[[], None]
 """Has another thread go on with the connection."""
@@ -65,7 +65,7 @@ class _Post(NamedTuple):
 
     channel: bytes
     payload: bytes
-    reply: Target
+    reply: ChannelTarget
     on_reached: OnReached
 
 
@@ -75,7 +75,7 @@ class _Expected(NamedTuple):
     what: str
     is_vital: bool = True
     """The link is useless when the server refuses it."""
-    target: Target | None = None
+    target: ChannelTarget | None = None
     """What is subscribed to, where that is not vital."""
     report: LinkReport | None = None
     """What is true once it was answered."""
@@ -85,7 +85,7 @@ class _Expected(NamedTuple):
     """Told the answer."""
 
 
-class Link:
+class RedisLink:
     """See the module's description.  Public methods may be called from any thread unless they say otherwise.
 
     ``on_messages`` and ``on_report`` are called on the thread of the link and must not raise, except that
@@ -95,11 +95,11 @@ class Link:
 
     def __init__(
         self,
-        settings: Settings,
+        settings: RedisSettings,
         address: str,
         *,
-        targets: Sequence[Target] = (),
-        optional: Sequence[Target] = (),
+        targets: Sequence[ChannelTarget] = (),
+        optional: Sequence[ChannelTarget] = (),
         on_messages: Callable[[list[Message]], None],
         on_report: Callable[[LinkReport], None],
         tally: Tally,
@@ -140,8 +140,8 @@ class Link:
         self._wire_descriptor = -1
         self._poller: select.poll
         self._expected: collections.deque[_Expected] = collections.deque()
-        self._users: collections.Counter[Target] = collections.Counter()
-        self._reply_targets: dict[Target, None] = {}
+        self._users: collections.Counter[ChannelTarget] = collections.Counter()
+        self._reply_targets: dict[ChannelTarget, None] = {}
         """The one used last is the last."""
         self._sources: dict[bytes, bytes] = {}
         self._newest_arrival = b""
@@ -214,7 +214,7 @@ class Link:
             if len(self._outbox) >= QUERIES_MAX:
                 self._tally.add("messages_dropped")
                 return False
-            self._outbox.append(_Post(channel, payload, Target(False, reply_channel), on_reached))
+            self._outbox.append(_Post(channel, payload, ChannelTarget(False, reply_channel), on_reached))
         self._waker.wake()
         return True
 
@@ -400,7 +400,7 @@ class Link:
             self._listen_for_replies(post.reply)
             self.publish(post.channel, post.payload, post.on_reached)
 
-    def _listen_for_replies(self, target: Target) -> None:
+    def _listen_for_replies(self, target: ChannelTarget) -> None:
         """Redis executes the subscription before what is published after it on the same connection."""
         if target in self._reply_targets:
             del self._reply_targets[target]
@@ -412,17 +412,17 @@ class Link:
             del self._reply_targets[oldest]
             self._unsubscribe([oldest])
 
-    def _targets(self, topic_filter: str) -> list[Target]:
+    def _targets(self, topic_filter: str) -> list[ChannelTarget]:
         return channels.targets(self._settings.channel_prefix, topic_filter)
 
-    def _subscribe(self, targets: Sequence[Target], *, is_vital: bool = True) -> None:
+    def _subscribe(self, targets: Sequence[ChannelTarget], *, is_vital: bool = True) -> None:
         for target in targets:
             self._users[target] += 1
             if self._users[target] == 1:
                 expected = _Expected(f"a subscription to {target.name!r}", is_vital, None if is_vital else target)
                 self._command(channels.subscribe_command(target), expected)
 
-    def _unsubscribe(self, targets: Sequence[Target]) -> None:
+    def _unsubscribe(self, targets: Sequence[ChannelTarget]) -> None:
         for target in targets:
             self._users[target] -= 1
             if not self._users[target]:

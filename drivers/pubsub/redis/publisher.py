@@ -20,12 +20,20 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 
 from drivers.pubsub.redis import channels, config
-from drivers.pubsub.redis.config import Settings
-from drivers.pubsub.redis.link import COUNTED, Link, Message
+from drivers.pubsub.redis.config import RedisSettings
+from drivers.pubsub.redis.link import COUNTED, Message, RedisLink
 from drivers.pubsub.redis.resp import ServerError
 from drivers.pubsub.redis.wire import Wire, join_thread, reconnecting
 from pubsub_api.core.frame import is_frame, name_of
-from pubsub_api.driver import Connected, Disconnected, LinkReport, PublisherApi, PublisherReport, QueryHandler, Refused
+from pubsub_api.driver import (
+    Connected,
+    Disconnected,
+    LinkReport,
+    PublisherApi,
+    PublisherReport,
+    QueryHandler,
+    SendRefused,
+)
 from pubsub_api.driver_kit.counting import Tally
 from pubsub_api.driver_kit.guarding import GuardedHandler
 from pubsub_api.errors import (
@@ -64,12 +72,12 @@ def _publish_head(prefix: bytes, topic: str) -> bytes:
 class RedisPublisher(PublisherApi):
     """See the module's description."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: RedisSettings) -> None:
         self._settings = settings
         self._guard = ForkGuard(f"publisher of {settings.address}")
         self._report: PublisherReport | None = None
         self._tally = Tally(*COUNTED, "frames_refused", "frames_unconfirmed", "not_queries", "report_errors")
-        self._responder: Responder | None = None
+        self._responder: RedisResponder | None = None
         self._head = functools.lru_cache(TOPICS_MAX)(functools.partial(_publish_head, settings.channel_prefix))
         # The keeper's own, after initialize.
         self._keeper = threading.Thread(target=self._keep, name=f"redis-keeper-{settings.address}", daemon=True)
@@ -124,7 +132,8 @@ class RedisPublisher(PublisherApi):
 
         Raises TransportUnavailable also when the server has refused a frame of an earlier call, because its answers
         come later; the frames of this call, or those of them that were not written yet, are then not sent.  A frame
-        refused for lack of permission is reported as `Refused` and not raised: those of other topics are not to blame.
+        refused for lack of permission is reported as `SendRefused` and not raised: those of other topics are not to
+        blame.
         """
         self._guard.check()
         parts: list[bytes] = []
@@ -148,7 +157,7 @@ class RedisPublisher(PublisherApi):
                 raise self._unavailable()
             if self._responder is not None:
                 raise UsageError("serve was called already")
-            self._responder = Responder(self._settings, handler, self._tally, self._await_answers)
+            self._responder = RedisResponder(self._settings, handler, self._tally, self._await_answers)
         self._responder.start()
 
     def settle(self, *, timeout_s: float | None = None) -> None:
@@ -258,7 +267,7 @@ class RedisPublisher(PublisherApi):
         if frame is not None and str(refusal).startswith(_NO_PERMISSION):
             topic = name_of(frame).decode(errors="replace")
             self._make_report(
-                Refused(self.address, frame, f"{self.address} refused a frame of topic {topic!r}: {refusal}")
+                SendRefused(self.address, frame, f"{self.address} refused a frame of topic {topic!r}: {refusal}")
             )
             return
         self._refusal = refusal
@@ -407,17 +416,19 @@ class RedisPublisher(PublisherApi):
         wire.close()
 
 
-class Responder:
+class RedisResponder:
     """Answers the queries that arrive on the channels of their scopes, each on the reply channel that it names."""
 
-    def __init__(self, settings: Settings, handler: QueryHandler, tally: Tally, settle: Callable[[], None]) -> None:
+    def __init__(
+        self, settings: RedisSettings, handler: QueryHandler, tally: Tally, settle: Callable[[], None]
+    ) -> None:
         """``settle`` is called before each answer."""
         self._settings = settings
         self._settle = settle
         self._tally = tally
         self._log_garbage = SeldomLog(LOG)
         self.handler = GuardedHandler(handler)
-        self._link = Link(
+        self._link = RedisLink(
             settings,
             settings.address,
             targets=[

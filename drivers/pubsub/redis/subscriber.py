@@ -9,8 +9,8 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 
 from drivers.pubsub.redis import channels
-from drivers.pubsub.redis.config import Settings
-from drivers.pubsub.redis.link import COUNTED_WHERE_POSTED, Link, Message, Relieve
+from drivers.pubsub.redis.config import RedisSettings
+from drivers.pubsub.redis.link import COUNTED_WHERE_POSTED, Message, RedisLink, Relieve
 from pubsub_api.core.frame import PREFIX as FRAME_PREFIX
 from pubsub_api.core.frame import is_frame, name_of
 from pubsub_api.core.topics import CONTROL_TOPIC, check_filter
@@ -25,7 +25,7 @@ from pubsub_api.runtime.forking import ForkGuard
 class RedisSubscriber(SubscriberApi):
     """See the module's description."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: RedisSettings) -> None:
         self._settings = settings
         self._guard = ForkGuard("subscriber")
         self._nonce = os.urandom(channels.NONCE_BYTES)
@@ -36,7 +36,7 @@ class RedisSubscriber(SubscriberApi):
         # Guards the rest.  Never held while calling the receiver or waiting for a thread.
         self._lock = threading.Lock()
         self._filters: dict[str, None] = {}
-        self._links: dict[str, Link] = {}
+        self._links: dict[str, RedisLink] = {}
         self._is_started = False
         self._is_closed = False
 
@@ -144,8 +144,8 @@ class RedisSubscriber(SubscriberApi):
             for link in links:
                 link.join()
 
-    def _new_link(self, settings: Settings, address: str) -> Link:
-        link = Link(
+    def _new_link(self, settings: RedisSettings, address: str) -> RedisLink:
+        link = RedisLink(
             settings,
             address,
             on_messages=lambda messages: self._on_messages(link, messages),
@@ -156,7 +156,7 @@ class RedisSubscriber(SubscriberApi):
         )
         return link
 
-    def _on_messages(self, link: Link, messages: list[Message]) -> None:
+    def _on_messages(self, link: RedisLink, messages: list[Message]) -> None:
         """Hand frames over in one call, in order with the messages between them that are none."""
         prefix = self._settings.channel_prefix
         frames: list[bytes] = []
@@ -173,7 +173,7 @@ class RedisSubscriber(SubscriberApi):
             self._on_foreign(link, topic, payload)
         self._on_frames(link, frames)
 
-    def _on_messages_lent(self, link: Link, messages: list[Message], relieve: Relieve) -> bool:
+    def _on_messages_lent(self, link: RedisLink, messages: list[Message], relieve: Relieve) -> bool:
         """As `_on_messages`.  A lone frame goes with the thread, and nobody else is kept from calling meanwhile."""
         receiver = self._receiver
         channel, payload = messages[0]
@@ -188,17 +188,17 @@ class RedisSubscriber(SubscriberApi):
             return False
         return receiver.on_frames_lent([payload], relieve)
 
-    def _on_frames(self, link: Link, frames: list[bytes]) -> None:
+    def _on_frames(self, link: RedisLink, frames: list[bytes]) -> None:
         if frames:
             self._call(lambda receiver: receiver.on_frames(frames), link)
 
-    def _on_foreign(self, link: Link, topic: str, payload: bytes) -> None:
+    def _on_foreign(self, link: RedisLink, topic: str, payload: bytes) -> None:
         self._call(lambda receiver: receiver.on_foreign(topic, payload), link)
 
-    def _on_report(self, link: Link, report: LinkReport) -> None:
+    def _on_report(self, link: RedisLink, report: LinkReport) -> None:
         self._call(lambda receiver: receiver.on_link(report), link)
 
-    def _call(self, call: Callable[[Receiver], None], link: Link | None = None) -> None:
+    def _call(self, call: Callable[[Receiver], None], link: RedisLink | None = None) -> None:
         """Call the receiver, one at a time, and not at all after closing or for a link that was left."""
         with self._calling:
             if not self._is_closed and self._receiver is not None and not (link is not None and link.is_stopping):

@@ -19,7 +19,7 @@ from typing import Any
 
 import redis
 
-from drivers.pubsub.redis.config import Settings
+from drivers.pubsub.redis.config import RedisSettings
 from drivers.pubsub.redis.resp import INCOMPLETE, ProtocolError, new_reader
 from drivers.redis_common import limits
 from pubsub_api.errors import TransportUnavailable
@@ -38,7 +38,7 @@ class Wire:
     `close` makes sense.
     """
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: RedisSettings) -> None:
         """Connect and log in.  Blocks, each step for ``connect_timeout``."""
         self._operation_timeout_s = settings.operation_timeout_s
         connection = None
@@ -117,7 +117,7 @@ class Wire:
         self._connection.disconnect()
 
 
-def _connection(settings: Settings) -> Any:
+def _connection(settings: RedisSettings) -> Any:
     server = settings.server
     arguments: dict[str, Any] = {
         **server.arguments,
@@ -144,12 +144,12 @@ def _connect_reason(error: Exception) -> str:
     return f"the server cannot be reached: {str(error).rstrip('.')}"
 
 
-def reconnecting(settings: Settings) -> Backoff:
+def reconnecting(settings: RedisSettings) -> Backoff:
     """The pauses between attempts to connect."""
     return Backoff(settings.retry_interval_s, settings.retry_interval_max_s, jitter=random.random)
 
 
-def join_thread(thread: threading.Thread, settings: Settings) -> None:
+def join_thread(thread: threading.Thread, settings: RedisSettings) -> None:
     """Wait until a thread of the driver has ended, unless it is our own or never began.  Bounded."""
     if thread.ident is None or thread is threading.current_thread():
         return

@@ -95,7 +95,7 @@ _OWN_TOPIC = re.compile(r"\$[\w.-]+(/[\w.-]+)*")
 
 
 @dataclasses.dataclass(frozen=True)
-class Settings:
+class ZenohSettings:
     """What the options of both groups say, checked, in the words of this driver."""
 
     mode: str
@@ -104,7 +104,7 @@ class Settings:
     listen: tuple[str, ...]
     public_address: str
     """What subscribers are told when ``listen`` names no host in particular."""
-    keys: Keys
+    keys: ZenohKeys
     options: cfg.ConfigOpts.GroupAttr
     common: cfg.ConfigOpts.GroupAttr
     """The options of all drivers."""
@@ -114,7 +114,7 @@ class Settings:
         return self.mode != "client"
 
 
-def read_settings(conf: cfg.ConfigOpts) -> Settings:
+def read_settings(conf: cfg.ConfigOpts) -> ZenohSettings:
     """Translate both groups.  Raises InvalidConfig when options contradict each other or cannot be used."""
     options, pubsub = conf[GROUP], conf.pubsub
     if pubsub.publisher_transport != "tcp":
@@ -125,7 +125,7 @@ def read_settings(conf: cfg.ConfigOpts) -> Settings:
     port = pubsub.publisher_port
     bind = "0.0.0.0" if pubsub.publisher_bind_address == "*" else pubsub.publisher_bind_address
     derived = [make_address(options.protocol, host, port) for host in pubsub.publishers_ips] if port else []
-    settings = Settings(
+    settings = ZenohSettings(
         mode=options.mode,
         endpoints=tuple(check_address(address) for address in options.endpoints or derived),
         listen=tuple(
@@ -133,7 +133,7 @@ def read_settings(conf: cfg.ConfigOpts) -> Settings:
             for address in options.listen or [make_address(options.protocol, bind, port)]
         ),
         public_address=pubsub.local_ip,
-        keys=Keys(options.key_prefix),
+        keys=ZenohKeys(options.key_prefix),
         options=options,
         common=pubsub,
     )
@@ -141,7 +141,7 @@ def read_settings(conf: cfg.ConfigOpts) -> Settings:
     return settings
 
 
-def _check(settings: Settings) -> None:
+def _check(settings: ZenohSettings) -> None:
     options = settings.options
     if settings.mode == "client" and not settings.endpoints:
         raise InvalidConfig("[zenoh] mode = client needs the address of a router: set endpoints, or a publisher_port")
@@ -187,7 +187,7 @@ def split_address(address: str) -> tuple[str, str, int] | None:
     return (matched[1], matched[2].strip("[]"), int(matched[3])) if matched else None
 
 
-class Keys:
+class ZenohKeys:
     """Topics and filters, as Zenoh's keys and key expressions.
 
     Topic ``a/b`` has the key ``heliograph/a/b`` and ``$control`` the key ``heliograph@control``, which no filter can

@@ -19,8 +19,8 @@ from collections.abc import Callable, Mapping
 
 import zenoh
 
-from drivers.pubsub.zenoh.config import Settings
-from drivers.pubsub.zenoh.session import Session, brief, make_config
+from drivers.pubsub.zenoh.config import ZenohSettings
+from drivers.pubsub.zenoh.session import ZenohSession, brief, make_config
 from pubsub_api.driver_kit.counting import Tally
 from pubsub_api.errors import LimitReached
 from pubsub_api.runtime.backoff import Backoff
@@ -40,14 +40,14 @@ def _nothing() -> None:
 _NEVER: tuple[float, Callable[[], None]] = (math.inf, _nothing)
 
 
-class Connection:
+class ZenohConnection:
     """A thread that owns a session to ``addresses``.  Subclasses say what to do when it is opened, comes up, goes down.
 
     Several addresses are alternatives of one another, as routers are.
     """
 
     def __init__(
-        self, settings: Settings, addresses: tuple[str, ...], extra: Mapping[str, object], tally: Tally
+        self, settings: ZenohSettings, addresses: tuple[str, ...], extra: Mapping[str, object], tally: Tally
     ) -> None:
         """Check the configuration; nothing is opened yet.  Raises InvalidConfig."""
         self._settings = settings
@@ -66,7 +66,7 @@ class Connection:
             },
         )
         self._backoff = Backoff(settings.common.retry_interval, settings.common.retry_interval_max)
-        self._session: Session | None = None
+        self._session: ZenohSession | None = None
         self._peer: str | None = None
         self._commands: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._timer = _NEVER
@@ -141,7 +141,7 @@ class Connection:
 
     def _try_open(self) -> None:
         try:
-            self._session = Session(self._config)
+            self._session = ZenohSession(self._config)
         except zenoh.ZError as error:
             self._open_later()
             LOG.debug("zenoh cannot connect to %s yet: %s", self.address, brief(error))
@@ -188,7 +188,7 @@ class Connection:
             self._tally.add("link_failures")
             self._went_down("the other side closed the link, or was silent for longer than its lease")
 
-    def _opened(self, session: Session) -> None:
+    def _opened(self, session: ZenohSession) -> None:
         """The session is open, the link perhaps not yet.  On the thread."""
 
     def _came_up(self) -> None:

@@ -22,7 +22,7 @@ BROAD_MAX = 64
 """What more of them are declared as.  Less than the above, so that there is room for what is added later."""
 
 
-class Change(NamedTuple):
+class InterestChange(NamedTuple):
     """What to declare, and then what to undeclare."""
 
     declare: list[str]
@@ -44,24 +44,24 @@ class Interests:
         """What brings the frames of a filter that is wanted."""
         return self._declared_for[topic_filter]
 
-    def add(self, filters: Iterable[str]) -> Change:
+    def add(self, filters: Iterable[str]) -> InterestChange:
         """More are wanted."""
         before = set(self._users)
         for topic_filter in filters:
             self._declare(topic_filter, self._covering(topic_filter))
         if len(self._users) > DECLARED_MAX:
             self._broaden()
-        return Change([name for name in self._users if name not in before], sorted(before - set(self._users)))
+        return InterestChange([name for name in self._users if name not in before], sorted(before - set(self._users)))
 
-    def remove(self, topic_filter: str) -> Change:
+    def remove(self, topic_filter: str) -> InterestChange:
         """One is not wanted any more."""
         name = self._declared_for.pop(topic_filter)
         self._users[name] -= 1
         if self._users[name]:
-            return Change([], [])
+            return InterestChange([], [])
         del self._users[name]
         self._broad.discard(name)
-        return Change([], [name])
+        return InterestChange([], [name])
 
     def _declare(self, topic_filter: str, name: str) -> None:
         self._declared_for[topic_filter] = name

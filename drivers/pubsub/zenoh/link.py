@@ -8,7 +8,7 @@ cost a thread.  So filters and channel are kept apart:
   something broader (`drivers.pubsub.zenoh.interests`);
 * one subscriber for *everything* holds the channel.  Whatever arrives passes it once, in order.  Nobody else hears of
   it, because an access rule of the session itself keeps that one declaration from leaving.  The rule covers all that is
-  contained in ``heliograph$*/**``; filters are written so that they are not (`drivers.pubsub.zenoh.config.Keys`).
+  contained in ``heliograph$*/**``; filters are written so that they are not (`drivers.pubsub.zenoh.config.ZenohKeys`).
 
 A link is reported as connected when a question that was sent after the filters was answered: publishers answer an
 empty query at once, and Zenoh delivers declarations and queries in order.  A router ends the question by itself when no
@@ -32,12 +32,12 @@ from drivers.pubsub.zenoh.config import (
     SYNC_RETRY_MAX_S,
     SYNC_RETRY_S,
     SYNC_TIMEOUT_S,
-    Keys,
-    Settings,
+    ZenohKeys,
+    ZenohSettings,
 )
-from drivers.pubsub.zenoh.connection import Connection
-from drivers.pubsub.zenoh.interests import Change, Interests
-from drivers.pubsub.zenoh.session import Session
+from drivers.pubsub.zenoh.connection import ZenohConnection
+from drivers.pubsub.zenoh.interests import InterestChange, Interests
+from drivers.pubsub.zenoh.session import ZenohSession
 from pubsub_api.core.frame import GUID_AT, is_frame, name_of
 from pubsub_api.driver import Connected, Disconnected, Subscribed
 from pubsub_api.driver_kit.counting import Tally
@@ -53,10 +53,12 @@ if TYPE_CHECKING:
     Channel = zenoh.Subscriber[zenoh.handlers.Handler[zenoh.Sample]]
 
 
-class Link(Connection):
+class ZenohLink(ZenohConnection):
     """The link to one address."""
 
-    def __init__(self, settings: Settings, address: str, filters: Iterable[str], inbox: Inbox, tally: Tally) -> None:
+    def __init__(
+        self, settings: ZenohSettings, address: str, filters: Iterable[str], inbox: Inbox, tally: Tally
+    ) -> None:
         access = {"access_control": _keep_to_oneself(settings.keys.everything)}
         super().__init__(settings, (address,), access, tally)
         self._keys = settings.keys
@@ -95,7 +97,7 @@ class Link(Connection):
         self._post(functools.partial(self._query, frame, on_reached))
         return True
 
-    def _opened(self, session: Session) -> None:
+    def _opened(self, session: ZenohSession) -> None:
         channel = session.keep(
             session.zenoh.declare_subscriber(self._keys.everything, zenoh.handlers.FifoChannel(CHANNEL_FRAMES))
         )
@@ -114,12 +116,12 @@ class Link(Connection):
         start_thread(thread)  # first: one that did not begin is nobody to wait for
         self._pumps = [former for former in self._pumps if former.is_alive()] + [thread]
 
-    def _declare(self, session: Session, filters: Iterable[str]) -> None:
+    def _declare(self, session: ZenohSession, filters: Iterable[str]) -> None:
         mark = object()
         self._unconfirmed.update(dict.fromkeys(filters, mark))
         self._change(session, self._interests.add(filters))
 
-    def _change(self, session: Session, change: Change) -> None:
+    def _change(self, session: ZenohSession, change: InterestChange) -> None:
         for name in change.declare:
             # A ring of one that nobody reads: samples are overwritten inside Zenoh and never reach Python.
             ring: zenoh.handlers.RingChannel[zenoh.Sample] = zenoh.handlers.RingChannel(1)
@@ -247,13 +249,13 @@ class Link(Connection):
             thread.join()
 
     def join(self) -> None:
-        """As `Connection.join`; from within a callback of the user nothing is waited for."""
+        """As `ZenohConnection.join`; from within a callback of the user nothing is waited for."""
         if threading.current_thread() not in self._pumps:
             super().join()
 
 
 def _get(
-    session: Session, key: str, timeout_s: float, callback: zenoh.handlers.Callback[zenoh.Reply], payload: bytes
+    session: ZenohSession, key: str, timeout_s: float, callback: zenoh.handlers.Callback[zenoh.Reply], payload: bytes
 ) -> None:
     session.zenoh.get(
         key,
@@ -268,7 +270,7 @@ def _get(
     )
 
 
-def pump(channel: Channel, inbox: Inbox, keys: Keys, tally: Tally, relieve: Callable[[], None]) -> None:
+def pump(channel: Channel, inbox: Inbox, keys: ZenohKeys, tally: Tally, relieve: Callable[[], None]) -> None:
     """Move what arrives to the inbox, as much at a time as is there, until the session is closed.
 
     A frame under the key of another topic is dropped and counted.

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING
 import zenoh
 
 from drivers.pubsub.zenoh import config
-from drivers.pubsub.zenoh.config import Settings
-from drivers.pubsub.zenoh.connection import COUNTED, Connection
-from drivers.pubsub.zenoh.session import PROCESS, Session, brief, listen
+from drivers.pubsub.zenoh.config import ZenohSettings
+from drivers.pubsub.zenoh.connection import COUNTED, ZenohConnection
+from drivers.pubsub.zenoh.session import PROCESS, ZenohSession, brief, listen
 from pubsub_api.core.scopes import SCOPES_MAX, group
 from pubsub_api.driver import Connected, Disconnected, PublisherApi, PublisherReport, QueryHandler
 from pubsub_api.driver_kit.counting import Tally
@@ -34,18 +34,18 @@ if TYPE_CHECKING:
     Questions = zenoh.Queryable[zenoh.handlers.Handler[zenoh.Query]]
 
 
-class Router(Connection):
+class Router(ZenohConnection):
     """The link of a publisher in client mode."""
 
     def __init__(
-        self, settings: Settings, on_open: Callable[[Session], None], report: PublisherReport, tally: Tally
+        self, settings: ZenohSettings, on_open: Callable[[ZenohSession], None], report: PublisherReport, tally: Tally
     ) -> None:
         super().__init__(settings, settings.endpoints, {}, tally)
         self._on_open = on_open
         self._report = report
         self.is_up = threading.Event()
 
-    def _opened(self, session: Session) -> None:
+    def _opened(self, session: ZenohSession) -> None:
         self._on_open(session)
 
     def _came_up(self) -> None:
@@ -65,7 +65,7 @@ class Sender:
     with all of them.  Declaring costs 0.05 us times the number declared.  So it is all or none.
     """
 
-    def __init__(self, session: Session, settings: Settings) -> None:
+    def __init__(self, session: ZenohSession, settings: ZenohSettings) -> None:
         self._session = session
         self._key = settings.keys.data
         is_blocking = settings.options.congestion == "block"
@@ -100,10 +100,10 @@ class Sender:
 class ZenohPublisher(PublisherApi):
     """See `PublisherApi`."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: ZenohSettings) -> None:
         self._settings = settings
         self._address = (settings.listen if settings.is_bind_based else settings.endpoints)[0]
-        self._session: Session | None = None
+        self._session: ZenohSession | None = None
         self._router: Router | None = None
         self._sender: Sender | None = None
         self._handler: GuardedHandler | None = None
@@ -132,7 +132,7 @@ class ZenohPublisher(PublisherApi):
         self._router.start()
         self._router.is_up.wait(self._settings.common.connect_timeout)
 
-    def _prepare(self, session: Session) -> None:
+    def _prepare(self, session: ZenohSession) -> None:
         """Begin to answer: the sync of subscribers at once, questions when there is a handler."""
         keys = self._settings.keys
         self._start_answering(session, keys.sync, self._confirm)
@@ -141,7 +141,7 @@ class ZenohPublisher(PublisherApi):
             self._start_answering(session, keys.ask(scope), self._answer)
         self._sender = Sender(session, self._settings)
 
-    def _start_answering(self, session: Session, key: str, answer: Callable[[zenoh.Query], None]) -> None:
+    def _start_answering(self, session: ZenohSession, key: str, answer: Callable[[zenoh.Query], None]) -> None:
         # A ring forgets the oldest query when the handler is too slow.  A queue that fills up would block the thread
         # that receives everything else.
         ring: zenoh.handlers.RingChannel[zenoh.Query]

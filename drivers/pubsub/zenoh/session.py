@@ -21,7 +21,7 @@ from typing import Any, Protocol, TypeVar
 import zenoh
 
 from drivers.pubsub.zenoh import config as settings_module
-from drivers.pubsub.zenoh.config import SESSIONS_MAX, Settings, make_address, split_address
+from drivers.pubsub.zenoh.config import SESSIONS_MAX, ZenohSettings, make_address, split_address
 from pubsub_api.errors import AddressInUse, Forked, InvalidConfig
 from pubsub_api.runtime import forking
 
@@ -44,11 +44,11 @@ class _Declared(Protocol):
 _Entity = TypeVar("_Entity", bound=_Declared)
 
 
-class Process:
+class ZenohProcess:
     """What this process has opened, and whether it may go on doing so."""
 
     def __init__(self) -> None:
-        self.sessions: set[Session] = set()
+        self.sessions: set[ZenohSession] = set()
         self.ends: set[_Closable] = set()
         """Publishers and subscribers with threads.  One that is inside Zenoh when the interpreter ends aborts it."""
         self._has_opened = False
@@ -86,10 +86,10 @@ class Process:
                 open_one.close()
 
 
-PROCESS = Process()
+PROCESS = ZenohProcess()
 
 
-class Session:
+class ZenohSession:
     """An open Zenoh session and what was declared on it.  Used by one thread at a time."""
 
     def __init__(self, config: zenoh.Config) -> None:
@@ -120,7 +120,7 @@ class Session:
         self._declared.clear()
 
 
-def make_config(settings: Settings, mode: str, values: Mapping[str, object]) -> zenoh.Config:
+def make_config(settings: ZenohSettings, mode: str, values: Mapping[str, object]) -> zenoh.Config:
     """A configuration for one session.  Raises InvalidConfig with the option that Zenoh refuses."""
     options = settings.options
     try:
@@ -135,7 +135,7 @@ def make_config(settings: Settings, mode: str, values: Mapping[str, object]) -> 
     return config
 
 
-def _common_values(settings: Settings) -> dict[str, object]:
+def _common_values(settings: ZenohSettings) -> dict[str, object]:
     options = settings.options
     send_wait_us = round(options.send_wait * 1e6)
     values: dict[str, object] = {
@@ -173,7 +173,7 @@ def _common_values(settings: Settings) -> dict[str, object]:
     return {**values, **{key: value for key, value in given.items() if value is not None}}
 
 
-def listen(settings: Settings) -> tuple[Session, str]:
+def listen(settings: ZenohSettings) -> tuple[ZenohSession, str]:
     """Open a session that owns the configured addresses; return it with the address that subscribers should use.
 
     Raises AddressInUse, InvalidConfig and Forked.
@@ -185,7 +185,7 @@ def listen(settings: Settings) -> tuple[Session, str]:
         # in between; then the next one is tried.
         addresses = [_with_port(address) for address in settings.listen]
         try:
-            session = Session(make_config(settings, settings.mode, {"listen/endpoints": addresses}))
+            session = ZenohSession(make_config(settings, settings.mode, {"listen/endpoints": addresses}))
         except zenoh.ZError as error:
             attempts -= 1
             if not attempts or not _is_in_use(error):

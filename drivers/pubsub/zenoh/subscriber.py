@@ -6,9 +6,9 @@ import functools
 import threading
 from collections.abc import Mapping
 
-from drivers.pubsub.zenoh.config import Settings, check_address
+from drivers.pubsub.zenoh.config import ZenohSettings, check_address
 from drivers.pubsub.zenoh.connection import COUNTED
-from drivers.pubsub.zenoh.link import Link
+from drivers.pubsub.zenoh.link import ZenohLink
 from drivers.pubsub.zenoh.session import PROCESS
 from pubsub_api.driver import Asked, Receiver, SubscriberApi
 from pubsub_api.driver_kit.counting import Tally
@@ -21,14 +21,14 @@ from pubsub_api.errors import Closed, TransportUnavailable, UsageError
 class ZenohSubscriber(SubscriberApi):
     """See `SubscriberApi`.  Link and channel threads per address, one thread for the receiver."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: ZenohSettings) -> None:
         self._settings = settings
         self._lock = threading.Lock()
         self._receiver: GuardedReceiver | None = None
         self._filters: dict[str, None] = {}
-        self._links: dict[str, Link | None] = {}
+        self._links: dict[str, ZenohLink | None] = {}
         """None until the subscriber runs."""
-        self._ending: list[Link] = []
+        self._ending: list[ZenohLink] = []
         # It drops rather than wait: that would keep a thread of Zenoh, and with it the answers and the signs of life of
         # everybody on that link.
         self._inbox = Inbox(settings.common.receive_queue_bytes_max, name="zenoh receiver")
@@ -136,12 +136,12 @@ class ZenohSubscriber(SubscriberApi):
         self._inbox.join()
         PROCESS.ends.discard(self)
 
-    def _start_link(self, address: str) -> Link:
-        link = Link(self._settings, address, self._filters, self._inbox, self._tally)
+    def _start_link(self, address: str) -> ZenohLink:
+        link = ZenohLink(self._settings, address, self._filters, self._inbox, self._tally)
         link.start()
         return link
 
-    def _running_links(self) -> list[Link]:
+    def _running_links(self) -> list[ZenohLink]:
         return [link for link in self._links.values() if link is not None]
 
     def _check_usable(self) -> None:

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 
 import zmq
 
-from drivers.pubsub.zmq.access.peer_limits import Account, Door
+from drivers.pubsub.zmq.access.peer_limits import Account, PeerLimits
 from drivers.pubsub.zmq.endpoints import Socket
 from pubsub_api.core.frame import is_frame
 from pubsub_api.driver_kit.counting import Tally
@@ -47,7 +47,7 @@ class _Answer:
 class Answers:
     """For the service thread of a publisher."""
 
-    def __init__(self, router: Socket, handler: GuardedHandler, door: Door, tally: Tally, name: str) -> None:
+    def __init__(self, router: Socket, handler: GuardedHandler, door: PeerLimits, tally: Tally, name: str) -> None:
         self._router = router
         self._handler = handler
         self._door = door

@@ -55,7 +55,7 @@ _HANDSHAKE_SUCCEEDED = int(zmq.EVENT_HANDSHAKE_SUCCEEDED)
 _WATCHED = sum(_LOSSES) | _HANDSHAKE_SUCCEEDED
 
 
-class Link:
+class ZmqLink:
     """``lost`` is why the link must be dropped; ``deadline`` is when it must be opened again, if it is closed, and when
     `on_deadline` must be called, if it is open.  None is never."""
 

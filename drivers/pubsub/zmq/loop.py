@@ -23,7 +23,7 @@ from oslo_config import cfg
 from drivers.pubsub.zmq.access.curve import Curve
 from drivers.pubsub.zmq.access.descriptors import CONTEXT, check_room
 from drivers.pubsub.zmq.endpoints import Socket
-from drivers.pubsub.zmq.link import Link
+from drivers.pubsub.zmq.link import ZmqLink
 from drivers.pubsub.zmq.options import RECEIVE_HWM
 from drivers.pubsub.zmq.watch import Watch
 from drivers.pubsub.zmq.wire import NUL, SYNC, PrefixCounts
@@ -64,7 +64,7 @@ class ReceiveLoop:
         self._waker = Waker()
         self._commands: deque[Callable[[], None]] = deque()
         self._is_stopping = False
-        self._links: dict[str, Link] = {}
+        self._links: dict[str, ZmqLink] = {}
         self._prefixes = PrefixCounts()
         self._watch = Watch()
         self._watch.add(self._waker.fd, self._on_wake)
@@ -117,7 +117,7 @@ class ReceiveLoop:
             link.unsubscribe(topic_filter, prefixes)
 
     def add_link(self, address: str) -> None:
-        self._links[address] = Link(self._context, self._conf, self._curve, address, self._tally)
+        self._links[address] = ZmqLink(self._context, self._conf, self._curve, address, self._tally)
         self._open(self._links[address])
 
     def remove_link(self, address: str) -> None:
@@ -210,23 +210,23 @@ class ReceiveLoop:
                 self._watch.look_at_all()
                 self._report(reports)
 
-    def _open(self, link: Link) -> None:
+    def _open(self, link: ZmqLink) -> None:
         link.open(self._prefixes.in_use(), time.monotonic())
         self._add_sockets(link)
         self._drop_if_lost(link)
 
-    def _add_sockets(self, link: Link) -> None:
+    def _add_sockets(self, link: ZmqLink) -> None:
         """Watch the sockets that the link has now."""
         handlers = ((link.sub, self._on_data), (link.monitor, self._on_monitor), (link.dealer, self._on_replies))
         for sock, handler in handlers:
             if sock is not None:
                 self._watch.add(sock.fileno(), functools.partial(handler, link))
 
-    def _remove_sockets(self, link: Link) -> None:
+    def _remove_sockets(self, link: ZmqLink) -> None:
         for sock in link.sockets:
             self._watch.remove(sock.fileno())
 
-    def _drop_if_lost(self, link: Link) -> None:
+    def _drop_if_lost(self, link: ZmqLink) -> None:
         if link.lost is None:
             return
         for _ in range(self._drain_bursts_max if link.sub is not None else 0):
@@ -244,18 +244,18 @@ class ReceiveLoop:
 
     # -- what comes in
 
-    def _on_data(self, link: Link) -> bool:
+    def _on_data(self, link: ZmqLink) -> bool:
         is_more = self._read_burst(link)
         if link.lost is not None:
             self._drop_if_lost(link)
         return is_more
 
-    def _on_monitor(self, link: Link) -> bool:
+    def _on_monitor(self, link: ZmqLink) -> bool:
         link.read_monitor(time.monotonic())
         self._drop_if_lost(link)
         return False
 
-    def _on_replies(self, link: Link) -> bool:
+    def _on_replies(self, link: ZmqLink) -> bool:
         assert link.dealer is not None
         is_more = True
         try:
@@ -270,7 +270,7 @@ class ReceiveLoop:
             is_more = False
         return is_more
 
-    def _read_burst(self, link: Link) -> bool:
+    def _read_burst(self, link: ZmqLink) -> bool:
         """Collect frames from a link: one, and when called again, all that follow.  False when nothing more is there.
 
         The usual message costs two reads and two looks at bytes.  A read that finds nothing costs several times more,
@@ -310,7 +310,7 @@ class ReceiveLoop:
             return False
         return True
 
-    def _sort_out(self, link: Link, parts: list[bytes]) -> list[bytes]:
+    def _sort_out(self, link: ZmqLink, parts: list[bytes]) -> list[bytes]:
         """Handle a message that is not a topic with a frame, given the parts that were read.
 
         Returns the list to collect in from now on: the former may have been passed on.
@@ -330,7 +330,7 @@ class ReceiveLoop:
             LOG.debug("%s: a message of an unknown shape, %d parts", link.address, len(parts))
         return self._frames
 
-    def _on_echo(self, link: Link, topic: bytes, payload: bytes) -> None:
+    def _on_echo(self, link: ZmqLink, topic: bytes, payload: bytes) -> None:
         self._remove_sockets(link)
         reports = link.on_echo(topic, payload, time.monotonic())
         self._add_sockets(link)  # the socket for queries may be another now
@@ -338,7 +338,7 @@ class ReceiveLoop:
         self._pass_on()
         self._report(reports)
 
-    def _on_foreign(self, link: Link, name: bytes, payload: bytes) -> None:
+    def _on_foreign(self, link: ZmqLink, name: bytes, payload: bytes) -> None:
         try:
             topic = check_topic(name.removesuffix(NUL).decode())
         except (UnicodeDecodeError, InvalidTopic) as error:

@@ -24,7 +24,7 @@ from oslo_config import cfg
 from drivers.pubsub.zmq import endpoints
 from drivers.pubsub.zmq.access.curve import ZAP_ADDRESS, Curve, answer_zap
 from drivers.pubsub.zmq.access.descriptors import CONTEXT, SOCKET, check_room
-from drivers.pubsub.zmq.access.peer_limits import Door
+from drivers.pubsub.zmq.access.peer_limits import PeerLimits
 from drivers.pubsub.zmq.answers import RETRY_MS, Answers
 from drivers.pubsub.zmq.endpoints import Socket
 from drivers.pubsub.zmq.options import (
@@ -81,7 +81,7 @@ class ZmqPublisher(PublisherApi):
             "keys_unreadable",
         )  # fmt: skip
         self._allowed = curve.allowed_keys()
-        self._door = Door(conf[GROUP], self._allowed, self._tally)
+        self._door = PeerLimits(conf[GROUP], self._allowed, self._tally)
         self._files: list[endpoints.SocketFile] = []
         self._incoming: list[tuple[Socket, int]] = []
         self._is_in_message = False

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import enum
 
-from durability_service.core.alignment.merging import Merge
+from durability_service.core.alignment.merging import MergePolicy
 from durability_service.core.messages import (
     AlignData,
     AlignEnd,
@@ -18,7 +18,7 @@ from durability_service.core.messages import (
     AlignRequest,
     BucketPart,
 )
-from durability_service.core.sets.batches import Batch, from_content
+from durability_service.core.sets.batches import SampleBatch, from_content
 from durability_service.core.sets.sample_set import SampleSet
 from durability_service.core.sets.samples import DIGEST_BYTES, digest_value
 from durability_service.core.settings import ServiceSettings
@@ -28,7 +28,7 @@ ATTEMPTS_MAX = 8
 _UNKNOWN = b"\xff" * DIGEST_BYTES
 
 
-class Purpose(enum.Enum):
+class AlignmentPurpose(enum.Enum):
     """Why a service asks."""
 
     FETCH = "fetch"
@@ -54,8 +54,8 @@ class Alignment:
         *,
         source: str,
         source_incarnation: int,
-        purpose: Purpose,
-        policy: Merge,
+        purpose: AlignmentPurpose,
+        policy: MergePolicy,
         asked_at: int,
         compares: bool,
         role: str,
@@ -77,7 +77,7 @@ class Alignment:
         self._received_before = -1
         self._moved_at = 0.0
         self._parts: dict[int, dict[int, BucketPart]] = {}
-        self.staged: dict[int, Batch] = {}
+        self.staged: dict[int, SampleBatch] = {}
         self.digests: dict[int, bytes] = {}
         """Bucket -> digest, of those staged."""
         self._told_chunk = 0
@@ -101,7 +101,7 @@ class Alignment:
             to=self.source,
             name_space=self._name,
             number=number,
-            is_initial=self.purpose is Purpose.FETCH,
+            is_initial=self.purpose is AlignmentPurpose.FETCH,
             digests=self._known(),
         )
 

@@ -8,14 +8,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence, Set
 from typing import Any, Protocol
 
-from durability_service.core.alignment.alignee import Alignment, Purpose
-from durability_service.core.alignment.behind import Lagging
+from durability_service.core.alignment.alignee import Alignment, AlignmentPurpose
+from durability_service.core.alignment.behind import Behind
 from durability_service.core.alignment.conflicts import Peer
-from durability_service.core.alignment.late_samples import Latecomers
-from durability_service.core.alignment.merging import Merge, diff
-from durability_service.core.effects import Level, Marks, StoreOperation
+from durability_service.core.alignment.late_samples import LateSamples
+from durability_service.core.alignment.merging import MergePolicy, diff
+from durability_service.core.effects import Level, StoreMarks, StoreOperation
 from durability_service.core.holding import Applying, Holding
-from durability_service.core.lifecycle import Cause, Phase
+from durability_service.core.lifecycle import LifecycleCause, Phase
 from durability_service.core.messages import AlignData, AlignEnd, AlignProgress, AlignRequest, Epoch, Message
 from durability_service.core.sets.batches import unpack
 from durability_service.core.sets.sample_set import by_instance
@@ -61,12 +61,12 @@ class Aligning:
         self._context = context
         self._settings = context.settings
         self.holding = holding
-        self.latecomers = Latecomers(context.settings.reconcile_s)
-        self.lagging = Lagging(context.settings.reconcile_s)
+        self.latecomers = LateSamples(context.settings.reconcile_s)
+        self.lagging = Behind(context.settings.reconcile_s)
 
-    def _joint_lineage(self, policy: Merge, theirs: Sequence[Epoch]) -> tuple[Epoch, ...]:
+    def _joint_lineage(self, policy: MergePolicy, theirs: Sequence[Epoch]) -> tuple[Epoch, ...]:
         held = self.holding
-        if policy is Merge.MERGE:
+        if policy is MergePolicy.MERGE:
             return held.lineage_with(held.epoch, *theirs)
         return tuple(theirs)
 
@@ -75,7 +75,7 @@ class Aligning:
         held.epoch_max += 1
         return Epoch(held.epoch_max, self._settings.node), held.lineage_with(held.epoch, *joined)
 
-    def _align(self, now: float, peer: Peer, purpose: Purpose, policy: Merge, asked_at: int) -> None:
+    def _align(self, now: float, peer: Peer, purpose: AlignmentPurpose, policy: MergePolicy, asked_at: int) -> None:
         held = self.holding
         held.counters.alignments += 1
         held.alignment = Alignment(
@@ -120,7 +120,7 @@ class Aligning:
         held.counters.alignments_abandoned += 1
         held.alignment = None
         if held.phase in (Phase.FETCH, Phase.MERGING):
-            held.moves(Cause.SOURCE_LOST, now)
+            held.moves(LifecycleCause.SOURCE_LOST, now)
 
     def received(self, message: AlignRequest | AlignData | AlignEnd | AlignProgress, now: float) -> None:
         """A message about alignment, from a fellow that is connected and compatible."""
@@ -186,7 +186,7 @@ class Aligning:
         theirs = alignment.staged[number]
         if held.set.adopt(number, theirs):  # nothing here: every policy that asks for data takes what the other has
             applying.adopted.append(number)
-            if alignment.purpose is Purpose.RECONCILE:
+            if alignment.purpose is AlignmentPurpose.RECONCILE:
                 self.latecomers.aligned((sample.digest for sample in unpack(theirs)), self._context.now)
             return theirs.count, theirs.count > 0
         local, remote = held.set.bucket(number), by_instance(unpack(theirs))
@@ -197,7 +197,7 @@ class Aligning:
             came, went = held.set.put(instance, kept)
             added += came
             removed += went
-        if alignment.purpose is Purpose.RECONCILE:
+        if alignment.purpose is AlignmentPurpose.RECONCILE:
             self.latecomers.aligned((sample.digest for sample in added), self._context.now)
         applying.added += held.for_store(added)
         applying.removed += held.for_store(removed)
@@ -206,17 +206,17 @@ class Aligning:
     def _applied(self, alignment: Alignment, applying: Applying, end: AlignEnd) -> None:
         """An alignment is in the set: make it durable, then say so."""
         held = self.holding
-        if alignment.purpose is Purpose.FETCH:
+        if alignment.purpose is AlignmentPurpose.FETCH:
             self._fetched(alignment, applying, end)
             return
-        if applying.is_change and alignment.purpose is not Purpose.RECONCILE:  # `latecomers` knows of those
+        if applying.is_change and alignment.purpose is not AlignmentPurpose.RECONCILE:  # `latecomers` knows of those
             held.joined(alignment.policy)
         epoch, lineage = held.epoch, held.lineage
-        if alignment.purpose is Purpose.FOLLOW and end.epoch > held.epoch:
+        if alignment.purpose is AlignmentPurpose.FOLLOW and end.epoch > held.epoch:
             epoch, lineage = end.epoch, self._joint_lineage(alignment.policy, end.lineage)
-        elif alignment.purpose is Purpose.COLLECT:
+        elif alignment.purpose is AlignmentPurpose.COLLECT:
             epoch, lineage = self._next_epoch(end.epoch, *end.lineage)
-        elif alignment.purpose is Purpose.FOREIGN:
+        elif alignment.purpose is AlignmentPurpose.FOREIGN:
             held.merged[alignment.role] = end.epoch
             held.merged_at[alignment.role] = self._context.now
             if applying.is_change:
@@ -234,7 +234,7 @@ class Aligning:
         held = self.holding
         lineage = self._joint_lineage(alignment.policy, end.lineage)
         marks = held.marks(end.epoch, lineage, self._context.stamp())
-        is_kept = alignment.policy is Merge.MERGE and held.has_usable_base
+        is_kept = alignment.policy is MergePolicy.MERGE and held.has_usable_base
         held.is_marking = True
         self._context.store(
             held,
@@ -242,7 +242,7 @@ class Aligning:
             lambda: self._completed(end.epoch, lineage),
         )
 
-    def _change(self, applying: Applying, marks: Marks) -> list[StoreOperation]:
+    def _change(self, applying: Applying, marks: StoreMarks) -> list[StoreOperation]:
         return self.holding.change(applying.added, applying.removed, marks, applying.adopted)
 
     def _joined(self, epoch: Epoch, lineage: tuple[Epoch, ...]) -> None:
@@ -250,7 +250,7 @@ class Aligning:
         held.is_marking = False
         held.epoch, held.lineage = epoch, lineage
         if held.phase is Phase.MERGING:
-            held.moves(Cause.STORED, self._context.now)
+            held.moves(LifecycleCause.STORED, self._context.now)
 
     def _completed(self, epoch: Epoch, lineage: tuple[Epoch, ...]) -> None:
         """The first complete set of this run is durable: from now on it is maintained, and live data acknowledged."""
@@ -259,7 +259,7 @@ class Aligning:
         held.epoch, held.lineage, held.has_base = epoch, lineage, True
         if held.phase is Phase.TERMINATING:
             return
-        held.moves(Cause.STORED, self._context.now)
+        held.moves(LifecycleCause.STORED, self._context.now)
         self._context.trace(Level.INFO, "complete", name_space=held.name, samples=held.set.count, epoch=epoch)
         samples, tokens = held.take_held()
         added, removed = held.add(samples)

@@ -14,7 +14,7 @@ PATIENCE_INTERVALS = 3
 """Of ``reconcile_s``."""
 
 
-class Lagging:
+class Behind:
     """Of one name-space."""
 
     def __init__(self, reconcile_s: float) -> None:

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from durability_service.core.alignment.alignee import Purpose
-from durability_service.core.alignment.merging import Merge
+from durability_service.core.alignment.alignee import AlignmentPurpose
+from durability_service.core.alignment.merging import MergePolicy
 from durability_service.core.holding import Holding
 from durability_service.core.membership import Fellow
 from durability_service.core.messages import NameSpaceAdvert
@@ -33,9 +33,9 @@ class Peer(NamedTuple):
 
 
 class Conflict(NamedTuple):
-    purpose: Purpose
+    purpose: AlignmentPurpose
     peer: Peer
-    policy: Merge
+    policy: MergePolicy
 
     def __str__(self) -> str:
         return f"{self.purpose.value} with {self.peer.node} by {self.policy.value}"
@@ -55,35 +55,39 @@ def find(
     else:
         ahead = [peer for peer in same_role if _is_ahead(holding, peer) and not is_apart(holding, peer, own)]
         found = [_follow(holding, peer, own) for peer in ahead]
-        if own is Merge.MERGE and holding.policy.aligner:
+        if own is MergePolicy.MERGE and holding.policy.aligner:
             # Another side: the master joins with us first, and then we are of its past.
             found = [conflict for conflict in found if holding.epoch in conflict.peer.advert.lineage]
     return found + _reconcile(holding, same_role, own, node=node, now=now, reconcile_s=reconcile_s)
 
 
-def is_apart(holding: Holding, master: Peer, own: Merge) -> bool:
+def is_apart(holding: Holding, master: Peer, own: MergePolicy) -> bool:
     """Our master is of another side, and each side keeps what it has: its epoch must not be taken for ours."""
-    return own is Merge.IGNORE and holding.epoch != master.advert.epoch and holding.epoch not in master.advert.lineage
+    return (
+        own is MergePolicy.IGNORE
+        and holding.epoch != master.advert.epoch
+        and holding.epoch not in master.advert.lineage
+    )
 
 
 def _is_ahead(holding: Holding, peer: Peer) -> bool:
     return peer.node == holding.master and peer.advert.is_master and peer.advert.epoch > holding.epoch
 
 
-def _follow(holding: Holding, master: Peer, own: Merge) -> Conflict:
+def _follow(holding: Holding, master: Peer, own: MergePolicy) -> Conflict:
     """We are at another epoch than our master.  Of its past, we simply follow; otherwise we are another side."""
     is_past = holding.epoch in master.advert.lineage
-    return Conflict(Purpose.FOLLOW, master, Merge.MERGE if is_past else own)
+    return Conflict(AlignmentPurpose.FOLLOW, master, MergePolicy.MERGE if is_past else own)
 
 
-def _collect(holding: Holding, members: list[Peer], own: Merge) -> list[Conflict]:
+def _collect(holding: Holding, members: list[Peer], own: MergePolicy) -> list[Conflict]:
     """A member comes from another side of a split: its epoch is not in our past."""
-    if own not in (Merge.MERGE, Merge.DELETE):
+    if own not in (MergePolicy.MERGE, MergePolicy.DELETE):
         return []  # the others take over what we have, or nobody does anything
     return [
-        Conflict(Purpose.COLLECT, peer, own)
+        Conflict(AlignmentPurpose.COLLECT, peer, own)
         for peer in members
-        if not holding.knows(peer.advert.epoch) and (peer.advert.is_aligner or own is Merge.DELETE)
+        if not holding.knows(peer.advert.epoch) and (peer.advert.is_aligner or own is MergePolicy.DELETE)
     ]
 
 
@@ -94,7 +98,7 @@ def _foreign(holding: Holding, peers: list[Peer], role: str, before: float) -> l
     something new each time.  So a role is joined with again only when the last time was ``before`` that.
     """
     return [
-        Conflict(Purpose.FOREIGN, peer, holding.policy.merge_for(peer.role, role))
+        Conflict(AlignmentPurpose.FOREIGN, peer, holding.policy.merge_for(peer.role, role))
         for peer in peers
         if peer.role != role
         and peer.advert.is_master
@@ -105,7 +109,7 @@ def _foreign(holding: Holding, peers: list[Peer], role: str, before: float) -> l
 
 
 def _reconcile(
-    holding: Holding, members: list[Peer], own: Merge, *, node: str, now: float, reconcile_s: float
+    holding: Holding, members: list[Peer], own: MergePolicy, *, node: str, now: float, reconcile_s: float
 ) -> list[Conflict]:
     """Same epoch, other set: a live event did not reach one of us.
 
@@ -113,9 +117,9 @@ def _reconcile(
     """
     found = []
     for peer in members:
-        is_related = (holding.master in (node, peer.node) or own is Merge.IGNORE) and peer.advert.is_aligner
+        is_related = (holding.master in (node, peer.node) or own is MergePolicy.IGNORE) and peer.advert.is_aligner
         if not is_related or peer.advert.epoch != holding.epoch or peer.advert.digest == holding.set.digest:
             holding.differs_since.pop(peer.node, None)
         elif now - holding.differs_since.setdefault(peer.node, now) >= reconcile_s:
-            found.append(Conflict(Purpose.RECONCILE, peer, Merge.MERGE))
+            found.append(Conflict(AlignmentPurpose.RECONCILE, peer, MergePolicy.MERGE))
     return found

@@ -15,7 +15,7 @@ _UNHEARD_MAX = 10_000
 """Samples that are waited for.  Where there are more, readers are told without waiting."""
 
 
-class Latecomers:
+class LateSamples:
     """Of one name-space.  `take` says when readers are to be told."""
 
     def __init__(self, patience_s: float) -> None:

@@ -27,7 +27,7 @@ Keep = Callable[[tuple[Sample, ...]], tuple[Sample, ...]]
 """What is kept of samples of one instance, `SampleSet.kept`."""
 
 
-class Merge(enum.Enum):
+class MergePolicy(enum.Enum):
     IGNORE = "IGNORE"
     DELETE = "DELETE"
     MERGE = "MERGE"
@@ -35,7 +35,7 @@ class Merge(enum.Enum):
     CATCHUP = "CATCHUP"
 
 
-class Seen(enum.Enum):
+class SeenVersions(enum.Enum):
     """What a reader sees of an instance."""
 
     DISPOSED = "disposed"
@@ -47,10 +47,10 @@ class Diff(NamedTuple):
     """``changed``: instance -> its samples from now on, none when it goes.  ``seen``: in order."""
 
     changed: dict[InstanceKey, tuple[Sample, ...]]
-    seen: list[tuple[Seen, InstanceKey]]
+    seen: list[tuple[SeenVersions, InstanceKey]]
 
 
-def diff(policy: Merge, local: Instances, remote: Instances, t: int, keep: Keep) -> Diff:
+def diff(policy: MergePolicy, local: Instances, remote: Instances, t: int, keep: Keep) -> Diff:
     """Apply a policy to what is here and what the other side has.  Neither is changed."""
     return _POLICIES[policy](local, remote, t, keep)
 
@@ -77,7 +77,7 @@ def delete(local: Instances, _remote: Instances, t: int, _keep: Keep) -> Diff:
         if left != mine:
             result.changed[instance] = left
             if _is_alive(mine):
-                result.seen.append((Seen.DISPOSED, instance))
+                result.seen.append((SeenVersions.DISPOSED, instance))
     return result
 
 
@@ -93,14 +93,14 @@ def catchup(local: Instances, remote: Instances, t: int, keep: Keep) -> Diff:
 
 def replace(local: Instances, remote: Instances, t: int, keep: Keep) -> Diff:
     result = Diff({}, [])
-    again: list[tuple[Seen, InstanceKey]] = []
+    again: list[tuple[SeenVersions, InstanceKey]] = []
     for instance, mine, kept in _replaced(local, remote, t, keep):
         if kept != mine:
             result.changed[instance] = kept
         if _is_alive(mine):
-            result.seen.append((Seen.DISPOSED, instance))
+            result.seen.append((SeenVersions.DISPOSED, instance))
         if _is_alive(kept):
-            again.append((Seen.NEW, instance))
+            again.append((SeenVersions.NEW, instance))
     result.seen.extend(again)
     return result
 
@@ -125,16 +125,16 @@ def _is_alive(samples: tuple[Sample, ...]) -> bool:
     return bool(samples) and not samples[0].is_delete
 
 
-def _seen_as(before: tuple[Sample, ...], after: tuple[Sample, ...]) -> Seen:
+def _seen_as(before: tuple[Sample, ...], after: tuple[Sample, ...]) -> SeenVersions:
     if not _is_alive(after):
-        return Seen.DISPOSED
-    return Seen.UPDATED if _is_alive(before) else Seen.NEW
+        return SeenVersions.DISPOSED
+    return SeenVersions.UPDATED if _is_alive(before) else SeenVersions.NEW
 
 
 _POLICIES = {
-    Merge.IGNORE: ignore,
-    Merge.DELETE: delete,
-    Merge.MERGE: merge,
-    Merge.REPLACE: replace,
-    Merge.CATCHUP: catchup,
+    MergePolicy.IGNORE: ignore,
+    MergePolicy.DELETE: delete,
+    MergePolicy.MERGE: merge,
+    MergePolicy.REPLACE: replace,
+    MergePolicy.CATCHUP: catchup,
 }

@@ -5,7 +5,7 @@ over, to pass it on and to store it, whatever it holds; only who wants a single 
 What is alike in most samples of a set (topic, table, writer) is there once.
 
 The checksum tells a batch that was damaged on its way or on disk before anything is done with it, so that whoever holds
-a `Batch` can unpack it.
+a `SampleBatch` can unpack it.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _CHECKSUM_BYTES = 4
 
 
 @dataclasses.dataclass(frozen=True)
-class Batch:
+class SampleBatch:
     content: bytes
     """All of it; the rest is what its head says."""
     count: int
@@ -77,7 +77,7 @@ _decode_head = msgspec.msgpack.Decoder(_Head).decode
 _decode_columns = msgspec.msgpack.Decoder(_Columns).decode
 
 
-def pack(samples: Sequence[Sample], digest: int | None = None) -> Batch:
+def pack(samples: Sequence[Sample], digest: int | None = None) -> SampleBatch:
     """The samples as a batch, in this order.  ``digest``: the sum of their digests, where it is known."""
     if not samples:
         return EMPTY
@@ -102,11 +102,11 @@ def pack(samples: Sequence[Sample], digest: int | None = None) -> Batch:
 
 def _batch(
     columns: _Columns, *, topics: tuple[str, ...], count: int, digest: int, newest: int, first_delete: int
-) -> Batch:
+) -> SampleBatch:
     stated = digest.to_bytes(DIGEST_BYTES, "big")
     body = _encode(_Head(count, stated, newest, first_delete, topics, memoryview(_encode(columns))))
     content = zlib.crc32(body).to_bytes(_CHECKSUM_BYTES, "big") + body
-    return Batch(content, count, digest, newest, first_delete, topics)
+    return SampleBatch(content, count, digest, newest, first_delete, topics)
 
 
 def _dictionary(column: Sequence[Value]) -> tuple[list[Value], list[int]]:
@@ -122,7 +122,7 @@ _NO_COLUMNS = _Columns((), (), (), (), (), (), (), (), (), (), b"")
 EMPTY = _batch(_NO_COLUMNS, topics=(), count=0, digest=0, newest=0, first_delete=0)
 
 
-def from_content(content: bytes) -> Batch:
+def from_content(content: bytes) -> SampleBatch:
     """A batch that was stored or sent.  Raises UndecodableBody for anything that is not whole."""
     body = memoryview(content)[_CHECKSUM_BYTES:]
     if zlib.crc32(body) != int.from_bytes(content[:_CHECKSUM_BYTES], "big"):
@@ -131,10 +131,10 @@ def from_content(content: bytes) -> Batch:
         head = _decode_head(body)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise UndecodableBody(f"not a batch of samples: {error}") from error
-    return Batch(content, head.count, digest_value(head.digest), head.newest, head.first_delete, head.topics)
+    return SampleBatch(content, head.count, digest_value(head.digest), head.newest, head.first_delete, head.topics)
 
 
-def unpack(batch: Batch) -> list[Sample]:
+def unpack(batch: SampleBatch) -> list[Sample]:
     """The samples, in the order in which they were packed."""
     columns = _decode_columns(_decode_head(memoryview(batch.content)[_CHECKSUM_BYTES:]).columns)
     is_delete = [False] * batch.count
@@ -156,7 +156,7 @@ def unpack(batch: Batch) -> list[Sample]:
     return list(map(as_sample, fields))
 
 
-def spread(samples: Iterable[Sample], buckets: int) -> dict[int, Batch]:
+def spread(samples: Iterable[Sample], buckets: int) -> dict[int, SampleBatch]:
     """The samples as batches, one per bucket that is not empty; those of an instance with the newest first, as a set
     has them."""
     found: dict[int, list[Sample]] = {}

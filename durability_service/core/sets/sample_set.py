@@ -3,9 +3,9 @@
 Instances are spread over a fixed number of buckets.  Each bucket has a digest, the sum of those of its samples, so that
 two services find out which buckets differ by comparing a few kilobytes, and move only those.
 
-A bucket is packed, a `Batch`, or spread out, a dict by instance, or both.  Whole buckets are taken over, given and
-stored packed; one is spread out when somebody looks into it or changes it, and packed again when nobody has for a while
-(`cool`).  So a set that rests takes a fraction of the memory, and aligning another service with it moves bytes.
+A bucket is packed, a `SampleBatch`, or spread out, a dict by instance, or both.  Whole buckets are taken over, given
+and stored packed; one is spread out when somebody looks into it or changes it, and packed again when nobody has for a
+while (`cool`).  So a set that rests takes a fraction of the memory, and aligning another service with it moves bytes.
 
 Deletions of history are part of the set: ``Deletion("orders/#", t)`` keeps every sample of those topics that is not
 newer than ``t`` out of it, for as long as the deletion is remembered, wherever such a sample may come from.
@@ -18,7 +18,7 @@ import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from durability_service.core.sets.batches import EMPTY, Batch, pack, unpack
+from durability_service.core.sets.batches import EMPTY, SampleBatch, pack, unpack
 from durability_service.core.sets.samples import (
     DIGEST_BYTES,
     DIGEST_MODULUS,
@@ -67,7 +67,7 @@ class _Bucket:
     __slots__ = ("_batch", "_instances", "digest", "is_warm")
 
     def __init__(self) -> None:
-        self._batch: Batch | None = EMPTY
+        self._batch: SampleBatch | None = EMPTY
         self._instances: dict[InstanceKey, tuple[Sample, ...]] | None = {}
         self.digest = 0
         self.is_warm = False
@@ -99,12 +99,12 @@ class _Bucket:
             return unpack(self._batch)
         return itertools.chain.from_iterable(self._instances.values())
 
-    def batch(self) -> Batch:
+    def batch(self) -> SampleBatch:
         if self._batch is None:
             self._batch = pack(list(self.samples()), self.digest)
         return self._batch
 
-    def become(self, batch: Batch) -> None:
+    def become(self, batch: SampleBatch) -> None:
         self._batch, self._instances, self.digest = batch, None, batch.digest
 
     def cool(self) -> int:
@@ -164,7 +164,7 @@ class SampleSet:
     def bucket(self, number: int) -> Instances:
         return self._buckets[number].instances()
 
-    def batch(self, number: int) -> Batch:
+    def batch(self, number: int) -> SampleBatch:
         """A bucket, packed."""
         return self._buckets[number].batch()
 
@@ -265,7 +265,7 @@ class SampleSet:
         self._count(bucket, added, removed)
         return added, removed
 
-    def adopt(self, number: int, batch: Batch) -> bool:
+    def adopt(self, number: int, batch: SampleBatch) -> bool:
         """Make a batch, as another set with the same rules has it, the content of an empty bucket.  False, and nothing
         was done, when that is not possible without looking at each sample."""
         bucket = self._buckets[number]

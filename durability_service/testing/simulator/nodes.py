@@ -5,14 +5,14 @@ from __future__ import annotations
 import dataclasses
 
 from durability_service.core.effects import (
-    Acknowledged,
+    AcknowledgeRange,
     Event,
     Level,
     Live,
     NameTaken,
     Send,
-    Store,
     Stored,
+    StoreSamples,
     Terminate,
     Tick,
     Trace,
@@ -62,7 +62,7 @@ class SimNode:
         self._life = lives
         self._is_paused = False
         self._missed: list[Event] = []
-        self._pending: list[Store] = []
+        self._pending: list[StoreSamples] = []
         self._is_disk_busy = False
         self._tick_at = 0.0
         self._tokens: dict[int, Sample] = {}
@@ -179,11 +179,11 @@ class SimNode:
                 if isinstance(effect.message, Advert):
                     self._oracle.advertised(self, effect.message)
                 self._network.broadcast(self, effect.message)
-            elif isinstance(effect, Store):
+            elif isinstance(effect, StoreSamples):
                 self._oracle.storing(self, effect.operation)
                 self._pending.append(effect)
                 self._work()
-            elif isinstance(effect, Acknowledged):
+            elif isinstance(effect, AcknowledgeRange):
                 self._open.discard(effect.token)
                 self._oracle.acknowledged(self, self._tokens[effect.token])
             elif isinstance(effect, NameTaken):
@@ -202,7 +202,7 @@ class SimNode:
             self._is_disk_busy = True
             self._world.after(self._world.random.random() * self._disk_s, self._done, self._life, self._pending[0])
 
-    def _done(self, life: int, store: Store) -> None:
+    def _done(self, life: int, store: StoreSamples) -> None:
         if life != self._life or not self._is_disk_busy:
             return
         self._is_disk_busy = False

@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from durability_service.core.alignment.merging import Merge
+from durability_service.core.alignment.merging import MergePolicy
 from durability_service.core.effects import Apply, Fill, StoreOperation
 from durability_service.core.holding import Holding
 from durability_service.core.lifecycle import Phase
@@ -159,7 +159,7 @@ class Oracle:
             known = self._injected.setdefault((fields["name_space"], node.settings.role), node.name)
             if known != node.name:
                 raise Violation(f"S6: {node.name} injects {fields['name_space']}, which {known} did before")
-        if what == "epoch" and self._profile.merge is Merge.IGNORE:
+        if what == "epoch" and self._profile.merge is MergePolicy.IGNORE:
             self._check_apart(node, fields)
         if what == "aligning":
             self._note_alignment(node, fields)
@@ -183,10 +183,10 @@ class Oracle:
         assert node.core is not None
         key = (node.name, fields["name_space"])
         self._check_policy(node, fields)
-        if self._profile.merge is Merge.MERGE and not self.clones:  # else it is not clear whom it asks
+        if self._profile.merge is MergePolicy.MERGE and not self.clones:  # else it is not clear whom it asks
             self._alignments[key] = list(self._acknowledged[fields["peer"]].values())
         alignment = node.core.keepers[key[1]].holding.alignment
-        if alignment is not None and alignment.policy in (Merge.CATCHUP, Merge.REPLACE):
+        if alignment is not None and alignment.policy in (MergePolicy.CATCHUP, MergePolicy.REPLACE):
             self._replaced_at[key] = alignment.asked_at
 
     def _check_policy(self, node: SimNode, fields: Mapping[str, Any]) -> None:
@@ -199,7 +199,7 @@ class Oracle:
             for scope, merge in node.settings.policies[0].merges
             if fnmatch.fnmatchcase(role, own if scope == SAME_ROLE else scope)
         ]
-        expected = [*matching, Merge.IGNORE][0]
+        expected = [*matching, MergePolicy.IGNORE][0]
         if fields["policy"] != expected.value:
             raise Violation(f"S14: {node.name} of {own} joins {fields['peer']} of {role} by {fields['policy']}")
 
@@ -216,7 +216,7 @@ class Oracle:
 
     def check_kept(self, node: SimNode) -> None:
         """S7, at any time: what a service acknowledged is in its set."""
-        if node.core is None or self._profile.merge is not Merge.MERGE:
+        if node.core is None or self._profile.merge is not MergePolicy.MERGE:
             return  # other policies drop data on purpose
         for sample in self._acknowledged[node.name].values():
             for keeper in node.core.keepers.values():
@@ -230,7 +230,7 @@ class Oracle:
 
     def was_read(self, reader: SimReader, sources: Sequence[SimNode]) -> None:
         """S23: who is told that history is complete has what was acknowledged by any service that it reached."""
-        if self._profile.merge is not Merge.MERGE:
+        if self._profile.merge is not MergePolicy.MERGE:
             return
         for node in sources:
             for sample in self._acknowledged[node.name].values():
@@ -332,7 +332,7 @@ class Oracle:
                     raise Violation(f"L1: {member} follows {held.master or 'nobody'} and not {leaders[0]}")
                 if may_lead and not held.is_complete:
                     raise Violation(f"L2: {member} is {held.phase.name} and not complete")
-                if held.conflicts and self._profile.merge is not Merge.IGNORE:
+                if held.conflicts and self._profile.merge is not MergePolicy.IGNORE:
                     raise Violation(f"L4: {member} still has {held.conflicts}")
 
     def _check_sets(self, holdings: dict[str, Holding], nodes: list[SimNode]) -> None:
@@ -347,7 +347,7 @@ class Oracle:
                     raise Violation(f"L5: {name} holds more of {sample[:3]} than the {self._profile.depth} it should")
                 if held.set.is_deleted(sample):
                     raise Violation(f"S16: {name} holds {sample[:6]}, which was deleted")
-        if self._profile.merge is Merge.IGNORE:
+        if self._profile.merge is MergePolicy.IGNORE:
             sets = {(held.epoch, held.set.digest) for held in complete.values()}
             if len(sets) > len({epoch for epoch, _ in sets}):
                 raise Violation(f"L3: sets of one side differ: {sorted(complete)}")
@@ -358,7 +358,7 @@ class Oracle:
             counts = {name: held.set.count for name, held in sources.items()}
             raise Violation(f"L3: the sets differ: {counts}")
         self._check_deletions(complete)
-        if self._profile.merge is Merge.MERGE:
+        if self._profile.merge is MergePolicy.MERGE:
             self._check_acknowledged(sources, [node for node in nodes if node.name in complete], complete)
 
     def _check_deletions(self, complete: dict[str, Holding]) -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 
-from durability_service.core.alignment.merging import Merge
-from durability_service.core.namespaces import SAME_ROLE, Alignee, Kind, Policy
+from durability_service.core.alignment.merging import MergePolicy
+from durability_service.core.namespaces import SAME_ROLE, Alignee, Kind, NamespacePolicy
 
 
 @dataclasses.dataclass(frozen=True)
@@ -20,10 +20,10 @@ class Profile:
     lifespan_s: float = 0.0
     """Of samples of the topic ``a/x``; 0: for ever."""
     kind: Kind = Kind.PERSISTENT
-    merge: Merge = Merge.MERGE
-    merges: tuple[tuple[str, Merge], ...] = ()
+    merge: MergePolicy = MergePolicy.MERGE
+    merges: tuple[tuple[str, MergePolicy], ...] = ()
     """Scopes and policies; none: ``merge`` for everybody."""
-    policies: tuple[Policy, ...] = ()
+    policies: tuple[NamespacePolicy, ...] = ()
     """Drawn from for each service; none: one made from ``merge``."""
     crashes: int = 0
     pauses: int = 0
@@ -67,8 +67,8 @@ class Profile:
         )  # fmt: skip
         return not any(faults)
 
-    def policy(self) -> Policy:
-        return Policy(
+    def policy(self) -> NamespacePolicy:
+        return NamespacePolicy(
             merges=self.merges or ((SAME_ROLE, self.merge), ("*", self.merge)),
             equality_check=self.equality_check,
             durability=self.kind,
@@ -86,14 +86,14 @@ ONE_WAY = Profile("one_way", one_way_cuts=3)
 PAUSES = Profile("pauses", pauses=3, skew_s=0.5)
 SKEW = Profile("skew", skew_s=5.0, partitions=2, clock_jumps=4)
 DELETES = Profile("deletes", partitions=2, deletions=3, crashes=1)
-CATCHUP = Profile("catchup", merge=Merge.CATCHUP, partitions=2)
-REPLACE = Profile("replace", merge=Merge.REPLACE, partitions=2)
-DELETE = Profile("delete", merge=Merge.DELETE, partitions=2)
-IGNORE = Profile("ignore", merge=Merge.IGNORE, partitions=2)
+CATCHUP = Profile("catchup", merge=MergePolicy.CATCHUP, partitions=2)
+REPLACE = Profile("replace", merge=MergePolicy.REPLACE, partitions=2)
+DELETE = Profile("delete", merge=MergePolicy.DELETE, partitions=2)
+IGNORE = Profile("ignore", merge=MergePolicy.IGNORE, partitions=2)
 ROLES = Profile("roles", roles=2, partitions=2, services=(2, 5))
 SCOPES = Profile(
     "scopes", roles=2, partitions=2, services=(2, 5),
-    merges=((SAME_ROLE, Merge.MERGE), ("r0", Merge.MERGE), ("*", Merge.IGNORE)),
+    merges=((SAME_ROLE, MergePolicy.MERGE), ("r0", MergePolicy.MERGE), ("*", MergePolicy.IGNORE)),
 )  # fmt: skip
 """What r0 has is taken over by r1, and not the other way round."""
 WHOLE = Profile("whole", equality_check=False, partitions=2, crashes=1)
@@ -103,12 +103,12 @@ MIXED = Profile(
     partitions=1,
     crashes=2,
     policies=(
-        Policy(master_priority=0),
-        Policy(aligner=False),
-        Policy(master_priority=200),
-        Policy(),
-        Policy(alignee=Alignee.LAZY),
-        Policy(alignee=Alignee.ON_REQUEST),
+        NamespacePolicy(master_priority=0),
+        NamespacePolicy(aligner=False),
+        NamespacePolicy(master_priority=200),
+        NamespacePolicy(),
+        NamespacePolicy(alignee=Alignee.LAZY),
+        NamespacePolicy(alignee=Alignee.ON_REQUEST),
     ),
 )
 LIFESPAN = Profile(

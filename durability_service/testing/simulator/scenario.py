@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from durability_service.core.effects import BeginFill, CompleteFill, DeleteHistory, Fill, Interest, Marks
+from durability_service.core.effects import BeginFill, CompleteFill, DeleteHistory, Fill, Interest, StoreMarks
 from durability_service.core.messages import Epoch
 from durability_service.core.namespaces import NameSpace
 from durability_service.core.service import DurabilityCore
@@ -141,7 +141,7 @@ class Scenario:
             name = "gone" if is_old else "old"
             samples = [writer.sample(topic, f"{name}{number}", is_delete=False) for number in range(3)]
             alive = EPOCH_NS - (int(10e9 * self.profile.cleanup_s) if is_old else 0)
-            marks = Marks(Epoch(self.random.randint(1, 5), node.name), alive=alive)
+            marks = StoreMarks(Epoch(self.random.randint(1, 5), node.name), alive=alive)
             for operation in (
                 BeginFill(space.name, tuple(sorted(space.filters)), node.settings.buckets),
                 Fill(space.name, spread(samples, node.settings.buckets)),

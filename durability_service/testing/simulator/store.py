@@ -1,7 +1,7 @@
 """A disk that is slow, and that forgets what it was not yet asked to keep when its service dies.
 
-It is the reference of what `durability_service.storage.store` must do: operations are done in order, each whole or not at all;
-after a crash some first part of them was done, perhaps more than was reported, never less.
+It is the reference of what `durability_service.storage.store` must do: operations are done in order, each whole or not
+at all; after a crash some first part of them was done, perhaps more than was reported, never less.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from durability_service.core.effects import (
     BeginFill,
     CompleteFill,
     Fill,
-    Marks,
     Restored,
+    StoreMarks,
     StoreOperation,
 )
-from durability_service.core.sets.batches import Batch, spread, unpack
+from durability_service.core.sets.batches import SampleBatch, spread, unpack
 from durability_service.core.sets.samples import Sample, bucket_of
 
 
@@ -26,12 +26,12 @@ from durability_service.core.sets.samples import Sample, bucket_of
 class Generation:
     filters: tuple[str, ...] = ()
     is_complete: bool = False
-    marks: Marks = Marks()
+    marks: StoreMarks = StoreMarks()
     samples: dict[bytes, Sample] = dataclasses.field(default_factory=dict)
     """By digest."""
     buckets: int = 1
 
-    def put(self, batches: Mapping[int, Batch]) -> None:
+    def put(self, batches: Mapping[int, SampleBatch]) -> None:
         for number, batch in batches.items():
             for digest, sample in list(self.samples.items()):
                 if bucket_of(sample.instance, self.buckets) == number:

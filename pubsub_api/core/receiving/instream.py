@@ -38,14 +38,14 @@ from collections.abc import Iterator
 from pubsub_api.core.frame import Header
 
 
-class State(enum.Enum):
+class StreamState(enum.Enum):
     LIVE = "live"
     WAITING = "waiting"
     REPAIRING = "repairing"
     RESYNCING = "resyncing"
 
 
-class Cause(enum.Enum):
+class StreamCause(enum.Enum):
     HOLE = "hole"
     CLOSED = "closed"
     QUERY = "query"
@@ -53,16 +53,16 @@ class Cause(enum.Enum):
     RESYNCED = "resynced"
 
 
-TRANSITIONS: dict[tuple[State, Cause], State] = {
-    (State.LIVE, Cause.HOLE): State.WAITING,
-    (State.WAITING, Cause.CLOSED): State.LIVE,
-    (State.WAITING, Cause.QUERY): State.REPAIRING,
-    (State.REPAIRING, Cause.CLOSED): State.LIVE,
-    (State.REPAIRING, Cause.QUERY): State.REPAIRING,
-    (State.WAITING, Cause.GIVE_UP): State.RESYNCING,
-    (State.REPAIRING, Cause.GIVE_UP): State.RESYNCING,
-    (State.LIVE, Cause.GIVE_UP): State.RESYNCING,
-    (State.RESYNCING, Cause.RESYNCED): State.LIVE,
+TRANSITIONS: dict[tuple[StreamState, StreamCause], StreamState] = {
+    (StreamState.LIVE, StreamCause.HOLE): StreamState.WAITING,
+    (StreamState.WAITING, StreamCause.CLOSED): StreamState.LIVE,
+    (StreamState.WAITING, StreamCause.QUERY): StreamState.REPAIRING,
+    (StreamState.REPAIRING, StreamCause.CLOSED): StreamState.LIVE,
+    (StreamState.REPAIRING, StreamCause.QUERY): StreamState.REPAIRING,
+    (StreamState.WAITING, StreamCause.GIVE_UP): StreamState.RESYNCING,
+    (StreamState.REPAIRING, StreamCause.GIVE_UP): StreamState.RESYNCING,
+    (StreamState.LIVE, StreamCause.GIVE_UP): StreamState.RESYNCING,
+    (StreamState.RESYNCING, StreamCause.RESYNCED): StreamState.LIVE,
 }
 
 NO_STAMP = 2**64
@@ -98,7 +98,7 @@ class InStream:
         """Numbers up to this one were shown when a resync was told."""
         self.is_anchored = is_anchored
         """``next`` is certain.  Otherwise it is the lowest number seen, and the resync on its way covers the rest."""
-        self.state = State.LIVE
+        self.state = StreamState.LIVE
         self.parked: dict[int, tuple[bytes, Header]] = {}
         """Frames beyond ``next``, by their first number."""
         self.order: list[int] = []
@@ -110,7 +110,7 @@ class InStream:
         self.asked = 0
         """The last number that caches were asked for; what is missing beyond it is another hole."""
 
-    def move(self, cause: Cause) -> None:
+    def move(self, cause: StreamCause) -> None:
         self.state = TRANSITIONS[self.state, cause]
 
     @property
@@ -183,7 +183,7 @@ class InStream:
         """
         if not self.is_anchored:
             return head < self.next - 1
-        return head < self.head and self.state in (State.WAITING, State.REPAIRING)
+        return head < self.head and self.state in (StreamState.WAITING, StreamState.REPAIRING)
 
     def start_again(self, number: int, head: int, stamp: int) -> None:
         """Nothing that was heard of the stream is believed but that ``number`` comes next, and that ``head`` exists.

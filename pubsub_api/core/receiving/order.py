@@ -1,8 +1,8 @@
 """Order within the streams that a subscriber knows: what passes, what waits behind a hole, how a hole is closed.
 
-Sans-IO.  `pubsub_api.core.receiving.instream` says which steps close a hole; here they are taken, with what they need of the
-outside: the counters, the questions to caches, the resync when nothing else helped, and the room that is left in the
-consumer's queue.  Which streams there are, and where they begin, is the subscriber core's business.
+Sans-IO.  `pubsub_api.core.receiving.instream` says which steps close a hole; here they are taken, with what they need
+of the outside: the counters, the questions to caches, the resync when nothing else helped, and the room that is left in
+the consumer's queue.  Which streams there are, and where they begin, is the subscriber core's business.
 
 **Room.**  The consumer's queue is bounded, and when a hole is closed a whole queue full may be ready at once.  So what
 is in order and finds no room is *held*, whatever its stream, and follows as the consumer makes room (`make_room`); it
@@ -18,14 +18,14 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 
 from pubsub_api.core.errors import ImplausibleHead
 from pubsub_api.core.frame import SEQUENCE_MAX, Header
-from pubsub_api.core.receiving.instream import HEAD_JUMP_MAX, NO_STAMP, Cause, Delivery, InStream, State
+from pubsub_api.core.receiving.instream import HEAD_JUMP_MAX, NO_STAMP, Delivery, InStream, StreamCause, StreamState
 from pubsub_api.core.receiving.questions import Questions
 from pubsub_api.core.receiving.resync_requests import Reason, Resync, ResyncScheduler
 from pubsub_api.core.receiving.roster import Roster
 from pubsub_api.core.receiving.statistics import SubscriberCounters
 from pubsub_api.core.settings import History, SubscriberSettings
 
-_LIVE = State.LIVE
+_LIVE = StreamState.LIVE
 
 
 class StreamOrder:
@@ -104,9 +104,9 @@ class StreamOrder:
             self._repeat((frame, header, 0))
         elif first - stream.next > HEAD_JUMP_MAX and stream.is_anchored:
             self.counters.count_bad_frame(ImplausibleHead.__name__)
-        elif stream.state is State.RESYNCING and self.is_overrun:
+        elif stream.state is StreamState.RESYNCING and self.is_overrun:
             self._discard(stream, header, first, now)
-        elif after >= stream.next or stream.state is State.RESYNCING:
+        elif after >= stream.next or stream.state is StreamState.RESYNCING:
             is_new = self._park(stream, frame, header, now)
             self.counters.repaired += count if is_repair and is_new else 0
         elif stream.state is not _LIVE and self._resync.is_blocked and self._stays_missing(stream, frame, header):
@@ -115,7 +115,7 @@ class StreamOrder:
             delivery = stream.advance(frame, header)
             if delivery is not None:
                 self._deliver(stream, delivery, now, is_repair=is_repair)
-            if stream.state is not State.LIVE:
+            if stream.state is not StreamState.LIVE:
                 self._progress(stream, now)
 
     def _repeat(self, delivery: Delivery) -> None:
@@ -139,7 +139,7 @@ class StreamOrder:
         size = stream.park(frame, header)
         self._roster.parked_bytes += size
         self._event_bytes = len(frame) / header.count
-        if stream.state is State.LIVE:
+        if stream.state is StreamState.LIVE:
             self._open_hole(stream, now)
         if self._roster.parked_bytes > self.settings.pending_bytes_max:
             self._make_room(stream, now)
@@ -147,12 +147,12 @@ class StreamOrder:
 
     def _make_room(self, stream: InStream, now: float) -> None:
         """Too much waits behind holes.  Where caches can be asked, what is needed last goes, to be asked for later."""
-        if stream.state is not State.RESYNCING and self.settings.repair:
+        if stream.state is not StreamState.RESYNCING and self.settings.repair:
             self._roster.drop_tail(stream)
             return
         freed, events = stream.drop_parked()
         self._roster.parked_bytes -= freed
-        if stream.state is State.RESYNCING:
+        if stream.state is StreamState.RESYNCING:
             self.counters.discarded += events
         else:
             self._give_up(stream, Reason.PENDING_FULL, now)
@@ -160,13 +160,13 @@ class StreamOrder:
     def _progress(self, stream: InStream, now: float) -> None:
         """Something arrived in order on a stream that has parked frames or a hole."""
         self._deliver_ready(stream, now)
-        if stream.state is State.WAITING and not stream.has_hole:
+        if stream.state is StreamState.WAITING and not stream.has_hole:
             self.counters.closed_by_waiting += 1
-        elif stream.state is State.REPAIRING and stream.next > stream.asked:
+        elif stream.state is StreamState.REPAIRING and stream.next > stream.asked:
             self.counters.closed_by_repair += 1
         else:
             return
-        stream.move(Cause.CLOSED)
+        stream.move(StreamCause.CLOSED)
         stream.attempts = 0
         stream.deadline = 0.0
         if stream.has_hole:
@@ -220,7 +220,7 @@ class StreamOrder:
         """There is no room for a frame, from ``first`` on.  The consumer learns of it before it sees what follows."""
         self.counters.discarded += header.last - first + 1
         stream.show(header.last, header.timestamp)
-        if stream.state is not State.RESYNCING:
+        if stream.state is not StreamState.RESYNCING:
             self._await_resync(stream)
         lost = self._roster.lost_range(header, first, header.last)
         self._resync.request(Reason.SLOW_CONSUMER, [stream.topic], now, [lost])
@@ -243,7 +243,7 @@ class StreamOrder:
 
     def _open_hole(self, stream: InStream, now: float) -> None:
         self.counters.gaps += 1
-        stream.move(Cause.HOLE)
+        stream.move(StreamCause.HOLE)
         stream.attempts = 0
         self._roster.set_timer(stream, now + self.settings.message_delay_window_s)
 
@@ -263,9 +263,9 @@ class StreamOrder:
             return
         streams, self._to_repair = self._to_repair, []
         for stream in streams:
-            if stream.state is State.WAITING:
+            if stream.state is StreamState.WAITING:
                 stream.attempts = -self._questions.hurry
-            stream.move(Cause.QUERY)
+            stream.move(StreamCause.QUERY)
             self._roster.set_timer(stream, now + self._questions.patience(stream.attempts))
             stream.attempts += 1
         self.counters.queries += self._questions.repair(streams, now, self._events_wanted())
@@ -281,7 +281,7 @@ class StreamOrder:
     def _wait_on(self, asked: Iterable[tuple[InStream, int]], now: float, *, has_ended: bool) -> None:
         """A part of an answer came, however long it is; or its end, and then the parts that lack are late or lost."""
         for stream, _ in asked:
-            if stream.state is State.REPAIRING and self._roster.knows(stream):
+            if stream.state is StreamState.REPAIRING and self._roster.knows(stream):
                 if has_ended:
                     wait_s = min(self._questions.patience(stream.attempts - 1), self.settings.message_delay_window_s)
                 else:
@@ -297,7 +297,7 @@ class StreamOrder:
         """
         for stream, last in asked:
             is_lacking = stream.next <= min(last, stream.asked)
-            if stream.state is not State.REPAIRING or not is_lacking or not self._roster.knows(stream):
+            if stream.state is not StreamState.REPAIRING or not is_lacking or not self._roster.knows(stream):
                 continue
             if stream.guid in finished or not self._roster.may_answer(stream.guid):
                 self._give_up(stream, Reason.LOSS, now)
@@ -312,7 +312,7 @@ class StreamOrder:
             self._resync.request(reason, [stream.topic], now, lost)
 
     def _await_resync(self, stream: InStream) -> None:
-        stream.move(Cause.GIVE_UP)
+        stream.move(StreamCause.GIVE_UP)
         stream.attempts = 0
         stream.deadline = 0.0
 
@@ -378,7 +378,7 @@ class StreamOrder:
         freed, events = stream.drop_parked()
         self._roster.parked_bytes -= freed
         self.counters.discarded += events
-        if stream.state is not State.RESYNCING:
+        if stream.state is not StreamState.RESYNCING:
             self._await_resync(stream)
         stream.start_again(number, head, stamp)
         self._resync.request(Reason.CONTRADICTION, [stream.topic], now)
@@ -391,9 +391,9 @@ class StreamOrder:
         stream.next = number
         stream.deadline = 0.0
         stream.attempts = 0
-        stream.move(Cause.RESYNCED)
+        stream.move(StreamCause.RESYNCED)
         self._deliver_ready(stream, now)
-        if stream.has_hole and stream.state is State.LIVE:
+        if stream.has_hole and stream.state is StreamState.LIVE:
             self._open_hole(stream, now)
 
     def _tell_past(self, stream: InStream, last: int, now: float) -> None:
@@ -411,7 +411,7 @@ class StreamOrder:
         if not stream.is_anchored:
             self._tell_past(stream, stream.next - 1, now)
         stream.is_anchored = True
-        stream.move(Cause.RESYNCED)
+        stream.move(StreamCause.RESYNCED)
         for delivery, size in stream.skip_holes():
             self._roster.parked_bytes -= size
             if delivery is not None:

@@ -18,7 +18,7 @@ from pubsub_api.core.receiving.statistics import SubscriberCounters
 _NS_PER_S = 1_000_000_000
 
 
-class Standstill:
+class ProcessPauses:
     """Pure data and arithmetic; what is put off, and what is told, is the subscriber core's business."""
 
     __slots__ = ("_catch_up_time_s", "_counters", "_fresh_stamp", "asked_at", "behind_until", "put_off_until")

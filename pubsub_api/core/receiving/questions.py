@@ -77,7 +77,7 @@ class Question:
 
 
 @dataclasses.dataclass
-class Purpose:
+class QuestionPurpose:
     join: Join | None = None
     streams: Sequence[tuple[InStream, int]] = ()
     """Whose holes it asks for, and up to which number."""
@@ -118,9 +118,9 @@ class Questions:
         self.filters = FilterSet()
         """What the subscriber listens to, which says in which scope it asks for a topic.  The owner sets it."""
         self._next_id = 1
-        self._open: dict[int, Purpose] = {}
+        self._open: dict[int, QuestionPurpose] = {}
         self._to_ask: list[Query] = []
-        self._joins: list[Purpose] = []
+        self._joins: list[QuestionPurpose] = []
         """The join that is open, once for each time that its question was asked."""
         self._join_deadline = NEVER
         self._join_limit = 0.0
@@ -192,7 +192,7 @@ class Questions:
     def _ask_join(self, join: Join, now: float) -> None:
         """Ask the question of a join, perhaps again."""
         history = self._history if join.reason is Reason.INITIAL else None
-        purpose = Purpose(join=join, is_baseline=True, asked=now, heard=now)
+        purpose = QuestionPurpose(join=join, is_baseline=True, asked=now, heard=now)
         query = Query(
             id=0,
             history=history is not None,
@@ -240,7 +240,7 @@ class Questions:
         if self._heads_questions > HEADS_QUESTIONS_MAX:
             self._all_heads_due = min(self._all_heads_due, self._heads_since + self._settings.ready_timeout_s)
             return
-        self._ask(Purpose(is_baseline=True, asked=now), Query(id=0, guid=guid), filters)
+        self._ask(QuestionPurpose(is_baseline=True, asked=now), Query(id=0, guid=guid), filters)
 
     def repair(self, streams: Sequence[InStream], now: float, events_max: int) -> int:
         """Ask for what the streams miss, many streams in a question; returns how many questions that took.
@@ -270,7 +270,7 @@ class Questions:
 
     def _ask_ranges(self, wants: list[Want], askers: Sequence[tuple[InStream, int]], now: float) -> int:
         """Returns how many questions that took."""
-        purpose = Purpose(streams=askers, asked=now)
+        purpose = QuestionPurpose(streams=askers, asked=now)
         self._ask(purpose, Query(id=0, wants=wants))
         return len(purpose.questions)
 
@@ -279,7 +279,7 @@ class Questions:
         starts = range(0, len(wants), WANTS_PER_QUERY_MAX)
         return sum(self._ask_ranges(list(wants[start : start + WANTS_PER_QUERY_MAX]), (), now) for start in starts)
 
-    def _ask(self, purpose: Purpose, query: Query, filters: Iterable[str] = ()) -> None:
+    def _ask(self, purpose: QuestionPurpose, query: Query, filters: Iterable[str] = ()) -> None:
         """Ask for ranges, or for streams that the filters select, in as many questions as there are scopes."""
         for one in self._by_scope(query, filters):
             one.id = self._next_id
@@ -309,7 +309,7 @@ class Questions:
         room = self._settings.frame.bytes_max - FRAME_OVERHEAD_BYTES_MAX - _TEXT_OVERHEAD_BYTES
         return filters if len(filters) <= FILTERS_PER_QUERY_MAX and size <= room // 2 else [scope]
 
-    def _make_room(self, purpose: Purpose) -> None:
+    def _make_room(self, purpose: QuestionPurpose) -> None:
         """Evict a question when too many are open.
 
         The oldest will hardly be answered; but the join must end, for somebody waits for its resync.
@@ -322,14 +322,14 @@ class Questions:
             del self._open[oldest]
             self._counters.questions_evicted += 1
 
-    def _forget(self, purpose: Purpose) -> None:
+    def _forget(self, purpose: QuestionPurpose) -> None:
         """None of the questions that it took is open any more."""
         for query_id in purpose.questions:
             self._open.pop(query_id, None)
 
     # -- answers
 
-    def purpose(self, query_id: int) -> Purpose | None:
+    def purpose(self, query_id: int) -> QuestionPurpose | None:
         return self._open.get(query_id)
 
     def asked(self, query_id: int, responders: int | None, *, is_anybody_known: bool) -> bool:
@@ -367,7 +367,7 @@ class Questions:
             question.finished.add(responder)
         return purpose.is_answered
 
-    def close(self, query_id: int) -> Purpose | None:
+    def close(self, query_id: int) -> QuestionPurpose | None:
         """The question is concluded; its join knows who answered."""
         purpose = self._open.get(query_id)
         if purpose is None:
@@ -401,12 +401,12 @@ class Questions:
                 self._ask_join_again(last, now, lacks_answers)
         if now >= self._all_heads_due:
             self._all_heads_due = NEVER
-            self._ask(Purpose(is_baseline=True, asked=now), Query(id=0), filters)
+            self._ask(QuestionPurpose(is_baseline=True, asked=now), Query(id=0), filters)
         if now >= self._next_periodic:
-            self._ask(Purpose(asked=now), Query(id=0), filters)
+            self._ask(QuestionPurpose(asked=now), Query(id=0), filters)
             self._next_periodic = now + self._settings.query_interval_s
 
-    def _waits_on(self, last: Purpose, now: float) -> bool:
+    def _waits_on(self, last: QuestionPurpose, now: float) -> bool:
         """Whether a join whose time is over goes on, since it is known that somebody has not answered."""
         is_known = all(question.expected is not None for question in last.questions.values())
         if last.join is None or not is_known or last.is_answered:
@@ -415,7 +415,9 @@ class Questions:
         self._join_deadline = max(until, self._join_deadline)
         return now < until
 
-    def _ask_join_again(self, last: Purpose, now: float, lacks_answers: Callable[[Collection[bytes]], bool]) -> None:
+    def _ask_join_again(
+        self, last: QuestionPurpose, now: float, lacks_answers: Callable[[Collection[bytes]], bool]
+    ) -> None:
         """The join is open still.  Its question is asked again when an answer to it lacks, and none is under way."""
         heard = max(purpose.heard for purpose in self._joins)
         if not (any(map(self._is_lacking, self._joins)) or lacks_answers(last.finished)):
@@ -425,7 +427,7 @@ class Questions:
         elif last.join is not None:
             self._ask_join(last.join, now)
 
-    def _is_lacking(self, asked: Purpose) -> bool:
+    def _is_lacking(self, asked: QuestionPurpose) -> bool:
         """Whether an answer has not come, or not whole.  Where nobody knows how many there are, any answer will do."""
         return any(
             not question.finished or not question.answers.keys() <= question.finished

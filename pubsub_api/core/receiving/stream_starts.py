@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from pubsub_api.core import messages
 from pubsub_api.core.errors import ImplausibleHead
-from pubsub_api.core.receiving.instream import HEAD_JUMP_MAX, NO_STAMP, Cause, InStream, State
+from pubsub_api.core.receiving.instream import HEAD_JUMP_MAX, NO_STAMP, InStream, StreamCause, StreamState
 from pubsub_api.core.receiving.order import StreamOrder
 from pubsub_api.core.receiving.resync_requests import Reason
 from pubsub_api.core.receiving.roster import InPublisher
@@ -29,7 +29,7 @@ _UNKNOWN_ATTEMPTS = 4
 """How often a publisher is asked, within ``ready_timeout``, where a stream begins that was met in mid-flow."""
 
 
-class StreamBeginnings(StreamOrder):
+class StreamStarts(StreamOrder):
     """What the subscriber core knows of publishers.  Not thread-safe: the owner serialises calls."""
 
     def __init__(
@@ -143,12 +143,12 @@ class StreamBeginnings(StreamOrder):
             return None
         if not self._joined.match(topic):
             stream = self._roster.add_stream(publisher, topic, after + 1, is_anchored=False)
-            stream.move(Cause.GIVE_UP)
+            stream.move(StreamCause.GIVE_UP)
             return stream
         if self._knows_starts(publisher) or (after == 0 and not publisher.has_evicted):
             return self._roster.add_stream(publisher, topic, 1, is_anchored=True)
         stream = self._roster.add_stream(publisher, topic, after + 1, is_anchored=False)
-        stream.move(Cause.GIVE_UP)
+        stream.move(StreamCause.GIVE_UP)
         self._ask_heads(publisher, now)
         is_stranger = not publisher.has_told_age or (self.settings.verify_after_reconnect and not publisher.is_familiar)
         if is_stranger or publisher.has_evicted:
@@ -164,7 +164,7 @@ class StreamBeginnings(StreamOrder):
     def _still_unknown(self, stream: InStream, now: float) -> None:
         """The publisher of a stream that was met in mid-flow did not answer yet: ask again, a few times."""
         stream.attempts += 1
-        if stream.state is State.RESYNCING and stream.attempts < _UNKNOWN_ATTEMPTS and self._roster.knows(stream):
+        if stream.state is StreamState.RESYNCING and stream.attempts < _UNKNOWN_ATTEMPTS and self._roster.knows(stream):
             wait_s = self.settings.ready_timeout_s / _UNKNOWN_ATTEMPTS
             self._ask_heads(self._publishers[stream.guid], now, after_s=wait_s / 2)
             self._roster.set_timer(stream, now + wait_s)
@@ -173,7 +173,7 @@ class StreamBeginnings(StreamOrder):
 
     def _stay_unknown(self, stream: InStream, now: float) -> None:
         """Its publisher did not say, or not in time, that it continues one that is known."""
-        if not stream.deadline or stream.state is not State.RESYNCING:
+        if not stream.deadline or stream.state is not StreamState.RESYNCING:
             return
         stream.deadline = 0.0
         stream.attempts = 0
@@ -222,7 +222,7 @@ class StreamBeginnings(StreamOrder):
         else:
             stream = self._roster.add_stream(publisher, topic, head + 1, is_anchored=False)
             self._anchor(stream, head, stamp, now)
-            stream.move(Cause.GIVE_UP)
+            stream.move(StreamCause.GIVE_UP)
             if self._joined.match(topic):
                 self._resync_unknown(topic, now)
 
@@ -264,5 +264,5 @@ class StreamBeginnings(StreamOrder):
             stream.show(head, stamp)
         else:
             stream.raise_head(head, stamp)
-        if stream.has_hole and stream.state is State.LIVE:
+        if stream.has_hole and stream.state is StreamState.LIVE:
             self._open_hole(stream, now)

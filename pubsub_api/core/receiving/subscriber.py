@@ -11,8 +11,8 @@ taken, so whatever is older than the baseline is covered by what the user reads,
 number.  A filter added later joins the same way.
 
 **Streams.**  From then on a stream that appears must begin at 1, since the publisher's heads are known; see
-`pubsub_api.core.receiving.stream_starts` for how that is found out, and `pubsub_api.core.receiving.instream` for how one stream closes its
-holes.
+`pubsub_api.core.receiving.stream_starts` for how that is found out, and `pubsub_api.core.receiving.instream` for how
+one stream closes its holes.
 
 **Publishers.**  A GUID is known from its first frame.  A new GUID under a known name is a restart.  A publisher that is
 silent for ``silence_timeout`` is suspected: the user resyncs, and its heads are asked for when it is heard again.  One
@@ -32,22 +32,22 @@ from pubsub_api.core import messages
 from pubsub_api.core.errors import FrameError, MalformedFrame
 from pubsub_api.core.frame import Flag, Header, Kind
 from pubsub_api.core.messages import Want
-from pubsub_api.core.receiving.instream import NO_STAMP, Delivery, State
-from pubsub_api.core.receiving.process_pauses import Standstill
-from pubsub_api.core.receiving.questions import Join, Purpose
+from pubsub_api.core.receiving.instream import NO_STAMP, Delivery, StreamState
+from pubsub_api.core.receiving.process_pauses import ProcessPauses
+from pubsub_api.core.receiving.questions import Join, QuestionPurpose
 from pubsub_api.core.receiving.resync_requests import LostRange, Reason, Resync
 from pubsub_api.core.receiving.roster import InPublisher
-from pubsub_api.core.receiving.stream_starts import StreamBeginnings
+from pubsub_api.core.receiving.stream_starts import StreamStarts
 from pubsub_api.core.scopes import covers
 from pubsub_api.core.settings import History, SubscriberSettings
 from pubsub_api.core.topics import CONTROL_TOPIC, FilterSet
 
 _DATA = int(Kind.DATA)
-_LIVE = State.LIVE
-_HAVE_HOLE = (State.WAITING, State.REPAIRING)
+_LIVE = StreamState.LIVE
+_HAVE_HOLE = (StreamState.WAITING, StreamState.REPAIRING)
 
 
-class SubscriberCore(StreamBeginnings):
+class SubscriberCore(StreamStarts):
     """Not thread-safe: the owner serialises calls."""
 
     def __init__(
@@ -76,7 +76,7 @@ class SubscriberCore(StreamBeginnings):
         self._last_call = now
         self._excused_after_s = 2 * settings.max_idle_time_s
         """This process stood still when it was not called for so long."""
-        self._standstill = Standstill(self.counters, catch_up_time_s=settings.catch_up_time_s)
+        self._standstill = ProcessPauses(self.counters, catch_up_time_s=settings.catch_up_time_s)
         self._next_silence_check = now + settings.max_idle_time_s
         self.newest_timestamp = 0
         """The highest timestamp of any data frame or hello, for the owner's clock."""
@@ -388,7 +388,7 @@ class SubscriberCore(StreamBeginnings):
             self._finish_join(purpose.join, now)
         self._give_up_unanswered(purpose.streams, purpose.finished, now)
 
-    def _needs_more(self, purpose: Purpose) -> bool:
+    def _needs_more(self, purpose: QuestionPurpose) -> bool:
         """Whether a link that is back could still be verified: a publisher that was known may not have been reached."""
         is_reconnect = purpose.join is not None and purpose.join.reason is Reason.RECONNECTED
         return (
@@ -425,10 +425,12 @@ class SubscriberCore(StreamBeginnings):
         covered = FilterSet(resync.topics)
         for publisher in self._publishers.values():
             for stream in list(publisher.streams.values()):
-                if stream.state is State.LIVE or not (covered.match(stream.topic) and self._joined.match(stream.topic)):
+                if stream.state is StreamState.LIVE or not (
+                    covered.match(stream.topic) and self._joined.match(stream.topic)
+                ):
                     continue
                 stream.covered = stream.shown_head
-                if stream.state is State.RESYNCING and not (stream.deadline and not stream.is_anchored):
+                if stream.state is StreamState.RESYNCING and not (stream.deadline and not stream.is_anchored):
                     self._release(stream, now)
 
     # -- silence

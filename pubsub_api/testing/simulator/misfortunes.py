@@ -9,7 +9,7 @@ from pubsub_api.core import frame as frames
 from pubsub_api.core import messages
 from pubsub_api.core.events import pack_body
 from pubsub_api.core.frame import Kind
-from pubsub_api.testing.simulator.network import Link
+from pubsub_api.testing.simulator.network import SimulatedLink
 from pubsub_api.testing.simulator.oracle import forged_event
 from pubsub_api.testing.simulator.publishers import SimPublisher
 from pubsub_api.testing.simulator.subscribers import SimSubscriber
@@ -51,7 +51,7 @@ class Misfortunes:
 
     # -- links
 
-    def _a_link(self) -> Link | None:
+    def _a_link(self) -> SimulatedLink | None:
         links = [link for node in self._scenario.living() for link in node.links()]
         if self._network.is_broker:
             links += [publisher.link for publisher in self._scenario.publishers.values() if publisher.is_alive]

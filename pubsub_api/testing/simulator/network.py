@@ -39,7 +39,7 @@ class Rates:
     cache_feed_drop: float = 0.0
 
 
-class Link:
+class SimulatedLink:
     """One node's link to an address.  ``carries`` is the truth, ``is_reported_up`` what the node was told."""
 
     def __init__(self, world: World, address: str, report: Callable[[str, bool], None], *, lag_s: float) -> None:
@@ -136,10 +136,10 @@ class Network:
 
     # -- links
 
-    def new_link(self, address: str, report: Callable[[str, bool], None]) -> Link:
+    def new_link(self, address: str, report: Callable[[str, bool], None]) -> SimulatedLink:
         # Frames that come before the report make a subscriber ask what it will be told anyway.
         is_prompt = self._profile.is_faultless or self._profile.is_join_sure
-        return Link(self.world, address, report, lag_s=0.0 if is_prompt else 0.1)
+        return SimulatedLink(self.world, address, report, lag_s=0.0 if is_prompt else 0.1)
 
     def addresses(self) -> list[str]:
         """What a subscriber listens to."""

@@ -14,7 +14,7 @@ from pubsub_api.core.settings import History
 from pubsub_api.testing.simulator import verdict
 from pubsub_api.testing.simulator.caches import SimCache
 from pubsub_api.testing.simulator.misfortunes import Misfortunes
-from pubsub_api.testing.simulator.network import Link, Network
+from pubsub_api.testing.simulator.network import Network, SimulatedLink
 from pubsub_api.testing.simulator.oracle import Oracle
 from pubsub_api.testing.simulator.profiles import BIG_CACHE, SMALL_CACHE, Profile
 from pubsub_api.testing.simulator.publishers import SimPublisher
@@ -195,7 +195,7 @@ class Scenario:
             cache.is_alive = True
             cache.is_cut = False
 
-    def mend(self, link: Link) -> None:
+    def mend(self, link: SimulatedLink) -> None:
         """Whatever cut the link is over."""
         link.is_blacked_out = False
         if link.is_cut:

@@ -15,7 +15,7 @@ from pubsub_api.core.receiving.resync_requests import Resync
 from pubsub_api.core.receiving.subscriber import SubscriberCore
 from pubsub_api.core.settings import History, SubscriberSettings
 from pubsub_api.core.topics import CONTROL_TOPIC, FilterSet
-from pubsub_api.testing.simulator.network import Link, Network
+from pubsub_api.testing.simulator.network import Network, SimulatedLink
 from pubsub_api.testing.simulator.publishers import TICK_S
 from pubsub_api.testing.simulator.world import Violation, World
 
@@ -66,7 +66,7 @@ class SimSubscriber:
         """What the transport delivers."""
         self._listened: dict[str, bool] = {}
         self._over_delivers = over_delivers
-        self._links: dict[str, Link] = {}
+        self._links: dict[str, SimulatedLink] = {}
         self._inbox: list[Arrival] = []
         self._queue: deque[Delivery | Resync] = deque()
         self._queue_bytes_max = queue_bytes_max
@@ -90,13 +90,13 @@ class SimSubscriber:
         self.is_alive = False
         self.world.note(self.name, "is gone")
 
-    def link_to(self, address: str) -> Link:
+    def link_to(self, address: str) -> SimulatedLink:
         link = self._links.get(address)
         if link is None:
             link = self._links[address] = self.network.new_link(address, self._on_link)
         return link
 
-    def links(self) -> list[Link]:
+    def links(self) -> list[SimulatedLink]:
         return list(self._links.values())
 
     def listens_to(self, topic: str) -> bool:

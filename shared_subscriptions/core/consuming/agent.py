@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from shared_subscriptions.core import messages as m
-from shared_subscriptions.core.consuming.borrower import Borrower, Reset, SessionEvent, State, Stopped
-from shared_subscriptions.core.progress import Progress
+from shared_subscriptions.core.consuming.borrower import Borrower, BorrowerState, Reset, SessionEvent, Stopped
+from shared_subscriptions.core.progress import GroupProgress
 from shared_subscriptions.core.settings import BorrowerSettings
 
 
@@ -80,7 +80,7 @@ class Agent:
             self._note_due(borrower)
 
     def on_stream_progress(
-        self, subscription: int, stream: int, progress: Progress, *, is_settled: bool, is_complete: bool = False
+        self, subscription: int, stream: int, progress: GroupProgress, *, is_settled: bool, is_complete: bool = False
     ) -> None:
         borrower = self._borrowers.get(subscription)
         if borrower is not None:
@@ -112,11 +112,11 @@ class Agent:
 
     def is_connected(self, subscription: int) -> bool:
         borrower = self._borrowers.get(subscription)
-        return borrower is not None and borrower.state is State.CONNECTED
+        return borrower is not None and borrower.state is BorrowerState.CONNECTED
 
     def is_unsubscribing(self, subscription: int) -> bool:
         borrower = self._borrowers.get(subscription)
-        return borrower is not None and borrower.state is State.UNSUBSCRIBING
+        return borrower is not None and borrower.state is BorrowerState.UNSUBSCRIBING
 
     @property
     def subscriptions(self) -> list[int]:

@@ -20,13 +20,13 @@ from typing import Final
 
 from shared_subscriptions.core import messages as m
 from shared_subscriptions.core.events import is_portion
-from shared_subscriptions.core.progress import Progress
+from shared_subscriptions.core.progress import GroupProgress
 from shared_subscriptions.core.settings import BorrowerSettings
 
 _PINGS_PER_LEASE = 4
 
 
-class State(enum.Enum):
+class BorrowerState(enum.Enum):
     CONNECTING = "connecting"
     CONNECTED = "connected"
     UNSUBSCRIBING = "unsubscribing"
@@ -42,26 +42,26 @@ class Loan(enum.Enum):
 
 IGNORE: Final = "_ignore"
 
-REACTIONS: Final[dict[tuple[State, type[m.ToBorrower]], str]] = {
-    (State.CONNECTING, m.ConnectResponse): "_connected",
-    (State.CONNECTING, m.PingResponse): IGNORE,
-    (State.CONNECTING, m.Grant): IGNORE,  # overtook the response; it will be sent again
-    (State.CONNECTING, m.Revoke): IGNORE,
-    (State.CONNECTING, m.Revoked): IGNORE,
-    (State.CONNECTING, m.Invalidate): "_invalidated",
-    (State.CONNECTED, m.ConnectResponse): "_renewed",
-    (State.CONNECTED, m.PingResponse): "_renewed",
-    (State.CONNECTED, m.Grant): "_granted",
-    (State.CONNECTED, m.Revoke): "_revoke",
-    (State.CONNECTED, m.Revoked): "_revoked",
-    (State.CONNECTED, m.Invalidate): "_invalidated",
-    (State.UNSUBSCRIBING, m.ConnectResponse): "_renewed",
-    (State.UNSUBSCRIBING, m.PingResponse): "_renewed",
-    (State.UNSUBSCRIBING, m.Grant): IGNORE,
-    (State.UNSUBSCRIBING, m.Revoke): IGNORE,
-    (State.UNSUBSCRIBING, m.Revoked): IGNORE,
-    (State.UNSUBSCRIBING, m.Invalidate): "_invalidated",
-    **{(State.GONE, kind): IGNORE for kind in m.TO_BORROWER},
+REACTIONS: Final[dict[tuple[BorrowerState, type[m.ToBorrower]], str]] = {
+    (BorrowerState.CONNECTING, m.ConnectResponse): "_connected",
+    (BorrowerState.CONNECTING, m.PingResponse): IGNORE,
+    (BorrowerState.CONNECTING, m.Grant): IGNORE,  # overtook the response; it will be sent again
+    (BorrowerState.CONNECTING, m.Revoke): IGNORE,
+    (BorrowerState.CONNECTING, m.Revoked): IGNORE,
+    (BorrowerState.CONNECTING, m.Invalidate): "_invalidated",
+    (BorrowerState.CONNECTED, m.ConnectResponse): "_renewed",
+    (BorrowerState.CONNECTED, m.PingResponse): "_renewed",
+    (BorrowerState.CONNECTED, m.Grant): "_granted",
+    (BorrowerState.CONNECTED, m.Revoke): "_revoke",
+    (BorrowerState.CONNECTED, m.Revoked): "_revoked",
+    (BorrowerState.CONNECTED, m.Invalidate): "_invalidated",
+    (BorrowerState.UNSUBSCRIBING, m.ConnectResponse): "_renewed",
+    (BorrowerState.UNSUBSCRIBING, m.PingResponse): "_renewed",
+    (BorrowerState.UNSUBSCRIBING, m.Grant): IGNORE,
+    (BorrowerState.UNSUBSCRIBING, m.Revoke): IGNORE,
+    (BorrowerState.UNSUBSCRIBING, m.Revoked): IGNORE,
+    (BorrowerState.UNSUBSCRIBING, m.Invalidate): "_invalidated",
+    **{(BorrowerState.GONE, kind): IGNORE for kind in m.TO_BORROWER},
 }
 
 LOAN_REACTIONS: Final[dict[tuple[Loan | None, type[m.ToBorrower]], Loan | None]] = {
@@ -83,7 +83,7 @@ class Granted:
 
     stream: int
     grant: int
-    progress: Progress
+    progress: GroupProgress
     until: int
     expired: int = 0
     """Offsets that retention dropped while nobody had the stream."""
@@ -125,7 +125,7 @@ _DROPPED_KEPT = 1000
 @dataclasses.dataclass
 class _Borrowed:
     grant: int
-    progress: Progress
+    progress: GroupProgress
     loan: Loan = Loan.GRANTED
     finished: bool = False
     give_up_at: float = float("inf")
@@ -146,7 +146,7 @@ class Borrower:
         offsets: int = 0,
     ) -> None:
         self.id = id
-        self.state = State.CONNECTING
+        self.state = BorrowerState.CONNECTING
         self.messages: list[m.ToLeader] = []
         self.events: list[SessionEvent] = []
         self.ignored = 0
@@ -178,30 +178,30 @@ class Borrower:
         return (
             borrowed is not None
             and borrowed.loan is Loan.GRANTED
-            and self.state is State.CONNECTED
+            and self.state is BorrowerState.CONNECTED
             and now < self._lease_end
         )
 
     @property
     def lease_end(self) -> float:
-        return self._lease_end if self.state is State.CONNECTED else 0.0
+        return self._lease_end if self.state is BorrowerState.CONNECTED else 0.0
 
     @property
     def streams(self) -> dict[int, Loan]:
         return {stream: borrowed.loan for stream, borrowed in self._streams.items()}
 
     def next_deadline(self) -> float:
-        if self.state is State.GONE:
+        if self.state is BorrowerState.GONE:
             return float("inf")
         give_up = min((self._streams[number].give_up_at for number in self._ending), default=float("inf"))
-        lease_end = float("inf") if self.state is State.CONNECTING else self._lease_end
+        lease_end = float("inf") if self.state is BorrowerState.CONNECTING else self._lease_end
         return min(self._timer, self._give_up_at, lease_end, give_up)
 
     # -- what the session says
 
     def on_log_grown(self, ends: Mapping[int, int], now: float) -> None:
         """Shards have grown, and this member of a queue has nothing to do: let the leader know at once."""
-        if self.state is State.CONNECTED:
+        if self.state is BorrowerState.CONNECTED:
             self._ask(m.Ping(borrower=self.id, seq=self._next(), ends=dict(ends)), now)
 
     @property
@@ -215,54 +215,54 @@ class Borrower:
 
         Only for a question that followed a message of this borrower on the same connection.
         """
-        if self.state in (State.CONNECTED, State.UNSUBSCRIBING):
+        if self.state in (BorrowerState.CONNECTED, BorrowerState.UNSUBSCRIBING):
             self._lease_end = max(self._lease_end, asked_at + self._lease_s)
             self._timer = max(self._timer, now + 2 * self.ping_s)
 
     def on_stream_progress(
-        self, stream: int, progress: Progress, *, is_settled: bool, is_complete: bool = False
+        self, stream: int, progress: GroupProgress, *, is_settled: bool, is_complete: bool = False
     ) -> None:
         """How far a stream is; ``is_settled`` when nothing of it is with the user, ``is_complete`` when nothing of it
         is left to do either."""
         borrowed = self._streams.get(stream)
-        if borrowed is None or self.state is State.GONE:
+        if borrowed is None or self.state is BorrowerState.GONE:
             return
         borrowed.progress = progress
         borrowed.finished = borrowed.finished or (is_settled and (is_complete or self._is_ending(borrowed)))
         self._report(stream, borrowed)
-        if self.state is State.UNSUBSCRIBING:
+        if self.state is BorrowerState.UNSUBSCRIBING:
             self._leave_if_finished()
 
     def on_unsubscribe(self, now: float) -> None:
         """Give everything back in good order, then stop."""
-        if self.state is State.CONNECTED:
-            self.state = State.UNSUBSCRIBING
+        if self.state is BorrowerState.CONNECTED:
+            self.state = BorrowerState.UNSUBSCRIBING
             self._give_up_at = now + self._settings.unsubscribe_timeout_s
             self.events += [Revoking(stream) for stream, item in self._streams.items() if item.loan is Loan.GRANTED]
             self._leave_if_finished()
-        elif self.state is State.CONNECTING:
+        elif self.state is BorrowerState.CONNECTING:
             self._leave()
 
     def on_disconnect(self) -> None:
         """Give everything back at once, with the progress that was reported last, and stop."""
-        if self.state is not State.GONE:
+        if self.state is not BorrowerState.GONE:
             self._leave()
 
     def on_leader_changed(self, now: float) -> None:
         """The registry names another leader than before."""
-        if self.state is State.CONNECTING:
+        if self.state is BorrowerState.CONNECTING:
             self._timer = now
             self.poll(now)
 
     # -- time
 
     def is_giving_up(self, now: float) -> bool:
-        return self.state is State.UNSUBSCRIBING and now >= self._give_up_at
+        return self.state is BorrowerState.UNSUBSCRIBING and now >= self._give_up_at
 
     def poll(self, now: float) -> None:
-        if self.state is State.GONE:
+        if self.state is BorrowerState.GONE:
             return
-        if self.state is not State.CONNECTING and now >= self._lease_end:
+        if self.state is not BorrowerState.CONNECTING and now >= self._lease_end:
             self._reset("the lease ended: the leader did not answer in time")
         elif now >= self._give_up_at:
             self._leave()
@@ -272,7 +272,7 @@ class Borrower:
                 self._on_timer(now)
 
     def _on_timer(self, now: float) -> None:
-        if self.state is State.CONNECTING:
+        if self.state is BorrowerState.CONNECTING:
             self._timer = now + self._settings.find_leader_s
             self._ask(
                 m.Connect(
@@ -304,7 +304,7 @@ class Borrower:
     def on_message(self, message: m.ToBorrower, now: float) -> None:
         """Any message in any state is handled; what makes no sense is counted in `ignored`."""
         reaction = REACTIONS[self.state, type(message)]
-        if reaction == IGNORE or (self.state is not State.CONNECTING and not self._is_current(message)):
+        if reaction == IGNORE or (self.state is not BorrowerState.CONNECTING and not self._is_current(message)):
             self.ignored += 1
             return
         self._seen[m.concern(message)] = message.seq
@@ -322,7 +322,7 @@ class Borrower:
             return
         self._epoch = message.epoch
         self._lease_s = message.lease_s
-        self.state = State.CONNECTED
+        self.state = BorrowerState.CONNECTED
         self._timer = now
         self._lease_end = asked_at + self._lease_s
         self.poll(now)
@@ -355,7 +355,7 @@ class Borrower:
             self._send(
                 m.UpdateProgress(
                     borrower=self.id, seq=self._next(), stream=message.stream, grant=message.grant,
-                    progress=Progress(generation=-1), finished=True,
+                    progress=GroupProgress(generation=-1), finished=True,
                 )
             )  # fmt: skip
             return
@@ -385,7 +385,7 @@ class Borrower:
     # -- helpers
 
     def _is_ending(self, borrowed: _Borrowed) -> bool:
-        return borrowed.loan is Loan.REVOKING or self.state is State.UNSUBSCRIBING
+        return borrowed.loan is Loan.REVOKING or self.state is BorrowerState.UNSUBSCRIBING
 
     def _next(self) -> int:
         self._seq += 1
@@ -423,13 +423,13 @@ class Borrower:
         progresses = tuple((stream, item.grant, item.progress) for stream, item in self._streams.items())
         self._send(m.Disconnect(borrower=self.id, seq=self._next(), progresses=progresses))
         self._drop_streams()
-        self.state = State.GONE
+        self.state = BorrowerState.GONE
         self.events.append(Stopped())
 
     def _reset(self, reason: str, *, is_final: bool = False) -> None:
-        was_unsubscribing = self.state is State.UNSUBSCRIBING
+        was_unsubscribing = self.state is BorrowerState.UNSUBSCRIBING
         self._drop_streams()
-        self.state = State.GONE
+        self.state = BorrowerState.GONE
         self.events.append(Stopped() if was_unsubscribing else Reset(reason, is_final))
 
     def _drop_streams(self) -> None:

@@ -14,9 +14,9 @@ from collections.abc import Callable, Mapping
 from shared_subscriptions.core import messages as m
 from shared_subscriptions.core.consuming.agent import Agent
 from shared_subscriptions.core.consuming.borrower import Granted, Lost, Revoking, SessionEvent, Stopped
-from shared_subscriptions.core.consuming.lanes import LaneCounters, Marks, StreamLanes
+from shared_subscriptions.core.consuming.lanes import ChangedLanes, LaneCounters, StreamLanes
 from shared_subscriptions.core.events import GroupEvent, is_portion
-from shared_subscriptions.core.progress import Acknowledged, Progress, snapshot
+from shared_subscriptions.core.progress import AcknowledgedOffsets, GroupProgress, snapshot
 from shared_subscriptions.core.settings import BorrowerSettings, LaneSettings
 
 REMEMBERED_MAX = 1000
@@ -75,8 +75,8 @@ class Handler:
         self._report_at = 0.0
         self._is_ordered: dict[int, bool] = {}
         self._loans: dict[int, LoanState] = {}
-        self._marks = Marks()
-        self._remembered: OrderedDict[tuple[int, int], Progress] = OrderedDict()
+        self._marks = ChangedLanes()
+        self._remembered: OrderedDict[tuple[int, int], GroupProgress] = OrderedDict()
         self._grown: dict[int, dict[int, int]] = {}
         self._suspended: dict[int, bool] = {}
         self._messages: list[tuple[int, m.ToLeader]] = []
@@ -276,11 +276,11 @@ class Handler:
         if len(self._remembered) > REMEMBERED_MAX:
             self._remembered.popitem(last=False)
 
-    def _recall(self, subscription: int, stream: int, progress: Progress) -> Progress:
+    def _recall(self, subscription: int, stream: int, progress: GroupProgress) -> GroupProgress:
         known = self._remembered.pop((subscription, stream), None)
         if known is None or known.generation != progress.generation:
             return progress
-        done = Acknowledged(progress.low, progress.ranges)
+        done = AcknowledgedOffsets(progress.low, progress.ranges)
         done.merge(known)
         attempts = {offset: max(count, known.attempts.get(offset, 0)) for offset, count in progress.attempts.items()}
         return snapshot(done, progress.generation, known.attempts | attempts)
@@ -310,7 +310,7 @@ class Handler:
                 loan.is_finish_told = True
                 self._report(loan, loan.lanes.progress(), is_complete=is_complete)
 
-    def _report(self, loan: LoanState, progress: Progress, *, is_complete: bool = False) -> None:
+    def _report(self, loan: LoanState, progress: GroupProgress, *, is_complete: bool = False) -> None:
         self.agent.on_stream_progress(
             loan.subscription, loan.stream, progress, is_settled=loan.lanes.is_settled, is_complete=is_complete
         )

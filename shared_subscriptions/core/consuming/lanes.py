@@ -26,7 +26,7 @@ from collections import OrderedDict, deque
 from collections.abc import Iterator, Sequence
 
 from shared_subscriptions.core.events import GroupEvent
-from shared_subscriptions.core.progress import Acknowledged, Progress, snapshot
+from shared_subscriptions.core.progress import AcknowledgedOffsets, GroupProgress, snapshot
 from shared_subscriptions.core.settings import LaneSettings
 
 LaneKey = tuple[str, str]
@@ -55,7 +55,7 @@ WINDOW_BYTES = 16 << 20
 """A stream of which so much is loaded is full, however few events that are.  One read more may come on top."""
 
 
-class Marks:
+class ChangedLanes:
     """Numbers of lanes to which something has happened, so that nobody has to look at all."""
 
     def __init__(self) -> None:
@@ -74,25 +74,25 @@ class StreamLanes:
 
     def __init__(
         self,
-        progress: Progress,
+        progress: GroupProgress,
         settings: LaneSettings,
         counters: LaneCounters,
         *,
         is_ordered: bool,
-        marks: Marks | None = None,
+        marks: ChangedLanes | None = None,
         number: int = 0,
     ) -> None:
         """``number`` is what ``marks`` know these lanes by."""
         self.next_offset = progress.low
         """Where to read on."""
         self.is_stopped = False
-        self._marks, self._mark_as = marks or Marks(), number
+        self._marks, self._mark_as = marks or ChangedLanes(), number
         self._settings = settings
         self._counters = counters
         self._marks.hungry[number] = None
         self._is_ordered = is_ordered
         self._generation = progress.generation
-        self._done = Acknowledged(progress.low, progress.ranges)
+        self._done = AcknowledgedOffsets(progress.low, progress.ranges)
         self._attempts = dict(progress.attempts)
         self._delays: dict[int, float] = {}
         self._expired = 0
@@ -499,7 +499,7 @@ class StreamLanes:
         """When the next attempt is due; infinity when there is none."""
         return self._retries[0][0] if self._retries and not self.is_stopped else float("inf")
 
-    def progress(self) -> Progress:
+    def progress(self) -> GroupProgress:
         """What is done.  An event that is out counts as attempted: it may be what kills its consumer.  Among several
         nobody knows which one it is, so that the last attempt is one that an event has for itself."""
         out = [*self._out.values(), *self._batch]

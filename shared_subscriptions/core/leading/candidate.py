@@ -21,7 +21,7 @@ from pubsub_api.core.errors import UndecodableBody
 from shared_subscriptions.core.settings import LeaseSettings
 
 
-class Role(enum.Enum):
+class CandidateRole(enum.Enum):
     WATCHING = "watching"
     LEADING = "leading"
     UNCERTAIN = "uncertain"
@@ -55,7 +55,7 @@ class LeaderRecord(msgspec.Struct, frozen=True):
 
 
 @dataclasses.dataclass(frozen=True)
-class Seen:
+class SeenRecord:
     """A record as it was read."""
 
     record: LeaderRecord
@@ -97,7 +97,7 @@ class Candidate:
     """
 
     def __init__(self, me: LeaderRecord, settings: LeaseSettings, *, may_lead: bool = True) -> None:
-        self.role = Role.WATCHING
+        self.role = CandidateRole.WATCHING
         self.leader: LeaderRecord | None = None
         """Whom the record names, as far as this process knows; None when nobody leads."""
         self.epoch = 0
@@ -116,13 +116,13 @@ class Candidate:
 
     # -- watching
 
-    def observed(self, seen: Seen | None, now: float) -> None:
+    def observed(self, seen: SeenRecord | None, now: float) -> None:
         """The record was read."""
-        if self.role is Role.RETIRED:
+        if self.role is CandidateRole.RETIRED:
             return
-        if self.role is Role.UNCERTAIN and self._settle(seen):
+        if self.role is CandidateRole.UNCERTAIN and self._settle(seen):
             return
-        if self.role is Role.LEADING:
+        if self.role is CandidateRole.LEADING:
             if seen is None or seen.version != self._version:
                 self._depose()
             else:
@@ -137,7 +137,7 @@ class Candidate:
 
     def wants_to_claim(self, now: float) -> bool:
         """Whether nobody leads, or the one who did has been silent for the claim time."""
-        if self.role is not Role.WATCHING or not self._may_lead or self._seen_at == float("-inf"):
+        if self.role is not CandidateRole.WATCHING or not self._may_lead or self._seen_at == float("-inf"):
             return False
         return self.leader is None or now >= self._seen_at + self._settings.claim_time_s
 
@@ -175,14 +175,14 @@ class Candidate:
         assert self._pending is not None
         claim, self.renewed_at = self._pending
         self._pending = None
-        if self.role is not Role.LEADING and not claim.record.is_vacant:
+        if self.role is not CandidateRole.LEADING and not claim.record.is_vacant:
             self.epoch = version
         self._version = version
         if claim.record.is_vacant:
-            self.role = Role.RETIRED
+            self.role = CandidateRole.RETIRED
             self.leader = None
         else:
-            self.role = Role.LEADING
+            self.role = CandidateRole.LEADING
             self.leader = claim.record
 
     def refused(self) -> None:
@@ -192,19 +192,19 @@ class Candidate:
 
     def unknown(self) -> None:
         """Whether the write succeeded is not known.  Read the record next."""
-        self._was_leading = self.role is Role.LEADING
-        self.role = Role.UNCERTAIN
+        self._was_leading = self.role is CandidateRole.LEADING
+        self.role = CandidateRole.UNCERTAIN
 
-    def _settle(self, seen: Seen | None) -> bool:
+    def _settle(self, seen: SeenRecord | None) -> bool:
         """Find out what became of the write.  True when this candidate leads."""
         assert self._pending is not None
         claim, _ = self._pending
         if seen is not None and seen.record == claim.record:
-            self.role = Role.LEADING if self._was_leading else Role.WATCHING
+            self.role = CandidateRole.LEADING if self._was_leading else CandidateRole.WATCHING
             self.written(seen.version)
             return True
         if self._was_leading and seen is not None and seen.version == self._version:
-            self.role = Role.LEADING  # it did not happen, and nobody else has written either
+            self.role = CandidateRole.LEADING  # it did not happen, and nobody else has written either
             self._pending = None
             return True
         self._pending = None
@@ -212,7 +212,7 @@ class Candidate:
         return False
 
     def _depose(self) -> None:
-        self.role = Role.WATCHING
+        self.role = CandidateRole.WATCHING
         self.leader = None
         self._seen_at = float("-inf")
         self._version = self._lease_version = 0

@@ -21,9 +21,17 @@ from shared_subscriptions.core import messages as m
 from shared_subscriptions.core import redelivery
 from shared_subscriptions.core.declaration import Declaration, Wish
 from shared_subscriptions.core.leading.assignment import assign
-from shared_subscriptions.core.leading.members import Member, Move
-from shared_subscriptions.core.leading.streams import HELD, Cause, Lease, Status, Stream, StreamInfo, StreamRecord
-from shared_subscriptions.core.progress import Progress
+from shared_subscriptions.core.leading.members import GroupMember, Move
+from shared_subscriptions.core.leading.streams import (
+    HELD,
+    GrantCause,
+    GrantStatus,
+    Lease,
+    Stream,
+    StreamInfo,
+    StreamRecord,
+)
+from shared_subscriptions.core.progress import GroupProgress
 from shared_subscriptions.core.settings import LeaderSettings
 
 DEPARTED_KEPT = 10_000
@@ -57,7 +65,7 @@ class Leader:
         """``waits_for`` are borrowers whose leases a predecessor that resigned has left behind."""
         self.epoch = epoch
         self.declaration = declaration
-        self.members: dict[str, Member] = {}
+        self.members: dict[str, GroupMember] = {}
         self.streams: dict[int, Stream] = {}
         self.loans: Mapping[int, Stream] = self.streams
         """What is handed out."""
@@ -114,7 +122,7 @@ class Leader:
         self._deleted.discard(number)
         if record is None:
             position = self.declaration.positions[number // self.declaration.lanes]
-            record = StreamRecord(Progress(self.declaration.generation, position))
+            record = StreamRecord(GroupProgress(self.declaration.generation, position))
             stream = Stream.load(number, info, record)
             stream.is_dirty = True
         else:
@@ -132,11 +140,11 @@ class Leader:
 
     def _vanish(self, stream: Stream, now: float) -> None:
         stream.has_vanished = True
-        if stream.status is Status.ABSENT:
+        if stream.status is GrantStatus.ABSENT:
             del self.streams[stream.number]
             self._deleted.add(stream.number)
             self._reassign_soon(f"stream {stream.number} vanished", now)
-        elif stream.move(Cause.VANISHED):
+        elif stream.move(GrantCause.VANISHED):
             self._say_status(stream, now)
 
     def on_declaration(self, declaration: Declaration, now: float) -> None:
@@ -161,14 +169,18 @@ class Leader:
         if now >= self._reassign_at:
             self._reassign(now)
         for stream in list(self.loans.values()):
-            if stream.status in (Status.GRANTING, Status.REVOKING, Status.REVOKED) and not stream.is_waiting:
+            if (
+                stream.status in (GrantStatus.GRANTING, GrantStatus.REVOKING, GrantStatus.REVOKED)
+                and not stream.is_waiting
+            ):
                 self._nudge(stream, now)
 
     def next_deadline(self) -> float:
         transient = [
             stream.sent_at + self._settings.resend_s
             for stream in self.loans.values()
-            if stream.status in (Status.GRANTING, Status.REVOKING, Status.REVOKED) and not stream.is_waiting
+            if stream.status in (GrantStatus.GRANTING, GrantStatus.REVOKING, GrantStatus.REVOKED)
+            and not stream.is_waiting
         ]
         leases = [member.expires for member in self.members.values()]
         return min([self._reassign_at, *leases, *transient])
@@ -185,7 +197,7 @@ class Leader:
             self._say_status(stream, now)
 
     def _is_overdue(self, stream: Stream, now: float) -> bool:
-        return stream.status is Status.REVOKING and now >= stream.revoked_at + self._settings.revoke_timeout_s
+        return stream.status is GrantStatus.REVOKING and now >= stream.revoked_at + self._settings.revoke_timeout_s
 
     # -- messages
 
@@ -219,7 +231,7 @@ class Leader:
                 self._invalidate(message.borrower, f"the group has {len(self.members)} members, which is the limit")
                 return
             self._joined += 1
-            member = Member(
+            member = GroupMember(
                 message.borrower, message.name, self._joined, 0.0, seen={m.LEASE: message.seq},
                 portions_max=max(1, message.portions), offsets_max=message.offsets,
             )  # fmt: skip
@@ -258,11 +270,11 @@ class Leader:
         if stream is None or stream.owner != message.borrower or stream.grant != message.grant:
             self.counters["fenced"] += 1
             return
-        if stream.status is Status.REVOKED:
+        if stream.status is GrantStatus.REVOKED:
             return
         stream.untold = 0
         stream.merge(message.progress)
-        stream.move(Cause.FINAL if message.finished else Cause.PROGRESS)
+        stream.move(GrantCause.FINAL if message.finished else GrantCause.PROGRESS)
         if message.finished:
             self._finished(stream, now)
             self._say_status(stream, now)
@@ -278,7 +290,7 @@ class Leader:
         if stream is None or stream.owner != message.borrower or stream.grant != message.grant:
             self.counters["fenced"] += 1
             return
-        if stream.move(Cause.FINISHED):
+        if stream.move(GrantCause.FINISHED):
             self._freed(stream, now)
 
     def _disconnect(self, message: m.Disconnect, now: float) -> None:
@@ -296,20 +308,20 @@ class Leader:
 
     # -- members
 
-    def _renew(self, member: Member, now: float) -> None:
+    def _renew(self, member: GroupMember, now: float) -> None:
         member.expires = now + self._settings.lease.member_lease_s
 
-    def _expel(self, member: Member, reason: str) -> None:
+    def _expel(self, member: GroupMember, reason: str) -> None:
         """Somebody who does not keep to the protocol.  The streams wait until the lease has ended."""
         member.is_expelled = True
         self.counters["expelled"] += 1
         self._invalidate(member.id, reason)
 
-    def _remove(self, member: Member, reason: str, now: float) -> None:
+    def _remove(self, member: GroupMember, reason: str, now: float) -> None:
         del self.members[member.id]
         self._depart(member.id)
         for stream in list(self.loans.values()):
-            if stream.owner == member.id and stream.move(Cause.OWNER_LOST):
+            if stream.owner == member.id and stream.move(GrantCause.OWNER_LOST):
                 stream.base.redelivered += len(stream.attempts)
                 self._freed(stream, now)
         if member.id in self._alive:
@@ -375,17 +387,17 @@ class Leader:
             slot = plan.get(stream.number)
             if stream.status in HELD and (slot is None or held.get(stream.number) != slot):
                 self._revoke(stream, now)
-            elif stream.status is Status.ABSENT and slot is not None and self._may_have(stream, slots[slot]):
+            elif stream.status is GrantStatus.ABSENT and slot is not None and self._may_have(stream, slots[slot]):
                 self._settle_in(stream, slot, slots)
                 self._grant(stream, slots[slot], now)
 
-    def _may_have(self, stream: Stream, member: Member) -> bool:
+    def _may_have(self, stream: Stream, member: GroupMember) -> bool:
         """Whether a member may have a stream now: of suspects it gets one after the other."""
         self._judge(stream)
         _, count = redelivery.piece(stream.suspects, stream.done.low, self._settings.attempts_max)
         return not count or not self._has_suspect(member)
 
-    def _has_suspect(self, member: Member) -> bool:
+    def _has_suspect(self, member: GroupMember) -> bool:
         return any(loan.is_suspect and loan.owner == member.id for loan in self.loans.values())
 
     def _judge(self, stream: Stream) -> None:
@@ -403,7 +415,7 @@ class Leader:
             stream.home = slot
             stream.is_dirty = True
 
-    def _slots(self) -> dict[str, Member]:
+    def _slots(self) -> dict[str, GroupMember]:
         """Slot -> the member that is to get its streams: the youngest of that name."""
         valid = [member for member in self.members.values() if not member.is_expelled]
         return {member.slot: member for member in sorted(valid, key=lambda member: member.joined)}
@@ -421,14 +433,14 @@ class Leader:
 
     def _seek_free_streams(self) -> None:
         for stream in self.streams.values():
-            if stream.status is Status.ABSENT and stream.generation != self.declaration.generation:
+            if stream.status is GrantStatus.ABSENT and stream.generation != self.declaration.generation:
                 position = self.declaration.positions[stream.number // self.declaration.lanes]
                 stream.reset(self.declaration.generation, position)
                 stream.expire()
 
-    def _grant(self, stream: Stream, member: Member, now: float) -> None:
+    def _grant(self, stream: Stream, member: GroupMember, now: float) -> None:
         stream.expire()
-        stream.move(Cause.GRANT)
+        stream.move(GrantCause.GRANT)
         stream.owner = member.id
         stream.grant = self._new_grant()
         stream.owner_expired = 0
@@ -446,7 +458,7 @@ class Leader:
         self._grants += 1
         return (self.epoch << GRANT_BITS) + self._grants
 
-    def _limit(self, stream: Stream, member: Member) -> None:
+    def _limit(self, stream: Stream, member: GroupMember) -> None:
         """How far the new owner may go.  What its predecessors died of, perhaps, it gets in small pieces."""
         stream.wished_until = stream.until = self.declaration.until_of(stream.number)
         start = stream.done.low
@@ -469,7 +481,7 @@ class Leader:
             return
         if owner.is_expelled:
             return
-        stream.move(Cause.REVOKE)
+        stream.move(GrantCause.REVOKE)
         stream.revoked_at = now
         self.counters["revokes"] += 1
         self._say_status(stream, now)
@@ -480,17 +492,17 @@ class Leader:
         """Tell the owner what the stream's status asks of it."""
         stream.sent_at = now
         member = self.members[stream.owner]
-        if stream.status is Status.GRANTING:
+        if stream.status is GrantStatus.GRANTING:
             self._send(
                 member, m.Grant, stream=stream.number, grant=stream.grant, progress=stream.progress(),
                 until=stream.until, expired=stream.untold,
             )  # fmt: skip
-        elif stream.status is Status.REVOKING:
+        elif stream.status is GrantStatus.REVOKING:
             self._send(member, m.Revoke, stream=stream.number, grant=stream.grant)
-        elif stream.status is Status.REVOKED:
+        elif stream.status is GrantStatus.REVOKED:
             self._send(member, m.Revoked, stream=stream.number, grant=stream.grant)
 
-    def _send(self, member: Member, kind: type[m.ToBorrower], **fields: object) -> None:
+    def _send(self, member: GroupMember, kind: type[m.ToBorrower], **fields: object) -> None:
         member.sent += 1
         message: m.ToBorrower = kind(borrower=member.id, seq=member.sent, epoch=self.epoch, **fields)  # type: ignore[arg-type]
         self.messages.append(message)

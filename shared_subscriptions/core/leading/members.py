@@ -6,7 +6,7 @@ import dataclasses
 
 
 @dataclasses.dataclass
-class Member:
+class GroupMember:
     """A borrower that this leader knows."""
 
     id: str

@@ -25,9 +25,17 @@ from shared_subscriptions.core import redelivery
 from shared_subscriptions.core.declaration import Wish
 from shared_subscriptions.core.events import portion_number
 from shared_subscriptions.core.leading.leader import Leader
-from shared_subscriptions.core.leading.members import Member
-from shared_subscriptions.core.leading.streams import HELD, Cause, Lease, Portion, Status, Stream, StreamInfo
-from shared_subscriptions.core.progress import Acknowledged
+from shared_subscriptions.core.leading.members import GroupMember
+from shared_subscriptions.core.leading.streams import (
+    HELD,
+    GrantCause,
+    GrantStatus,
+    Lease,
+    QueuePortion,
+    Stream,
+    StreamInfo,
+)
+from shared_subscriptions.core.progress import AcknowledgedOffsets
 
 PORTION_S: Final = 0.02
 OFFSETS_MAX: Final = 4096
@@ -84,9 +92,9 @@ class ShardQueue:
     def sound(self, start: int, end: int) -> Sequence[tuple[int, int]]:
         """The parts of a range that are not damaged, as far as anybody knows."""
         damaged = sorted((first, stop) for first, (stop, _) in self.damaged.items())
-        return redelivery.undone(Acknowledged(0, damaged), start, end)
+        return redelivery.undone(AcknowledgedOffsets(0, damaged), start, end)
 
-    def probe(self, held: Acknowledged, now: float) -> int | None:
+    def probe(self, held: AcknowledgedOffsets, now: float) -> int | None:
         """An offset that is to be tried again, and is with nobody."""
         for first, (end, due) in list(self.damaged.items()):
             if due > now:
@@ -100,7 +108,7 @@ class ShardQueue:
                     return begin
         return None
 
-    def heal(self, offset: int, held: Acknowledged, now: float) -> None:
+    def heal(self, offset: int, held: AcknowledgedOffsets, now: float) -> None:
         """A damaged offset could be read: hand out the rest of its range, and try the others soon."""
         for first, (end, _) in [item for item in self.damaged.items() if item[0] <= offset < item[1][0]]:
             del self.damaged[first]
@@ -147,7 +155,7 @@ class ShardQueue:
 class QueueLeader(Leader):
     def __init__(self, *arguments: Any, **named: Any) -> None:
         super().__init__(*arguments, **named)
-        self.portions: dict[int, Portion] = {}
+        self.portions: dict[int, QueuePortion] = {}
         self.loans = self.portions
         self._queues: dict[int, ShardQueue] = {}
         self._serial = 0
@@ -169,7 +177,7 @@ class QueueLeader(Leader):
         super()._vanish(stream, now)
         for portion in self._of(stream):
             portion.has_vanished = True
-            if portion.move(Cause.VANISHED):
+            if portion.move(GrantCause.VANISHED):
                 self._say_status(portion, now)
 
     def _ping(self, message: m.Ping, now: float) -> None:
@@ -197,13 +205,13 @@ class QueueLeader(Leader):
         until = self.declaration.until_of(stream.number)
         return stream.info.end if until < 0 else min(stream.info.end, until)
 
-    def _of(self, base: Stream) -> list[Portion]:
+    def _of(self, base: Stream) -> list[QueuePortion]:
         return [portion for portion in self.portions.values() if portion.base is base]
 
-    def _held(self, base: Stream) -> Acknowledged:
+    def _held(self, base: Stream) -> AcknowledgedOffsets:
         """What of a shard is with somebody."""
         held = sorted((portion.start, portion.until) for portion in self._of(base) if not portion.is_returned)
-        return Acknowledged(0, held)
+        return AcknowledgedOffsets(0, held)
 
     def damaged(self) -> dict[int, list[tuple[int, int]]]:
         found = {}
@@ -246,7 +254,7 @@ class QueueLeader(Leader):
         self._return(portion, now)
         self._reassign_at = min(self._reassign_at, now)
 
-    def _measure(self, member: Member, portion: Portion, now: float) -> None:
+    def _measure(self, member: GroupMember, portion: QueuePortion, now: float) -> None:
         """How fast the member is, by how long it has had the portion for itself."""
         took_s = max(now - max(portion.granted_at, member.finished_at), _SHORTEST_S)
         handled = portion.until - portion.start - sum(end - start for start, end in portion.undone())
@@ -255,7 +263,7 @@ class QueueLeader(Leader):
             rate = handled / took_s
             member.rate = min(0.5 * (rate + (member.rate or rate)), _GROWTH * (member.rate or rate))
 
-    def _return(self, portion: Portion, now: float) -> None:
+    def _return(self, portion: QueuePortion, now: float) -> None:
         """What was not done is free for others, when it is due."""
         queue = self._queues.get(portion.base.number)
         if portion.is_returned or queue is None or portion.generation != portion.base.generation:
@@ -303,7 +311,7 @@ class QueueLeader(Leader):
             return
         self._hand_out_all(list(slots.values()), now)
 
-    def _is_rightly_held(self, portion: Portion, members: Collection[Member]) -> bool:
+    def _is_rightly_held(self, portion: QueuePortion, members: Collection[GroupMember]) -> bool:
         return (
             any(member.id == portion.owner for member in members)
             and portion.generation == self.declaration.generation
@@ -323,7 +331,7 @@ class QueueLeader(Leader):
         """Borrower -> portions that it has."""
         loads = dict.fromkeys(self.members, 0)
         for portion in self.portions.values():
-            if portion.status is not Status.REVOKED and portion.owner:
+            if portion.status is not GrantStatus.REVOKED and portion.owner:
                 loads[portion.owner] += 1
         return loads
 
@@ -331,7 +339,7 @@ class QueueLeader(Leader):
         loads = self._loads()
         return any(loads[member.id] < member.portions_max for member in self._slots().values())
 
-    def _hand_out_all(self, members: Sequence[Member], now: float) -> None:
+    def _hand_out_all(self, members: Sequence[GroupMember], now: float) -> None:
         """Portion by portion, to the member that has the least, as long as there is work and room."""
         loads, waiting = self._loads(), self._waiting(now)
         slots = sum(member.portions_max for member in members)
@@ -352,7 +360,7 @@ class QueueLeader(Leader):
             loads[member.id] += 1
             heapq.heapreplace(heap, (loads[member.id] / member.portions_max, member.served, member.joined, member))
 
-    def _hand_out(self, member: Member, size: int, now: float) -> int:
+    def _hand_out(self, member: GroupMember, size: int, now: float) -> int:
         """Give a portion of about that size to a member.  Returns its offsets; 0 when there is none."""
         may_be_suspect = not self._has_suspect(member)
         for queue in self._in_turn():
@@ -382,14 +390,16 @@ class QueueLeader(Leader):
         for place in range(len(numbers)):
             yield self._queues[numbers[(place + self._turn) % len(numbers)]]
 
-    def _grant_portion(self, member: Member, stream: Stream, start: int, until: int, count: int, now: float) -> Portion:
+    def _grant_portion(
+        self, member: GroupMember, stream: Stream, start: int, until: int, count: int, now: float
+    ) -> QueuePortion:
         self._serial += 1
         member.served = self._serial
-        portion = Portion(portion_number(self._serial, stream.number), stream, start, until)
+        portion = QueuePortion(portion_number(self._serial, stream.number), stream, start, until)
         portion.attempts = {offset: tried for offset, tried in stream.attempts.items() if start <= offset < until}
         self._count_alone(portion, start, until, count)
         portion.is_suspect = count > 0
-        portion.move(Cause.GRANT)
+        portion.move(GrantCause.GRANT)
         portion.owner = member.id
         portion.grant = self._new_grant()
         portion.granted_at = now
@@ -405,13 +415,13 @@ class QueueLeader(Leader):
             self._say_status(portion, now)
         return portion
 
-    def _steal(self, members: Sequence[Member], loads: Mapping[str, int], now: float) -> None:
+    def _steal(self, members: Sequence[GroupMember], loads: Mapping[str, int], now: float) -> None:
         """Nothing is left to hand out: for everybody who has nothing, take back what another one has not begun.
 
         Nobody knows which of its portions a member has begun.  One that does not come back at once has been, and then
         the next one is asked for.
         """
-        asked = [portion for portion in self.portions.values() if portion.status is Status.REVOKING]
+        asked = [portion for portion in self.portions.values() if portion.status is GrantStatus.REVOKING]
         idle = sum(not loads[member.id] for member in members)
         idle -= sum(now - portion.revoked_at < STEAL_S for portion in asked)
         found = sorted(
@@ -419,13 +429,13 @@ class QueueLeader(Leader):
             key=lambda portion: -portion.number,
         )
         for portion in found[: max(0, idle)]:
-            if portion.status is Status.GRANTED and now - portion.granted_at >= STEAL_S:
+            if portion.status is GrantStatus.GRANTED and now - portion.granted_at >= STEAL_S:
                 self.counters["stolen"] += 1
                 self._revoke(portion, now)
         if found and any(not loads[member.id] for member in members):
             self._reassign_at = min(self._reassign_at, now + STEAL_S)
 
-    def _is_divisible(self, portion: Portion, loads: Mapping[str, int]) -> bool:
+    def _is_divisible(self, portion: QueuePortion, loads: Mapping[str, int]) -> bool:
         """Whether it may be that its owner has not begun with all of it."""
         if portion.status not in HELD:
             return False

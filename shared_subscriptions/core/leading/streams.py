@@ -10,10 +10,10 @@ from typing import Final, NamedTuple
 import msgspec
 
 from shared_subscriptions.core import redelivery
-from shared_subscriptions.core.progress import Acknowledged, Progress, snapshot
+from shared_subscriptions.core.progress import AcknowledgedOffsets, GroupProgress, snapshot
 
 
-class Status(enum.Enum):
+class GrantStatus(enum.Enum):
     ABSENT = "absent"
     """Nobody has it."""
     GRANTING = "granting"
@@ -22,7 +22,7 @@ class Status(enum.Enum):
     REVOKED = "revoked"
 
 
-class Cause(enum.Enum):
+class GrantCause(enum.Enum):
     GRANT = "grant"
     PROGRESS = "progress"
     REVOKE = "revoke"
@@ -32,28 +32,28 @@ class Cause(enum.Enum):
     OWNER_LOST = "owner lost"
 
 
-TRANSITIONS: Final[dict[tuple[Status, Cause], Status]] = {
-    (Status.ABSENT, Cause.GRANT): Status.GRANTING,
-    (Status.GRANTING, Cause.PROGRESS): Status.GRANTED,
-    (Status.GRANTING, Cause.FINAL): Status.REVOKED,
-    (Status.GRANTING, Cause.REVOKE): Status.REVOKING,
-    (Status.GRANTING, Cause.VANISHED): Status.REVOKED,
-    (Status.GRANTING, Cause.OWNER_LOST): Status.ABSENT,
-    (Status.GRANTED, Cause.PROGRESS): Status.GRANTED,
-    (Status.GRANTED, Cause.FINAL): Status.REVOKED,
-    (Status.GRANTED, Cause.REVOKE): Status.REVOKING,
-    (Status.GRANTED, Cause.VANISHED): Status.REVOKED,
-    (Status.GRANTED, Cause.OWNER_LOST): Status.ABSENT,
-    (Status.REVOKING, Cause.PROGRESS): Status.REVOKING,
-    (Status.REVOKING, Cause.FINAL): Status.REVOKED,
-    (Status.REVOKING, Cause.VANISHED): Status.REVOKED,
-    (Status.REVOKING, Cause.OWNER_LOST): Status.ABSENT,
-    (Status.REVOKED, Cause.FINISHED): Status.ABSENT,
-    (Status.REVOKED, Cause.OWNER_LOST): Status.ABSENT,
+TRANSITIONS: Final[dict[tuple[GrantStatus, GrantCause], GrantStatus]] = {
+    (GrantStatus.ABSENT, GrantCause.GRANT): GrantStatus.GRANTING,
+    (GrantStatus.GRANTING, GrantCause.PROGRESS): GrantStatus.GRANTED,
+    (GrantStatus.GRANTING, GrantCause.FINAL): GrantStatus.REVOKED,
+    (GrantStatus.GRANTING, GrantCause.REVOKE): GrantStatus.REVOKING,
+    (GrantStatus.GRANTING, GrantCause.VANISHED): GrantStatus.REVOKED,
+    (GrantStatus.GRANTING, GrantCause.OWNER_LOST): GrantStatus.ABSENT,
+    (GrantStatus.GRANTED, GrantCause.PROGRESS): GrantStatus.GRANTED,
+    (GrantStatus.GRANTED, GrantCause.FINAL): GrantStatus.REVOKED,
+    (GrantStatus.GRANTED, GrantCause.REVOKE): GrantStatus.REVOKING,
+    (GrantStatus.GRANTED, GrantCause.VANISHED): GrantStatus.REVOKED,
+    (GrantStatus.GRANTED, GrantCause.OWNER_LOST): GrantStatus.ABSENT,
+    (GrantStatus.REVOKING, GrantCause.PROGRESS): GrantStatus.REVOKING,
+    (GrantStatus.REVOKING, GrantCause.FINAL): GrantStatus.REVOKED,
+    (GrantStatus.REVOKING, GrantCause.VANISHED): GrantStatus.REVOKED,
+    (GrantStatus.REVOKING, GrantCause.OWNER_LOST): GrantStatus.ABSENT,
+    (GrantStatus.REVOKED, GrantCause.FINISHED): GrantStatus.ABSENT,
+    (GrantStatus.REVOKED, GrantCause.OWNER_LOST): GrantStatus.ABSENT,
 }
 """Whatever is not here changes nothing."""
 
-HELD = (Status.GRANTING, Status.GRANTED)
+HELD = (GrantStatus.GRANTING, GrantStatus.GRANTED)
 
 
 class StreamInfo(NamedTuple):
@@ -76,7 +76,7 @@ class Lease(NamedTuple):
 class StreamRecord(msgspec.Struct, frozen=True):
     """What is stored of a stream."""
 
-    progress: Progress
+    progress: GroupProgress
     owner: str = ""
     """Name of the member that had it last."""
     home: str = ""
@@ -97,10 +97,10 @@ class Stream:
 
     number: int
     info: StreamInfo
-    done: Acknowledged
+    done: AcknowledgedOffsets
     generation: int
     attempts: dict[int, int] = dataclasses.field(default_factory=dict)
-    status: Status = Status.ABSENT
+    status: GrantStatus = GrantStatus.ABSENT
     owner: str = ""
     """The borrower that has it; empty when absent."""
     grant: int = 0
@@ -140,7 +140,7 @@ class Stream:
         return cls(
             number,
             info,
-            Acknowledged(progress.low, progress.ranges),
+            AcknowledgedOffsets(progress.low, progress.ranges),
             progress.generation,
             dict(progress.attempts),
             former=record.owner,
@@ -163,22 +163,22 @@ class Stream:
         """The stream whose record tells of this one."""
         return self
 
-    def progress(self) -> Progress:
+    def progress(self) -> GroupProgress:
         return snapshot(self.done, self.generation, self.attempts)
 
-    def move(self, cause: Cause) -> bool:
+    def move(self, cause: GrantCause) -> bool:
         """Let something happen; False when it changes nothing in this state."""
         after = TRANSITIONS.get((self.status, cause))
         if after is None:
             return False
         self.status = after
-        self.is_suspect = self.is_suspect and after is not Status.ABSENT
-        self.is_waiting = self.is_waiting and after is Status.GRANTING
-        if after is Status.ABSENT:
+        self.is_suspect = self.is_suspect and after is not GrantStatus.ABSENT
+        self.is_waiting = self.is_waiting and after is GrantStatus.GRANTING
+        if after is GrantStatus.ABSENT:
             self.owner = ""
         return True
 
-    def merge(self, progress: Progress) -> None:
+    def merge(self, progress: GroupProgress) -> None:
         """Take over what an owner has done.  Nothing that is done is ever undone."""
         if progress.generation != self.generation:
             return
@@ -193,7 +193,7 @@ class Stream:
                 self.attempts[offset] = count
                 self.is_dirty = True
 
-    def news_of_expired(self, progress: Progress) -> int:
+    def news_of_expired(self, progress: GroupProgress) -> int:
         """Offsets that the owner has not found any more, since it said so last."""
         news = progress.expired - self.owner_expired
         self.owner_expired = max(self.owner_expired, progress.expired)
@@ -201,7 +201,7 @@ class Stream:
 
     def expire(self) -> None:
         """Give up what retention has dropped.  What somebody has is for its owner to tell: it may have read it."""
-        if self.info.start > self.done.low and self.status is Status.ABSENT:
+        if self.info.start > self.done.low and self.status is GrantStatus.ABSENT:
             lost = self.done.missing(self.done.low, self.info.start)
             self.expired += lost
             self.untold += lost
@@ -212,7 +212,7 @@ class Stream:
     def reset(self, generation: int, position: int) -> None:
         """Begin at another place.  Only while nobody has it."""
         self.generation = generation
-        self.done = Acknowledged(position)
+        self.done = AcknowledgedOffsets(position)
         self.attempts.clear()
         self.leases.clear()
         self.suspects = ()
@@ -254,11 +254,11 @@ class Stream:
             self.suspects = redelivery.accuse(self.suspects, begin, stop, most)
 
 
-class Portion(Stream):
+class QueuePortion(Stream):
     """A short range of a shard of a queue, from `start` up to but without `until`."""
 
     def __init__(self, number: int, base: Stream, start: int, until: int) -> None:
-        super().__init__(number, base.info, Acknowledged(start), base.generation, is_dirty=False)
+        super().__init__(number, base.info, AcknowledgedOffsets(start), base.generation, is_dirty=False)
         self._base = base
         self.start = start
         self.until = until
@@ -273,7 +273,7 @@ class Portion(Stream):
     def base(self) -> Stream:
         return self._base
 
-    def merge(self, progress: Progress) -> None:
+    def merge(self, progress: GroupProgress) -> None:
         expired = self.expired
         super().merge(progress)
         base = self._base

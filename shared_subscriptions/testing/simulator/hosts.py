@@ -1,7 +1,8 @@
 """A process of the simulation: a consumer, a candidate, and the leader when it is its turn.
 
-It does what the real ones do (`shared_subscriptions.consuming.subscriber`, `shared_subscriptions.leading.group`) with the same cores.
-Its consumer is what a user would write: it acknowledges batches or single events, sooner or later, and sometimes fails.
+It does what the real ones do (`shared_subscriptions.consuming.subscriber`, `shared_subscriptions.leading.group`) with
+the same cores. Its consumer is what a user would write: it acknowledges batches or single events, sooner or later, and
+sometimes fails.
 """
 
 from __future__ import annotations
@@ -14,9 +15,9 @@ from pubsub_api.testing.simulator.world import Violation, World
 from shared_subscriptions.core import declaration as declarations
 from shared_subscriptions.core import messages as m
 from shared_subscriptions.core.consuming.handler import LoanState
-from shared_subscriptions.core.events import GroupEvent, Place
+from shared_subscriptions.core.events import GroupEvent, StreamPlace
 from shared_subscriptions.core.leading import candidate as candidates
-from shared_subscriptions.core.leading.candidate import Claim, LeaderRecord, Role, Seen
+from shared_subscriptions.core.leading.candidate import CandidateRole, Claim, LeaderRecord, SeenRecord
 from shared_subscriptions.core.leading.leader import Leader
 from shared_subscriptions.core.leading.process_lease import ProcessLease
 from shared_subscriptions.core.leading.streams import StreamInfo
@@ -245,7 +246,7 @@ class SimHost:
     def _watch(self, now: float) -> None:
         if self._is_writing or now < self._look_at or self._is_leaving:
             return
-        if self.leader is not None and self.candidate.role is Role.LEADING:
+        if self.leader is not None and self.candidate.role is CandidateRole.LEADING:
             return  # it learns from its writes who leads
         self._look_at = now + profiles.LEASE.watch_s
         before = self.candidate.leader
@@ -263,20 +264,20 @@ class SimHost:
             self.candidate.me = LeaderRecord(id=self.name, lease=self._lease.name)
             self._write(self.candidate.claim(now), self._claimed, with_streams=False)
 
-    def _see(self, stored: Stored) -> Seen:
+    def _see(self, stored: Stored) -> SeenRecord:
         record = candidates.decode(stored.value)
         lease = self._store.records.get(record.lease)
-        return Seen(record, stored.version, lease.version if lease else 0)
+        return SeenRecord(record, stored.version, lease.version if lease else 0)
 
     def _step_down_if_deposed(self) -> None:
-        if self.leader is not None and self.candidate.role in (Role.WATCHING, Role.RETIRED):
+        if self.leader is not None and self.candidate.role in (CandidateRole.WATCHING, CandidateRole.RETIRED):
             self.world.note(self.name, "steps down")
             self.leader = None
 
     def _claimed(self, outcome: Outcome) -> None:
         self._settle(outcome)
         self._look_at = self.now
-        if self.candidate.role is Role.LEADING:
+        if self.candidate.role is CandidateRole.LEADING:
             self._take_office()
 
     def _take_office(self) -> None:
@@ -299,7 +300,11 @@ class SimHost:
         return _declaration(self._store.records[NAMES.group].value)
 
     def _lead(self, now: float) -> None:
-        if self.candidate.role is Role.LEADING and self.leader is None and not (self._is_writing or self.is_cut_off):
+        if (
+            self.candidate.role is CandidateRole.LEADING
+            and self.leader is None
+            and not (self._is_writing or self.is_cut_off)
+        ):
             self._take_office()
         leader = self.leader
         if leader is None:
@@ -313,7 +318,7 @@ class SimHost:
         if (
             ((now >= self._commit_at and leader.has_changes) or leader.wants_to_store)
             and not self._is_writing
-            and self.candidate.role is Role.LEADING
+            and self.candidate.role is CandidateRole.LEADING
         ):
             self._commit_at = now + profiles.LEASE.beat_s
             self._write(self.candidate.renewal(now), self._settle, with_streams=True)
@@ -369,7 +374,7 @@ class SimHost:
         if lease.is_lost and self.leader is not None and not self._is_writing:
             self.candidate.refused()
             self._step_down_if_deposed()
-        elif not lease.is_lost and self.leader is not None and self.candidate.role is not Role.WATCHING:
+        elif not lease.is_lost and self.leader is not None and self.candidate.role is not CandidateRole.WATCHING:
             self.candidate.kept(lease.renewed_at)
             self.leader.renewed(lease.renewed_at)
 
@@ -460,7 +465,7 @@ class SimHost:
     def _read(self) -> None:
         declaration = self._declaration()
         for loan in self.handler.loans:
-            place = Place.of(loan.stream, declaration.lanes)
+            place = StreamPlace.of(loan.stream, declaration.lanes)
             lanes = loan.lanes
             is_at_end = lanes.next_offset >= len(self._store.shards[place.shard])
             if is_at_end or not loan.wants_events or place.shard in self._store.hidden:
@@ -474,7 +479,7 @@ class SimHost:
             if events:
                 self._offer(loan, place, events)
 
-    def _offer(self, loan: LoanState, place: Place, events: Sequence[GroupEvent]) -> None:
+    def _offer(self, loan: LoanState, place: StreamPlace, events: Sequence[GroupEvent]) -> None:
         mine = [event for event in events if place.owns(event)]
         for event in mine:
             event.stream, event.grant, event.loan = loan.stream, loan.grant, loan.number
@@ -490,7 +495,7 @@ class SimHost:
             self._oracle.parked(loan, batch[0])
             loan.lanes.parked(batch[0])
             return
-        shard = Place.of(loan.stream, self._declaration().lanes).shard
+        shard = StreamPlace.of(loan.stream, self._declaration().lanes).shard
         deadly = [place for place, event in enumerate(batch) if (shard, event.offset) in self._store.poison]
         if deadly:
             self._oracle.delivered(self, loan, batch[: deadly[0] + 1])

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 from pubsub_api.testing.simulator.world import Violation, World
 from shared_subscriptions.core import declaration as declarations
 from shared_subscriptions.core import messages as m
-from shared_subscriptions.core.consuming.borrower import State
+from shared_subscriptions.core.consuming.borrower import BorrowerState
 from shared_subscriptions.core.consuming.handler import LoanState
-from shared_subscriptions.core.events import GroupEvent, Place, is_portion
+from shared_subscriptions.core.events import GroupEvent, StreamPlace, is_portion
 from shared_subscriptions.core.leading import candidate as candidates
 from shared_subscriptions.core.leading.leader import MEMBERS_ONLY, Leader
-from shared_subscriptions.core.leading.streams import Portion, Status
-from shared_subscriptions.core.progress import Acknowledged, Progress, covers
+from shared_subscriptions.core.leading.streams import GrantStatus, QueuePortion
+from shared_subscriptions.core.progress import AcknowledgedOffsets, GroupProgress, covers
 from shared_subscriptions.leading.records import decode_stream
 from shared_subscriptions.testing.simulator.profiles import LEASE, PROGRESS_S
 from shared_subscriptions.testing.simulator.store import SimStore, Write
@@ -47,11 +47,11 @@ class Oracle:
         self.letters: set[tuple[int, int]] = set()
         """Shard and offset of what was parked."""
         self.grants = 0
-        self.committed: dict[int, Progress] = {}
+        self.committed: dict[int, GroupProgress] = {}
         self._store = store
         self._reigning = ""
         self._epoch = 0
-        self._finals: dict[int, Progress] = {}
+        self._finals: dict[int, GroupProgress] = {}
         self._said_goodbye: set[str] = set()
         self._first: dict[tuple[int, int, str], int] = {}
         """The highest offset of a lane that was delivered, by generation, shard and key."""
@@ -85,13 +85,13 @@ class Oracle:
         elif record.id != self._reigning:
             raise Violation(f"L1: {record.id} stored something while {self._reigning} leads")
 
-    def _check_progress(self, number: int, progress: Progress) -> None:
+    def _check_progress(self, number: int, progress: GroupProgress) -> None:
         before = self.committed.get(number)
         if before is not None and not covers(progress, before):
             raise Violation(f"L4: stream {number} went back from {before} to {progress}")
         self.committed[number] = progress
-        place = Place.of(number, self.declaration.lanes)
-        done = Acknowledged(progress.low, progress.ranges)
+        place = StreamPlace.of(number, self.declaration.lanes)
+        done = AcknowledgedOffsets(progress.low, progress.ranges)
         for event in self._store.read(
             place.shard, self._store.starts[place.shard], len(self._store.shards[place.shard])
         ):
@@ -154,7 +154,7 @@ class Oracle:
         self._check_ownership(leader)
 
     def _note_final(self, leader: Leader, message: m.ToLeader) -> None:
-        told: list[tuple[int, int, Progress]] = []
+        told: list[tuple[int, int, GroupProgress]] = []
         if isinstance(message, m.Disconnect):
             told = list(message.progresses)
         elif isinstance(message, m.UpdateProgress) and message.finished:
@@ -166,7 +166,7 @@ class Oracle:
 
     def _check_ownership(self, leader: Leader) -> None:
         for stream in leader.loans.values():
-            if (stream.status is Status.ABSENT) != (stream.owner == ""):
+            if (stream.status is GrantStatus.ABSENT) != (stream.owner == ""):
                 raise Violation(f"L2: stream {stream.number} is {stream.status.value} and owned by {stream.owner!r}")
             if stream.owner and stream.owner not in leader.members:
                 raise Violation(f"L2: stream {stream.number} is owned by {stream.owner}, whom nobody knows")
@@ -184,11 +184,11 @@ class Oracle:
 
     def _check_portion(self, leader: Leader, message: m.Grant) -> None:
         portion = leader.loans.get(message.stream)
-        if not isinstance(portion, Portion):
+        if not isinstance(portion, QueuePortion):
             return
         for other in leader.loans.values():
-            assert isinstance(other, Portion)
-            if other is portion or other.base is not portion.base or other.status is Status.REVOKED:
+            assert isinstance(other, QueuePortion)
+            if other is portion or other.base is not portion.base or other.status is GrantStatus.REVOKED:
                 continue
             if portion.generation == other.generation and portion.start < other.until and other.start < portion.until:
                 raise Violation(f"L17: portions {portion.start} and {other.start} of a shard overlap")
@@ -205,12 +205,12 @@ class Oracle:
 
     def delivered(self, host: SimHost, loan: LoanState, batch: Sequence[GroupEvent]) -> None:
         borrower = host.handler.agent.borrower(loan.subscription)
-        if borrower is None or borrower.state is not State.CONNECTED:
+        if borrower is None or borrower.state is not BorrowerState.CONNECTED:
             raise Violation(f"L8: {host.name} delivers stream {loan.stream} while it is not connected")
         self.check_single_delivery(loan.stream)
         generation = loan.lanes.progress().generation
         for event in batch:
-            shard = Place.of(loan.stream, self.declaration.lanes).shard
+            shard = StreamPlace.of(loan.stream, self.declaration.lanes).shard
             self.deliveries[generation, shard, event.offset] += 1
             self._check_repetition((generation, shard, event.offset))
             if is_portion(loan.stream):
@@ -239,11 +239,11 @@ class Oracle:
                 known = theirs.lanes.progress()
                 if theirs.lanes.is_stopped:
                     continue
-                is_same = Place.of(theirs.stream, 1).shard == shard and known.generation == generation
+                is_same = StreamPlace.of(theirs.stream, 1).shard == shard and known.generation == generation
                 if (
                     is_same
                     and known.low <= offset < theirs.until
-                    and offset not in Acknowledged(known.low, known.ranges)
+                    and offset not in AcknowledgedOffsets(known.low, known.ranges)
                     and other.handler.agent.may_deliver(theirs.subscription, theirs.stream, other.now)
                 ):
                     raise Violation(f"L3: {offset} of shard {shard} can be delivered by {host.name} and {other.name}")
@@ -265,14 +265,14 @@ class Oracle:
             del self._in_loan[lane]
 
     def acknowledged(self, loan: LoanState, batch: Sequence[GroupEvent]) -> None:
-        shard = Place.of(loan.stream, self.declaration.lanes).shard
+        shard = StreamPlace.of(loan.stream, self.declaration.lanes).shard
         generation = loan.lanes.progress().generation
         for event in batch:
             self.acked.setdefault((generation, shard, event.offset), self.world.now)
 
     def parked(self, loan: LoanState, event: GroupEvent) -> None:
         self.acknowledged(loan, [event])
-        self.letters.add((Place.of(loan.stream, self.declaration.lanes).shard, event.offset))
+        self.letters.add((StreamPlace.of(loan.stream, self.declaration.lanes).shard, event.offset))
 
     def check_single_delivery(self, stream: int | None = None) -> None:
         """No stream can be delivered by two processes at once."""

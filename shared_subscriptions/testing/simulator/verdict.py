@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from pubsub_api.testing.simulator.world import Violation
 from shared_subscriptions.core.leading.leader import Leader
-from shared_subscriptions.core.leading.streams import Status
-from shared_subscriptions.core.progress import Acknowledged
+from shared_subscriptions.core.leading.streams import GrantStatus
+from shared_subscriptions.core.progress import AcknowledgedOffsets
 from shared_subscriptions.leading.records import decode_stream
 from shared_subscriptions.testing.simulator.hosts import NAMES
 from shared_subscriptions.testing.simulator.profiles import BORROWER, LANES, LEADER, LEASE
@@ -71,7 +71,7 @@ def _check_granted(scenario: Scenario, leader: Leader) -> None:
             raise Violation(f"L12: portions {sorted(leader.loans)} are still with somebody")
         return
     for stream in leader.streams.values():
-        if stream.status is not Status.GRANTED:
+        if stream.status is not GrantStatus.GRANTED:
             raise Violation(f"L12: stream {stream.number} is still {stream.status.value}")
 
 
@@ -107,7 +107,7 @@ def _check_records(scenario: Scenario) -> None:
             raise Violation(f"L14: stream {number} is gone and its record is not")
         progress = decode_stream(record.value).progress
         end = len(store.shards[shard])
-        if Acknowledged(progress.low, progress.ranges).low < end:
+        if AcknowledgedOffsets(progress.low, progress.ranges).low < end:
             raise Violation(f"L10: the stored progress of stream {number} is {progress}, the shard ends at {end}")
 
 

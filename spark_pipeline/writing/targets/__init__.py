@@ -19,9 +19,9 @@ from collections.abc import Callable, Mapping
 from typing import cast
 
 from pubsub_api.errors import UsageError
-from spark_pipeline.writing.targets.target import Batch, Target
+from spark_pipeline.writing.targets.target import MicroBatch, Target
 
-__all__ = ["Batch", "Target", "open_target"]
+__all__ = ["MicroBatch", "Target", "open_target"]
 
 # Imported when asked for: Spark starts a process for every step of planning, and each imports the format anew.
 _TARGETS: Mapping[str, str] = {"log": "LogTarget", "db": "DbTarget", "bus": "BusTarget"}

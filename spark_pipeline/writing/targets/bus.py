@@ -15,7 +15,7 @@ from pubsub_api.errors import NotSupported
 from pubsub_api.runtime.files import make_directory, replace_private
 from pubsub_api.runtime.plugins import without_password
 from spark_pipeline.errors import PipelineError
-from spark_pipeline.writing.targets.target import Batch, Ledger, Target
+from spark_pipeline.writing.targets.target import Ledger, MicroBatch, Target
 
 _SUFFIX = ".ledger"
 _FLUSH_TIMEOUT_S = 60.0
@@ -45,7 +45,7 @@ class BusTarget(Target):
             frame_bytes_max = session.conf[GROUP].frame_bytes_max
         self.event_bytes_max = int(frame_bytes_max) - 2 * FRAME_OVERHEAD_BYTES_MAX - 128
 
-    def deliver(self, batch: Batch, names: Sequence[str], *, is_only: bool = False) -> None:
+    def deliver(self, batch: MicroBatch, names: Sequence[str], *, is_only: bool = False) -> None:
         file = self._file(batch.query)
         ledger = _read(file).begin(batch, names)
         if ledger is not None:

@@ -20,7 +20,7 @@ from pubsub_api.config import GROUP as BUS
 from pubsub_api.config import new_conf
 from pubsub_api.errors import InvalidEvent, NotSupported, UsageError
 from spark_pipeline.errors import PipelineError
-from spark_pipeline.writing.targets.target import Batch, Ledger, Target
+from spark_pipeline.writing.targets.target import Ledger, MicroBatch, Target
 
 TABLE = "spark_sink"
 TOPIC = "heliograph/spark-sink"
@@ -66,7 +66,7 @@ class DbTarget(Target):
         except UsageError as error:
             raise InvalidEvent(f"event {table}/{key}: {error}") from error
 
-    def deliver(self, batch: Batch, names: Sequence[str], *, is_only: bool = False) -> None:
+    def deliver(self, batch: MicroBatch, names: Sequence[str], *, is_only: bool = False) -> None:
         query = batch.query
         with self._open() as nb:
             known, version = _read(nb, query)

@@ -16,8 +16,8 @@ from pubsub_api.core import frame as frames
 from pubsub_api.core.events import pack_body
 from pubsub_api.core.frame import FRAME_OVERHEAD_BYTES_MAX, Kind
 from spark_pipeline.errors import PipelineError
-from spark_pipeline.writing.staging import Portion
-from spark_pipeline.writing.targets.target import Batch, Ledger, Target, in_chunks
+from spark_pipeline.writing.staging import StagedPortion
+from spark_pipeline.writing.targets.target import Ledger, MicroBatch, Target, in_chunks
 
 _EVENTS_PER_FRAME = 512
 _BYTES_PER_FRAME = 512 * 1024
@@ -35,7 +35,7 @@ class LogTarget(Target):
         self.event_bytes_max = frame_bytes_max - 2 * FRAME_OVERHEAD_BYTES_MAX
         self._bytes_per_frame = min(_BYTES_PER_FRAME, frame_bytes_max // 2)
 
-    def deliver(self, batch: Batch, names: Sequence[str], *, is_only: bool = False) -> None:
+    def deliver(self, batch: MicroBatch, names: Sequence[str], *, is_only: bool = False) -> None:
         with contextlib.closing(durable_log.open(self.url)) as log:
             known, version = _read(log, batch.query)
             ledger = known.begin(batch, names)
@@ -68,7 +68,7 @@ def _write(log: LogApi, query: str, ledger: Ledger | None, version: int) -> int:
         raise PipelineError(f"two writers run under the name of query {query!r}: give each its own") from error
 
 
-def _frames(guid: bytes, portions: Iterable[Portion], bytes_max: int) -> Iterator[bytes]:
+def _frames(guid: bytes, portions: Iterable[StagedPortion], bytes_max: int) -> Iterator[bytes]:
     """Frames of at most so many events and bytes.  A larger event, which the log still takes, has a frame alone."""
     heads: dict[str, int] = {}
     for portion in portions:

@@ -14,12 +14,12 @@ from pubsub_api.core.frame import GUID_BYTES
 from pubsub_api.errors import InvalidEvent
 from spark_pipeline.errors import CheckpointCopied, JobNameTaken
 from spark_pipeline.writing import staging
-from spark_pipeline.writing.staging import Portion
+from spark_pipeline.writing.staging import StagedPortion
 
 T = TypeVar("T")
 
 
-class Batch(NamedTuple):
+class MicroBatch(NamedTuple):
     """One micro-batch of a query."""
 
     query: str
@@ -52,7 +52,7 @@ class Ledger(msgspec.Struct, frozen=True):
     mark: str = ""
     """The mark of the batch underway, or else of the last one that took effect."""
 
-    def begin(self, batch: Batch, names: Sequence[str]) -> Ledger | None:
+    def begin(self, batch: MicroBatch, names: Sequence[str]) -> Ledger | None:
         """The ledger with a batch underway: the one given, or the one that was named before and did not end.
 
         None when the batch has taken effect.  Raises JobNameTaken when the name belongs to another checkpoint, whose
@@ -78,7 +78,7 @@ class Ledger(msgspec.Struct, frozen=True):
             )
         return Ledger(self.delivered, batch.number, tuple(names), checkpoint=batch.checkpoint, mark=batch.mark)
 
-    def _check_same(self, batch: Batch) -> None:
+    def _check_same(self, batch: MicroBatch) -> None:
         """Raises CheckpointCopied when a batch has the number of the one that is known, and is not that one."""
         if self.mark and batch.mark and self.mark != batch.mark:
             raise CheckpointCopied(
@@ -113,7 +113,7 @@ class Target(abc.ABC):
             )
 
     @abc.abstractmethod
-    def deliver(self, batch: Batch, names: Sequence[str], *, is_only: bool = False) -> None:
+    def deliver(self, batch: MicroBatch, names: Sequence[str], *, is_only: bool = False) -> None:
         """Let the files of a batch take effect, once.  ``is_only``: the query has no other batch, so its ledger may go
         when this is done.  Raises JobNameTaken, CheckpointCopied, PipelineError and what the target raises; after the
         latter two it may be tried again."""
@@ -122,7 +122,7 @@ class Target(abc.ABC):
     def named(self) -> set[str]:
         """Files that some query's ledger names."""
 
-    def portions(self, ledger: Ledger) -> Iterator[Portion]:
+    def portions(self, ledger: Ledger) -> Iterator[StagedPortion]:
         """What the tasks staged for the batch underway, in order."""
         return itertools.chain.from_iterable(staging.read_staged(self.directory, name) for name in ledger.files)
 

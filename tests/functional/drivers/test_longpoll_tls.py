@@ -10,8 +10,8 @@ import pubsub_api
 from pubsub_api.driver import Connected
 from pubsub_api.testing.conf_fixture import fast_conf
 from tests.functional.conftest import event
-from tests.helpers.paths import TLS
 from tests.helpers.longpoll_ends import URL, Ends, ends  # noqa: F401
+from tests.helpers.paths import TLS
 from tests.helpers.waiting import wait_until
 
 CA = f"tls=true&tls_ca_file={TLS}/ca.pem"

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 
 import pytest
 
-from pubsub_api.driver import Asked, Connected, Disconnected, Refused, Subscribed
+from pubsub_api.driver import Asked, Connected, Disconnected, SendRefused, Subscribed
 from pubsub_api.errors import TransportUnavailable
 from pubsub_api.testing.frames import Frames
 from pubsub_api.testing.receivers import RecordingReceiver
@@ -255,7 +255,7 @@ class TestStrictServer:
         for frame in sent:
             publisher.send("t", frame)
         wait_until(lambda: len(reports.links) == 4, WAIT_S, "the refusals")
-        refused = [report for report in reports.links if isinstance(report, Refused)]
+        refused = [report for report in reports.links if isinstance(report, SendRefused)]
         assert [report.frame for report in refused] == sent
         assert all("topic 't': NOPERM" in report.reason for report in refused)
         assert publisher.counters["frames_refused"] == 3

@@ -17,7 +17,7 @@ from durability_service.core.namespaces import Kind
 from durability_service.errors import NoAligner, NoService, StoreFailed, StoreInUse
 from durability_service.service import DurabilityService
 from durability_service.serving.sampling import event_of
-from durability_service.storage.store import Store
+from durability_service.storage.store import SampleStore
 from pubsub_api.errors import WaitTimeout
 from pubsub_api.testing.conf_fixture import fast_conf
 from tests.functional.conftest import Bus
@@ -155,13 +155,13 @@ def newest_values(domain: Domain) -> list[Any]:
 def test_events_that_come_while_the_disk_is_busy_are_gathered(local: Domain, monkeypatch: pytest.MonkeyPatch) -> None:
     is_fast = threading.Event()
     is_fast.set()
-    do = Store.do
+    do = SampleStore.do
 
-    def do_when_fast(store: Store, operations: Sequence[StoreOperation]) -> None:
+    def do_when_fast(store: SampleStore, operations: Sequence[StoreOperation]) -> None:
         assert is_fast.wait(TIMEOUT_S)
         do(store, operations)
 
-    monkeypatch.setattr(Store, "do", do_when_fast)
+    monkeypatch.setattr(SampleStore, "do", do_when_fast)
     publisher = local.publisher()
     service = local.start("a")
     local.wait_complete()
@@ -191,7 +191,7 @@ def test_volatile_topics_are_not_kept_and_transient_ones_not_written(local: Doma
     wait_samples(local, 2)
     wait_until(lambda: local.services["a"].status().lag == 0, TIMEOUT_S, "the disk")
     local.stop("a")
-    with Store(local.directory / "a.db") as store:
+    with SampleStore(local.directory / "a.db") as store:
         assert [one.key for one in store.restored()["all"]] == ["k3"]
     publisher.close()
 
@@ -248,7 +248,7 @@ def test_a_snapshot_is_a_store(local: Domain) -> None:
     wait_samples(local, 2)
     with local.client() as client:
         path = client.snapshot(["orders/#"], timeout_s=TIMEOUT_S)
-    with Store(path) as store:
+    with SampleStore(path) as store:
         assert [one.key for one in store.restored()["all"]] == ["k1"]
     publisher.close()
 

@@ -9,7 +9,7 @@ import random
 import pytest
 
 import pubsub_api
-from durability_service.storage.store import Store
+from durability_service.storage.store import SampleStore
 from pubsub_api.testing.conf_fixture import fast_conf
 from tests.functional.conftest import Bus
 from tests.helpers.durability_domain import TIMEOUT_S, ServiceProcess, durability_conf, is_settled, read_history
@@ -123,7 +123,7 @@ def kill_while_aligning(process_bus: Bus, directory: pathlib.Path, seed: int, *,
                 if cluster.services["b"].status().name_spaces[0].is_complete:
                     break
             cluster.kill("b")
-            with Store(directory / "b.db") as store:
+            with SampleStore(directory / "b.db") as store:
                 found = store.restored()
             # It may have found itself alone at first: then its set was empty, and that is a set.
             assert {len(one.samples) for one in found.values()} <= {0, samples}

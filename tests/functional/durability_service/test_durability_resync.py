@@ -15,7 +15,7 @@ from durability_service import config as durability_config
 from durability_service.client import DurabilityClient
 from durability_service.clients.resync_source import DurabilitySource
 from durability_service.errors import NoService
-from durability_service.storage.checkpoint import Report, write_checkpoint
+from durability_service.storage.checkpoint import CheckpointReport, write_checkpoint
 from nb_api import LocalCache, NbApi, Resynced
 from nb_api.cache.snapshot_source import SourceSnapshot
 from nb_api.errors import DbUnavailable
@@ -89,7 +89,7 @@ class Site:
         self.nb.flush(timeout_s=WAIT_S)
         self.writer.confirm(caches=1, timeout_s=WAIT_S, addresses=self.services)
 
-    def checkpoint(self, **options: Any) -> Report:
+    def checkpoint(self, **options: Any) -> CheckpointReport:
         with (
             pubsub_api.open(conf=durability_conf(self.writer_bus, **options)) as session,
             DurabilityClient(session, addresses=self.services) as client,

@@ -16,7 +16,7 @@ import pytest
 
 import durable_log
 from durable_log.log_api import LogApi
-from durable_log.segments.compaction import Compactor
+from durable_log.segments.compaction import SegmentCompactor
 from durable_log.segments.sealing import Sealer
 from durable_log.storage.segmented import SegmentedLog
 from durable_log.testing.log_child import log_process
@@ -181,7 +181,7 @@ def test_a_compaction_that_dies_between_two_steps_loses_nothing(log: SegmentedLo
             if done == step:
                 os.kill(os.getpid(), signal.SIGKILL)
 
-        Compactor(log, Sealer(log), on_step=die).compact(shard, time.time_ns())
+        SegmentCompactor(log, Sealer(log), on_step=die).compact(shard, time.time_ns())
         return "alive"
 
     before = set(log.directory.glob("*/[0-9]*.parquet"))
@@ -191,7 +191,7 @@ def test_a_compaction_that_dies_between_two_steps_loses_nothing(log: SegmentedLo
     assert len(removed) == (0 if step == "write" else 1)
     assert removed <= before, "only what was replaced"
     assert held() == newest
-    Compactor(log, Sealer(log)).compact(shard, time.time_ns())
+    SegmentCompactor(log, Sealer(log)).compact(shard, time.time_ns())
     assert held() == newest
     assert len(read_events(log, shard)) < 300
     assert verify(log).problems == []

@@ -12,7 +12,7 @@ import pytest
 import durable_log
 from durable_log.loading import build_log
 from durable_log.log_api import Segment
-from durable_log.segments.compaction import Compactor
+from durable_log.segments.compaction import SegmentCompactor
 from durable_log.segments.sealing import Sealer
 from durable_log.storage.segmented import SegmentedLog
 from durable_log.testing.sources import Source, read_frames
@@ -110,7 +110,7 @@ def test_compaction_and_a_manifest_made_anew_know_the_hole(tmp_path: pathlib.Pat
         flip(pathlib.Path(log.segments(0)[1].path))
     given_up(url)
     with opened(url) as log:
-        Compactor(log, Sealer(log)).compact(0, log.now_ns())
+        SegmentCompactor(log, Sealer(log)).compact(0, log.now_ns())
         assert [one.lost for one in log.segments(0)] == ["", "50-100", ""]
     (tmp_path / "log.db").unlink()
     with contextlib.closing(build_log(url)) as log:

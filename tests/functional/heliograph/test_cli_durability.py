@@ -7,7 +7,7 @@ import pathlib
 import signal
 
 import pubsub_api
-from durability_service.storage.store import Store
+from durability_service.storage.store import SampleStore
 from heliograph import exits
 from tests.functional.heliograph.test_cli import Command, run
 from tests.helpers.nb_tools import open_nb
@@ -56,7 +56,7 @@ def test_the_service_from_its_start_to_its_end(redis_server: RedisServer, tmp_pa
         assert status["name_spaces"][0]["master"] == "n1"
         assert status["name_spaces"][0]["samples"] == 1
         (snapshot,) = [json.loads(line) for line in run("durability", "snapshot", "#", "--json", *where).out]
-        with Store(snapshot["snapshot"]) as store:
+        with SampleStore(snapshot["snapshot"]) as store:
             assert len(list(store.restored()["all"])) == 1
         with open_nb(f"sqlite://{tmp_path}/objects.db") as nb:
             revision = nb.create("port", "p1", 1, topic="tenant-7")
@@ -74,7 +74,7 @@ def test_the_service_from_its_start_to_its_end(redis_server: RedisServer, tmp_pa
         assert run("durability", "history", "a/#", *where).out == []
         service.process.send_signal(signal.SIGTERM)
         assert service.wait() == exits.OK
-    with Store(tmp_path / "durability.db") as store:
+    with SampleStore(tmp_path / "durability.db") as store:
         assert {sample.topic for sample in store.restored()["all"]} == {"tenant-7", "heliograph/checkpoint"}
 
 

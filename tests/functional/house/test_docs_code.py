@@ -27,7 +27,8 @@ pytestmark = pytest.mark.timeout(600)
 
 DRIVER_FILES = ("unixgram.py", "test_unixgram.py", "uses unixgram.py")
 OFFLINE_COMMANDS = ("heliograph drivers", "heliograph decode")
-"""Commands that need no bus, so that they can be run.  `tests.unit.house.test_docs` shows that all others are understood."""
+"""Commands that need no bus, so that they can be run.  `tests.unit.house.test_docs` shows that all others are
+understood."""
 
 EXAMPLES = {
     "publish_and_subscribe.py": "10 events in",

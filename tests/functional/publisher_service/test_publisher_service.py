@@ -24,7 +24,7 @@ import pubsub_api
 from heliograph.main import build_parser
 from publisher_service import health, ownership, runner
 from publisher_service.core import messages
-from publisher_service.core.messages import Ack, Batch, Hello, Inbox, Refusal, Welcome
+from publisher_service.core.messages import Ack, MessageReader, RefusalMessage, Welcome, WorkerBatch, WorkerHello
 from publisher_service.errors import WindowFull
 from publisher_service.service import PublisherService
 from publisher_service.worker.publisher import WorkerPublisher
@@ -64,7 +64,7 @@ class RawWorker:
         self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self.sock.settimeout(START_S)
         self.sock.connect(str(path))
-        self._inbox = Inbox(10_000)
+        self._inbox = MessageReader(10_000)
         self._heard: list[bytes] = []
 
     def say(self, *sent: object) -> None:
@@ -92,8 +92,8 @@ def raw_worker(host: Host) -> Iterator[RawWorker]:
         raw.close()
 
 
-def batch(number: int, *numbers: int, topic: str = "a") -> Batch:
-    return Batch(number, [(topic, [encode_event(event(version), 1) for version in numbers])])
+def batch(number: int, *numbers: int, topic: str = "a") -> WorkerBatch:
+    return WorkerBatch(number, [(topic, [encode_event(event(version), 1) for version in numbers])])
 
 
 # -- the way of an event
@@ -191,8 +191,8 @@ def test_a_sender_that_waits_for_room_is_released_by_close(host: Host) -> None:
 
 @pytest.mark.parametrize(
     "poison",
-    [b"\xff\xff\xff\xff", b"\0\0\0\0", b"\0\0\0\1\xc1", b"GET / HTTP/1.1\r\n\r\n", messages.pack(Batch(1, [])),
-     messages.pack(Hello(1, GUID, 1)) + messages.pack(Batch(7, [("a", [b"x"])]))],
+    [b"\xff\xff\xff\xff", b"\0\0\0\0", b"\0\0\0\1\xc1", b"GET / HTTP/1.1\r\n\r\n", messages.pack(WorkerBatch(1, [])),
+     messages.pack(WorkerHello(1, GUID, 1)) + messages.pack(WorkerBatch(7, [("a", [b"x"])]))],
 )  # fmt: skip
 def test_a_poison_message_costs_its_sender_the_connection_and_nobody_else_anything(host: Host, poison: bytes) -> None:
     with serving(host) as service, working(host) as worker, raw_worker(host) as raw:
@@ -212,11 +212,11 @@ def test_a_poison_message_costs_its_sender_the_connection_and_nobody_else_anythi
 def test_a_connection_lost_inside_a_message_leaves_nothing(host: Host) -> None:
     with serving(host) as service:
         with raw_worker(host) as raw:
-            raw.say(Hello(1, GUID, 1))
+            raw.say(WorkerHello(1, GUID, 1))
             raw.hear()
             raw.sock.sendall(messages.pack(batch(1, 1, 2))[:-1])
         with raw_worker(host) as raw:
-            raw.say(Hello(1, GUID, 1), batch(1, 1, 2), batch(1, 1, 2))
+            raw.say(WorkerHello(1, GUID, 1), batch(1, 1, 2), batch(1, 1, 2))
             assert raw.hear() == Welcome(0, service.publisher.guid, service.core.settings.event_bytes_max, 0)
             assert raw.hear() == Ack(1)
         wait_until(lambda: service.report()["hop"]["duplicate_batches"] == 1, START_S, "the count")
@@ -225,15 +225,15 @@ def test_a_connection_lost_inside_a_message_leaves_nothing(host: Host) -> None:
 
 def test_events_that_cannot_be_published_are_acknowledged_counted_and_told(host: Host) -> None:
     with serving(host) as service, raw_worker(host) as raw:
-        raw.say(Hello(1, GUID, 1))
+        raw.say(WorkerHello(1, GUID, 1))
         raw.hear()
         good = encode_event(event(1), 1)
-        raw.say(Batch(1, [("a", [good]), ("bad//topic", [good, good]), ("b", [good])]))
+        raw.say(WorkerBatch(1, [("a", [good]), ("bad//topic", [good, good]), ("b", [good])]))
         answer = raw.hear()
         assert isinstance(answer, Ack)
         assert (answer.number, answer.refused) == (1, 2)
         assert "bad//topic" in answer.reason
-        raw.say(Batch(2, [("a", [b"x" * 1_100_000])]))
+        raw.say(WorkerBatch(2, [("a", [b"x" * 1_100_000])]))
         answer = raw.hear()
         assert isinstance(answer, Ack)
         assert (answer.number, answer.refused) == (2, 1)
@@ -247,14 +247,14 @@ def test_a_refusal_outlives_the_connection_and_the_service(host: Host, is_restar
     with contextlib.ExitStack() as stack:
         service = stack.enter_context(serving(host))
         with raw_worker(host) as raw:
-            raw.say(Hello(1, GUID, 1), Batch(1, [("a", [good]), ("bad//topic", [good, good])]))
+            raw.say(WorkerHello(1, GUID, 1), WorkerBatch(1, [("a", [good]), ("bad//topic", [good, good])]))
             wait_until(lambda: service.core.taken() == {GUID: 1}, START_S, "the batch to be taken")
             wait_until(lambda: service.report()["events"] == 1, START_S, "what is good of it to be published")
         if is_restarted:
             stack.close()
             service = stack.enter_context(serving(host))
         with raw_worker(host) as raw:
-            raw.say(Hello(1, GUID, 1))
+            raw.say(WorkerHello(1, GUID, 1))
             welcome = raw.hear()
         assert isinstance(welcome, Welcome)
         assert (welcome.taken, welcome.refused) == (1, 2)
@@ -262,9 +262,9 @@ def test_a_refusal_outlives_the_connection_and_the_service(host: Host, is_restar
 
 def test_a_worker_of_another_protocol_version_is_told_so(host: Host) -> None:
     with serving(host) as service, raw_worker(host) as raw:
-        raw.say(Hello(99, GUID, 1))
+        raw.say(WorkerHello(99, GUID, 1))
         answer = raw.hear()
-        assert isinstance(answer, Refusal)
+        assert isinstance(answer, RefusalMessage)
         assert "version 99" in answer.reason
         assert raw.hear() is None
         wait_until(lambda: service.report()["hop"]["refused_workers"] == 1, START_S, "the count")
@@ -458,10 +458,10 @@ def test_a_journal_record_with_a_right_checksum_and_bad_text_is_ignored(host: Ho
 
 def test_one_event_too_large_takes_no_other_of_its_topic_along(host: Host) -> None:
     with serving(host) as service, raw_worker(host) as raw:
-        raw.say(Hello(1, GUID, 1))
+        raw.say(WorkerHello(1, GUID, 1))
         raw.hear()
         good = encode_event(event(1), 1)
-        raw.say(Batch(1, [("a", [good, b"x" * 1_100_000, good])]))
+        raw.say(WorkerBatch(1, [("a", [good, b"x" * 1_100_000, good])]))
         answer = raw.hear()
         assert isinstance(answer, Ack)
         assert (answer.number, answer.refused) == (1, 1)

@@ -12,7 +12,7 @@ from nb_api import LocalCache
 from nb_api.coordination import watch_note
 from nb_api.db_api import Change, DbApi
 from nb_api.loading import open_db
-from nb_api.writing.publishing import ChangePublisher, Refusal
+from nb_api.writing.publishing import ChangePublisher, PublishRefusal
 from publisher_service.upkeep.watching import TableWatcher
 from pubsub_api.errors import TransportUnavailable
 from tests.helpers.nb_tools import memory_bus, open_nb, sqlite_url
@@ -31,7 +31,7 @@ class Collector(ChangePublisher):
         self.refusals = 0
         self.refused = set(refused)
 
-    def publish(self, changes: Sequence[Change]) -> list[Refusal]:
+    def publish(self, changes: Sequence[Change]) -> list[PublishRefusal]:
         if self.refusals:
             self.refusals -= 1
             raise TransportUnavailable("the bus is away")
@@ -39,7 +39,7 @@ class Collector(ChangePublisher):
         self.told += [
             (change.revision, change.action, change.key, change.value) for change in changes if change not in refused
         ]
-        return [Refusal(change.revision, change.table, change.key, "no room") for change in refused]
+        return [PublishRefusal(change.revision, change.table, change.key, "no room") for change in refused]
 
     def flush(self, *, timeout_s: float) -> None:
         """Nothing waits."""

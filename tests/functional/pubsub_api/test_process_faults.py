@@ -1,7 +1,7 @@
 """Processes that are killed, frozen and restarted, servers that go away: nothing is lost in silence.  On real drivers.
 
-The subscriber's log is checked with `tests.helpers.nodes.unexplained`: order kept, nothing twice, and whatever is missing is
-covered by a resync that was told in its place.
+The subscriber's log is checked with `tests.helpers.nodes.unexplained`: order kept, nothing twice, and whatever is
+missing is covered by a resync that was told in its place.
 """
 
 from __future__ import annotations

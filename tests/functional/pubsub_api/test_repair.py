@@ -190,9 +190,9 @@ def test_the_lost_tail_of_an_idle_stream_is_found_by_its_hello(bus: Bus, consume
 
     That the publisher says the first hello of an idle stream ``max_idle_time`` after its last event, and the subscriber
     asks ``message_delay_window`` after it saw a hole, is shown where time is a value, by
-    ``tests/unit/pubsub_api/test_core_repair.py::test_the_lost_tail_is_asked_for_within_the_bound``.  What a driver adds is which
-    frames arrive.  So what is shown here is that nothing else is needed: the very first hello that the driver brings
-    after the loss opens the hole, no sooner and no later, and exactly what was lost is asked for.
+    ``tests/unit/pubsub_api/test_core_repair.py::test_the_lost_tail_is_asked_for_within_the_bound``.  What a driver adds
+    is which frames arrive.  So what is shown here is that nothing else is needed: the very first hello that the driver
+    brings after the loss opens the hole, no sooner and no later, and exactly what was lost is asked for.
     """
     watches: list[WatchedPubSub] = []
 

@@ -27,7 +27,7 @@ from shared_subscriptions.consuming.dispatch import Dispatch
 from shared_subscriptions.core.leading import candidate as candidates
 from shared_subscriptions.errors import NotAGroupEvent
 from shared_subscriptions.names import Names
-from shared_subscriptions.sockets import Connection
+from shared_subscriptions.sockets import MessageConnection
 from tests.helpers.group_nodes import CALM, CALM_LEASE, Member, Source, disordered, duplicates, groups_conf
 from tests.helpers.waiting import wait_until
 
@@ -313,7 +313,7 @@ def test_a_stranger_without_the_key_is_not_listened_to(url: str, log: LogApi, so
         record = log.get_record(Names("billing").leader)
         assert record is not None
         endpoint = candidates.decode(record.value).endpoint
-        stranger = Connection.to(endpoint, b"k" * 32, bytes_max=1000)
+        stranger = MessageConnection.to(endpoint, b"k" * 32, bytes_max=1000)
         try:
             stranger.send(b"let me in")
             wait_until(lambda: stranger.flush() or not stranger.wants_to_write, PATIENCE_S, "it to be sent")

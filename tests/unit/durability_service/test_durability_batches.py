@@ -6,9 +6,9 @@ import random
 
 import pytest
 
-from durability_service.core.effects import Apply, Fill, Marks, Restored
+from durability_service.core.effects import Apply, Fill, Restored, StoreMarks
 from durability_service.core.holding import Holding
-from durability_service.core.namespaces import NameSpace, Policy
+from durability_service.core.namespaces import NameSpace, NamespacePolicy
 from durability_service.core.sets.batches import EMPTY, from_content, pack, spread, unpack
 from durability_service.core.sets.sample_set import Deletion, SampleSet
 from durability_service.core.sets.samples import Sample, bucket_of, make_sample
@@ -100,7 +100,7 @@ def test_only_an_empty_bucket_of_which_nothing_was_deleted_is_taken_over() -> No
 
 def holding(restored: Restored | None, **options: int) -> Holding:
     settings = ServiceSettings(node="n", **{"buckets": BUCKETS, "repack_changes": 10, **options})  # type: ignore[arg-type]
-    return Holding(settings, NameSpace("all", frozenset({"#"})), Policy(), restored, 0.0)
+    return Holding(settings, NameSpace("all", frozenset({"#"})), NamespacePolicy(), restored, 0.0)
 
 
 def test_buckets_are_packed_anew_in_turn_with_what_the_set_holds() -> None:
@@ -120,7 +120,7 @@ def test_buckets_are_packed_anew_in_turn_with_what_the_set_holds() -> None:
 
 def test_a_set_from_a_store_with_another_number_of_buckets_is_written_anew_as_a_whole() -> None:
     samples = [sample(number) for number in range(1, 30)]
-    found = Restored(True, (), Marks(), ("#",), buckets=7, batches=spread(samples, 7))
+    found = Restored(True, (), StoreMarks(), ("#",), buckets=7, batches=spread(samples, 7))
     held = holding(found)
     assert sorted(held.set) == sorted(samples)
     assert held.has_base
@@ -130,7 +130,7 @@ def test_a_set_from_a_store_with_another_number_of_buckets_is_written_anew_as_a_
         (operation,) = held.change(added, removed)
         assert isinstance(operation, Apply)
         assert not operation.batches
-    operations = held.whole(Marks())
+    operations = held.whole(StoreMarks())
     written = [batch for one in operations if isinstance(one, Fill) for batch in one.batches.values()]
     assert sorted(one for batch in written for one in unpack(batch)) == sorted(held.set)
-    assert held.change([], [], Marks(), adopted=[0]), "from now on, bucket by bucket"
+    assert held.change([], [], StoreMarks(), adopted=[0]), "from now on, bucket by bucket"

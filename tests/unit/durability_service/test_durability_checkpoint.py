@@ -6,7 +6,15 @@ import msgspec
 import pytest
 
 from durability_service.core.sets.samples import Sample, make_sample
-from durability_service.storage.checkpoint import PAGE_BYTES_MAX, TABLE, TOPIC, Page, _paged, page_of, read_checkpoint
+from durability_service.storage.checkpoint import (
+    PAGE_BYTES_MAX,
+    TABLE,
+    TOPIC,
+    CheckpointPage,
+    _paged,
+    page_of,
+    read_checkpoint,
+)
 
 
 def sample(number: int | str, page: object, *, is_delete: bool = False, table: str = TABLE) -> Sample:
@@ -54,12 +62,12 @@ def test_pages_of_two_checkpoints_prove_the_older_revision() -> None:
     "found",
     [
         [],
-        [sample(0, Page(7, 2, []))],
-        [sample(0, Page(7, 2, [])), sample(1, Page(9, 4, []))],
-        [sample(0, Page(7, 1, []), is_delete=True)],
+        [sample(0, CheckpointPage(7, 2, []))],
+        [sample(0, CheckpointPage(7, 2, [])), sample(1, CheckpointPage(9, 4, []))],
+        [sample(0, CheckpointPage(7, 1, []), is_delete=True)],
         [sample(0, {"revision": "7"})],
-        [sample(0, Page(7, 1, []), table="port")],
-        [sample("x", Page(7, 1, []))],
+        [sample(0, CheckpointPage(7, 1, []), table="port")],
+        [sample("x", CheckpointPage(7, 1, []))],
     ],
     ids=["nothing", "a part", "two numbers of pages", "deleted", "no page", "another table", "another key"],
 )
@@ -68,6 +76,6 @@ def test_what_is_not_whole_is_no_checkpoint(found: list[Sample]) -> None:
 
 
 def test_pages_that_are_left_over_from_a_larger_one_do_no_harm() -> None:
-    known = read_checkpoint([sample(0, Page(9, 1, [])), sample(1, Page(7, 2, entries(1)))])
+    known = read_checkpoint([sample(0, CheckpointPage(9, 1, [])), sample(1, CheckpointPage(7, 2, entries(1)))])
     assert known is not None
     assert known.versions == {}

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 from durability_service.core.alignment.aligner import Aligner, Standing
-from durability_service.core.alignment.merging import Merge
-from durability_service.core.effects import BeginFill, CompleteFill, Fill, Interest, Marks
+from durability_service.core.alignment.merging import MergePolicy
+from durability_service.core.effects import BeginFill, CompleteFill, Fill, Interest, StoreMarks
 from durability_service.core.holding import Holding
 from durability_service.core.lifecycle import Phase
 from durability_service.core.messages import AlignRequest, Epoch
-from durability_service.core.namespaces import SAME_ROLE, Alignee, Kind, NameSpace, Policy
+from durability_service.core.namespaces import SAME_ROLE, Alignee, Kind, NameSpace, NamespacePolicy
 from durability_service.core.service import DurabilityCore
 from durability_service.core.sets.batches import spread
 from durability_service.core.sets.sample_set import SampleSet
@@ -31,14 +31,14 @@ LONG_S = 8.0
 """Long enough for everything to settle."""
 
 
-def policy(merge: Merge = Merge.MERGE, **options: Any) -> Policy:
-    return Policy(merges=((SAME_ROLE, merge), ("*", merge)), **options)
+def policy(merge: MergePolicy = MergePolicy.MERGE, **options: Any) -> NamespacePolicy:
+    return NamespacePolicy(merges=((SAME_ROLE, merge), ("*", merge)), **options)
 
 
 class Rig:
     """Services on a network that works, with a clock that tests turn."""
 
-    def __init__(self, merge: Merge = Merge.MERGE) -> None:
+    def __init__(self, merge: MergePolicy = MergePolicy.MERGE) -> None:
         self.world = World(1)
         self.profile = Profile("rig", merge=merge, partitions=1)
         self.network = Network(self.world, self.profile)
@@ -46,7 +46,7 @@ class Rig:
         self.nodes: dict[str, SimNode] = {}
         self.writers: dict[str, Writer] = {}
 
-    def add(self, name: str, own: Policy | None = None, *, skew_s: float = 0.0, **settings: Any) -> SimNode:
+    def add(self, name: str, own: NamespacePolicy | None = None, *, skew_s: float = 0.0, **settings: Any) -> SimNode:
         made = dataclasses.replace(
             SETTINGS,
             node=name,
@@ -87,7 +87,7 @@ class Rig:
         for operation in (
             BeginFill(SPACE.name, tuple(sorted(SPACE.filters)), SETTINGS.buckets),
             Fill(SPACE.name, spread(samples, SETTINGS.buckets)),
-            CompleteFill(SPACE.name, Marks(Epoch(3, name), alive=EPOCH_NS)),
+            CompleteFill(SPACE.name, StoreMarks(Epoch(3, name), alive=EPOCH_NS)),
         ):
             self.nodes[name].disk.do(operation)
 
@@ -209,7 +209,7 @@ def test_two_masters_that_meet_become_one_with_an_epoch_above_both() -> None:
 
 
 def test_only_one_set_is_injected_and_others_are_set_aside() -> None:
-    rig = Rig(Merge.CATCHUP)
+    rig = Rig(MergePolicy.CATCHUP)
     rig.add("a")
     rig.add("b")
     rig.preload("a", "o", "l", "d")
@@ -221,7 +221,7 @@ def test_only_one_set_is_injected_and_others_are_set_aside() -> None:
 
 
 def test_an_empty_set_is_a_set() -> None:
-    rig = Rig(Merge.CATCHUP)
+    rig = Rig(MergePolicy.CATCHUP)
     rig.add("a")
     rig.add("b")
     rig.preload("b", "x")
@@ -232,9 +232,9 @@ def test_an_empty_set_is_a_set() -> None:
 
 @pytest.mark.parametrize(("is_delayed", "expected"), [(True, "x"), (False, "")])
 def test_a_late_set_is_used_only_with_delayed_alignment(is_delayed: bool, expected: str) -> None:
-    rig = Rig(Merge.CATCHUP)
+    rig = Rig(MergePolicy.CATCHUP)
     for name in "ab":
-        rig.add(name, policy(Merge.CATCHUP, delayed_alignment=is_delayed))
+        rig.add(name, policy(MergePolicy.CATCHUP, delayed_alignment=is_delayed))
     rig.preload("b", "x")
     rig.start("a")
     rig.start("b")
@@ -242,9 +242,9 @@ def test_a_late_set_is_used_only_with_delayed_alignment(is_delayed: bool, expect
 
 
 def test_a_late_set_is_not_used_when_something_was_written() -> None:
-    rig = Rig(Merge.CATCHUP)
+    rig = Rig(MergePolicy.CATCHUP)
     for name in "ab":
-        rig.add(name, policy(Merge.CATCHUP, delayed_alignment=True))
+        rig.add(name, policy(MergePolicy.CATCHUP, delayed_alignment=True))
     rig.preload("b", "x")
     rig.start("a")
     rig.write("a", "w")
@@ -293,14 +293,14 @@ def test_data_that_a_killed_service_acknowledged_while_cut_off_is_not_lost() -> 
 @pytest.mark.parametrize(
     ("merge", "low", "high"),
     [
-        (Merge.MERGE, "abx", "abx"),
-        (Merge.IGNORE, "ax", "bx"),
-        (Merge.DELETE, "", ""),
-        (Merge.REPLACE, "bx", "bx"),
-        (Merge.CATCHUP, "bx", "bx"),
+        (MergePolicy.MERGE, "abx", "abx"),
+        (MergePolicy.IGNORE, "ax", "bx"),
+        (MergePolicy.DELETE, "", ""),
+        (MergePolicy.REPLACE, "bx", "bx"),
+        (MergePolicy.CATCHUP, "bx", "bx"),
     ],
 )
-def test_each_policy_makes_of_a_split_what_it_says(merge: Merge, low: str, high: str) -> None:
+def test_each_policy_makes_of_a_split_what_it_says(merge: MergePolicy, low: str, high: str) -> None:
     rig = Rig(merge)
     rig.add("a")
     rig.add("b")
@@ -318,9 +318,11 @@ def test_each_policy_makes_of_a_split_what_it_says(merge: Merge, low: str, high:
 def test_roles_are_merged_as_their_policies_say() -> None:
     """A branch merges what its leaves have; the leaves leave the branch alone."""
     rig = Rig()
-    rig.add("branch", Policy(merges=((SAME_ROLE, Merge.MERGE), ("leaf-*", Merge.MERGE))), role="branch")
-    rig.add("one", role="leaf-1", own=Policy())
-    rig.add("two", role="leaf-2", own=Policy())
+    rig.add(
+        "branch", NamespacePolicy(merges=((SAME_ROLE, MergePolicy.MERGE), ("leaf-*", MergePolicy.MERGE))), role="branch"
+    )
+    rig.add("one", role="leaf-1", own=NamespacePolicy())
+    rig.add("two", role="leaf-2", own=NamespacePolicy())
     rig.nodes["one"].start()
     rig.network.cut("one", "branch")
     rig.network.cut("one", "two")
@@ -408,7 +410,7 @@ def test_a_name_space_that_a_fellow_has_is_taken_over() -> None:
 def test_a_name_space_without_a_policy_is_left_alone() -> None:
     rig = Rig()
     rig.add("a")
-    rig.add("b", policy(), name_spaces=(), policies=(Policy("other"),))
+    rig.add("b", policy(), name_spaces=(), policies=(NamespacePolicy("other"),))
     rig.start()
     core = rig.nodes["b"].core
     assert core is not None

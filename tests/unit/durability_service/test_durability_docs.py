@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from durability_service.core.alignment.merging import Merge
+from durability_service.core.alignment.merging import MergePolicy
 from durability_service.core.lifecycle import Phase
 from durability_service.core.namespaces import Kind
 from tests.helpers import documents
@@ -29,7 +29,7 @@ def test_the_tables_are_those_of_the_code() -> None:
         "DISCOVER", "ELECT", "DORMANT", "INJECT", "FETCH", "COMPLETE", "MERGING", "TERMINATING",
     ]  # fmt: skip
     assert set(column("Phase")) == {phase.name for phase in Phase}
-    assert column("Policy") == [merge.name for merge in Merge]
+    assert column("Policy") == [merge.name for merge in MergePolicy]
 
 
 def test_every_invariant_is_looked_for_where_the_page_says() -> None:

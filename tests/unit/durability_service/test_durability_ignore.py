@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from durability_service.core.alignment.merging import Merge
+from durability_service.core.alignment.merging import MergePolicy
 from tests.unit.durability_service.test_durability_core import Rig, policy
 
 
 def test_ignore_ignores_after_a_split_and_in_every_epoch_after_it() -> None:
-    rig = Rig(Merge.IGNORE)
+    rig = Rig(MergePolicy.IGNORE)
     for name in "abc":
         rig.add(name)
     rig.start()
@@ -27,7 +27,7 @@ def test_ignore_ignores_after_a_split_and_in_every_epoch_after_it() -> None:
 
 
 def test_within_a_side_what_was_lost_is_made_up_for_although_sides_are_ignored() -> None:
-    rig = Rig(Merge.IGNORE)
+    rig = Rig(MergePolicy.IGNORE)
     for name in "abc":
         rig.add(name)
     rig.start()
@@ -37,9 +37,9 @@ def test_within_a_side_what_was_lost_is_made_up_for_although_sides_are_ignored()
 
 
 def test_a_late_set_that_is_used_by_delayed_alignment_gets_to_everybody() -> None:
-    rig = Rig(Merge.IGNORE)
+    rig = Rig(MergePolicy.IGNORE)
     for name in "ab":
-        rig.add(name, policy(Merge.IGNORE, delayed_alignment=True))
+        rig.add(name, policy(MergePolicy.IGNORE, delayed_alignment=True))
     rig.preload("b", "x", "y")
     rig.start("a")  # empty, and nothing was ever written
     rig.start("b")

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from durability_service.core.alignment.merging import Merge
+from durability_service.core.alignment.merging import MergePolicy
 from tests.unit.durability_service.test_durability_core import Rig, policy
 
 NAMES = "abcz"
@@ -22,7 +22,7 @@ def outcome(rig: Rig) -> Outcome:
     return rig.master(*NAMES), kept
 
 
-def late_joiners(seed: int, merge: Merge, **settings: Any) -> Outcome:
+def late_joiners(seed: int, merge: MergePolicy, **settings: Any) -> Outcome:
     """Services with sets of their own on disk join one that leads."""
     chance = random.Random(seed)
     rig = Rig(merge)
@@ -35,16 +35,16 @@ def late_joiners(seed: int, merge: Merge, **settings: Any) -> Outcome:
     return outcome(rig)
 
 
-@pytest.mark.parametrize("merge", [Merge.MERGE, Merge.CATCHUP])
+@pytest.mark.parametrize("merge", [MergePolicy.MERGE, MergePolicy.CATCHUP])
 @pytest.mark.parametrize("seed", range(4))
-def test_a_shared_answer_leaves_everybody_with_what_an_answer_of_its_own_would(seed: int, merge: Merge) -> None:
+def test_a_shared_answer_leaves_everybody_with_what_an_answer_of_its_own_would(seed: int, merge: MergePolicy) -> None:
     """S18."""
     combined = late_joiners(seed, merge, combine_initial_s=0.5)
     assert combined == late_joiners(seed, merge, combine_initial_s=0.0)
 
 
-@pytest.mark.parametrize("merge", [Merge.MERGE, Merge.CATCHUP, Merge.REPLACE])
-def test_comparing_sets_spares_traffic_and_changes_nothing_else(merge: Merge) -> None:
+@pytest.mark.parametrize("merge", [MergePolicy.MERGE, MergePolicy.CATCHUP, MergePolicy.REPLACE])
+def test_comparing_sets_spares_traffic_and_changes_nothing_else(merge: MergePolicy) -> None:
     def healed(*, equality_check: bool) -> Outcome:
         rig = Rig(merge)
         for name in NAMES:
@@ -61,8 +61,10 @@ def test_comparing_sets_spares_traffic_and_changes_nothing_else(merge: Merge) ->
 
 
 @pytest.mark.parametrize("clocks_s", CLOCKS_S[1:])
-@pytest.mark.parametrize("merge", [Merge.MERGE, Merge.CATCHUP])
-def test_clocks_that_are_off_change_neither_who_leads_nor_what_is_kept(merge: Merge, clocks_s: tuple[float]) -> None:
+@pytest.mark.parametrize("merge", [MergePolicy.MERGE, MergePolicy.CATCHUP])
+def test_clocks_that_are_off_change_neither_who_leads_nor_what_is_kept(
+    merge: MergePolicy, clocks_s: tuple[float]
+) -> None:
     """S20.  Each object has one writer: of two whose clocks are apart, the one that is ahead wins."""
 
     def healed(offsets_s: tuple[float, ...]) -> Outcome:

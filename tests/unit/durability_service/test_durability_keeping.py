@@ -8,8 +8,8 @@ import dataclasses
 import pytest
 
 from durability_service.clients.history import find_mismatches
-from durability_service.core.alignment.merging import Merge
-from durability_service.core.effects import Acknowledged, Live, Store, Stored
+from durability_service.core.alignment.merging import MergePolicy
+from durability_service.core.effects import AcknowledgeRange, Live, Stored, StoreSamples
 from durability_service.core.namespaces import Kind, NameSpace, covers
 from durability_service.core.service import DurabilityCore
 from durability_service.core.sets.samples import Sample, make_sample
@@ -84,9 +84,10 @@ def test_unequal_settings_of_delayed_alignment_are_reported_by_both() -> None:
 
 
 @pytest.mark.parametrize(
-    ("merge", "joins", "replacements"), [(Merge.MERGE, 1, 0), (Merge.CATCHUP, 0, 1), (Merge.DELETE, 0, 1)]
+    ("merge", "joins", "replacements"),
+    [(MergePolicy.MERGE, 1, 0), (MergePolicy.CATCHUP, 0, 1), (MergePolicy.DELETE, 0, 1)],
 )
-def test_readers_hear_of_sides_that_were_joined(merge: Merge, joins: int, replacements: int) -> None:
+def test_readers_hear_of_sides_that_were_joined(merge: MergePolicy, joins: int, replacements: int) -> None:
     rig = Rig(merge)
     for name in "ab":
         rig.add(name)
@@ -252,8 +253,8 @@ def acknowledged(core: DurabilityCore, samples: list[Sample], token: int) -> boo
     done = False
     while effects:
         effect = effects.pop(0)
-        done = done or effect == Acknowledged(token)
-        if isinstance(effect, Store):
+        done = done or effect == AcknowledgeRange(token)
+        if isinstance(effect, StoreSamples):
             effects += core.step(core.now, EPOCH_NS, Stored(effect.number))
     return done
 

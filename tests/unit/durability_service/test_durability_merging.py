@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from durability_service.core.alignment.merging import Merge, Seen, diff
+from durability_service.core.alignment.merging import MergePolicy, SeenVersions, diff
 from durability_service.core.sets.sample_set import Deletion, Instances, SampleSet
 from durability_service.core.sets.samples import InstanceKey, Sample, make_sample, newest_first
 
@@ -56,7 +56,7 @@ def instances(of: SampleSet) -> dict[InstanceKey, tuple[Sample, ...]]:
     return {key: kept for number in range(BUCKETS) for key, kept in of.bucket(number).items()}
 
 
-def apply(policy: Merge, local: SampleSet, remote: Instances, t: int) -> list[tuple[Seen, InstanceKey]]:
+def apply(policy: MergePolicy, local: SampleSet, remote: Instances, t: int) -> list[tuple[SeenVersions, InstanceKey]]:
     change = diff(policy, instances(local), remote, t, local.kept)
     for key, kept in change.changed.items():
         local.put(key, kept)
@@ -78,7 +78,7 @@ def test_merging_is_a_join(a: list[Sample], b: list[Sample], c: list[Sample]) ->
     def union(*parts: list[Sample]) -> dict[InstanceKey, tuple[Sample, ...]]:
         result = set_of(parts[0])
         for part in parts[1:]:
-            apply(Merge.MERGE, result, instances(set_of(part)), 0)
+            apply(MergePolicy.MERGE, result, instances(set_of(part)), 0)
         return instances(result)
 
     assert len({repr(sorted(union(*order).items())) for order in itertools.permutations((a, b, c))}) == 1
@@ -101,8 +101,8 @@ def test_what_is_kept_of_an_instance_is_the_newest_down_to_a_deletion(content: l
 def test_catchup_and_replace_give_the_set_of_the_other_side(a: list[Sample], b: list[Sample], t: int) -> None:
     remote = instances(set_of(b))
     caught, replaced = set_of(a), set_of(a)
-    seen_caught = apply(Merge.CATCHUP, caught, remote, t)
-    seen_replaced = apply(Merge.REPLACE, replaced, remote, t)
+    seen_caught = apply(MergePolicy.CATCHUP, caught, remote, t)
+    seen_replaced = apply(MergePolicy.REPLACE, replaced, remote, t)
     newer = [one for one in set_of(a) if one.timestamp > t]
     assert instances(caught) == instances(replaced) == instances(set_of([*set_of(b), *newer]))
     before, after = instances(set_of(a)), instances(caught)
@@ -112,19 +112,19 @@ def test_catchup_and_replace_give_the_set_of_the_other_side(a: list[Sample], b: 
         key for key in before.keys() & after.keys() if not before[key][0].is_delete and not after[key][0].is_delete
     }
     for key in common:
-        assert (Seen.DISPOSED, key) in seen_replaced
-        assert (Seen.NEW, key) in seen_replaced
-        assert (Seen.DISPOSED, key) not in seen_caught
+        assert (SeenVersions.DISPOSED, key) in seen_replaced
+        assert (SeenVersions.NEW, key) in seen_replaced
+        assert (SeenVersions.DISPOSED, key) not in seen_caught
 
 
 @given(lists, st.integers(0, 12))
 def test_delete_leaves_only_what_is_newer_and_ignore_changes_nothing(a: list[Sample], t: int) -> None:
     deleted, ignored = set_of(a), set_of(a)
-    seen = apply(Merge.DELETE, deleted, {}, t)
+    seen = apply(MergePolicy.DELETE, deleted, {}, t)
     assert all(one.timestamp > t for one in deleted)
     assert {one for one in set_of(a) if one.timestamp > t} == set(deleted)
-    assert all(what is Seen.DISPOSED for what, _ in seen)
-    assert apply(Merge.IGNORE, ignored, instances(set_of(a)), t) == []
+    assert all(what is SeenVersions.DISPOSED for what, _ in seen)
+    assert apply(MergePolicy.IGNORE, ignored, instances(set_of(a)), t) == []
     assert ignored.digest == set_of(a).digest
 
 
@@ -159,8 +159,8 @@ def test_old_deletions_of_instances_are_swept() -> None:
     assert made.digest == set_of([sample("l", 5), sample("m", 9, is_delete=True)]).digest
 
 
-@pytest.mark.parametrize("policy", Merge)
-def test_no_policy_touches_what_was_written_after_the_request(policy: Merge) -> None:
+@pytest.mark.parametrize("policy", MergePolicy)
+def test_no_policy_touches_what_was_written_after_the_request(policy: MergePolicy) -> None:
     local = set_of([sample("k", 5), sample("l", 20)])
     apply(policy, local, instances(set_of([sample("k", 4), sample("m", 3)])), 10)
     assert local.get(("a/x", "t", "l")) == (sample("l", 20),)

@@ -8,9 +8,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from durability_service.core.alignment.merging import Merge
-from durability_service.core.lifecycle import TRANSITIONS, Cause, Phase, after
-from durability_service.core.namespaces import NameSpace, Policy, incompatibility, intersect, overlap, policy_for
+from durability_service.core.alignment.merging import MergePolicy
+from durability_service.core.lifecycle import TRANSITIONS, LifecycleCause, Phase, after
+from durability_service.core.namespaces import (
+    NameSpace,
+    NamespacePolicy,
+    incompatibility,
+    intersect,
+    overlap,
+    policy_for,
+)
 from pubsub_api.core.topics import matches
 from pubsub_api.errors import InvalidTopic
 
@@ -62,22 +69,28 @@ def test_a_name_space_is_the_same_in_any_order_and_another_with_other_filters() 
 
 
 def test_the_first_policy_that_matches_wins() -> None:
-    policies = (Policy("ord*", master_priority=7), Policy("orders", master_priority=8), Policy("*", master_priority=9))
+    policies = (
+        NamespacePolicy("ord*", master_priority=7),
+        NamespacePolicy("orders", master_priority=8),
+        NamespacePolicy("*", master_priority=9),
+    )
     assert policy_for("orders", policies) is policies[0]
     assert policy_for("ports", policies) is policies[2]
     assert policy_for("ports", policies[:2]) is None
 
 
 def test_the_first_scope_that_matches_the_other_role_wins() -> None:
-    policy = Policy(merges=(("leaf-*", Merge.MERGE), ("leaf-2", Merge.DELETE), ("@same", Merge.CATCHUP)))
-    assert policy.merge_for("leaf-2", "branch") is Merge.MERGE
-    assert policy.merge_for("branch", "branch") is Merge.CATCHUP
-    assert policy.merge_for("other", "branch") is Merge.IGNORE
+    policy = NamespacePolicy(
+        merges=(("leaf-*", MergePolicy.MERGE), ("leaf-2", MergePolicy.DELETE), ("@same", MergePolicy.CATCHUP))
+    )
+    assert policy.merge_for("leaf-2", "branch") is MergePolicy.MERGE
+    assert policy.merge_for("branch", "branch") is MergePolicy.CATCHUP
+    assert policy.merge_for("other", "branch") is MergePolicy.IGNORE
 
 
 def test_by_default_sides_of_one_role_are_merged_and_others_left_alone() -> None:
-    assert Policy().merge_for("r", "r") is Merge.MERGE
-    assert Policy().merge_for("s", "r") is Merge.IGNORE
+    assert NamespacePolicy().merge_for("r", "r") is MergePolicy.MERGE
+    assert NamespacePolicy().merge_for("s", "r") is MergePolicy.IGNORE
 
 
 def test_a_bad_filter_is_refused() -> None:
@@ -93,4 +106,4 @@ def test_every_phase_can_be_reached_and_left() -> None:
 
 def test_a_transition_that_is_not_in_the_table_cannot_happen() -> None:
     with pytest.raises(AssertionError, match="no transition from DISCOVER"):
-        after(Phase.DISCOVER, Cause.STORED)
+        after(Phase.DISCOVER, LifecycleCause.STORED)

@@ -14,12 +14,12 @@ from bench.plan import Plan
 from bench.scenarios import SCENARIOS
 from durability_service import config
 from durability_service.core import messages
-from durability_service.core.alignment.merging import Merge
+from durability_service.core.alignment.merging import MergePolicy
 from durability_service.core.effects import Level, Trace
 from durability_service.core.namespaces import Alignee, Kind
 from durability_service.core.sets.sample_set import SampleSet
 from durability_service.serving.durable_ranges import DurableRanges
-from durability_service.serving.sampling import Recorder, event_of
+from durability_service.serving.sampling import SampleRecorder, event_of
 from durability_service.serving.tracing import Tracer
 from durable_log.core.holes import Holes
 from pubsub_api.config import new_conf
@@ -57,7 +57,7 @@ def event(key: str, value: Any) -> Event:
 
 def test_a_sample_gives_the_event_back() -> None:
     one = delivery([event("k", {"deep": [1, None, b"x"]})])
-    recorder = Recorder(lambda _topic: 1, BYTES_MAX)
+    recorder = SampleRecorder(lambda _topic: 1, BYTES_MAX)
     recorder.add([one])
     (sample,) = recorder.take().samples
     assert [event_of(sample)] == decode_events(one[0], one[1])
@@ -66,7 +66,7 @@ def test_a_sample_gives_the_event_back() -> None:
 
 
 def test_what_was_delivered_before_is_left_out() -> None:
-    recorder = Recorder(lambda _topic: 5, BYTES_MAX)
+    recorder = SampleRecorder(lambda _topic: 5, BYTES_MAX)
     recorder.add([delivery([event("k", 1), event("k", 2), event("l", 3)], first=7, already=1)])
     samples, ranges = recorder.take()
     assert [(one.number, event_of(one).value) for one in samples] == [(8, 2), (9, 3)]
@@ -75,7 +75,7 @@ def test_what_was_delivered_before_is_left_out() -> None:
 
 def test_a_recorder_says_when_it_has_enough_and_what_newer_events_replaced() -> None:
     frames_of_k = [delivery([event("k", number)], first=number) for number in range(1, 5)]
-    recorder = Recorder(lambda _topic: 1, bytes_max=sum(len(frame) for frame, _, _ in frames_of_k))
+    recorder = SampleRecorder(lambda _topic: 1, bytes_max=sum(len(frame) for frame, _, _ in frames_of_k))
     recorder.add(frames_of_k[:3])
     assert not recorder.is_full
     recorder.add(frames_of_k[3:])
@@ -98,7 +98,7 @@ def test_frames_that_come_together_make_the_set_that_they_make_one_by_one(depth:
         deliveries.append(delivery(events, first=number, stamp=clock))
         number += 3
     together, one_by_one = (SampleSet(8, lambda _topic: depth) for _ in range(2))
-    recorder = Recorder(lambda _topic: depth, BYTES_MAX)
+    recorder = SampleRecorder(lambda _topic: depth, BYTES_MAX)
     recorder.add(deliveries)
     for sample in recorder.take().samples:
         together.add(sample)
@@ -110,7 +110,7 @@ def test_frames_that_come_together_make_the_set_that_they_make_one_by_one(depth:
 
 
 def test_a_frame_that_cannot_be_read_is_refused_as_a_whole() -> None:
-    recorder = Recorder(lambda _topic: 1, BYTES_MAX)
+    recorder = SampleRecorder(lambda _topic: 1, BYTES_MAX)
     unreadable = delivery([event("k", 1)], body=b"\x91\x93\x01\x02\x03")
     recorder.add([unreadable, delivery([event("k", 2)], first=2)])
     samples, ranges = recorder.take()
@@ -234,8 +234,8 @@ durability = TRANSIENT
     ]
     first, second = settings.policies
     assert (first.alignee, first.master_priority) == (Alignee.LAZY, 7)
-    assert first.merge_for("leaf-3", "branch") is Merge.CATCHUP
-    assert first.merge_for("branch", "branch") is Merge.DELETE
+    assert first.merge_for("leaf-3", "branch") is MergePolicy.CATCHUP
+    assert first.merge_for("branch", "branch") is MergePolicy.DELETE
     assert (first.durability, second.durability) == (Kind.PERSISTENT, Kind.TRANSIENT)
     assert settings.rules.kind_of("a/memory") is Kind.TRANSIENT
     assert settings.rules.kind_of("c") is Kind.PERSISTENT

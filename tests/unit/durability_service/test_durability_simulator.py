@@ -10,13 +10,13 @@ from durability_service.core import clocks
 from durability_service.core.alignment import conflicts, merging
 from durability_service.core.alignment.alignee import Alignment
 from durability_service.core.alignment.aligner import Aligner
-from durability_service.core.alignment.late_samples import Latecomers
+from durability_service.core.alignment.late_samples import LateSamples
 from durability_service.core.effects import StoreOperation
 from durability_service.core.holding import Holding
 from durability_service.core.keeper import Keeper
 from durability_service.core.messages import AlignEnd, Epoch
-from durability_service.core.name_clashes import Twins
-from durability_service.core.namespaces import Policy
+from durability_service.core.name_clashes import NameClashes
+from durability_service.core.namespaces import NamespacePolicy
 from durability_service.core.reading import SpaceReading
 from durability_service.core.service import DurabilityCore
 from durability_service.core.sets.expiry import Expiry
@@ -166,8 +166,8 @@ def test_advertising_before_the_disk_is_caught(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_joining_by_the_wrong_scope_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    original = Policy.merge_for
-    monkeypatch.setattr(Policy, "merge_for", lambda self, role, own_role: original(self, own_role, role))
+    original = NamespacePolicy.merge_for
+    monkeypatch.setattr(NamespacePolicy, "merge_for", lambda self, role, own_role: original(self, own_role, role))
     assert "S14" in caught(DurabilityCore, "scopes")
 
 
@@ -207,7 +207,7 @@ def test_reading_from_one_service_only_is_caught(monkeypatch: pytest.MonkeyPatch
 
 
 def test_not_telling_readers_what_came_late_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Latecomers, "take", lambda self, _now: setattr(self, "_due", float("inf")))
+    monkeypatch.setattr(LateSamples, "take", lambda self, _now: setattr(self, "_due", float("inf")))
     assert "L8" in caught(DurabilityCore, "readers", "behind")
 
 
@@ -217,5 +217,5 @@ def test_following_another_side_that_is_to_be_ignored_is_caught(monkeypatch: pyt
 
 
 def test_serving_under_a_name_that_is_taken_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Twins, "received", lambda *_: False)
+    monkeypatch.setattr(NameClashes, "received", lambda *_: False)
     assert "S25" in caught(DurabilityCore, "cloned")

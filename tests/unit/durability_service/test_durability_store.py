@@ -11,13 +11,13 @@ import sqlite3
 
 import pytest
 
-from durability_service.core.effects import Apply, BeginFill, CompleteFill, Fill, Marks, Restored, StoreOperation
+from durability_service.core.effects import Apply, BeginFill, CompleteFill, Fill, Restored, StoreMarks, StoreOperation
 from durability_service.core.messages import Epoch
-from durability_service.core.sets.batches import EMPTY, Batch, spread
+from durability_service.core.sets.batches import EMPTY, SampleBatch, spread
 from durability_service.core.sets.sample_set import Deletion
 from durability_service.core.sets.samples import Sample, make_sample
 from durability_service.errors import StoreFailed, StoreInUse
-from durability_service.storage.store import Store
+from durability_service.storage.store import SampleStore
 from durability_service.testing.simulator.store import Generation, StoreModel
 
 NAMES = ("orders", "ports")
@@ -31,11 +31,11 @@ def sample(number: int, topic: str = "a/x") -> Sample:
     )  # fmt: skip
 
 
-def marks(number: int) -> Marks:
-    return Marks(Epoch(number, "n1"), (Epoch(1, "n0"),), frozenset({Deletion("a/#", number)}), number)
+def marks(number: int) -> StoreMarks:
+    return StoreMarks(Epoch(number, "n1"), (Epoch(1, "n0"),), frozenset({Deletion("a/#", number)}), number)
 
 
-def repacked(current: Generation, added: list[Sample], removed: list[Sample]) -> dict[int, Batch]:
+def repacked(current: Generation, added: list[Sample], removed: list[Sample]) -> dict[int, SampleBatch]:
     """Some of the buckets as they will be when this change was made."""
     left = {**current.samples, **{one.digest: one for one in added}}
     for one in removed:
@@ -43,7 +43,7 @@ def repacked(current: Generation, added: list[Sample], removed: list[Sample]) ->
     return {number: batch for number, batch in spread(left.values(), BUCKETS).items() if number % 3}
 
 
-def filled(name: str, samples: list[Sample], given: Marks) -> list[StoreOperation]:
+def filled(name: str, samples: list[Sample], given: StoreMarks) -> list[StoreOperation]:
     return [BeginFill(name, ("a",), BUCKETS), Fill(name, spread(samples, BUCKETS)), CompleteFill(name, given)]
 
 
@@ -77,7 +77,7 @@ def seen(restored: dict[str, Restored] | object) -> dict[str, tuple[object, ...]
 @pytest.mark.parametrize("seed", range(5))
 def test_after_a_crash_at_any_operation_the_last_complete_set_is_found(tmp_path: pathlib.Path, seed: int) -> None:
     done: list[StoreOperation] = []
-    with Store(tmp_path / "live" / "store.db") as store:
+    with SampleStore(tmp_path / "live" / "store.db") as store:
         for position, operation in enumerate(operations(seed, 30)):
             store.do([operation])
             done.append(operation)
@@ -85,14 +85,14 @@ def test_after_a_crash_at_any_operation_the_last_complete_set_is_found(tmp_path:
             model = StoreModel()
             for one in done:
                 model.do(one)
-            with Store(image / "store.db") as found:
+            with SampleStore(image / "store.db") as found:
                 assert seen(found.restored()) == seen(dict(model.open()))
 
 
 def test_a_torn_write_leaves_a_prefix_of_the_operations(tmp_path: pathlib.Path) -> None:
     planned = operations(99, 25)
     model, states = StoreModel(), [seen({})]
-    with Store(tmp_path / "live" / "store.db") as store:
+    with SampleStore(tmp_path / "live" / "store.db") as store:
         for operation in planned:
             store.do([operation])
             model.do(operation)
@@ -107,19 +107,19 @@ def test_a_torn_write_leaves_a_prefix_of_the_operations(tmp_path: pathlib.Path) 
     for number in range(40):
         torn = shutil.copytree(image, tmp_path / f"torn{number}")
         (torn / "store.db-wal").write_bytes(whole[: chance.randrange(len(whole))])
-        with Store(torn / "store.db") as found:
+        with SampleStore(torn / "store.db") as found:
             assert seen(found.restored()) in states
 
 
 def test_several_operations_are_one_transaction(tmp_path: pathlib.Path) -> None:
-    with Store(tmp_path / "store.db") as store:
+    with SampleStore(tmp_path / "store.db") as store:
         with pytest.raises(StoreFailed, match="no generation that is complete"):
             store.do([BeginFill("orders", ("a",), BUCKETS), Apply("orders", [sample(1)], [])])
         assert store.generations() == []
 
 
 def test_a_set_that_was_set_aside_stays_for_inspection_and_older_ones_go(tmp_path: pathlib.Path) -> None:
-    with Store(tmp_path / "store.db") as store:
+    with SampleStore(tmp_path / "store.db") as store:
         for number in range(1, 5):
             store.do(filled("orders", [sample(number)], marks(1)))
         while store.purge():
@@ -132,7 +132,7 @@ def test_a_set_that_was_set_aside_stays_for_inspection_and_older_ones_go(tmp_pat
 def test_every_start_is_a_new_life_under_the_same_name(tmp_path: pathlib.Path) -> None:
     lives = []
     for name in ("first", "", ""):
-        with Store(tmp_path / "store.db") as store:
+        with SampleStore(tmp_path / "store.db") as store:
             lives.append(store.start_life(name))
     assert {name for name, _ in lives} == {"first"}
     assert [number for _, number in lives] == sorted({number for _, number in lives})
@@ -140,20 +140,20 @@ def test_every_start_is_a_new_life_under_the_same_name(tmp_path: pathlib.Path) -
 
 def test_a_snapshot_is_a_store_with_what_was_selected(tmp_path: pathlib.Path) -> None:
     kept, left = sample(1, "a/x"), sample(2, "b")
-    with Store(tmp_path / "store.db") as store:
+    with SampleStore(tmp_path / "store.db") as store:
         store.do(filled("orders", [kept, left], marks(3)))
         store.do(filled("ports", [sample(3)], marks(1))[:2])
         path = store.snapshot(tmp_path / "snapshots", ["a/#"])
     assert [one.suffix for one in path.parent.iterdir()] == [".db"]
-    with Store(path) as copy:
+    with SampleStore(path) as copy:
         assert seen(copy.restored()) == {"orders": ([kept], marks(3), ("a",))}
 
 
 def test_a_store_belongs_to_one_service(tmp_path: pathlib.Path) -> None:
-    with Store(tmp_path / "store.db") as store:
+    with SampleStore(tmp_path / "store.db") as store:
         store.do([BeginFill("orders", ("a",), BUCKETS)])
         with pytest.raises(StoreInUse, match="another service"):
-            Store(tmp_path / "store.db", busy_timeout_s=0.05)
+            SampleStore(tmp_path / "store.db", busy_timeout_s=0.05)
 
 
 @pytest.mark.parametrize("name", ["store.db", "store.db-wal"])
@@ -161,7 +161,7 @@ def test_a_store_belongs_to_one_service(tmp_path: pathlib.Path) -> None:
 def test_nothing_is_reported_as_durable_in_a_file_that_nobody_can_reach(
     tmp_path: pathlib.Path, name: str, is_replaced: bool
 ) -> None:
-    with Store(tmp_path / "store.db") as store:
+    with SampleStore(tmp_path / "store.db") as store:
         store.do(filled("orders", [sample(1)], marks(1)))
         backup = shutil.copy(tmp_path / name, tmp_path / "backup")
         (tmp_path / name).unlink()
@@ -180,11 +180,11 @@ def test_other_files_are_refused_and_left_alone(tmp_path: pathlib.Path) -> None:
         database.execute("CREATE TABLE precious (thing)")
     database.close()
     with pytest.raises(StoreFailed, match="not a store of this version"):
-        Store(other)
+        SampleStore(other)
     garbage = tmp_path / "garbage.db"
     garbage.write_bytes(b"this is no database" * 100)
     with pytest.raises(StoreFailed, match="failed"):
-        Store(garbage)
+        SampleStore(garbage)
     assert garbage.read_bytes().startswith(b"this is no database")
 
 
@@ -193,7 +193,7 @@ def test_operations_done_together_have_the_same_effect_as_one_by_one(tmp_path: p
     planned = operations(1000 + seed, 40)
     chance = random.Random(seed)
     model = StoreModel()
-    with Store(tmp_path / "store.db") as store:
+    with SampleStore(tmp_path / "store.db") as store:
         start = 0
         while start < len(planned):
             together = planned[start : start + chance.randint(1, 8)]
@@ -211,7 +211,7 @@ def test_operations_done_together_have_the_same_effect_as_one_by_one(tmp_path: p
 
 def test_changes_that_all_buckets_include_are_trimmed(tmp_path: pathlib.Path) -> None:
     current = Generation(("a",), buckets=BUCKETS)
-    with Store(tmp_path / "store.db") as store:
+    with SampleStore(tmp_path / "store.db") as store:
         store.do(filled("orders", [], marks(1)))
         longest = 0
         for number in range(1, 60):
@@ -229,10 +229,10 @@ def test_changes_that_all_buckets_include_are_trimmed(tmp_path: pathlib.Path) ->
 
 
 def test_a_damaged_bucket_is_told_and_not_used(tmp_path: pathlib.Path) -> None:
-    with Store(tmp_path / "store.db") as store:
+    with SampleStore(tmp_path / "store.db") as store:
         store.do(filled("orders", [sample(1)], marks(1)))
     with sqlite3.connect(tmp_path / "store.db") as database:
         database.execute("UPDATE bucket SET content = CAST(substr(content, 1, length(content) - 1) || 'x' AS BLOB)")
     database.close()
-    with Store(tmp_path / "store.db") as store, pytest.raises(StoreFailed, match="damaged"):
+    with SampleStore(tmp_path / "store.db") as store, pytest.raises(StoreFailed, match="damaged"):
         store.restored()

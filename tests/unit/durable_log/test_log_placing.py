@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from durable_log.core.placing import NOWHERE, Placement, Position, place
+from durable_log.core.placing import NOWHERE, Placement, StreamPosition, place
 from pubsub_api.core.frame import Header, Kind
 
 
@@ -38,18 +38,20 @@ def test_every_number_is_kept_once_and_what_is_missing_is_known(frames: list[tup
 
 
 def test_the_next_frame_is_kept_whole() -> None:
-    assert place(header(5, 3), Position(4, ((2, 2),)), ranges_max=10) == Placement(((5, 7),), Position(7, ((2, 2),)), 0)
+    assert place(header(5, 3), StreamPosition(4, ((2, 2),)), ranges_max=10) == Placement(
+        ((5, 7),), StreamPosition(7, ((2, 2),)), 0
+    )
 
 
 def test_ranges_that_touch_are_kept_as_one() -> None:
-    assert place(header(3, 8), Position(6, ((4, 6),)), ranges_max=10).kept == ((4, 10),)
+    assert place(header(3, 8), StreamPosition(6, ((4, 6),)), ranges_max=10).kept == ((4, 10),)
 
 
 def test_too_many_holes_are_forgotten_from_the_oldest() -> None:
     position = NOWHERE
     for number in range(1, 5):
         position = place(header(10 * number, 1), position, ranges_max=3).position
-    assert position == Position(40, ((11, 19), (21, 29), (31, 39)))
+    assert position == StreamPosition(40, ((11, 19), (21, 29), (31, 39)))
     placement = place(header(50, 1), position, ranges_max=3)
     assert placement.forgotten == 9
     assert place(header(15, 1), placement.position, ranges_max=3).kept == ()

@@ -43,9 +43,9 @@ from pubsub_api.core.events import Event, encode_event, pack_body
 from pubsub_api.core.receiving.instream import TRANSITIONS
 from pubsub_api.core.receiving.resync_requests import Reason
 from pubsub_api.testing import conformance, simulator
-from tests.helpers.paths import TLS
 from tests.helpers import documents
 from tests.helpers.documents import ROOT, Block, plain
+from tests.helpers.paths import TLS
 
 GUARANTEES = "docs/guarantees.md"
 WIRE_FORMAT = "docs/wire-format.md"
@@ -264,8 +264,8 @@ def test_modules_and_attributes_that_are_named_exist() -> None:
 def test_classes_that_are_named_exist() -> None:
     modules = (
         pubsub_api, errors, driver, conformance, cache_node, nb_api.errors, durable_log, durable_log.recording.recorder,
-        durable_log.upkeep.maintenance, nb_api, publisher_service.errors, durability_service.client, durability_service.errors,
-        spark_pipeline.errors,
+        durable_log.upkeep.maintenance, nb_api, publisher_service.errors, durability_service.client,
+        durability_service.errors, spark_pipeline.errors,
     )  # fmt: skip
     known = {name for module in modules for name in vars(module)}
     for page in documents.pages():

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from nb_api.cache.changes import Created, Deleted, Difference, Entry, Updated
-from nb_api.core.cache import CacheCore, Merge
+from nb_api.cache.changes import CachedObject, Created, Deleted, Difference, Updated
+from nb_api.core.cache import CacheCore, SnapshotMerge
 from nb_api.db_api import Change, DbObject
 from nb_api.writing.events import events_of
 from pubsub_api import Event
@@ -94,7 +94,7 @@ class CacheMachine(RuleBasedStateMachine):
         self.under_way: list[Event] = []
         self.delivered: list[Event] = []
         self.opened: tuple[int, list[str], list[DbObject]] | None = None
-        self.merge: tuple[Merge, list[DbObject]] | None = None
+        self.merge: tuple[SnapshotMerge, list[DbObject]] | None = None
         self.unloaded: set[str] = set()
         self.dropped: set[str] = set()
         """Filters that were dropped since the snapshot was opened."""
@@ -286,8 +286,8 @@ def deleted(last: DbObject, version: int) -> Deleted:
     return Deleted(last.table, last.key, _entry(last), version)
 
 
-def _entry(found: DbObject) -> Entry:
-    return Entry(found.version, found.topic, found.value)
+def _entry(found: DbObject) -> CachedObject:
+    return CachedObject(found.version, found.topic, found.value)
 
 
 def kinds(differences: list[Difference]) -> list[str]:

@@ -99,14 +99,14 @@ def test_a_missing_library_is_answered_with_the_extra() -> None:
 @pytest.mark.parametrize("names", ["port", ["port", ""], ["port", 7], [b"port"]])
 def test_a_selection_of_bad_tables_is_refused(names: list[str]) -> None:
     with pytest.raises(InvalidObject):
-        checks.Selection(names)
+        checks.TopicSelection(names)
 
 
 def test_a_selection_of_nothing_differs_from_one_of_everything() -> None:
-    assert checks.Selection().selects("a", "b")
-    assert checks.Selection(None, None).selects("a", "b")
-    assert not checks.Selection([]).selects("a", "b")
-    assert not checks.Selection(None, []).selects("a", "b")
+    assert checks.TopicSelection().selects("a", "b")
+    assert checks.TopicSelection(None, None).selects("a", "b")
+    assert not checks.TopicSelection([]).selects("a", "b")
+    assert not checks.TopicSelection(None, []).selects("a", "b")
 
 
 def test_values_of_other_programs_are_typed_errors() -> None:

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from nb_api.coordination.leases import Progress
-from nb_api.core.election import HOLDER_PART, RENEWALS_PER_LEASE, Call, ElectionCore
+from nb_api.coordination.leases import LeaseProgress
+from nb_api.core.election import HOLDER_PART, RENEWALS_PER_LEASE, DatabaseCall, ElectionCore
 
 LEASE_S = 10.0
 
@@ -24,7 +24,7 @@ class Store:
         self.value: Any = None
         self._revisions = itertools.count(1)
 
-    def do(self, call: Call) -> int | None:
+    def do(self, call: DatabaseCall) -> int | None:
         """The new version, None for a refusal."""
         exists = self.version is not None
         is_allowed = not exists if call.kind == "create" else exists and call.expected_version == self.version
@@ -35,7 +35,7 @@ class Store:
         return revision
 
 
-def answer(core: ElectionCore, store: Store, call: Call, now: float) -> None:
+def answer(core: ElectionCore, store: Store, call: DatabaseCall, now: float) -> None:
     """Carry out a call at once and tell the core."""
     if call.kind == "look":
         core.found(store.version, store.value, now)
@@ -92,7 +92,7 @@ class TestOneCandidate:
     def test_it_does_not_lead_before_it_is_told_so(self) -> None:
         core = candidate("a")
         assert not core.is_leader(0)
-        assert core.next_call(0) == Call("look")
+        assert core.next_call(0) == DatabaseCall("look")
         assert core.next_call(0) is None
         core.found(None, None, 0)
         call = core.next_call(0)
@@ -150,7 +150,7 @@ class TestOneCandidate:
     def test_a_lease_that_was_taken_away_ends_at_the_next_renewal(self) -> None:
         core, store = candidate("a"), Store()
         run(core, store, 0, 1)
-        assert store.do(Call("set", {"holder": "admin", "mark": "x"}, store.version))
+        assert store.do(DatabaseCall("set", {"holder": "admin", "mark": "x"}, store.version))
         run(core, store, 1, LEASE_S / 2)
         assert not core.is_leader(LEASE_S / 2)
         assert core.leader == "admin"
@@ -158,14 +158,14 @@ class TestOneCandidate:
     def test_a_lease_that_was_deleted_is_won_again(self) -> None:
         core, store = candidate("a"), Store()
         run(core, store, 0, 1)
-        assert store.do(Call("delete", expected_version=store.version))
+        assert store.do(DatabaseCall("delete", expected_version=store.version))
         run(core, store, 1, LEASE_S)
         assert core.token(LEASE_S) not in (None, 1)
 
     @pytest.mark.parametrize("value", [None, 7, "x", {}, {"mark": None}, {"holder": 1, "mark": [], "attempt": "x"}])
     def test_nonsense_in_the_lease_is_somebody_elses(self, value: Any) -> None:
         core, store = candidate("a"), Store()
-        store.do(Call("create", value))
+        store.do(DatabaseCall("create", value))
         run(core, store, 0, LEASE_S - 0.1)
         assert not core.is_leader(LEASE_S - 0.1)
         run(core, store, LEASE_S - 0.1, 2 * LEASE_S)
@@ -284,7 +284,7 @@ class World:
             pause = max(0.0, node.core.due(now) - now) / node.speed
             self.at(self.time + max(pause, 0.01), lambda: self.wake(node))
 
-    def _send(self, node: Node, call: Call) -> None:
+    def _send(self, node: Node, call: DatabaseCall) -> None:
         there, back = (self._delay() for _ in range(2))
         is_lost, is_unanswered = (self.chance.random() < 0.1 * self.trouble for _ in range(2))
 
@@ -362,13 +362,13 @@ def test_the_simulation_has_teeth() -> None:
 
 class TestProgress:
     def test_it_counts_while_the_version_is_the_same(self) -> None:
-        progress = Progress()
+        progress = LeaseProgress()
         for now, version, idle_s in ((0, 1, 0), (3, 1, 3), (5, 1, 5), (6, 2, 0), (9, 2, 3)):
             progress.observe({"k": version}, now)
             assert progress.idle_s("k") == idle_s
 
     def test_what_was_gone_begins_again(self) -> None:
-        progress = Progress()
+        progress = LeaseProgress()
         progress.observe({"k": 1}, 0)
         progress.observe({}, 5)
         assert progress.idle_s("k") == 0
@@ -376,7 +376,7 @@ class TestProgress:
         assert progress.idle_s("k") == 0
 
     def test_an_outage_counts_little_and_a_clock_that_goes_back_nothing(self) -> None:
-        progress = Progress(gap_max_s=2)
+        progress = LeaseProgress(gap_max_s=2)
         progress.observe({"k": 1}, 0)
         progress.observe({"k": 1}, 1000)
         assert progress.idle_s("k") == 2

@@ -10,9 +10,9 @@ import pytest
 
 from publisher_service import lives
 from publisher_service.core import messages
-from publisher_service.core.messages import Batch, Group
+from publisher_service.core.messages import Group, WorkerBatch
 from publisher_service.errors import JournalError
-from publisher_service.journal import LIVES_MAX, Journal, Recovered
+from publisher_service.journal import LIVES_MAX, Journal, RecoveredJournal
 from pubsub_api.core import frame as frames
 from pubsub_api.core.events import Event, decode_events, encode_event
 from pubsub_api.core.settings import FrameSettings
@@ -32,7 +32,7 @@ def begin(directory: pathlib.Path, guid: bytes = b"1" * 16, bytes_max: int = 256
 
 
 def write(journal: Journal, number: int, groups: list[Group], worker: bytes = WORKER) -> None:
-    journal.append(worker, number, 1000 + number, groups, messages.encode(Batch(number, groups)))
+    journal.append(worker, number, 1000 + number, groups, messages.encode(WorkerBatch(number, groups)))
 
 
 def write_many_topics(journal: Journal) -> None:
@@ -40,7 +40,7 @@ def write_many_topics(journal: Journal) -> None:
         write(journal, number, [(f"topic/{number}", [b"x"])])
 
 
-def recover(directory: pathlib.Path) -> Recovered:
+def recover(directory: pathlib.Path) -> RecoveredJournal:
     return open_journal(directory).recover()
 
 
@@ -77,7 +77,7 @@ def test_what_could_not_be_published_comes_back(tmp_path: pathlib.Path, rotation
 
 
 def test_no_journal_tells_nothing(tmp_path: pathlib.Path) -> None:
-    assert recover(tmp_path) == Recovered()
+    assert recover(tmp_path) == RecoveredJournal()
 
 
 def test_a_record_torn_at_any_byte_ends_the_reading_before_it(tmp_path: pathlib.Path) -> None:
@@ -193,7 +193,7 @@ def test_what_is_discarded_is_gone(tmp_path: pathlib.Path) -> None:
     journal = begin(tmp_path)
     journal.discard()
     assert list(tmp_path.iterdir()) == []
-    assert recover(tmp_path) == Recovered()
+    assert recover(tmp_path) == RecoveredJournal()
 
 
 def test_files_are_private(tmp_path: pathlib.Path) -> None:
@@ -220,4 +220,4 @@ def test_frames_are_rebuilt_with_the_numbers_they_had(tmp_path: pathlib.Path, ke
 
 
 def test_no_life_is_no_predecessor() -> None:
-    assert lives.predecessor_of(Recovered(), FrameSettings()) is None
+    assert lives.predecessor_of(RecoveredJournal(), FrameSettings()) is None

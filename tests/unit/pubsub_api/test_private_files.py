@@ -14,7 +14,7 @@ import pytest
 import durable_log
 from durability_service.core.effects import Level
 from durability_service.serving.tracing import Tracer
-from durability_service.storage.store import Store
+from durability_service.storage.store import SampleStore
 from durable_log.segments.sealing import Sealer
 from durable_log.storage.segmented import SegmentedLog
 from durable_log.testing.sources import Source
@@ -73,7 +73,7 @@ def make_lock(folder: pathlib.Path) -> None:
 
 
 def make_store(folder: pathlib.Path) -> None:
-    with Store(folder / "store.db") as store:
+    with SampleStore(folder / "store.db") as store:
         store.snapshot(folder)
 
 

@@ -17,21 +17,21 @@ from shared_subscriptions.core.consuming.borrower import (
     LOAN_REACTIONS,
     REACTIONS,
     Borrower,
+    BorrowerState,
     Loan,
     Lost,
     Reset,
-    State,
     Stopped,
 )
 from shared_subscriptions.core.consuming.lanes import LaneCounters, StreamLanes
 from shared_subscriptions.core.declaration import Declaration, Wish
-from shared_subscriptions.core.events import GroupEvent, Place
+from shared_subscriptions.core.events import GroupEvent, StreamPlace
 from shared_subscriptions.core.leading import candidate as candidates
 from shared_subscriptions.core.leading.assignment import assign
-from shared_subscriptions.core.leading.candidate import Candidate, LeaderRecord, Role, Seen
+from shared_subscriptions.core.leading.candidate import Candidate, CandidateRole, LeaderRecord, SeenRecord
 from shared_subscriptions.core.leading.leader import MEMBERS_ONLY, Leader
-from shared_subscriptions.core.leading.streams import TRANSITIONS, Cause, Status, StreamInfo
-from shared_subscriptions.core.progress import Acknowledged, Progress, covers
+from shared_subscriptions.core.leading.streams import TRANSITIONS, GrantCause, GrantStatus, StreamInfo
+from shared_subscriptions.core.progress import AcknowledgedOffsets, GroupProgress, covers
 from shared_subscriptions.core.settings import BorrowerSettings, LaneSettings, LeaderSettings, LeaseSettings
 
 RANGES = st.lists(st.tuples(st.integers(0, 60), st.integers(1, 10)).map(lambda pair: (pair[0], sum(pair))))
@@ -42,7 +42,7 @@ RANGES = st.lists(st.tuples(st.integers(0, 60), st.integers(1, 10)).map(lambda p
 
 @given(RANGES)
 def test_acknowledged_is_a_set_of_offsets(ranges: list[tuple[int, int]]) -> None:
-    done, model = Acknowledged(), set[int]()
+    done, model = AcknowledgedOffsets(), set[int]()
     for start, end in ranges:
         new = set(range(start, end)) - model
         assert done.add(start, end) == len(new)
@@ -57,16 +57,17 @@ def test_acknowledged_is_a_set_of_offsets(ranges: list[tuple[int, int]]) -> None
 
 @given(RANGES, RANGES)
 def test_what_covers_what(left: list[tuple[int, int]], right: list[tuple[int, int]]) -> None:
-    one, other = Acknowledged(0, left), Acknowledged(0, right)
+    one, other = AcknowledgedOffsets(0, left), AcknowledgedOffsets(0, right)
     is_covered = all(offset in one for offset in range(80) if offset in other)
     assert (
-        covers(Progress(1, one.low, tuple(one.ranges())), Progress(1, other.low, tuple(other.ranges()))) == is_covered
+        covers(GroupProgress(1, one.low, tuple(one.ranges())), GroupProgress(1, other.low, tuple(other.ranges())))
+        == is_covered
     )
 
 
 def test_a_seek_begins_a_new_count() -> None:
-    assert covers(Progress(2, 0), Progress(1, 100))
-    assert not covers(Progress(1, 100), Progress(2, 0))
+    assert covers(GroupProgress(2, 0), GroupProgress(1, 100))
+    assert not covers(GroupProgress(1, 100), GroupProgress(2, 0))
 
 
 # -- assignment
@@ -116,7 +117,7 @@ def event(offset: int, key: str = "k") -> GroupEvent:
 
 
 def lanes(*keys: str, is_ordered: bool = True, **settings: int | float) -> StreamLanes:
-    made = StreamLanes(Progress(1, 0), LaneSettings(**settings), LaneCounters(), is_ordered=is_ordered)  # type: ignore[arg-type]
+    made = StreamLanes(GroupProgress(1, 0), LaneSettings(**settings), LaneCounters(), is_ordered=is_ordered)  # type: ignore[arg-type]
     made.offer([event(offset, key) for offset, key in enumerate(keys)])
     return made
 
@@ -164,7 +165,7 @@ def test_attempts_end_and_the_lane_goes_on() -> None:
     assert taken(stream) == []
     stream.parked(again)
     assert taken(stream) == [1]
-    assert stream.progress() == Progress(1, 1, (), {1: 1})
+    assert stream.progress() == GroupProgress(1, 1, (), {1: 1})
 
 
 def test_the_nack_of_a_user_may_state_the_delay() -> None:
@@ -210,7 +211,7 @@ def test_a_stopped_stream_gives_nothing_and_settles_what_is_out() -> None:
 
 
 def test_progress_of_the_last_owner_is_not_delivered_again() -> None:
-    stream = StreamLanes(Progress(1, 2, ((4, 6),), {3: 2}), LaneSettings(), LaneCounters(), is_ordered=True)
+    stream = StreamLanes(GroupProgress(1, 2, ((4, 6),), {3: 2}), LaneSettings(), LaneCounters(), is_ordered=True)
     assert stream.next_offset == 2
     stream.offer([event(offset, f"k{offset}") for offset in range(2, 8)])
     found = stream.take(0.0, 10, is_exclusive=True)
@@ -219,10 +220,10 @@ def test_progress_of_the_last_owner_is_not_delivered_again() -> None:
 
 def test_what_retention_dropped_is_counted_and_passed_over() -> None:
     counters = LaneCounters()
-    stream = StreamLanes(Progress(1, 2, ((4, 6),)), LaneSettings(), counters, is_ordered=True)
+    stream = StreamLanes(GroupProgress(1, 2, ((4, 6),)), LaneSettings(), counters, is_ordered=True)
     stream.expire(8)
     assert counters.expired == 4
-    assert stream.progress() == Progress(1, 8, expired=4)
+    assert stream.progress() == GroupProgress(1, 8, expired=4)
 
 
 @given(st.lists(st.sampled_from("abc"), max_size=30), st.randoms(use_true_random=False), st.booleans())
@@ -255,7 +256,7 @@ def test_lanes_deliver_everything_in_the_order_of_each_key(keys: list[str], chan
 
 
 def test_each_event_belongs_to_exactly_one_lane_of_its_shard() -> None:
-    places = [Place.of(stream, 3) for stream in range(3, 6)]
+    places = [StreamPlace.of(stream, 3) for stream in range(3, 6)]
     assert {place.shard for place in places} == {1}
     for offset in range(100):
         assert len([place for place in places if place.owns(event(offset, f"k{offset % 17}"))]) == 1
@@ -287,26 +288,26 @@ LEASE = LeaseSettings(member_lease_s=10.0, claim_time_s=20.0)
 TO_BORROWER: dict[type[m.ToBorrower], m.ToBorrower] = {
     m.ConnectResponse: m.ConnectResponse(borrower="b", seq=100, epoch=7, answers=1, lease_s=8.0),
     m.PingResponse: m.PingResponse(borrower="b", seq=100, epoch=7, answers=2),
-    m.Grant: m.Grant(borrower="b", seq=100, epoch=7, stream=1, grant=5, progress=Progress(1, 3)),
+    m.Grant: m.Grant(borrower="b", seq=100, epoch=7, stream=1, grant=5, progress=GroupProgress(1, 3)),
     m.Revoke: m.Revoke(borrower="b", seq=100, epoch=7, stream=1, grant=5),
     m.Revoked: m.Revoked(borrower="b", seq=100, epoch=7, stream=1, grant=5),
     m.Invalidate: m.Invalidate(borrower="b", seq=100, epoch=7, reason="test"),
 }
 
 
-def borrower(state: State, loan: Loan | None = None) -> Borrower:
+def borrower(state: BorrowerState, loan: Loan | None = None) -> Borrower:
     made = Borrower("b", BorrowerSettings(), now=0.0)
     made.poll(0.0)
-    if state is State.CONNECTING:
+    if state is BorrowerState.CONNECTING:
         return made
     made.on_message(m.ConnectResponse(borrower="b", seq=1, epoch=7, answers=1, lease_s=8.0), 0.0)
     if loan is not None:
-        made.on_message(m.Grant(borrower="b", seq=2, epoch=7, stream=1, grant=5, progress=Progress(1, 3)), 0.0)
+        made.on_message(m.Grant(borrower="b", seq=2, epoch=7, stream=1, grant=5, progress=GroupProgress(1, 3)), 0.0)
     if loan is Loan.REVOKING:
         made.on_message(m.Revoke(borrower="b", seq=3, epoch=7, stream=1, grant=5), 0.0)
-    if state is State.UNSUBSCRIBING:
+    if state is BorrowerState.UNSUBSCRIBING:
         made.on_unsubscribe(0.0)
-    elif state is State.GONE:
+    elif state is BorrowerState.GONE:
         made.on_disconnect()
     made.messages.clear()
     made.events.clear()
@@ -314,27 +315,27 @@ def borrower(state: State, loan: Loan | None = None) -> Borrower:
 
 
 def test_the_tables_name_every_pair() -> None:
-    assert set(REACTIONS) == set(itertools.product(State, m.TO_BORROWER))
+    assert set(REACTIONS) == set(itertools.product(BorrowerState, m.TO_BORROWER))
     assert set(LOAN_REACTIONS) == set(itertools.product([None, *Loan], [m.Grant, m.Revoke, m.Revoked]))
 
 
 @pytest.mark.parametrize(
-    ("state", "kind", "loan"), list(itertools.product(State, m.TO_BORROWER, [None, *Loan])), ids=str
+    ("state", "kind", "loan"), list(itertools.product(BorrowerState, m.TO_BORROWER, [None, *Loan])), ids=str
 )
 def test_a_borrower_survives_every_message_in_every_state(
-    state: State, kind: type[m.ToBorrower], loan: Loan | None
+    state: BorrowerState, kind: type[m.ToBorrower], loan: Loan | None
 ) -> None:
-    made = borrower(state, loan if state is not State.CONNECTING else None)
+    made = borrower(state, loan if state is not BorrowerState.CONNECTING else None)
     before = made.state
     made.on_message(TO_BORROWER[kind], 1.0)
     if REACTIONS[before, kind] == "_ignore":
         assert made.state is before
         assert made.ignored == 1
         assert not made.events
-    if kind is m.Invalidate and before is not State.GONE:
-        assert made.state is State.GONE
-        assert isinstance(made.events[-1], Stopped if before is State.UNSUBSCRIBING else Reset)
-    if before is State.CONNECTED and kind in (m.Grant, m.Revoke, m.Revoked):
+    if kind is m.Invalidate and before is not BorrowerState.GONE:
+        assert made.state is BorrowerState.GONE
+        assert isinstance(made.events[-1], Stopped if before is BorrowerState.UNSUBSCRIBING else Reset)
+    if before is BorrowerState.CONNECTED and kind in (m.Grant, m.Revoke, m.Revoked):
         assert made.streams.get(1) == LOAN_REACTIONS[loan, kind]
         assert made.messages, "a leader that waits for an answer gets one"
     made.poll(2.0)
@@ -345,7 +346,7 @@ def test_a_borrower_survives_every_message_in_every_state(
 
 @pytest.mark.parametrize("loan", list(Loan))
 def test_a_lease_that_ends_takes_the_streams_with_it(loan: Loan) -> None:
-    made = borrower(State.CONNECTED, loan)
+    made = borrower(BorrowerState.CONNECTED, loan)
     assert made.may_deliver(1, 7.9) == (loan is Loan.GRANTED)
     assert not made.may_deliver(1, 8.0)
     made.poll(8.0)
@@ -354,7 +355,7 @@ def test_a_lease_that_ends_takes_the_streams_with_it(loan: Loan) -> None:
 
 
 def test_a_lease_counts_from_the_question_not_from_the_answer() -> None:
-    made = borrower(State.CONNECTED)
+    made = borrower(BorrowerState.CONNECTED)
     made.poll(5.0)
     (ping,) = [message for message in made.messages if isinstance(message, m.Ping)]
     made.on_message(m.PingResponse(borrower="b", seq=50, epoch=7, answers=ping.seq), 7.5)
@@ -362,30 +363,34 @@ def test_a_lease_counts_from_the_question_not_from_the_answer() -> None:
 
 
 def test_late_and_repeated_messages_change_nothing() -> None:
-    made = borrower(State.CONNECTED, Loan.REVOKING)
-    made.on_message(m.Grant(borrower="b", seq=2, epoch=7, stream=1, grant=5, progress=Progress(1, 3)), 0.0)
+    made = borrower(BorrowerState.CONNECTED, Loan.REVOKING)
+    made.on_message(m.Grant(borrower="b", seq=2, epoch=7, stream=1, grant=5, progress=GroupProgress(1, 3)), 0.0)
     made.on_message(m.Revoked(borrower="b", seq=9, epoch=6, stream=1, grant=5), 0.0)
     assert made.streams == {1: Loan.REVOKING}
     assert made.ignored == 2
 
 
-def leader(status: Status = Status.ABSENT, *, now: float = 0.0) -> Leader:
+def leader(status: GrantStatus = GrantStatus.ABSENT, *, now: float = 0.0) -> Leader:
     """A leader with one member ``b`` and one stream 0 that is in this status with it."""
     made = Leader(
         7, LeaderSettings(lease=LEASE), Declaration("g", "#", "shared", 1, (0,) * 12), {}, now=now, held_until=1e9
     )
     made.on_message(m.Connect(borrower="b", seq=1, name="name"), now)
     made.on_streams({0: StreamInfo(0, 10)}, now)
-    if status is not Status.ABSENT:
+    if status is not GrantStatus.ABSENT:
         made.poll(now + 1.0)
         grant = made.streams[0].grant
-        if status is not Status.GRANTING:
-            made.on_message(m.UpdateProgress(borrower="b", seq=2, stream=0, grant=grant, progress=Progress(1, 1)), now)
-        if status in (Status.REVOKING, Status.REVOKED):
+        if status is not GrantStatus.GRANTING:
+            made.on_message(
+                m.UpdateProgress(borrower="b", seq=2, stream=0, grant=grant, progress=GroupProgress(1, 1)), now
+            )
+        if status in (GrantStatus.REVOKING, GrantStatus.REVOKED):
             made.on_declaration(Declaration("g", "#", "shared", 1, (0,) * 12, wish=Wish.PAUSED), now + 1.0)
             made.poll(now + 2.0)
-        if status is Status.REVOKED:
-            final = m.UpdateProgress(borrower="b", seq=3, stream=0, grant=grant, progress=Progress(1, 2), finished=True)
+        if status is GrantStatus.REVOKED:
+            final = m.UpdateProgress(
+                borrower="b", seq=3, stream=0, grant=grant, progress=GroupProgress(1, 2), finished=True
+            )
             made.on_message(final, now)
     assert made.streams[0].status is status
     made.messages.clear()
@@ -398,26 +403,32 @@ def to_leader(kind: type[m.ToLeader], made: Leader, who: str, *, finished: bool 
         m.Connect: m.Connect(borrower=who, seq=50, name="name"),
         m.Ping: m.Ping(borrower=who, seq=50),
         m.UpdateProgress: m.UpdateProgress(
-            borrower=who, seq=50, stream=0, grant=grant, progress=Progress(1, 4), finished=finished
+            borrower=who, seq=50, stream=0, grant=grant, progress=GroupProgress(1, 4), finished=finished
         ),
         m.RevokeFinished: m.RevokeFinished(borrower=who, seq=50, stream=0, grant=grant),
-        m.Disconnect: m.Disconnect(borrower=who, seq=50, progresses=((0, grant, Progress(1, 4)),)),
+        m.Disconnect: m.Disconnect(borrower=who, seq=50, progresses=((0, grant, GroupProgress(1, 4)),)),
     }[kind]  # fmt: skip
 
 
 EXPECTED = {
-    **{(status, m.Connect, False): status for status in Status},
-    **{(status, m.Ping, False): status for status in Status},
-    **{(status, m.Disconnect, False): Status.ABSENT for status in Status},
-    **{(status, m.RevokeFinished, False): TRANSITIONS.get((status, Cause.FINISHED), status) for status in Status},
-    **{(status, m.UpdateProgress, False): TRANSITIONS.get((status, Cause.PROGRESS), status) for status in Status},
-    **{(status, m.UpdateProgress, True): TRANSITIONS.get((status, Cause.FINAL), status) for status in Status},
+    **{(status, m.Connect, False): status for status in GrantStatus},
+    **{(status, m.Ping, False): status for status in GrantStatus},
+    **{(status, m.Disconnect, False): GrantStatus.ABSENT for status in GrantStatus},
+    **{
+        (status, m.RevokeFinished, False): TRANSITIONS.get((status, GrantCause.FINISHED), status)
+        for status in GrantStatus
+    },
+    **{
+        (status, m.UpdateProgress, False): TRANSITIONS.get((status, GrantCause.PROGRESS), status)
+        for status in GrantStatus
+    },
+    **{(status, m.UpdateProgress, True): TRANSITIONS.get((status, GrantCause.FINAL), status) for status in GrantStatus},
 }
 
 
 @pytest.mark.parametrize(("status", "kind", "finished"), list(EXPECTED), ids=str)
 def test_a_leader_reacts_to_every_message_in_every_status(
-    status: Status, kind: type[m.ToLeader], finished: bool
+    status: GrantStatus, kind: type[m.ToLeader], finished: bool
 ) -> None:
     made = leader(status)
     made.on_message(to_leader(kind, made, "b", finished=finished), 2.0)
@@ -426,8 +437,8 @@ def test_a_leader_reacts_to_every_message_in_every_status(
     made.poll(1e6)
 
 
-@pytest.mark.parametrize(("status", "kind"), list(itertools.product(Status, MEMBERS_ONLY)), ids=str)
-def test_a_stranger_is_told_to_begin_anew(status: Status, kind: type[m.ToLeader]) -> None:
+@pytest.mark.parametrize(("status", "kind"), list(itertools.product(GrantStatus, MEMBERS_ONLY)), ids=str)
+def test_a_stranger_is_told_to_begin_anew(status: GrantStatus, kind: type[m.ToLeader]) -> None:
     made = leader(status)
     before = made.streams[0].record()
     made.on_message(to_leader(kind, made, "stranger"), 2.0)
@@ -437,21 +448,23 @@ def test_a_stranger_is_told_to_begin_anew(status: Status, kind: type[m.ToLeader]
 
 
 def test_streams_walk_in_circles_only_through_absence() -> None:
-    order = [Status.GRANTING, Status.GRANTED, Status.REVOKING, Status.REVOKED]
+    order = [GrantStatus.GRANTING, GrantStatus.GRANTED, GrantStatus.REVOKING, GrantStatus.REVOKED]
     for (before, _), after in TRANSITIONS.items():
-        assert after is Status.ABSENT or before is Status.ABSENT or order.index(after) >= order.index(before)
+        assert after is GrantStatus.ABSENT or before is GrantStatus.ABSENT or order.index(after) >= order.index(before)
 
 
 def test_progress_under_an_old_grant_is_fenced() -> None:
-    made = leader(Status.GRANTED)
-    old = m.UpdateProgress(borrower="b", seq=60, stream=0, grant=made.streams[0].grant - 1, progress=Progress(1, 9))
+    made = leader(GrantStatus.GRANTED)
+    old = m.UpdateProgress(
+        borrower="b", seq=60, stream=0, grant=made.streams[0].grant - 1, progress=GroupProgress(1, 9)
+    )
     made.on_message(old, 2.0)
     assert made.streams[0].done.low == 1
     assert made.counters["fenced"] == 1
 
 
 def test_a_silent_leader_hears_and_says_nothing() -> None:
-    made = leader(Status.GRANTED)
+    made = leader(GrantStatus.GRANTED)
     made.fall_silent("test", is_final=False)
     made.messages.clear()
     made.on_message(m.Ping(borrower="b", seq=99), 2.0)
@@ -461,7 +474,7 @@ def test_a_silent_leader_hears_and_says_nothing() -> None:
 
 
 def test_who_was_not_heard_is_not_renewed_with_the_others_until_it_has_said_it_again() -> None:
-    made = leader(Status.GRANTED)
+    made = leader(GrantStatus.GRANTED)
     made._held_until = 2.0
     made.on_message(to_leader(m.UpdateProgress, made, "b"), 3.0)
     made.renewed(3.0)
@@ -473,7 +486,7 @@ def test_who_was_not_heard_is_not_renewed_with_the_others_until_it_has_said_it_a
 
 
 def test_unanswered_messages_are_repeated_and_who_never_answers_is_expelled() -> None:
-    made = leader(Status.REVOKING)
+    made = leader(GrantStatus.REVOKING)
     made.poll(2.5)
     assert made.messages == []
     made.poll(3.5)
@@ -483,7 +496,7 @@ def test_unanswered_messages_are_repeated_and_who_never_answers_is_expelled() ->
     assert isinstance(made.messages[-1], m.Invalidate)
     assert made.streams[0].owner == "b"  # until its lease has ended
     made.poll(18.0)
-    assert made.streams[0].status is Status.ABSENT
+    assert made.streams[0].status is GrantStatus.ABSENT
 
 
 def test_members_that_come_in_a_pack_cause_one_assignment() -> None:
@@ -501,8 +514,8 @@ def test_members_that_come_in_a_pack_cause_one_assignment() -> None:
 # -- who leads
 
 
-def seen(candidate: str, version: int, *, is_vacant: bool = False) -> Seen:
-    return Seen(LeaderRecord(id=candidate, beat=version, is_vacant=is_vacant), version)
+def seen(candidate: str, version: int, *, is_vacant: bool = False) -> SeenRecord:
+    return SeenRecord(LeaderRecord(id=candidate, beat=version, is_vacant=is_vacant), version)
 
 
 def test_a_record_that_does_not_change_is_claimed_after_the_claim_time_and_not_before() -> None:
@@ -517,13 +530,13 @@ def test_a_record_that_does_not_change_is_claimed_after_the_claim_time_and_not_b
 
 
 @pytest.mark.parametrize("found", [None, seen("other", 3, is_vacant=True)])
-def test_a_place_that_is_free_is_claimed_at_once(found: Seen | None) -> None:
+def test_a_place_that_is_free_is_claimed_at_once(found: SeenRecord | None) -> None:
     made = Candidate(LeaderRecord(id="me"), LEASE)
     made.observed(found, 0.0)
     assert made.wants_to_claim(0.0)
     made.claim(0.0)
     made.written(9)
-    assert (made.role, made.epoch) == (Role.LEADING, 9)
+    assert (made.role, made.epoch) == (CandidateRole.LEADING, 9)
     made.renewal(1.0)
     made.written(10)
     assert made.epoch == 9
@@ -536,7 +549,7 @@ def test_a_leader_whose_record_was_changed_is_deposed() -> None:
     made.claim(0.0)
     made.written(9)
     made.observed(seen("other", 10), 1.0)
-    assert made.role is Role.WATCHING
+    assert made.role is CandidateRole.WATCHING
     assert made.leader is not None
     assert made.leader.id == "other"
 
@@ -547,10 +560,10 @@ def test_a_write_of_unknown_outcome_is_settled_by_reading(has_happened: bool) ->
     made.observed(None, 0.0)
     claim = made.claim(0.0)
     made.unknown()
-    assert made.role is Role.UNCERTAIN
+    assert made.role is CandidateRole.UNCERTAIN
     assert not made.wants_to_claim(1.0)
-    made.observed(Seen(claim.record, 4) if has_happened else None, 1.0)
-    assert made.role is (Role.LEADING if has_happened else Role.WATCHING)
+    made.observed(SeenRecord(claim.record, 4) if has_happened else None, 1.0)
+    assert made.role is (CandidateRole.LEADING if has_happened else CandidateRole.WATCHING)
     assert made.epoch == (4 if has_happened else 0)
 
 

@@ -11,7 +11,7 @@ from shared_subscriptions.core.declaration import Declaration
 from shared_subscriptions.core.leading.leader import Leader
 from shared_subscriptions.core.leading.queue import STEAL_S, QueueLeader
 from shared_subscriptions.core.leading.streams import Lease, StreamInfo
-from shared_subscriptions.core.progress import Acknowledged, Progress
+from shared_subscriptions.core.progress import AcknowledgedOffsets, GroupProgress
 from shared_subscriptions.core.settings import LeaderSettings, LeaseSettings
 
 LEASE = LeaseSettings(member_lease_s=10.0, claim_time_s=20.0)
@@ -44,7 +44,7 @@ def finish(made: QueueLeader, start: int, now: float, **fields: object) -> None:
     """The owner of a portion reports that it is done, or what else ``fields`` say, and has forgotten it."""
     (portion,) = [portion for portion in made.portions.values() if portion.start == start]
     owner, known = portion.owner, made.members[portion.owner]
-    progress = Progress(**{"generation": 1, "low": portion.until} | fields)  # type: ignore[arg-type]
+    progress = GroupProgress(**{"generation": 1, "low": portion.until} | fields)  # type: ignore[arg-type]
     seq = known.seen.get(portion.number, 0) + 1
     made.on_message(
         m.UpdateProgress(
@@ -102,7 +102,7 @@ def test_what_a_busy_member_has_goes_to_an_idle_one() -> None:
         finish(made, start, 1.0)
     for portion in made.portions.values():
         report = m.UpdateProgress(
-            borrower="a", seq=1, stream=portion.number, grant=portion.grant, progress=Progress(1, portion.start)
+            borrower="a", seq=1, stream=portion.number, grant=portion.grant, progress=GroupProgress(1, portion.start)
         )  # fmt: skip
         made.on_message(report, 1.0)
     made.messages.clear()
@@ -159,7 +159,7 @@ def test_crashes_narrow_the_suspicion_to_one_event_that_is_then_counted() -> Non
                 deaths += 1
                 break
             seq += 2
-            progress = Progress(1, stream.until)
+            progress = GroupProgress(1, stream.until)
             said = {"borrower": f"b{deaths}", "stream": 0, "grant": stream.grant}
             made.on_message(m.UpdateProgress(seq=seq, progress=progress, finished=True, **said), 1.0)  # type: ignore[arg-type]
             made.on_message(m.RevokeFinished(seq=seq + 1, **said), 1.0)  # type: ignore[arg-type]
@@ -193,7 +193,7 @@ def test_suspects_are_counted_offset_by_offset(accused: list[tuple[int, int]], d
             counts[offset] = max(counts[offset], min(counts[offset] + 1, 3))
     found = {offset: count for start, end, count in suspects for offset in range(start, end)}
     assert found == {offset: count for offset, count in counts.items() if count}
-    known = Acknowledged(0, done)
+    known = AcknowledgedOffsets(0, done)
     left = redelivery.acquit(suspects, known)
     assert all(known.missing(start, end) for start, end, _ in left)
     assert all(start < end for start, end in redelivery.undone(known, 0, 40))

@@ -9,10 +9,10 @@ from shared_subscriptions.core import messages as m
 from shared_subscriptions.core.consuming.handler import Handler
 from shared_subscriptions.core.leading.candidate import Candidate, Claim
 from shared_subscriptions.core.leading.leader import Leader
-from shared_subscriptions.core.leading.members import Member
+from shared_subscriptions.core.leading.members import GroupMember
 from shared_subscriptions.core.leading.process_lease import ProcessLease
 from shared_subscriptions.core.leading.queue import QueueLeader
-from shared_subscriptions.core.leading.streams import Portion, Stream
+from shared_subscriptions.core.leading.streams import QueuePortion, Stream
 from shared_subscriptions.testing.simulator import PROFILES, Cores, run_seeds, simulate
 
 SEEDS = 80
@@ -35,14 +35,14 @@ def test_faults_really_happen() -> None:
 class GivesAwayTooEarly(Leader):
     """Frees the streams of a member before its lease has ended there."""
 
-    def _renew(self, member: Member, now: float) -> None:
+    def _renew(self, member: GroupMember, now: float) -> None:
         member.expires = now + 0.5 * self._settings.lease.holder_lease_s
 
 
 class ForgetsProgress(Leader):
     """Grants streams from their beginning."""
 
-    def _grant(self, stream: Stream, member: Member, now: float) -> None:
+    def _grant(self, stream: Stream, member: GroupMember, now: float) -> None:
         stream.reset(stream.generation, 0)
         super()._grant(stream, member, now)
 
@@ -75,7 +75,9 @@ class OverstaysItsLease(Handler):
 class HandsOutTwice(QueueLeader):
     """Takes what it has handed out for free."""
 
-    def _grant_portion(self, member: Member, stream: Stream, start: int, until: int, count: int, now: float) -> Portion:
+    def _grant_portion(
+        self, member: GroupMember, stream: Stream, start: int, until: int, count: int, now: float
+    ) -> QueuePortion:
         self._queues[stream.number].give_back(start, until, now + 0.01)
         return super()._grant_portion(member, stream, start, until, count, now)
 
@@ -90,7 +92,7 @@ class ForgetsTheDead(Leader):
 class TellsBeforeItStores(Leader):
     """Does not wait until a lease is stored."""
 
-    def _limit(self, stream: Stream, member: Member) -> None:
+    def _limit(self, stream: Stream, member: GroupMember) -> None:
         super()._limit(stream, member)
         stream.is_waiting = False
 

@@ -15,14 +15,14 @@ from pubsub_api.core.events import Event, encode_event, pack_body
 from pubsub_api.core.frame import Kind
 from pubsub_api.errors import UsageError
 from spark_pipeline.jobs import heads
-from spark_pipeline.jobs.heads import Expected, Head
+from spark_pipeline.jobs.heads import Expected, StreamHead
 
 PUBLISHER = "ab" * 16
 STREAM = (PUBLISHER, "t")
 
 
-def head(last: int, missing: tuple[heads.Range, ...] | None = None, first: int = 1, topic: str = "t") -> Head:
-    return Head(PUBLISHER, topic, last, first, missing)
+def head(last: int, missing: tuple[heads.Range, ...] | None = None, first: int = 1, topic: str = "t") -> StreamHead:
+    return StreamHead(PUBLISHER, topic, last, first, missing)
 
 
 @pytest.mark.parametrize(
@@ -37,7 +37,7 @@ def head(last: int, missing: tuple[heads.Range, ...] | None = None, first: int =
         ([head(9, ((2, 3), (6, 8))), head(20, ((1, 7), (12, 13)))], Expected(1, 20, ((2, 3), (6, 7), (12, 13)))),
     ],
 )
-def test_what_several_sources_know_comes_to_this(known: list[Head], expected: Expected) -> None:
+def test_what_several_sources_know_comes_to_this(known: list[StreamHead], expected: Expected) -> None:
     assert heads.expect([[one] for one in known], ["#"]) == {STREAM: expected}
 
 
@@ -78,4 +78,4 @@ def test_publishers_are_asked_for_their_heads(tmp_path: pathlib.Path) -> None:
         publisher.flush()
         command = ["pipeline", "heads", "--url", "memory://heads", "--topics", "a/#", "--out", str(out)]
         assert main.main(command) == 0
-        assert heads.read(out) == [Head(publisher.guid.hex(), "a/port", 2)]
+        assert heads.read(out) == [StreamHead(publisher.guid.hex(), "a/port", 2)]

@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 from typing import NamedTuple
 
-from drivers.pubsub.longpoll.core.wire import Batch, Leave, Poll
+from drivers.pubsub.longpoll.core.wire import FrameBatch, Leave, Poll
 
 
 class Deliver(NamedTuple):
@@ -30,7 +30,7 @@ class Down(NamedTuple):
 
 
 class SendBatch(NamedTuple):
-    batch: Batch
+    batch: FrameBatch
     timeout_s: float
 
 

@@ -37,7 +37,7 @@ Runs = list[tuple[int, list[bytes]]]
 """Frames in order, in runs that were put under the same state of the subscriber's filters."""
 
 
-class Policy(enum.Enum):
+class MailboxPolicy(enum.Enum):
     LOSSLESS = "lossless"
     LATEST = "latest"
     LOSSY = "lossy"
@@ -64,7 +64,7 @@ class _Entry:
         self.is_waiting = True
 
 
-class Mailbox:
+class SubscriberMailbox:
     """See the module's description.  ``key`` signs frames that are stamped anew."""
 
     __slots__ = (
@@ -114,15 +114,15 @@ class Mailbox:
         waiting = len(self._waiting) - self._removed
         return self._waiting_bytes > self._bounds.bytes_max or max(waiting, len(self._skips)) > self._bounds.frames_max
 
-    def put(self, frame: bytes, as_of: int, policy: Policy) -> None:
+    def put(self, frame: bytes, as_of: int, policy: MailboxPolicy) -> None:
         """Add a frame.  The bounds may be exceeded by it, see `is_overfull`."""
-        stamp = read_stamp(frame) if policy is not Policy.LOSSLESS else None
+        stamp = read_stamp(frame) if policy is not MailboxPolicy.LOSSLESS else None
         if stamp is not None and stamp.is_signed and self._key is None:
             stamp = None
         entry = _Entry(frame, as_of, stamp)
         self._waiting.append(entry)
         self._waiting_bytes += len(frame) + ENTRY_BYTES
-        if stamp is not None and policy is Policy.LATEST:
+        if stamp is not None and policy is MailboxPolicy.LATEST:
             self._replace(stamp, entry)
         elif stamp is not None:
             self._lossy.append(entry)

@@ -41,39 +41,45 @@ import enum
 import heapq
 
 from drivers.pubsub.longpoll.core.index import SubscriptionIndex
-from drivers.pubsub.longpoll.core.mailbox import Mailbox
+from drivers.pubsub.longpoll.core.mailbox import SubscriberMailbox
 from drivers.pubsub.longpoll.core.peers import PeerSessions
-from drivers.pubsub.longpoll.core.session import Answer, PublisherCounters, PublisherSettings, Session, State
-from drivers.pubsub.longpoll.core.wire import Applied, Batch, Leave, Mail, Poll, Status
+from drivers.pubsub.longpoll.core.session import (
+    LongpollPublisherSettings,
+    PollAnswer,
+    PublisherCounters,
+    SessionState,
+    SubscriberSession,
+)
+from drivers.pubsub.longpoll.core.wire import Applied, FrameBatch, Leave, Mail, Poll, SessionStatus
 
 
-class Cause(enum.Enum):
+class SessionCause(enum.Enum):
     PARK = "park"
     ANSWER = "answer"
     HANG_UP = "hang up"
 
 
-TRANSITIONS: dict[tuple[State, Cause], State] = {
-    (State.AWAY, Cause.PARK): State.PARKED,
-    (State.AWAY, Cause.ANSWER): State.AWAY,
-    (State.PARKED, Cause.ANSWER): State.AWAY,
-    (State.PARKED, Cause.HANG_UP): State.AWAY,
-    (State.AWAY, Cause.HANG_UP): State.AWAY,
+TRANSITIONS: dict[tuple[SessionState, SessionCause], SessionState] = {
+    (SessionState.AWAY, SessionCause.PARK): SessionState.PARKED,
+    (SessionState.AWAY, SessionCause.ANSWER): SessionState.AWAY,
+    (SessionState.PARKED, SessionCause.ANSWER): SessionState.AWAY,
+    (SessionState.PARKED, SessionCause.HANG_UP): SessionState.AWAY,
+    (SessionState.AWAY, SessionCause.HANG_UP): SessionState.AWAY,
 }
 
 
-class PublisherCore:
+class LongpollPublisherCore:
     """Not thread-safe: the owner serialises calls.  ``publisher`` names this life of the publisher."""
 
-    def __init__(self, settings: PublisherSettings, publisher: bytes) -> None:
+    def __init__(self, settings: LongpollPublisherSettings, publisher: bytes) -> None:
         self.settings = settings
         self.publisher = publisher
-        self.index: SubscriptionIndex[Session] = SubscriptionIndex()
-        self.sessions: dict[bytes, Session] = {}
-        self.overfull: set[Session] = set()
+        self.index: SubscriptionIndex[SubscriberSession] = SubscriptionIndex()
+        self.sessions: dict[bytes, SubscriberSession] = {}
+        self.overfull: set[SubscriberSession] = set()
         """Whose mailbox holds more than it may.  `reset_overfull` ends that, unless a poll does before."""
         self._counters = PublisherCounters()
-        self._ready: list[Session] = []
+        self._ready: list[SubscriberSession] = []
         self._timers: list[tuple[float, int, bytes]] = []
         self._serial = 0
         self._peers = PeerSessions(settings.sessions_max)
@@ -119,13 +125,13 @@ class PublisherCore:
             self._note_ready(session)
         self._counters.frames_put += len(matched)
 
-    def command(self, batch: Batch, now: float, connection: str = "") -> Applied:
+    def command(self, batch: FrameBatch, now: float, connection: str = "") -> Applied:
         """Apply a batch.  Every number takes effect at most once, in order, or the whole batch does not.
 
         ``connection`` is where it came from, address and port, and has its share of sessions (`peers`).
         """
         if self._is_closing:
-            return Applied(Status.CLOSING, self.publisher, reason="the publisher ends")
+            return Applied(SessionStatus.CLOSING, self.publisher, reason="the publisher ends")
         session = self.sessions.get(batch.session)
         is_new = session is None
         if session is None:
@@ -145,23 +151,23 @@ class PublisherCore:
                 self._forget(session)
             return self._refuse("subscriptions_max")
         self._apply(session, fresh)
-        return Applied(Status.OK, self.publisher, session.serial, session.applied)
+        return Applied(SessionStatus.OK, self.publisher, session.serial, session.applied)
 
-    def poll(self, poll: Poll, now: float) -> list[Answer]:
+    def poll(self, poll: Poll, now: float) -> list[PollAnswer]:
         """A subscriber waits for mail.  The answers are to this poll, to the one it supersedes, or none."""
         self._counters.polls += 1
         session = self.sessions.get(poll.session)
         if session is None or session.serial != poll.serial or poll.acknowledged > session.mailbox.numbered:
             self._counters.unknown += 1
             reason = "the publisher does not know this session"
-            return [Answer(poll.session, poll.number, Mail(Status.UNKNOWN, self.publisher, reason=reason))]
+            return [PollAnswer(poll.session, poll.number, Mail(SessionStatus.UNKNOWN, self.publisher, reason=reason))]
         if poll.number <= session.poll:
             self._counters.superseded += 1
-            return [Answer(poll.session, poll.number, Mail(Status.SUPERSEDED, self.publisher))]
+            return [PollAnswer(poll.session, poll.number, Mail(SessionStatus.SUPERSEDED, self.publisher))]
         answers = []
-        if session.state is State.PARKED:
+        if session.state is SessionState.PARKED:
             self._counters.superseded += 1
-            answers.append(self._answer(session, Mail(Status.SUPERSEDED, self.publisher), now))
+            answers.append(self._answer(session, Mail(SessionStatus.SUPERSEDED, self.publisher), now))
         session.poll = poll.number
         self._acknowledge(session, poll.acknowledged)
         mail = self._mail(session)
@@ -169,38 +175,38 @@ class PublisherCore:
             mail = self._empty()
         if mail is not None:
             return [*answers, self._answer(session, mail, now)]
-        self._move(session, Cause.PARK, now + min(poll.hold_s, self.settings.poll_interval_s))
+        self._move(session, SessionCause.PARK, now + min(poll.hold_s, self.settings.poll_interval_s))
         return answers
 
     def hang_up(self, session_id: bytes, poll: int, now: float) -> None:
         """The connection of a poll broke before it was answered, or with the answer on its way."""
         session = self.sessions.get(session_id)
         if session is not None and session.poll == poll:
-            self._move(session, Cause.HANG_UP, now + self.settings.session_timeout_s)
+            self._move(session, SessionCause.HANG_UP, now + self.settings.session_timeout_s)
 
-    def leave(self, leave: Leave, now: float) -> list[Answer]:
+    def leave(self, leave: Leave, now: float) -> list[PollAnswer]:
         """A subscriber goes; its memory is freed at once."""
         session = self.sessions.get(leave.session)
         if session is None or leave.serial not in (0, session.serial):
             return []
         answers = []
-        if session.state is State.PARKED:
-            answers.append(self._answer(session, Mail(Status.UNKNOWN, self.publisher, reason="it left"), now))
+        if session.state is SessionState.PARKED:
+            answers.append(self._answer(session, Mail(SessionStatus.UNKNOWN, self.publisher, reason="it left"), now))
         self._forget(session)
         self._counters.sessions_left += 1
         return answers
 
-    def flush(self, now: float) -> list[Answer]:
+    def flush(self, now: float) -> list[PollAnswer]:
         """Answer the polls for which there is mail."""
         ready, self._ready = self._ready, []
         answers = []
         for session in ready:
             session.is_ready = False
-            if session.state is State.PARKED and (mail := self._mail(session)) is not None:
+            if session.state is SessionState.PARKED and (mail := self._mail(session)) is not None:
                 answers.append(self._answer(session, mail, now))
         return answers
 
-    def tick(self, now: float) -> list[Answer]:
+    def tick(self, now: float) -> list[PollAnswer]:
         """Time passed: polls that waited long enough are answered, sessions that are dead are forgotten."""
         answers = []
         while self._timers and self._timers[0][0] <= now:
@@ -211,14 +217,14 @@ class PublisherCore:
             session.scheduled = float("inf")
             if session.due > now:
                 self._schedule(session)
-            elif session.state is State.PARKED:
+            elif session.state is SessionState.PARKED:
                 answers.append(self._answer(session, self._empty(), now))
             else:
                 self._forget(session)
                 self._counters.sessions_dead += 1
         return answers
 
-    def reset_overfull(self) -> list[Session]:
+    def reset_overfull(self) -> list[SubscriberSession]:
         """Give up what waits for those who are too far behind, and tell them.  Returns who they are."""
         reset, self.overfull = list(self.overfull), set()
         for session in reset:
@@ -229,17 +235,19 @@ class PublisherCore:
             self._note_ready(session)
         return reset
 
-    def close(self, now: float) -> list[Answer]:
+    def close(self, now: float) -> list[PollAnswer]:
         """The publisher ends: no further session, and who has got all its mail is told."""
         self._is_closing = True
-        parked = [session for session in self.sessions.values() if session.state is State.PARKED]
+        parked = [session for session in self.sessions.values() if session.state is SessionState.PARKED]
         return [self._answer(session, self._mail(session) or self._empty(), now) for session in parked]
 
     # -- sessions
 
-    def _open(self, session_id: bytes, now: float, connection: str) -> Session:
+    def _open(self, session_id: bytes, now: float, connection: str) -> SubscriberSession:
         self._serial += 1
-        session = Session(session_id, self._serial, Mailbox(self.settings.bounds, self.settings.key), connection)
+        session = SubscriberSession(
+            session_id, self._serial, SubscriberMailbox(self.settings.bounds, self.settings.key), connection
+        )
         self._peers.add(connection)
         self.sessions[session_id] = session
         session.due = now + self.settings.session_timeout_s
@@ -247,14 +255,14 @@ class PublisherCore:
         self._counters.sessions_opened += 1
         return session
 
-    def _forget(self, session: Session) -> None:
+    def _forget(self, session: SubscriberSession) -> None:
         del self.sessions[session.id]
         self._peers.remove(session.connection)
         self.index.remove_subscriber(session)
         self.overfull.discard(session)
         _add_mailbox(self._counters, session.mailbox)
 
-    def _apply(self, session: Session, commands: list[tuple[bool, str]]) -> None:
+    def _apply(self, session: SubscriberSession, commands: list[tuple[bool, str]]) -> None:
         is_narrowed = False
         for is_wanted, topic_filter in commands:
             if is_wanted:
@@ -270,15 +278,15 @@ class PublisherCore:
 
     def _refuse(self, limit: str) -> Applied:
         self._counters.refused += 1
-        return Applied(Status.REFUSED, self.publisher, reason=f"{limit} of the publisher is reached")
+        return Applied(SessionStatus.REFUSED, self.publisher, reason=f"{limit} of the publisher is reached")
 
     def _unknown_batch(self) -> Applied:
         self._counters.unknown += 1
-        return Applied(Status.UNKNOWN, self.publisher, reason="the publisher does not know this session")
+        return Applied(SessionStatus.UNKNOWN, self.publisher, reason="the publisher does not know this session")
 
     # -- polls
 
-    def _acknowledge(self, session: Session, number: int) -> None:
+    def _acknowledge(self, session: SubscriberSession, number: int) -> None:
         if session.reset:
             if number < session.reset:
                 return
@@ -286,20 +294,20 @@ class PublisherCore:
         session.mailbox.acknowledge(number)
         self._note_room(session)
 
-    def _note_room(self, session: Session) -> None:
+    def _note_room(self, session: SubscriberSession) -> None:
         if not session.mailbox.is_overfull:
             self.overfull.discard(session)
 
-    def _note_ready(self, session: Session) -> None:
-        if session.state is State.PARKED and not session.is_ready:
+    def _note_ready(self, session: SubscriberSession) -> None:
+        if session.state is SessionState.PARKED and not session.is_ready:
             session.is_ready = True
             self._ready.append(session)
 
-    def _mail(self, session: Session) -> Mail | None:
+    def _mail(self, session: SubscriberSession) -> Mail | None:
         """What there is to say to a subscriber; None when there is nothing."""
         if session.reset:
             reason = "too many frames waited for this subscriber, they were given up"
-            return Mail(Status.RESET, self.publisher, session.reset, reason=reason)
+            return Mail(SessionStatus.RESET, self.publisher, session.reset, reason=reason)
         if not session.mailbox.has_mail:
             return None
         first, runs = session.mailbox.take()
@@ -307,26 +315,26 @@ class PublisherCore:
         if not runs:
             return None
         self._counters.frames_taken += sum(len(frames) for _, frames in runs)
-        return Mail(Status.OK, self.publisher, first, runs, session.mailbox.take_skipped())
+        return Mail(SessionStatus.OK, self.publisher, first, runs, session.mailbox.take_skipped())
 
     def _empty(self) -> Mail:
         if self._is_closing:
-            return Mail(Status.CLOSING, self.publisher, reason="the publisher ends")
-        return Mail(Status.OK, self.publisher)
+            return Mail(SessionStatus.CLOSING, self.publisher, reason="the publisher ends")
+        return Mail(SessionStatus.OK, self.publisher)
 
-    def _answer(self, session: Session, mail: Mail, now: float) -> Answer:
+    def _answer(self, session: SubscriberSession, mail: Mail, now: float) -> PollAnswer:
         self._counters.answers += 1
-        self._move(session, Cause.ANSWER, now + self.settings.session_timeout_s)
-        return Answer(session.id, session.poll, mail)
+        self._move(session, SessionCause.ANSWER, now + self.settings.session_timeout_s)
+        return PollAnswer(session.id, session.poll, mail)
 
-    def _move(self, session: Session, cause: Cause, due: float) -> None:
+    def _move(self, session: SubscriberSession, cause: SessionCause, due: float) -> None:
         session.state = TRANSITIONS[session.state, cause]
         session.due = due
-        if session.state is not State.PARKED:
+        if session.state is not SessionState.PARKED:
             session.is_ready = False
         self._schedule(session)
 
-    def _schedule(self, session: Session) -> None:
+    def _schedule(self, session: SubscriberSession) -> None:
         """Look at the session when it is due, or before: one timer per session does, since most deadlines only move
         further away."""
         if session.due < session.scheduled:
@@ -334,7 +342,7 @@ class PublisherCore:
             heapq.heappush(self._timers, (session.due, session.serial, session.id))
 
 
-def _add_mailbox(counters: PublisherCounters, mailbox: Mailbox) -> None:
+def _add_mailbox(counters: PublisherCounters, mailbox: SubscriberMailbox) -> None:
     counters.events_coalesced += mailbox.coalesced
     counters.events_dropped += mailbox.dropped
     counters.hellos_withheld += mailbox.withheld

@@ -10,23 +10,23 @@ import enum
 from collections.abc import Callable
 from typing import NamedTuple
 
-from drivers.pubsub.longpoll.core.mailbox import Bounds, Mailbox, Policy
+from drivers.pubsub.longpoll.core.mailbox import Bounds, MailboxPolicy, SubscriberMailbox
 from drivers.pubsub.longpoll.core.wire import Mail
 
 
-class State(enum.Enum):
+class SessionState(enum.Enum):
     AWAY = "away"
     PARKED = "parked"
 
 
 @dataclasses.dataclass(frozen=True)
-class PublisherSettings:
+class LongpollPublisherSettings:
     bounds: Bounds
     poll_interval_s: float
     session_timeout_s: float
     sessions_max: int
     subscriptions_max: int
-    policy_of: Callable[[str], Policy]
+    policy_of: Callable[[str], MailboxPolicy]
     key: bytes | None = None
 
 
@@ -59,7 +59,7 @@ class PublisherCounters:
     """Given up by resets."""
 
 
-class Answer(NamedTuple):
+class PollAnswer(NamedTuple):
     """What a poll is answered."""
 
     session: bytes
@@ -67,7 +67,7 @@ class Answer(NamedTuple):
     mail: Mail
 
 
-class Session:
+class SubscriberSession:
     """A subscriber as its publisher knows it."""
 
     __slots__ = (
@@ -75,13 +75,13 @@ class Session:
         "serial", "state",
     )  # fmt: skip
 
-    def __init__(self, session_id: bytes, serial: int, mailbox: Mailbox, connection: str) -> None:
+    def __init__(self, session_id: bytes, serial: int, mailbox: SubscriberMailbox, connection: str) -> None:
         self.id = session_id
         self.serial = serial
         self.mailbox = mailbox
         self.connection = connection
         """Where its first batch came from; empty when that is not known."""
-        self.state = State.AWAY
+        self.state = SessionState.AWAY
         self.applied = 0
         self.poll = 0
         """Number of the newest poll."""

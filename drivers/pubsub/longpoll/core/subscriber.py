@@ -55,14 +55,14 @@ from drivers.pubsub.longpoll.core.actions import (
     Up,
 )
 from drivers.pubsub.longpoll.core.wanted import Wanted
-from drivers.pubsub.longpoll.core.wire import BATCH_BYTES_MAX, Applied, Batch, Leave, Mail, Poll, Status
+from drivers.pubsub.longpoll.core.wire import BATCH_BYTES_MAX, Applied, FrameBatch, Leave, Mail, Poll, SessionStatus
 from pubsub_api.runtime.backoff import Backoff
 
 _COMMAND_BYTES = 8
 """Of a command beside its filter, at most."""
 
 
-class State(enum.Enum):
+class LinkState(enum.Enum):
     LOST = "lost"
     OPENING = "opening"
     RESUMING = "resuming"
@@ -70,7 +70,7 @@ class State(enum.Enum):
     LIVE = "live"
 
 
-class Cause(enum.Enum):
+class LinkCause(enum.Enum):
     OPEN = "open"
     RESUME = "resume"
     ACCEPTED = "accepted"
@@ -80,24 +80,24 @@ class Cause(enum.Enum):
     RESET = "reset"
 
 
-TRANSITIONS: dict[tuple[State, Cause], State] = {
-    (State.LOST, Cause.OPEN): State.OPENING,
-    (State.LOST, Cause.RESUME): State.RESUMING,
-    (State.LOST, Cause.FAILED): State.LOST,
-    (State.LOST, Cause.FORGOTTEN): State.LOST,
-    (State.OPENING, Cause.ACCEPTED): State.JOINING,
-    (State.OPENING, Cause.FAILED): State.LOST,
-    (State.RESUMING, Cause.ACCEPTED): State.JOINING,
-    (State.RESUMING, Cause.FAILED): State.LOST,
-    (State.RESUMING, Cause.FORGOTTEN): State.LOST,
-    (State.JOINING, Cause.SETTLED): State.LIVE,
-    (State.JOINING, Cause.FAILED): State.LOST,
-    (State.JOINING, Cause.FORGOTTEN): State.LOST,
-    (State.LIVE, Cause.FAILED): State.LOST,
-    (State.LIVE, Cause.FORGOTTEN): State.LOST,
-    (State.LIVE, Cause.RESET): State.JOINING,
-    (State.JOINING, Cause.RESET): State.JOINING,
-    (State.RESUMING, Cause.RESET): State.JOINING,
+TRANSITIONS: dict[tuple[LinkState, LinkCause], LinkState] = {
+    (LinkState.LOST, LinkCause.OPEN): LinkState.OPENING,
+    (LinkState.LOST, LinkCause.RESUME): LinkState.RESUMING,
+    (LinkState.LOST, LinkCause.FAILED): LinkState.LOST,
+    (LinkState.LOST, LinkCause.FORGOTTEN): LinkState.LOST,
+    (LinkState.OPENING, LinkCause.ACCEPTED): LinkState.JOINING,
+    (LinkState.OPENING, LinkCause.FAILED): LinkState.LOST,
+    (LinkState.RESUMING, LinkCause.ACCEPTED): LinkState.JOINING,
+    (LinkState.RESUMING, LinkCause.FAILED): LinkState.LOST,
+    (LinkState.RESUMING, LinkCause.FORGOTTEN): LinkState.LOST,
+    (LinkState.JOINING, LinkCause.SETTLED): LinkState.LIVE,
+    (LinkState.JOINING, LinkCause.FAILED): LinkState.LOST,
+    (LinkState.JOINING, LinkCause.FORGOTTEN): LinkState.LOST,
+    (LinkState.LIVE, LinkCause.FAILED): LinkState.LOST,
+    (LinkState.LIVE, LinkCause.FORGOTTEN): LinkState.LOST,
+    (LinkState.LIVE, LinkCause.RESET): LinkState.JOINING,
+    (LinkState.JOINING, LinkCause.RESET): LinkState.JOINING,
+    (LinkState.RESUMING, LinkCause.RESET): LinkState.JOINING,
 }
 
 
@@ -115,7 +115,7 @@ class LinkCore:
     ) -> None:
         self.settings = settings
         self.counters = LinkCounters()
-        self.state = State.LOST
+        self.state = LinkState.LOST
         self.publisher = b""
         """Name of the life of the publisher that was heard last."""
         self._new_session = new_session
@@ -123,7 +123,7 @@ class LinkCore:
         self._wanted = Wanted(filters)
         self._waiting: dict[str, bool] = {}
         """Commands that no batch carries yet, in order."""
-        self._batch: Batch | None = None
+        self._batch: FrameBatch | None = None
         """The batch that is not known to be applied."""
         self._is_batch_under_way = False
         self._batch_at: float | None = None
@@ -154,12 +154,12 @@ class LinkCore:
 
     @property
     def is_up(self) -> bool:
-        return self.state is State.LIVE
+        return self.state is LinkState.LIVE
 
     @property
     def is_known(self) -> bool:
         """The publisher answers, and has a session of ours."""
-        return self.state in (State.JOINING, State.LIVE)
+        return self.state in (LinkState.JOINING, LinkState.LIVE)
 
     @property
     def filters(self) -> set[str]:
@@ -191,28 +191,28 @@ class LinkCore:
         self._wanted.discard(topic_filter)
         self._command(False, topic_filter)
 
-    def batch_answered(self, batch: Batch, applied: Applied, now: float) -> None:
+    def batch_answered(self, batch: FrameBatch, applied: Applied, now: float) -> None:
         """The publisher answered a batch."""
         if self._is_closed or not self._is_current_batch(batch):
             return
         self._is_batch_under_way = False
-        if applied.status == Status.OK:
+        if applied.status == SessionStatus.OK:
             self.publisher = applied.publisher
             self._on_applied(batch, applied)
-        elif applied.status == Status.UNKNOWN:
+        elif applied.status == SessionStatus.UNKNOWN:
             self._on_forgotten(applied.publisher, applied.reason, now)
         else:
             self._give_up_session(applied.reason, now)
 
-    def batch_failed(self, batch: Batch, reason: str, now: float) -> None:
+    def batch_failed(self, batch: FrameBatch, reason: str, now: float) -> None:
         """A batch stayed without answer.  It may have been applied: it is sent again as it is."""
         if self._is_closed or not self._is_current_batch(batch):
             return
         self._is_batch_under_way = False
         self.counters.failures += 1
-        if self.state is State.OPENING:
-            self._lose(Cause.FAILED, reason, now)
-        elif self.state in (State.JOINING, State.LIVE):
+        if self.state is LinkState.OPENING:
+            self._lose(LinkCause.FAILED, reason, now)
+        elif self.state in (LinkState.JOINING, LinkState.LIVE):
             self._batch_at = now + self._backoff.next_s()
 
     def poll_answered(self, poll: Poll, mail: Mail, now: float) -> None:
@@ -220,16 +220,16 @@ class LinkCore:
         if self._is_closed or not self._is_current_poll(poll):
             return
         self._is_poll_under_way = False
-        if mail.status == Status.OK:
+        if mail.status == SessionStatus.OK:
             self.publisher = mail.publisher
             self._on_mail(mail, now)
-        elif mail.status == Status.RESET and mail.first > self._acknowledged:
+        elif mail.status == SessionStatus.RESET and mail.first > self._acknowledged:
             self._on_reset(mail)
-        elif mail.status == Status.UNKNOWN:
+        elif mail.status == SessionStatus.UNKNOWN:
             self._on_forgotten(mail.publisher, mail.reason, now)
-        elif mail.status == Status.CLOSING:
+        elif mail.status == SessionStatus.CLOSING:
             self._give_up_session(mail.reason, now)
-        elif mail.status in (Status.SUPERSEDED, Status.RESET):
+        elif mail.status in (SessionStatus.SUPERSEDED, SessionStatus.RESET):
             self._send_poll(0.0)  # an answer that was under way twice: what there is to say is said again
         else:
             self._on_forgotten(mail.publisher, f"the publisher answered a poll with status {mail.status}", now)
@@ -240,7 +240,7 @@ class LinkCore:
             return
         self._is_poll_under_way = False
         self.counters.failures += 1
-        self._lose(Cause.FAILED, reason, now)
+        self._lose(LinkCause.FAILED, reason, now)
 
     def close(self) -> None:
         """Leave.  Nothing happens after this."""
@@ -253,7 +253,7 @@ class LinkCore:
 
     def _open(self) -> None:
         """Begin a session, or try again to begin the one that nobody has answered yet."""
-        self.state = TRANSITIONS[self.state, Cause.OPEN]
+        self.state = TRANSITIONS[self.state, LinkCause.OPEN]
         if not self._session:
             self.counters.sessions += 1
             self._session = self._new_session()
@@ -264,7 +264,7 @@ class LinkCore:
         self._send_batch()
 
     def _resume(self) -> None:
-        self.state = TRANSITIONS[self.state, Cause.RESUME]
+        self.state = TRANSITIONS[self.state, LinkCause.RESUME]
         self._send_poll(0.0)
 
     def _forget_session(self) -> None:
@@ -274,11 +274,11 @@ class LinkCore:
         self._waiting.clear()
         self._wanted.reset()
 
-    def _lose(self, cause: Cause, reason: str, now: float) -> None:
+    def _lose(self, cause: LinkCause, reason: str, now: float) -> None:
         was_up = self.is_up
         self.state = TRANSITIONS[self.state, cause]
         self._batch_at = None
-        self._retry_at = now if cause is Cause.FORGOTTEN else now + self._backoff.next_s()
+        self._retry_at = now if cause is LinkCause.FORGOTTEN else now + self._backoff.next_s()
         if was_up:
             self._out.append(Down(reason))
 
@@ -287,10 +287,10 @@ class LinkCore:
         self.counters.forgotten += 1
         is_restart = bool(self.publisher) and publisher != self.publisher
         self.publisher = publisher
-        is_opening = self.state is State.OPENING
+        is_opening = self.state is LinkState.OPENING
         self._forget_session()
         text = "the publisher was started again" if is_restart else reason
-        self._lose(Cause.FAILED if is_opening else Cause.FORGOTTEN, text, now)
+        self._lose(LinkCause.FAILED if is_opening else LinkCause.FORGOTTEN, text, now)
 
     def _give_up_session(self, reason: str, now: float) -> None:
         """The publisher will not go on with this session, and says so: a new one is tried after a while."""
@@ -298,7 +298,7 @@ class LinkCore:
         if self._serial:
             self._out.append(SendLeave(Leave(self._session, self._serial)))
         self._forget_session()
-        self._lose(Cause.FAILED, reason, now)
+        self._lose(LinkCause.FAILED, reason, now)
 
     # -- commands
 
@@ -307,7 +307,7 @@ class LinkCore:
             return  # a session begins with everything that is wanted then
         self._waiting.pop(topic_filter, None)
         self._waiting[topic_filter] = is_wanted
-        if self._batch is None and self.state in (State.JOINING, State.LIVE):
+        if self._batch is None and self.state in (LinkState.JOINING, LinkState.LIVE):
             self._make_batch()
             self._send_batch()
 
@@ -319,7 +319,7 @@ class LinkCore:
         for number, (is_wanted, name) in enumerate(commands, first):
             if is_wanted:
                 self._wanted.number(name, number)
-        self._batch = Batch(self._session, self._serial, first, commands)
+        self._batch = FrameBatch(self._session, self._serial, first, commands)
         self.counters.commands += len(commands)
 
     def _send_batch(self) -> None:
@@ -328,19 +328,19 @@ class LinkCore:
             self.counters.batches += 1
             self._out.append(SendBatch(self._batch, self.settings.command_timeout_s))
 
-    def _is_current_batch(self, batch: Batch) -> bool:
+    def _is_current_batch(self, batch: FrameBatch) -> bool:
         current = self._batch
         if current is None or not self._is_batch_under_way:
             return False
         # The serial number tells an empty first batch from the one after it, which begins with the same number.
         return (batch.session, batch.serial, batch.first) == (current.session, current.serial, current.first)
 
-    def _on_applied(self, batch: Batch, applied: Applied) -> None:
+    def _on_applied(self, batch: FrameBatch, applied: Applied) -> None:
         self._batch = None
         self._backoff.reset()
-        if self.state is State.OPENING:
+        if self.state is LinkState.OPENING:
             self._serial = applied.serial
-            self.state = TRANSITIONS[self.state, Cause.ACCEPTED]
+            self.state = TRANSITIONS[self.state, LinkCause.ACCEPTED]
             self._send_poll(self.settings.poll_interval_s)
         elif self.is_up:
             for number, (is_wanted, name) in enumerate(batch.commands, batch.first):
@@ -350,14 +350,14 @@ class LinkCore:
 
     def _settle(self) -> None:
         """Send the next batch, if there is one; otherwise, what was asked for is in effect."""
-        if self.state not in (State.JOINING, State.LIVE):
+        if self.state not in (LinkState.JOINING, LinkState.LIVE):
             return
         if self._batch is None and self._waiting:
             self._make_batch()
         if self._batch is not None:
             self._send_batch()
-        elif self.state is State.JOINING:
-            self.state = TRANSITIONS[self.state, Cause.SETTLED]
+        elif self.state is LinkState.JOINING:
+            self.state = TRANSITIONS[self.state, LinkCause.SETTLED]
             self._out.append(Up())
 
     # -- polls and mail
@@ -377,9 +377,9 @@ class LinkCore:
         if count and mail.first > self._acknowledged + 1:
             self._on_forgotten(mail.publisher, f"frames {self._acknowledged + 1} to {mail.first - 1} are missing", now)
             return
-        if self.state is State.RESUMING:
+        if self.state is LinkState.RESUMING:
             self.counters.resumed += 1
-            self.state = TRANSITIONS[self.state, Cause.ACCEPTED]
+            self.state = TRANSITIONS[self.state, LinkCause.ACCEPTED]
         self._backoff.reset()
         if count:
             self._deliver(mail, self._acknowledged + 1 - mail.first)
@@ -391,7 +391,7 @@ class LinkCore:
     def _on_reset(self, mail: Mail) -> None:
         self.counters.resets += 1
         was_up = self.is_up
-        self.state = TRANSITIONS[self.state, Cause.RESET]
+        self.state = TRANSITIONS[self.state, LinkCause.RESET]
         self._acknowledged = mail.first
         if was_up:
             self._out.append(Down(mail.reason))

@@ -33,7 +33,7 @@ _COMMANDS_MAX = 65_536
 _HOLD_S_MAX = 86_400.0
 
 
-class Status(enum.IntEnum):
+class SessionStatus(enum.IntEnum):
     OK = 0
     UNKNOWN = 1
     """There is no such session: it was declared dead, or belonged to an earlier life of the publisher."""
@@ -47,7 +47,7 @@ class Status(enum.IntEnum):
     """A limit of the publisher is reached; the reason names it."""
 
 
-class Batch(msgspec.Struct, array_like=True, frozen=True):
+class FrameBatch(msgspec.Struct, array_like=True, frozen=True):
     """Commands, numbered from ``first`` on without gaps within a session: a number takes effect once."""
 
     session: bytes
@@ -94,10 +94,10 @@ class Leave(msgspec.Struct, array_like=True, frozen=True):
     serial: int
 
 
-Message = TypeVar("Message", Batch, Applied, Poll, Mail, Leave)
+Message = TypeVar("Message", FrameBatch, Applied, Poll, Mail, Leave)
 
 encode = msgspec.msgpack.Encoder().encode
-_DECODERS = {kind: msgspec.msgpack.Decoder(kind) for kind in (Batch, Applied, Poll, Mail, Leave)}
+_DECODERS = {kind: msgspec.msgpack.Decoder(kind) for kind in (FrameBatch, Applied, Poll, Mail, Leave)}
 
 
 def decode(kind: type[Message], data: bytes) -> Message:
@@ -105,9 +105,9 @@ def decode(kind: type[Message], data: bytes) -> Message:
     try:
         message = _DECODERS[kind].decode(data)
         assert isinstance(message, kind)
-        if isinstance(message, Batch):
+        if isinstance(message, FrameBatch):
             _check_batch(message)
-        if isinstance(message, (Batch, Poll, Leave)) and len(message.session) != SESSION_BYTES:
+        if isinstance(message, (FrameBatch, Poll, Leave)) and len(message.session) != SESSION_BYTES:
             raise MalformedFrame(f"a session is {SESSION_BYTES} bytes, not {len(message.session)}")
         if isinstance(message, Poll) and not 0 <= message.hold_s <= _HOLD_S_MAX:
             raise MalformedFrame(f"a poll that waits {message.hold_s} s")
@@ -116,7 +116,7 @@ def decode(kind: type[Message], data: bytes) -> Message:
     return message
 
 
-def _check_batch(batch: Batch) -> None:
+def _check_batch(batch: FrameBatch) -> None:
     if batch.first < 1 or len(batch.commands) > _COMMANDS_MAX:
         raise MalformedFrame(f"a batch of {len(batch.commands)} commands from {batch.first} on")
     for _, topic_filter in batch.commands:

@@ -28,7 +28,7 @@ _NO_LINGER = struct.pack("ii", 1, 0)
 _INFO_BYTES = _COUNTERS_AT + _COUNTERS.size
 
 
-class Connection:
+class AcceptedConnection:
     """One of them.  For the thread that scans."""
 
     __slots__ = ("_inode", "acked", "descriptor", "is_cut", "is_measured", "peer", "received")
@@ -83,7 +83,7 @@ class Connections:
     def __init__(self) -> None:
         self._ports: dict[int, str] = {}
         self._paths: set[str] = set()
-        self._known: dict[int, Connection | None] = {}
+        self._known: dict[int, AcceptedConnection | None] = {}
         """By inode; None: a socket that is something else."""
         self._watched: tuple[dict[int, str], set[str]] = ({}, set())
         """The addresses of the last scan."""
@@ -99,10 +99,10 @@ class Connections:
     def listen_on_path(self, path: str) -> None:
         self._paths = {*self._paths, path}
 
-    def scan(self) -> list[Connection]:
+    def scan(self) -> list[AcceptedConnection]:
         """Those that there are now, but for those that were cut.  Takes some microseconds for every descriptor of the
         process."""
-        found: dict[int, Connection | None] = {}
+        found: dict[int, AcceptedConnection | None] = {}
         watched = (self._ports, self._paths)
         if watched != self._watched:
             self._known, self._watched = {}, watched  # what was something else may be one of ours now
@@ -123,7 +123,7 @@ class Connections:
         self.closing = len(ours) - len(left)
         return left
 
-    def _look(self, descriptor: int, inode: int) -> Connection | None:
+    def _look(self, descriptor: int, inode: int) -> AcceptedConnection | None:
         with _borrowed(descriptor, inode) as sock:
             if sock is None:
                 return None
@@ -134,7 +134,9 @@ class Connections:
             if not self._is_ours(sock, local):
                 return None
             is_file = sock.family == socket.AF_UNIX
-            return Connection(descriptor, inode, "a local process" if is_file else peer[0], is_measured=not is_file)
+            return AcceptedConnection(
+                descriptor, inode, "a local process" if is_file else peer[0], is_measured=not is_file
+            )
 
     def _is_ours(self, sock: socket.socket, local: object) -> bool:
         if sock.family == socket.AF_UNIX:

@@ -27,7 +27,7 @@ from oslo_config import cfg
 from drivers.pubsub.zmq.access import descriptors
 from drivers.pubsub.zmq.access.allowed_keys import LOOK_INTERVAL_S as KEYS_INTERVAL_S
 from drivers.pubsub.zmq.access.allowed_keys import AllowedKeys
-from drivers.pubsub.zmq.access.connections import Connection, Connections
+from drivers.pubsub.zmq.access.connections import AcceptedConnection, Connections
 from pubsub_api.driver_kit.counting import Tally
 from pubsub_api.runtime.rare_logging import SeldomLog
 
@@ -48,7 +48,7 @@ class Account:
 
     __slots__ = ("_acked", "_progress", "_queued", "_read", "connection", "since")
 
-    def __init__(self, connection: Connection, now: float) -> None:
+    def __init__(self, connection: AcceptedConnection, now: float) -> None:
         self.connection = connection
         self.since = self._progress = now
         self._read = 0
@@ -90,7 +90,7 @@ class Account:
         return self.unsent > 0 and now - self._progress > patience_s
 
 
-class Door:
+class PeerLimits:
     """See the module's description.  For the service thread."""
 
     def __init__(self, options: cfg.ConfigOpts.GroupAttr, allowed: AllowedKeys | None, tally: Tally) -> None:

@@ -1,4 +1,5 @@
-"""What must hold in `tests.unit.drivers.longpoll.world`, whatever happens there.  The names P1 to P11 are the invariants' own.
+"""What must hold in `tests.unit.drivers.longpoll.world`, whatever happens there.  The names P1 to P11 are the
+invariants' own.
 
 === =====================================================================================================
 P1  numbers of a stream rise strictly at each subscriber: nothing comes twice
@@ -19,9 +20,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from drivers.pubsub.longpoll.core.mailbox import ENTRY_BYTES, Policy
-from drivers.pubsub.longpoll.core.session import State
-from drivers.pubsub.longpoll.core.wire import Batch, Mail
+from drivers.pubsub.longpoll.core.mailbox import ENTRY_BYTES, MailboxPolicy
+from drivers.pubsub.longpoll.core.session import SessionState
+from drivers.pubsub.longpoll.core.wire import FrameBatch, Mail
 from pubsub_api.core import frame as frames
 from pubsub_api.core.frame import Kind
 from pubsub_api.core.topics import matches
@@ -76,7 +77,7 @@ class Oracle:
         assert len(sizes) <= world_module.BOUNDS.reply_frames_max, "P9"
         assert sum(sizes) <= world_module.BOUNDS.reply_bytes_max or len(sizes) == 1, "P9"
 
-    def on_batch(self, subscriber: Subscriber, batch: Batch) -> None:
+    def on_batch(self, subscriber: Subscriber, batch: FrameBatch) -> None:
         """What was numbered once keeps its number."""
         known = self.commands.setdefault(batch.session, [])
         assert batch.first <= len(known) + 1, "P4"
@@ -111,7 +112,7 @@ class Oracle:
                 (wanted.add if is_wanted else wanted.discard)(name)
             assert set(core.index.filters_of(session)) == wanted, "P4"
             assert {name for name, who in by_filter.items() if session in who} == wanted, "P5: both directions"
-            if session.state is State.PARKED:
+            if session.state is SessionState.PARKED:
                 assert session.due <= self.world.now + world_module.POLL_INTERVAL_S, "P11"
         assert sum(map(len, by_filter.values())) == len(core.index), "P5"
         assert core.index.subscribers <= set(core.sessions.values()), "P5"
@@ -179,7 +180,7 @@ class Oracle:
         known = seen.known(stream)
         assert known is None or header.after <= known, "P2: a hole that nobody told of"
         skipped = header.first - 1 - header.after
-        if world_module.policy_of(header.topic) is Policy.LOSSLESS:
+        if world_module.policy_of(header.topic) is MailboxPolicy.LOSSLESS:
             assert skipped == 0, "P3: nothing is removed on purpose"
         seen.skipped += skipped
         seen.last[stream] = header.first

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from drivers.pubsub.longpoll.config import Policies, check_address, read_settings
-from drivers.pubsub.longpoll.core.mailbox import Policy
+from drivers.pubsub.longpoll.core.mailbox import MailboxPolicy
 from pubsub_api import loading
 from pubsub_api.errors import InvalidConfig
 from tests.helpers.paths import TLS
@@ -17,8 +17,8 @@ def test_a_url_sets_address_and_options() -> None:
     assert (settings.bind_host, settings.port) == ("10.0.0.7", 7000)
     assert settings.listen_addresses == ("longpoll://10.0.0.7:7000",)
     assert settings.link.poll_interval_s == settings.publisher.poll_interval_s == 2.5
-    assert settings.publisher.policy_of("a/x") is Policy.LATEST
-    assert settings.publisher.policy_of("c") is Policy.LOSSLESS
+    assert settings.publisher.policy_of("a/x") is MailboxPolicy.LATEST
+    assert settings.publisher.policy_of("c") is MailboxPolicy.LOSSLESS
 
 
 def test_every_interface_is_bound_but_not_listened_to() -> None:
@@ -88,9 +88,9 @@ def test_bad_addresses(address: str) -> None:
 
 def test_the_first_list_wins_and_control_is_never_touched() -> None:
     policies = Policies(["a/b"], ["a/#", "#"])
-    assert policies("a/b") is Policy.LATEST
-    assert policies("a/c") is Policy.LOSSY
-    assert policies("$control") is Policy.LOSSLESS
+    assert policies("a/b") is MailboxPolicy.LATEST
+    assert policies("a/c") is MailboxPolicy.LOSSY
+    assert policies("$control") is MailboxPolicy.LOSSLESS
 
 
 def test_secrets_are_not_shown() -> None:

@@ -33,7 +33,7 @@ def test_the_table_above_the_code_is_the_code(module: object) -> None:
 
 def test_the_policies_are_those_of_the_code() -> None:
     stated = [row[0] for row in documents.table(PAGE, "Mailboxes")]
-    assert stated == [policy.value for policy in mailbox.Policy]
+    assert stated == [policy.value for policy in mailbox.MailboxPolicy]
 
 
 def test_the_methods_are_those_of_the_wire() -> None:

@@ -6,7 +6,7 @@ import hypothesis
 import pytest
 from hypothesis import strategies as st
 
-from drivers.pubsub.longpoll.core.mailbox import ENTRY_BYTES, Bounds, Mailbox, Policy
+from drivers.pubsub.longpoll.core.mailbox import ENTRY_BYTES, Bounds, MailboxPolicy, SubscriberMailbox
 from drivers.pubsub.longpoll.core.stamp import read_stamp, topic_of, with_after
 from pubsub_api.core import frame as frames
 from pubsub_api.core.errors import BadSignature
@@ -25,17 +25,17 @@ def hello(topic: str, head: int) -> bytes:
     return frames.pack(Kind.HELLO, GUID, topic, b"\x80", first=head + 1, after=head)
 
 
-def taken(mailbox: Mailbox) -> list[bytes]:
+def taken(mailbox: SubscriberMailbox) -> list[bytes]:
     return [frame for _, run in mailbox.take()[1] for frame in run]
 
 
-def numbers(mailbox: Mailbox, key: bytes | None = None) -> list[tuple[int, int]]:
+def numbers(mailbox: SubscriberMailbox, key: bytes | None = None) -> list[tuple[int, int]]:
     """(after, first) of what is taken."""
     headers = [frames.unpack(frame, bytes_max=10**6, key=key) for frame in taken(mailbox)]
     return [(header.after, header.first) for header in headers]
 
 
-def drain(mailbox: Mailbox) -> None:
+def drain(mailbox: SubscriberMailbox) -> None:
     """Nothing must be left, neither frames nor bytes."""
     while mailbox.has_mail:
         mailbox.take()
@@ -87,17 +87,17 @@ def test_a_signed_frame_is_signed_again() -> None:
 
 
 def test_frames_come_in_order_and_again_until_acknowledged() -> None:
-    mailbox = Mailbox(ROOMY)
+    mailbox = SubscriberMailbox(ROOMY)
     sent = [data("t", number) for number in range(1, 6)]
     for frame in sent[:3]:
-        mailbox.put(frame, 7, Policy.LOSSLESS)
+        mailbox.put(frame, 7, MailboxPolicy.LOSSLESS)
     assert mailbox.take() == (1, [(7, sent[:3])])
-    mailbox.put(sent[3], 7, Policy.LOSSLESS)
+    mailbox.put(sent[3], 7, MailboxPolicy.LOSSLESS)
     assert mailbox.take() == (1, [(7, sent[:3])]), "a lost answer is sent again, as it was"
     mailbox.acknowledge(2)
     assert mailbox.take() == (3, [(7, sent[2:3])])
     mailbox.acknowledge(3)
-    mailbox.put(sent[4], 8, Policy.LOSSLESS)
+    mailbox.put(sent[4], 8, MailboxPolicy.LOSSLESS)
     assert mailbox.take() == (4, [(7, sent[3:4]), (8, sent[4:])])
     mailbox.acknowledge(1)  # an old poll: no effect
     assert len(mailbox) == 2
@@ -106,21 +106,21 @@ def test_frames_come_in_order_and_again_until_acknowledged() -> None:
 
 def test_an_answer_is_bounded_by_count_and_by_bytes() -> None:
     size = len(data("t", 1))
-    mailbox = Mailbox(Bounds(1000, 10**6, reply_frames_max=4, reply_bytes_max=3 * size))
+    mailbox = SubscriberMailbox(Bounds(1000, 10**6, reply_frames_max=4, reply_bytes_max=3 * size))
     for number in range(1, 8):
-        mailbox.put(data("t", number), 0, Policy.LOSSLESS)
+        mailbox.put(data("t", number), 0, MailboxPolicy.LOSSLESS)
     assert len(taken(mailbox)) == 3
     mailbox.acknowledge(3)
-    mailbox = Mailbox(Bounds(1000, 10**6, reply_frames_max=4, reply_bytes_max=10 * size))
+    mailbox = SubscriberMailbox(Bounds(1000, 10**6, reply_frames_max=4, reply_bytes_max=10 * size))
     for number in range(1, 8):
-        mailbox.put(data("t", number), 0, Policy.LOSSLESS)
+        mailbox.put(data("t", number), 0, MailboxPolicy.LOSSLESS)
     assert len(taken(mailbox)) == 4
 
 
 def test_a_frame_larger_than_an_answer_goes_alone() -> None:
-    mailbox = Mailbox(Bounds(1000, 10**6, reply_frames_max=4, reply_bytes_max=10))
+    mailbox = SubscriberMailbox(Bounds(1000, 10**6, reply_frames_max=4, reply_bytes_max=10))
     for number in (1, 2):
-        mailbox.put(data("t", number), 0, Policy.LOSSLESS)
+        mailbox.put(data("t", number), 0, MailboxPolicy.LOSSLESS)
     assert len(taken(mailbox)) == 1
     mailbox.acknowledge(1)
     assert len(taken(mailbox)) == 1
@@ -128,13 +128,13 @@ def test_a_frame_larger_than_an_answer_goes_alone() -> None:
 
 
 def test_what_is_too_much_is_noticed_and_given_up_as_a_whole() -> None:
-    mailbox = Mailbox(Bounds(3, 10**6, 2, 10**6))
-    mailbox.put(data("t", 1), 0, Policy.LOSSLESS)
-    mailbox.put(data("t", 2), 0, Policy.LOSSLESS)
+    mailbox = SubscriberMailbox(Bounds(3, 10**6, 2, 10**6))
+    mailbox.put(data("t", 1), 0, MailboxPolicy.LOSSLESS)
+    mailbox.put(data("t", 2), 0, MailboxPolicy.LOSSLESS)
     mailbox.take()
     for number in range(3, 7):
         assert not mailbox.is_overfull, "what is under way does not count"
-        mailbox.put(data("t", number), 0, Policy.LOSSLESS)
+        mailbox.put(data("t", number), 0, MailboxPolicy.LOSSLESS)
     assert mailbox.is_overfull
     assert mailbox.clear() == 6
     assert not mailbox.is_overfull
@@ -143,11 +143,11 @@ def test_what_is_too_much_is_noticed_and_given_up_as_a_whole() -> None:
 
 
 def test_many_small_frames_count_as_bytes_too() -> None:
-    mailbox = Mailbox(Bounds(10**6, 10 * (ENTRY_BYTES + len(b"x")), 2, 10**6))
+    mailbox = SubscriberMailbox(Bounds(10**6, 10 * (ENTRY_BYTES + len(b"x")), 2, 10**6))
     for _ in range(10):
-        mailbox.put(b"x", 0, Policy.LOSSLESS)
+        mailbox.put(b"x", 0, MailboxPolicy.LOSSLESS)
     assert not mailbox.is_overfull
-    mailbox.put(b"x", 0, Policy.LOSSLESS)
+    mailbox.put(b"x", 0, MailboxPolicy.LOSSLESS)
     assert mailbox.is_overfull
 
 
@@ -155,11 +155,11 @@ def test_many_small_frames_count_as_bytes_too() -> None:
 
 
 def test_of_a_stream_the_newest_stays_and_says_what_it_follows() -> None:
-    mailbox = Mailbox(ROOMY)
-    mailbox.put(data("t/a", 1), 0, Policy.LATEST)
-    mailbox.put(data("t/b", 1), 0, Policy.LATEST)
-    mailbox.put(data("t/a", 2, count=3), 0, Policy.LATEST)
-    mailbox.put(data("t/a", 5), 0, Policy.LATEST)
+    mailbox = SubscriberMailbox(ROOMY)
+    mailbox.put(data("t/a", 1), 0, MailboxPolicy.LATEST)
+    mailbox.put(data("t/b", 1), 0, MailboxPolicy.LATEST)
+    mailbox.put(data("t/a", 2, count=3), 0, MailboxPolicy.LATEST)
+    mailbox.put(data("t/a", 5), 0, MailboxPolicy.LATEST)
     headers = [frames.unpack(frame, bytes_max=1000) for frame in taken(mailbox)]
     assert [(header.topic, header.after, header.first) for header in headers] == [("t/b", 0, 1), ("t/a", 0, 5)]
     assert mailbox.coalesced == mailbox.take_skipped() == 4
@@ -168,11 +168,11 @@ def test_of_a_stream_the_newest_stays_and_says_what_it_follows() -> None:
 
 
 def test_what_was_taken_is_not_replaced() -> None:
-    mailbox = Mailbox(ROOMY)
-    mailbox.put(data("t", 1), 0, Policy.LATEST)
+    mailbox = SubscriberMailbox(ROOMY)
+    mailbox.put(data("t", 1), 0, MailboxPolicy.LATEST)
     assert numbers(mailbox) == [(0, 1)]
     for number in (2, 3):
-        mailbox.put(data("t", number), 0, Policy.LATEST)
+        mailbox.put(data("t", number), 0, MailboxPolicy.LATEST)
     assert numbers(mailbox) == [(0, 1)], "the same answer again"
     mailbox.acknowledge(1)
     assert numbers(mailbox) == [(1, 3)]
@@ -180,30 +180,30 @@ def test_what_was_taken_is_not_replaced() -> None:
 
 
 def test_publishers_of_the_same_topic_do_not_replace_each_other() -> None:
-    mailbox = Mailbox(ROOMY)
-    mailbox.put(data("t", 1), 0, Policy.LATEST)
-    mailbox.put(data("t", 1, guid=bytes(16)), 0, Policy.LATEST)
+    mailbox = SubscriberMailbox(ROOMY)
+    mailbox.put(data("t", 1), 0, MailboxPolicy.LATEST)
+    mailbox.put(data("t", 1, guid=bytes(16)), 0, MailboxPolicy.LATEST)
     assert len(taken(mailbox)) == 2
     drain(mailbox)
 
 
 def test_a_hello_never_comes_before_the_data_it_tells_of() -> None:
-    mailbox = Mailbox(ROOMY)
-    mailbox.put(data("t", 1), 0, Policy.LATEST)
-    mailbox.put(hello("t", 1), 0, Policy.LATEST)
-    mailbox.put(data("t", 2), 0, Policy.LATEST)
-    mailbox.put(hello("t", 2), 0, Policy.LATEST)
-    mailbox.put(hello("t", 2), 0, Policy.LATEST)
+    mailbox = SubscriberMailbox(ROOMY)
+    mailbox.put(data("t", 1), 0, MailboxPolicy.LATEST)
+    mailbox.put(hello("t", 1), 0, MailboxPolicy.LATEST)
+    mailbox.put(data("t", 2), 0, MailboxPolicy.LATEST)
+    mailbox.put(hello("t", 2), 0, MailboxPolicy.LATEST)
+    mailbox.put(hello("t", 2), 0, MailboxPolicy.LATEST)
     headers = [frames.unpack(frame, bytes_max=1000) for frame in taken(mailbox)]
     assert [(header.kind, header.first) for header in headers] == [(Kind.DATA, 2), (Kind.HELLO, 3)]
     drain(mailbox)
 
 
 def test_a_signed_frame_is_coalesced_only_with_the_key() -> None:
-    keyless, owner = Mailbox(ROOMY), Mailbox(ROOMY, KEY)
+    keyless, owner = SubscriberMailbox(ROOMY), SubscriberMailbox(ROOMY, KEY)
     for number in (1, 2, 3):
         for mailbox in (keyless, owner):
-            mailbox.put(data("t", number, key=KEY), 0, Policy.LATEST)
+            mailbox.put(data("t", number, key=KEY), 0, MailboxPolicy.LATEST)
     assert numbers(keyless, KEY) == [(0, 1), (1, 2), (2, 3)]
     assert numbers(owner, KEY) == [(0, 3)]
 
@@ -212,10 +212,10 @@ def test_a_signed_frame_is_coalesced_only_with_the_key() -> None:
 
 
 def test_the_oldest_lossy_frames_make_room() -> None:
-    mailbox = Mailbox(Bounds(4, 10**6, 100, 10**6))
-    mailbox.put(data("must", 1), 0, Policy.LOSSLESS)
+    mailbox = SubscriberMailbox(Bounds(4, 10**6, 100, 10**6))
+    mailbox.put(data("must", 1), 0, MailboxPolicy.LOSSLESS)
     for number in range(1, 8):
-        mailbox.put(data("may", number), 0, Policy.LOSSY)
+        mailbox.put(data("may", number), 0, MailboxPolicy.LOSSY)
         assert not mailbox.is_overfull
     assert numbers(mailbox) == [(0, 1), (0, 5), (5, 6), (6, 7)]
     assert mailbox.dropped == mailbox.take_skipped() == 4
@@ -223,31 +223,31 @@ def test_the_oldest_lossy_frames_make_room() -> None:
 
 
 def test_lossy_frames_make_room_for_all_others_while_there_are_any() -> None:
-    mailbox = Mailbox(Bounds(2, 10**6, 100, 10**6))
-    mailbox.put(data("may", 1), 0, Policy.LOSSY)
-    mailbox.put(data("latest", 1), 0, Policy.LATEST)
-    mailbox.put(data("must", 1), 0, Policy.LOSSLESS)
+    mailbox = SubscriberMailbox(Bounds(2, 10**6, 100, 10**6))
+    mailbox.put(data("may", 1), 0, MailboxPolicy.LOSSY)
+    mailbox.put(data("latest", 1), 0, MailboxPolicy.LATEST)
+    mailbox.put(data("must", 1), 0, MailboxPolicy.LOSSLESS)
     assert not mailbox.is_overfull
     assert mailbox.dropped == 1
-    mailbox.put(data("may", 2), 0, Policy.LOSSY)
+    mailbox.put(data("may", 2), 0, MailboxPolicy.LOSSY)
     assert (len(mailbox), mailbox.dropped) == (2, 2), "there is no room for it"
-    mailbox.put(data("must", 2), 0, Policy.LOSSLESS)
+    mailbox.put(data("must", 2), 0, MailboxPolicy.LOSSLESS)
     assert mailbox.is_overfull
 
 
 def test_a_stream_of_which_the_end_was_dropped_says_so_with_its_next_frame() -> None:
-    mailbox = Mailbox(Bounds(2, 10**6, 100, 10**6))
-    mailbox.put(data("a", 1), 0, Policy.LOSSY)
+    mailbox = SubscriberMailbox(Bounds(2, 10**6, 100, 10**6))
+    mailbox.put(data("a", 1), 0, MailboxPolicy.LOSSY)
     for number in (1, 2):
-        mailbox.put(data("b", number), 0, Policy.LOSSY)
-    mailbox.put(hello("a", 1), 0, Policy.LOSSY)
+        mailbox.put(data("b", number), 0, MailboxPolicy.LOSSY)
+    mailbox.put(hello("a", 1), 0, MailboxPolicy.LOSSY)
     assert numbers(mailbox) == [(0, 2)], "the hello would claim a head that never came"
     assert mailbox.withheld == 1
     mailbox.acknowledge(mailbox.numbered)
-    mailbox.put(data("a", 2), 0, Policy.LOSSY)
+    mailbox.put(data("a", 2), 0, MailboxPolicy.LOSSY)
     assert numbers(mailbox) == [(0, 2)]
     mailbox.acknowledge(mailbox.numbered)
-    mailbox.put(hello("a", 2), 0, Policy.LOSSY)
+    mailbox.put(hello("a", 2), 0, MailboxPolicy.LOSSY)
     assert len(taken(mailbox)) == 1
     drain(mailbox)
 
@@ -256,11 +256,11 @@ def test_a_stream_of_which_the_end_was_dropped_says_so_with_its_next_frame() -> 
 
 
 def test_what_nobody_wants_any_more_is_forgotten() -> None:
-    mailbox = Mailbox(ROOMY)
-    mailbox.put(data("a", 1), 0, Policy.LOSSLESS)
-    mailbox.put(data("b", 1), 0, Policy.LATEST)
-    mailbox.put(b"no frame", 0, Policy.LOSSLESS)
-    mailbox.put(data("b", 2), 0, Policy.LATEST)
+    mailbox = SubscriberMailbox(ROOMY)
+    mailbox.put(data("a", 1), 0, MailboxPolicy.LOSSLESS)
+    mailbox.put(data("b", 1), 0, MailboxPolicy.LATEST)
+    mailbox.put(b"no frame", 0, MailboxPolicy.LOSSLESS)
+    mailbox.put(data("b", 2), 0, MailboxPolicy.LATEST)
     assert mailbox.waiting_topics() == {b"a", b"b"}
     mailbox.keep_topics({b"a": True, b"b": False})
     assert taken(mailbox) == [data("a", 1), b"no frame"]
@@ -273,7 +273,7 @@ def test_what_nobody_wants_any_more_is_forgotten() -> None:
 @hypothesis.given(
     st.lists(
         st.one_of(
-            st.tuples(st.sampled_from(list(Policy)), st.integers(0, 3)),
+            st.tuples(st.sampled_from(list(MailboxPolicy)), st.integers(0, 3)),
             st.just("take"), st.just("acknowledge"), st.just("clear"),
         ),
         max_size=80,
@@ -281,7 +281,7 @@ def test_what_nobody_wants_any_more_is_forgotten() -> None:
 )  # fmt: skip
 def test_numbers_are_continuous_and_nothing_leaks(steps: list[object]) -> None:
     """What comes follows what came before it, or `clear` was called in between."""
-    mailbox = Mailbox(Bounds(12, 10**5, 3, 10**5))
+    mailbox = SubscriberMailbox(Bounds(12, 10**5, 3, 10**5))
     heads: dict[str, int] = {}
     seen: dict[str, int] = {}
     received = 0

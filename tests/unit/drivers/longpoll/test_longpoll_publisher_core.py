@@ -8,19 +8,19 @@ from collections.abc import Iterator
 import pytest
 
 from drivers.pubsub.longpoll.core import publisher
-from drivers.pubsub.longpoll.core.mailbox import Bounds, Policy
-from drivers.pubsub.longpoll.core.publisher import Cause, PublisherCore
-from drivers.pubsub.longpoll.core.session import Answer, PublisherSettings, State
-from drivers.pubsub.longpoll.core.wire import Applied, Batch, Leave, Mail, Poll, Status
+from drivers.pubsub.longpoll.core.mailbox import Bounds, MailboxPolicy
+from drivers.pubsub.longpoll.core.publisher import LongpollPublisherCore, SessionCause
+from drivers.pubsub.longpoll.core.session import LongpollPublisherSettings, PollAnswer, SessionState
+from drivers.pubsub.longpoll.core.wire import Applied, FrameBatch, Leave, Mail, Poll, SessionStatus
 from pubsub_api.core import frame as frames
 from pubsub_api.core.frame import Kind
 from tests.unit.drivers.longpoll.recording import Recording
 
 SESSION, OTHER = b"s" * 16, b"o" * 16
-SETTINGS = PublisherSettings(
+SETTINGS = LongpollPublisherSettings(
     Bounds(frames_max=5, bytes_max=10**6, reply_frames_max=3, reply_bytes_max=10**6),
     poll_interval_s=10.0, session_timeout_s=30.0, sessions_max=2, subscriptions_max=6,
-    policy_of=lambda _topic: Policy.LOSSLESS,
+    policy_of=lambda _topic: MailboxPolicy.LOSSLESS,
 )  # fmt: skip
 
 
@@ -32,18 +32,18 @@ class Rig:
     """A publisher core and one subscriber that knows what to say to it."""
 
     def __init__(self) -> None:
-        self.core = PublisherCore(SETTINGS, b"p" * 16)
+        self.core = LongpollPublisherCore(SETTINGS, b"p" * 16)
         self.serial = 0
         self.polls = itertools.count(1)
 
     def command(self, *names: str, first: int = 1, session: bytes = SESSION, now: float = 0.0) -> Applied:
         commands = [(not name.startswith("-"), name.removeprefix("-")) for name in names]
-        applied = self.core.command(Batch(session, self.serial, first, commands), now)
-        if session == SESSION and applied.status == Status.OK:
+        applied = self.core.command(FrameBatch(session, self.serial, first, commands), now)
+        if session == SESSION and applied.status == SessionStatus.OK:
             self.serial = applied.serial
         return applied
 
-    def poll(self, acknowledged: int = 0, *, hold_s: float = 10.0, now: float = 0.0) -> list[Answer]:
+    def poll(self, acknowledged: int = 0, *, hold_s: float = 10.0, now: float = 0.0) -> list[PollAnswer]:
         return self.core.poll(Poll(SESSION, self.serial, next(self.polls), acknowledged, hold_s), now)
 
     def mail(self, acknowledged: int = 0, *, now: float = 0.0) -> Mail:
@@ -76,7 +76,7 @@ def rig() -> Iterator[Rig]:
 
 def test_the_first_batch_opens_a_session(rig: Rig) -> None:
     applied = rig.command("a", "b/#")
-    assert (applied.status, applied.serial, applied.number) == (Status.OK, 1, 2)
+    assert (applied.status, applied.serial, applied.number) == (SessionStatus.OK, 1, 2)
     assert sorted(rig.core.index.filters_of(rig.core.sessions[SESSION])) == ["a", "b/#"]
 
 
@@ -97,21 +97,23 @@ def test_the_last_command_wins(rig: Rig) -> None:
 
 def test_a_gap_in_the_commands_is_no_session_we_know(rig: Rig) -> None:
     rig.command("a")
-    assert rig.command("c", first=3).status == Status.UNKNOWN
-    assert rig.command("x", first=2, session=OTHER).status == Status.UNKNOWN
+    assert rig.command("c", first=3).status == SessionStatus.UNKNOWN
+    assert rig.command("x", first=2, session=OTHER).status == SessionStatus.UNKNOWN
 
 
 def test_limits_refuse_and_leave_nothing_behind(rig: Rig) -> None:
     rig.command(*"abcd")
-    assert rig.command("e", "f", "g", session=OTHER).status == Status.UNKNOWN, "a serial number of another session"
+    assert rig.command("e", "f", "g", session=OTHER).status == SessionStatus.UNKNOWN, (
+        "a serial number of another session"
+    )
     rig.serial, serial = 0, rig.serial
-    assert rig.command("e", "f", "g", session=OTHER).status == Status.REFUSED
+    assert rig.command("e", "f", "g", session=OTHER).status == SessionStatus.REFUSED
     assert OTHER not in rig.core.sessions
-    assert rig.command("e", session=OTHER).status == Status.OK
+    assert rig.command("e", session=OTHER).status == SessionStatus.OK
     refused = rig.command("e", session=b"t" * 16)
-    assert (refused.status, refused.reason) == (Status.REFUSED, "sessions_max of the publisher is reached")
+    assert (refused.status, refused.reason) == (SessionStatus.REFUSED, "sessions_max of the publisher is reached")
     rig.serial = serial
-    assert rig.command("x", "y", first=5).status == Status.REFUSED
+    assert rig.command("x", "y", first=5).status == SessionStatus.REFUSED
     assert rig.core.sessions[SESSION].applied == 4
     assert rig.core.counters().refused == 3
 
@@ -173,8 +175,8 @@ def test_who_is_too_far_behind_is_reset_and_told_before_anything_else(rig: Rig) 
     assert [session.id for session in rig.core.reset_overfull()] == [SESSION]
     rig.core.publish("a", data("a", 7))
     [answer] = rig.core.flush(0.0)
-    assert (answer.mail.status, answer.mail.first, answer.mail.runs) == (Status.RESET, 1, [])
-    assert rig.mail().status == Status.RESET, "until it is acknowledged"
+    assert (answer.mail.status, answer.mail.first, answer.mail.runs) == (SessionStatus.RESET, 1, [])
+    assert rig.mail().status == SessionStatus.RESET, "until it is acknowledged"
     assert rig.mail(1).runs == [(1, [data("a", 7)])]
     assert (rig.core.counters().resets, rig.core.counters().frames_reset) == (1, 6)
 
@@ -186,7 +188,7 @@ def test_a_second_reset_is_told_although_the_first_is_on_its_way(rig: Rig) -> No
         for _ in range(6):
             rig.core.publish("a", data("a", next(numbers)))
         rig.core.reset_overfull()
-        assert (rig.mail(expected - 1).status, rig.mail(expected - 1).first) == (Status.RESET, expected)
+        assert (rig.mail(expected - 1).status, rig.mail(expected - 1).first) == (SessionStatus.RESET, expected)
 
 
 def test_room_comes_back_by_polling(rig: Rig) -> None:
@@ -206,10 +208,10 @@ def test_a_newer_poll_supersedes_and_an_older_one_has_no_effect(rig: Rig) -> Non
     rig.command("a")
     assert rig.poll() == []
     [answer] = rig.poll()
-    assert (answer.poll, answer.mail.status) == (1, Status.SUPERSEDED)
+    assert (answer.poll, answer.mail.status) == (1, SessionStatus.SUPERSEDED)
     [answer] = rig.core.poll(Poll(SESSION, rig.serial, 1, 0, 10.0), 0.0)
-    assert (answer.poll, answer.mail.status) == (1, Status.SUPERSEDED)
-    assert rig.core.sessions[SESSION].state is State.PARKED, "the newest is not disturbed"
+    assert (answer.poll, answer.mail.status) == (1, SessionStatus.SUPERSEDED)
+    assert rig.core.sessions[SESSION].state is SessionState.PARKED, "the newest is not disturbed"
     assert rig.core.counters().superseded == 2
 
 
@@ -222,14 +224,14 @@ def test_an_idle_poll_is_answered_in_time_and_its_subscriber_never_dies(rig: Rig
         assert rig.core.tick(now) == []
         now += 0.1
         [answer] = rig.core.tick(now)
-        assert answer.mail == Mail(Status.OK, b"p" * 16)
+        assert answer.mail == Mail(SessionStatus.OK, b"p" * 16)
     assert rig.core.counters().sessions_dead == 0
 
 
 def test_a_poll_may_ask_not_to_wait(rig: Rig) -> None:
     rig.command("a")
     [answer] = rig.poll(hold_s=0.0)
-    assert answer.mail == Mail(Status.OK, b"p" * 16)
+    assert answer.mail == Mail(SessionStatus.OK, b"p" * 16)
 
 
 def test_who_does_not_poll_is_forgotten_with_everything(rig: Rig) -> None:
@@ -240,7 +242,7 @@ def test_who_does_not_poll_is_forgotten_with_everything(rig: Rig) -> None:
     rig.core.tick(30.0)
     rig.check_empty()
     assert rig.core.counters().sessions_dead == 1
-    assert rig.mail(now=31.0).status == Status.UNKNOWN, "and is told"
+    assert rig.mail(now=31.0).status == SessionStatus.UNKNOWN, "and is told"
     assert rig.core.next_deadline() is None
 
 
@@ -264,20 +266,20 @@ def test_a_session_made_anew_is_not_the_old_one(rig: Rig) -> None:
     rig.serial = 0
     rig.command("a", now=31.0)
     rig.serial = serial
-    assert rig.mail(now=32.0).status == Status.UNKNOWN
-    assert rig.command("b", first=2).status == Status.UNKNOWN
+    assert rig.mail(now=32.0).status == SessionStatus.UNKNOWN
+    assert rig.command("b", first=2).status == SessionStatus.UNKNOWN
 
 
 def test_an_acknowledgement_of_what_was_never_sent_is_no_session_we_know(rig: Rig) -> None:
     rig.command("a")
-    assert rig.mail(1).status == Status.UNKNOWN
+    assert rig.mail(1).status == SessionStatus.UNKNOWN
 
 
 def test_leaving_frees_everything_and_answers_the_poll(rig: Rig) -> None:
     rig.command("a")
     assert rig.poll() == []
     [answer] = rig.core.leave(Leave(SESSION, rig.serial), 1.0)
-    assert answer.mail.status == Status.UNKNOWN
+    assert answer.mail.status == SessionStatus.UNKNOWN
     assert rig.core.leave(Leave(SESSION, rig.serial), 1.0) == []
     rig.check_empty()
     assert rig.core.flush(1.0) == []
@@ -289,16 +291,16 @@ def test_closing_delivers_first_and_tells_then(rig: Rig) -> None:
     assert rig.core.has_mail
     assert rig.core.close(0.0) == []
     assert rig.mail().runs
-    assert rig.mail(1).status == Status.CLOSING
+    assert rig.mail(1).status == SessionStatus.CLOSING
     assert not rig.core.has_mail
-    assert rig.command("b", first=2).status == Status.CLOSING
+    assert rig.command("b", first=2).status == SessionStatus.CLOSING
 
 
 def test_closing_answers_who_waits(rig: Rig) -> None:
     rig.command("a")
     rig.poll()
     [answer] = rig.core.close(0.0)
-    assert answer.mail.status == Status.CLOSING
+    assert answer.mail.status == SessionStatus.CLOSING
 
 
 # -- every message in every state
@@ -323,10 +325,10 @@ def in_state(name: str) -> Rig:
 
 
 MESSAGES = {
-    "opening batch": lambda rig: rig.core.command(Batch(SESSION, 0, 1, [(True, "a")]), 1.0).status,
-    "next batch": lambda rig: rig.core.command(Batch(SESSION, rig.serial, 2, [(True, "b")]), 1.0).status,
-    "gap": lambda rig: rig.core.command(Batch(SESSION, rig.serial, 9, [(True, "b")]), 1.0).status,
-    "foreign serial": lambda rig: rig.core.command(Batch(SESSION, 77, 1, [(True, "b")]), 1.0).status,
+    "opening batch": lambda rig: rig.core.command(FrameBatch(SESSION, 0, 1, [(True, "a")]), 1.0).status,
+    "next batch": lambda rig: rig.core.command(FrameBatch(SESSION, rig.serial, 2, [(True, "b")]), 1.0).status,
+    "gap": lambda rig: rig.core.command(FrameBatch(SESSION, rig.serial, 9, [(True, "b")]), 1.0).status,
+    "foreign serial": lambda rig: rig.core.command(FrameBatch(SESSION, 77, 1, [(True, "b")]), 1.0).status,
     "poll": lambda rig: [answer.mail.status for answer in rig.poll(now=1.0)],
     "probe": lambda rig: [answer.mail.status for answer in rig.poll(hold_s=0.0, now=1.0)],
     "stale poll": lambda rig: [a.mail.status for a in rig.core.poll(Poll(SESSION, rig.serial, 0, 0, 1.0), 1.0)],
@@ -338,7 +340,7 @@ MESSAGES = {
     "tick": lambda rig: [answer.mail.status for answer in rig.core.tick(1000.0)],
     "close": lambda rig: [answer.mail.status for answer in rig.core.close(1.0)],
 }
-OK, UNKNOWN, SUPERSEDED, RESET, CLOSING, REFUSED = Status
+OK, UNKNOWN, SUPERSEDED, RESET, CLOSING, REFUSED = SessionStatus
 RESPONSES: dict[str, tuple[object, ...]] = {
     #                         absent     away          parked                  reset         closing
     "opening batch":         (OK, OK, OK, OK, CLOSING),
@@ -373,5 +375,5 @@ def test_every_transition_is_used_and_no_other(monkeypatch: pytest.MonkeyPatch) 
     for state, message in itertools.product(STATES, MESSAGES):
         MESSAGES[message](in_state(state))
     assert table.used == set(table)
-    assert {state for state, _ in table} == set(State)
-    assert {cause for _, cause in table} == set(Cause)
+    assert {state for state, _ in table} == set(SessionState)
+    assert {cause for _, cause in table} == set(SessionCause)

@@ -1,4 +1,5 @@
-"""The long-poll protocol under everything that can happen, in virtual time; `tests.unit.drivers.longpoll.oracle` watches."""
+"""The long-poll protocol under everything that can happen, in virtual time; `tests.unit.drivers.longpoll.oracle`
+watches."""
 
 from __future__ import annotations
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import pytest
 
@@ -20,8 +20,8 @@ from drivers.pubsub.longpoll.core.actions import (
     SendPoll,
     Up,
 )
-from drivers.pubsub.longpoll.core.subscriber import Cause, LinkCore, State
-from drivers.pubsub.longpoll.core.wire import Applied, Batch, Mail, Poll, Status
+from drivers.pubsub.longpoll.core.subscriber import LinkCause, LinkCore, LinkState
+from drivers.pubsub.longpoll.core.wire import Applied, FrameBatch, Mail, Poll, SessionStatus
 from pubsub_api.core import frame as frames
 from pubsub_api.core.frame import Kind
 from tests.unit.drivers.longpoll.recording import Recording
@@ -46,7 +46,7 @@ class Rig:
         self.now = 0.0
         self.core = LinkCore(SETTINGS, filters, new_session=lambda: next(sessions), jitter=lambda: 1.0, now=0.0)
         self.poll: Poll | None = None
-        self.batch: Batch | None = None
+        self.batch: FrameBatch | None = None
         self.core.tick(0.0)
         Rig.made.append(self)
 
@@ -64,16 +64,18 @@ class Rig:
         """What is to be done, calls left out."""
         return [action for action in self.take() if not isinstance(action, SendPoll | SendBatch)]
 
-    def apply(self, status: Status = Status.OK, *, publisher: bytes = P, serial: int = 1) -> None:
+    def apply(self, status: SessionStatus = SessionStatus.OK, *, publisher: bytes = P, serial: int = 1) -> None:
         self.take()
         assert self.batch is not None
         number = self.batch.first + len(self.batch.commands) - 1
         self.core.batch_answered(self.batch, Applied(status, publisher, serial, number, "because"), self.now)
 
-    def answer(self, status: Status = Status.OK, *, publisher: bytes = P, first: int = 0, runs: list = []) -> None:  # type: ignore[type-arg]  # noqa: B006
+    def answer(
+        self, status: SessionStatus = SessionStatus.OK, *, publisher: bytes = P, first: int = 0, runs: Any = ()
+    ) -> None:
         self.take()
         assert self.poll is not None
-        self.core.poll_answered(self.poll, Mail(status, publisher, first, runs, 0, "because"), self.now)
+        self.core.poll_answered(self.poll, Mail(status, publisher, first, list(runs), 0, "because"), self.now)
 
     def fail_poll(self) -> None:
         self.take()
@@ -108,7 +110,7 @@ def _nothing_is_left() -> Iterator[None]:
 def live(*filters: str) -> Rig:
     rig = Rig(*filters)
     rig.apply()
-    while rig.core.state is State.JOINING:
+    while rig.core.state is LinkState.JOINING:
         rig.apply()
     assert rig.core.is_up
     rig.take()
@@ -122,14 +124,14 @@ def test_a_session_begins_with_what_is_wanted_in_batches_one_at_a_time() -> None
     rig = Rig(*"abcde")
     [action] = rig.take()
     assert isinstance(action, SendBatch)
-    assert action.batch == Batch(b"\x01" * 16, 0, 1, [(True, "a"), (True, "b")])
+    assert action.batch == FrameBatch(b"\x01" * 16, 0, 1, [(True, "a"), (True, "b")])
     rig.apply()
     poll, batch = rig.take()
     assert isinstance(poll, SendPoll)
     assert poll.poll == Poll(b"\x01" * 16, 1, 1, 0, 10.0)
     assert poll.timeout_s == 15.0
     assert isinstance(batch, SendBatch)
-    assert batch.batch == Batch(b"\x01" * 16, 1, 3, [(True, "c"), (True, "d")])
+    assert batch.batch == FrameBatch(b"\x01" * 16, 1, 3, [(True, "c"), (True, "d")])
     rig.apply()
     assert rig.news() == [], "not before all are in effect"
     rig.apply()
@@ -159,8 +161,8 @@ def test_a_first_batch_without_answer_is_repeated_as_it_was_and_later_each_time(
 
 def test_a_publisher_that_refuses_is_asked_again_under_a_new_name() -> None:
     rig = Rig("a")
-    rig.apply(Status.REFUSED)
-    assert rig.core.state is State.LOST
+    rig.apply(SessionStatus.REFUSED)
+    assert rig.core.state is LinkState.LOST
     rig.wait()
     rig.take()
     assert rig.batch is not None
@@ -175,7 +177,7 @@ def test_a_second_answer_to_an_empty_first_batch_is_not_taken_for_the_next_one()
     rig.core.subscribe("a")
     rig.take()
     assert empty is not None
-    rig.core.batch_answered(empty, Applied(Status.OK, P, 1, 0), 0.0)
+    rig.core.batch_answered(empty, Applied(SessionStatus.OK, P, 1, 0), 0.0)
     assert rig.news() == [], "not in effect yet"
     rig.apply()
     assert rig.news() == [InEffect("a")]
@@ -322,12 +324,12 @@ def test_filters_changed_while_the_link_was_down_are_in_effect_when_it_is_up() -
 
 def test_who_was_taken_for_dead_is_told_and_begins_anew() -> None:
     rig = live("a")
-    rig.answer(Status.UNKNOWN)
+    rig.answer(SessionStatus.UNKNOWN)
     assert rig.news() == [Down("because")]
     rig.wait()
     assert rig.now == 0.0, "at once"
     rig.take()
-    assert rig.batch == Batch(b"\x02" * 16, 0, 1, [(True, "a")])
+    assert rig.batch == FrameBatch(b"\x02" * 16, 0, 1, [(True, "a")])
     rig.apply(serial=2)
     assert rig.news() == [Up()]
     assert rig.poll is not None
@@ -336,25 +338,25 @@ def test_who_was_taken_for_dead_is_told_and_begins_anew() -> None:
 
 def test_a_publisher_that_was_started_again_is_named_as_that() -> None:
     rig = live("a")
-    rig.answer(Status.UNKNOWN, publisher=Q)
+    rig.answer(SessionStatus.UNKNOWN, publisher=Q)
     assert rig.news() == [Down("the publisher was started again")]
 
 
 def test_a_publisher_that_ends_is_not_hurried() -> None:
     rig = live("a")
-    rig.answer(Status.CLOSING)
+    rig.answer(SessionStatus.CLOSING)
     assert [action for action in rig.news() if isinstance(action, Down)] == [Down("because")]
     assert rig.core.next_deadline() == 1.0
 
 
 def test_a_reset_is_reported_as_a_break_and_the_link_is_up_again() -> None:
     rig = live("a")
-    rig.answer(Status.RESET, first=5)
+    rig.answer(SessionStatus.RESET, first=5)
     assert rig.news() == [Down("because"), Up()]
     assert rig.poll is not None
     assert rig.poll.acknowledged == 5
     rig.core.subscribe("b")
-    rig.answer(Status.RESET, first=6)
+    rig.answer(SessionStatus.RESET, first=6)
     assert rig.news() == [Down("because")], "up when every filter is in effect"
     rig.apply()
     assert rig.news() == [Up()]
@@ -362,7 +364,7 @@ def test_a_reset_is_reported_as_a_break_and_the_link_is_up_again() -> None:
 
 def test_a_poll_that_was_superseded_is_repeated() -> None:
     rig = live("a")
-    rig.answer(Status.SUPERSEDED)
+    rig.answer(SessionStatus.SUPERSEDED)
     [poll] = rig.take()
     assert isinstance(poll, SendPoll)
     assert rig.core.is_up
@@ -383,19 +385,19 @@ def test_leaving_says_goodbye_and_nothing_follows() -> None:
 # -- every message in every state
 
 
-def in_state(state: State) -> Rig:
+def in_state(state: LinkState) -> Rig:
     """A link in that state, with a poll and a batch that may still be answered, if it has any."""
-    if state is State.OPENING:
+    if state is LinkState.OPENING:
         rig = Rig("a")
-    elif state is State.JOINING:
+    elif state is LinkState.JOINING:
         rig = Rig("a", "b", "c")
         rig.apply()
     else:
         rig = live("a")
         rig.core.subscribe("b")
-        if state is not State.LIVE:
+        if state is not LinkState.LIVE:
             rig.fail_poll()
-        if state is State.RESUMING:
+        if state is LinkState.RESUMING:
             rig.wait()
     rig.take()
     assert rig.core.state is state
@@ -409,22 +411,22 @@ def _if(has: Callable[[Rig], object], call: Callable[[Rig], None]) -> Callable[[
 MESSAGES: dict[str, Callable[[Rig], None]] = {
     **{
         f"batch {status.name}": _if(lambda rig: rig.batch, lambda rig, status=status: rig.apply(status))  # type: ignore[misc]
-        for status in Status
+        for status in SessionStatus
     },
     "batch failed": _if(lambda rig: rig.batch, Rig.fail_batch),
     "batch of another session": lambda rig: rig.core.batch_answered(
-        Batch(b"x" * 16, 0, 1, []), Applied(Status.OK, P, 1, 1), rig.now
+        FrameBatch(b"x" * 16, 0, 1, []), Applied(SessionStatus.OK, P, 1, 1), rig.now
     ),
     **{
         f"mail {status.name}": _if(lambda rig: rig.poll, lambda rig, status=status: rig.answer(status, first=1))  # type: ignore[misc]
-        for status in Status
+        for status in SessionStatus
     },
     "mail with frames": _if(lambda rig: rig.poll, lambda rig: rig.answer(first=1, runs=[(1, [data("a", 1)])])),
     "mail with a gap": _if(lambda rig: rig.poll, lambda rig: rig.answer(first=9, runs=[(1, [data("a", 1)])])),
     "mail of a later version": _if(lambda rig: rig.poll, lambda rig: rig.answer(99)),  # type: ignore[arg-type]
     "poll failed": _if(lambda rig: rig.poll, Rig.fail_poll),
     "mail for an old poll": lambda rig: rig.core.poll_answered(
-        Poll(b"x" * 16, 1, 1, 0, 1.0), Mail(Status.UNKNOWN, P), rig.now
+        Poll(b"x" * 16, 1, 1, 0, 1.0), Mail(SessionStatus.UNKNOWN, P), rig.now
     ),
     "subscribe": lambda rig: rig.core.subscribe("new"),
     "unsubscribe": lambda rig: rig.core.unsubscribe("a"),
@@ -441,7 +443,7 @@ def revive(rig: Rig) -> None:
         rig.now += 100.0
         rig.core.tick(rig.now)
         rig.take()
-        if rig.core.state is State.LIVE and rig.core._batch is None:
+        if rig.core.state is LinkState.LIVE and rig.core._batch is None:
             return
         if rig.core._is_batch_under_way:
             rig.apply(serial=7)
@@ -451,8 +453,8 @@ def revive(rig: Rig) -> None:
 
 
 @pytest.mark.parametrize("message", MESSAGES)
-@pytest.mark.parametrize("state", State, ids=lambda state: state.value)
-def test_every_message_in_every_state_leaves_a_link_that_comes_up(state: State, message: str) -> None:
+@pytest.mark.parametrize("state", LinkState, ids=lambda state: state.value)
+def test_every_message_in_every_state_leaves_a_link_that_comes_up(state: LinkState, message: str) -> None:
     rig = in_state(state)
     MESSAGES[message](rig)
     if message != "close":
@@ -461,7 +463,7 @@ def test_every_message_in_every_state_leaves_a_link_that_comes_up(state: State, 
 
 @pytest.mark.parametrize("second", MESSAGES)
 def test_any_two_messages_in_every_state(second: str) -> None:
-    for state, first in itertools.product(State, MESSAGES):
+    for state, first in itertools.product(LinkState, MESSAGES):
         rig = in_state(state)
         MESSAGES[first](rig)
         rig.take()
@@ -473,9 +475,9 @@ def test_any_two_messages_in_every_state(second: str) -> None:
 def test_every_transition_is_used_and_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
     table = Recording(subscriber.TRANSITIONS)
     monkeypatch.setattr(subscriber, "TRANSITIONS", table)
-    for state, message in itertools.product(State, MESSAGES):
+    for state, message in itertools.product(LinkState, MESSAGES):
         rig = in_state(state)
         MESSAGES[message](rig)
     assert table.used == set(table)
-    assert {state for state, _ in table} == set(State)
-    assert {cause for _, cause in table} == set(Cause)
+    assert {state for state, _ in table} == set(LinkState)
+    assert {cause for _, cause in table} == set(LinkCause)

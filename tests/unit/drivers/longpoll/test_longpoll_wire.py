@@ -9,23 +9,23 @@ import pytest
 from hypothesis import strategies as st
 
 from drivers.pubsub.longpoll.core import wire
-from drivers.pubsub.longpoll.core.wire import Applied, Batch, Leave, Mail, Poll, Status
+from drivers.pubsub.longpoll.core.wire import Applied, FrameBatch, Leave, Mail, Poll, SessionStatus
 from pubsub_api.errors import MalformedFrame
 
 S = b"s" * 16
 MESSAGES = (
-    Batch(S, 1, 4, [(True, "a/#"), (False, "b"), (True, "$control")]),
-    Applied(Status.OK, b"p" * 16, 1, 6),
+    FrameBatch(S, 1, 4, [(True, "a/#"), (False, "b"), (True, "$control")]),
+    Applied(SessionStatus.OK, b"p" * 16, 1, 6),
     Poll(S, 1, 9, 100, 10.0),
-    Mail(Status.OK, b"p" * 16, 101, [(6, [b"frame", b"frame"])], 3),
-    Mail(Status.RESET, b"p" * 16, 102, reason="too slow"),
+    Mail(SessionStatus.OK, b"p" * 16, 101, [(6, [b"frame", b"frame"])], 3),
+    Mail(SessionStatus.RESET, b"p" * 16, 102, reason="too slow"),
     Leave(S, 1),
 )
-KINDS = (Batch, Applied, Poll, Mail, Leave)
+KINDS = (FrameBatch, Applied, Poll, Mail, Leave)
 
 
 @pytest.mark.parametrize("message", MESSAGES, ids=lambda message: type(message).__name__)
-def test_a_message_is_read_back(message: Batch | Applied | Poll | Mail | Leave) -> None:
+def test_a_message_is_read_back(message: FrameBatch | Applied | Poll | Mail | Leave) -> None:
     assert wire.decode(type(message), wire.encode(message)) == message
 
 
@@ -37,12 +37,12 @@ def test_another_msgpack_library_reads_the_same() -> None:
 @pytest.mark.parametrize(
     "message",
     [
-        Batch(b"short", 0, 1, []),
-        Batch(S, 0, 0, []),
-        Batch(S, 0, 1, [(True, "a//b")]),
-        Batch(S, 0, 1, [(True, "")]),
-        Batch(S, 0, 1, [(True, "x" * 1000)]),
-        Batch(S, 0, 1, [(True, "a")] * 70_000),
+        FrameBatch(b"short", 0, 1, []),
+        FrameBatch(S, 0, 0, []),
+        FrameBatch(S, 0, 1, [(True, "a//b")]),
+        FrameBatch(S, 0, 1, [(True, "")]),
+        FrameBatch(S, 0, 1, [(True, "x" * 1000)]),
+        FrameBatch(S, 0, 1, [(True, "a")] * 70_000),
         Poll(b"", 1, 1, 0, 1.0),
         Poll(S, 1, 1, 0, -1.0),
         Poll(S, 1, 1, 0, float("nan")),
@@ -51,13 +51,13 @@ def test_another_msgpack_library_reads_the_same() -> None:
     ],
     ids=str,
 )
-def test_what_cannot_be_is_refused(message: Batch | Poll | Leave) -> None:
+def test_what_cannot_be_is_refused(message: FrameBatch | Poll | Leave) -> None:
     with pytest.raises(MalformedFrame):
         wire.decode(type(message), wire.encode(message))
 
 
 @hypothesis.given(st.sampled_from(KINDS), st.binary(max_size=60))
-def test_garbage_is_one_typed_error(kind: type[Batch], garbage: bytes) -> None:
+def test_garbage_is_one_typed_error(kind: type[FrameBatch], garbage: bytes) -> None:
     try:
         wire.decode(kind, garbage)
     except MalformedFrame:
@@ -72,7 +72,7 @@ def test_garbage_is_one_typed_error(kind: type[Batch], garbage: bytes) -> None:
         max_leaves=12,
     ),
 )
-def test_msgpack_that_means_something_else_is_one_typed_error(kind: type[Batch], value: object) -> None:
+def test_msgpack_that_means_something_else_is_one_typed_error(kind: type[FrameBatch], value: object) -> None:
     try:
         wire.decode(kind, msgspec.msgpack.encode(value))
     except MalformedFrame:

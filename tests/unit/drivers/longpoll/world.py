@@ -14,11 +14,11 @@ from collections.abc import Callable
 
 from drivers.pubsub.longpoll.core import actions
 from drivers.pubsub.longpoll.core.actions import LinkSettings
-from drivers.pubsub.longpoll.core.mailbox import Bounds, Policy
-from drivers.pubsub.longpoll.core.publisher import PublisherCore
-from drivers.pubsub.longpoll.core.session import Answer, PublisherSettings
+from drivers.pubsub.longpoll.core.mailbox import Bounds, MailboxPolicy
+from drivers.pubsub.longpoll.core.publisher import LongpollPublisherCore
+from drivers.pubsub.longpoll.core.session import LongpollPublisherSettings, PollAnswer
 from drivers.pubsub.longpoll.core.subscriber import LinkCore
-from drivers.pubsub.longpoll.core.wire import Applied, Batch, Leave, Mail, Poll
+from drivers.pubsub.longpoll.core.wire import Applied, FrameBatch, Leave, Mail, Poll
 from pubsub_api.core import frame as frames
 from pubsub_api.core.frame import Kind
 from tests.unit.drivers.longpoll.oracle import Oracle
@@ -32,11 +32,13 @@ TOPICS = [f"{channel}/k{key}" for channel in ("state", "latest", "lossy") for ke
 FILTERS = [*TOPICS, "state/#", "latest/#", "lossy/#", "+/k1", "#", "$control"]
 
 
-def policy_of(topic: str) -> Policy:
-    return {"latest": Policy.LATEST, "lossy": Policy.LOSSY}.get(topic.partition("/")[0], Policy.LOSSLESS)
+def policy_of(topic: str) -> MailboxPolicy:
+    return {"latest": MailboxPolicy.LATEST, "lossy": MailboxPolicy.LOSSY}.get(
+        topic.partition("/")[0], MailboxPolicy.LOSSLESS
+    )
 
 
-SETTINGS = PublisherSettings(
+SETTINGS = LongpollPublisherSettings(
     BOUNDS, POLL_INTERVAL_S, SESSION_TIMEOUT_S, sessions_max=100, subscriptions_max=10_000, policy_of=policy_of, key=KEY
 )
 
@@ -56,7 +58,7 @@ class Publisher:
 
     def __init__(self, world: World, number: int) -> None:
         self.guid = number.to_bytes(16, "big")
-        self.core = PublisherCore(SETTINGS, b"life" + number.to_bytes(12, "big"))
+        self.core = LongpollPublisherCore(SETTINGS, b"life" + number.to_bytes(12, "big"))
         self.heads = dict.fromkeys([*TOPICS, "$control"], 0)
         self.parked: dict[tuple[bytes, int], Callable[[Mail], None]] = {}
         self.is_alive = True
@@ -87,7 +89,7 @@ class Publisher:
         else:
             self._world.after(0.05, lambda: self.answer(self.core.flush(self._world.now)))
 
-    def answer(self, answers: list[Answer]) -> None:
+    def answer(self, answers: list[PollAnswer]) -> None:
         # Sets of sessions have an order of their own in every process; a seed must not notice.
         for session, poll, mail in sorted(answers, key=lambda answer: answer[:2]):
             self._world.oracle.on_answer(mail)
@@ -241,7 +243,7 @@ class World:
         self,
         kind: str,
         subscriber: Subscriber,
-        request: Poll | Batch,
+        request: Poll | FrameBatch,
         timeout_s: float,
         answered: Callable[..., None],
         failed: Callable[..., None],
@@ -283,12 +285,12 @@ class World:
             self.after(self.delay_s(), lambda: end(failed, "connection refused"))
         self.after(timeout_s, lambda: end(failed, "no answer in time"))
 
-    def _arrive(self, publisher: Publisher, request: Poll | Batch, respond: Callable[..., None]) -> None:
+    def _arrive(self, publisher: Publisher, request: Poll | FrameBatch, respond: Callable[..., None]) -> None:
         if not publisher.is_alive:
             return
         if publisher.is_frozen:
             self.after(0.5, lambda: self._arrive(publisher, request, respond))
-        elif isinstance(request, Batch):
+        elif isinstance(request, FrameBatch):
             respond(publisher.core.command(request, self.now))
             self.oracle.check_publisher(publisher)
         else:

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from drivers.pubsub.zenoh.interests import BROAD_MAX, DECLARED_MAX, Change, Interests
+from drivers.pubsub.zenoh.interests import BROAD_MAX, DECLARED_MAX, InterestChange, Interests
 from pubsub_api.core.scopes import covers
 
 
@@ -27,7 +27,7 @@ class Declared:
         self.wanted.remove(topic_filter)
         self._apply(self.interests.remove(topic_filter))
 
-    def _apply(self, change: Change) -> None:
+    def _apply(self, change: InterestChange) -> None:
         self.changes += bool(change.declare or change.undeclare)
         assert not self.declared & set(change.declare)
         self.declared |= set(change.declare)

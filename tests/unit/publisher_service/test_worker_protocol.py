@@ -9,16 +9,24 @@ import msgpack
 import pytest
 
 from publisher_service.core import messages, service_side, worker_side
-from publisher_service.core.messages import Ack, Batch, Bye, Hello, Inbox, Refusal, Welcome
-from publisher_service.core.service_side import Connection, ServiceCore, ServiceSettings, Taken
+from publisher_service.core.messages import (
+    Ack,
+    MessageReader,
+    RefusalMessage,
+    Welcome,
+    WorkerBatch,
+    WorkerBye,
+    WorkerHello,
+)
+from publisher_service.core.service_side import IntakeSettings, ServiceCore, TakenBatch, WorkerConnection
 from publisher_service.core.worker_side import WorkerCore, WorkerSettings
-from publisher_service.errors import HopError, MalformedMessage, Refused, UnexpectedMessage
+from publisher_service.errors import HopError, MalformedMessage, UnexpectedMessage, WorkerRefused
 
 GUID = b"w" * 16
 SERVICE = b"s" * 16
 ALL = (
-    Hello(1, GUID, 1, "name", 7, 2), Welcome(3, SERVICE, 1000, 2, "no"),
-    Batch(1, [("a/b", [b"x", b"y"]), ("c", [b""])]), Ack(9, 1, "why"), Bye(), Refusal("no"),
+    WorkerHello(1, GUID, 1, "name", 7, 2), Welcome(3, SERVICE, 1000, 2, "no"),
+    WorkerBatch(1, [("a/b", [b"x", b"y"]), ("c", [b""])]), Ack(9, 1, "why"), WorkerBye(), RefusalMessage("no"),
 )  # fmt: skip
 
 
@@ -34,7 +42,7 @@ def test_a_message_is_plain_msgpack_behind_its_length(message: object) -> None:
     packed = messages.pack(message)  # type: ignore[arg-type]
     assert int.from_bytes(packed[:4], "big") == len(packed) - 4
     assert isinstance(msgpack.unpackb(packed[4:]), list)
-    is_workers = isinstance(message, Hello | Batch | Bye)
+    is_workers = isinstance(message, WorkerHello | WorkerBatch | WorkerBye)
     read = messages.read_from_worker if is_workers else messages.read_from_service
     other = messages.read_from_service if is_workers else messages.read_from_worker
     assert read(packed[4:]) == message
@@ -45,7 +53,7 @@ def test_a_message_is_plain_msgpack_behind_its_length(message: object) -> None:
 @pytest.mark.parametrize("step", [1, 2, 3, 7, 1000])
 def test_messages_are_cut_wherever_the_stream_was_cut(step: int) -> None:
     stream = b"".join(messages.pack(message) for message in ALL)
-    inbox = Inbox(1000)
+    inbox = MessageReader(1000)
     got = [part for at in range(0, len(stream), step) for part in inbox.feed(stream[at : at + step])]
     assert got == [payload(message) for message in ALL]
     assert inbox.waiting_bytes == 0
@@ -53,7 +61,7 @@ def test_messages_are_cut_wherever_the_stream_was_cut(step: int) -> None:
 
 @pytest.mark.parametrize("size", [0, 1001, 2**32 - 1])
 def test_a_length_out_of_bounds_is_refused_before_anything_is_held(size: int) -> None:
-    inbox = Inbox(1000)
+    inbox = MessageReader(1000)
     with pytest.raises(MalformedMessage, match="at most 1000 are accepted"):
         list(inbox.feed(size.to_bytes(4, "big")))
     assert inbox.waiting_bytes == 0
@@ -90,28 +98,33 @@ def make_worker(**settings: int) -> WorkerCore:
     return WorkerCore(WorkerSettings(**settings), guid=GUID, name="w", pid=1)
 
 
-def worker_in(state: worker_side.State) -> WorkerCore:
+def worker_in(state: worker_side.WorkerState) -> WorkerCore:
     core = make_worker()
-    if state is not worker_side.State.AWAY:
+    if state is not worker_side.WorkerState.AWAY:
         core.connected()
-    if state is worker_side.State.OPEN:
+    if state is worker_side.WorkerState.OPEN:
         core.receive(payload(Welcome(0, SERVICE, 1000)))
     return core
 
 
-WORKER_ALLOWED = {(worker_side.State.GREETING, Welcome), (worker_side.State.OPEN, Ack)}
+WORKER_ALLOWED = {(worker_side.WorkerState.GREETING, Welcome), (worker_side.WorkerState.OPEN, Ack)}
 
 
-@pytest.mark.parametrize("state", worker_side.State)
-@pytest.mark.parametrize("message", [Welcome(0, SERVICE, 1000), Ack(0), Refusal("no"), Hello(1, GUID, 1), Bye()],
-                         ids=lambda message: type(message).__name__)  # fmt: skip
-def test_every_message_in_every_state_of_a_worker(state: worker_side.State, message: object) -> None:
+@pytest.mark.parametrize("state", worker_side.WorkerState)
+@pytest.mark.parametrize(
+    "message",
+    [Welcome(0, SERVICE, 1000), Ack(0), RefusalMessage("no"), WorkerHello(1, GUID, 1), WorkerBye()],
+    ids=lambda message: type(message).__name__,
+)
+def test_every_message_in_every_state_of_a_worker(state: worker_side.WorkerState, message: object) -> None:
     core = worker_in(state)
     if (state, type(message)) in WORKER_ALLOWED:
         core.receive(payload(message))
-        assert core.state is worker_side.State.OPEN
+        assert core.state is worker_side.WorkerState.OPEN
     else:
-        kind = {Refusal: Refused, Hello: MalformedMessage, Bye: MalformedMessage}.get(type(message), UnexpectedMessage)
+        kind = {RefusalMessage: WorkerRefused, WorkerHello: MalformedMessage, WorkerBye: MalformedMessage}.get(
+            type(message), UnexpectedMessage
+        )
         with pytest.raises(kind):
             core.receive(payload(message))
 
@@ -128,7 +141,7 @@ def test_events_collect_into_batches_that_are_numbered_and_bounded() -> None:
     sent = []
     while (message := core.next_message()) is not None:
         sent.append(messages.read_from_worker(message[4:]))
-    assert [(batch.number, batch.groups) for batch in sent if isinstance(batch, Batch)] == [
+    assert [(batch.number, batch.groups) for batch in sent if isinstance(batch, WorkerBatch)] == [
         (1, [("a", [b"0", b"2"]), ("b", [b"1"])]),
         (2, [("b", [b"3", b"5"]), ("a", [b"4"])]),
         (3, [("a", [b"6"]), ("c", [b"x" * 90])]),
@@ -137,7 +150,7 @@ def test_events_collect_into_batches_that_are_numbered_and_bounded() -> None:
 
 
 def test_a_lone_event_is_written_and_others_wait_for_the_occasion() -> None:
-    core = worker_in(worker_side.State.OPEN)
+    core = worker_in(worker_side.WorkerState.OPEN)
     assert core.add("a", b"1")
     assert core.next_message() is not None
     assert not core.add("a", b"2")
@@ -157,7 +170,7 @@ def test_the_window_is_bounded_in_events_and_in_bytes() -> None:
 
 
 def test_what_is_not_acknowledged_is_sent_again_and_the_rest_is_not() -> None:
-    core = worker_in(worker_side.State.OPEN)
+    core = worker_in(worker_side.WorkerState.OPEN)
     for number in range(3):
         core.add("a", b"%d" % number)
         core.next_message()
@@ -167,19 +180,19 @@ def test_what_is_not_acknowledged_is_sent_again_and_the_rest_is_not() -> None:
     core.add("a", b"new")
     assert core.next_message() is None, "there is no connection"
     hello = messages.read_from_worker(core.connected()[4:])
-    assert isinstance(hello, Hello)
+    assert isinstance(hello, WorkerHello)
     assert hello.first == 2
     assert core.next_message() is None, "the service has not said what it has"
     core.receive(payload(Welcome(2, SERVICE, 1000)))
     assert core.acknowledged == 2
     resent = [messages.read_from_worker(message[4:]) for message in iter(core.next_message, None)]
-    assert [batch.number for batch in resent if isinstance(batch, Batch)] == [3, 4]
+    assert [batch.number for batch in resent if isinstance(batch, WorkerBatch)] == [3, 4]
     assert core.resent == 1
 
 
 @pytest.mark.parametrize("number", [2, 3])
 def test_an_acknowledgement_of_what_was_never_sent_is_refused(number: int) -> None:
-    core = worker_in(worker_side.State.OPEN)
+    core = worker_in(worker_side.WorkerState.OPEN)
     core.add("a", b"1")
     core.next_message()
     core.add("a", b"2")
@@ -196,38 +209,41 @@ def test_an_acknowledgement_of_what_was_never_sent_is_refused(number: int) -> No
 
 
 def make_service(**settings: int) -> ServiceCore:
-    return ServiceCore(ServiceSettings(**settings), guid=SERVICE)
+    return ServiceCore(IntakeSettings(**settings), guid=SERVICE)
 
 
-def take(connection: Connection, *sent: object) -> list[Taken]:
+def take(connection: WorkerConnection, *sent: object) -> list[TakenBatch]:
     return list(connection.feed(b"".join(messages.pack(message) for message in sent)))  # type: ignore[arg-type]
 
 
-def said(connection: Connection) -> list[object]:
+def said(connection: WorkerConnection) -> list[object]:
     out, connection.outgoing = connection.outgoing, b""
-    return [messages.read_from_service(part) for part in Inbox(10_000).feed(out)]
+    return [messages.read_from_service(part) for part in MessageReader(10_000).feed(out)]
 
 
-def connection_in(state: service_side.State) -> Connection:
+def connection_in(state: service_side.ConnectionState) -> WorkerConnection:
     connection = make_service().connect()
-    if state is not service_side.State.NEW:
-        take(connection, Hello(1, GUID, 1))
-    if state is service_side.State.ENDED:
-        take(connection, Bye())
+    if state is not service_side.ConnectionState.NEW:
+        take(connection, WorkerHello(1, GUID, 1))
+    if state is service_side.ConnectionState.ENDED:
+        take(connection, WorkerBye())
     return connection
 
 
 SERVICE_ALLOWED = {
-    (service_side.State.NEW, Hello): service_side.State.OPEN,
-    (service_side.State.OPEN, Batch): service_side.State.OPEN,
-    (service_side.State.OPEN, Bye): service_side.State.ENDED,
+    (service_side.ConnectionState.NEW, WorkerHello): service_side.ConnectionState.OPEN,
+    (service_side.ConnectionState.OPEN, WorkerBatch): service_side.ConnectionState.OPEN,
+    (service_side.ConnectionState.OPEN, WorkerBye): service_side.ConnectionState.ENDED,
 }
 
 
-@pytest.mark.parametrize("state", service_side.State)
-@pytest.mark.parametrize("message", [Hello(1, GUID, 1), Batch(1, [("a", [b"x"])]), Bye(), Ack(1), Refusal("no")],
-                         ids=lambda message: type(message).__name__)  # fmt: skip
-def test_every_message_in_every_state_of_a_connection(state: service_side.State, message: object) -> None:
+@pytest.mark.parametrize("state", service_side.ConnectionState)
+@pytest.mark.parametrize(
+    "message",
+    [WorkerHello(1, GUID, 1), WorkerBatch(1, [("a", [b"x"])]), WorkerBye(), Ack(1), RefusalMessage("no")],
+    ids=lambda message: type(message).__name__,
+)
+def test_every_message_in_every_state_of_a_connection(state: service_side.ConnectionState, message: object) -> None:
     connection = connection_in(state)
     if (state, type(message)) in SERVICE_ALLOWED:
         take(connection, message)
@@ -235,21 +251,21 @@ def test_every_message_in_every_state_of_a_connection(state: service_side.State,
     else:
         with pytest.raises(HopError):
             take(connection, message)
-        assert connection.state is service_side.State.ENDED
+        assert connection.state is service_side.ConnectionState.ENDED
 
 
 def test_batches_are_taken_once_and_acknowledged_together() -> None:
     core = make_service()
     connection = core.connect()
-    taken = take(connection, Hello(1, GUID, 1), *(Batch(number, [("a", [b"x"])]) for number in (1, 2, 3)))
+    taken = take(connection, WorkerHello(1, GUID, 1), *(WorkerBatch(number, [("a", [b"x"])]) for number in (1, 2, 3)))
     assert [batch.number for batch in taken] == [1, 2, 3]
-    assert messages.read_from_worker(taken[0].payload) == Batch(1, [("a", [b"x"])])
+    assert messages.read_from_worker(taken[0].payload) == WorkerBatch(1, [("a", [b"x"])])
     assert said(connection) == [Welcome(0, SERVICE, core.settings.event_bytes_max, 0)]
     connection.refuse(2, "too large")
     connection.acknowledge()
     connection.acknowledge()
     assert said(connection) == [Ack(3, 2, "too large")]
-    assert take(connection, Batch(2, [("a", [b"x"])]), Batch(4, [])) != []
+    assert take(connection, WorkerBatch(2, [("a", [b"x"])]), WorkerBatch(4, [])) != []
     assert core.counters.duplicate_batches == 1
     connection.acknowledge()
     assert said(connection) == [Ack(4)]
@@ -257,10 +273,10 @@ def test_batches_are_taken_once_and_acknowledged_together() -> None:
 
 @pytest.mark.parametrize("number", [0, 3, 2**62])
 def test_a_batch_that_does_not_follow_ends_the_connection(number: int) -> None:
-    connection = connection_in(service_side.State.OPEN)
-    take(connection, Batch(1, []))
+    connection = connection_in(service_side.ConnectionState.OPEN)
+    take(connection, WorkerBatch(1, []))
     with pytest.raises(UnexpectedMessage):
-        take(connection, Batch(number, []))
+        take(connection, WorkerBatch(number, []))
     assert connection.worker is not None
     assert connection.worker.taken == 1
 
@@ -268,17 +284,17 @@ def test_a_batch_that_does_not_follow_ends_the_connection(number: int) -> None:
 def test_a_worker_that_comes_back_is_told_what_was_taken() -> None:
     core = make_service()
     first = core.connect()
-    take(first, Hello(1, GUID, 1), Batch(1, []), Batch(2, []))
+    take(first, WorkerHello(1, GUID, 1), WorkerBatch(1, []), WorkerBatch(2, []))
     second = core.connect()
-    take(second, Hello(1, GUID, 2))
-    assert first.state is service_side.State.ENDED, "a worker has one connection"
+    take(second, WorkerHello(1, GUID, 2))
+    assert first.state is service_side.ConnectionState.ENDED, "a worker has one connection"
     assert core.connected == 1
     assert said(second) == [Welcome(2, SERVICE, core.settings.event_bytes_max, 0)]
 
 
 def test_a_service_that_does_not_tell_what_it_refused_has_published_nothing() -> None:
     """One of an older release."""
-    core = worker_in(worker_side.State.OPEN)
+    core = worker_in(worker_side.WorkerState.OPEN)
     for number in range(3):
         core.add("a", b"%d" % number)
     assert core.next_message() is not None
@@ -291,41 +307,41 @@ def test_a_service_that_does_not_tell_what_it_refused_has_published_nothing() ->
 
 def test_a_worker_that_nobody_remembers_goes_on_where_it_is() -> None:
     connection = make_service().connect()
-    taken = take(connection, Hello(1, GUID, 41), Batch(41, []))
+    taken = take(connection, WorkerHello(1, GUID, 41), WorkerBatch(41, []))
     assert [batch.number for batch in taken] == [41]
 
 
 def test_a_worker_of_whom_too_little_is_remembered_goes_on_and_is_counted() -> None:
-    core = ServiceCore(ServiceSettings(), guid=SERVICE, taken={GUID: 7})
-    take(core.connect(), Hello(1, GUID, 10), Batch(10, []))
+    core = ServiceCore(IntakeSettings(), guid=SERVICE, taken={GUID: 7})
+    take(core.connect(), WorkerHello(1, GUID, 10), WorkerBatch(10, []))
     assert core.counters.unproven_batches == 2
     assert core.taken() == {GUID: 10}
 
 
 def test_workers_are_refused_when_there_are_too_many_or_too_new() -> None:
     core = make_service(workers_max=1)
-    take(core.connect(), Hello(1, GUID, 1))
-    for hello in (Hello(1, b"x" * 16, 1), Hello(2, b"y" * 16, 1)):
+    take(core.connect(), WorkerHello(1, GUID, 1))
+    for hello in (WorkerHello(1, b"x" * 16, 1), WorkerHello(2, b"y" * 16, 1)):
         refused = core.connect()
         take(refused, hello)
-        assert refused.state is service_side.State.ENDED
-        assert isinstance(said(refused)[0], Refusal)
+        assert refused.state is service_side.ConnectionState.ENDED
+        assert isinstance(said(refused)[0], RefusalMessage)
     assert core.counters.refused_workers == 2
-    take(core.connect(), Hello(1, GUID, 1))  # the same worker again needs no further place
+    take(core.connect(), WorkerHello(1, GUID, 1))  # the same worker again needs no further place
     assert core.connected == 1
 
 
 def test_the_workers_heard_longest_ago_are_forgotten_and_connected_ones_never() -> None:
     core = make_service(remembered_max=2)
     staying = core.connect()
-    take(staying, Hello(1, GUID, 1))
+    take(staying, WorkerHello(1, GUID, 1))
     for number in range(5):
         passing = core.connect()
-        take(passing, Hello(1, bytes([number]) * 16, 1), Batch(1, []))
+        take(passing, WorkerHello(1, bytes([number]) * 16, 1), WorkerBatch(1, []))
         passing.end()
     assert list(core.taken()) == [GUID, bytes([4]) * 16]
     assert core.counters.forgotten_workers == 4
-    take(staying, Bye())
+    take(staying, WorkerBye())
     assert GUID not in core.taken()
 
 
@@ -343,7 +359,7 @@ def test_whatever_breaks_each_event_is_taken_once_and_in_order_and_refusals_are_
     while client.acknowledged < 300:
         if dice.random() < 0.1:
             core = ServiceCore(core.settings, guid=SERVICE, taken=core.taken(), refused={client.guid: refused})
-        connection, inbox = core.connect(), Inbox(1000)
+        connection, inbox = core.connect(), MessageReader(1000)
         to_service = client.connected()
         for _ in range(dice.randrange(1, 12)):
             for _ in range(dice.randrange(6)):

@@ -9,32 +9,34 @@ import pytest
 from pubsub_api.core.errors import UndecodableBody
 from pubsub_api.errors import UsageError
 from spark_pipeline.core import job_ranges as sharing
-from spark_pipeline.core.job_ranges import JOBS_MAX, Job, Origin, Place, Run, Shares, Turn, Waiting
+from spark_pipeline.core.job_ranges import JOBS_MAX, AvailableRanges, GroupOrigin, Job, JobRanges, QueryPlace, Run, Turn
 from spark_pipeline.core.ranges import LogRange
 from spark_pipeline.errors import CheckpointCopied, JobNameTaken
 
-ORIGIN = Origin(1, 1)
+ORIGIN = GroupOrigin(1, 1)
 
 
-def fresh(shards: int = 4) -> Shares:
+def fresh(shards: int = 4) -> JobRanges:
     return sharing.begin(ORIGIN, [0] * shards, None)
 
 
-def at(number: int, checkpoint: str = "checkpoint") -> Place:
+def at(number: int, checkpoint: str = "checkpoint") -> QueryPlace:
     """Where a job is that has planned so many turns."""
-    return Place(Turn(number), checkpoint)
+    return QueryPlace(Turn(number), checkpoint)
 
 
-def waiting(*ends: int, is_ordered: bool = False, events_max: int | None = None, starts: int = 0) -> Waiting:
-    return Waiting(dict.fromkeys(range(len(ends)), starts), dict(enumerate(ends)), is_ordered, events_max)
+def waiting(*ends: int, is_ordered: bool = False, events_max: int | None = None, starts: int = 0) -> AvailableRanges:
+    return AvailableRanges(dict.fromkeys(range(len(ends)), starts), dict(enumerate(ends)), is_ordered, events_max)
 
 
-def take(shares: Shares, name: str, place: Place, what: Waiting, run: str = "") -> tuple[Shares, Turn | None]:
+def take(
+    shares: JobRanges, name: str, place: QueryPlace, what: AvailableRanges, run: str = ""
+) -> tuple[JobRanges, Turn | None]:
     """By a query that runs on and on, or by this run of it."""
     return sharing.take(shares, name, place, what, Run(run or place.checkpoint, has_begun=not run))
 
 
-def finish(shares: Shares, name: str, place: Place) -> Shares:
+def finish(shares: JobRanges, name: str, place: QueryPlace) -> JobRanges:
     return sharing.finish(shares, name, place, Run(place.checkpoint, has_begun=False))
 
 
@@ -111,7 +113,7 @@ def test_of_two_copies_of_a_checkpoint_that_run_at_once_the_one_that_started_fir
 
 def test_a_turn_that_was_dropped_when_the_group_was_moved_is_no_sign_of_a_copy() -> None:
     shares, _ = take(fresh(1), "a", at(0), waiting(10), "died before the checkpoint had it")
-    shares = sharing.begin(Origin(1, 2), [0], shares)
+    shares = sharing.begin(GroupOrigin(1, 2), [0], shares)
     _, turn = take(shares, "a", at(0), waiting(10), "started again")
     assert turn == Turn(2, (LogRange(0, 0, 10),))
 
@@ -150,7 +152,7 @@ def test_what_retention_dropped_is_counted_and_skipped() -> None:
 
 def test_a_group_that_was_moved_begins_at_its_positions_and_keeps_names_and_counting() -> None:
     shares, _ = take(fresh(1), "a", at(0), waiting(10))
-    shares = sharing.begin(Origin(1, 2), [3], shares)
+    shares = sharing.begin(GroupOrigin(1, 2), [3], shares)
     with pytest.raises(JobNameTaken):
         take(shares, "a", at(0, "new"), waiting(10))
     shares, turn = take(shares, "a", at(1), waiting(10))
@@ -159,11 +161,11 @@ def test_a_group_that_was_moved_begins_at_its_positions_and_keeps_names_and_coun
 
 def test_a_group_that_was_declared_anew_knows_nothing_of_the_older_one() -> None:
     shares, _ = take(fresh(1), "a", at(0), waiting(10))
-    assert sharing.begin(Origin(2, 1), [3], shares) == Shares(Origin(2, 1), {0: 3})
+    assert sharing.begin(GroupOrigin(2, 1), [3], shares) == JobRanges(GroupOrigin(2, 1), {0: 3})
 
 
 def test_the_number_of_jobs_is_bounded() -> None:
-    crowded = Shares(ORIGIN, {0: 0}, {f"job-{number}": Job() for number in range(JOBS_MAX)})
+    crowded = JobRanges(ORIGIN, {0: 0}, {f"job-{number}": Job() for number in range(JOBS_MAX)})
     with pytest.raises(UsageError, match="keep their names"):
         take(crowded, "one more", at(0), waiting(10))
 
@@ -172,7 +174,7 @@ def test_records_and_offsets_come_back_as_they_were() -> None:
     shares, turn = take(fresh(3), "a", at(0), waiting(10, 0, 4))
     assert turn is not None
     assert sharing.decode(sharing.encode(shares)) == shares
-    place = Place(turn, "mark")
+    place = QueryPlace(turn, "mark")
     assert sharing.place_from_json(sharing.place_to_json(place)) == place
     with pytest.raises(UndecodableBody):
         sharing.decode(b"\xc1")

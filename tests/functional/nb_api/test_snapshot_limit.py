@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import pytest
 
 from nb_api import LocalCache, NbApi
-from nb_api.coordination.snapshot_limit import TABLE, Slots, SlotSettings
+from nb_api.coordination.snapshot_limit import TABLE, SlotSettings, SnapshotLimit
 from pubsub_api.errors import Closed
 from tests.helpers.nb_tools import open_nb, sqlite_url
 from tests.helpers.waiting import wait_until
@@ -26,11 +26,11 @@ def nb(tmp_path: pathlib.Path) -> Iterator[NbApi]:
         yield nb
 
 
-def make(nb: NbApi, count: int, *, lease_s: float = 30.0, wait_max_s: float = WAIT_S) -> Slots:
+def make(nb: NbApi, count: int, *, lease_s: float = 30.0, wait_max_s: float = WAIT_S) -> SnapshotLimit:
     def pause(seconds: float) -> None:
         threading.Event().wait(min(seconds, 0.02))
 
-    return Slots(SlotSettings(count, lease_s, wait_max_s), nb.db, pause)
+    return SnapshotLimit(SlotSettings(count, lease_s, wait_max_s), nb.db, pause)
 
 
 def test_no_more_readers_than_slots(nb: NbApi) -> None:
@@ -144,6 +144,6 @@ def test_who_is_closed_does_not_wait(nb: NbApi) -> None:
     def closed(seconds: float) -> None:
         raise Closed("nobody waits any more")
 
-    slots = Slots(SlotSettings(1, 30.0, WAIT_S), nb.db, closed)
+    slots = SnapshotLimit(SlotSettings(1, 30.0, WAIT_S), nb.db, closed)
     with make(nb, 1).hold(), pytest.raises(Closed), slots.hold():
         pass
