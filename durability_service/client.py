@@ -294,9 +294,7 @@ def _wanted_spaces(services: Sequence[ServiceStatus], topics: Sequence[str]) -> 
 def _is_everybody_there(answers: Sequence[Answer]) -> bool:
     """Whether everybody has answered whom the services that have are in touch with."""
     found = [one.status for one in answers if one.status]
-    named = {
-        fellow.node for one in found for fellow in one.fellows if fellow.is_connected and not fellow.incompatibility
-    }
+    named = {peer.node for one in found for peer in one.peers if peer.is_connected and not peer.incompatibility}
     return bool(found) and named <= {one.node for one in found}
 
 

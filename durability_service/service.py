@@ -1,6 +1,6 @@
 """The durability service: the core, with a bus, a store and time.
 
-Threads: the bus's threads bring live events and messages of fellows and run the core under one lock; the loop sends
+Threads: the bus's threads bring live events and messages of peers and run the core under one lock; the loop sends
 what is to be sent and runs the core when time has passed; the store writer writes; the watchdog watches both.  Live
 events wait when the disk is behind, so that nothing piles up in memory.
 """
@@ -47,7 +47,7 @@ from durability_service.protocol import Answer, Ask, ServiceStatus
 from durability_service.serving import answers
 from durability_service.serving.administration import Administration
 from durability_service.serving.durable_ranges import DurableRanges
-from durability_service.serving.peer_messages import FellowBus
+from durability_service.serving.peer_messages import PeerBus
 from durability_service.serving.sampling import SampleRecorder, StreamRange
 from durability_service.serving.tracing import Tracer
 from durability_service.serving.watchdog import Watchdog
@@ -79,7 +79,7 @@ _IDLE_S = 60.0
 class DurabilityService(Closeable):
     """One service.  Raises what opening a driver, a store and the configuration may raise.
 
-    ``publishers`` replaces the addresses of publishers of the configuration; ``fellows`` those of ``[durability]``.
+    ``publishers`` replaces the addresses of publishers of the configuration; ``peers`` those of ``[durability]``.
     """
 
     def __init__(
@@ -88,7 +88,7 @@ class DurabilityService(Closeable):
         *,
         driver: PubSubApi | None = None,
         publishers: Sequence[str] | None = None,
-        fellows: Sequence[str] | None = None,
+        peers: Sequence[str] | None = None,
     ) -> None:
         self._driver = driver or loading.build_driver(conf)
         config.register(conf)
@@ -129,11 +129,11 @@ class DurabilityService(Closeable):
         self._is_read = False
         """Somebody was given history."""
         self._writer = self._open_writer(store)
-        self._bus = FellowBus(
+        self._bus = PeerBus(
             self._driver,
             topics,
             self._frame,
-            addresses=self._fellow_addresses() if fellows is None else fellows,
+            addresses=self._peer_addresses() if peers is None else peers,
             on_message=lambda message: self._step(Received(message)),
             answer=self._answer,
         )
@@ -156,8 +156,8 @@ class DurabilityService(Closeable):
             timeout_s=config.WATCHDOG_TIMEOUT_S,
         )
 
-    def _fellow_addresses(self) -> list[str]:
-        """Where fellows are heard: at their own addresses, or where everybody is."""
+    def _peer_addresses(self) -> list[str]:
+        """Where peers are heard: at their own addresses, or where everybody is."""
         if self._driver.capabilities.bind_based:
             return list(self._options.fellows)
         return self._driver.listen_addresses()
@@ -176,7 +176,7 @@ class DurabilityService(Closeable):
     def _subscribe(self, publishers: Sequence[str] | None) -> Subscriber:
         filters = sorted({one for space in self.settings.name_spaces for one in space.filters})
         return self._session.subscriber(
-            filters or [config.CONTROL_TOPICS],  # name-spaces may be learned from fellows
+            filters or [config.CONTROL_TOPICS],  # name-spaces may be learned from peers
             on_frames=self._on_frames,
             on_resync=self._on_resync,
             takes_repeats=True,  # of what was given up, and then sent again by a publisher that wants to be sure
@@ -188,19 +188,19 @@ class DurabilityService(Closeable):
 
     @property
     def address(self) -> str:
-        """Where fellows and clients reach this service on a bind-based driver."""
+        """Where peers and clients reach this service on a bind-based driver."""
         return self._bus.address
 
     @property
     def node(self) -> str:
         return self.settings.node
 
-    def listen_to(self, *, publisher: str = "", fellow: str = "") -> None:
-        """Hear a further publisher or fellow."""
+    def listen_to(self, *, publisher: str = "", peer: str = "") -> None:
+        """Hear a further publisher or peer."""
         if publisher:
             self._subscriber.listen_to(publisher)
-        if fellow:
-            self._bus.listen_to(fellow)
+        if peer:
+            self._bus.listen_to(peer)
 
     def status(self) -> ServiceStatus:
         with self._lock:

@@ -144,7 +144,7 @@ class Level(enum.IntEnum):
 
 @dataclasses.dataclass(frozen=True)
 class Send:
-    """To every fellow."""
+    """To every peer."""
 
     message: Message
 

@@ -102,7 +102,7 @@ class Holding:
         self.merged_at: dict[str, float] = {}
         """Role -> when that was, if data was asked for."""
         self.differs_since: dict[str, float] = {}
-        """Fellow of the same epoch -> since when its set has been another than ours."""
+        """Peer of the same epoch -> since when its set has been another than ours."""
         self.alignment: Alignment | None = None
         self.applying: Applying | None = None
         self.is_marking = False

@@ -22,7 +22,7 @@ from collections.abc import Sequence
 from durability_service.core.alignment import conflicts
 from durability_service.core.alignment.alignee import AlignmentPurpose
 from durability_service.core.alignment.aligning import Aligning, Context
-from durability_service.core.alignment.conflicts import Conflict, Peer
+from durability_service.core.alignment.conflicts import Conflict, SpacePeer
 from durability_service.core.alignment.merging import MergePolicy
 from durability_service.core.effects import Level
 from durability_service.core.election import ElectionMember, choose, is_agreed
@@ -40,7 +40,7 @@ One small row then; and what a service is taken to have been away for longer tha
 _QUALITY_OLD, _QUALITY_FRESH = 1, 2
 """Of sets on disk: one that is too old comes before none, and after every other, also one that is empty."""
 _STARTERS_DISCOVERIES = 3
-"""Fellows that still discover are waited for, for this many discovery periods, before data is injected."""
+"""Peers that still discover are waited for, for this many discovery periods, before data is injected."""
 
 
 class Keeper(Aligning):
@@ -55,7 +55,7 @@ class Keeper(Aligning):
 
     @property
     def signature(self) -> tuple[object, ...]:
-        """What fellows must hear of at once when it changes."""
+        """What peers must hear of at once when it changes."""
         held = self.holding
         counters = held.counters
         news = counters.joins, counters.replacements
@@ -90,7 +90,7 @@ class Keeper(Aligning):
 
     # -- deciding
 
-    def evaluate(self, now: float, peers: Sequence[Peer]) -> None:
+    def evaluate(self, now: float, peers: Sequence[SpacePeer]) -> None:
         """Look at what everybody says and do what follows."""
         held = self.holding
         if held.phase is Phase.DORMANT and held.is_wanted:
@@ -112,13 +112,13 @@ class Keeper(Aligning):
         elif held.is_aligned:
             self._lead_or_follow(now, peers, members)
 
-    def _look_whether_behind(self, now: float, members: Sequence[Peer]) -> None:
+    def _look_whether_behind(self, now: float, members: Sequence[SpacePeer]) -> None:
         if not self.lagging.is_behind:
             return
         held = self.holding
         of_one_epoch = [peer for peer in members if peer.advert.is_complete and peer.advert.epoch == held.epoch]
         digest = held.set.digest
-        said = [(peer.node, peer.advert.digest == digest, peer.fellow.heard_at) for peer in of_one_epoch]
+        said = [(peer.node, peer.advert.digest == digest, peer.service.heard_at) for peer in of_one_epoch]
         self.lagging.look(now, said)
 
     @property
@@ -126,7 +126,7 @@ class Keeper(Aligning):
         """Whether readers may be told that what they get is complete."""
         return self.holding.is_complete and not self.lagging.is_behind
 
-    def _elect(self, members: Sequence[Peer]) -> None:
+    def _elect(self, members: Sequence[SpacePeer]) -> None:
         held = self.holding
         held.choice = choose(tuple(sorted([held.member(), *map(_as_member, members)])))
         held.is_agreed = is_agreed(held.choice, [(peer.advert.view, peer.advert.candidate) for peer in members])
@@ -141,7 +141,7 @@ class Keeper(Aligning):
             held.master = ""
             self._context.trace(Level.WARNING, "master lost", name_space=held.name)
 
-    def _warn(self, members: Sequence[Peer]) -> None:
+    def _warn(self, members: Sequence[SpacePeer]) -> None:
         """Say what is configured in a way that cannot work well."""
         held = self.holding
         is_delayed = held.policy.delayed_alignment
@@ -161,7 +161,7 @@ class Keeper(Aligning):
                 self._context.trace(Level.WARNING, warning, name_space=held.name)
         held.warnings = warnings
 
-    def _begin(self, now: float, peers: Sequence[Peer], members: Sequence[Peer]) -> None:
+    def _begin(self, now: float, peers: Sequence[SpacePeer], members: Sequence[SpacePeer]) -> None:
         """Nothing is complete here yet: fetch from whoever is, or inject when we are chosen and nobody is."""
         held = self.holding
         if not held.is_agreed:
@@ -177,7 +177,7 @@ class Keeper(Aligning):
         if source is not None and source.advert.epoch >= held.epoch:
             self._fetch(now, source, members)
 
-    def _waits_for_starters(self, now: float, peers: Sequence[Peer]) -> bool:
+    def _waits_for_starters(self, now: float, peers: Sequence[SpacePeer]) -> bool:
         if now - self.holding.since > _STARTERS_DISCOVERIES * self._settings.discovery_s:
             return False
         same_role = (peer.advert for peer in peers if peer.role == self._settings.role)
@@ -202,7 +202,7 @@ class Keeper(Aligning):
             lambda: self._completed(epoch, lineage),
         )  # fmt: skip
 
-    def _fetch(self, now: float, source: Peer, members: Sequence[Peer]) -> None:
+    def _fetch(self, now: float, source: SpacePeer, members: Sequence[SpacePeer]) -> None:
         held = self.holding
         held.moves(LifecycleCause.MASTER_COMPLETE, now)
         is_ours = self._is_our_past(source) or self._is_delayed(source, members)
@@ -213,7 +213,7 @@ class Keeper(Aligning):
             now, source, AlignmentPurpose.FETCH, MergePolicy.MERGE if is_ours else MergePolicy.CATCHUP, _FOREVER
         )
 
-    def _is_our_past(self, source: Peer) -> bool:
+    def _is_our_past(self, source: SpacePeer) -> bool:
         """Our set on disk belongs to the source's, and is young enough that deletions since are remembered."""
         held = self.holding
         is_known = held.epoch == source.advert.epoch or held.epoch in source.advert.lineage
@@ -236,7 +236,7 @@ class Keeper(Aligning):
         if held.has_base:
             held.quality = _QUALITY_OLD if self.is_base_old else max(_QUALITY_FRESH, held.quality)
 
-    def _is_delayed(self, source: Peer, members: Sequence[Peer]) -> bool:
+    def _is_delayed(self, source: SpacePeer, members: Sequence[SpacePeer]) -> bool:
         """The domain is empty and was never written to: the best late set may still be used, when all want that."""
         held = self.holding
         if not (held.policy.delayed_alignment and source.advert.is_pristine and held.set.count):
@@ -245,7 +245,7 @@ class Keeper(Aligning):
         best = max([(peer.advert.quality, peer.node) for peer in others], default=(0, ""))
         return (held.quality, self._settings.node) > best
 
-    def _lead_or_follow(self, now: float, peers: Sequence[Peer], members: Sequence[Peer]) -> None:
+    def _lead_or_follow(self, now: float, peers: Sequence[SpacePeer], members: Sequence[SpacePeer]) -> None:
         held = self.holding
         if held.is_agreed and held.master == self._settings.node and self._takes_lead(members):
             return
@@ -257,7 +257,7 @@ class Keeper(Aligning):
         if found:
             self._resolve(now, found[0])
 
-    def _takes_lead(self, members: Sequence[Peer]) -> bool:
+    def _takes_lead(self, members: Sequence[SpacePeer]) -> bool:
         """As master: start a new epoch where one is due.  True when it did."""
         held = self.holding
         complete = frozenset(peer.node for peer in members if peer.advert.is_complete)
@@ -392,11 +392,11 @@ def _age(age_s: float) -> str:
     return f"a set on disk that was last maintained {age_s / seconds:.1f} {unit} ago"
 
 
-def _as_member(peer: Peer) -> ElectionMember:
+def _as_member(peer: SpacePeer) -> ElectionMember:
     advert = peer.advert
     return ElectionMember(
         node=peer.node,
-        incarnation=peer.fellow.advert.incarnation,
+        incarnation=peer.service.advert.incarnation,
         can_lead=advert.can_lead,
         is_complete=advert.is_complete,
         priority=advert.priority,

@@ -3,7 +3,7 @@
 =============  ==========================================================================================
 phase          meaning
 =============  ==========================================================================================
-DISCOVER       listening for fellows; what is on disk is loaded, nothing is concluded
+DISCOVER       listening for peers; what is on disk is loaded, nothing is concluded
 ELECT          taking part in the choice of a master, waiting for it to be agreed and to have a complete set
 DORMANT        as ELECT, but nobody here wants the data yet (LAZY), or it is never kept (ON_REQUEST)
 INJECT         chosen, and nobody is complete: what is on disk becomes the set, once it is marked durably

@@ -76,7 +76,7 @@ class Advert(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag=
     """How long it remembers deletions."""
     is_terminating: bool = False
     heard: dict[str, int] = {}
-    """Fellow -> incarnation, of those heard lately: who is missing here is not heard."""
+    """Peer -> incarnation, of those heard lately: who is missing here is not heard."""
     name_spaces: list[NameSpaceAdvert] = []
 
 

@@ -1,6 +1,6 @@
 """Another service with our own name: a machine that was cloned, or a name that was given twice.
 
-Fellows cannot tell the two apart, so only one of them may serve: the one that has been running longer.  The younger
+Peers cannot tell the two apart, so only one of them may serve: the one that has been running longer.  The younger
 ends, with an error.  One that is younger than we are is another service.  One that is older may also be a former life
 of ours, whose messages come late: it is alive when it says that it hears us as we are now.
 """

@@ -1,4 +1,4 @@
-"""The durability service without its shell: fellows, name-spaces, adverts, and the order of what becomes durable.
+"""The durability service without its shell: peers, name-spaces, adverts, and the order of what becomes durable.
 
 ``step(now, wall_ns, event) -> effects`` is all there is to it.  ``now`` is a monotonic time in seconds, ``wall_ns`` the
 wall clock.  The shell sends what is to be sent, stores what is to be stored, in order, and calls again with the next
@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from typing import Any
 
-from durability_service.core.alignment.conflicts import Peer
+from durability_service.core.alignment.conflicts import SpacePeer
 from durability_service.core.clocks import ClocksAhead
 from durability_service.core.effects import (
     AcknowledgeRange,
@@ -38,7 +38,7 @@ from durability_service.core.effects import (
 from durability_service.core.holding import Holding
 from durability_service.core.keeper import Keeper
 from durability_service.core.lifecycle import LifecycleCause, Phase
-from durability_service.core.membership import Fellow, Membership, PeerChange
+from durability_service.core.membership import Membership, Peer, PeerChange
 from durability_service.core.messages import PROTOCOL, Advert, DeletionNotice, Message, NameSpaceAdvert
 from durability_service.core.name_clashes import NameClashes
 from durability_service.core.namespaces import NameSpace, incompatibility, intersect, policy_for
@@ -50,7 +50,7 @@ from pubsub_api.core.errors import InvalidTopic
 _ADVERT_INTERVAL_MIN = 0.1
 """Of a heartbeat: adverts are not sent closer together than this."""
 _EVALUATE_DELAY = 0.03
-"""Of a heartbeat: what fellows say is looked at together."""
+"""Of a heartbeat: what peers say is looked at together."""
 _topic = operator.itemgetter(0)
 """Of a sample."""
 
@@ -67,7 +67,7 @@ class DurabilityCore:
         """The newest timestamp of a publisher that was believed."""
         self._wall_ns = 0
         self.clocks_ahead = ClocksAhead(settings.clock_skew_max_s)
-        self.membership = Membership(settings.node, settings.incarnation, settings.expiry_s, settings.fellows_max)
+        self.membership = Membership(settings.node, settings.incarnation, settings.expiry_s, settings.peers_max)
         self.twins = NameClashes(settings.node, settings.incarnation, settings.expiry_s)
         self._rules = settings.rules.fingerprint()
         self.keepers: dict[str, Keeper] = {}
@@ -192,7 +192,7 @@ class DurabilityCore:
             self._effects.append(AcknowledgeRange(token))
 
     def has_strangers(self) -> bool:
-        return any(not one.is_connected and not one.is_one_way for one in self.membership.fellows.values())
+        return any(not one.is_connected and not one.is_one_way for one in self.membership.peers.values())
 
     def without_aligner(self) -> list[str]:
         """Name-spaces whose data is wanted here, and which nobody has led for a discovery period."""
@@ -276,7 +276,7 @@ class DurabilityCore:
         if keeper and len(keeper.holding.set.deletions) + len(notice.deletions) <= self.settings.deletions_max:
             keeper.delete(notice.deletions)
 
-    # -- fellows
+    # -- peers
 
     def _received(self, message: Message) -> None:
         if message.node == self.settings.node:
@@ -309,24 +309,24 @@ class DurabilityCore:
             return
         changes = self.membership.received(advert, self.now)
         self._on_changes(changes)
-        fellow = self.membership.fellows.get(advert.node)
-        if fellow is None:
+        peer = self.membership.peers.get(advert.node)
+        if peer is None:
             return
         if any(change is PeerChange.HEARD for change, _ in changes):
             self._heartbeat_due = min(self._heartbeat_due, self._advert_due())  # let it hear us soon
-        self._judge(fellow)
-        if fellow.is_connected and not fellow.incompatibility:
+        self._judge(peer)
+        if peer.is_connected and not peer.incompatibility:
             for space in advert.name_spaces:
-                self._learn(fellow, space)
+                self._learn(peer, space)
 
     def _on_changes(self, changes: Sequence[tuple[PeerChange, str]]) -> None:
         for change, node in changes:
             level = Level.INFO if change in (PeerChange.HEARD, PeerChange.CONNECTED) else Level.WARNING
-            self.trace(level, f"fellow {change.value}", peer=node)
+            self.trace(level, f"peer {change.value}", peer=node)
             if change in (PeerChange.EXPIRED, PeerChange.TERMINATED, PeerChange.RESTARTED, PeerChange.ONE_WAY):
-                self._fellow_left(node)
+                self._peer_left(node)
 
-    def _fellow_left(self, node: str) -> None:
+    def _peer_left(self, node: str) -> None:
         for keeper in self.keepers.values():
             held = keeper.holding
             held.aligner.left(node)
@@ -335,13 +335,13 @@ class DurabilityCore:
             for role in [role for role, epoch in held.merged.items() if epoch.master == node]:
                 del held.merged[role]
 
-    def _judge(self, fellow: Fellow) -> None:
-        advert = fellow.advert
+    def _judge(self, peer: Peer) -> None:
+        advert = peer.advert
         spaces = [(one.name, one.filters) for one in advert.name_spaces]
         basis = spaces, advert.rules, advert.cleanup_s, len(self.keepers)
-        if fellow.judged == basis:
+        if peer.judged == basis:
             return
-        fellow.judged = basis
+        peer.judged = basis
         if advert.protocol != PROTOCOL:
             reason = f"it speaks version {advert.protocol} of the protocol, we speak {PROTOCOL}"
         elif advert.buckets != self.settings.buckets or advert.rules != self._rules:
@@ -351,13 +351,13 @@ class DurabilityCore:
             reason = f"its cleanup_delay is {advert.cleanup_s} s, ours is {self.settings.cleanup_s} s"
         else:
             reason = self._clash(advert.name_spaces)
-        if reason != fellow.incompatibility:
-            fellow.incompatibility = reason
+        if reason != peer.incompatibility:
+            peer.incompatibility = reason
             if reason:
-                self.trace(Level.SEVERE, "incompatible fellow", peer=fellow.node, reason=reason)
-                self._fellow_left(fellow.node)
+                self.trace(Level.SEVERE, "incompatible peer", peer=peer.node, reason=reason)
+                self._peer_left(peer.node)
             else:
-                self.trace(Level.INFO, "fellow has become compatible", peer=fellow.node)
+                self.trace(Level.INFO, "peer has become compatible", peer=peer.node)
 
     def _clash(self, adverts: Sequence[NameSpaceAdvert]) -> str:
         try:
@@ -366,15 +366,15 @@ class DurabilityCore:
             return f"a name-space of it is not valid: {error}"
         return incompatibility([keeper.holding.space for keeper in self.keepers.values()], theirs)
 
-    def _learn(self, fellow: Fellow, advert: NameSpaceAdvert) -> None:
+    def _learn(self, peer: Peer, advert: NameSpaceAdvert) -> None:
         """A name-space that is not configured here is taken over when a policy matches it."""
         if advert.name in self.keepers or len(self.keepers) >= self.settings.name_spaces_max:
             return
         if self._add(NameSpace(advert.name, frozenset(advert.filters))):
-            self.trace(Level.CONFIG, "name-space learned", name_space=advert.name, peer=fellow.node)
+            self.trace(Level.CONFIG, "name-space learned", name_space=advert.name, peer=peer.node)
         elif advert.name not in self._warned:
             self._warned.add(advert.name)
-            self.trace(Level.WARNING, "no policy for a name-space", name_space=advert.name, peer=fellow.node)
+            self.trace(Level.WARNING, "no policy for a name-space", name_space=advert.name, peer=peer.node)
 
     def _add(self, space: NameSpace) -> bool:
         policy = policy_for(space.name, self.settings.policies)
@@ -403,11 +403,11 @@ class DurabilityCore:
         for keeper in self.keepers.values():
             keeper.pump(self.now)
 
-    def _peers(self, name: str) -> Iterator[Peer]:
-        for fellow in self.membership.connected():
-            for advert in fellow.advert.name_spaces:
+    def _peers(self, name: str) -> Iterator[SpacePeer]:
+        for peer in self.membership.connected():
+            for advert in peer.advert.name_spaces:
                 if advert.name == name:
-                    yield Peer(fellow, advert)
+                    yield SpacePeer(peer, advert)
 
     def _discover(self, holding: Holding) -> None:
         if holding.phase is not Phase.DISCOVER:

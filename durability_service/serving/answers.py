@@ -12,7 +12,7 @@ from durability_service.core.holding import Holding
 from durability_service.core.keeper import Keeper
 from durability_service.core.service import DurabilityCore
 from durability_service.core.sets.samples import InstanceKey, Sample
-from durability_service.protocol import Ask, FellowStatus, SamplePage, ServiceStatus, SpaceStatus
+from durability_service.protocol import Ask, PeerStatus, SamplePage, ServiceStatus, SpaceStatus
 from pubsub_api.core.topics import FilterSet
 
 _SAMPLE_OVERHEAD_BYTES = 80
@@ -29,16 +29,16 @@ def service_status(
         domain=settings.domain,
         role=settings.role,
         name_spaces=[_space_status(keeper) for _, keeper in sorted(core.keepers.items())],
-        fellows=[
-            FellowStatus(
-                node=fellow.node,
-                role=fellow.advert.role,
-                is_connected=fellow.is_connected,
-                is_one_way=fellow.is_one_way,
-                incompatibility=fellow.incompatibility,
-                silent_s=round(core.now - fellow.heard_at, 3),
+        peers=[
+            PeerStatus(
+                node=peer.node,
+                role=peer.advert.role,
+                is_connected=peer.is_connected,
+                is_one_way=peer.is_one_way,
+                incompatibility=peer.incompatibility,
+                silent_s=round(core.now - peer.heard_at, 3),
             )
-            for _, fellow in sorted(core.membership.fellows.items())
+            for _, peer in sorted(core.membership.peers.items())
         ],
         lag=lag,
         counters={

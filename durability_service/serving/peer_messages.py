@@ -22,7 +22,7 @@ from pubsub_api.driver import LinkReport, PubSubApi
 LOG = logging.getLogger(__name__)
 
 
-class FellowBus:
+class PeerBus:
     """``on_message`` is called from the driver's thread; ``answer`` too, with a query."""
 
     def __init__(
@@ -61,11 +61,11 @@ class FellowBus:
         return self._sending_end.address
 
     def listen_to(self, address: str) -> bool:
-        """Hear a further fellow; True when it is new."""
+        """Hear a further peer; True when it is new."""
         return self._receiving_end.register_listen_address(address)
 
     def send(self, message: Message) -> None:
-        """To every fellow.  From one thread at a time.  What the transport refuses is counted and gone."""
+        """To every peer.  From one thread at a time.  What the transport refuses is counted and gone."""
         topic = self._topics.adverts if isinstance(message, Advert) else self._topics.alignment
         frame = frames.pack(
             Kind.CONTROL,
@@ -79,7 +79,7 @@ class FellowBus:
             self._sending_end.send(topic, frame)
         except (DriverError, LimitReached) as error:
             self.unsent += 1
-            LOG.debug("Durability: a message to the fellows was not sent: %s", error)
+            LOG.debug("Durability: a message to the peers was not sent: %s", error)
         else:
             self.sent += 1
             self.sent_bytes += len(frame)
@@ -101,7 +101,7 @@ class FellowBus:
             self._on_message(message)
 
     def on_foreign(self, topic: str, payload: bytes | None) -> None:
-        """What has no envelope is not from a fellow."""
+        """What has no envelope is not from a peer."""
 
     def on_link(self, report: LinkReport) -> None:
         LOG.debug("Durability: %s", report)

@@ -73,7 +73,7 @@ class Aligner:
         return bool(self._pending) or self._stream is not None
 
     def requested(self, request: AlignRequest, now: float, askers: Set[str]) -> None:
-        """A fellow asks.  What it asked before and has not been answered is forgotten.
+        """A peer asks.  What it asked before and has not been answered is forgotten.
 
         ``askers`` are those who lack a set, and so have asked or may do so any moment.
         """
@@ -97,7 +97,7 @@ class Aligner:
             stream.moved_at = now
 
     def left(self, node: str) -> None:
-        """A fellow is gone."""
+        """A peer is gone."""
         self._pending.pop(node, None)
         self._served.pop(node, None)
         if self._stream:

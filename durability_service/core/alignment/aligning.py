@@ -1,4 +1,4 @@
-"""Getting data from fellows, on behalf of one name-space: asking, watching, applying, making durable.
+"""Getting data from peers, on behalf of one name-space: asking, watching, applying, making durable.
 
 What is asked for, of whom and why, is decided in `durability_service.core.keeper`.
 """
@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 from durability_service.core.alignment.alignee import Alignment, AlignmentPurpose
 from durability_service.core.alignment.behind import Behind
-from durability_service.core.alignment.conflicts import Peer
+from durability_service.core.alignment.conflicts import SpacePeer
 from durability_service.core.alignment.late_samples import LateSamples
 from durability_service.core.alignment.merging import MergePolicy, diff
 from durability_service.core.effects import Level, StoreMarks, StoreOperation
@@ -42,7 +42,7 @@ class Context(Protocol):
     def request_number(self) -> int: ...
 
     def askers(self, name_space: str) -> Set[str]:
-        """Connected fellows of our role that have no complete set."""
+        """Connected peers of our role that have no complete set."""
 
     def acknowledge(self, token: int) -> None:
         """One of the name-spaces to which an event of the bus belonged has made it durable."""
@@ -51,7 +51,7 @@ class Context(Protocol):
         """One of them did not take it: it is not acknowledged, whatever the others did."""
 
     def has_strangers(self) -> bool:
-        """Whether a fellow was heard that has not had the time to hear us."""
+        """Whether a peer was heard that has not had the time to hear us."""
 
 
 class Aligning:
@@ -75,7 +75,9 @@ class Aligning:
         held.epoch_max += 1
         return Epoch(held.epoch_max, self._settings.node), held.lineage_with(held.epoch, *joined)
 
-    def _align(self, now: float, peer: Peer, purpose: AlignmentPurpose, policy: MergePolicy, asked_at: int) -> None:
+    def _align(
+        self, now: float, peer: SpacePeer, purpose: AlignmentPurpose, policy: MergePolicy, asked_at: int
+    ) -> None:
         held = self.holding
         held.counters.alignments += 1
         held.alignment = Alignment(
@@ -83,7 +85,7 @@ class Aligning:
             held.name,
             held.set,
             source=peer.node,
-            source_incarnation=peer.fellow.advert.incarnation,
+            source_incarnation=peer.service.advert.incarnation,
             purpose=purpose,
             policy=policy,
             asked_at=asked_at,
@@ -95,14 +97,14 @@ class Aligning:
         )
         self._context.send(held.alignment.request(self._context.request_number(), now))
 
-    def _watch_source(self, now: float, peers: Sequence[Peer]) -> None:
+    def _watch_source(self, now: float, peers: Sequence[SpacePeer]) -> None:
         held = self.holding
         alignment = held.alignment
         assert alignment is not None
         source = next((peer for peer in peers if peer.node == alignment.source), None)
         is_there = (
             source is not None
-            and source.fellow.advert.incarnation == alignment.source_incarnation
+            and source.service.advert.incarnation == alignment.source_incarnation
             and source.advert.is_complete
         )
         if not is_there or (alignment.is_overdue(now) and alignment.is_hopeless):
@@ -123,7 +125,7 @@ class Aligning:
             held.moves(LifecycleCause.SOURCE_LOST, now)
 
     def received(self, message: AlignRequest | AlignData | AlignEnd | AlignProgress, now: float) -> None:
-        """A message about alignment, from a fellow that is connected and compatible."""
+        """A message about alignment, from a peer that is connected and compatible."""
         held = self.holding
         alignment = held.alignment
         if isinstance(message, AlignRequest):

@@ -381,7 +381,7 @@ def test_a_link_that_carries_one_way_is_no_link_and_is_reported() -> None:
     rig.run()
     core = rig.nodes["a"].core
     assert core is not None
-    assert core.membership.fellows["b"].is_one_way
+    assert core.membership.peers["b"].is_one_way
     assert (rig.held("a").master, rig.held("b").master) == ("a", "b")
     rig.heal()
     assert rig.master() == "b"
@@ -397,7 +397,7 @@ def test_a_clean_end_is_known_at_once() -> None:
     assert rig.held("a").master == "a"
 
 
-def test_a_name_space_that_a_fellow_has_is_taken_over() -> None:
+def test_a_name_space_that_a_peer_has_is_taken_over() -> None:
     rig = Rig()
     rig.add("a")
     rig.add("b", name_spaces=())
@@ -426,7 +426,7 @@ def test_services_whose_name_spaces_clash_have_nothing_to_do_with_each_other() -
     for name, other in ("ab", "ba"):
         core = rig.nodes[name].core
         assert core is not None
-        assert "intersect" in core.membership.fellows[other].incompatibility
+        assert "intersect" in core.membership.peers[other].incompatibility
     assert rig.network.samples_moved == 0
     assert rig.held("b", "others").set.count == 1, "live data flows all the same"
     rig.nodes["b"].crash()
@@ -450,7 +450,7 @@ def test_services_that_keep_different_things_do_not_work_together(different: dic
     rig.start()
     core = rig.nodes["a"].core
     assert core is not None
-    assert reason in core.membership.fellows["b"].incompatibility
+    assert reason in core.membership.peers["b"].incompatibility
 
 
 def test_lazy_fetches_on_first_interest_and_on_request_never() -> None:
