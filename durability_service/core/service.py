@@ -68,7 +68,7 @@ class DurabilityCore:
         self._wall_ns = 0
         self.clocks_ahead = ClocksAhead(settings.clock_skew_max_s)
         self.membership = Membership(settings.node, settings.incarnation, settings.expiry_s, settings.peers_max)
-        self.twins = NameClashes(settings.node, settings.incarnation, settings.expiry_s)
+        self.name_clashes = NameClashes(settings.node, settings.incarnation, settings.expiry_s)
         self._rules = settings.rules.fingerprint()
         self.keepers: dict[str, Keeper] = {}
         self._restored = dict(restored)
@@ -126,16 +126,9 @@ class DurabilityCore:
     def _tell_keepers(self, event: Event) -> None:
         for keeper in self.keepers.values():
             if isinstance(event, Tick):
-                keeper.sweep()
-                keeper.expire()
-                keeper.renew()
-                keeper.tell_readers()
+                keeper.tick()
             elif isinstance(event, LiveLost):
-                keeper.holding.merged.clear()  # within a role sets are compared anyway
-                if event.is_read:
-                    keeper.latecomers.delayed(self.now)
-                if event.is_sure:
-                    keeper.lagging.lost(self.now)
+                keeper.live_lost(is_read=event.is_read, is_sure=event.is_sure)
             elif isinstance(event, Interest) and keeper.holding.name in event.name_spaces:
                 keeper.holding.is_wanted |= keeper.holding.may_keep
 
@@ -152,7 +145,9 @@ class DurabilityCore:
     def send(self, message: Message) -> None:
         self._effects.append(Send(message))
 
-    def store(self, holding: Holding, operations: Sequence[StoreOperation], then: Callable[[], None]) -> None:
+    def store(
+        self, holding: Holding, operations: Sequence[StoreOperation], then: Callable[[], None] = lambda: None
+    ) -> None:
         if not operations or not holding.is_persistent:
             # Nothing to write; but what was to be written before must be durable before anybody relies on this.
             if self._waiting and holding.is_persistent:
@@ -269,7 +264,7 @@ class DurabilityCore:
             own = keeper.holding.space.filters
             deletions = [Deletion(one, t) for one in filters if any(intersect(one, mine) for mine in own)]
             if deletions and keeper.delete(deletions):
-                self.send(keeper.notice(deletions))
+                self.send(DeletionNotice(node=self.settings.node, name_space=keeper.holding.name, deletions=deletions))
 
     def _noticed(self, notice: DeletionNotice) -> None:
         keeper = self.keepers.get(notice.name_space)
@@ -291,16 +286,16 @@ class DurabilityCore:
         if isinstance(message, DeletionNotice):
             self._noticed(message)
         elif message.name_space in self.keepers:
-            self.keepers[message.name_space].received(message, self.now)
+            self.keepers[message.name_space].received(message)
 
     def _twin_came(self, advert: Advert) -> None:
-        is_proven = self.twins.received(advert, self.now)
+        is_proven = self.name_clashes.received(advert, self.now)
         self._heartbeat_due = min(self._heartbeat_due, self._advert_due())  # let it hear us soon
         if not is_proven or self.is_terminating:
             return
-        (reason,) = self.twins.warnings(self.now)
+        (reason,) = self.name_clashes.warnings(self.now)
         self.trace(Level.SEVERE, reason, incarnation=advert.incarnation)
-        if self.twins.is_ours_to_end:
+        if self.name_clashes.is_ours_to_end:
             self._terminate()
             self._effects.append(NameTaken(reason))
 
@@ -328,12 +323,7 @@ class DurabilityCore:
 
     def _peer_left(self, node: str) -> None:
         for keeper in self.keepers.values():
-            held = keeper.holding
-            held.aligner.left(node)
-            held.differs_since.pop(node, None)
-            # What we joined with may change unseen while it is away: join again when it is back.
-            for role in [role for role, epoch in held.merged.items() if epoch.master == node]:
-                del held.merged[role]
+            keeper.left(node)
 
     def _judge(self, peer: Peer) -> None:
         advert = peer.advert
@@ -395,13 +385,13 @@ class DurabilityCore:
         self._on_changes(self.membership.expire(self.now))
         for keeper in self.keepers.values():
             self._discover(keeper.holding)
-            keeper.evaluate(self.now, list(self._peers(keeper.holding.name)))
+            keeper.evaluate(list(self._peers(keeper.holding.name)))
         self._pump()
         self._advertise()
 
     def _pump(self) -> None:
         for keeper in self.keepers.values():
-            keeper.pump(self.now)
+            keeper.pump()
 
     def _peers(self, name: str) -> Iterator[SpacePeer]:
         for peer in self.membership.connected():
@@ -421,7 +411,7 @@ class DurabilityCore:
     def _terminate(self) -> None:
         self.is_terminating = True
         for keeper in self.keepers.values():
-            keeper.renew(at_once=True)
+            keeper.upkeep.renew()
             if keeper.holding.phase is not Phase.TERMINATING:
                 keeper.holding.moves(LifecycleCause.STOPPED, self.now)
         self.send(self._advert())
@@ -432,11 +422,11 @@ class DurabilityCore:
         return tuple(keeper.signature for keeper in self.keepers.values()), tuple(self._heard().items())
 
     def _heard(self) -> dict[str, int]:
-        return self.membership.heard() | self.twins.heard(self.now)
+        return self.membership.heard() | self.name_clashes.heard(self.now)
 
     def troubles(self) -> list[str]:
         """What is wrong and concerns all name-spaces."""
-        return [*self.twins.warnings(self.now), *self.clocks_ahead.warnings(self.now)]
+        return [*self.name_clashes.warnings(self.now), *self.clocks_ahead.warnings(self.now)]
 
     def _advert_due(self) -> float:
         return self._advert_sent + _ADVERT_INTERVAL_MIN * self.settings.heartbeat_s

@@ -43,7 +43,7 @@ def service_status(
         lag=lag,
         counters={
             "unwanted": core.unwanted,
-            "name_clashes": core.twins.clashes,
+            "name_clashes": core.name_clashes.clashes,
             "fellows_refused": core.membership.refused,
             **counters,
         },
@@ -56,7 +56,7 @@ def service_status(
 
 def _space_status(keeper: Keeper) -> SpaceStatus:
     held = keeper.holding
-    aligner = held.aligner
+    aligner = keeper.aligner
     return SpaceStatus(
         name=held.name,
         filters=sorted(held.space.filters),
@@ -68,17 +68,17 @@ def _space_status(keeper: Keeper) -> SpaceStatus:
         samples=held.set.count,
         digest=held.set.digest.hex(),
         persistent=held.is_persistent,
-        conflicts=list(held.conflicts),
+        conflicts=list(keeper.conflicts),
         counters={
             **dataclasses.asdict(held.counters),
-            "held": len(held.held),
+            "held": len(held.waiting),
             "expired": held.expiry.expired,
             "requests": aligner.requests,
             "requests_combined": aligner.combined,
             "samples_sent": aligner.samples_sent,
             "askers_dropped": aligner.dropped_askers,
         },
-        warnings=[*held.warnings, *(["behind: live events were lost here"] if keeper.lagging.is_behind else [])],
+        warnings=[*keeper.warnings, *(["behind: live events were lost here"] if keeper.behind.is_behind else [])],
         durability=held.policy.durability.name,
         joins=held.counters.joins,
         replacements=held.counters.replacements,

@@ -8,19 +8,15 @@ makes progress, whatever was lost.  Nothing is applied before all of it is there
 
 from __future__ import annotations
 
+import dataclasses
 import enum
+from collections.abc import Sequence
 
 from durability_service.core.alignment.merging import MergePolicy
-from durability_service.core.messages import (
-    AlignData,
-    AlignEnd,
-    AlignProgress,
-    AlignRequest,
-    BucketPart,
-)
+from durability_service.core.messages import AlignData, AlignEnd, AlignProgress, AlignRequest, BucketPart
 from durability_service.core.sets.batches import SampleBatch, from_content
 from durability_service.core.sets.sample_set import SampleSet
-from durability_service.core.sets.samples import DIGEST_BYTES, digest_value
+from durability_service.core.sets.samples import DIGEST_BYTES, Sample, digest_value
 from durability_service.core.settings import ServiceSettings
 from pubsub_api.core.errors import UndecodableBody
 
@@ -41,6 +37,21 @@ class AlignmentPurpose(enum.Enum):
     """The master joins another side of a split."""
     FOREIGN = "foreign"
     """The master joins with another role."""
+
+
+@dataclasses.dataclass
+class Applying:
+    """What an answer that has come whole did to the set so far, and what is left of it."""
+
+    buckets: list[int]
+    """Those that are left, the next one last."""
+    removed: list[Sample]
+    """``added`` and ``removed`` are for the store."""
+    is_change: bool
+    """It made a difference."""
+    added: list[Sample] = dataclasses.field(default_factory=list)
+    adopted: list[int] = dataclasses.field(default_factory=list)
+    """Buckets that were empty and were taken over whole."""
 
 
 class Alignment:
@@ -83,9 +94,9 @@ class Alignment:
         self._told_chunk = 0
         self.end: AlignEnd | None = None
         """The end of the answer, once everything it covers is here."""
+        self.applying: Applying | None = None
+        """From when the answer is whole."""
         self.received = 0
-        self.refused = 0
-        """Buckets that came damaged, or were not what the source said."""
 
     def request(self, number: int, now: float) -> AlignRequest:
         """The question, or the question for what is still missing."""
@@ -162,10 +173,8 @@ class Alignment:
         try:
             batch = from_content(content)
         except UndecodableBody:
-            self.refused += 1
-            return
+            return  # it is asked for again
         if batch.digest != digest_value(part.digest):
-            self.refused += 1
             return
         self.staged[part.bucket] = batch
         self.digests[part.bucket] = part.digest
@@ -183,6 +192,7 @@ class Alignment:
         self.end = message
         return True
 
-    def covered(self) -> list[int]:
-        """The buckets to apply; in all others the source has what we have."""
-        return sorted(self.staged)
+    def apply(self, removed: Sequence[Sample], *, is_change: bool) -> None:
+        """Begin to apply what came; in all other buckets the source has what we have.  ``removed`` and ``is_change``
+        are what the deletions that came with it did."""
+        self.applying = Applying(sorted(self.staged, reverse=True), list(removed), is_change)

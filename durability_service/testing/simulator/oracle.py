@@ -221,11 +221,7 @@ class Oracle:
         for sample in self._acknowledged[node.name].values():
             for keeper in node.core.keepers.values():
                 held = keeper.holding
-                if (
-                    held.matcher.match(sample.topic)
-                    and not self._reflects(node, held, sample)
-                    and held.applying is None
-                ):
+                if held.matcher.match(sample.topic) and not (held.is_applying or self._reflects(node, held, sample)):
                     raise Violation(f"S7: {node.name} acknowledged {sample[:6]} and does not have it")
 
     def was_read(self, reader: SimReader, sources: Sequence[SimNode]) -> None:
@@ -278,7 +274,7 @@ class Oracle:
         """S25: of two services with one name that hear each other the younger ends, and the other says so."""
         if clone.is_alive or not clone.was_refused:
             raise Violation(f"S25: {clone.name} serves under the name of {first.name}")
-        if first.core is None or not first.core.twins.clashes:
+        if first.core is None or not first.core.name_clashes.clashes:
             raise Violation(f"S25: {first.name} does not say that {clone.name} has its name")
 
     def _check_answered(self, node: SimNode) -> None:
@@ -303,7 +299,7 @@ class Oracle:
             on_disk = node.disk.current.get(name)
             if not (held.is_persistent and held.is_complete and on_disk and node.is_disk_idle):
                 continue
-            expected = {sample.digest for sample in held.for_store(list(held.set))}
+            expected = {sample.digest for sample in held.stored.of(list(held.set))}
             if set(on_disk.samples) != expected:
                 raise Violation(f"S5: {node.name} has {len(expected)} samples and {len(on_disk.samples)} on disk")
 
@@ -332,8 +328,10 @@ class Oracle:
                     raise Violation(f"L1: {member} follows {held.master or 'nobody'} and not {leaders[0]}")
                 if may_lead and not held.is_complete:
                     raise Violation(f"L2: {member} is {held.phase.name} and not complete")
-                if held.conflicts and self._profile.merge is not MergePolicy.IGNORE:
-                    raise Violation(f"L4: {member} still has {held.conflicts}")
+        for node in nodes if self._profile.merge is not MergePolicy.IGNORE else ():
+            keeper = node.core.keepers.get(name) if node.core else None
+            if keeper and keeper.conflicts:
+                raise Violation(f"L4: {node.name} still has {keeper.conflicts}")
 
     def _check_sets(self, holdings: dict[str, Holding], nodes: list[SimNode]) -> None:
         complete = {name: held for name, held in holdings.items() if held.is_complete}

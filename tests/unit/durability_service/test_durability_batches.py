@@ -123,14 +123,14 @@ def test_a_set_from_a_store_with_another_number_of_buckets_is_written_anew_as_a_
     found = Restored(True, (), StoreMarks(), ("#",), buckets=7, batches=spread(samples, 7))
     held = holding(found)
     assert sorted(held.set) == sorted(samples)
-    assert held.has_base
-    assert not held.has_usable_base
+    assert held.stored.has_base
+    assert not held.stored.has_usable_base
     for number in range(100, 200):
         added, removed = held.add([sample(number)])
         (operation,) = held.change(added, removed)
         assert isinstance(operation, Apply)
         assert not operation.batches
-    operations = held.whole(StoreMarks())
+    operations = held.stored.whole(StoreMarks())
     written = [batch for one in operations if isinstance(one, Fill) for batch in one.batches.values()]
     assert sorted(one for batch in written for one in unpack(batch)) == sorted(held.set)
     assert held.change([], [], StoreMarks(), adopted=[0]), "from now on, bucket by bucket"

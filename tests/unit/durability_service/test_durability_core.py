@@ -11,6 +11,7 @@ from durability_service.core.alignment.aligner import Aligner, Standing
 from durability_service.core.alignment.merging import MergePolicy
 from durability_service.core.effects import BeginFill, CompleteFill, Fill, Interest, StoreMarks
 from durability_service.core.holding import Holding
+from durability_service.core.keeper import Keeper
 from durability_service.core.lifecycle import Phase
 from durability_service.core.messages import AlignRequest, Epoch
 from durability_service.core.namespaces import SAME_ROLE, Alignee, Kind, NameSpace, NamespacePolicy
@@ -102,10 +103,13 @@ class Rig:
         self.network.heal()
         self.run()
 
-    def held(self, name: str, space: str = SPACE.name) -> Holding:
+    def keeper(self, name: str, space: str = SPACE.name) -> Keeper:
         core = self.nodes[name].core
         assert core is not None
-        return core.keepers[space].holding
+        return core.keepers[space]
+
+    def held(self, name: str, space: str = SPACE.name) -> Holding:
+        return self.keeper(name, space).holding
 
     def keys(self, name: str) -> str:
         """The keys of living objects, in order."""
@@ -164,7 +168,7 @@ def test_who_gives_nothing_does_not_lead_and_is_asked_for_nothing() -> None:
     rig.start()
     assert rig.master() == "a"
     rig.write("z", "k")
-    assert rig.held("z").aligner.requests == 0
+    assert rig.keeper("z").aligner.requests == 0
 
 
 def test_a_late_joiner_with_a_higher_priority_takes_over_without_injecting() -> None:
@@ -496,7 +500,7 @@ def test_requests_that_come_together_are_answered_together() -> None:
     rig.start("z")
     rig.write("z", *(f"k{number}" for number in range(30)))
     rig.start("a", "b", "c", "d")
-    assert rig.held("z").aligner.combined == 3
+    assert rig.keeper("z").aligner.combined == 3
     assert rig.network.samples_moved == 30
     assert {rig.keys(name) for name in "abcd"} == {rig.keys("z")}
 
@@ -511,7 +515,7 @@ def test_nobody_waits_for_further_requests_when_all_have_asked() -> None:
         rig.nodes[name].start()
     rig.run(LONG_S / 2)
     assert [rig.keys(name) for name in "abc"] == ["k", "k", "k"]
-    assert rig.held("z").aligner.combined == 2
+    assert rig.keeper("z").aligner.combined == 2
 
 
 def test_an_answer_ends_with_the_last_who_asked() -> None:

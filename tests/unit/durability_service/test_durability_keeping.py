@@ -67,11 +67,11 @@ def test_where_nobody_may_lead_that_is_said() -> None:
     core = rig.nodes["a"].core
     assert core is not None
     assert core.without_aligner() == [SPACE.name]
-    assert any("nobody may lead" in warning for warning in rig.held("a").warnings)
+    assert any("nobody may lead" in warning for warning in rig.keeper("a").warnings)
     rig.add("b")
     rig.start("b")
     assert core.without_aligner() == []
-    assert rig.held("a").warnings == []
+    assert rig.keeper("a").warnings == []
 
 
 def test_unequal_settings_of_delayed_alignment_are_reported_by_both() -> None:
@@ -79,8 +79,8 @@ def test_unequal_settings_of_delayed_alignment_are_reported_by_both() -> None:
     rig.add("a", policy(delayed_alignment=True))
     rig.add("b")
     rig.start()
-    assert rig.held("a").warnings == ["delayed_alignment is True here and not so in b"]
-    assert rig.held("b").warnings == ["delayed_alignment is False here and not so in a"]
+    assert rig.keeper("a").warnings == ["delayed_alignment is True here and not so in b"]
+    assert rig.keeper("b").warnings == ["delayed_alignment is False here and not so in a"]
 
 
 @pytest.mark.parametrize(
