@@ -6,7 +6,6 @@ The sending end also serves queries of clients: on a bind-based driver it is thi
 from __future__ import annotations
 
 import logging
-import os
 import time
 from collections.abc import Callable, Iterable, Sequence
 
@@ -31,6 +30,7 @@ class PeerBus:
         topics: Topics,
         frame: FrameSettings,
         *,
+        guid: bytes,
         addresses: Sequence[str],
         on_message: Callable[[Message], None],
         answer: Callable[[bytes], Iterable[bytes]],
@@ -38,7 +38,7 @@ class PeerBus:
         self._topics = topics
         self._frame = frame
         self._on_message = on_message
-        self.guid = os.urandom(frames.GUID_BYTES)
+        self._guid = guid
         self.sent = self.sent_bytes = self.unsent = self.received = self.bad_frames = 0
         self._sending_end = driver.get_publisher()
         self._sending_end.initialize(self.on_link)
@@ -69,7 +69,7 @@ class PeerBus:
         topic = self._topics.adverts if isinstance(message, Advert) else self._topics.alignment
         frame = frames.pack(
             Kind.CONTROL,
-            self.guid,
+            self._guid,
             topic,
             messages.encode(message),
             timestamp=time.time_ns(),
@@ -90,7 +90,7 @@ class PeerBus:
         for frame in received:
             try:
                 header = frames.unpack(frame, bytes_max=self._frame.bytes_max, key=self._frame.key)
-                if header.kind != Kind.CONTROL or header.topic not in self._topics or header.guid == self.guid:
+                if header.kind != Kind.CONTROL or header.topic not in self._topics or header.guid == self._guid:
                     continue
                 message = messages.decode(frames.body(frame, header))
             except FrameError as error:
