@@ -1,7 +1,7 @@
 """What clients ask services, and what they are answered: queries and replies of the bus with a few fields more.
 
 A publisher or a cache that gets such a query sees an ordinary one that asks for nothing, and says so; it ignores the
-fields it does not know.  So one question reaches everybody, and only services have something to say.
+fields it does not know.  So one question reaches every process, and only services have something to say.
 """
 
 from __future__ import annotations

@@ -109,7 +109,7 @@ class DurabilityService(Closeable):
         guid = os.urandom(frames.GUID_BYTES)
         self._questions = Questions(
             self._core, self._lock, self.ranges, self._actions,
-            step=self._step, catch_up=self._file, status=self.status,
+            step=self._step, catch_up=self._feed_recorded, status=self.status,
             frame=frame, guid=guid, reply_bytes_max=reply_bytes_max(conf), admin_key=admin_key,
         )  # fmt: skip
         self._bus = PeerBus(
@@ -131,7 +131,7 @@ class DurabilityService(Closeable):
         )
 
     def _peer_addresses(self) -> list[str]:
-        """Where peers are heard: at their own addresses, or where everybody is."""
+        """Where peers are heard: at their own addresses, or at the broker or router."""
         if self._driver.capabilities.bind_based:
             return list(self._options.fellows)
         return self._driver.listen_addresses()
@@ -198,7 +198,7 @@ class DurabilityService(Closeable):
             return
         self._is_closed = True
         self._subscriber.close()
-        self._file()
+        self._feed_recorded()
         self._step(Terminate())
         self._wakeup.set()
         self._loop.join()
@@ -279,9 +279,9 @@ class DurabilityService(Closeable):
             news = self._live.news(deliveries)
         is_full = self._live.record(news)
         if self._writer is None or not self._writer.lag or is_full:
-            self._file()
+            self._feed_recorded()
 
-    def _file(self) -> None:
+    def _feed_recorded(self) -> None:
         """Give the core what was recorded.
 
         While the disk is busy events stay with the recorder, where newer ones replace them at little cost; when it is
@@ -302,7 +302,7 @@ class DurabilityService(Closeable):
 
     def _on_stored(self, operation: int) -> None:
         self._step(Stored(operation))
-        self._file()
+        self._feed_recorded()
         with self._lock:
             self._actions.stored(operation)
 

@@ -36,7 +36,7 @@ class ServiceContext(Protocol):
         """One of the name-spaces to which an event of the bus belonged has made it durable."""
 
     def refuse(self, token: int) -> None:
-        """One of them did not take it: it is not acknowledged, whatever the others did."""
+        """One of them did not take it: it is not acknowledged, even if the others did."""
 
-    def has_strangers(self) -> bool:
+    def has_unanswered_peers(self) -> bool:
         """Whether a peer was heard that has not had the time to hear us."""

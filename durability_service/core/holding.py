@@ -156,7 +156,7 @@ class Holding:
 
     @property
     def can_lead(self) -> bool:
-        """Who has no interest in the data, or none yet, must not be the source of it."""
+        """A service that does not want the data, or not yet, must not be the source of it."""
         return self.policy.aligner and self.policy.master_priority > 0 and self.is_wanted
 
     def keeps(self, topic: str) -> bool:

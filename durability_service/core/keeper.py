@@ -5,7 +5,7 @@ Theory of operation
 Each complete set carries an *epoch*, ``(counter, master)``, and a *lineage*: the earlier epochs whose data is in it.
 A master starts a new epoch when it takes over, when a member of its view is lost (from then on there may be another
 side), and when it has joined with another side.  So after a split both sides have epochs that the other does not know,
-and that is how a split is recognised: an epoch that is in nobody's lineage.
+and that is how a split is recognised: an epoch that is in no lineage of the other side.
 
 * A follower whose epoch is in its master's lineage has the same data, give or take what is on its way: union.
 * Otherwise the two are sides of a split, and the merge policy for the role decides.
@@ -201,7 +201,7 @@ class Keeper:
             return False
         same_role = (peer.advert for peer in peers if peer.role == self._settings.role)
         is_any_starting = any(not advert.is_ready and advert.can_lead for advert in same_role)
-        return is_any_starting or self._context.has_strangers()
+        return is_any_starting or self._context.has_unanswered_peers()
 
     def _inject(self) -> None:
         """What was on disk, if anything complete was, becomes the set of the domain."""

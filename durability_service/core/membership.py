@@ -1,7 +1,8 @@
-"""Who is there: heartbeats, expiry, restarts, and links that carry only one way.
+"""Which peers are there: heartbeats, expiry, restarts, and links that carry only one way.
 
-Every advert lists whom its sender hears.  A peer counts as *connected* when we hear it and it says that it hears us,
-in our present incarnation.  A link that carries only one way is therefore no link, on either side, and is reported.
+Every advert lists the peers that its sender hears.  A peer counts as *connected* when we hear it and it says that it
+hears us, in our present incarnation.  A link that carries only one way is therefore no link, on either side, and is
+reported.
 """
 
 from __future__ import annotations
@@ -101,7 +102,7 @@ class Membership:
         return []
 
     def expire(self, now: float) -> list[tuple[PeerChange, str]]:
-        """Forget who was silent for too long."""
+        """Forget peers that were silent for too long."""
         gone = [node for node, peer in self.peers.items() if now - peer.heard_at > self._expiry_s]
         for node in gone:
             del self.peers[node]

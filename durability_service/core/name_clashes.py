@@ -11,7 +11,7 @@ from durability_service.core.messages import Advert
 
 
 class NameClashes:
-    """Who else has our name."""
+    """Other services that have our name."""
 
     def __init__(self, node: str, incarnation: int, expiry_s: float) -> None:
         self._node = node
@@ -45,7 +45,7 @@ class NameClashes:
 
     @property
     def is_ours_to_end(self) -> bool:
-        """Whether it is we who must not go on."""
+        """Whether this service must end, and not the other."""
         return self._is_proven and self._heard is not None and self._heard[0] <= self._incarnation
 
     def warnings(self, now: float) -> list[str]:

@@ -66,7 +66,7 @@ class DurabilityCore:
         self._newest = 0
         """The newest timestamp of a publisher that was believed."""
         self._wall_ns = 0
-        self.clocks_ahead = ClocksAhead(settings.clock_skew_max_s)
+        self.clocks_ahead = ClocksAhead()
         self.membership = Membership(settings.node, settings.incarnation, settings.expiry_s, settings.peers_max)
         self.name_clashes = NameClashes(settings.node, settings.incarnation, settings.expiry_s)
         self._rules = settings.rules.fingerprint()
@@ -149,7 +149,7 @@ class DurabilityCore:
         self, holding: Holding, operations: Sequence[StoreOperation], then: Callable[[], None] = lambda: None
     ) -> None:
         if not operations or not holding.is_persistent:
-            # Nothing to write; but what was to be written before must be durable before anybody relies on this.
+            # Nothing to write; but what was to be written before must be durable before any process relies on this.
             if self._waiting and holding.is_persistent:
                 self._waiting.append((self._operations, then))
             else:
@@ -186,11 +186,11 @@ class DurabilityCore:
             del self._open_tokens[token]
             self._effects.append(AcknowledgeRange(token))
 
-    def has_strangers(self) -> bool:
+    def has_unanswered_peers(self) -> bool:
         return any(not one.is_connected and not one.is_one_way for one in self.membership.peers.values())
 
     def without_aligner(self) -> list[str]:
-        """Name-spaces whose data is wanted here, and which nobody has led for a discovery period."""
+        """Name-spaces whose data is wanted here, and which no service has led for a discovery period."""
         held = [keeper.holding for keeper in self.keepers.values()]
         patience_s = self.settings.discovery_s
         return [
@@ -276,7 +276,7 @@ class DurabilityCore:
     def _received(self, message: Message) -> None:
         if message.node == self.settings.node:
             if isinstance(message, Advert) and message.domain == self.settings.domain:
-                self._twin_came(message)
+                self._name_clash_came(message)
             return
         if isinstance(message, Advert):
             self._advert_came(message)
@@ -288,7 +288,7 @@ class DurabilityCore:
         elif message.name_space in self.keepers:
             self.keepers[message.name_space].received(message)
 
-    def _twin_came(self, advert: Advert) -> None:
+    def _name_clash_came(self, advert: Advert) -> None:
         is_proven = self.name_clashes.received(advert, self.now)
         self._heartbeat_due = min(self._heartbeat_due, self._advert_due())  # let it hear us soon
         if not is_proven or self.is_terminating:
@@ -337,7 +337,7 @@ class DurabilityCore:
         elif advert.buckets != self.settings.buckets or advert.rules != self._rules:
             reason = "it is configured to keep other topics, another history or another number of buckets"
         elif advert.cleanup_s != self.settings.cleanup_s:
-            # Who forgets deletions earlier gets them back from the other, again and again.
+            # A service that forgets deletions earlier gets the objects back from the other, again and again.
             reason = f"its cleanup_delay is {advert.cleanup_s} s, ours is {self.settings.cleanup_s} s"
         else:
             reason = self._clash(advert.name_spaces)

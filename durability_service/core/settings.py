@@ -89,8 +89,8 @@ class ServiceSettings:
     chunks_per_step: int = 8
     repack_changes: int = 4096
     """So many samples come and go before buckets on disk are packed anew."""
-    cool_samples: int = 2000
-    """So many samples that nobody looked at lately are packed per heartbeat."""
+    idle_samples: int = 2000
+    """So many samples that were not used lately are packed per heartbeat."""
     buckets_per_step: int = 64
     lineage_max: int = 64
     clock_skew_max_s: float = 60.0

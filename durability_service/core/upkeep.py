@@ -39,7 +39,7 @@ class Upkeep:
         self._sweep_next = (self._sweep_next + 1) % held.set.bucket_count
         held.counters.swept += len(gone)
         self._context.store(held, held.change(removed=held.stored.of(gone)))
-        held.set.cool(self._context.now, settings.heartbeat_s, samples_max=settings.cool_samples)
+        held.set.pack_idle(self._context.now, settings.heartbeat_s, samples_max=settings.idle_samples)
 
     def _expire(self) -> None:
         """Forget samples whose lifespan is over."""

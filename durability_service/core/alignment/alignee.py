@@ -3,7 +3,7 @@
 A bucket counts when all its parts have come and it has the digest that the source said.  It stays packed: what is in it
 is looked at only where there is something here to merge it with.  When the answer has ended and a bucket is missing, or
 nothing moves any more, the rest is asked for again: the new request says what has come already, so that every round
-makes progress, whatever was lost.  Nothing is applied before all of it is there.
+makes progress.  Nothing is applied before all of it is there.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class Alignment:
         """The time of the request: what was written here later is never touched."""
         self._compares = compares
         self._number = 0
-        self._stream = 0
+        self._answer = 0
         self._attempts = 0
         self._received_before = -1
         self._moved_at = 0.0
@@ -101,7 +101,7 @@ class Alignment:
     def request(self, number: int, now: float) -> AlignRequest:
         """The question, or the question for what is still missing."""
         self._number = number
-        self._stream = 0
+        self._answer = 0
         self._attempts = 1 if self.received > self._received_before else self._attempts + 1
         self._received_before = self.received
         self._moved_at = now
@@ -144,8 +144,8 @@ class Alignment:
 
     def data(self, message: AlignData, now: float) -> AlignProgress | None:
         """A chunk came.  Returns what to tell the source, now and then."""
-        if message.stream != self._stream:
-            self._stream, self._told_chunk = message.stream, 0
+        if message.answer != self._answer:
+            self._answer, self._told_chunk = message.answer, 0
             self._parts.clear()  # a bucket may have been packed anew: pieces of two answers do not fit
         self._moved_at = now
         for part in message.parts:
@@ -157,7 +157,7 @@ class Alignment:
             node=self._settings.node,
             to=self.source,
             name_space=self._name,
-            stream=message.stream,
+            answer=message.answer,
             chunk=message.chunk,
         )
 

@@ -1,7 +1,7 @@
 """What stands between a name-space here and what its peers hold, most urgent first.
 
-A conflict is never queued: the list is derived, whenever something changed, from what everybody says of itself now.  So
-a conflict that is over is gone, one that was reported twice is one, and each is judged again right before it is
+A conflict is never queued: the list is derived, whenever something changed, from what every peer says of itself now.
+So a conflict that is over is gone, one that was reported twice is one, and each is judged again right before it is
 resolved.  One is resolved at a time.
 """
 
@@ -83,7 +83,7 @@ def _follow(holding: Holding, master: SpacePeer, own: MergePolicy) -> Conflict:
 def _collect(holding: Holding, members: list[SpacePeer], own: MergePolicy) -> list[Conflict]:
     """A member comes from another side of a split: its epoch is not in our past."""
     if own not in (MergePolicy.MERGE, MergePolicy.DELETE):
-        return []  # the others take over what we have, or nobody does anything
+        return []  # the others take over what we have, or neither side does anything
     return [
         Conflict(AlignmentPurpose.COLLECT, peer, own)
         for peer in members

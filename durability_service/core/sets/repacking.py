@@ -2,7 +2,7 @@
 
 Changes are appended on disk, which is quick; reading them at a start is not.  So for about as many samples as came and
 went, buckets are packed anew, one after the other, with all changes included.  When the round is through, older changes
-are of no use to anybody: what a start has to read stays in proportion to the set, and so does what is written twice.
+are of no use: what a start has to read stays in proportion to the set, and so does what is written twice.
 """
 
 from __future__ import annotations

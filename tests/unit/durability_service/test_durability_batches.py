@@ -64,7 +64,7 @@ def test_packing_changes_nothing_in_a_set(seed: int) -> None:
     for number in range(1, 200):
         one = sample(number, chance.choice("ab"), key=chance.choice("xyz"), is_delete=chance.random() < 0.2)
         assert plain.add(one) == packed.add(one)
-        packed.cool(number, 0.0, samples_max=chance.randrange(4))
+        packed.pack_idle(number, 0.0, samples_max=chance.randrange(4))
         if chance.random() < 0.05:
             deletion = Deletion(chance.choice("ab"), number - chance.randrange(20))
             gone = plain.delete(deletion), packed.delete(deletion)

@@ -24,7 +24,7 @@ from durability_service.testing.simulator.network import Network
 from durability_service.testing.simulator.nodes import EPOCH_NS, SimNode
 from durability_service.testing.simulator.oracle import Oracle
 from durability_service.testing.simulator.profiles import Profile
-from durability_service.testing.simulator.scenario import SETTINGS, SPACES, Writer
+from durability_service.testing.simulator.scenario import SETTINGS, SPACES, SimWriter
 from pubsub_api.testing.simulator.world import World
 
 SPACE = SPACES[0]
@@ -45,7 +45,7 @@ class Rig:
         self.network = Network(self.world, self.profile)
         self.oracle = Oracle(self.profile)
         self.nodes: dict[str, SimNode] = {}
-        self.writers: dict[str, Writer] = {}
+        self.writers: dict[str, SimWriter] = {}
 
     def add(self, name: str, own: NamespacePolicy | None = None, *, skew_s: float = 0.0, **settings: Any) -> SimNode:
         made = dataclasses.replace(
@@ -56,7 +56,7 @@ class Rig:
         node = self.nodes[name] = SimNode(
             self.world, self.network, self.oracle, made, core_class=DurabilityCore, skew_s=skew_s, disk_s=0.001
         )
-        self.writers[name] = Writer(node, bytes([len(self.nodes)]) * 16)
+        self.writers[name] = SimWriter(node, bytes([len(self.nodes)]) * 16)
         return node
 
     def start(self, *names: str) -> None:
