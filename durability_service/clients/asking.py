@@ -35,10 +35,7 @@ class Asker:
     """
 
     def __init__(
-        self,
-        session: Session,
-        addresses: Sequence[str] | None,
-        on_advert: Callable[[Advert], None] | None = None,
+        self, session: Session, addresses: Sequence[str] | None, on_advert: Callable[[Advert], None] | None = None
     ) -> None:
         conf = session.conf
         config.register(conf)

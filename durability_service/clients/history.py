@@ -40,12 +40,7 @@ class DurableHistory(HistorySource):
     publishers'.  Raises InvalidConfig."""
 
     def __init__(
-        self,
-        session: Session,
-        topics: Sequence[str],
-        durability: Durability,
-        *,
-        services: Sequence[str] | None = None,
+        self, session: Session, topics: Sequence[str], durability: Durability, *, services: Sequence[str] | None = None
     ) -> None:
         config.register(session.conf)
         self._rules = config.topic_rules(session.conf)

@@ -1,4 +1,9 @@
-"""What the store holds of a name-space, and what it must be told when the set changes."""
+"""What the store holds of a name-space, and what it must be told when the set changes.
+
+Changes are appended on disk, which is quick; reading them at a start is not.  So for about as many samples as came and
+went, buckets are packed anew, one after the other, with all changes included.  When the round is through, older changes
+are of no use: what a start has to read stays in proportion to the set, and so does what is written twice.
+"""
 
 from __future__ import annotations
 
@@ -8,13 +13,39 @@ from durability_service.core.effects import Apply, BeginFill, CompleteFill, Fill
 from durability_service.core.messages import Epoch
 from durability_service.core.namespaces import Kind, NameSpace
 from durability_service.core.sets.batches import SampleBatch, pack, unpack
-from durability_service.core.sets.repacking import Repacking
 from durability_service.core.sets.sample_set import SampleSet
 from durability_service.core.sets.samples import Sample
 from durability_service.core.settings import ServiceSettings
 
 _FILL_BUCKETS = 64
 """Buckets per operation while a generation is filled."""
+_BUCKET_COST = 32
+"""What packing a bucket costs besides its samples: as much as so many of them."""
+
+
+class _Repacking:
+    """``changes_min``: samples that come and go before anything is packed anew."""
+
+    def __init__(self, samples: SampleSet, changes_min: int) -> None:
+        self._set = samples
+        self._changes_min = changes_min
+        self._next = 0
+        self._changes = 0
+
+    def changed(self, count: int) -> None:
+        """So many samples came and went."""
+        self._changes += count
+
+    def due(self) -> list[int]:
+        """The buckets that are to be packed anew now."""
+        numbers: list[int] = []
+        if self._changes < self._changes_min:
+            return numbers
+        while self._changes > 0 and len(numbers) < self._set.bucket_count:
+            numbers.append(self._next)
+            self._changes -= 2 * self._set.size_of(self._next) + _BUCKET_COST
+            self._next = (self._next + 1) % self._set.bucket_count
+        return numbers
 
 
 class StoredSet:
@@ -34,7 +65,7 @@ class StoredSet:
         self._set = samples
         self._is_persistent = is_persistent
         self._persistent_topics: dict[str, bool] = {}
-        self._repacking = Repacking(samples, settings.repack_changes)
+        self._repacking = _Repacking(samples, settings.repack_changes)
         self._has_our_buckets = restored is None or restored.buckets == settings.buckets
         """The set on disk is kept in as many buckets as ours; otherwise it is changed, but never bucket by bucket."""
         self.has_base = restored is not None and restored.is_complete

@@ -68,12 +68,7 @@ class PeerBus:
         """To every peer.  From one thread at a time.  What the transport refuses is counted and gone."""
         topic = self._topics.adverts if isinstance(message, Advert) else self._topics.alignment
         frame = frames.pack(
-            Kind.CONTROL,
-            self._guid,
-            topic,
-            messages.encode(message),
-            timestamp=time.time_ns(),
-            key=self._frame.key,
+            Kind.CONTROL, self._guid, topic, messages.encode(message), timestamp=time.time_ns(), key=self._frame.key
         )
         try:
             self._sending_end.send(topic, frame)

@@ -154,11 +154,7 @@ class Alignment:
             return None
         self._told_chunk = message.chunk
         return AlignProgress(
-            node=self._settings.node,
-            to=self.source,
-            name_space=self._name,
-            answer=message.answer,
-            chunk=message.chunk,
+            node=self._settings.node, to=self.source, name_space=self._name, answer=message.answer, chunk=message.chunk
         )
 
     def _take(self, part: BucketPart) -> None:

@@ -30,12 +30,7 @@ class AlignmentRunner:
     """
 
     def __init__(
-        self,
-        context: ServiceContext,
-        holding: Holding,
-        epochs: EpochChanges,
-        late_samples: LateSamples,
-        behind: Behind,
+        self, context: ServiceContext, holding: Holding, epochs: EpochChanges, late_samples: LateSamples, behind: Behind
     ) -> None:
         self._context = context
         self._holding = holding
