@@ -2,11 +2,12 @@
 
 ===============  =====================================================================================
 ``core``         sans-IO: the sets of samples, name-spaces, membership, election, alignment, lifecycle
-``testing``      shipped: the seeded simulator of the core
+``service``      the shell around the core: bus, threads, store; its parts are in ``serving``
+``storage``      what a service keeps on disk: SQLite, in generations; checkpoints of a database
+``client``       history, deletion and status for processes that run no service; its parts are in ``clients``
+``protocol``     what clients ask and services answer
 ``config``       the ``[durability]`` options, name-spaces and policies
-``store``        what a service keeps on disk: SQLite, in generations
-``service``      the shell around the core: bus, threads, store
-``client``       history, deletion and status for processes that run no service of their own
+``testing``      shipped: the seeded simulator of the core
 ===============  =====================================================================================
 
 It never stands between publishers and subscribers: live events flow without it.

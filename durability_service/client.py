@@ -1,7 +1,7 @@
 """History, deletion, snapshots and status, for processes that run no durability service of their own.
 
-`DurabilityClient` asks services over the bus's queries.  Who wants history and live events in one asks for
-``durability`` when a subscriber is made, see `durability_service.clients.history`.
+`DurabilityClient` asks services over the bus's queries.  A program that wants history and live events in one asks
+for ``durability`` when it makes a subscriber, see `durability_service.clients.history`.
 """
 
 from __future__ import annotations
@@ -169,7 +169,7 @@ class DurabilityClient(Closeable):
             ask,
             timeout_s=min(left_s, self._no_service_s),
             settle_s=0.05 if is_any_service else 0.2,
-            is_settled=_is_everybody_there,
+            is_settled=_have_all_answered,
         )
         return [one.status for one in found if one.status]
 
@@ -183,7 +183,7 @@ class DurabilityClient(Closeable):
     ) -> bool:
         """Read one name-space from one service, and what differs from the others.  False when one of them is left."""
         sets: dict[str, list[str]] = {}
-        """Digest of the whole set -> who has it."""
+        """Digest of the whole set -> the services that have it."""
         for service in services:
             for space in service.name_spaces:
                 if space.name == ask.name_space and space.is_complete:
@@ -291,12 +291,10 @@ def _wanted_spaces(services: Sequence[ServiceStatus], topics: Sequence[str]) -> 
     }
 
 
-def _is_everybody_there(answers: Sequence[Answer]) -> bool:
-    """Whether everybody has answered whom the services that have are in touch with."""
+def _have_all_answered(answers: Sequence[Answer]) -> bool:
+    """Whether the peers of all services that answered have answered, too."""
     found = [one.status for one in answers if one.status]
-    named = {
-        fellow.node for one in found for fellow in one.fellows if fellow.is_connected and not fellow.incompatibility
-    }
+    named = {peer.node for one in found for peer in one.peers if peer.is_connected and not peer.incompatibility}
     return bool(found) and named <= {one.node for one in found}
 
 

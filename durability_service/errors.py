@@ -33,13 +33,13 @@ class NameInUse(DurabilityError):
 
 
 class NoAligner(DurabilityError):
-    """Nobody may lead a name-space whose data is wanted here, and ``require_aligner`` says not to wait for one."""
+    """No service may lead a name-space whose data is wanted here, and ``require_aligner`` says not to wait for one."""
 
     retriable = True
 
 
 class AdministrationRefused(DurabilityError):
-    """A service does not delete history or make snapshots for whoever asks: see ``[durability] admin_key``."""
+    """A service does not delete history or make snapshots for everyone that asks: see ``[durability] admin_key``."""
 
     fault = "caller"
 

@@ -1,7 +1,7 @@
 """What clients ask services, and what they are answered: queries and replies of the bus with a few fields more.
 
 A publisher or a cache that gets such a query sees an ordinary one that asks for nothing, and says so; it ignores the
-fields it does not know.  So one question reaches everybody, and only services have something to say.
+fields it does not know.  So one question reaches every process, and only services have something to say.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class SpaceStatus(msgspec.Struct, kw_only=True):
     """How often this side gave way to another, so that what it had may be gone."""
 
 
-class FellowStatus(msgspec.Struct, kw_only=True):
+class PeerStatus(msgspec.Struct, kw_only=True):
     node: str
     role: str
     is_connected: bool
@@ -89,7 +89,7 @@ class ServiceStatus(msgspec.Struct, kw_only=True):
     domain: str
     role: str
     name_spaces: list[SpaceStatus]
-    fellows: list[FellowStatus]
+    peers: list[PeerStatus] = msgspec.field(name="fellows")
     lag: int
     """Operations that are not on disk yet."""
     counters: dict[str, int]

@@ -1,6 +1,6 @@
 """The durability service: the core, with a bus, a store and time.
 
-Threads: the bus's threads bring live events and messages of fellows and run the core under one lock; the loop sends
+Threads: the bus's threads bring live events and messages of peers and run the core under one lock; the loop sends
 what is to be sent and runs the core when time has passed; the store writer writes; the watchdog watches both.  Live
 events wait when the disk is behind, so that nothing piles up in memory.
 """
@@ -13,64 +13,53 @@ import os
 import queue
 import threading
 import time
-from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from oslo_config import cfg
 
-from durability_service import config, protocol
+from durability_service import config
 from durability_service.core.effects import (
     AcknowledgeRange,
-    DeleteHistory,
     Effect,
     Event,
-    Interest,
     Level,
-    Live,
     LiveLost,
     NameTaken,
     Received,
     Send,
     Stored,
+    StoreSamples,
     Terminate,
     Tick,
     Trace,
 )
-from durability_service.core.effects import (
-    StoreSamples as StoreEffect,
-)
 from durability_service.core.messages import Message
-from durability_service.core.namespaces import intersect
 from durability_service.core.service import DurabilityCore
 from durability_service.errors import DurabilityError, NameInUse, NoAligner
-from durability_service.protocol import Answer, Ask, ServiceStatus
+from durability_service.protocol import ServiceStatus
 from durability_service.serving import answers
-from durability_service.serving.administration import Administration
+from durability_service.serving.actions import Actions
 from durability_service.serving.durable_ranges import DurableRanges
-from durability_service.serving.peer_messages import FellowBus
-from durability_service.serving.sampling import SampleRecorder, StreamRange
+from durability_service.serving.live_events import LiveEvents
+from durability_service.serving.peer_messages import PeerBus
+from durability_service.serving.questions import Questions
 from durability_service.serving.tracing import Tracer
 from durability_service.serving.watchdog import Watchdog
 from durability_service.storage.store import SampleStore
 from durability_service.storage.writer import StoreWriter
-from durable_log.core.holes import Holes
 from pubsub_api import Session, Subscriber, loading
 from pubsub_api import settings as pubsub_settings
 from pubsub_api.config import reply_bytes_max
 from pubsub_api.core import frame as frames
-from pubsub_api.core.errors import Closed, FrameError, InvalidTopic
+from pubsub_api.core.errors import Closed
 from pubsub_api.core.receiving.instream import Delivery
 from pubsub_api.core.receiving.resync_requests import Resync
-from pubsub_api.core.replies import Found, Responder
 from pubsub_api.core.settings import History
 from pubsub_api.driver import PubSubApi
 from pubsub_api.runtime.closing import Closeable
 
 LOG = logging.getLogger(__name__)
 
-_ACTIONS_MAX = 1000
-_TOKENS_MAX = 1_000_000
-_PAGE_BYTES = 256 * 1024
 _LAG_MAX = 200
 """Operations that the store has not done yet: each may hold as much as is gathered at a time."""
 _IDLE_S = 60.0
@@ -79,7 +68,7 @@ _IDLE_S = 60.0
 class DurabilityService(Closeable):
     """One service.  Raises what opening a driver, a store and the configuration may raise.
 
-    ``publishers`` replaces the addresses of publishers of the configuration; ``fellows`` those of ``[durability]``.
+    ``publishers`` replaces the addresses of publishers of the configuration; ``peers`` those of ``[durability]``.
     """
 
     def __init__(
@@ -88,14 +77,14 @@ class DurabilityService(Closeable):
         *,
         driver: PubSubApi | None = None,
         publishers: Sequence[str] | None = None,
-        fellows: Sequence[str] | None = None,
+        peers: Sequence[str] | None = None,
     ) -> None:
         self._driver = driver or loading.build_driver(conf)
         config.register(conf)
         options = self._options = conf[config.GROUP]
-        self._frame = pubsub_settings.frame_settings(conf)
+        frame = pubsub_settings.frame_settings(conf)
         topics = config.control_topics(conf)
-        self._administration = Administration(config.admin_key(conf))
+        admin_key = config.admin_key(conf)
         store = SampleStore(options.store) if options.store else None
         try:
             node, incarnation = _identity(options.node, store)
@@ -113,37 +102,22 @@ class DurabilityService(Closeable):
         self._failure: DurabilityError | None = None
         self._ended = threading.Event()
         self._looked_at = time.monotonic()
-        self._token = 0
-        self._tokens: OrderedDict[int, list[StreamRange]] = OrderedDict()
-        self._recorder = SampleRecorder(self.settings.rules.depth_of, config.GATHER_BYTES_MAX)
         self.ranges = DurableRanges(config.CONFIRMED_STREAMS_MAX)
-        self._missing = Holes(
-            ranges_max=config.MISSING_RANGES_MAX,
-            interval_s=config.ASK_AGAIN_INTERVAL_S,
-            attempts_max=config.ASK_AGAIN_ATTEMPTS_MAX,
-        )
-        self._recovered = 0
-        self._actions: OrderedDict[str, str] = OrderedDict()
-        self._waiting_actions: list[tuple[int, str]] = []
-        self._questions = self._bad_questions = 0
-        self._is_read = False
-        """Somebody was given history."""
+        self._live = LiveEvents(self.ranges, self.settings.rules.depth_of, self._core.keeps)
         self._writer = self._open_writer(store)
-        self._bus = FellowBus(
-            self._driver,
-            topics,
-            self._frame,
-            addresses=self._fellow_addresses() if fellows is None else fellows,
+        self._actions = Actions(self._step, self._writer, options.snapshot_directory)
+        guid = os.urandom(frames.GUID_BYTES)
+        self._questions = Questions(
+            self._core, self._lock, self.ranges, self._actions,
+            step=self._step, catch_up=self._feed_recorded, status=self.status,
+            frame=frame, guid=guid, reply_bytes_max=reply_bytes_max(conf), admin_key=admin_key,
+        )  # fmt: skip
+        self._bus = PeerBus(
+            self._driver, topics, frame, guid=guid,
+            addresses=self._peer_addresses() if peers is None else peers,
             on_message=lambda message: self._step(Received(message)),
-            answer=self._answer,
-        )
-        self._responder = Responder(
-            guid=self._bus.guid,
-            name=node,
-            is_publisher=False,
-            frame=self._frame,
-            reply_bytes_max=reply_bytes_max(conf),
-        )
+            answer=self._questions.answer,
+        )  # fmt: skip
         self._session = Session(conf, self._driver)
         self._subscriber = self._subscribe(publishers)
         self._bus.start()
@@ -156,8 +130,8 @@ class DurabilityService(Closeable):
             timeout_s=config.WATCHDOG_TIMEOUT_S,
         )
 
-    def _fellow_addresses(self) -> list[str]:
-        """Where fellows are heard: at their own addresses, or where everybody is."""
+    def _peer_addresses(self) -> list[str]:
+        """Where peers are heard: at their own addresses, or at the broker or router."""
         if self._driver.capabilities.bind_based:
             return list(self._options.fellows)
         return self._driver.listen_addresses()
@@ -176,7 +150,7 @@ class DurabilityService(Closeable):
     def _subscribe(self, publishers: Sequence[str] | None) -> Subscriber:
         filters = sorted({one for space in self.settings.name_spaces for one in space.filters})
         return self._session.subscriber(
-            filters or [config.CONTROL_TOPICS],  # name-spaces may be learned from fellows
+            filters or [config.CONTROL_TOPICS],  # name-spaces may be learned from peers
             on_frames=self._on_frames,
             on_resync=self._on_resync,
             takes_repeats=True,  # of what was given up, and then sent again by a publisher that wants to be sure
@@ -188,24 +162,24 @@ class DurabilityService(Closeable):
 
     @property
     def address(self) -> str:
-        """Where fellows and clients reach this service on a bind-based driver."""
+        """Where peers and clients reach this service on a bind-based driver."""
         return self._bus.address
 
     @property
     def node(self) -> str:
         return self.settings.node
 
-    def listen_to(self, *, publisher: str = "", fellow: str = "") -> None:
-        """Hear a further publisher or fellow."""
+    def listen_to(self, *, publisher: str = "", peer: str = "") -> None:
+        """Hear a further publisher or peer."""
         if publisher:
             self._subscriber.listen_to(publisher)
-        if fellow:
-            self._bus.listen_to(fellow)
+        if peer:
+            self._bus.listen_to(peer)
 
     def status(self) -> ServiceStatus:
         with self._lock:
             return answers.service_status(
-                self._core, lag=self._lag(), counters=self._counters(), actions=dict(self._actions)
+                self._core, lag=self._lag(), counters=self._counters(), actions=dict(self._actions.outcomes)
             )
 
     def wait(self, timeout_s: float | None = None) -> bool:
@@ -224,7 +198,7 @@ class DurabilityService(Closeable):
             return
         self._is_closed = True
         self._subscriber.close()
-        self._file()
+        self._feed_recorded()
         self._step(Terminate())
         self._wakeup.set()
         self._loop.join()
@@ -248,12 +222,11 @@ class DurabilityService(Closeable):
     def _perform(self, effect: Effect) -> None:
         if isinstance(effect, Send):
             self._outgoing.put(effect.message)
-        elif isinstance(effect, StoreEffect):
+        elif isinstance(effect, StoreSamples):
             assert self._writer is not None, "data is persisted only where there is a store"
             self._writer.put(effect)
         elif isinstance(effect, AcknowledgeRange):
-            for guid, topic, first, last in self._tokens.pop(effect.token, ()):
-                self.ranges.add((guid, topic), first, last)
+            self._live.acknowledged(effect.token)
         elif isinstance(effect, Trace):
             self._tracer.write(effect)
         elif isinstance(effect, NameTaken):
@@ -269,9 +242,8 @@ class DurabilityService(Closeable):
                 return
             self._look_for_late_events()
             with self._lock:
-                missing = self._missing.take_due(self.ranges.missing_of, time.monotonic())
-                self._missing.given_up.clear()  # which are counted
-                deadline = min(self._core.next_deadline(), self._missing.next_deadline())
+                missing = self._live.take_missing(time.monotonic())
+                deadline = min(self._core.next_deadline(), self._live.next_deadline())
                 leaderless = self._core.without_aligner() if self._options.require_aligner else []
                 known = {one for keeper in self._core.keepers.values() for one in keeper.holding.space.filters}
             if leaderless and self._failure is None:
@@ -290,9 +262,7 @@ class DurabilityService(Closeable):
     def _look_for_late_events(self) -> None:
         """What was recovered after the bus had given it up is later than what readers were given."""
         with self._lock:
-            is_recovered = self._is_read and self._missing.recovered_ranges > self._recovered
-            self._recovered = self._missing.recovered_ranges
-            if is_recovered:
+            if self._live.take_recovered() and self._questions.is_read:
                 self._step(LiveLost(is_read=True))
 
     def _send_all(self) -> None:
@@ -305,58 +275,40 @@ class DurabilityService(Closeable):
         """From the subscriber's one dispatcher."""
         if self._writer and self._writer.lag >= _LAG_MAX:
             self._writer.wait_room(_LAG_MAX, config.WATCHDOG_TIMEOUT_S)
-        self._recorder.add(self._news(deliveries))
-        if self._writer is None or not self._writer.lag or self._recorder.is_full:
-            self._file()
+        with self._lock:
+            news = self._live.news(deliveries)
+        is_full = self._live.record(news)
+        if self._writer is None or not self._writer.lag or is_full:
+            self._feed_recorded()
 
-    def _file(self) -> None:
+    def _feed_recorded(self) -> None:
         """Give the core what was recorded.
 
         While the disk is busy events stay with the recorder, where newer ones replace them at little cost; when it is
         done, the writer's thread files what came meanwhile.
         """
         with self._lock:
-            samples, ranges = self._recorder.take()
-            if not samples:
-                return
-            self._token += 1
-            self._tokens[self._token] = ranges
-            if len(self._tokens) > _TOKENS_MAX:
-                self._tokens.popitem(last=False)
-            self._step(Live(samples, self._token))
-
-    def _news(self, deliveries: Sequence[Delivery]) -> list[Delivery]:
-        """Those that are to be kept and are not durable yet: frames come again when somebody else missed them."""
-        with self._lock:
-            kept = {topic for topic in {header.topic for _, header, _ in deliveries} if self._core.keeps(topic)}
-            return [
-                delivery
-                for delivery in deliveries
-                if (header := delivery[1]).topic in kept
-                and not self.ranges.has((header.guid, header.topic), header.first + delivery[2], header.last)
-            ]
+            live = self._live.take()
+            if live is not None:
+                self._step(live)
 
     def _on_resync(self, resync: Resync) -> None:
         with self._lock:
-            lost = [one for one in resync.lost if self._core.keeps(one.topic)]
-            self._missing.add(lost, time.monotonic())
-            self._step(LiveLost(is_read=self._is_read, is_sure=bool(lost)))
+            is_lost = self._live.lost(resync.lost, time.monotonic())
+            self._step(LiveLost(is_read=self._questions.is_read, is_sure=is_lost))
         self._wakeup.set()
 
     # -- the store
 
     def _on_stored(self, operation: int) -> None:
         self._step(Stored(operation))
-        self._file()
+        self._feed_recorded()
         with self._lock:
-            for number, action in self._waiting_actions:
-                if number <= operation:
-                    self._actions[action] = "done"
-            self._waiting_actions = [one for one in self._waiting_actions if one[0] > operation]
+            self._actions.stored(operation)
 
     def _on_snapshot(self, number: int, outcome: str) -> None:
         with self._lock:
-            self._actions[str(number)] = outcome
+            self._actions.outcomes[str(number)] = outcome
 
     def _on_failure(self, error: DurabilityError) -> None:
         self._failure = error
@@ -375,96 +327,12 @@ class DurabilityService(Closeable):
             "bytes_sent": bus.sent_bytes,
             "messages_unsent": bus.unsent,
             "messages_received": bus.received,
-            "bad_frames": bus.bad_frames + self._bad_questions,
-            "questions": self._questions,
-            "administration_refused": self._administration.refused,
-            "undecodable_frames": self._recorder.undecodable,
-            "replaced_at_once": self._recorder.replaced,
+            "bad_frames": bus.bad_frames + self._questions.bad,
             "transactions": self._writer.transactions if self._writer else 0,
-            "streams_confirmed": len(self.ranges),
-            "streams_forgotten": self.ranges.forgotten,
-            "ranges_missing": len(self._missing),
-            "ranges_recovered": self._missing.recovered_ranges,
-            "ranges_forgotten": self._missing.forgotten_ranges,
             "traces_failed": self._tracer.failed,
+            **self._questions.counters(),
+            **self._live.counters(),
         }
-
-    # -- questions
-
-    def _answer(self, frame: bytes) -> Iterable[bytes]:
-        """A query came: of a client of ours, of a publisher that wants to be sure, or of a subscriber."""
-        try:
-            header = frames.unpack(frame, bytes_max=self._frame.bytes_max, key=self._frame.key)
-            ask = protocol.unpack_ask(frame, header)
-        except (FrameError, InvalidTopic) as error:
-            self._bad_questions += 1
-            LOG.warning("Durability: refused a question: %s", error)
-            return ()
-        with self._lock:
-            self._questions += 1
-            if not ask.durability:
-                held = self._held(ask)
-                durable = [position for position in held if self._core.keeps_fully(ask.wants[position].topic)]
-                return self._responder.pack(ask.id, Found(held=held, durable=durable), time.time_ns(), ask.scope)
-            is_for_us = ask.domain == self.settings.domain and ask.to in ("", self.node)
-            answer = Answer(id=ask.id, responder=self.node, parts=1)
-            if is_for_us:
-                self._fill_in(answer, ask)
-        return (protocol.pack_answer(answer, self._bus.guid, time.time_ns(), self._frame.key),)
-
-    def _held(self, ask: Ask) -> list[int]:
-        if not ask.confirm:
-            return []
-        return [
-            position
-            for position, want in enumerate(ask.wants)
-            if self.ranges.has((want.guid, want.topic), want.first, want.last)
-        ]
-
-    def _fill_in(self, answer: Answer, ask: Ask) -> None:
-        self._file()  # whoever asks is told of all that has come
-        if ask.wants_data:
-            self._wake(ask.topics)
-        if ask.durability == protocol.HISTORY:
-            answer.page = answers.page(self._core, ask, _PAGE_BYTES, time.time_ns())
-            self._is_read = True
-            return
-        if ask.durability == protocol.DIGESTS:
-            answer.page = answers.digests(self._core, ask)
-            return
-        if ask.durability in (protocol.DELETE, protocol.SNAPSHOT) and str(ask.action) not in self._actions:
-            answer.refused = self._administration.admit(ask, self.node, time.monotonic())
-            if not answer.refused:
-                self._act(ask)
-        answer.status = self.status()
-        answer.challenge = self._administration.challenge(time.monotonic())
-
-    def _wake(self, filters: Sequence[str]) -> None:
-        """Somebody wants to read: LAZY name-spaces that hold such topics are fetched now."""
-        wanted = [
-            name
-            for name, keeper in self._core.keepers.items()
-            if not keeper.holding.is_wanted
-            and any(intersect(one, own) for one in filters for own in keeper.holding.space.filters)
-        ]
-        if wanted:
-            self._step(Interest(wanted))
-
-    def _act(self, ask: Ask) -> None:
-        action = str(ask.action)
-        if len(self._actions) >= _ACTIONS_MAX:
-            self._actions.popitem(last=False)
-        self._actions[action] = ""
-        if ask.durability == protocol.DELETE:
-            self._step(DeleteHistory(ask.topics))
-            if self._writer and self._writer.lag:
-                self._waiting_actions.append((self._writer.queued, action))
-            else:
-                self._actions[action] = "done"
-        elif self._writer is None or not self._options.snapshot_directory:
-            self._actions[action] = "failed: this service has no [durability] store or no snapshot_directory"
-        else:
-            self._writer.snapshot(ask.action, ask.topics or ["#"])
 
 
 def _identity(node: str, store: SampleStore | None) -> tuple[str, int]:

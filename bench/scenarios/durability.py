@@ -208,7 +208,7 @@ class Pair:
     def rest(self) -> None:
         """Leave the first alone until its set is packed."""
         settings = self.cores[0].settings
-        rounds = 3 * len(self.cores[0].keepers["all"].holding.set) / settings.cool_samples
+        rounds = 3 * len(self.cores[0].keepers["all"].holding.set) / settings.idle_samples
         self.run(60.0 + rounds * settings.heartbeat_s, only=0)
 
 

@@ -1,4 +1,4 @@
-"""Asking everybody on the bus a question that only durability services answer, and collecting what they say."""
+"""Asking every process on the bus a question that only durability services answer, and collecting what they say."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ LOG = logging.getLogger(__name__)
 
 _ASK_AGAIN_S = 0.3
 _ASK_AGAIN_MAX_S = 2.0
-"""A question that nobody has answered is repeated: the link may have come up meanwhile.  More and more seldom: whoever
+"""A question without an answer is repeated: the link may have come up meanwhile.  More and more seldom: a service that
 needs long for an answer need not give it many times."""
 
 
@@ -35,10 +35,7 @@ class Asker:
     """
 
     def __init__(
-        self,
-        session: Session,
-        addresses: Sequence[str] | None,
-        on_advert: Callable[[Advert], None] | None = None,
+        self, session: Session, addresses: Sequence[str] | None, on_advert: Callable[[Advert], None] | None = None
     ) -> None:
         conf = session.conf
         config.register(conf)
@@ -64,7 +61,7 @@ class Asker:
         self._end.daemonize()
 
     def close(self) -> None:
-        """Whoever waits for an answer gets none.  Idempotent."""
+        """Calls that wait for an answer get none.  Idempotent."""
         self._is_closed = True
         with self._changed:
             self._changed.notify_all()
@@ -83,9 +80,9 @@ class Asker:
         enough: Callable[[Answer], bool] | None = None,
         is_settled: Callable[[Sequence[Answer]], bool] = bool,
     ) -> list[Answer]:
-        """Ask everybody; return the answers of services.
+        """Ask every process; return the answers of services.
 
-        Returns as soon as ``enough`` is true of one, or everybody that was asked has answered, or nothing new came for
+        Returns as soon as ``enough`` is true of one, or all that were asked have answered, or nothing new came for
         ``settle_s`` after the first answer of a service and ``is_settled`` is true of the answers, or the time is over.
         """
         deadline = time.monotonic() + timeout_s

@@ -31,7 +31,7 @@ LOG = logging.getLogger(__name__)
 
 _SECOND_LOOK_PART = 1.5
 """Of the silence after which a publisher is missed.  What was published right before a reader came may still be on its
-way to every service.  Whatever takes longer than that silence is noticed and told by the services; for the rest a
+way to every service.  What takes longer than that silence is noticed and told by the services; for the rest a
 reader looks once more."""
 
 
@@ -40,12 +40,7 @@ class DurableHistory(HistorySource):
     publishers'.  Raises InvalidConfig."""
 
     def __init__(
-        self,
-        session: Session,
-        topics: Sequence[str],
-        durability: Durability,
-        *,
-        services: Sequence[str] | None = None,
+        self, session: Session, topics: Sequence[str], durability: Durability, *, services: Sequence[str] | None = None
     ) -> None:
         config.register(session.conf)
         self._rules = config.topic_rules(session.conf)

@@ -1,9 +1,9 @@
-"""Publishers whose clocks are ahead: what they write is kept, and who they are is told.
+"""Publishers whose clocks are ahead: what they write is kept, and their names are told.
 
 A publisher's timestamps never go back, so one moment of a clock that is ahead stamps everything that it writes until
 the right time has caught up.  Refusing all of that would mute it in silence.  So it is kept, in the order in which it
 was written; what is wrong with it is that others cannot overwrite the same objects meanwhile, and that is why it is
-told.  Beyond `AHEAD_MAX_S` nothing is kept: nobody waits for years until an object can be written again.
+told.  Beyond `AHEAD_MAX_S` nothing is kept: an object that cannot be written for years is of no use.
 """
 
 from __future__ import annotations
@@ -19,15 +19,11 @@ _WRITERS_MAX = 100
 
 
 class ClocksAhead:
-    """Which publishers stamped events later than ``skew_max_s`` from now.  Bounded; the oldest is forgotten first."""
+    """Which publishers stamped events too far ahead of our clock.  Bounded; the oldest is forgotten first."""
 
-    def __init__(self, skew_max_s: float) -> None:
-        self._skew_max_ns = int(skew_max_s * 1e9)
+    def __init__(self) -> None:
         self._seen: dict[bytes, tuple[float, float, float]] = {}
         """Writer -> how far it was ahead, when that was seen last, when it was told of last."""
-
-    def is_ahead(self, stamp: int, wall_ns: int) -> bool:
-        return stamp - wall_ns > self._skew_max_ns
 
     def is_kept(self, stamp: int, wall_ns: int) -> bool:
         return stamp - wall_ns <= AHEAD_MAX_S * 1e9

@@ -39,7 +39,7 @@ class LiveLost:
     """The bus says that live samples may have been lost on their way to us, or come late."""
 
     is_read: bool = False
-    """Somebody was given history before."""
+    """A reader was given history before."""
     is_sure: bool = False
     """The bus gave up events that are to be kept here."""
 
@@ -53,7 +53,7 @@ class Stored:
 
 @dataclasses.dataclass(frozen=True)
 class Interest:
-    """Somebody here wants the data of these name-spaces."""
+    """A reader wants the data of these name-spaces."""
 
     name_spaces: Sequence[str]
 
@@ -95,7 +95,7 @@ class Apply:
     removed: Sequence[Sample]
     marks: StoreMarks | None = None
     batches: Mapping[int, SampleBatch] = dataclasses.field(default_factory=dict)
-    """Bucket -> all that is in it after this change, whatever was in it before."""
+    """Bucket -> all that is in it after this change."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -144,7 +144,7 @@ class Level(enum.IntEnum):
 
 @dataclasses.dataclass(frozen=True)
 class Send:
-    """To every fellow."""
+    """To every peer."""
 
     message: Message
 

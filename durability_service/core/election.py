@@ -1,11 +1,11 @@
 """Choosing the master of a name-space among the services of one role.
 
-The choice is a function of a *view*: the members that are connected and what each says of itself.  Everybody hashes its
-view and advertises hash and choice; the choice is *agreed* when every member of the view advertises the same.  Two
+The choice is a function of a *view*: the members that are connected and what each says of itself.  Every member hashes
+its view and advertises hash and choice; the choice is *agreed* when every member of the view advertises the same.  Two
 services that agreed on one view have therefore chosen the same master, always: there is nothing to vote about.
 
-The order of preference: a complete set before an incomplete one, then the priority, then who leads already, then, as
-long as nobody is complete, the quality of what is on disk, then the highest name.
+The order of preference: a complete set before an incomplete one, then the priority, then the present master, then, as
+long as no member is complete, the quality of what is on disk, then the highest name.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class ElectionMember(NamedTuple):
 class Choice(NamedTuple):
     view: bytes
     candidate: str
-    """Empty when nobody may lead."""
+    """Empty when no member may lead."""
     members: frozenset[str]
 
 
@@ -50,5 +50,5 @@ def choose(view: tuple[ElectionMember, ...]) -> Choice:
 
 
 def is_agreed(choice: Choice, proposals: Sequence[tuple[bytes, str]]) -> bool:
-    """Whether everybody else in the view advertises the same choice."""
+    """Whether all others in the view advertise the same choice."""
     return bool(choice.candidate) and all(said == (choice.view, choice.candidate) for said in proposals)

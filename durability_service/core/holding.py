@@ -7,25 +7,22 @@ in memory: written into an old set that may yet be set aside, they would make th
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from durability_service.core.alignment.alignee import Alignment
-from durability_service.core.alignment.aligner import Aligner, Standing
+from durability_service.core.alignment.aligner import Standing
 from durability_service.core.alignment.merging import MergePolicy
-from durability_service.core.effects import Apply, BeginFill, CompleteFill, Fill, Restored, StoreMarks, StoreOperation
+from durability_service.core.effects import Restored, StoreMarks, StoreOperation
 from durability_service.core.election import Choice, ElectionMember
 from durability_service.core.lifecycle import ALIGNED, LifecycleCause, Phase, after
 from durability_service.core.messages import NO_EPOCH, Epoch, NameSpaceAdvert
 from durability_service.core.namespaces import Alignee, Kind, NameSpace, NamespacePolicy
-from durability_service.core.sets.batches import SampleBatch, pack, unpack
 from durability_service.core.sets.expiry import Expiry
-from durability_service.core.sets.repacking import Repacking
 from durability_service.core.sets.sample_set import Deletion, SampleSet
 from durability_service.core.sets.samples import Sample
 from durability_service.core.settings import ServiceSettings
+from durability_service.core.stored_set import StoredSet
 
-FILL_BUCKETS = 64
-"""Buckets per operation while a generation is filled."""
 _NO_CHOICE = Choice(b"", "", frozenset())
 
 
@@ -54,7 +51,39 @@ class NamespaceCounters:
     swept: int = 0
 
 
+class WaitingSamples:
+    """Live samples that came before the set was complete."""
+
+    def __init__(self, count_max: int) -> None:
+        self._count_max = count_max
+        self._samples: list[Sample] = []
+        self._tokens: list[int] = []
+
+    def __len__(self) -> int:
+        return len(self._samples)
+
+    def add(self, samples: Sequence[Sample], token: int) -> bool:
+        """False when there is no room."""
+        if len(self._samples) + len(samples) > self._count_max:
+            return False
+        self._samples += samples
+        if token:
+            self._tokens.append(token)
+        return True
+
+    def delete(self, deletion: Deletion) -> None:
+        self._samples = [sample for sample in self._samples if not deletion.covers(sample)]
+
+    def take(self) -> tuple[list[Sample], list[int]]:
+        """The samples, to be put into the set, and the tokens to acknowledge when they are durable."""
+        samples, self._samples = self._samples, []
+        tokens, self._tokens = self._tokens, []
+        return samples, tokens
+
+
 class Holding:
+    """Facts only: `durability_service.core.keeper` and its parts decide and change them."""
+
     def __init__(
         self,
         settings: ServiceSettings,
@@ -68,61 +97,32 @@ class Holding:
         self.policy = policy
         self.matcher = space.matcher()
         self.counters = NamespaceCounters()
-        self._persistent_topics: dict[str, bool] = {}
         self.phase = Phase.DISCOVER
         self.since = now
         """When this phase began."""
         self.set = SampleSet(settings.buckets, settings.rules.depth_of)
-        self.has_base = restored is not None and restored.is_complete
-        """A complete set was on disk; until the name-space is complete, it is what the set holds."""
-        marks = restored.marks if restored and self.has_base else StoreMarks()
-        self.epoch, self.lineage = self.marked = (marks.epoch, marks.lineage)
-        """``marked``: epoch and lineage as the store was last told, ours or the next ones."""
-        self._repacking = Repacking(self.set, settings.repack_changes)
-        self._has_our_buckets = restored is None or restored.buckets == settings.buckets
-        """The set on disk is kept in as many buckets as ours; otherwise it is changed, but never bucket by bucket."""
-        if restored and self.has_base:
-            self._load(restored)
-        self.quality = self.set.newest
-        self.base_alive = marks.alive
-        self.was_written = self.set.count > 0
+        self.stored = StoredSet(settings, space, self.set, restored, is_persistent=self.is_persistent)
+        self.epoch, self.lineage = self.stored.marked
         self.epoch_max = self.epoch.counter
         """The highest counter seen anywhere."""
-        self.held: list[Sample] = []
-        self.held_tokens: list[int] = []
+        self.was_written = self.set.count > 0
+        self.waiting = WaitingSamples(settings.held_max)
         self.is_wanted = self.may_keep and policy.alignee is Alignee.INITIAL
         self.choice = _NO_CHOICE
         self.is_agreed = False
         self.master = ""
-        self.agreed_members: frozenset[str] = frozenset()
         self.has_other_roles = False
-        """Services of other roles are there, who learn of what is new here only by a new epoch."""
+        """Services of other roles are there, which learn of what is new here only by a new epoch."""
         self.merged: dict[str, Epoch] = {}
         """Role -> the epoch of its master that we joined with."""
         self.merged_at: dict[str, float] = {}
         """Role -> when that was, if data was asked for."""
         self.differs_since: dict[str, float] = {}
-        """Fellow of the same epoch -> since when its set has been another than ours."""
+        """Peer of the same epoch -> since when its set has been another than ours."""
         self.alignment: Alignment | None = None
-        self.applying: Applying | None = None
         self.is_marking = False
         """A new epoch is being made durable."""
-        self.aligner = Aligner(settings, space.name, self.set)
-        self.conflicts: list[str] = []
-        self.warnings: list[str] = []
-        """What is configured in a way that cannot work well."""
-        self.sweep_next = 0
         self.expiry = Expiry(settings, self.set, now)
-
-    def _load(self, restored: Restored) -> None:
-        for deletion in restored.marks.deletions:
-            self.set.delete(deletion)
-        samples = list(restored.samples)
-        for number, batch in restored.batches.items():
-            if not (self._has_our_buckets and self.set.adopt(number, batch)):
-                samples += unpack(batch)
-        for sample in samples:
-            self.set.add(sample)
 
     # -- asking
 
@@ -142,12 +142,12 @@ class Holding:
     @property
     def is_complete(self) -> bool:
         """The set is complete now: readers may rely on it."""
-        return self.phase is Phase.COMPLETE and self.applying is None
+        return self.phase is Phase.COMPLETE and not self.is_applying
 
     @property
-    def has_usable_base(self) -> bool:
-        """The set on disk can be changed bucket by bucket."""
-        return self.has_base and self._has_our_buckets
+    def is_applying(self) -> bool:
+        """The answer to an alignment has come whole and is being put into the set."""
+        return self.alignment is not None and self.alignment.applying is not None
 
     @property
     def may_keep(self) -> bool:
@@ -156,7 +156,7 @@ class Holding:
 
     @property
     def can_lead(self) -> bool:
-        """Who has no interest in the data, or none yet, must not be the source of it."""
+        """A service that does not want the data, or not yet, must not be the source of it."""
         return self.policy.aligner and self.policy.master_priority > 0 and self.is_wanted
 
     def keeps(self, topic: str) -> bool:
@@ -167,7 +167,7 @@ class Holding:
         return epoch in (self.epoch, NO_EPOCH) or epoch in self.lineage
 
     def standing(self) -> Standing:
-        is_serving = self.is_aligned and self.applying is None and self.policy.aligner
+        is_serving = self.is_aligned and not self.is_applying and self.policy.aligner
         return Standing(is_serving, self.epoch, list(self.lineage))
 
     def member(self) -> ElectionMember:
@@ -179,7 +179,7 @@ class Holding:
             is_complete=self.is_aligned,
             priority=self.policy.master_priority,
             leads=self.epoch.counter if self.leads else 0,
-            quality=0 if self.is_aligned else self.quality,
+            quality=0 if self.is_aligned else self.stored.quality,
         )
 
     @property
@@ -217,23 +217,6 @@ class Holding:
         self.phase = after(self.phase, cause)
         self.since = now
 
-    def hold(self, samples: Sequence[Sample], token: int) -> bool:
-        """Keep live samples back until the set is complete.  False when there is no room."""
-        room = self._settings.held_max - len(self.held)
-        if room < len(samples):
-            self.counters.held_dropped += len(samples)  # not acknowledged, so whoever needs to be sure sends again
-            return False
-        self.held += samples
-        if token:
-            self.held_tokens.append(token)
-        return True
-
-    def take_held(self) -> tuple[list[Sample], list[int]]:
-        """The samples held back, to be put into the set, and the tokens to acknowledge when they are durable."""
-        samples, self.held = self.held, []
-        tokens, self.held_tokens = self.held_tokens, []
-        return samples, tokens
-
     def add(self, samples: Sequence[Sample]) -> tuple[list[Sample], list[Sample]]:
         """Put samples into the set.  Returns what the store must add and remove."""
         added: list[Sample] = []
@@ -247,20 +230,7 @@ class Holding:
             removed += gone
         if added:
             self.was_written = True
-        return self.for_store(added), self.for_store(removed)
-
-    def for_store(self, samples: Sequence[Sample]) -> list[Sample]:
-        """Those of the samples that go to disk."""
-        if not self.is_persistent or not samples:
-            return []
-        return [sample for sample in samples if self._is_persistent_topic(sample[0])]
-
-    def _is_persistent_topic(self, topic: str) -> bool:
-        """Asked for every sample, so it is remembered."""
-        known = self._persistent_topics.get(topic)
-        if known is None:
-            known = self._persistent_topics[topic] = self._settings.rules.kind_of(topic) is Kind.PERSISTENT
-        return known
+        return self.stored.of(added), self.stored.of(removed)
 
     def delete(self, deletions: Sequence[Deletion]) -> list[Sample] | None:
         """Apply deletions of history.  Returns what went; None when all of them were known."""
@@ -270,7 +240,7 @@ class Holding:
             if removed is not None:
                 self.counters.deletions += 1
                 gone = (gone or []) + removed
-                self.held = [sample for sample in self.held if not deletion.covers(sample)]
+                self.waiting.delete(deletion)
         return gone
 
     def joined(self, policy: MergePolicy) -> None:
@@ -280,64 +250,18 @@ class Holding:
         else:
             self.counters.replacements += 1
 
-    def marks(self, epoch: Epoch, lineage: tuple[Epoch, ...], alive: int) -> StoreMarks:
-        """What the store is to remember from now on."""
-        self.marked = (epoch, lineage)
-        return StoreMarks(epoch, lineage, self.set.deletions, alive)
-
     def lineage_with(self, *epochs: Epoch) -> tuple[Epoch, ...]:
         """Our lineage and these, the newest if they are too many."""
         known = {epoch for epoch in (*self.lineage, *epochs) if epoch != NO_EPOCH}
         return tuple(sorted(known)[-self._settings.lineage_max :])
 
-    def whole(self, marks: StoreMarks) -> list[StoreOperation]:
-        """A new generation with all there is."""
-        if not self.is_persistent:
-            return []
-        self._has_our_buckets = True
-        numbers = self.set.filled()
-        return [
-            BeginFill(self.name, tuple(sorted(self.space.filters)), self.set.bucket_count),
-            *(
-                Fill(self.name, self._batches(numbers[start : start + FILL_BUCKETS]))
-                for start in range(0, len(numbers), FILL_BUCKETS)
-            ),
-            CompleteFill(self.name, marks),
-        ]
-
     def change(
-        self, added: list[Sample], removed: list[Sample], marks: StoreMarks | None = None, adopted: Sequence[int] = ()
+        self,
+        added: Sequence[Sample] = (),
+        removed: Sequence[Sample] = (),
+        marks: StoreMarks | None = None,
+        adopted: Sequence[int] = (),
     ) -> list[StoreOperation]:
-        """A change of the present generation, with buckets that were taken over; none when there is nothing to change.
-        The set has changed already."""
-        if not self.is_persistent or not (added or removed or marks or adopted):
-            return []
-        numbers = [*adopted]
-        self._repacking.changed(len(added) + len(removed))
+        """What the store is told of a change of the set."""
         # While an alignment is applied the set has what the disk must not have before all of it is there.
-        if self.applying is None and self._has_our_buckets:
-            numbers += self._repacking.due()
-        return [Apply(self.name, added, removed, marks, self._batches(numbers))]
-
-    def _batches(self, numbers: Sequence[int]) -> dict[int, SampleBatch]:
-        """What the store is to hold of these buckets."""
-        return {number: self._for_store(self.set.batch(number)) for number in numbers}
-
-    def _for_store(self, batch: SampleBatch) -> SampleBatch:
-        if all(map(self._is_persistent_topic, batch.topics)):
-            return batch
-        return pack(self.for_store(unpack(batch)))
-
-
-@dataclasses.dataclass
-class Applying:
-    """An alignment that has come whole and is being put into the set, some buckets at a time."""
-
-    buckets: list[int]
-    finish: Callable[[Applying], None]
-    added: list[Sample] = dataclasses.field(default_factory=list)
-    removed: list[Sample] = dataclasses.field(default_factory=list)
-    adopted: list[int] = dataclasses.field(default_factory=list)
-    """Buckets that were empty and were taken over whole."""
-    is_change: bool = False
-    """It made a difference."""
+        return self.stored.change(added, removed, marks, adopted, repacks=not self.is_applying)

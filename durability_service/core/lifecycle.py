@@ -3,10 +3,10 @@
 =============  ==========================================================================================
 phase          meaning
 =============  ==========================================================================================
-DISCOVER       listening for fellows; what is on disk is loaded, nothing is concluded
+DISCOVER       listening for peers; what is on disk is loaded, nothing is concluded
 ELECT          taking part in the choice of a master, waiting for it to be agreed and to have a complete set
-DORMANT        as ELECT, but nobody here wants the data yet (LAZY), or it is never kept (ON_REQUEST)
-INJECT         chosen, and nobody is complete: what is on disk becomes the set, once it is marked durably
+DORMANT        as ELECT, but no reader wants the data yet (LAZY), or it is never kept (ON_REQUEST)
+INJECT         chosen, and no peer is complete: what is on disk becomes the set, once it is marked durably
 FETCH          aligning with a master that is complete
 COMPLETE       holding the set, serving it, following the master
 MERGING        joining with another side of a split; incomplete until that is done
@@ -59,7 +59,6 @@ TRANSITIONS: dict[tuple[Phase, LifecycleCause], Phase] = {
     **{(phase, LifecycleCause.STOPPED): Phase.TERMINATING for phase in Phase if phase is not Phase.TERMINATING},
 }
 
-STARTING = frozenset({Phase.DISCOVER})
 ALIGNED = frozenset({Phase.COMPLETE, Phase.MERGING})
 """The set was complete once and has been maintained since."""
 

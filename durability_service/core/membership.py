@@ -1,7 +1,8 @@
-"""Who is there: heartbeats, expiry, restarts, and links that carry only one way.
+"""Which peers are there: heartbeats, expiry, restarts, and links that carry only one way.
 
-Every advert lists whom its sender hears.  A fellow counts as *connected* when we hear it and it says that it hears us,
-in our present incarnation.  A link that carries only one way is therefore no link, on either side, and is reported.
+Every advert lists the peers that its sender hears.  A peer counts as *connected* when we hear it and it says that it
+hears us, in our present incarnation.  A link that carries only one way is therefore no link, on either side, and is
+reported.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from durability_service.core.messages import Advert
 
 
 class PeerChange(enum.Enum):
-    """What a fellow did."""
+    """What a peer did."""
 
     HEARD = "heard"
     """It is new, or is back; nothing may be concluded before it hears us too."""
@@ -27,7 +28,7 @@ class PeerChange(enum.Enum):
 
 
 @dataclasses.dataclass
-class Fellow:
+class Peer:
     advert: Advert
     heard_at: float
     first_heard: float
@@ -43,66 +44,66 @@ class Fellow:
 
 
 class Membership:
-    def __init__(self, node: str, incarnation: int, expiry_s: float, fellows_max: int) -> None:
+    def __init__(self, node: str, incarnation: int, expiry_s: float, peers_max: int) -> None:
         self._node = node
         self._incarnation = incarnation
         self._expiry_s = expiry_s
-        self._fellows_max = fellows_max
-        self.fellows: dict[str, Fellow] = {}
+        self._peers_max = peers_max
+        self.peers: dict[str, Peer] = {}
         self.refused = 0
-        """Adverts of fellows beyond ``fellows_max``."""
+        """Adverts of peers beyond ``peers_max``."""
 
-    def connected(self) -> Iterator[Fellow]:
-        """Fellows that hear us as we hear them and can work with us."""
-        return (one for one in self.fellows.values() if one.is_connected and not one.incompatibility)
+    def connected(self) -> Iterator[Peer]:
+        """Peers that hear us as we hear them and can work with us."""
+        return (one for one in self.peers.values() if one.is_connected and not one.incompatibility)
 
-    def get(self, node: str) -> Fellow | None:
-        """The fellow, when it is connected and compatible."""
-        fellow = self.fellows.get(node)
-        return fellow if fellow and fellow.is_connected and not fellow.incompatibility else None
+    def get(self, node: str) -> Peer | None:
+        """The peer, when it is connected and compatible."""
+        peer = self.peers.get(node)
+        return peer if peer and peer.is_connected and not peer.incompatibility else None
 
     def heard(self) -> dict[str, int]:
-        return {node: fellow.advert.incarnation for node, fellow in self.fellows.items()}
+        return {node: peer.advert.incarnation for node, peer in self.peers.items()}
 
     def received(self, advert: Advert, now: float) -> list[tuple[PeerChange, str]]:
         """An advert came.  One that is older than what we have of its sender is nothing."""
         node = advert.node
-        known = self.fellows.get(node)
+        known = self.peers.get(node)
         if known and (advert.incarnation, advert.number) <= (known.advert.incarnation, known.advert.number):
             return []
         changes: list[tuple[PeerChange, str]] = []
         if known and advert.incarnation > known.advert.incarnation:
-            del self.fellows[node]
+            del self.peers[node]
             known = None
             changes.append((PeerChange.RESTARTED, node))
         if advert.is_terminating:
             if known:
-                del self.fellows[node]
+                del self.peers[node]
                 changes.append((PeerChange.TERMINATED, node))
             return changes
         if known is None:
-            if len(self.fellows) >= self._fellows_max:
+            if len(self.peers) >= self._peers_max:
                 self.refused += 1
                 return changes
-            known = self.fellows[node] = Fellow(advert, heard_at=now, first_heard=now)
+            known = self.peers[node] = Peer(advert, heard_at=now, first_heard=now)
             changes.append((PeerChange.HEARD, node))
         known.advert, known.heard_at = advert, now
         return changes + self._judge(known, now)
 
-    def _judge(self, fellow: Fellow, now: float) -> list[tuple[PeerChange, str]]:
-        hears_us = fellow.advert.heard.get(self._node) == self._incarnation
-        if hears_us and not fellow.is_connected:
-            fellow.is_connected, fellow.is_one_way = True, False
-            return [(PeerChange.CONNECTED, fellow.node)]
-        is_overdue = fellow.is_connected or now - fellow.first_heard > self._expiry_s
-        if not hears_us and is_overdue and not fellow.is_one_way:
-            fellow.is_connected, fellow.is_one_way = False, True
-            return [(PeerChange.ONE_WAY, fellow.node)]
+    def _judge(self, peer: Peer, now: float) -> list[tuple[PeerChange, str]]:
+        hears_us = peer.advert.heard.get(self._node) == self._incarnation
+        if hears_us and not peer.is_connected:
+            peer.is_connected, peer.is_one_way = True, False
+            return [(PeerChange.CONNECTED, peer.node)]
+        is_overdue = peer.is_connected or now - peer.first_heard > self._expiry_s
+        if not hears_us and is_overdue and not peer.is_one_way:
+            peer.is_connected, peer.is_one_way = False, True
+            return [(PeerChange.ONE_WAY, peer.node)]
         return []
 
     def expire(self, now: float) -> list[tuple[PeerChange, str]]:
-        """Forget who was silent for too long."""
-        gone = [node for node, fellow in self.fellows.items() if now - fellow.heard_at > self._expiry_s]
+        """Forget peers that were silent for too long."""
+        gone = [node for node, peer in self.peers.items() if now - peer.heard_at > self._expiry_s]
         for node in gone:
-            del self.fellows[node]
+            del self.peers[node]
         return [(PeerChange.EXPIRED, node) for node in gone]

@@ -42,7 +42,7 @@ class NameSpaceAdvert(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
     is_pristine: bool = False
     """It is empty and nothing was ever written."""
     quality: int = 0
-    """Timestamp of the newest sample of a complete set on disk, before anybody was complete."""
+    """Timestamp of the newest sample of a complete set on disk, before any service was complete."""
     count: int = 0
     digest: bytes = NO_DIGEST
     epoch: Epoch = NO_EPOCH
@@ -76,7 +76,7 @@ class Advert(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag=
     """How long it remembers deletions."""
     is_terminating: bool = False
     heard: dict[str, int] = {}
-    """Fellow -> incarnation, of those heard lately: who is missing here is not heard."""
+    """Peer -> incarnation, of those heard lately: a peer that is missing here is not heard."""
     name_spaces: list[NameSpaceAdvert] = []
 
 
@@ -105,12 +105,12 @@ class BucketPart(msgspec.Struct, frozen=True, array_like=True):
 
 
 class AlignData(msgspec.Struct, frozen=True, kw_only=True, tag="data"):
-    """A chunk of an answer, for everybody named in it."""
+    """A chunk of an answer, for every peer named in it."""
 
     node: str
     incarnation: int
     name_space: str
-    stream: int
+    answer: int = msgspec.field(name="stream")
     addressees: list[tuple[str, int]]
     """Node and number of its request."""
     chunk: int
@@ -123,7 +123,7 @@ class AlignEnd(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, ta
     node: str
     incarnation: int
     name_space: str
-    stream: int
+    answer: int = msgspec.field(name="stream")
     addressees: list[tuple[str, int]]
     chunks: int
     buckets: dict[int, bytes]
@@ -140,7 +140,7 @@ class AlignProgress(msgspec.Struct, frozen=True, kw_only=True, tag="progress"):
     node: str
     to: str
     name_space: str
-    stream: int
+    answer: int = msgspec.field(name="stream")
     chunk: int
 
 

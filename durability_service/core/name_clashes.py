@@ -1,6 +1,6 @@
 """Another service with our own name: a machine that was cloned, or a name that was given twice.
 
-Fellows cannot tell the two apart, so only one of them may serve: the one that has been running longer.  The younger
+Peers cannot tell the two apart, so only one of them may serve: the one that has been running longer.  The younger
 ends, with an error.  One that is younger than we are is another service.  One that is older may also be a former life
 of ours, whose messages come late: it is alive when it says that it hears us as we are now.
 """
@@ -11,7 +11,7 @@ from durability_service.core.messages import Advert
 
 
 class NameClashes:
-    """Who else has our name."""
+    """Other services that have our name."""
 
     def __init__(self, node: str, incarnation: int, expiry_s: float) -> None:
         self._node = node
@@ -45,7 +45,7 @@ class NameClashes:
 
     @property
     def is_ours_to_end(self) -> bool:
-        """Whether it is we who must not go on."""
+        """Whether this service must end, and not the other."""
         return self._is_proven and self._heard is not None and self._heard[0] <= self._incarnation
 
     def warnings(self, now: float) -> list[str]:

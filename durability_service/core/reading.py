@@ -1,6 +1,6 @@
 """Reading what services keep of a name-space: all of it from one of them, and from each other what differs.
 
-A service may lag behind one that acknowledged, and cannot always know it.  So who reads asks every complete service
+A service may lag behind one that acknowledged, and cannot always know it.  So a reader asks every complete service
 that it reaches for the digests of its buckets, and reads those that it has not read yet.  Equal sets cost nothing, sets
 that differ by what is on its way cost a few buckets, and what any of the services acknowledged before is in what was
 read.
@@ -49,7 +49,7 @@ class SpaceReading:
         return sorted(number for number, digest in digests.items() if digest not in self._read.get(number, ()))
 
     def wanted(self, samples: Iterable[Sample]) -> list[Sample]:
-        """Without what another service said is deleted: who lags may not know it yet."""
+        """Without what another service said is deleted: a service that lags may not know it yet."""
         if not self._deletions:
             return list(samples)
         return [sample for sample in samples if not any(one.covers(sample) for one in self._deletions)]

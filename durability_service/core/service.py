@@ -1,4 +1,4 @@
-"""The durability service without its shell: fellows, name-spaces, adverts, and the order of what becomes durable.
+"""The durability service without its shell: peers, name-spaces, adverts, and the order of what becomes durable.
 
 ``step(now, wall_ns, event) -> effects`` is all there is to it.  ``now`` is a monotonic time in seconds, ``wall_ns`` the
 wall clock.  The shell sends what is to be sent, stores what is to be stored, in order, and calls again with the next
@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from typing import Any
 
-from durability_service.core.alignment.conflicts import Peer
+from durability_service.core.alignment.conflicts import SpacePeer
 from durability_service.core.clocks import ClocksAhead
 from durability_service.core.effects import (
     AcknowledgeRange,
@@ -38,7 +38,7 @@ from durability_service.core.effects import (
 from durability_service.core.holding import Holding
 from durability_service.core.keeper import Keeper
 from durability_service.core.lifecycle import LifecycleCause, Phase
-from durability_service.core.membership import Fellow, Membership, PeerChange
+from durability_service.core.membership import Membership, Peer, PeerChange
 from durability_service.core.messages import PROTOCOL, Advert, DeletionNotice, Message, NameSpaceAdvert
 from durability_service.core.name_clashes import NameClashes
 from durability_service.core.namespaces import NameSpace, incompatibility, intersect, policy_for
@@ -50,7 +50,7 @@ from pubsub_api.core.errors import InvalidTopic
 _ADVERT_INTERVAL_MIN = 0.1
 """Of a heartbeat: adverts are not sent closer together than this."""
 _EVALUATE_DELAY = 0.03
-"""Of a heartbeat: what fellows say is looked at together."""
+"""Of a heartbeat: what peers say is looked at together."""
 _topic = operator.itemgetter(0)
 """Of a sample."""
 
@@ -66,9 +66,9 @@ class DurabilityCore:
         self._newest = 0
         """The newest timestamp of a publisher that was believed."""
         self._wall_ns = 0
-        self.clocks_ahead = ClocksAhead(settings.clock_skew_max_s)
-        self.membership = Membership(settings.node, settings.incarnation, settings.expiry_s, settings.fellows_max)
-        self.twins = NameClashes(settings.node, settings.incarnation, settings.expiry_s)
+        self.clocks_ahead = ClocksAhead()
+        self.membership = Membership(settings.node, settings.incarnation, settings.expiry_s, settings.peers_max)
+        self.name_clashes = NameClashes(settings.node, settings.incarnation, settings.expiry_s)
         self._rules = settings.rules.fingerprint()
         self.keepers: dict[str, Keeper] = {}
         self._restored = dict(restored)
@@ -126,16 +126,9 @@ class DurabilityCore:
     def _tell_keepers(self, event: Event) -> None:
         for keeper in self.keepers.values():
             if isinstance(event, Tick):
-                keeper.sweep()
-                keeper.expire()
-                keeper.renew()
-                keeper.tell_readers()
+                keeper.tick()
             elif isinstance(event, LiveLost):
-                keeper.holding.merged.clear()  # within a role sets are compared anyway
-                if event.is_read:
-                    keeper.latecomers.delayed(self.now)
-                if event.is_sure:
-                    keeper.lagging.lost(self.now)
+                keeper.live_lost(is_read=event.is_read, is_sure=event.is_sure)
             elif isinstance(event, Interest) and keeper.holding.name in event.name_spaces:
                 keeper.holding.is_wanted |= keeper.holding.may_keep
 
@@ -152,9 +145,11 @@ class DurabilityCore:
     def send(self, message: Message) -> None:
         self._effects.append(Send(message))
 
-    def store(self, holding: Holding, operations: Sequence[StoreOperation], then: Callable[[], None]) -> None:
+    def store(
+        self, holding: Holding, operations: Sequence[StoreOperation], then: Callable[[], None] = lambda: None
+    ) -> None:
         if not operations or not holding.is_persistent:
-            # Nothing to write; but what was to be written before must be durable before anybody relies on this.
+            # Nothing to write; but what was to be written before must be durable before any process relies on this.
             if self._waiting and holding.is_persistent:
                 self._waiting.append((self._operations, then))
             else:
@@ -191,11 +186,11 @@ class DurabilityCore:
             del self._open_tokens[token]
             self._effects.append(AcknowledgeRange(token))
 
-    def has_strangers(self) -> bool:
-        return any(not one.is_connected and not one.is_one_way for one in self.membership.fellows.values())
+    def has_unanswered_peers(self) -> bool:
+        return any(not one.is_connected and not one.is_one_way for one in self.membership.peers.values())
 
     def without_aligner(self) -> list[str]:
-        """Name-spaces whose data is wanted here, and which nobody has led for a discovery period."""
+        """Name-spaces whose data is wanted here, and which no service has led for a discovery period."""
         held = [keeper.holding for keeper in self.keepers.values()]
         patience_s = self.settings.discovery_s
         return [
@@ -269,19 +264,19 @@ class DurabilityCore:
             own = keeper.holding.space.filters
             deletions = [Deletion(one, t) for one in filters if any(intersect(one, mine) for mine in own)]
             if deletions and keeper.delete(deletions):
-                self.send(keeper.notice(deletions))
+                self.send(DeletionNotice(node=self.settings.node, name_space=keeper.holding.name, deletions=deletions))
 
     def _noticed(self, notice: DeletionNotice) -> None:
         keeper = self.keepers.get(notice.name_space)
         if keeper and len(keeper.holding.set.deletions) + len(notice.deletions) <= self.settings.deletions_max:
             keeper.delete(notice.deletions)
 
-    # -- fellows
+    # -- peers
 
     def _received(self, message: Message) -> None:
         if message.node == self.settings.node:
             if isinstance(message, Advert) and message.domain == self.settings.domain:
-                self._twin_came(message)
+                self._name_clash_came(message)
             return
         if isinstance(message, Advert):
             self._advert_came(message)
@@ -291,16 +286,16 @@ class DurabilityCore:
         if isinstance(message, DeletionNotice):
             self._noticed(message)
         elif message.name_space in self.keepers:
-            self.keepers[message.name_space].received(message, self.now)
+            self.keepers[message.name_space].received(message)
 
-    def _twin_came(self, advert: Advert) -> None:
-        is_proven = self.twins.received(advert, self.now)
+    def _name_clash_came(self, advert: Advert) -> None:
+        is_proven = self.name_clashes.received(advert, self.now)
         self._heartbeat_due = min(self._heartbeat_due, self._advert_due())  # let it hear us soon
         if not is_proven or self.is_terminating:
             return
-        (reason,) = self.twins.warnings(self.now)
+        (reason,) = self.name_clashes.warnings(self.now)
         self.trace(Level.SEVERE, reason, incarnation=advert.incarnation)
-        if self.twins.is_ours_to_end:
+        if self.name_clashes.is_ours_to_end:
             self._terminate()
             self._effects.append(NameTaken(reason))
 
@@ -309,55 +304,50 @@ class DurabilityCore:
             return
         changes = self.membership.received(advert, self.now)
         self._on_changes(changes)
-        fellow = self.membership.fellows.get(advert.node)
-        if fellow is None:
+        peer = self.membership.peers.get(advert.node)
+        if peer is None:
             return
         if any(change is PeerChange.HEARD for change, _ in changes):
             self._heartbeat_due = min(self._heartbeat_due, self._advert_due())  # let it hear us soon
-        self._judge(fellow)
-        if fellow.is_connected and not fellow.incompatibility:
+        self._judge(peer)
+        if peer.is_connected and not peer.incompatibility:
             for space in advert.name_spaces:
-                self._learn(fellow, space)
+                self._learn(peer, space)
 
     def _on_changes(self, changes: Sequence[tuple[PeerChange, str]]) -> None:
         for change, node in changes:
             level = Level.INFO if change in (PeerChange.HEARD, PeerChange.CONNECTED) else Level.WARNING
-            self.trace(level, f"fellow {change.value}", peer=node)
+            self.trace(level, f"peer {change.value}", peer=node)
             if change in (PeerChange.EXPIRED, PeerChange.TERMINATED, PeerChange.RESTARTED, PeerChange.ONE_WAY):
-                self._fellow_left(node)
+                self._peer_left(node)
 
-    def _fellow_left(self, node: str) -> None:
+    def _peer_left(self, node: str) -> None:
         for keeper in self.keepers.values():
-            held = keeper.holding
-            held.aligner.left(node)
-            held.differs_since.pop(node, None)
-            # What we joined with may change unseen while it is away: join again when it is back.
-            for role in [role for role, epoch in held.merged.items() if epoch.master == node]:
-                del held.merged[role]
+            keeper.left(node)
 
-    def _judge(self, fellow: Fellow) -> None:
-        advert = fellow.advert
+    def _judge(self, peer: Peer) -> None:
+        advert = peer.advert
         spaces = [(one.name, one.filters) for one in advert.name_spaces]
         basis = spaces, advert.rules, advert.cleanup_s, len(self.keepers)
-        if fellow.judged == basis:
+        if peer.judged == basis:
             return
-        fellow.judged = basis
+        peer.judged = basis
         if advert.protocol != PROTOCOL:
             reason = f"it speaks version {advert.protocol} of the protocol, we speak {PROTOCOL}"
         elif advert.buckets != self.settings.buckets or advert.rules != self._rules:
             reason = "it is configured to keep other topics, another history or another number of buckets"
         elif advert.cleanup_s != self.settings.cleanup_s:
-            # Who forgets deletions earlier gets them back from the other, again and again.
+            # A service that forgets deletions earlier gets the objects back from the other, again and again.
             reason = f"its cleanup_delay is {advert.cleanup_s} s, ours is {self.settings.cleanup_s} s"
         else:
             reason = self._clash(advert.name_spaces)
-        if reason != fellow.incompatibility:
-            fellow.incompatibility = reason
+        if reason != peer.incompatibility:
+            peer.incompatibility = reason
             if reason:
-                self.trace(Level.SEVERE, "incompatible fellow", peer=fellow.node, reason=reason)
-                self._fellow_left(fellow.node)
+                self.trace(Level.SEVERE, "incompatible peer", peer=peer.node, reason=reason)
+                self._peer_left(peer.node)
             else:
-                self.trace(Level.INFO, "fellow has become compatible", peer=fellow.node)
+                self.trace(Level.INFO, "peer has become compatible", peer=peer.node)
 
     def _clash(self, adverts: Sequence[NameSpaceAdvert]) -> str:
         try:
@@ -366,15 +356,15 @@ class DurabilityCore:
             return f"a name-space of it is not valid: {error}"
         return incompatibility([keeper.holding.space for keeper in self.keepers.values()], theirs)
 
-    def _learn(self, fellow: Fellow, advert: NameSpaceAdvert) -> None:
+    def _learn(self, peer: Peer, advert: NameSpaceAdvert) -> None:
         """A name-space that is not configured here is taken over when a policy matches it."""
         if advert.name in self.keepers or len(self.keepers) >= self.settings.name_spaces_max:
             return
         if self._add(NameSpace(advert.name, frozenset(advert.filters))):
-            self.trace(Level.CONFIG, "name-space learned", name_space=advert.name, peer=fellow.node)
+            self.trace(Level.CONFIG, "name-space learned", name_space=advert.name, peer=peer.node)
         elif advert.name not in self._warned:
             self._warned.add(advert.name)
-            self.trace(Level.WARNING, "no policy for a name-space", name_space=advert.name, peer=fellow.node)
+            self.trace(Level.WARNING, "no policy for a name-space", name_space=advert.name, peer=peer.node)
 
     def _add(self, space: NameSpace) -> bool:
         policy = policy_for(space.name, self.settings.policies)
@@ -395,19 +385,19 @@ class DurabilityCore:
         self._on_changes(self.membership.expire(self.now))
         for keeper in self.keepers.values():
             self._discover(keeper.holding)
-            keeper.evaluate(self.now, list(self._peers(keeper.holding.name)))
+            keeper.evaluate(list(self._peers(keeper.holding.name)))
         self._pump()
         self._advertise()
 
     def _pump(self) -> None:
         for keeper in self.keepers.values():
-            keeper.pump(self.now)
+            keeper.pump()
 
-    def _peers(self, name: str) -> Iterator[Peer]:
-        for fellow in self.membership.connected():
-            for advert in fellow.advert.name_spaces:
+    def _peers(self, name: str) -> Iterator[SpacePeer]:
+        for peer in self.membership.connected():
+            for advert in peer.advert.name_spaces:
                 if advert.name == name:
-                    yield Peer(fellow, advert)
+                    yield SpacePeer(peer, advert)
 
     def _discover(self, holding: Holding) -> None:
         if holding.phase is not Phase.DISCOVER:
@@ -421,7 +411,7 @@ class DurabilityCore:
     def _terminate(self) -> None:
         self.is_terminating = True
         for keeper in self.keepers.values():
-            keeper.renew(at_once=True)
+            keeper.upkeep.renew()
             if keeper.holding.phase is not Phase.TERMINATING:
                 keeper.holding.moves(LifecycleCause.STOPPED, self.now)
         self.send(self._advert())
@@ -432,11 +422,11 @@ class DurabilityCore:
         return tuple(keeper.signature for keeper in self.keepers.values()), tuple(self._heard().items())
 
     def _heard(self) -> dict[str, int]:
-        return self.membership.heard() | self.twins.heard(self.now)
+        return self.membership.heard() | self.name_clashes.heard(self.now)
 
     def troubles(self) -> list[str]:
         """What is wrong and concerns all name-spaces."""
-        return [*self.twins.warnings(self.now), *self.clocks_ahead.warnings(self.now)]
+        return [*self.name_clashes.warnings(self.now), *self.clocks_ahead.warnings(self.now)]
 
     def _advert_due(self) -> float:
         return self._advert_sent + _ADVERT_INTERVAL_MIN * self.settings.heartbeat_s

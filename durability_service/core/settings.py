@@ -57,7 +57,7 @@ class TopicRules:
 @dataclasses.dataclass(frozen=True)
 class ServiceSettings:
     node: str
-    """Identifies this service among its fellows.  The highest wins a tie."""
+    """Identifies this service among its peers.  The highest wins a tie."""
     incarnation: int = 1
     """Higher at every start."""
     domain: str = "default"
@@ -69,9 +69,9 @@ class ServiceSettings:
     heartbeat_factor: float = 0.25
     discovery_s: float = 3.0
     expected_peers: int = 0
-    """Discovery ends early when this many fellows have answered."""
+    """Discovery ends early when this many peers have answered."""
     injection_peers_min: int = 0
-    """So many fellows of our role must be there before what is on disk becomes the set of the domain."""
+    """So many peers of our role must be there before what is on disk becomes the set of the domain."""
     combine_initial_s: float = 0.5
     combine_operational_s: float = 0.01
     align_timeout_s: float = 2.0
@@ -89,12 +89,12 @@ class ServiceSettings:
     chunks_per_step: int = 8
     repack_changes: int = 4096
     """So many samples come and go before buckets on disk are packed anew."""
-    cool_samples: int = 2000
-    """So many samples that nobody looked at lately are packed per heartbeat."""
+    idle_samples: int = 2000
+    """So many samples that were not used lately are packed per heartbeat."""
     buckets_per_step: int = 64
     lineage_max: int = 64
     clock_skew_max_s: float = 60.0
-    fellows_max: int = 1000
+    peers_max: int = 1000
     name_spaces_max: int = 1000
     deletions_max: int = 1000
     held_max: int = 1_000_000

@@ -1,7 +1,7 @@
-"""Who may delete history and have snapshots made: who has the key, for each request anew.
+"""Which requests to delete history or make a snapshot are admitted: those that prove that their sender has the key.
 
 Administration is apart from data.  It is off until ``[durability] admin_key`` is set, in the services and where
-requests come from; ``hmac_key``, which everybody on the bus has, does not open it.  A service hands out a challenge
+requests come from; ``hmac_key``, which every process on the bus has, is not enough.  A service hands out a challenge
 with its status.  A request proves that its sender has the key: it carries an HMAC-SHA256 of itself and of the
 challenge.  A challenge is good for one request and for at most two minutes, so a recorded request is worth nothing,
 and no clocks are compared.
@@ -26,7 +26,7 @@ _CHALLENGE_BYTES = 16
 _CHALLENGE_S = 60.0
 """When a challenge is replaced by the next; it is good until then and as long again."""
 _LOG_S = 10.0
-"""Refusals are logged no more often than this: anybody can cause them."""
+"""Refusals are logged no more often than this: any process can cause them."""
 
 OFF = "administration is off: set [durability] admin_key in the services"
 NO_PROOF = "the request does not prove that its sender has [durability] admin_key"
@@ -36,7 +36,7 @@ _encode = msgspec.msgpack.Encoder().encode
 
 
 def proof(key: bytes, ask: Ask, challenge: bytes) -> bytes:
-    """What proves that who asks has the key."""
+    """What proves that the sender has the key."""
     asked = (ask.durability, ask.domain, ask.to, list(ask.topics), ask.action, challenge)
     return hmac.digest(key, _encode(asked), hashlib.sha256)
 

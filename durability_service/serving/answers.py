@@ -12,7 +12,7 @@ from durability_service.core.holding import Holding
 from durability_service.core.keeper import Keeper
 from durability_service.core.service import DurabilityCore
 from durability_service.core.sets.samples import InstanceKey, Sample
-from durability_service.protocol import Ask, FellowStatus, SamplePage, ServiceStatus, SpaceStatus
+from durability_service.protocol import Ask, PeerStatus, SamplePage, ServiceStatus, SpaceStatus
 from pubsub_api.core.topics import FilterSet
 
 _SAMPLE_OVERHEAD_BYTES = 80
@@ -29,21 +29,21 @@ def service_status(
         domain=settings.domain,
         role=settings.role,
         name_spaces=[_space_status(keeper) for _, keeper in sorted(core.keepers.items())],
-        fellows=[
-            FellowStatus(
-                node=fellow.node,
-                role=fellow.advert.role,
-                is_connected=fellow.is_connected,
-                is_one_way=fellow.is_one_way,
-                incompatibility=fellow.incompatibility,
-                silent_s=round(core.now - fellow.heard_at, 3),
+        peers=[
+            PeerStatus(
+                node=peer.node,
+                role=peer.advert.role,
+                is_connected=peer.is_connected,
+                is_one_way=peer.is_one_way,
+                incompatibility=peer.incompatibility,
+                silent_s=round(core.now - peer.heard_at, 3),
             )
-            for _, fellow in sorted(core.membership.fellows.items())
+            for _, peer in sorted(core.membership.peers.items())
         ],
         lag=lag,
         counters={
             "unwanted": core.unwanted,
-            "name_clashes": core.twins.clashes,
+            "name_clashes": core.name_clashes.clashes,
             "fellows_refused": core.membership.refused,
             **counters,
         },
@@ -56,7 +56,7 @@ def service_status(
 
 def _space_status(keeper: Keeper) -> SpaceStatus:
     held = keeper.holding
-    aligner = held.aligner
+    aligner = keeper.aligner
     return SpaceStatus(
         name=held.name,
         filters=sorted(held.space.filters),
@@ -68,17 +68,17 @@ def _space_status(keeper: Keeper) -> SpaceStatus:
         samples=held.set.count,
         digest=held.set.digest.hex(),
         persistent=held.is_persistent,
-        conflicts=list(held.conflicts),
+        conflicts=list(keeper.conflicts),
         counters={
             **dataclasses.asdict(held.counters),
-            "held": len(held.held),
+            "held": len(held.waiting),
             "expired": held.expiry.expired,
             "requests": aligner.requests,
             "requests_combined": aligner.combined,
             "samples_sent": aligner.samples_sent,
             "askers_dropped": aligner.dropped_askers,
         },
-        warnings=[*held.warnings, *(["behind: live events were lost here"] if keeper.lagging.is_behind else [])],
+        warnings=[*keeper.warnings, *(["behind: live events were lost here"] if keeper.behind.is_behind else [])],
         durability=held.policy.durability.name,
         joins=held.counters.joins,
         replacements=held.counters.replacements,

@@ -6,7 +6,6 @@ The sending end also serves queries of clients: on a bind-based driver it is thi
 from __future__ import annotations
 
 import logging
-import os
 import time
 from collections.abc import Callable, Iterable, Sequence
 
@@ -22,7 +21,7 @@ from pubsub_api.driver import LinkReport, PubSubApi
 LOG = logging.getLogger(__name__)
 
 
-class FellowBus:
+class PeerBus:
     """``on_message`` is called from the driver's thread; ``answer`` too, with a query."""
 
     def __init__(
@@ -31,6 +30,7 @@ class FellowBus:
         topics: Topics,
         frame: FrameSettings,
         *,
+        guid: bytes,
         addresses: Sequence[str],
         on_message: Callable[[Message], None],
         answer: Callable[[bytes], Iterable[bytes]],
@@ -38,7 +38,7 @@ class FellowBus:
         self._topics = topics
         self._frame = frame
         self._on_message = on_message
-        self.guid = os.urandom(frames.GUID_BYTES)
+        self._guid = guid
         self.sent = self.sent_bytes = self.unsent = self.received = self.bad_frames = 0
         self._sending_end = driver.get_publisher()
         self._sending_end.initialize(self.on_link)
@@ -61,25 +61,20 @@ class FellowBus:
         return self._sending_end.address
 
     def listen_to(self, address: str) -> bool:
-        """Hear a further fellow; True when it is new."""
+        """Hear a further peer; True when it is new."""
         return self._receiving_end.register_listen_address(address)
 
     def send(self, message: Message) -> None:
-        """To every fellow.  From one thread at a time.  What the transport refuses is counted and gone."""
+        """To every peer.  From one thread at a time.  What the transport refuses is counted and gone."""
         topic = self._topics.adverts if isinstance(message, Advert) else self._topics.alignment
         frame = frames.pack(
-            Kind.CONTROL,
-            self.guid,
-            topic,
-            messages.encode(message),
-            timestamp=time.time_ns(),
-            key=self._frame.key,
+            Kind.CONTROL, self._guid, topic, messages.encode(message), timestamp=time.time_ns(), key=self._frame.key
         )
         try:
             self._sending_end.send(topic, frame)
         except (DriverError, LimitReached) as error:
             self.unsent += 1
-            LOG.debug("Durability: a message to the fellows was not sent: %s", error)
+            LOG.debug("Durability: a message to the peers was not sent: %s", error)
         else:
             self.sent += 1
             self.sent_bytes += len(frame)
@@ -90,7 +85,7 @@ class FellowBus:
         for frame in received:
             try:
                 header = frames.unpack(frame, bytes_max=self._frame.bytes_max, key=self._frame.key)
-                if header.kind != Kind.CONTROL or header.topic not in self._topics or header.guid == self.guid:
+                if header.kind != Kind.CONTROL or header.topic not in self._topics or header.guid == self._guid:
                     continue
                 message = messages.decode(frames.body(frame, header))
             except FrameError as error:
@@ -101,7 +96,7 @@ class FellowBus:
             self._on_message(message)
 
     def on_foreign(self, topic: str, payload: bytes | None) -> None:
-        """What has no envelope is not from a fellow."""
+        """What has no envelope is not from a peer."""
 
     def on_link(self, report: LinkReport) -> None:
         LOG.debug("Durability: %s", report)

@@ -64,7 +64,7 @@ class _Stream:
             if stamp >= last:
                 last = stamp
                 newest[key.table, key.key] = (number, key)
-            else:  # somebody stamped events by hand
+            else:  # a program stamped events by hand
                 self._keep((number, key))
         self._last = last
         return before + len(keys) - len(newest)
@@ -101,7 +101,7 @@ class SampleRecorder:
         self.replaced = 0
         """Events that were replaced by newer ones before they were filed."""
         self.undecodable = 0
-        """Frames that nobody can read."""
+        """Frames that cannot be read."""
 
     @property
     def is_full(self) -> bool:
@@ -118,7 +118,7 @@ class SampleRecorder:
                 LOG.error("Durability: %r: events that cannot be decoded, nor kept: %s", header.topic, error)
                 continue
             if keys:
-                with self._lock:  # per frame: who takes what is here has the service wait meanwhile
+                with self._lock:  # per frame: `take` is called under the service's lock and must not wait long
                     self._keep(frame, header, header.first + already, keys)
 
     def _keep(self, frame: bytes, header: Header, first: int, keys: list[_Key]) -> None:

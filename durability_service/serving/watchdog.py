@@ -1,7 +1,7 @@
 """Renews the service's lease while the service works, and stops doing so when it does not.
 
 The lease is the modification time of a file.  A supervisor that finds it too old knows that the service is stuck or
-gone, whatever the reason.
+gone.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """Checkpoints: what lets durability services vouch for a database, up to a revision.
 
 A service keeps what it has heard.  It does not know whether that is everything: objects may be older than the service,
-and a change that was published late, by who swept up after a dead writer, counts as the newest it has heard.  So
-somebody who has the database compares the two now and then, publishes what services lack, and leaves a *checkpoint*
-with them: the names and versions of all objects as of one revision.  With it a reader knows of each object whether
-what a service has is right, wherever that came from (`durability_service.clients.resync_source`).
+and a change that was published late, by the process that publishes what a dead writer left, counts as the newest it has
+heard.  So a process that has the database compares the two now and then, publishes what services lack, and leaves a
+*checkpoint* with them: the names and versions of all objects as of one revision.  With it a reader knows of each object
+whether what a service has is right, wherever that came from (`durability_service.clients.resync_source`).
 
 A checkpoint is a set of pages, events of `TABLE` on `TOPIC`, kept by services like any others.  An object belongs to
 the page of its hash.  Each page says which revision it is of, so pages of two checkpoints do no harm together.
@@ -116,10 +116,10 @@ def write_checkpoint(
     a bind-based driver.  The names of all objects are held in memory meanwhile.  Controllers that hear what is
     published have it already, or need it.  Raises NoService, DurabilityError, DbError.
     """
-    return _Writer(publisher, client, FilterSet(topics), services, time.monotonic() + timeout_s).write(db)
+    return _CheckpointWriter(publisher, client, FilterSet(topics), services, time.monotonic() + timeout_s).write(db)
 
 
-class _Writer:
+class _CheckpointWriter:
     def __init__(
         self,
         publisher: Publisher,
@@ -138,7 +138,7 @@ class _Writer:
     def write(self, db: DbApi) -> CheckpointReport:
         held = self._held([*self._kept])
         old_pages = [sample.key for sample in held.values() if sample.table == TABLE] or self._old_pages()
-        # Before the database is read: whatever is committed later is also published later, and so wins.
+        # Before the database is read: what is committed later is also published later, and so wins.
         stamp = time.time_ns()
         objects: list[tuple[str, str, str, int]] = []
         published = 0

@@ -1,8 +1,8 @@
 """What a generation holds, in the store's file: its buckets as they were last packed, and the changes since.
 
 A change is one row, however many samples came and went with it, so that appending costs what a log's append costs.  A
-bucket that is packed anew includes all changes before; a change that all buckets include is trimmed.  Who reads a
-generation begins with its buckets and applies to each the changes that are younger.
+bucket that is packed anew includes all changes before; a change that all buckets include is trimmed.  A reader
+of a generation begins with its buckets and applies to each the changes that are younger.
 
 Functions of an open connection, called within the store's transactions.
 """

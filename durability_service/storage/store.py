@@ -8,8 +8,8 @@ still filling goes back to the backup: an interrupted alignment is never used.
 Operations are done in order, in transactions that are durable (``synchronous=FULL``) before they are reported.  The
 newest retired generation stays for inspection; older ones are purged in small steps.
 
-A file that was removed or replaced lives on for who has it open, and nobody else sees what is written there.  So
-nothing is reported as durable that was not written where the paths of the file and of its write-ahead log lead.
+A process that has a file open can still write to it after it was removed or replaced, and no other process sees that.
+So nothing is reported as durable that was not written where the paths of the file and of its write-ahead log lead.
 
 Used by one thread at a time.  `sqlite3` errors leave it as `StoreFailed`.
 """
@@ -278,7 +278,7 @@ class SampleStore(Closeable):
         self._db.execute("UPDATE current SET backup = NULL WHERE name_space = ?", (operation.name_space,))
 
     def purge(self) -> int:
-        """Remove a bounded number of rows of generations that nobody needs: all retired ones but the newest of each
+        """Remove a bounded number of rows of generations that are not needed: all retired ones but the newest of each
         name-space.  Returns how many went."""
         with _translated(self.path), self._transaction():
             old = self._db.execute(

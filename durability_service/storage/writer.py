@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
-from durability_service.core.effects import StoreSamples as StoreEffect
+from durability_service.core.effects import StoreSamples
 from durability_service.errors import StoreFailed
 from durability_service.storage.store import SampleStore
 
@@ -17,7 +17,7 @@ LOG = logging.getLogger(__name__)
 _TRANSACTION_OPERATIONS = 10_000
 _PURGE_PAUSE_S = 1.0
 
-Snapshot = tuple[int, Sequence[str]]
+SnapshotRequest = tuple[int, Sequence[str]]
 """Number of the request, topic filters."""
 
 
@@ -39,7 +39,7 @@ class StoreWriter:
         self._on_stored = on_stored
         self._on_snapshot = on_snapshot
         self._on_failure = on_failure
-        self._queue: queue.SimpleQueue[StoreEffect | Snapshot | None] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[StoreSamples | SnapshotRequest | None] = queue.SimpleQueue()
         self._changed = threading.Condition()
         self.queued = 0
         """Number of the last operation asked for."""
@@ -51,7 +51,7 @@ class StoreWriter:
         self._thread = threading.Thread(target=self._run, name="heliograph-durability-store", daemon=True)
         self._thread.start()
 
-    def put(self, effect: StoreEffect) -> None:
+    def put(self, effect: StoreSamples) -> None:
         self.queued = effect.number
         self._queue.put(effect)
 
@@ -97,8 +97,8 @@ class StoreWriter:
             self.moved_at = time.monotonic()
             self._store.purge()
             return True
-        effects: list[StoreEffect] = []
-        while isinstance(item, StoreEffect):
+        effects: list[StoreSamples] = []
+        while isinstance(item, StoreSamples):
             effects.append(item)
             if len(effects) >= _TRANSACTION_OPERATIONS or self._queue.empty():
                 self._do(effects)
@@ -107,7 +107,7 @@ class StoreWriter:
         self._do(effects)
         return self._other(item)
 
-    def _do(self, effects: Sequence[StoreEffect]) -> None:
+    def _do(self, effects: Sequence[StoreSamples]) -> None:
         if not effects:
             return
         self._store.do([effect.operation for effect in effects])
@@ -118,7 +118,7 @@ class StoreWriter:
             self._changed.notify_all()
         self._on_stored(self.done)
 
-    def _other(self, item: Snapshot | None) -> bool:
+    def _other(self, item: SnapshotRequest | None) -> bool:
         if item is None:
             return False
         number, filters = item

@@ -26,7 +26,7 @@ LOG = logging.getLogger(__name__)
 DESCRIPTION = """\
 Ask the durability services of a domain.
 
-  status      name-spaces, masters, epochs, completeness, conflicts and fellows; exit code 1 if something is wrong
+  status      name-spaces, masters, epochs, completeness, conflicts and peers; exit code 1 if something is wrong
   history     print what is kept of topics; exit code 1 when no complete set could be read
   delete      delete the history of topics, in all services, for good
   snapshot    have a service write the sets of topics to its snapshot directory
@@ -112,8 +112,8 @@ def _status(client: DurabilityClient, args: argparse.Namespace, output: Output) 
 
 def _trouble(service: ServiceStatus) -> list[str]:
     """What is wrong with a service, or between it and others."""
-    fellows = [one for one in service.fellows if one.incompatibility or one.is_one_way]
-    return [*service.trouble, *(f"{one.node}: {one.incompatibility or 'hears us not'}" for one in fellows)]
+    peers = [one for one in service.peers if one.incompatibility or one.is_one_way]
+    return [*service.trouble, *(f"{one.node}: {one.incompatibility or 'hears us not'}" for one in peers)]
 
 
 def _clashes(services: Sequence[ServiceStatus]) -> list[str]:

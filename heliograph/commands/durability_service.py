@@ -16,7 +16,7 @@ What is kept of which topics, where, and what happens when two sides of a split 
 groups of name-spaces and policies that it names.  Without a [durability] store everything is kept in memory only.
 
 Where a broker or a router stands between, nothing else is needed.  With zmq and other bind-based drivers, the address
-of the configuration is where this service listens; --publisher names the publishers, --fellow the other services.
+of the configuration is where this service listens; --publisher names the publishers, --peer the other services.
 
 It runs until SIGTERM or Ctrl-C, says good-bye, writes what is left and ends with exit code 0.
 `heliograph durability status` asks how it is.
@@ -38,7 +38,7 @@ def register(subparsers: options.Subparsers[argparse.ArgumentParser]) -> None:
         help="a publisher to listen to; may be repeated (default: those of the configuration)",
     )  # fmt: skip
     parser.add_argument(
-        "--fellow", metavar="ADDRESS", action="append", default=[],
+        "--peer", "--fellow", metavar="ADDRESS", action="append", default=[],
         help="another service to listen to; may be repeated (default: [durability] fellows)",
     )  # fmt: skip
     parser.add_argument("--store", metavar="FILE", help="file for PERSISTENT data (default: [durability] store)")
@@ -62,7 +62,7 @@ def run(args: argparse.Namespace) -> int:
     for name in ("store", "node"):
         if getattr(args, name) is not None:
             conf.set_override(name, getattr(args, name), group=config.GROUP)
-    with DurabilityService(conf, publishers=args.publisher or None, fellows=args.fellow or None) as service:
+    with DurabilityService(conf, publishers=args.publisher or None, peers=args.peer or None) as service:
         if output.is_json:
             output.record({"address": service.address, "node": service.node})
         else:

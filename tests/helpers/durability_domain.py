@@ -75,11 +75,11 @@ class Domain:
         service = DurabilityService(
             durability_conf(self.url, node=node, store=path, **options),
             publishers=self.publishers if self.is_bind_based else None,
-            fellows=self.addresses,
+            peers=self.addresses,
         )
         for other in self.services.values():
             if self.is_bind_based:
-                other.listen_to(fellow=service.address)
+                other.listen_to(peer=service.address)
         self.services[node] = service
         return service
 
@@ -157,9 +157,9 @@ class ServiceProcess(ChildProcess):
         store: pathlib.Path,
         *,
         publishers: Sequence[str] | None,
-        fellows: Sequence[str] | None,
+        peers: Sequence[str] | None,
     ) -> None:
-        settings = {"node": node, "store": str(store), "publishers": publishers, "fellows": fellows, **HASTY}
+        settings = {"node": node, "store": str(store), "publishers": publishers, "peers": peers, **HASTY}
         super().__init__("service", url, json.dumps(settings), module="tests.helpers.durability_domain")
         self.node = node
         self.address: str = self.receive()["address"]
@@ -167,8 +167,8 @@ class ServiceProcess(ChildProcess):
     def status(self) -> ServiceStatus:
         return msgspec.convert(self.ask(do="status"), ServiceStatus)
 
-    def listen_to(self, *, publisher: str = "", fellow: str = "") -> None:
-        self.ask(do="listen", publisher=publisher, fellow=fellow)
+    def listen_to(self, *, publisher: str = "", peer: str = "") -> None:
+        self.ask(do="listen", publisher=publisher, peer=peer)
 
 
 def _say(message: dict[str, Any]) -> None:
@@ -177,15 +177,15 @@ def _say(message: dict[str, Any]) -> None:
 
 
 def _serve(url: str, settings: dict[str, Any]) -> None:
-    publishers, fellows = settings.pop("publishers"), settings.pop("fellows")
-    with DurabilityService(durability_conf(url, **settings), publishers=publishers, fellows=fellows) as service:
+    publishers, peers = settings.pop("publishers"), settings.pop("peers")
+    with DurabilityService(durability_conf(url, **settings), publishers=publishers, peers=peers) as service:
         _say({"address": service.address})
         for line in sys.stdin:
             command = json.loads(line)
             if command["do"] == "status":
                 _say(msgspec.to_builtins(service.status()))
             elif command["do"] == "listen":
-                service.listen_to(publisher=command["publisher"], fellow=command["fellow"])
+                service.listen_to(publisher=command["publisher"], peer=command["peer"])
                 _say({"ok": True})
 
 

@@ -3,24 +3,20 @@
 A bucket counts when all its parts have come and it has the digest that the source said.  It stays packed: what is in it
 is looked at only where there is something here to merge it with.  When the answer has ended and a bucket is missing, or
 nothing moves any more, the rest is asked for again: the new request says what has come already, so that every round
-makes progress, whatever was lost.  Nothing is applied before all of it is there.
+makes progress.  Nothing is applied before all of it is there.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import enum
+from collections.abc import Sequence
 
 from durability_service.core.alignment.merging import MergePolicy
-from durability_service.core.messages import (
-    AlignData,
-    AlignEnd,
-    AlignProgress,
-    AlignRequest,
-    BucketPart,
-)
+from durability_service.core.messages import AlignData, AlignEnd, AlignProgress, AlignRequest, BucketPart
 from durability_service.core.sets.batches import SampleBatch, from_content
 from durability_service.core.sets.sample_set import SampleSet
-from durability_service.core.sets.samples import DIGEST_BYTES, digest_value
+from durability_service.core.sets.samples import DIGEST_BYTES, Sample, digest_value
 from durability_service.core.settings import ServiceSettings
 from pubsub_api.core.errors import UndecodableBody
 
@@ -41,6 +37,21 @@ class AlignmentPurpose(enum.Enum):
     """The master joins another side of a split."""
     FOREIGN = "foreign"
     """The master joins with another role."""
+
+
+@dataclasses.dataclass
+class Applying:
+    """What an answer that has come whole did to the set so far, and what is left of it."""
+
+    buckets: list[int]
+    """Those that are left, the next one last."""
+    removed: list[Sample]
+    """``added`` and ``removed`` are for the store."""
+    is_change: bool
+    """It made a difference."""
+    added: list[Sample] = dataclasses.field(default_factory=list)
+    adopted: list[int] = dataclasses.field(default_factory=list)
+    """Buckets that were empty and were taken over whole."""
 
 
 class Alignment:
@@ -72,7 +83,7 @@ class Alignment:
         """The time of the request: what was written here later is never touched."""
         self._compares = compares
         self._number = 0
-        self._stream = 0
+        self._answer = 0
         self._attempts = 0
         self._received_before = -1
         self._moved_at = 0.0
@@ -83,14 +94,14 @@ class Alignment:
         self._told_chunk = 0
         self.end: AlignEnd | None = None
         """The end of the answer, once everything it covers is here."""
+        self.applying: Applying | None = None
+        """From when the answer is whole."""
         self.received = 0
-        self.refused = 0
-        """Buckets that came damaged, or were not what the source said."""
 
     def request(self, number: int, now: float) -> AlignRequest:
         """The question, or the question for what is still missing."""
         self._number = number
-        self._stream = 0
+        self._answer = 0
         self._attempts = 1 if self.received > self._received_before else self._attempts + 1
         self._received_before = self.received
         self._moved_at = now
@@ -133,8 +144,8 @@ class Alignment:
 
     def data(self, message: AlignData, now: float) -> AlignProgress | None:
         """A chunk came.  Returns what to tell the source, now and then."""
-        if message.stream != self._stream:
-            self._stream, self._told_chunk = message.stream, 0
+        if message.answer != self._answer:
+            self._answer, self._told_chunk = message.answer, 0
             self._parts.clear()  # a bucket may have been packed anew: pieces of two answers do not fit
         self._moved_at = now
         for part in message.parts:
@@ -143,11 +154,7 @@ class Alignment:
             return None
         self._told_chunk = message.chunk
         return AlignProgress(
-            node=self._settings.node,
-            to=self.source,
-            name_space=self._name,
-            stream=message.stream,
-            chunk=message.chunk,
+            node=self._settings.node, to=self.source, name_space=self._name, answer=message.answer, chunk=message.chunk
         )
 
     def _take(self, part: BucketPart) -> None:
@@ -162,10 +169,8 @@ class Alignment:
         try:
             batch = from_content(content)
         except UndecodableBody:
-            self.refused += 1
-            return
+            return  # it is asked for again
         if batch.digest != digest_value(part.digest):
-            self.refused += 1
             return
         self.staged[part.bucket] = batch
         self.digests[part.bucket] = part.digest
@@ -183,6 +188,7 @@ class Alignment:
         self.end = message
         return True
 
-    def covered(self) -> list[int]:
-        """The buckets to apply; in all others the source has what we have."""
-        return sorted(self.staged)
+    def apply(self, removed: Sequence[Sample], *, is_change: bool) -> None:
+        """Begin to apply what came; in all other buckets the source has what we have.  ``removed`` and ``is_change``
+        are what the deletions that came with it did."""
+        self.applying = Applying(sorted(self.staged, reverse=True), list(removed), is_change)

@@ -1,11 +1,11 @@
 """Answering requests for alignment: combined, in bounded chunks, no faster than the slowest asker.
 
 Requests that come within the combine period share one answer: it holds every bucket in which any of the askers differs.
-The period of services that start ends when all who may ask have asked.
-A bucket that an asker has already does it no harm, so a shared answer leaves everybody with the set that an answer of
+The period of services that start ends when all that may ask have asked.
+A bucket that an asker has already does it no harm, so a shared answer leaves each asker with the set that an answer of
 its own would have given it.  The chunks go out once, to all.
 
-Nothing is repeated: whoever misses a chunk asks again for what it still lacks.
+Nothing is repeated: an asker that misses a chunk asks again for what it still lacks.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Standing:
 
 
 @dataclasses.dataclass
-class _Stream:
+class _AlignmentAnswer:
     number: int
     addressees: dict[str, int]
     """Node -> number of its request."""
@@ -59,8 +59,8 @@ class Aligner:
         self._due = 0.0
         self._served: dict[str, tuple[int, int]] = {}
         """Asker -> incarnation and number of the last request that was answered."""
-        self._stream: _Stream | None = None
-        self._streams = 0
+        self._answer: _AlignmentAnswer | None = None
+        self._answers = 0
         self.requests = 0
         self.combined = 0
         """Requests that shared an answer with an earlier one."""
@@ -70,12 +70,12 @@ class Aligner:
 
     @property
     def is_busy(self) -> bool:
-        return bool(self._pending) or self._stream is not None
+        return bool(self._pending) or self._answer is not None
 
     def requested(self, request: AlignRequest, now: float, askers: Set[str]) -> None:
-        """A fellow asks.  What it asked before and has not been answered is forgotten.
+        """A peer asks.  What it asked before and has not been answered is forgotten.
 
-        ``askers`` are those who lack a set, and so have asked or may do so any moment.
+        ``askers`` are the peers that lack a set, and so have asked or may ask at any moment.
         """
         if self._served.get(request.node, (0, 0)) >= (request.incarnation, request.number):
             return
@@ -91,106 +91,106 @@ class Aligner:
             self._due = now
 
     def progressed(self, progress: AlignProgress, now: float) -> None:
-        stream = self._stream
-        if stream and stream.number == progress.stream and progress.chunk > stream.progress.get(progress.node, 1 << 62):
-            stream.progress[progress.node] = progress.chunk
-            stream.moved_at = now
+        answer = self._answer
+        if answer and answer.number == progress.answer and progress.chunk > answer.progress.get(progress.node, 1 << 62):
+            answer.progress[progress.node] = progress.chunk
+            answer.moved_at = now
 
     def left(self, node: str) -> None:
-        """A fellow is gone."""
+        """A peer is gone."""
         self._pending.pop(node, None)
         self._served.pop(node, None)
-        if self._stream:
-            self._drop(self._stream, node)
-            if not self._stream.addressees:
-                self._stream = None
+        if self._answer:
+            self._drop(self._answer, node)
+            if not self._answer.addressees:
+                self._answer = None
 
     def next_deadline(self) -> float:
-        if self._stream:
-            return self._stream.moved_at + self._settings.align_timeout_s
+        if self._answer:
+            return self._answer.moved_at + self._settings.align_timeout_s
         return self._due if self._pending else float("inf")
 
     def pump(self, now: float, standing: Standing) -> list[AlignData | AlignEnd]:
         """What to send now; a bounded amount of it."""
-        if self._stream is None and self._pending and now >= self._due:
+        if self._answer is None and self._pending and now >= self._due:
             if not standing.is_complete:
-                self._pending.clear()  # they ask again, perhaps somebody else
+                self._pending.clear()  # they ask again, perhaps another peer
                 return []
             self._start(now)
         out: list[AlignData | AlignEnd] = []
-        stream = self._stream
-        if stream is None:
+        answer = self._answer
+        if answer is None:
             return out
-        self._drop_the_slow(stream, now)
+        self._drop_the_slow(answer, now)
         for _ in range(self._settings.chunks_per_step):
-            if not stream.addressees or not self._has_room(stream):
+            if not answer.addressees or not self._has_room(answer):
                 break
-            parts = next(stream.chunks, None)
+            parts = next(answer.chunks, None)
             if parts is None:
-                out.append(self._end(stream, standing))
-                self._stream = None
+                out.append(self._end(answer, standing))
+                self._answer = None
                 break
-            stream.sent += 1
-            out.append(self._data(stream, parts))
-        if self._stream and not stream.addressees:
-            self._stream = None
+            answer.sent += 1
+            out.append(self._data(answer, parts))
+        if self._answer and not answer.addressees:
+            self._answer = None
         return out
 
     def is_ready_to_send(self, now: float) -> bool:
         """Whether `pump` would send something at once."""
-        if self._stream:
-            return self._has_room(self._stream)
+        if self._answer:
+            return self._has_room(self._answer)
         return bool(self._pending) and now >= self._due
 
-    def _has_room(self, stream: _Stream) -> bool:
-        slowest = min(stream.progress.values(), default=0)
-        return stream.sent - slowest < self._settings.window_chunks
+    def _has_room(self, answer: _AlignmentAnswer) -> bool:
+        slowest = min(answer.progress.values(), default=0)
+        return answer.sent - slowest < self._settings.window_chunks
 
-    def _drop_the_slow(self, stream: _Stream, now: float) -> None:
-        if self._has_room(stream):
+    def _drop_the_slow(self, answer: _AlignmentAnswer, now: float) -> None:
+        if self._has_room(answer):
             return
-        if now - stream.moved_at < self._settings.align_timeout_s:
+        if now - answer.moved_at < self._settings.align_timeout_s:
             return
-        slowest = min(stream.progress.values())
-        for node in [node for node, chunk in stream.progress.items() if chunk == slowest]:
-            self._drop(stream, node)
+        slowest = min(answer.progress.values())
+        for node in [node for node, chunk in answer.progress.items() if chunk == slowest]:
+            self._drop(answer, node)
             self.dropped_askers += 1
-        stream.moved_at = now
+        answer.moved_at = now
 
-    def _drop(self, stream: _Stream, node: str) -> None:
-        stream.addressees.pop(node, None)
-        stream.progress.pop(node, None)
+    def _drop(self, answer: _AlignmentAnswer, node: str) -> None:
+        answer.addressees.pop(node, None)
+        answer.progress.pop(node, None)
 
     def _start(self, now: float) -> None:
         requests, self._pending = self._pending, {}
         self.combined += len(requests) - 1
-        self._streams += 1
+        self._answers += 1
         needed: set[int] = set()
         for request in requests.values():
             self._served[request.node] = (request.incarnation, request.number)
             needed.update(self._differing(request))
-        stream = self._stream = _Stream(
-            number=self._streams,
+        answer = self._answer = _AlignmentAnswer(
+            number=self._answers,
             addressees={node: request.number for node, request in requests.items()},
             progress=dict.fromkeys(requests, 0),
             buckets=sorted(needed),
             chunks=iter(()),
             moved_at=now,
         )
-        stream.chunks = self._chunks(stream)
+        answer.chunks = self._chunks(answer)
 
     def _differing(self, request: AlignRequest) -> Iterator[int]:
         for number in range(self._set.bucket_count):
             if request.digests is None or request.digests.get(number, NO_DIGEST) != self._set.digest_of(number):
                 yield number
 
-    def _chunks(self, stream: _Stream) -> Iterator[list[BucketPart]]:
+    def _chunks(self, answer: _AlignmentAnswer) -> Iterator[list[BucketPart]]:
         """Pieces of packed buckets, up to the size of a chunk.  A bucket is read when its turn comes."""
         chunk: list[BucketPart] = []
         bytes_max = self._settings.chunk_bytes
         size = 0
-        for number in stream.buckets:
-            digest = stream.covered[number] = self._set.digest_of(number)
+        for number in answer.buckets:
+            digest = answer.covered[number] = self._set.digest_of(number)
             batch = self._set.batch(number)
             self.samples_sent += batch.count
             content = batch.content
@@ -205,29 +205,29 @@ class Aligner:
         if chunk:
             yield chunk
 
-    def _names(self, stream: _Stream) -> list[tuple[str, int]]:
-        return list(stream.addressees.items())
+    def _names(self, answer: _AlignmentAnswer) -> list[tuple[str, int]]:
+        return list(answer.addressees.items())
 
-    def _data(self, stream: _Stream, parts: list[BucketPart]) -> AlignData:
+    def _data(self, answer: _AlignmentAnswer, parts: list[BucketPart]) -> AlignData:
         return AlignData(
             node=self._settings.node,
             incarnation=self._settings.incarnation,
             name_space=self._name,
-            stream=stream.number,
-            addressees=self._names(stream),
-            chunk=stream.sent,
+            answer=answer.number,
+            addressees=self._names(answer),
+            chunk=answer.sent,
             parts=parts,
         )
 
-    def _end(self, stream: _Stream, standing: Standing) -> AlignEnd:
+    def _end(self, answer: _AlignmentAnswer, standing: Standing) -> AlignEnd:
         return AlignEnd(
             node=self._settings.node,
             incarnation=self._settings.incarnation,
             name_space=self._name,
-            stream=stream.number,
-            addressees=self._names(stream),
-            chunks=stream.sent,
-            buckets=stream.covered,
+            answer=answer.number,
+            addressees=self._names(answer),
+            chunks=answer.sent,
+            buckets=answer.covered,
             is_complete=standing.is_complete,
             epoch=standing.epoch,
             lineage=standing.lineage,

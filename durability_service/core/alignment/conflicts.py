@@ -1,7 +1,7 @@
-"""What stands between a name-space here and what its fellows hold, most urgent first.
+"""What stands between a name-space here and what its peers hold, most urgent first.
 
-A conflict is never queued: the list is derived, whenever something changed, from what everybody says of itself now.  So
-a conflict that is over is gone, one that was reported twice is one, and each is judged again right before it is
+A conflict is never queued: the list is derived, whenever something changed, from what every peer says of itself now.
+So a conflict that is over is gone, one that was reported twice is one, and each is judged again right before it is
 resolved.  One is resolved at a time.
 """
 
@@ -13,28 +13,28 @@ from typing import NamedTuple
 from durability_service.core.alignment.alignee import AlignmentPurpose
 from durability_service.core.alignment.merging import MergePolicy
 from durability_service.core.holding import Holding
-from durability_service.core.membership import Fellow
+from durability_service.core.membership import Peer
 from durability_service.core.messages import NameSpaceAdvert
 
 
-class Peer(NamedTuple):
-    """A connected, compatible fellow that knows the name-space."""
+class SpacePeer(NamedTuple):
+    """A connected, compatible peer that knows the name-space."""
 
-    fellow: Fellow
+    service: Peer
     advert: NameSpaceAdvert
 
     @property
     def node(self) -> str:
-        return self.fellow.node
+        return self.service.node
 
     @property
     def role(self) -> str:
-        return self.fellow.advert.role
+        return self.service.advert.role
 
 
 class Conflict(NamedTuple):
     purpose: AlignmentPurpose
-    peer: Peer
+    peer: SpacePeer
     policy: MergePolicy
 
     def __str__(self) -> str:
@@ -42,7 +42,7 @@ class Conflict(NamedTuple):
 
 
 def find(
-    holding: Holding, peers: Iterable[Peer], *, node: str, role: str, now: float, reconcile_s: float
+    holding: Holding, peers: Iterable[SpacePeer], *, node: str, role: str, now: float, reconcile_s: float
 ) -> list[Conflict]:
     """The conflicts of a name-space that is complete.  ``reconcile_s``: how long equal epochs may have unequal sets."""
     known = list(peers)
@@ -61,7 +61,7 @@ def find(
     return found + _reconcile(holding, same_role, own, node=node, now=now, reconcile_s=reconcile_s)
 
 
-def is_apart(holding: Holding, master: Peer, own: MergePolicy) -> bool:
+def is_apart(holding: Holding, master: SpacePeer, own: MergePolicy) -> bool:
     """Our master is of another side, and each side keeps what it has: its epoch must not be taken for ours."""
     return (
         own is MergePolicy.IGNORE
@@ -70,20 +70,20 @@ def is_apart(holding: Holding, master: Peer, own: MergePolicy) -> bool:
     )
 
 
-def _is_ahead(holding: Holding, peer: Peer) -> bool:
+def _is_ahead(holding: Holding, peer: SpacePeer) -> bool:
     return peer.node == holding.master and peer.advert.is_master and peer.advert.epoch > holding.epoch
 
 
-def _follow(holding: Holding, master: Peer, own: MergePolicy) -> Conflict:
+def _follow(holding: Holding, master: SpacePeer, own: MergePolicy) -> Conflict:
     """We are at another epoch than our master.  Of its past, we simply follow; otherwise we are another side."""
     is_past = holding.epoch in master.advert.lineage
     return Conflict(AlignmentPurpose.FOLLOW, master, MergePolicy.MERGE if is_past else own)
 
 
-def _collect(holding: Holding, members: list[Peer], own: MergePolicy) -> list[Conflict]:
+def _collect(holding: Holding, members: list[SpacePeer], own: MergePolicy) -> list[Conflict]:
     """A member comes from another side of a split: its epoch is not in our past."""
     if own not in (MergePolicy.MERGE, MergePolicy.DELETE):
-        return []  # the others take over what we have, or nobody does anything
+        return []  # the others take over what we have, or neither side does anything
     return [
         Conflict(AlignmentPurpose.COLLECT, peer, own)
         for peer in members
@@ -91,7 +91,7 @@ def _collect(holding: Holding, members: list[Peer], own: MergePolicy) -> list[Co
     ]
 
 
-def _foreign(holding: Holding, peers: list[Peer], role: str, before: float) -> list[Conflict]:
+def _foreign(holding: Holding, peers: list[SpacePeer], role: str, before: float) -> list[Conflict]:
     """The master of another role has something that we did not join with yet.
 
     Joining starts a new epoch, which the other role then joins with: while there are events on their way both find
@@ -109,7 +109,7 @@ def _foreign(holding: Holding, peers: list[Peer], role: str, before: float) -> l
 
 
 def _reconcile(
-    holding: Holding, members: list[Peer], own: MergePolicy, *, node: str, now: float, reconcile_s: float
+    holding: Holding, members: list[SpacePeer], own: MergePolicy, *, node: str, now: float, reconcile_s: float
 ) -> list[Conflict]:
     """Same epoch, other set: a live event did not reach one of us.
 

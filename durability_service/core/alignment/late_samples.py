@@ -1,8 +1,8 @@
-"""What came into a complete set later than live: readers who were served before it came must hear of it.
+"""What came into a complete set later than live: readers that were served before must hear of it.
 
 Sets of services that hear the same publishers differ all the time by what is on its way, so a reconciliation brings
-much that comes live a moment later.  What does not come live within ``patience_s`` was lost here, and whoever read the
-set before lacks it.  The same holds for what the bus delivers after it was in trouble.
+much that comes live a moment later.  What does not come live within ``patience_s`` was lost here, and a reader that
+read the set before lacks it.  The same holds for what the bus delivers after it was in trouble.
 """
 
 from __future__ import annotations

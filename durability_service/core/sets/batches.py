@@ -1,11 +1,11 @@
-"""Samples packed together: how they travel, and how they lie in memory and on disk until somebody looks at one of them.
+"""Samples packed together: how they travel, and how they lie in memory and on disk until one of them is used.
 
 A batch is a checksum and msgpack: a head that says what is in it, and columns.  The head is enough to take a batch
-over, to pass it on and to store it, whatever it holds; only who wants a single sample pays for unpacking all of them.
+over, to pass it on and to store it, whatever it holds; a single sample costs unpacking all of them.
 What is alike in most samples of a set (topic, table, writer) is there once.
 
-The checksum tells a batch that was damaged on its way or on disk before anything is done with it, so that whoever holds
-a `SampleBatch` can unpack it.
+The checksum tells a batch that was damaged on its way or on disk before anything is done with it, so that a
+`SampleBatch` can always be unpacked.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class _Head(msgspec.Struct, array_like=True, gc=False):
 
 
 class _Columns(msgspec.Struct, array_like=True, gc=False):
-    """A column ``x_of`` holds positions, and is empty when everybody has the first."""
+    """A column ``x_of`` holds positions, and is empty when all have the first."""
 
     topic_of: Sequence[int]
     tables: Sequence[str]

@@ -2,7 +2,7 @@
 
 Each service goes by its own clock.  Buckets are looked through in turn, some at a time, so that a round takes
 ``expiry_round_s`` however large the set is; one that has not changed and in which nothing can have expired is left
-alone.  Whoever gives samples away asks `Expiry.is_expired` and does not wait for the round.  Of an object the oldest
+alone.  Code that gives samples away asks `Expiry.is_expired` and does not wait for the round.  Of an object the oldest
 samples expire first, its deletion included, so nothing older can come back by it.
 """
 

@@ -4,8 +4,8 @@ Instances are spread over a fixed number of buckets.  Each bucket has a digest, 
 two services find out which buckets differ by comparing a few kilobytes, and move only those.
 
 A bucket is packed, a `SampleBatch`, or spread out, a dict by instance, or both.  Whole buckets are taken over, given
-and stored packed; one is spread out when somebody looks into it or changes it, and packed again when nobody has for a
-while (`cool`).  So a set that rests takes a fraction of the memory, and aligning another service with it moves bytes.
+and stored packed; one is spread out when it is read or changed, and packed again when it was not used for a while
+(`pack_idle`).  So a set that rests takes a fraction of the memory, and aligning another service with it moves bytes.
 
 Deletions of history are part of the set: ``Deletion("orders/#", t)`` keeps every sample of those topics that is not
 newer than ``t`` out of it, for as long as the deletion is remembered, wherever such a sample may come from.
@@ -33,8 +33,8 @@ from pubsub_api.core.topics import matches
 Instances = Mapping[InstanceKey, tuple[Sample, ...]]
 DepthOf = Callable[[str], int]
 """Topic -> how many samples per instance are kept."""
-COOL_BUCKETS = 64
-"""Buckets looked at in one call of `SampleSet.cool`."""
+_IDLE_BUCKETS = 64
+"""Buckets looked at in one call of `SampleSet.pack_idle`."""
 
 
 def by_instance(samples: Iterable[Sample]) -> dict[InstanceKey, tuple[Sample, ...]]:
@@ -64,14 +64,14 @@ class Deletion(NamedTuple):
 class _Bucket:
     """Part of a set: packed, or spread out, or both."""
 
-    __slots__ = ("_batch", "_instances", "digest", "is_warm")
+    __slots__ = ("_batch", "_instances", "digest", "is_used")
 
     def __init__(self) -> None:
         self._batch: SampleBatch | None = EMPTY
         self._instances: dict[InstanceKey, tuple[Sample, ...]] | None = {}
         self.digest = 0
-        self.is_warm = False
-        """Somebody looked into it lately."""
+        self.is_used = False
+        """It was read or changed lately."""
 
     def is_empty(self) -> bool:
         return not self._instances if self._batch is None else not self._batch.count
@@ -81,7 +81,7 @@ class _Bucket:
 
     def instances(self) -> dict[InstanceKey, tuple[Sample, ...]]:
         """To look at, and to change: then call `changed`."""
-        self.is_warm = True
+        self.is_used = True
         if self._instances is None:
             assert self._batch is not None
             self._instances = by_instance(unpack(self._batch))
@@ -107,10 +107,10 @@ class _Bucket:
     def become(self, batch: SampleBatch) -> None:
         self._batch, self._instances, self.digest = batch, None, batch.digest
 
-    def cool(self) -> int:
-        """Pack it when nobody looked into it since the last call.  Returns how many samples were packed."""
-        is_warm, self.is_warm = self.is_warm, False
-        if is_warm or self._instances is None:
+    def pack_idle(self) -> int:
+        """Pack it when it was not used since the last call.  Returns how many samples were packed."""
+        is_used, self.is_used = self.is_used, False
+        if is_used or self._instances is None:
             return 0
         packed = len(self._instances) if self._batch is None else 0
         self.batch()
@@ -135,8 +135,8 @@ class SampleSet:
         self._depth_of = depth_of
         self._depths: dict[str, int] = {}
         self._buckets = [_Bucket() for _ in range(buckets)]
-        self._cool_next = 0
-        self._cool_due = 0.0
+        self._idle_next = 0
+        self._idle_due = 0.0
         self._total = 0
         self._deletions: set[Deletion] = set()
         self._deleted_until = 0
@@ -279,15 +279,15 @@ class SampleSet:
         self._total = (self._total + batch.digest) % DIGEST_MODULUS
         return True
 
-    def cool(self, now: float, interval_s: float, *, samples_max: int) -> None:
-        """Pack buckets that nobody looked into for a while, about this many samples per interval."""
-        if now < self._cool_due:
+    def pack_idle(self, now: float, interval_s: float, *, samples_max: int) -> None:
+        """Pack buckets that were not used for a while, about this many samples per interval."""
+        if now < self._idle_due:
             return
-        self._cool_due = now + interval_s
+        self._idle_due = now + interval_s
         packed = 0
-        for _ in range(min(COOL_BUCKETS, len(self._buckets))):
-            packed += self._buckets[self._cool_next].cool()
-            self._cool_next = (self._cool_next + 1) % len(self._buckets)
+        for _ in range(min(_IDLE_BUCKETS, len(self._buckets))):
+            packed += self._buckets[self._idle_next].pack_idle()
+            self._idle_next = (self._idle_next + 1) % len(self._buckets)
             if packed >= samples_max:
                 break
 

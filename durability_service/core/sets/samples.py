@@ -1,4 +1,4 @@
-"""A sample: one change of one object, kept for those who come later.
+"""A sample: one change of one object, kept for readers that come later.
 
 Samples of an instance (topic, table, key) are ordered by ``(timestamp, writer, number)``: a total order that is the
 same in every service, because all three were given by the publisher.  A digest identifies a sample with its content, so

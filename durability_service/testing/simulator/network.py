@@ -81,7 +81,7 @@ class Network:
 
     def _count(self, message: AlignData) -> None:
         for part in message.parts:
-            bucket = (message.node, message.incarnation, message.stream, part.bucket)
+            bucket = (message.node, message.incarnation, message.answer, part.bucket)
             pieces = self._pieces.setdefault(bucket, [])
             pieces.append(part.content)
             if len(pieces) == part.parts:

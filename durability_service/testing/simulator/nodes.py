@@ -1,4 +1,4 @@
-"""A service in the simulation: the core, a disk, a clock of its own, and what may befall it."""
+"""A service in the simulation: the core, a disk, a clock of its own, and its faults."""
 
 from __future__ import annotations
 

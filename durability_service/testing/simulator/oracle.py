@@ -46,7 +46,7 @@ class Oracle:
         self._epochs: dict[tuple[str, str], Epoch] = {}
         self._choices: dict[tuple[str, bytes], str] = {}
         self.forgotten: set[bytes] = set()
-        """Samples of long ago, by digest, that were deleted since, and nobody remembers that they were."""
+        """Samples of long ago, by digest, that were deleted since; no service remembers that they were."""
         self.clones: list[SimNode] = []
         """Services that have the name of another."""
         self.acknowledgements = 0
@@ -58,7 +58,7 @@ class Oracle:
         self._stamps: dict[tuple[bytes, str], int] = {}
         """Writer and topic -> the newest timestamp."""
         self._injected: dict[tuple[str, str], str] = {}
-        """Name-space and role -> who injected."""
+        """Name-space and role -> the node that injected."""
         self._advert_at: dict[str, float] = {}
         self._deleted: dict[InstanceKey, int] = {}
         """Instance -> when it was last deleted."""
@@ -169,7 +169,7 @@ class Oracle:
             self._check_aligned(node, what, fields)
 
     def _check_apart(self, node: SimNode, fields: Mapping[str, Any]) -> None:
-        """S24: with IGNORE nobody takes the epoch of another side for its own: it does not have the data of it."""
+        """S24: with IGNORE no service takes the epoch of another side for its own: it does not have the data of it."""
         assert node.core is not None
         held = node.core.keepers[fields["name_space"]].holding
         master: str = fields["epoch"].master
@@ -179,11 +179,11 @@ class Oracle:
                 raise Violation(f"S24: {node.name} follows {master} to {fields['epoch']} without {sample[:6]}")
 
     def _note_alignment(self, node: SimNode, fields: Mapping[str, Any]) -> None:
-        """Somebody asks."""
+        """A node asks."""
         assert node.core is not None
         key = (node.name, fields["name_space"])
         self._check_policy(node, fields)
-        if self._profile.merge is MergePolicy.MERGE and not self.clones:  # else it is not clear whom it asks
+        if self._profile.merge is MergePolicy.MERGE and not self.clones:  # else it is not clear which node it asks
             self._alignments[key] = list(self._acknowledged[fields["peer"]].values())
         alignment = node.core.keepers[key[1]].holding.alignment
         if alignment is not None and alignment.policy in (MergePolicy.CATCHUP, MergePolicy.REPLACE):
@@ -204,8 +204,8 @@ class Oracle:
             raise Violation(f"S14: {node.name} of {own} joins {fields['peer']} of {role} by {fields['policy']}")
 
     def _check_aligned(self, node: SimNode, what: str, fields: Mapping[str, Any]) -> None:
-        """S8, S17: whoever was aligned has what its source had acknowledged when it was asked, also when that was said
-        to be what it had already; and whoever is complete has it still."""
+        """S8, S17: a node that was aligned has what its source had acknowledged when it was asked, also when that was
+        said to be what it had already; and one that is complete has it still."""
         assert node.core is not None
         key = (node.name, fields["name_space"])
         invariant = "S17" if fields.get("received") == 0 else "S8"
@@ -221,15 +221,12 @@ class Oracle:
         for sample in self._acknowledged[node.name].values():
             for keeper in node.core.keepers.values():
                 held = keeper.holding
-                if (
-                    held.matcher.match(sample.topic)
-                    and not self._reflects(node, held, sample)
-                    and held.applying is None
-                ):
+                if held.matcher.match(sample.topic) and not (held.is_applying or self._reflects(node, held, sample)):
                     raise Violation(f"S7: {node.name} acknowledged {sample[:6]} and does not have it")
 
     def was_read(self, reader: SimReader, sources: Sequence[SimNode]) -> None:
-        """S23: who is told that history is complete has what was acknowledged by any service that it reached."""
+        """S23: a reader that is told that history is complete has what was acknowledged by any service that it
+        reached."""
         if self._profile.merge is not MergePolicy.MERGE:
             return
         for node in sources:
@@ -237,7 +234,8 @@ class Oracle:
                 self._check_reader("S23", reader, node, sample)
 
     def check_readers(self, readers: Sequence[SimReader], nodes: Sequence[SimNode]) -> None:
-        """L8: in the end who was told that history is complete has all that services hold, however late it came."""
+        """L8: in the end a reader that was told that history is complete has all that services hold, however late it
+        came."""
         for reader in readers:
             for node in nodes:
                 held = node.core.keepers[reader.space.name].holding if node.core else None
@@ -255,8 +253,8 @@ class Oracle:
 
     # -- the end
 
-    def check_settled(self, everybody: list[SimNode]) -> None:
-        nodes = [node for node in everybody if node not in self.clones]
+    def check_settled(self, all_nodes: list[SimNode]) -> None:
+        nodes = [node for node in all_nodes if node not in self.clones]
         for clone in self.clones:
             self._check_clone(clone, nodes[0])
         names = {name for node in nodes if node.core for name in node.core.keepers}
@@ -278,7 +276,7 @@ class Oracle:
         """S25: of two services with one name that hear each other the younger ends, and the other says so."""
         if clone.is_alive or not clone.was_refused:
             raise Violation(f"S25: {clone.name} serves under the name of {first.name}")
-        if first.core is None or not first.core.twins.clashes:
+        if first.core is None or not first.core.name_clashes.clashes:
             raise Violation(f"S25: {first.name} does not say that {clone.name} has its name")
 
     def _check_answered(self, node: SimNode) -> None:
@@ -303,12 +301,12 @@ class Oracle:
             on_disk = node.disk.current.get(name)
             if not (held.is_persistent and held.is_complete and on_disk and node.is_disk_idle):
                 continue
-            expected = {sample.digest for sample in held.for_store(list(held.set))}
+            expected = {sample.digest for sample in held.stored.of(list(held.set))}
             if set(on_disk.samples) != expected:
                 raise Violation(f"S5: {node.name} has {len(expected)} samples and {len(on_disk.samples)} on disk")
 
     def _check_expired(self, node: SimNode) -> None:
-        """S21: what has expired is gone, once everybody's clock says so and there was time to look."""
+        """S21: what has expired is gone, once every clock says so and there was time to look."""
         if node.core is None:
             return
         due_ns = node.wall_ns() - self._slack_ns - int(2e9 * node.settings.expiry_round_s)
@@ -319,7 +317,7 @@ class Oracle:
                     raise Violation(f"S21: {node.name} still holds {sample[:6]}, which has expired")
 
     def _check_masters(self, nodes: list[SimNode], name: str, holdings: dict[str, Holding]) -> None:
-        """L1, L2, L4: one master per role, known to all; everybody complete; nothing left to resolve."""
+        """L1, L2, L4: one master per role, known to all; all complete; nothing left to resolve."""
         for role in sorted({node.settings.role for node in nodes}):
             members = {node.name: holdings[node.name] for node in nodes if node.settings.role == role}
             awake = {member: held for member, held in members.items() if held.phase is not Phase.DORMANT}
@@ -332,15 +330,17 @@ class Oracle:
                     raise Violation(f"L1: {member} follows {held.master or 'nobody'} and not {leaders[0]}")
                 if may_lead and not held.is_complete:
                     raise Violation(f"L2: {member} is {held.phase.name} and not complete")
-                if held.conflicts and self._profile.merge is not MergePolicy.IGNORE:
-                    raise Violation(f"L4: {member} still has {held.conflicts}")
+        for node in nodes if self._profile.merge is not MergePolicy.IGNORE else ():
+            keeper = node.core.keepers.get(name) if node.core else None
+            if keeper and keeper.conflicts:
+                raise Violation(f"L4: {node.name} still has {keeper.conflicts}")
 
     def _check_sets(self, holdings: dict[str, Holding], nodes: list[SimNode]) -> None:
         complete = {name: held for name, held in holdings.items() if held.is_complete}
         for name, held in holdings.items():
             for sample in held.set:
                 if sample.digest not in self.written:
-                    raise Violation(f"S7: {name} holds {sample[:6]}, which nobody wrote")
+                    raise Violation(f"S7: {name} holds {sample[:6]}, which no writer wrote")
                 if sample.digest in self.forgotten:
                     raise Violation(f"S22: {name} holds {sample[:6]}, which was deleted long ago")
                 if len(held.set.get(sample.instance)) > self._profile.depth:
@@ -352,7 +352,7 @@ class Oracle:
             if len(sets) > len({epoch for epoch, _ in sets}):
                 raise Violation(f"L3: sets of one side differ: {sorted(complete)}")
             return
-        # Where nobody may lead, nobody reconciles either; the status of the services says so.
+        # Where no service may lead, none reconciles either; the status of the services says so.
         sources = {name: held for name, held in complete.items() if held.policy.aligner and held.master}
         if len({held.set.digest for held in sources.values()}) > 1:
             counts = {name: held.set.count for name, held in sources.items()}
@@ -362,7 +362,7 @@ class Oracle:
             self._check_acknowledged(sources, [node for node in nodes if node.name in complete], complete)
 
     def _check_deletions(self, complete: dict[str, Holding]) -> None:
-        """S16: a deletion that anybody knows is known to all."""
+        """S16: a deletion that one service knows is known to all."""
         known: set[Deletion] = set().union(*(held.set.deletions for held in complete.values()))
         for name, held in complete.items():
             if held.policy.aligner and held.set.deletions != known:

@@ -22,7 +22,7 @@ class Profile:
     kind: Kind = Kind.PERSISTENT
     merge: MergePolicy = MergePolicy.MERGE
     merges: tuple[tuple[str, MergePolicy], ...] = ()
-    """Scopes and policies; none: ``merge`` for everybody."""
+    """Scopes and policies; none: ``merge`` for all."""
     policies: tuple[NamespacePolicy, ...] = ()
     """Drawn from for each service; none: one made from ``merge``."""
     crashes: int = 0
@@ -45,7 +45,7 @@ class Profile:
     idle: bool = False
     """What is written is written at the beginning."""
     old_store: bool = False
-    """One service starts first, with a set from long ago; what the others deleted since nobody remembers."""
+    """One service starts first, with a set from long ago; no service remembers what was deleted since."""
     injection_peers_min: int = 0
     drop: float = 0.0
     live_drop: float = 0.0
@@ -60,7 +60,7 @@ class Profile:
 
     @property
     def is_faultless(self) -> bool:
-        """Nothing befalls anybody: services start, and that is all."""
+        """Without faults: services start, and that is all."""
         faults = (
             self.crashes, self.pauses, self.partitions, self.one_way_cuts, self.restarts, self.drop, self.late_s,
             self.skew_s, self.policies,

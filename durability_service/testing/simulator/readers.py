@@ -1,6 +1,6 @@
 """Late joiners in the simulation: each reads what services keep, and reads again when they say that it is worth it.
 
-A reader lives on the host of a service and reaches whom that host reaches.  It asks as
+A reader lives on the host of a service and reaches the nodes that its host reaches.  It asks as
 `durability_service.client` does.
 """
 
@@ -57,7 +57,7 @@ class SimReader:
             self.read()
 
     def read(self) -> None:
-        """Ask everybody who can be reached."""
+        """Ask every node that can be reached."""
         reached = [node for node in self._network.nodes if self._reaches(node)]
         sources = [node for node in reached if self._is_complete(node)]
         for node in reached:

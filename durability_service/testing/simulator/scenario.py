@@ -1,7 +1,7 @@
-"""One run: who is there, what is written, what befalls them, and when it is over.
+"""One run: the nodes, what is written, the faults, and the checks at the end.
 
-All of it is drawn from the seed.  First comes a time of faults, then everything is mended and everybody is started, and
-after a quiet time nothing may be owed.
+All of it is drawn from the seed.  First comes a time of faults, then everything is mended and every node is started,
+and after a quiet time nothing may be owed.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ SETTINGS = ServiceSettings(
     buckets=8,
     chunk_bytes=300,
     repack_changes=4,
-    cool_samples=3,
+    idle_samples=3,
     window_chunks=4,
     buckets_per_step=4,
 )
@@ -45,7 +45,7 @@ QUIET_S = 6.0
 _CHECK_S = 0.5
 
 
-class Writer:
+class SimWriter:
     """Publishes from one host, with that host's clock."""
 
     def __init__(self, node: SimNode, guid: bytes) -> None:
@@ -100,7 +100,7 @@ class Scenario:
         for number in range(profile.clones):
             self._clone(core_class, number)
         self.nodes = self.network.nodes
-        self.writers = [Writer(node, bytes([number]) * 16) for number, node in enumerate(self.nodes)]
+        self.writers = [SimWriter(node, bytes([number]) * 16) for number, node in enumerate(self.nodes)]
 
     def _clone(self, core_class: type[DurabilityCore], number: int) -> None:
         first = self.network.nodes[0]
@@ -121,7 +121,7 @@ class Scenario:
         written_s = min(1.0, self.duration_s) if self.profile.idle else self.duration_s
         for _ in range(self.random.randint(*self.profile.writes)):
             self.world.at(self.world.between(0.0, written_s), self._write)
-        self._plan_misfortunes()
+        self._plan_faults()
         self.world.at(_CHECK_S, self._check)
         self.world.run_until(self.duration_s)
         self._restore()
@@ -133,7 +133,7 @@ class Scenario:
         is_late = self.profile.late_start and self.world.chance(0.3)
         return self.world.between(0.0, self.duration_s / 2) if is_late else self.world.between(0.0, 0.3)
 
-    def _preload(self, writer: Writer, *, is_old: bool = False) -> None:
+    def _preload(self, writer: SimWriter, *, is_old: bool = False) -> None:
         """A set on disk from an earlier run, acknowledged then; deleted elsewhere, long ago, when it is old."""
         node = writer.node
         for space in node.settings.name_spaces:
@@ -157,7 +157,7 @@ class Scenario:
 
     # -- what they do
 
-    def _write(self, writer: Writer | None = None) -> None:
+    def _write(self, writer: SimWriter | None = None) -> None:
         writer = writer or self.random.choice(self.writers)
         topic = self.random.choice(TOPICS)
         sample = writer.sample(topic, f"k{self.random.randrange(self.profile.keys)}", is_delete=self.world.chance(0.15))
@@ -171,9 +171,9 @@ class Scenario:
         if self.world.now < self.duration_s:
             self.world.after(_CHECK_S, self._check)
 
-    # -- what befalls them
+    # -- faults
 
-    def _plan_misfortunes(self) -> None:
+    def _plan_faults(self) -> None:
         profile = self.profile
         for count_max, action in (
             (profile.crashes, self._crash),

@@ -9,15 +9,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 
-from durability_service.core.effects import (
-    Apply,
-    BeginFill,
-    CompleteFill,
-    Fill,
-    Restored,
-    StoreMarks,
-    StoreOperation,
-)
+from durability_service.core.effects import Apply, BeginFill, CompleteFill, Fill, Restored, StoreMarks, StoreOperation
 from durability_service.core.sets.batches import SampleBatch, spread, unpack
 from durability_service.core.sets.samples import Sample, bucket_of
 

@@ -259,7 +259,7 @@ def test_incompatible_services_say_so_and_leave_each_other_alone(local: Domain) 
     local.start("b", name_spaces=["everything"])
     for node in ("a", "b"):
         status = wait_until(
-            lambda node=node: [one for one in local.services[node].status().fellows if one.incompatibility],  # type: ignore[misc]
+            lambda node=node: [one for one in local.services[node].status().peers if one.incompatibility],  # type: ignore[misc]
             TIMEOUT_S,
             "the clash to be reported",
         )

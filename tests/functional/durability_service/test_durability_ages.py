@@ -68,7 +68,7 @@ def test_a_publisher_whose_clock_was_ahead_for_a_moment_is_kept_and_confirmed(
     with pubsub_api.open(conf=fast_conf("zmq://127.0.0.1:0")) as session:
         publisher = session.publisher(name="p")
         url = f"zmq://127.0.0.1:{free_port()}"
-        with ServiceProcess(url, "a", tmp_path / "a.db", publishers=[publisher.address], fellows=[]) as service:
+        with ServiceProcess(url, "a", tmp_path / "a.db", publishers=[publisher.address], peers=[]) as service:
             with monkeypatch.context() as context:
                 for module in (publishing, batching):
                     context.setattr(module, "time_ns", lambda: time.time_ns() + AHEAD_NS)

@@ -32,12 +32,12 @@ class Lagging:
             DurabilityService(
                 durability_conf(URL, node=node, store=str(directory / f"{node}.db"), **options),
                 publishers=[address],
-                fellows=[],
+                peers=[],
             )
             for node, address in (("a", publisher.address), ("b", _over(wire, publisher.address)))
         )
-        self.a.listen_to(fellow=self.b.address)
-        self.b.listen_to(fellow=self.a.address)
+        self.a.listen_to(peer=self.b.address)
+        self.b.listen_to(peer=self.a.address)
         wait_until(lambda: is_settled([self.a.status(), self.b.status()]), TIMEOUT_S, "the services to agree")
 
     def publish(self, key: str) -> None:

@@ -43,7 +43,7 @@ class CutNetwork:
                 publisher = self.publishers[other].address
                 self._far[side] = {
                     "publisher": self._wired(publisher),
-                    "fellow": self._wired(_with_port(publisher, self._ports[other])),
+                    "peer": self._wired(_with_port(publisher, self._ports[other])),
                 }
         self.services: dict[str, ServiceProcess] = {}
         self.expected: dict[str, object] = {}
@@ -71,7 +71,7 @@ class CutNetwork:
                 side,
                 self.directory / f"{side}.db",
                 publishers=[self.publishers[side].address, far["publisher"]] if is_bind_based else None,
-                fellows=[far["fellow"]] if is_bind_based else None,
+                peers=[far["peer"]] if is_bind_based else None,
             )
         )
 
@@ -107,7 +107,7 @@ class CutNetwork:
             wire.cut(is_silent=is_silent)
         for side, service in self.services.items():
             wait_until(
-                lambda service=service: not any(one.is_connected for one in service.status().fellows),  # type: ignore[misc]
+                lambda service=service: not any(one.is_connected for one in service.status().peers),  # type: ignore[misc]
                 TIMEOUT_S,
                 f"{side} to be alone",
             )
@@ -119,7 +119,7 @@ class CutNetwork:
     def wait_settled(self) -> None:
         def is_joined() -> bool:
             found = [one.status() for one in self.services.values()]
-            return is_settled(found) and all(any(fellow.is_connected for fellow in one.fellows) for one in found)
+            return is_settled(found) and all(any(peer.is_connected for peer in one.peers) for one in found)
 
         wait_until(is_joined, TIMEOUT_S, "the sides to be joined")
 

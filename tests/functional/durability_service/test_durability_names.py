@@ -67,7 +67,7 @@ def test_the_command_fails_with_a_name_that_is_taken_and_the_status_with_service
 
             def is_said() -> bool:
                 shown = run("durability", "status", "--json", *where)
-                fellows = [one for line in shown.out for one in json.loads(line)["fellows"]]
-                return any(one["incompatibility"] for one in fellows) and shown.process.returncode == exits.FAILED
+                peers = [one for line in shown.out for one in json.loads(line)["fellows"]]
+                return any(one["incompatibility"] for one in peers) and shown.process.returncode == exits.FAILED
 
             wait_until(is_said, PATIENCE_S, "the clash to be told")

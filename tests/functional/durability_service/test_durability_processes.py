@@ -42,12 +42,12 @@ class Cluster:
             node,
             self.directory / f"{node}.db",
             publishers=[self.publisher.address] if is_bind_based else None,
-            fellows=[one.address for one in self.services.values()] if is_bind_based else None,
+            peers=[one.address for one in self.services.values()] if is_bind_based else None,
         )
         self.stack.enter_context(started)
         for other in self.services.values():
             if is_bind_based:
-                other.listen_to(fellow=started.address)
+                other.listen_to(peer=started.address)
         self.services[node] = started
 
     def _url(self, node: str) -> str:

@@ -265,7 +265,7 @@ class Sides:
             conf = durability_conf("zmq://127.0.0.1:0", node=node, store=str(directory / f"{node}.db"))
             for name, value in policy.items():
                 conf.set_override(name, value, group="durability_policy:default")
-            self.services[node] = DurabilityService(conf, publishers=[self.publishers[node].address], fellows=[])
+            self.services[node] = DurabilityService(conf, publishers=[self.publishers[node].address], peers=[])
 
     def keep(self, node: str, *events: pubsub_api.Event) -> None:
         self.publishers[node].send_events(list(events))
@@ -273,7 +273,7 @@ class Sides:
 
     def meet(self) -> None:
         for node, other in (("a", "b"), ("b", "a")):
-            self.services[node].listen_to(fellow=self.services[other].address)
+            self.services[node].listen_to(peer=self.services[other].address)
 
     def reader(
         self, node: str, seen: list[pubsub_api.Event], on_resync: Callable[[pubsub_api.Resync], None] | None = None

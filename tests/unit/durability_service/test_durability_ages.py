@@ -39,7 +39,7 @@ def test_a_service_that_was_away_for_long_sets_its_data_aside_and_says_how_old_i
     rig.run(2 * CLEANUP_S)
     rig.start("a")
     assert (rig.keys("a"), rig.keys("b")) == ("", "")
-    (warning,) = rig.held("a").warnings
+    (warning,) = rig.keeper("a").warnings
     assert "was set aside" in warning
     assert "ago" in warning
 
@@ -52,7 +52,7 @@ def test_an_old_set_that_starts_first_says_how_old_it_is() -> None:
     rig.run(2 * CLEANUP_S)
     rig.start("a")
     assert rig.keys("a") == "k"
-    (warning,) = rig.held("a").warnings
+    (warning,) = rig.keeper("a").warnings
     assert "last maintained 4" in warning
     assert "was injected" in warning
 
@@ -67,7 +67,7 @@ def test_an_old_set_does_not_bring_deleted_objects_back_where_peers_are_required
     rig.nodes["b"].stop()
     rig.start("a")
     assert rig.held("a").phase is Phase.ELECT
-    assert any("injection_peers_min" in warning for warning in rig.held("a").warnings)
+    assert any("injection_peers_min" in warning for warning in rig.keeper("a").warnings)
     rig.start("b")
     assert (rig.keys("a"), rig.keys("b")) == ("k", "k")
 

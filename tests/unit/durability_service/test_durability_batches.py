@@ -64,7 +64,7 @@ def test_packing_changes_nothing_in_a_set(seed: int) -> None:
     for number in range(1, 200):
         one = sample(number, chance.choice("ab"), key=chance.choice("xyz"), is_delete=chance.random() < 0.2)
         assert plain.add(one) == packed.add(one)
-        packed.cool(number, 0.0, samples_max=chance.randrange(4))
+        packed.pack_idle(number, 0.0, samples_max=chance.randrange(4))
         if chance.random() < 0.05:
             deletion = Deletion(chance.choice("ab"), number - chance.randrange(20))
             gone = plain.delete(deletion), packed.delete(deletion)
@@ -123,14 +123,14 @@ def test_a_set_from_a_store_with_another_number_of_buckets_is_written_anew_as_a_
     found = Restored(True, (), StoreMarks(), ("#",), buckets=7, batches=spread(samples, 7))
     held = holding(found)
     assert sorted(held.set) == sorted(samples)
-    assert held.has_base
-    assert not held.has_usable_base
+    assert held.stored.has_base
+    assert not held.stored.has_usable_base
     for number in range(100, 200):
         added, removed = held.add([sample(number)])
         (operation,) = held.change(added, removed)
         assert isinstance(operation, Apply)
         assert not operation.batches
-    operations = held.whole(StoreMarks())
+    operations = held.stored.whole(StoreMarks())
     written = [batch for one in operations if isinstance(one, Fill) for batch in one.batches.values()]
     assert sorted(one for batch in written for one in unpack(batch)) == sorted(held.set)
     assert held.change([], [], StoreMarks(), adopted=[0]), "from now on, bucket by bucket"

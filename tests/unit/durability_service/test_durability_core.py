@@ -11,6 +11,7 @@ from durability_service.core.alignment.aligner import Aligner, Standing
 from durability_service.core.alignment.merging import MergePolicy
 from durability_service.core.effects import BeginFill, CompleteFill, Fill, Interest, StoreMarks
 from durability_service.core.holding import Holding
+from durability_service.core.keeper import Keeper
 from durability_service.core.lifecycle import Phase
 from durability_service.core.messages import AlignRequest, Epoch
 from durability_service.core.namespaces import SAME_ROLE, Alignee, Kind, NameSpace, NamespacePolicy
@@ -23,7 +24,7 @@ from durability_service.testing.simulator.network import Network
 from durability_service.testing.simulator.nodes import EPOCH_NS, SimNode
 from durability_service.testing.simulator.oracle import Oracle
 from durability_service.testing.simulator.profiles import Profile
-from durability_service.testing.simulator.scenario import SETTINGS, SPACES, Writer
+from durability_service.testing.simulator.scenario import SETTINGS, SPACES, SimWriter
 from pubsub_api.testing.simulator.world import World
 
 SPACE = SPACES[0]
@@ -44,7 +45,7 @@ class Rig:
         self.network = Network(self.world, self.profile)
         self.oracle = Oracle(self.profile)
         self.nodes: dict[str, SimNode] = {}
-        self.writers: dict[str, Writer] = {}
+        self.writers: dict[str, SimWriter] = {}
 
     def add(self, name: str, own: NamespacePolicy | None = None, *, skew_s: float = 0.0, **settings: Any) -> SimNode:
         made = dataclasses.replace(
@@ -55,7 +56,7 @@ class Rig:
         node = self.nodes[name] = SimNode(
             self.world, self.network, self.oracle, made, core_class=DurabilityCore, skew_s=skew_s, disk_s=0.001
         )
-        self.writers[name] = Writer(node, bytes([len(self.nodes)]) * 16)
+        self.writers[name] = SimWriter(node, bytes([len(self.nodes)]) * 16)
         return node
 
     def start(self, *names: str) -> None:
@@ -102,10 +103,13 @@ class Rig:
         self.network.heal()
         self.run()
 
-    def held(self, name: str, space: str = SPACE.name) -> Holding:
+    def keeper(self, name: str, space: str = SPACE.name) -> Keeper:
         core = self.nodes[name].core
         assert core is not None
-        return core.keepers[space].holding
+        return core.keepers[space]
+
+    def held(self, name: str, space: str = SPACE.name) -> Holding:
+        return self.keeper(name, space).holding
 
     def keys(self, name: str) -> str:
         """The keys of living objects, in order."""
@@ -164,7 +168,7 @@ def test_who_gives_nothing_does_not_lead_and_is_asked_for_nothing() -> None:
     rig.start()
     assert rig.master() == "a"
     rig.write("z", "k")
-    assert rig.held("z").aligner.requests == 0
+    assert rig.keeper("z").aligner.requests == 0
 
 
 def test_a_late_joiner_with_a_higher_priority_takes_over_without_injecting() -> None:
@@ -381,7 +385,7 @@ def test_a_link_that_carries_one_way_is_no_link_and_is_reported() -> None:
     rig.run()
     core = rig.nodes["a"].core
     assert core is not None
-    assert core.membership.fellows["b"].is_one_way
+    assert core.membership.peers["b"].is_one_way
     assert (rig.held("a").master, rig.held("b").master) == ("a", "b")
     rig.heal()
     assert rig.master() == "b"
@@ -397,7 +401,7 @@ def test_a_clean_end_is_known_at_once() -> None:
     assert rig.held("a").master == "a"
 
 
-def test_a_name_space_that_a_fellow_has_is_taken_over() -> None:
+def test_a_name_space_that_a_peer_has_is_taken_over() -> None:
     rig = Rig()
     rig.add("a")
     rig.add("b", name_spaces=())
@@ -426,7 +430,7 @@ def test_services_whose_name_spaces_clash_have_nothing_to_do_with_each_other() -
     for name, other in ("ab", "ba"):
         core = rig.nodes[name].core
         assert core is not None
-        assert "intersect" in core.membership.fellows[other].incompatibility
+        assert "intersect" in core.membership.peers[other].incompatibility
     assert rig.network.samples_moved == 0
     assert rig.held("b", "others").set.count == 1, "live data flows all the same"
     rig.nodes["b"].crash()
@@ -450,7 +454,7 @@ def test_services_that_keep_different_things_do_not_work_together(different: dic
     rig.start()
     core = rig.nodes["a"].core
     assert core is not None
-    assert reason in core.membership.fellows["b"].incompatibility
+    assert reason in core.membership.peers["b"].incompatibility
 
 
 def test_lazy_fetches_on_first_interest_and_on_request_never() -> None:
@@ -496,7 +500,7 @@ def test_requests_that_come_together_are_answered_together() -> None:
     rig.start("z")
     rig.write("z", *(f"k{number}" for number in range(30)))
     rig.start("a", "b", "c", "d")
-    assert rig.held("z").aligner.combined == 3
+    assert rig.keeper("z").aligner.combined == 3
     assert rig.network.samples_moved == 30
     assert {rig.keys(name) for name in "abcd"} == {rig.keys("z")}
 
@@ -511,7 +515,7 @@ def test_nobody_waits_for_further_requests_when_all_have_asked() -> None:
         rig.nodes[name].start()
     rig.run(LONG_S / 2)
     assert [rig.keys(name) for name in "abc"] == ["k", "k", "k"]
-    assert rig.held("z").aligner.combined == 2
+    assert rig.keeper("z").aligner.combined == 2
 
 
 def test_an_answer_ends_with_the_last_who_asked() -> None:

@@ -38,7 +38,8 @@ def test_every_invariant_is_looked_for_where_the_page_says() -> None:
     stated = {invariant: where for invariant, _, where in table("Invariant")}
     assert {invariant for invariant, where in stated.items() if "simulator" in where} == checked
     assert list(stated) == [f"S{number}" for number in range(1, 26)] + [f"L{number}" for number in range(1, 9)]
-    tests = "".join(path.read_text() for path in (documents.ROOT / "tests" / "unit").glob("test_durability_*.py"))
+    folder = documents.ROOT / "tests" / "unit" / "durability_service"
+    tests = "".join(path.read_text() for path in folder.glob("test_durability_*.py"))
     for where in stated.values():
         for name in re.findall(r"`(\w+)`", where):
             assert f"def {name}(" in tests

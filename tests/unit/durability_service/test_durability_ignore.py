@@ -17,7 +17,7 @@ def test_ignore_ignores_after_a_split_and_in_every_epoch_after_it() -> None:
     rig.write("c", "z")
     rig.heal()
     assert [rig.keys(name) for name in "abc"] == ["xy", "xy", "xz"]
-    apart = [name for name in "abc" if any("IGNORE" in one for one in rig.held(name).warnings)]
+    apart = [name for name in "abc" if any("IGNORE" in one for one in rig.keeper(name).warnings)]
     assert apart == [name for name in "abc" if rig.keys(name) != rig.keys(rig.master())]
     rig.write("b", "n")  # what is live reaches both sides
     rig.nodes[rig.master()].stop()  # so that there is another master, and another epoch

@@ -57,7 +57,7 @@ def test_services_with_other_lifespans_do_not_work_together() -> None:
     rig.start()
     core = rig.nodes["a"].core
     assert core is not None
-    assert core.membership.fellows["b"].incompatibility
+    assert core.membership.peers["b"].incompatibility
 
 
 def test_where_nobody_may_lead_that_is_said() -> None:
@@ -67,11 +67,11 @@ def test_where_nobody_may_lead_that_is_said() -> None:
     core = rig.nodes["a"].core
     assert core is not None
     assert core.without_aligner() == [SPACE.name]
-    assert any("nobody may lead" in warning for warning in rig.held("a").warnings)
+    assert any("nobody may lead" in warning for warning in rig.keeper("a").warnings)
     rig.add("b")
     rig.start("b")
     assert core.without_aligner() == []
-    assert rig.held("a").warnings == []
+    assert rig.keeper("a").warnings == []
 
 
 def test_unequal_settings_of_delayed_alignment_are_reported_by_both() -> None:
@@ -79,8 +79,8 @@ def test_unequal_settings_of_delayed_alignment_are_reported_by_both() -> None:
     rig.add("a", policy(delayed_alignment=True))
     rig.add("b")
     rig.start()
-    assert rig.held("a").warnings == ["delayed_alignment is True here and not so in b"]
-    assert rig.held("b").warnings == ["delayed_alignment is False here and not so in a"]
+    assert rig.keeper("a").warnings == ["delayed_alignment is True here and not so in b"]
+    assert rig.keeper("b").warnings == ["delayed_alignment is False here and not so in a"]
 
 
 @pytest.mark.parametrize(
@@ -169,7 +169,7 @@ def test_one_filter_covers_another(one: str, other: str, expected: bool) -> None
 
 def status(space: str, durability: Kind, *filters: str) -> ServiceStatus:
     return ServiceStatus(
-        node="n", incarnation=1, domain="d", role="r", fellows=[], lag=0, counters={}, actions={},
+        node="n", incarnation=1, domain="d", role="r", peers=[], lag=0, counters={}, actions={},
         kinds=[("a/memory", "TRANSIENT"), ("a/local/#", "TRANSIENT_LOCAL")],
         name_spaces=[
             SpaceStatus(
@@ -219,11 +219,11 @@ def test_a_service_that_comes_back_with_a_mended_configuration_is_welcome() -> N
     rig.write("a", "x")
     core = rig.nodes["a"].core
     assert core is not None
-    assert core.membership.fellows["b"].incompatibility
+    assert core.membership.peers["b"].incompatibility
     clashing.stop()
     clashing.settings = dataclasses.replace(clashing.settings, name_spaces=(SPACE,))
     rig.start("b")
-    assert core.membership.fellows["b"].incompatibility == ""
+    assert core.membership.peers["b"].incompatibility == ""
     assert rig.keys("b") == "x"
 
 

@@ -12,9 +12,10 @@ from durability_service.core.alignment.alignee import Alignment
 from durability_service.core.alignment.aligner import Aligner
 from durability_service.core.alignment.late_samples import LateSamples
 from durability_service.core.effects import StoreOperation
-from durability_service.core.holding import Holding
+from durability_service.core.epochs import EpochChanges, EpochPast
+from durability_service.core.holding import Holding, WaitingSamples
 from durability_service.core.keeper import Keeper
-from durability_service.core.messages import AlignEnd, Epoch
+from durability_service.core.messages import AlignEnd
 from durability_service.core.name_clashes import NameClashes
 from durability_service.core.namespaces import NamespacePolicy
 from durability_service.core.reading import SpaceReading
@@ -22,6 +23,7 @@ from durability_service.core.service import DurabilityCore
 from durability_service.core.sets.expiry import Expiry
 from durability_service.core.sets.sample_set import Deletion
 from durability_service.core.sets.samples import Sample
+from durability_service.core.upkeep import Upkeep
 from durability_service.testing.simulator import PROFILES, SimulationFailure, run_seeds, simulate
 from pubsub_api.core.clock import HybridClock
 
@@ -57,8 +59,10 @@ def test_twenty_services_move_the_data_once() -> None:
 class AcknowledgesTooEarly(DurabilityCore):
     """Says that data is durable before the disk does."""
 
-    def store(self, holding: Holding, operations: Sequence[StoreOperation], then: Callable[[], None]) -> None:
-        super().store(holding, operations, lambda: None)
+    def store(
+        self, holding: Holding, operations: Sequence[StoreOperation], then: Callable[[], None] = lambda: None
+    ) -> None:
+        super().store(holding, operations)
         then()
 
 
@@ -102,10 +106,7 @@ def test_believing_incomplete_answers_is_caught(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_merging_without_epochs_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    def start_epoch(self: Keeper, *joined: Epoch) -> None:
-        """Nothing."""
-
-    monkeypatch.setattr(Keeper, "_start_epoch", start_epoch)
+    monkeypatch.setattr(EpochChanges, "start", lambda *_: None)
     assert caught(NeverStartsAnEpoch, "split", "delete", "catchup")
 
 
@@ -124,17 +125,13 @@ def test_forgetting_deletions_is_caught(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_dropping_what_was_held_back_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    def take_held(self: Holding) -> tuple[list[Sample], list[int]]:
-        tokens, self.held_tokens = self.held_tokens, []
-        self.held = []
-        return [], tokens
-
-    monkeypatch.setattr(Holding, "take_held", take_held)
+    original = WaitingSamples.take
+    monkeypatch.setattr(WaitingSamples, "take", lambda self: ([], original(self)[1]))
     assert caught(DropsWhatItHeld, "calm", "crashes")
 
 
 def test_injecting_a_second_set_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Keeper, "_fetch", lambda self, now, *_: self._inject(now))
+    monkeypatch.setattr(Keeper, "_fetch", lambda self, *_: self._inject())
     assert "S6" in caught(DurabilityCore, "calm", "late")
 
 
@@ -155,13 +152,13 @@ def test_keeping_what_has_expired_is_caught(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_advertising_before_the_disk_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    original = Keeper._adopt
+    original = EpochChanges.adopt
 
-    def adopt(self: Keeper, epoch: Epoch, lineage: tuple[Epoch, ...]) -> None:
-        original(self, epoch, lineage)
-        self.holding.epoch = epoch
+    def adopt(self: EpochChanges, past: EpochPast) -> None:
+        original(self, past)
+        self._holding.epoch = past[0]
 
-    monkeypatch.setattr(Keeper, "_adopt", adopt)
+    monkeypatch.setattr(EpochChanges, "adopt", adopt)
     assert "S3" in caught(DurabilityCore, "disk", "split")
 
 
@@ -187,7 +184,7 @@ def test_going_by_a_clock_that_jumps_is_caught(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_looking_old_for_want_of_events_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Keeper, "_renew_s", float("inf"))
+    monkeypatch.setattr(Upkeep, "_renew_s", float("inf"))
     assert "S7" in caught(DurabilityCore, "idle")
 
 
@@ -197,7 +194,7 @@ def test_refusing_what_is_minutes_ahead_is_caught(monkeypatch: pytest.MonkeyPatc
 
 
 def test_an_old_set_that_is_used_because_it_was_first_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Keeper, "is_base_old", False)
+    monkeypatch.setattr(Keeper, "_is_base_old", False)
     assert "S22" in caught(DurabilityCore, "old")
 
 
