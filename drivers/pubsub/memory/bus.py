@@ -16,8 +16,6 @@ import weakref
 from collections.abc import Callable, Sequence
 from typing import Generic, Protocol, TypeVar
 
-from oslo_config import cfg
-
 from pubsub_api.errors import LimitReached
 from pubsub_api.runtime import forking
 from pubsub_api.testing.faults import Faults
@@ -250,18 +248,3 @@ class Registry:
 
 REGISTRY = Registry()
 forking.register(REGISTRY)
-
-
-class Endpoint:
-    """What both ends have in common: their options, and the process they belong to."""
-
-    def __init__(self, options: cfg.ConfigOpts.GroupAttr) -> None:
-        self._options = options
-        self._guard = forking.ForkGuard("session")
-
-    @property
-    def _is_inherited(self) -> bool:
-        return self._guard.is_child
-
-    def _check_process(self) -> None:
-        self._guard.check()
