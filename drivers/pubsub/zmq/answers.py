@@ -17,8 +17,7 @@ import zmq
 from drivers.pubsub.zmq.access.peer_limits import Account, PeerLimits
 from drivers.pubsub.zmq.endpoints import Socket
 from pubsub_api.core.frame import is_frame
-from pubsub_api.driver_kit.counting import Tally
-from pubsub_api.driver_kit.guarding import GuardedHandler
+from pubsub_api.driver_kit import GuardedHandler, Tally
 from pubsub_api.runtime.rare_logging import SeldomLog
 
 LOG = logging.getLogger(__name__)

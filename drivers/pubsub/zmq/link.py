@@ -30,9 +30,8 @@ from drivers.pubsub.zmq.options import GROUP, RECEIVE_HWM, heartbeat_interval_ms
 from drivers.pubsub.zmq.wire import NONCE_BYTES, SYNC, Echo, unpack_echo
 from pubsub_api import config
 from pubsub_api.driver import Connected, Disconnected, LinkReport, Subscribed
-from pubsub_api.driver_kit.counting import Tally
+from pubsub_api.driver_kit import Backoff, Tally
 from pubsub_api.errors import LimitReached
-from pubsub_api.runtime.backoff import Backoff
 
 LOG = logging.getLogger(__name__)
 

@@ -23,7 +23,7 @@ from typing import NamedTuple
 import zmq.auth
 from zmq.utils import z85
 
-from pubsub_api.driver_kit.counting import Tally
+from pubsub_api.driver_kit import Tally
 from pubsub_api.errors import InvalidConfig
 
 LOG = logging.getLogger(__name__)

@@ -28,7 +28,7 @@ from drivers.pubsub.zmq.access import descriptors
 from drivers.pubsub.zmq.access.allowed_keys import LOOK_INTERVAL_S as KEYS_INTERVAL_S
 from drivers.pubsub.zmq.access.allowed_keys import AllowedKeys
 from drivers.pubsub.zmq.access.connections import AcceptedConnection, Connections
-from pubsub_api.driver_kit.counting import Tally
+from pubsub_api.driver_kit import Tally
 from pubsub_api.runtime.rare_logging import SeldomLog
 
 LOG = logging.getLogger(__name__)
