@@ -21,6 +21,10 @@ def join_thread(thread: threading.Thread | None, timeout_s: float | None = None)
         LOG.warning("thread %s does not end: a callback or the name resolution blocks it", thread.name)
 
 
+def _nothing() -> None:
+    """What remains to be run when all is over."""
+
+
 class ReplaceableThread:
     """A thread that has a connection and may be lent to a `LendingReceiver`, with `replace` as its ``relieve``.
 
@@ -76,6 +80,9 @@ class ReplaceableThread:
         while rest := [thread for thread in self._threads if thread not in waited]:  # one more may come meanwhile
             join_thread(rest[0], timeout_s)
             waited.add(rest[0])
+        if self.has_started and not any(thread.is_alive() for thread in waited):
+            # It refers to the connection, which refers to us: a circle would keep the handles of a foreign library.
+            self._run = _nothing
 
     def _new_thread(self) -> threading.Thread:
         return threading.Thread(target=self._run, name=self._name, daemon=True)

@@ -22,8 +22,7 @@ from drivers.pubsub.longpoll.core.wire import Applied, FrameBatch, Leave, Mail, 
 from drivers.pubsub.longpoll.library import grpc
 from drivers.pubsub.longpoll.process import post
 from pubsub_api.core.frame import is_frame
-from pubsub_api.driver_kit.counting import Tally
-from pubsub_api.driver_kit.guarding import GuardedHandler
+from pubsub_api.driver_kit import GuardedHandler, Tally
 from pubsub_api.errors import MalformedFrame
 
 if TYPE_CHECKING:
