@@ -22,8 +22,9 @@ Access control
     its topics and of questions about them: docs/security.md has the lines.
 
 Parts
-    `config`: options and addresses.  `channels`: names and commands.  `resp`: answers.  `wire`:
-    one connection.  `link`: the listening thread.  `publisher`, `subscriber`: the two ends.
+    `config`: options and addresses.  `channels`: names and commands.  `resp`: answers.  `wire`: the socket of a
+    connection.  `connection`: one that listens.  `link`: the listening thread.  `publisher`, `subscriber`: the two
+    ends.
 """
 
 from __future__ import annotations

@@ -8,12 +8,10 @@ has subscribed can still publish; it needs Redis 6 or later.
 
 from __future__ import annotations
 
-import logging
 import random
 import select
 import socket
 import ssl
-import threading
 import time
 from typing import Any
 
@@ -22,10 +20,8 @@ import redis
 from drivers.pubsub.redis.config import RedisSettings
 from drivers.pubsub.redis.resp import INCOMPLETE, ProtocolError, new_reader
 from drivers.redis_common import limits
+from pubsub_api.driver_kit import Backoff
 from pubsub_api.errors import TransportUnavailable
-from pubsub_api.runtime.backoff import Backoff
-
-LOG = logging.getLogger(__name__)
 
 RECEIVE_BYTES = 256 * 1024
 _LATER = (BlockingIOError, InterruptedError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
@@ -149,11 +145,7 @@ def reconnecting(settings: RedisSettings) -> Backoff:
     return Backoff(settings.retry_interval_s, settings.retry_interval_max_s, jitter=random.random)
 
 
-def join_thread(thread: threading.Thread, settings: RedisSettings) -> None:
-    """Wait until a thread of the driver has ended, unless it is our own or never began.  Bounded."""
-    if thread.ident is None or thread is threading.current_thread():
-        return
-    # A connection attempt has a handful of steps, a write may be under way, and then there is the callback.
-    thread.join(5.0 + 5 * settings.connect_timeout_s + 2 * settings.operation_timeout_s)
-    if thread.is_alive():
-        LOG.warning("thread %s does not end: a callback or the name resolution blocks it", thread.name)
+def join_timeout_s(settings: RedisSettings) -> float:
+    """How long a thread may take to end: a connection attempt has a handful of steps, a write may be under way, and
+    then there is the callback."""
+    return 5.0 + 5 * settings.connect_timeout_s + 2 * settings.operation_timeout_s
