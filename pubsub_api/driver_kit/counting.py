@@ -1,6 +1,6 @@
 """Numbers that a driver keeps of what it dropped, refused or did again.  For drivers to use.
 
-They are what ``counters`` of the two ends returns, and so part of the statistics and metrics of who uses the driver.
+They are what ``counters`` of the two ends returns, and so part of the statistics and metrics of the session.
 """
 
 from __future__ import annotations

@@ -97,7 +97,7 @@ class LongpollPublisher(DriverPublisher):
                 service.post_flush()
 
     def _wait_for_room(self, service: Service) -> None:
-        """Give a subscriber that is behind a moment; whoever has no room then is reset.  The caller holds the lock."""
+        """Give a subscriber that is behind a moment; one without room is reset then.  The caller holds the lock."""
         service.post_flush()
         now = time.monotonic()
         if now >= self._no_wait_until:

@@ -1,6 +1,6 @@
 """The gRPC server of a publisher: takes calls in the event loop and has `publisher_core.PublisherCore` decide.
 
-The core is shared with the threads that send, and is used under a lock that nobody holds for long.
+The core is shared with the threads that send, and is used under a lock that no thread holds for long.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class Service(grpc.GenericRpcHandler):
         return address
 
     async def stop(self) -> None:
-        """Tell who waits that the publisher ends, and end."""
+        """Tell subscribers that wait that the publisher ends, and end."""
         if self._timer is not None:
             self._timer.cancel()
         with self._lock:

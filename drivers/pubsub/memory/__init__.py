@@ -4,7 +4,7 @@ Connection string
     ``memory://name``.  All sessions of the process that use the same name share one bus.  A forked child starts with
     no bus at all.
 Features
-    Connect-based (the bus is what everybody connects to), queries, native wildcards.  The receiver is called from a
+    Connect-based (both ends connect to the bus), queries, native wildcards.  The receiver is called from a
     thread of the driver, in batches, behind a bounded queue that drops, and counts, when it is full.
 Options
     Group ``[memory]``.

@@ -5,7 +5,7 @@ Connection string
     The database number does not separate buses, ``channel_prefix`` does: channels belong to the whole server.
 
 Features
-    connect-based (everybody connects to the server, any number of publishers), queries, over-delivery for wildcards,
+    connect-based (both ends connect to the server, any number of publishers), queries, over-delivery for wildcards,
     reports of connect, disconnect and subscribed.  Frames are pipelined.
 
 What it is not

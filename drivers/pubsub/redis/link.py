@@ -205,7 +205,7 @@ class RedisLink:
                 connection = self._connect()
             while not self.is_stopping and not self._pass_on_lent(connection):
                 connection.listen()
-                if self._changes:  # looked at without the lock: who adds something wakes us after it
+                if self._changes:  # without the lock: a thread that adds one wakes us after it
                     self._apply_changes(connection)
                 if self._outbox:
                     self._empty_outbox(connection)

@@ -38,7 +38,7 @@ WRITE_BYTES_MAX = 1024 * 1024
 BUSY_TICK_S = 0.25
 """How often the keeper looks for answers while frames are being sent."""
 SETTLE_TICK_S = 0.005
-"""Who waits for answers looks so often whether the keeper has collected them."""
+"""A thread that waits for answers looks so often whether the keeper has collected them."""
 TOPICS_MAX = 65_536
 """Topics whose commands are kept ready up to the payload."""
 
@@ -133,7 +133,7 @@ class RedisPublisher(DriverPublisher):
             self._raise_refusal()
 
     def _await_answers(self, timeout_s: float | None = None) -> None:
-        """Wait until the server has answered all that was sent before.  Who does not answer in time is lost."""
+        """Wait until the server has answered all that was sent before.  One that does not answer in time is lost."""
         deadline = math.inf if timeout_s is None else time.monotonic() + timeout_s
         with self._lock:
             wire, sent = self._wire, self._sent

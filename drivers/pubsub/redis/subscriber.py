@@ -134,7 +134,7 @@ class RedisSubscriber(DriverSubscriber):
         self._on_frames(link, frames)
 
     def _on_messages_lent(self, link: RedisLink, messages: list[Message], relieve: Relieve) -> bool:
-        """As `_on_messages`.  A lone frame goes with the thread, and nobody else is kept from calling meanwhile."""
+        """As `_on_messages`.  A lone frame goes with the thread, and other links may call meanwhile."""
         receiver = self._receiver
         channel, payload = messages[0]
         if receiver is None or not receiver.lends or len(messages) > 1 or not payload.startswith(FRAME_PREFIX):

@@ -51,7 +51,7 @@ class ZenohConnection:
         self._settings = settings
         self._tally = tally
         self.address = addresses[0]
-        # Of several peers at one router Zenoh leaves some without data, so who connects to a router is its client.
+        # Of several peers at one router Zenoh leaves some without data, so what connects to a router is its client.
         self._is_client = settings.mode != "peer"
         self._config = make_config(
             settings,

@@ -4,7 +4,7 @@ Theory of operation.  Zenoh gives every declared subscriber a channel of its own
 frames of several filters would lose their order, a frame that two filters match would come twice, and each filter would
 cost a thread.  So filters and channel are kept apart:
 
-* for each filter something is declared that nobody reads: it tells publishers what to send here; for many filters
+* for each filter something is declared that is never read: it tells publishers what to send here; for many filters
   something broader (`drivers.pubsub.zenoh.interests`);
 * one subscriber for *everything* holds the channel.  Whatever arrives passes it once, in order.  Nobody else hears of
   it, because an access rule of the session itself keeps that one declaration from leaving.  The rule covers all that is
@@ -114,7 +114,7 @@ class ZenohLink(ZenohConnection):
 
     def _change(self, session: ZenohSession, change: InterestChange) -> None:
         for name in change.declare:
-            # A ring of one that nobody reads: samples are overwritten inside Zenoh and never reach Python.
+            # A ring of one that is never read: samples are overwritten inside Zenoh and never reach Python.
             ring: zenoh.handlers.RingChannel[zenoh.Sample] = zenoh.handlers.RingChannel(1)
             interest = session.zenoh.declare_subscriber(self._keys.interest(name), ring)
             self._declared[name] = session.keep(interest)
@@ -216,7 +216,7 @@ class ZenohLink(ZenohConnection):
             self._inbox.put_report(Connected(self.address))
 
     def _is_ended(self, *, has_timed_out: bool) -> bool:
-        """Whether a question that nobody has answered counts nevertheless.
+        """Whether a question without an answer counts nevertheless.
 
         When time ran out it may be the router that has not heard of it yet, so that is asked again for a while.
         """

@@ -128,7 +128,7 @@ class ZenohPublisher(DriverPublisher):
         """Begin to answer: the sync of subscribers at once, questions when there is a handler."""
         keys = self._settings.keys
         self._start_answering(session, keys.sync, self._confirm)
-        # Merged, because who answers in two places would answer twice.
+        # Merged, because a publisher that answers in two places would answer twice.
         for scope in group(((scope, scope) for scope in self._settings.options.answer_scopes), SCOPES_MAX):
             self._start_answering(session, keys.ask(scope), self._answer)
         self._sender = Sender(session, self._settings)

@@ -100,7 +100,7 @@ class ZenohSession:
         PROCESS.sessions.add(self)
 
     def keep(self, entity: _Entity) -> _Entity:
-        """Hold on to something declared: Zenoh undeclares what nobody refers to."""
+        """Hold on to something declared: Zenoh undeclares what is not referred to."""
         self._declared[id(entity)] = entity
         return entity
 

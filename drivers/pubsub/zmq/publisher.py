@@ -48,7 +48,7 @@ _send_part = zmq.backend.Socket.send
 """What ``Socket.send`` calls once it has seen that nothing unusual is wanted: that takes longer than to send."""
 _SUBSCRIBE_SYNC = b"\x01" + SYNC
 _PER_TURN = 64
-"""Subscriptions handled before somebody else gets a turn."""
+"""Subscriptions handled before other sockets get a turn."""
 _SUBSCRIPTION_BYTES_MAX = 1024
 """More than any topic of ours needs; a peer that sends more is disconnected."""
 _REPLIES_MIN = 4
@@ -153,7 +153,7 @@ class ZmqPublisher(DriverPublisher):
         """Read what subscribers have sent, if anything.
 
         Sending lets ZeroMQ look at its mailbox, and a subscription found there no longer makes the socket's file
-        descriptor readable: the service thread would sleep on.  So whoever has sent must look.  This is the cheapest
+        descriptor readable: the service thread would sleep on.  So the sender must look.  This is the cheapest
         question pyzmq has (1 us; reading the EVENTS option 1.5, a recv that fails 4), and it is asked once per call,
         not per frame.
         """
@@ -217,7 +217,7 @@ class ZmqPublisher(DriverPublisher):
 
     def _open_router(self) -> Socket:
         router = self._new_socket(zmq.ROUTER)
-        # Questions are small; nobody may make us buffer more than a frame.
+        # Questions are small; no peer may make us buffer more than a frame.
         router.set(zmq.MAXMSGSIZE, self._conf[config.GROUP].frame_bytes_max)
         # A full queue, and an asker that is gone, are told at once instead of being passed over.
         router.set(zmq.ROUTER_MANDATORY, 1)

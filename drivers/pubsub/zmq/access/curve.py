@@ -80,7 +80,7 @@ class Curve:
             )
 
     def allowed_keys(self) -> AllowedKeys | None:
-        """Those that one publisher lets in; None when that is everybody.  Raises InvalidConfig."""
+        """Those that one publisher lets in; None when that is all.  Raises InvalidConfig."""
         return AllowedKeys(self._allowed_dir) if self._allowed_dir is not None else None
 
     def secure_server(self, sock: Socket) -> None:
