@@ -21,8 +21,7 @@ from typing import Any, NamedTuple
 from drivers.pubsub.redis import channels
 from drivers.pubsub.redis.channels import ChannelTarget
 from drivers.pubsub.redis.config import RedisSettings
-from drivers.pubsub.redis.resp import ServerError
-from drivers.pubsub.redis.wire import Wire
+from drivers.pubsub.redis.wire import ServerError, Wire
 from pubsub_api.driver import LinkReport
 from pubsub_api.driver_kit import Tally, Waker
 from pubsub_api.errors import TransportUnavailable

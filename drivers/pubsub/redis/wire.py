@@ -13,18 +13,30 @@ import select
 import socket
 import ssl
 import time
-from typing import Any
+from typing import Any, Final
 
+import hiredis
 import redis
 
 from drivers.pubsub.redis.config import RedisSettings
-from drivers.pubsub.redis.resp import INCOMPLETE, ProtocolError, new_reader
 from drivers.redis_common import limits
 from pubsub_api.driver_kit import Backoff
 from pubsub_api.errors import TransportUnavailable
 
+BULK_BYTES_MAX = 512 * 1024 * 1024
+"""The server's own limit (proto-max-bulk-len), and so the largest frame."""
 RECEIVE_BYTES = 256 * 1024
+_INCOMPLETE: Final = object()
+"""What the reader returns when the next answer has not arrived in full."""
 _LATER = (BlockingIOError, InterruptedError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
+
+
+class ServerError(Exception):
+    """An error that the server answered, as a value.  It is never raised."""
+
+
+class ProtocolError(Exception):
+    """The peer does not speak the protocol of Redis."""
 
 
 class Wire:
@@ -50,7 +62,7 @@ class Wire:
         self._socket: socket.socket = self._connection._sock
         self._socket.setblocking(False)
         self._pending = getattr(self._socket, "pending", None)
-        self._reader = new_reader()
+        self._reader = hiredis.Reader(protocolError=ProtocolError, replyError=ServerError, notEnoughData=_INCOMPLETE)
         self._buffer = bytearray(RECEIVE_BYTES)
 
     def fileno(self) -> int:
@@ -102,7 +114,7 @@ class Wire:
     def _parse(self) -> list[Any]:
         answers = []
         try:
-            while (answer := self._reader.gets()) is not INCOMPLETE:
+            while (answer := self._reader.gets()) is not _INCOMPLETE:
                 answers.append(answer)
         except ProtocolError as error:
             raise TransportUnavailable(f"the server does not speak the protocol of Redis: {error}") from error
