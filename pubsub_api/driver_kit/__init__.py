@@ -4,7 +4,7 @@
 `ReplaceableThread` are for the threads that call the receiver, the rest is for both ends.
 """
 
-from pubsub_api.driver_kit.counting import Tally, total
+from pubsub_api.driver_kit.counting import Tally, UseCounts, total
 from pubsub_api.driver_kit.ends import DriverPublisher, DriverSubscriber, ProcessGuard
 from pubsub_api.driver_kit.guarding import GuardedHandler, GuardedReceiver
 from pubsub_api.driver_kit.inbox import Inbox
@@ -25,6 +25,7 @@ __all__ = [
     "Reach",
     "ReplaceableThread",
     "Tally",
+    "UseCounts",
     "Waker",
     "join_thread",
     "start_thread",

@@ -23,7 +23,7 @@ from drivers.pubsub.redis.channels import ChannelTarget
 from drivers.pubsub.redis.config import RedisSettings
 from drivers.pubsub.redis.wire import ServerError, Wire
 from pubsub_api.driver import LinkReport
-from pubsub_api.driver_kit import Tally, Waker
+from pubsub_api.driver_kit import Tally, UseCounts, Waker
 from pubsub_api.errors import TransportUnavailable
 from pubsub_api.runtime.rare_logging import SeldomLog
 
@@ -94,7 +94,7 @@ class ListeningConnection:
         self.messages: list[Message] = []
         """Read, and not handed over yet."""
         self._expected: collections.deque[_Expected] = collections.deque()
-        self._users: collections.Counter[ChannelTarget] = collections.Counter()
+        self._targets: UseCounts[ChannelTarget] = UseCounts()
         self._reply_targets: dict[ChannelTarget, None] = {}
         """The one used last is the last."""
         self._sources: dict[bytes, bytes] = {}
@@ -109,18 +109,13 @@ class ListeningConnection:
     # -- asking.  Nothing but `publish` leaves before `flush`.
 
     def subscribe(self, targets: Sequence[ChannelTarget], *, is_vital: bool = True) -> None:
-        for target in targets:
-            self._users[target] += 1
-            if self._users[target] == 1:
-                expected = _Expected(f"a subscription to {target.name!r}", is_vital, None if is_vital else target)
-                self._command(channels.subscribe_command(target), expected)
+        for target in self._targets.add(targets):
+            expected = _Expected(f"a subscription to {target.name!r}", is_vital, None if is_vital else target)
+            self._command(channels.subscribe_command(target), expected)
 
     def unsubscribe(self, targets: Sequence[ChannelTarget]) -> None:
-        for target in targets:
-            self._users[target] -= 1
-            if not self._users[target]:
-                del self._users[target]
-                self._command(channels.unsubscribe_command(target), _Expected(f"leaving {target.name!r}"))
+        for target in self._targets.remove(targets):
+            self._command(channels.unsubscribe_command(target), _Expected(f"leaving {target.name!r}"))
 
     def ping(self, report: LinkReport | None) -> None:
         """Make the report once everything asked before is in effect."""
@@ -255,7 +250,7 @@ class ListeningConnection:
                 raise TransportUnavailable(f"the server refused {expected.what}: {answer}")
             self._tally.add("messages_refused")
             if expected.target is not None:  # so that it is asked for again when it is needed again
-                self._users.pop(expected.target, None)
+                self._targets.forget(expected.target)
                 self._reply_targets.pop(expected.target, None)
                 LOG.info("%s refused %s: %s", self._address, expected.what, answer)
                 return

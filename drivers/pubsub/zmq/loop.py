@@ -25,12 +25,12 @@ from drivers.pubsub.zmq.endpoints import Socket
 from drivers.pubsub.zmq.link import ZmqLink
 from drivers.pubsub.zmq.options import RECEIVE_HWM
 from drivers.pubsub.zmq.watch import Watch
-from drivers.pubsub.zmq.wire import NUL, SYNC, PrefixCounts
+from drivers.pubsub.zmq.wire import NUL, SYNC, subscription_prefixes
 from pubsub_api.core.frame import PREFIX as FRAME_PREFIX
 from pubsub_api.core.frame import is_frame
 from pubsub_api.core.topics import check_topic
 from pubsub_api.driver import Disconnected, LinkReport
-from pubsub_api.driver_kit import GuardedReceiver, ReplaceableThread, Tally, Waker
+from pubsub_api.driver_kit import GuardedReceiver, ReplaceableThread, Tally, UseCounts, Waker
 from pubsub_api.errors import InvalidTopic, LimitReached
 
 LOG = logging.getLogger(__name__)
@@ -57,7 +57,7 @@ class ReceiveLoop:
         self._commands: deque[Callable[[], None]] = deque()
         self._is_stopping = False
         self._links: dict[str, ZmqLink] = {}
-        self._prefixes = PrefixCounts()
+        self._prefixes: UseCounts[bytes] = UseCounts()
         self._watch = Watch()
         self._watch.add(self._waker.fd, self._on_wake)
         self._frames: list[bytes] = []
@@ -98,12 +98,12 @@ class ReceiveLoop:
     # -- commands
 
     def add_filter(self, topic_filter: str) -> None:
-        prefixes = self._prefixes.add(topic_filter)
+        prefixes = self._prefixes.add(subscription_prefixes(topic_filter))
         for link in self._links.values():
             link.subscribe(topic_filter, prefixes, time.monotonic())
 
     def remove_filter(self, topic_filter: str) -> None:
-        prefixes = self._prefixes.remove(topic_filter)
+        prefixes = self._prefixes.remove(subscription_prefixes(topic_filter))
         for link in self._links.values():
             link.unsubscribe(topic_filter, prefixes)
 
@@ -188,7 +188,7 @@ class ReceiveLoop:
                 self._report(reports)
 
     def _open(self, link: ZmqLink) -> None:
-        link.open(self._prefixes.in_use(), time.monotonic())
+        link.open(list(self._prefixes), time.monotonic())
         self._add_sockets(link)
         self._drop_if_lost(link)
 

@@ -6,7 +6,14 @@ import threading
 
 import pytest
 
-from pubsub_api.driver_kit import DriverPublisher, DriverSubscriber, GuardedHandler, GuardedReceiver, ReplaceableThread
+from pubsub_api.driver_kit import (
+    DriverPublisher,
+    DriverSubscriber,
+    GuardedHandler,
+    GuardedReceiver,
+    ReplaceableThread,
+    UseCounts,
+)
 from pubsub_api.errors import AddressInUse, Closed, InvalidTopic, LimitReached, UsageError
 from pubsub_api.testing.receivers import RecordingReceiver
 
@@ -170,3 +177,14 @@ def test_a_thread_that_was_replaced_is_no_owner_and_is_waited_for() -> None:
     assert owners == [True, False, True]
     assert not thread.is_alive
     assert not thread.is_current
+
+
+def test_a_name_is_new_at_its_first_use_and_unused_after_its_last() -> None:
+    counts: UseCounts[str] = UseCounts()
+    assert counts.add(["a", "b", "a"]) == ["a", "b"]
+    assert counts.add(["b", "c"]) == ["c"]
+    assert counts.remove(["a", "b"]) == []
+    assert counts.remove(["a", "b"]) == ["a", "b"]
+    assert list(counts) == ["c"]
+    counts.forget("c")
+    assert counts.add(["c"]) == ["c"]
