@@ -69,7 +69,7 @@ def parse_server(url: str) -> RedisAddress:
 
 
 def limits(*, connect_timeout_s: float, timeout_s: float) -> dict[str, Any]:
-    """For redis-py: how long it may take.  It tries nothing again: that is for those who know what was sent."""
+    """For redis-py: how long it may take.  It tries nothing again: that is for the caller."""
     return {
         "socket_connect_timeout": connect_timeout_s,
         "socket_timeout": timeout_s,

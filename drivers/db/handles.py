@@ -19,9 +19,9 @@ from pubsub_api.errors import Closed
 from pubsub_api.runtime import forking
 
 IDLE_MAX = 8
-"""Connections of one process that stay open while nobody uses them."""
+"""Connections of one process that stay open while they are unused."""
 IDLE_S = 2.0
-"""A connection that nobody has used for so long is closed at the next occasion: the server has a maximum for all of its
+"""A connection that was unused for so long is closed at the next occasion: the server has a maximum for all of its
 clients, and a new one takes a few milliseconds.  Less than ``connect_timeout``, so that who finds no room gets it from
 those who do not need theirs."""
 
@@ -51,7 +51,7 @@ class Handle(Protocol):
         """End it under the feet of whatever thread uses it, which gets an error at once.  Does not raise."""
 
     def close(self) -> None:
-        """Close it.  Called by who has it to himself."""
+        """Close it.  Called by the thread that has it alone."""
 
 
 H = TypeVar("H", bound=Handle)
@@ -109,7 +109,7 @@ class Handles(Generic[H]):
         self.close_idle()
 
     def close_idle(self) -> None:
-        """Close what nobody has used for a while."""
+        """Close what was unused for a while."""
         oldest = time.monotonic() - IDLE_S
         with self._freed:
             count = sum(used_at <= oldest for _, used_at in self._idle)

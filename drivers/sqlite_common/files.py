@@ -49,9 +49,9 @@ def claim(
     version: int,
     what: str,
 ) -> bool:
-    """Begin a transaction in a file that is ours, or nobody's yet; False when it is to be filled.
+    """Begin a transaction in a file that is ours, or still empty; False when it is to be filled.
 
-    ``what`` says what the file should be.  Raises InvalidConfig for somebody else's file, and sqlite3.Error.
+    ``what`` says what the file should be.  Raises InvalidConfig for another program's file, and sqlite3.Error.
     """
     (mode,) = connection.execute("PRAGMA journal_mode = WAL").fetchone()
     if mode != "wal":

@@ -36,7 +36,7 @@ class BeforeFork(Protocol):
 
 
 class _Gate:
-    """Who is inside SQLite; a fork waits until that is nobody and keeps everybody out meanwhile."""
+    """The threads inside SQLite; a fork waits until there is none and keeps all out meanwhile."""
 
     def __init__(self) -> None:
         self._members: weakref.WeakSet[BeforeFork] = weakref.WeakSet()
@@ -88,7 +88,7 @@ class _Gate:
         self._lock.release()
 
     def after_fork_in_child(self) -> None:
-        self._reset()  # who waited or was counted has stayed in the parent
+        self._reset()  # a thread that waited or was counted has stayed in the parent
 
 
 GATE = _Gate()
@@ -141,7 +141,7 @@ class SqlitePool:
             try:
                 return work(connection)
             finally:
-                # Closing ends a transaction that an error has left open; nobody else will see it.
+                # Closing ends a transaction that an error has left open; no other connection will see it.
                 if connection.in_transaction:
                     self._discard(connection)
                 else:
@@ -154,7 +154,7 @@ class SqlitePool:
 
     def open(self) -> sqlite3.Connection:
         """A connection that the caller owns and closes, both inside of `GATE`.  Raises sqlite3.Error."""
-        # SQLite's own waiting for locks would keep a fork waiting as well; whoever meets a lock tries again later.
+        # SQLite's own waiting for locks would keep a fork waiting as well; callers that meet a lock try again later.
         connection = sqlite3.connect(
             self._uri, uri=True, timeout=0, isolation_level=None, check_same_thread=False, cached_statements=64
         )

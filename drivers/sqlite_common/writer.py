@@ -1,7 +1,7 @@
 """Group commit: threads that write at the same time share one transaction, and so one sync of the disk.
 
-Whoever has the turn runs all operations that wait, commits once, and gives each caller its own result or error.  An
-operation checks before it writes, so one that is refused has changed nothing and does not disturb the others.
+The thread that has the turn runs all operations that wait, commits once, and gives each caller its own result or error.
+An operation checks before it writes, so one that is refused has changed nothing and does not disturb the others.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class GroupCommit:
         try:
             self._commit_in_turn(job)
         finally:
-            job.is_done = True  # for who has the turn: a job whose caller has given up is passed over
+            job.is_done = True  # for the thread that has the turn: a job whose caller has given up is passed over
         if job.error is not None:
             raise job.error
         result: T = job.result

@@ -98,6 +98,9 @@ class Header(NamedTuple):
 _FIXED = struct.Struct(">4sBBB2s16scQcQcIcQcH")
 _AFTER_VERSION = struct.Struct(">BB2s16scQcQcIcQcH")
 _NUMBERS = struct.Struct(">cQcQcIcQ")
+_STAMP = struct.Struct(">5xBB2x16sxQxQxI9x1xH")
+_AFTER = struct.Struct(">Q")
+_AFTER_AT = 35
 _ARRAY32 = struct.Struct(">BI")
 _COUNT_AT = slice(44, 48)
 ONE_EVENT = _ARRAY32.pack(0xDD, 1)
@@ -132,6 +135,45 @@ def is_of_kind(frame: bytes, kind: Kind) -> bool:
 def name_of(frame: bytes) -> bytes:
     """The topic or scope that a frame states, for those who only look whether it came in the right place."""
     return frame[_FIXED_BYTES : _FIXED_BYTES + int.from_bytes(frame[_FIXED_BYTES - 2 : _FIXED_BYTES], "big")]
+
+
+class Stamp(NamedTuple):
+    """The header fields that decide what a queue of frames may do with one, without a check of the rest."""
+
+    kind: int
+    is_signed: bool
+    stream: tuple[bytes, bytes]
+    """GUID and topic: numbers are dense within it."""
+    first: int
+    after: int
+    events: int
+
+
+def read_stamp(frame: bytes) -> Stamp | None:
+    """The stamp of a frame; None for bytes that are none."""
+    if not is_frame(frame) or len(frame) <= _FIXED_BYTES:
+        return None
+    kind, flags, guid, first, after, count, topic_bytes = _STAMP.unpack_from(frame)
+    topic = frame[_FIXED_BYTES : _FIXED_BYTES + topic_bytes]
+    return Stamp(kind, bool(flags & Flag.SIGNED), (guid, topic), first, after, count)
+
+
+def with_after(frame: bytes, after: int, key: bytes | None) -> bytes:
+    """The same frame, following number ``after``: those between were skipped on purpose.
+
+    A signed frame is signed again, for which ``key`` must be given.
+    """
+    stamp = read_stamp(frame)
+    if stamp is None or stamp.after == after:
+        return frame
+    changed = bytearray(frame)
+    _AFTER.pack_into(changed, _AFTER_AT, after)
+    if stamp.is_signed:
+        if key is None:
+            raise ValueError("a signed frame cannot be restamped without the key")
+        unsigned = changed[: -len(_MAC_MARK) - _MAC_BYTES]
+        changed[-_MAC_BYTES:] = hmac.digest(key, unsigned, "sha256")
+    return bytes(changed)
 
 
 def pack(

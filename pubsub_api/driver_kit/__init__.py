@@ -1,1 +1,33 @@
-"""What every driver of the bus needs besides the contract: counters, a guarded receiver, a bounded queue."""
+"""All that a driver of the bus needs besides the contract: what every driver would otherwise write again.
+
+`DriverPublisher` and `DriverSubscriber` keep what is registered, refuse wrong use and count.  `Inbox` and
+`ReplaceableThread` are for the threads that call the receiver, the rest is for both ends.
+"""
+
+from pubsub_api.driver_kit.counting import Tally, UseCounts, total
+from pubsub_api.driver_kit.ends import DriverPublisher, DriverSubscriber, ProcessGuard
+from pubsub_api.driver_kit.guarding import GuardedHandler, GuardedReceiver
+from pubsub_api.driver_kit.inbox import Inbox
+from pubsub_api.driver_kit.reach import Reach
+from pubsub_api.driver_kit.threads import ReplaceableThread, join_thread
+from pubsub_api.runtime.backoff import Backoff
+from pubsub_api.runtime.threads import start_thread
+from pubsub_api.runtime.waking import Waker
+
+__all__ = [
+    "Backoff",
+    "DriverPublisher",
+    "DriverSubscriber",
+    "GuardedHandler",
+    "GuardedReceiver",
+    "Inbox",
+    "ProcessGuard",
+    "Reach",
+    "ReplaceableThread",
+    "Tally",
+    "UseCounts",
+    "Waker",
+    "join_thread",
+    "start_thread",
+    "total",
+]

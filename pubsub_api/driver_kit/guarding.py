@@ -3,7 +3,7 @@
 The contract forbids both to raise.  When one does so all the same, a driver must neither die of it, which would be
 silence, nor hide it: the exception is logged with its traceback and counted, and the driver goes on with what comes
 next.  What the call brought is lost to the receiver, unless its own numbers tell; a query stays unanswered, or its
-answer ends early, and whoever asked asks again.
+answer ends early, and the asker asks again.
 """
 
 from __future__ import annotations

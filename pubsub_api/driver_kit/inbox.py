@@ -1,9 +1,9 @@
 """The bounded queue between the threads that receive and the one that calls the receiver.  For drivers to use.
 
 A driver needs one where a thread that receives must not wait for the receiver: one of a foreign library, or one that
-serves several links.  Who does not need it calls the receiver itself.
+serves several links.  A driver that does not need it calls the receiver itself.
 
-A thread of the driver's own that brings frames while nothing waits, and nobody is calling, may call the receiver
+A thread of the driver's own that brings frames while nothing waits, and no other is calling, may call the receiver
 itself, and lends itself with that: a lone frame is spared the way through the queue to another thread.
 """
 
@@ -39,7 +39,7 @@ Item = list[bytes] | Foreign | LinkReport
 class Inbox:
     """Takes from any thread without ever blocking it, and calls the receiver from one thread at a time, in order.
 
-    What is beyond ``bytes_max`` is dropped and counted, and whoever numbers frames notices the loss.  A driver that can
+    What is beyond ``bytes_max`` is dropped and counted, and the numbers of the frames show the loss.  A driver that can
     make the other side wait gives ``on_room`` instead: then nothing is dropped, it brings no more while `has_room` is
     False, and is called, by the thread that calls the receiver, when there is room again.  Link reports always find
     room.
@@ -62,7 +62,7 @@ class Inbox:
         self._thread: threading.Thread | None = None
         self._receiver: GuardedReceiver | None = None
         self._is_calling = False
-        """A thread calls the receiver, and nobody else may."""
+        """A thread calls the receiver, and no other may."""
 
     @property
     def is_running(self) -> bool:
@@ -123,7 +123,7 @@ class Inbox:
             self._thread.join()
 
     def _begin_call(self) -> bool:
-        """Reserve the receiver for this thread; False when somebody calls it, or something waits to be told first."""
+        """Reserve the receiver for this thread; False when another calls it, or something waits to be told first."""
         with self._news:
             if self._is_calling or self._items or self._is_closed:
                 return False

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 class Reach:
     """Adds up what the links say and tells the total once all of them have spoken.  Thread-safe.
 
-    A link that dies before it speaks keeps the total from being told, which is right: nobody knows it then.
+    A link that dies before it speaks keeps the total from being told, which is right: it is not known then.
     """
 
     def __init__(self, links: int, tell: Callable[[int], None]) -> None:

@@ -10,7 +10,7 @@ puts
 - an entry of the outbox for each, whole, so that no compaction can take it away.
 
 The head makes the history of etcd the feed.  Its number tells the newest revision, its history lists the transactions,
-and whoever watches it hears of each.  A short stretch of the feed is read by asking for the head and then the objects
+and a watcher hears of each.  A short stretch of the feed is read by asking for the head and then the objects
 as of each transaction, many in one request; a long one by a watch that begins in the past, which etcd serves only every
 100 ms but then in bulk.  Transactions of several writes put a key for their size too: how often each key was put tells
 how many changes there were, which compaction needs to know.
@@ -107,7 +107,7 @@ class EtcdDb(DbApi):
     # -- objects
 
     def commit(self, writes: Sequence[CheckedWrite]) -> list[int]:
-        """Try on what is known of the objects until nobody else was faster.  A single `create` begins with the hope
+        """Try on what is known of the objects until no other writer was faster.  A single `create` begins with the hope
         that there is none, which saves it a read."""
         deadline = time.monotonic() + self._settings.operation_timeout_s
         names = [self._keys.object(write.table, write.key) for write in writes]
@@ -178,11 +178,11 @@ class EtcdDb(DbApi):
         last, lost = self._feed.find_cut(keep_changes)
         if not lost:
             return 0
-        # Who has seen just this change can go on, and must be able to tell.  The put is needed in any case: etcd
+        # A reader at just this change can go on, and must be able to tell.  The put is needed in any case: etcd
         # compacts up to a revision that exists, and the one after the last change need not.
         marker = Marker(last + 1, self._feed.revision_as_of(last))
         self._client.call("kv/put", {"key": self._keys.marker, "value": _encode(marker)}, PutAnswer)
-        with contextlib.suppress(Compacted):  # somebody else has gone further meanwhile
+        with contextlib.suppress(Compacted):  # another process has gone further meanwhile
             self._client.call("kv/compaction", {"revision": marker.store_revision}, CompactAnswer)
         return lost
 

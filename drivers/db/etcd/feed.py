@@ -164,7 +164,7 @@ class EtcdFeed:
 
     def _heads_at(self, store_revisions: Iterable[int]) -> tuple[list[KeyValue], int, int]:
         """The heads that these transactions have put, as far as they did and it is known, and the newest revision.
-        Not those from before somebody deleted the head: that feed is lost.  And the newest one that is lost by
+        Not those from before the head was deleted: that feed is lost.  And the newest one that is lost by
         compaction, if a transaction was asked for that may be."""
         head = self.head()
         if head is None:

@@ -1,6 +1,6 @@
 """Objects and their feed in PostgreSQL, 11 or later, through psycopg 3.
 
-How the feed comes to be in commit order.  A sequence hands out its numbers before commit: who read 7 may later see 6
+How the feed comes to be in commit order.  A sequence hands out its numbers before commit: a reader of 7 may later see 6
 appear.  So a change takes an advisory lock, then the number, and PostgreSQL releases the lock at the end of the
 transaction, after it has become visible.  The next number is therefore taken when every older one is visible or rolled
 back, and so
@@ -22,7 +22,7 @@ them.
 
 Whoever changes the tables past the function ``change`` breaks the rule; whoever calls it in a long transaction of his
 own makes all others wait, and they give up after ``[db] operation_timeout``.  ``synchronous_commit = off`` is
-overruled: a crash would take back changes that somebody has seen.
+overruled: a crash would take back changes that were seen.
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ _READ, _WRITE = 1, 2  # as psycopg's generators say what they wait for, and want
 # Classes of SQLSTATE for which trying again later can help: connection, transaction state (a standby is read-only),
 # rollback, resources, lock not available, operator intervention (which includes timeouts), system.
 _PASSING = {"08", "25", "40", "53", "55", "57", "58"}
-# No privilege; a schema, table, function or column is not there: somebody has to set something up.
+# No privilege; a schema, table, function or column is not there: an operator has to set something up.
 _CONFIGURATION = {"42501", "3F000", "42P01", "42883", "42703"}
 
 # What it says when max_connections are open.  A refusal at login has no SQLSTATE that libpq would show.

@@ -1,7 +1,7 @@
 """What the driver keeps in PostgreSQL: the tables, the function that makes a change, and how they come into being.
 
 ``objects`` holds the newest version of every object, tombstones included; ``changes`` is the feed; ``outbox`` names the
-changes that nobody has confirmed; ``counters`` is for `allocate`; ``state`` is one row.  Why the function takes a lock
+changes that are not confirmed; ``counters`` is for `allocate`; ``state`` is one row.  Why the function takes a lock
 before it takes a number is told in `drivers.db.postgres`.
 """
 

@@ -75,7 +75,7 @@ class SharedWriter:
         self._queue, self._is_busy = [], False
 
     def _drive(self) -> None:
-        """Carry everybody who waits, the caller first, then leave the wheel to the next."""
+        """Carry the changes of all callers that wait, the own first, then leave the turn to the next."""
         aboard = self._board()
         try:
             self._carry(aboard)

@@ -8,7 +8,7 @@ taken of a store that has none.
 What a Redis forgets.  With ``appendfsync always`` what was answered is on disk.  With ``everysec``, the usual choice, a
 server that is killed, or whose machine fails, loses up to two seconds; a replica that takes over lacks what had not
 reached it; without an append-only file everything since the last dump is gone.  Then the feed *goes back*, and
-revisions that somebody has seen never happened.  That is always told:
+revisions that were seen never happened.  That is always told:
 
 - A revision is the server's clock in microseconds at its commit, or one more than the last.  That is above all that was
   given before, because there are fewer writes than microseconds, also when the store has lost what was given: by a

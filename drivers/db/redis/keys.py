@@ -29,7 +29,7 @@ class RedisKeys:
         self.feed = prefix + b":feed"
         """Stream of changes.  The revision is the first number of an entry's identity."""
         self.outbox = prefix + b":outbox"
-        """Sorted set of the revisions that nobody has confirmed, by themselves."""
+        """Sorted set of the revisions that are not confirmed, by themselves."""
         self.kept = prefix + b":kept"
         """Stream of changes that the feed has lost and the outbox has not."""
         self.snapshots = prefix + b":snapshots"

@@ -212,7 +212,7 @@ class SqliteDb(DbApi):
         expired = time.time() - keep_tombstones_s
         while self._write(lambda connection: _remove_tombstones(connection, expired)) == _COMPACT_PORTION:
             pass
-        # Does nothing while somebody reads; the next compaction tries again.
+        # Does nothing while a reader is active; the next compaction tries again.
         self._run(lambda connection: connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall())
         # The numbers have no gaps here: a transaction that is rolled back gives its numbers back.
         return number_of(cut) - number_of(compacted)
@@ -275,7 +275,7 @@ def _change(row: tuple[int, Action, str, str, str, bytes | None, str | None]) ->
 
 
 def _move_compacted(connection: sqlite3.Connection, keep_changes: int) -> tuple[int, int]:
-    """Where the feed began and where it begins now.  First of all, so that nobody reads what is about to get holes."""
+    """Where the feed began and where it begins now.  First of all, so that no reader gets what will have holes."""
     compacted = _one(connection, "SELECT compacted FROM feed")
     sql = "SELECT revision FROM changes ORDER BY revision DESC LIMIT 1 OFFSET ?"
     (last,) = connection.execute(sql, (keep_changes,)).fetchone() or (0,)

@@ -1,6 +1,6 @@
 """The outbox of an SQLite database: the changes that want to be published and that no published run covers.
 
-A commit writes nothing for it but a time into the change itself (``changes.since``; NULL when nobody shall publish it).
+A commit writes nothing for it but a time into the change itself (``changes.since``; NULL: not to be published).
 What is published is noted later, many changes at a time, as runs of revisions in the table ``published``.  Runs do not
 overlap, and at least one change that waits is between any two: in the normal case there is one run, from 0 on.
 
@@ -21,7 +21,7 @@ IS_PUBLISHED = "(SELECT last FROM published WHERE first <= changes.revision ORDE
 """A condition on ``changes``."""
 
 _SETTLE_MIN = 10_000
-"""Changes that nobody wants published and that are looked at again and again, before it pays to note that."""
+"""Changes that are not to be published and that are looked at again and again, before it pays to note that."""
 
 _WANTED = "SELECT revision FROM changes WHERE revision > ? AND revision < ? AND since IS NOT NULL ORDER BY revision"
 
@@ -60,7 +60,7 @@ def is_unsettled(connection: sqlite3.Connection) -> bool:
 
 
 def settle(connection: sqlite3.Connection) -> None:
-    """Let the last run reach over the changes after it that nobody wants published."""
+    """Let the last run reach over the changes after it that are not to be published."""
     _cover(connection, *connection.execute("SELECT first, last FROM published ORDER BY first DESC LIMIT 1").fetchone())
 
 

@@ -71,7 +71,7 @@ class Appender:
         job = _Job(frames, heads)
         self._waiting.append(job)
         if not self._turn.acquire(timeout=self._timeout_s):
-            job.is_done = True  # for who has the turn: nobody waits for it
+            job.is_done = True  # for the thread that has the turn: no caller waits for it
             raise LogUnavailable(f"the log was busy with other appends for {self._timeout_s} s")
         try:
             while not job.is_done:

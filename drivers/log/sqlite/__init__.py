@@ -1,8 +1,8 @@
 """A log in one SQLite file, for the processes of one host.
 
 SQLite lets one transaction write at a time, across processes.  Offsets and the positions of streams are read and
-written inside of it, so offsets are dense and a frame is stored once, whoever appends.  Threads of one process share
-transactions.
+written inside of it, so offsets are dense and a frame is stored once, whichever process appends.  Threads of one
+process share transactions.
 
 There is no notification between processes: `wait` looks, more and more seldom, and is woken at once by its own process.
 It looks at the files first, and asks SQLite only when they may have changed (`watching`).

@@ -3,7 +3,7 @@
 A frame's row has the shard and the offset of its first event in one number, so that a shard's frames lie one after the
 other in the table itself and finding an offset needs no index.
 
-A file that is there already is only read when it is opened: who looks at a log does not wait for those who write to it.
+A file that is there already is only read when it is opened: a reader of a log does not wait for its writers.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def make_schema(
 ) -> LogFileHeader:
     """Make the tables when they are missing, for ``new_shards``; only then it writes.
 
-    Raises InvalidConfig for somebody else's file and for another number of shards, and sqlite3.Error.
+    Raises InvalidConfig for another program's file and for another number of shards, and sqlite3.Error.
     """
     if not is_ours(connection):
         # Both are possible before anything else is in the file only.

@@ -1,4 +1,4 @@
-"""Whether somebody may have committed to a SQLite file since one looked last, told without asking SQLite.
+"""Whether a process may have committed to a SQLite file since the last look, told without asking SQLite.
 
 Every commit writes to the write-ahead log, or to the file itself in the other journal modes, before it can be seen.  So
 two files whose identity, size and time of change are as they were hold nothing new, but for two cases:

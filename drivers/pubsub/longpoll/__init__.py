@@ -4,12 +4,11 @@
 configuration    ``[longpoll]``, see `drivers.pubsub.longpoll.config`; as a URL ``longpoll://host:port?option=value``
 address          ``longpoll://host:port``: the publisher listens there, subscribers connect
 connection       one per subscriber and publisher, whatever the number of filters; polls, commands and queries share it
-filters          exact, at the publisher: what nobody asked for does not leave it
-queue            a mailbox per subscriber at the publisher, with a policy per topic
-(`drivers.pubsub.longpoll.core.mailbox`) failure          both sides notice within configured times; who is wrongly
-taken for dead is told and begins anew security         TLS, and certificates of subscribers (``tls``,
-``tls_client_auth``) ================
-===================================================================================================
+filters          exact, at the publisher: what was not asked for does not leave it
+queue            a mailbox per subscriber at the publisher, with a policy per topic (`core.mailbox`)
+failure          both sides notice within configured times; an end wrongly taken for dead is told and begins anew
+security         TLS, and certificates of subscribers (``tls``, ``tls_client_auth``)
+================ ===================================================================================================
 
 It is for many exact filters over few connections, and where the publisher must learn that a subscriber died.  It is not
 for thousands of subscribers of the same topics, for which every frame is put into every mailbox.  It does not survive a

@@ -18,8 +18,7 @@ from drivers.pubsub.longpoll.core.subscriber import LinkCore
 from drivers.pubsub.longpoll.core.wire import SESSION_BYTES, Applied, FrameBatch, Mail
 from drivers.pubsub.longpoll.library import aio, grpc
 from pubsub_api.driver import Connected, Disconnected, Subscribed
-from pubsub_api.driver_kit.counting import Tally
-from pubsub_api.driver_kit.inbox import Inbox
+from pubsub_api.driver_kit import Inbox, Tally
 from pubsub_api.errors import MalformedFrame
 
 LOG = logging.getLogger(__name__)

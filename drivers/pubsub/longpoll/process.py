@@ -50,7 +50,7 @@ class LongpollProcess:
         atexit.register(self._on_exit)
 
     @property
-    def is_forked(self) -> bool:
+    def is_child(self) -> bool:
         return self._is_forked
 
     def check(self) -> None:

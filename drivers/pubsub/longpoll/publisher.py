@@ -4,8 +4,7 @@
 While the loop is busy with that, further frames gather: batching needs no timer.
 
 A subscriber whose mailbox is full is waited for, since repairing what would be given up costs far more than a pause;
-``send_wait`` at most, though, and then nobody is waited for during
-`SEND_WAIT_INTERVAL_S`.
+``send_wait`` at most, though, and then no subscriber is waited for during `SEND_WAIT_INTERVAL_S`.
 """
 
 from __future__ import annotations
@@ -23,9 +22,8 @@ from drivers.pubsub.longpoll.core.publisher import LongpollPublisherCore
 from drivers.pubsub.longpoll.core.session import PublisherCounters
 from drivers.pubsub.longpoll.process import PROCESS, in_loop
 from drivers.pubsub.longpoll.service import Service
-from pubsub_api.driver import PublisherApi, PublisherReport, QueryHandler
-from pubsub_api.driver_kit.counting import Tally
-from pubsub_api.driver_kit.guarding import GuardedHandler
+from pubsub_api.driver import PublisherReport
+from pubsub_api.driver_kit import DriverPublisher, GuardedHandler, Tally
 from pubsub_api.errors import Closed, LimitReached, UsageError
 
 LOG = logging.getLogger(__name__)
@@ -52,30 +50,25 @@ class LongpollPublisherStatistics:
     counters: PublisherCounters
 
 
-class LongpollPublisher(PublisherApi):
+class LongpollPublisher(DriverPublisher):
     """See `PublisherApi`."""
 
     def __init__(self, settings: LongpollSettings) -> None:
-        self._settings = settings
-        self._address = make_address(settings.bind_host, settings.port)
         self._core = LongpollPublisherCore(settings.publisher, secrets.token_bytes(_PUBLISHER_BYTES))
-        self._lock = threading.Condition()
-        """Guards the core.  Notified when a mailbox has room again, or is empty."""
-        self._is_closed = False
+        self._room = threading.Condition()
+        """The lock of this end, which guards the core.  Notified when a mailbox has room again, or is empty."""
+        super().__init__(
+            make_address(settings.bind_host, settings.port),
+            Tally("queries_refused", "requests_malformed", "requests_abandoned"),
+            guard=PROCESS,
+            lock=self._room,
+        )
+        self._settings = settings
         self._no_wait_until = 0.0
         self._service: Service | None = None
-        self._handler: GuardedHandler | None = None
-        self._tally = Tally("queries_refused", "requests_malformed", "requests_abandoned")
 
-    @property
-    def address(self) -> str:
-        return self._address
-
-    def initialize(self, report: PublisherReport) -> None:  # noqa: ARG002 - the address is owned or not
-        self._check_usable()
-        if self._service is not None:
-            raise UsageError("the publisher is initialized already")
-        service = Service(self._settings, self._core, self._lock, PROCESS.enter(self), self._tally)
+    def _open(self, report: PublisherReport) -> None:  # noqa: ARG002 - the address is owned or not
+        service = Service(self._settings, self._core, self._room, PROCESS.enter(self), self._tally)
         try:
             self._address = in_loop(service.loop, service.start(), _LOOP_TIMEOUT_S)
         except BaseException:
@@ -104,11 +97,11 @@ class LongpollPublisher(PublisherApi):
                 service.post_flush()
 
     def _wait_for_room(self, service: Service) -> None:
-        """Give a subscriber that is behind a moment; whoever has no room then is reset.  The caller holds the lock."""
+        """Give a subscriber that is behind a moment; one without room is reset then.  The caller holds the lock."""
         service.post_flush()
         now = time.monotonic()
         if now >= self._no_wait_until:
-            if self._lock.wait_for(lambda: not self._core.overfull, self._settings.options.send_wait):
+            if self._room.wait_for(lambda: not self._core.overfull, self._settings.options.send_wait):
                 return
             self._no_wait_until = now + SEND_WAIT_INTERVAL_S
         for session in self._core.reset_overfull():
@@ -118,21 +111,17 @@ class LongpollPublisher(PublisherApi):
                 session.id.hex(),
             )
 
-    def serve(self, handler: QueryHandler) -> None:
-        self._check_usable()
-        if self._service is None or self._service.handler is not None:
-            raise UsageError("serve() is called once, after initialize()")
-        self._service.handler = self._handler = GuardedHandler(handler)
-
-    @property
-    def handler_errors(self) -> int:
-        return self._handler.errors if self._handler is not None else 0
+    def _serve(self, handler: GuardedHandler) -> None:
+        service = self._service
+        if service is None:
+            raise Closed(f"the publisher of {self._address} is closed")
+        service.handler = handler
 
     @property
     def counters(self) -> Mapping[str, int]:
         """Costs a look at every session."""
         counted = PublisherCounters()
-        if not PROCESS.is_forked:  # else the lock may be held for ever
+        if not PROCESS.is_child:  # else the lock may be held for ever
             with self._lock:
                 counted = self._core.counters()
         return self._tally.counts() | {name: getattr(counted, name) for name in _COUNTED}
@@ -150,23 +139,15 @@ class LongpollPublisher(PublisherApi):
                 counters=self._core.counters(),
             )
 
-    def close(self) -> None:
-        if PROCESS.is_forked:
-            return
+    def _close(self) -> None:
         with self._lock:
-            self._is_closed = True
             service, self._service = self._service, None
             if service is not None:
                 service.post_flush()
-                self._lock.wait_for(lambda: not self._core.has_mail, LINGER_S)
+                self._room.wait_for(lambda: not self._core.has_mail, LINGER_S)
         if service is not None:
             try:
                 in_loop(service.loop, service.stop(), _LOOP_TIMEOUT_S)
             finally:
                 service.release()
                 PROCESS.leave(self)
-
-    def _check_usable(self) -> None:
-        PROCESS.check()
-        if self._is_closed:
-            raise Closed(f"the publisher of {self._address} is closed")

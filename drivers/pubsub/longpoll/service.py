@@ -1,6 +1,6 @@
 """The gRPC server of a publisher: takes calls in the event loop and has `publisher_core.PublisherCore` decide.
 
-The core is shared with the threads that send, and is used under a lock that nobody holds for long.
+The core is shared with the threads that send, and is used under a lock that no thread holds for long.
 """
 
 from __future__ import annotations
@@ -22,8 +22,7 @@ from drivers.pubsub.longpoll.core.wire import Applied, FrameBatch, Leave, Mail, 
 from drivers.pubsub.longpoll.library import grpc
 from drivers.pubsub.longpoll.process import post
 from pubsub_api.core.frame import is_frame
-from pubsub_api.driver_kit.counting import Tally
-from pubsub_api.driver_kit.guarding import GuardedHandler
+from pubsub_api.driver_kit import GuardedHandler, Tally
 from pubsub_api.errors import MalformedFrame
 
 if TYPE_CHECKING:
@@ -85,7 +84,7 @@ class Service(grpc.GenericRpcHandler):
         return address
 
     async def stop(self) -> None:
-        """Tell who waits that the publisher ends, and end."""
+        """Tell subscribers that wait that the publisher ends, and end."""
         if self._timer is not None:
             self._timer.cancel()
         with self._lock:

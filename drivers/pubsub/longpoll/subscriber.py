@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import functools
-import threading
 from collections import deque
 from collections.abc import Callable, Mapping
 
@@ -13,13 +12,9 @@ from drivers.pubsub.longpoll.config import LongpollSettings, check_address
 from drivers.pubsub.longpoll.core.actions import LinkCounters
 from drivers.pubsub.longpoll.link import LongpollLink
 from drivers.pubsub.longpoll.process import PROCESS, in_loop, post
-from pubsub_api.core.topics import check_filter
-from pubsub_api.driver import Asked, Disconnected, Receiver, SubscriberApi
-from pubsub_api.driver_kit.counting import Tally, total
-from pubsub_api.driver_kit.guarding import GuardedReceiver
-from pubsub_api.driver_kit.inbox import Inbox
-from pubsub_api.driver_kit.reach import Reach
-from pubsub_api.errors import Closed, TransportUnavailable, UsageError
+from pubsub_api.driver import Asked, Disconnected
+from pubsub_api.driver_kit import DriverSubscriber, GuardedReceiver, Inbox, Reach, Tally, total
+from pubsub_api.errors import TransportUnavailable
 
 _LOOP_TIMEOUT_S = 30.0
 _COUNTED = ("failures", "forgotten", "resets", "duplicates", "outdated", "skipped")
@@ -30,24 +25,19 @@ def _counted(link: LongpollLink) -> dict[str, int]:
     return {name: getattr(link.counters, name) for name in _COUNTED}
 
 
-class LongpollSubscriber(SubscriberApi):
-    """See `SubscriberApi`.  What is registered is kept under a lock; the links learn of it in order, in the loop."""
+class LongpollSubscriber(DriverSubscriber):
+    """See `SubscriberApi`.  The links learn what is registered in order, in the loop."""
 
     def __init__(self, settings: LongpollSettings) -> None:
+        # The tally is of the queries of all links, and of links that are gone.
+        super().__init__(Tally("queries_dropped", "queries_failed", *_COUNTED), guard=PROCESS)
         self._settings = settings
-        self._lock = threading.Lock()
-        self._is_closed = False
-        self._receiver: GuardedReceiver | None = None
-        self._filters: dict[str, None] = {}
-        self._addresses: dict[str, None] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
         self._commands: deque[Callable[[], None]] = deque()
         self._is_posted = False
         # A link does not poll while there is no room: so frames wait where there is a policy for them, in the
         # publisher's mailbox.
         self._inbox = Inbox(settings.receive_queue_bytes_max, name="longpoll receiver", on_room=self._on_room)
-        self._tally = Tally("queries_dropped", "queries_failed", *_COUNTED)
-        """Of the queries of all links, and of links that are gone."""
         # The loop's own:
         self._links: dict[str, LongpollLink] = {}
         self._wanted: dict[str, None] = {}
@@ -55,57 +45,18 @@ class LongpollSubscriber(SubscriberApi):
 
     # -- called from any thread
 
-    def initialize(self, receiver: Receiver) -> None:
-        self._check_usable()
-        self._receiver = GuardedReceiver(receiver)
-
-    def register_topic(self, topic_filter: str) -> bool:
-        if not topic_filter.startswith("$"):
-            check_filter(topic_filter)
-        return self._register(self._filters, topic_filter, self._add_filter)
-
-    def unregister_topic(self, topic_filter: str) -> bool:
-        return self._unregister(self._filters, topic_filter, self._remove_filter)
-
-    def register_listen_address(self, address: str) -> bool:
-        check_address(address)
-        return self._register(self._addresses, address, self._add_link)
-
-    def unregister_listen_address(self, address: str) -> bool:
-        return self._unregister(self._addresses, address, self._remove_link)
-
-    def daemonize(self) -> None:
-        self._check_usable()
-        with self._lock:
-            if self._receiver is None or self._loop is not None:
-                raise UsageError("daemonize() is called once, after initialize()")
-            self._loop = PROCESS.enter(self)
-            self._inbox.start(self._receiver)
-            for topic_filter in self._filters:
-                self._post(functools.partial(self._add_filter, topic_filter))
-            for address in self._addresses:
-                self._post(functools.partial(self._add_link, address))
-
-    @property
-    def is_running(self) -> bool:
-        return not PROCESS.is_forked and self._inbox.is_running
-
-    @property
-    def receiver_errors(self) -> int:
-        return self._receiver.errors if self._receiver is not None else 0
-
     def query(self, frame: bytes) -> int | None:
         """How many serve is known when each has answered: `Asked` tells."""
         self._check_usable()
         if not any(link.is_up for link in tuple(self._links.values())):
             raise TransportUnavailable("no link is up that could carry the query")
-        with self._lock:
+        with self._usable():
             self._post(functools.partial(self._ask, frame))
         return None
 
     @property
     def counters(self) -> Mapping[str, int]:
-        if PROCESS.is_forked:  # the lock may be held for ever
+        if PROCESS.is_child:  # the lock may be held for ever
             return self._tally.counts()
         with self._lock:
             return total((self._tally.counts(), *map(_counted, self._links.values())))
@@ -114,11 +65,30 @@ class LongpollSubscriber(SubscriberApi):
         """What happened to each link so far, by address."""
         return {address: dataclasses.replace(link.counters) for address, link in tuple(self._links.items())}
 
-    def close(self) -> None:
-        if PROCESS.is_forked:
-            return
+    def _check_address(self, address: str) -> None:
+        check_address(address)
+
+    def _open(self, receiver: GuardedReceiver) -> None:
+        self._loop = PROCESS.enter(self)
+        self._inbox.start(receiver)
+
+    def _is_alive(self) -> bool:
+        return self._inbox.is_running
+
+    def _add_filter(self, topic_filter: str) -> None:
+        self._post(functools.partial(self._subscribe, topic_filter))
+
+    def _remove_filter(self, topic_filter: str) -> None:
+        self._post(functools.partial(self._unsubscribe, topic_filter))
+
+    def _add_link(self, address: str) -> None:
+        self._post(functools.partial(self._connect, address))
+
+    def _remove_link(self, address: str) -> None:
+        self._post(functools.partial(self._disconnect, address))
+
+    def _close(self) -> None:
         with self._lock:
-            self._is_closed = True
             loop, self._loop = self._loop, None
         self._inbox.close()
         if loop is not None:
@@ -128,26 +98,8 @@ class LongpollSubscriber(SubscriberApi):
                 self._inbox.join()
                 PROCESS.leave(self)
 
-    def _register(self, registered: dict[str, None], name: str, command: Callable[[str], None]) -> bool:
-        self._check_usable()
-        with self._lock:
-            if name in registered:
-                return False
-            registered[name] = None
-            self._post(functools.partial(command, name))
-            return True
-
-    def _unregister(self, registered: dict[str, None], name: str, command: Callable[[str], None]) -> bool:
-        self._check_usable()
-        with self._lock:
-            if name not in registered:
-                return False
-            del registered[name]
-            self._post(functools.partial(command, name))
-            return True
-
     def _post(self, command: Callable[[], None]) -> None:
-        """Have the loop do something, in order.  The caller holds the lock.  Before ``daemonize`` there is no need."""
+        """Have the loop do something, in order.  The caller holds the lock.  After ``close`` nothing is done."""
         if self._loop is None:
             return
         self._commands.append(command)
@@ -157,11 +109,6 @@ class LongpollSubscriber(SubscriberApi):
     def _on_room(self) -> None:
         with self._lock:
             self._post(self._resume_polls)
-
-    def _check_usable(self) -> None:
-        PROCESS.check()
-        if self._is_closed:
-            raise Closed("the subscriber is closed")
 
     # -- in the loop
 
@@ -173,23 +120,23 @@ class LongpollSubscriber(SubscriberApi):
         for command in commands:
             command()
 
-    def _add_filter(self, topic_filter: str) -> None:
+    def _subscribe(self, topic_filter: str) -> None:
         self._wanted[topic_filter] = None
         for link in self._links.values():
             link.subscribe(topic_filter)
 
-    def _remove_filter(self, topic_filter: str) -> None:
+    def _unsubscribe(self, topic_filter: str) -> None:
         self._wanted.pop(topic_filter, None)
         for link in self._links.values():
             link.unsubscribe(topic_filter)
 
-    def _add_link(self, address: str) -> None:
+    def _connect(self, address: str) -> None:
         link = self._links[address] = LongpollLink(
             self._settings, address, list(self._wanted), self._inbox, self._tally
         )
         link.start()
 
-    def _remove_link(self, address: str) -> None:
+    def _disconnect(self, address: str) -> None:
         with self._lock:
             link = self._links.pop(address)
             self._keep_counts(link)

@@ -4,7 +4,7 @@ Connection string
     ``memory://name``.  All sessions of the process that use the same name share one bus.  A forked child starts with
     no bus at all.
 Features
-    Connect-based (the bus is what everybody connects to), queries, native wildcards.  The receiver is called from a
+    Connect-based (both ends connect to the bus), queries, native wildcards.  The receiver is called from a
     thread of the driver, in batches, behind a bounded queue that drops, and counts, when it is full.
 Options
     Group ``[memory]``.
@@ -17,14 +17,14 @@ processes, and it is no model of how fast or how reliable a real transport is.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import ClassVar
 from urllib.parse import SplitResult
 
 from oslo_config import cfg
 
 from drivers.pubsub.memory import bus
-from drivers.pubsub.memory.bus import ITEM_BYTES, REGISTRY, SCHEME, Bus, Endpoint, Mailbox
+from drivers.pubsub.memory.bus import ITEM_BYTES, REGISTRY, SCHEME, Bus, Mailbox
 from drivers.pubsub.memory.publisher import MemoryPublisher
 from pubsub_api.core.topics import CONTROL_TOPIC, FilterSet
 from pubsub_api.driver import (
@@ -33,13 +33,10 @@ from pubsub_api.driver import (
     Disconnected,
     LinkReport,
     PubSubApi,
-    Receiver,
     Subscribed,
-    SubscriberApi,
 )
-from pubsub_api.driver_kit.counting import Tally
-from pubsub_api.driver_kit.guarding import GuardedReceiver
-from pubsub_api.errors import Closed, InvalidConfig, TransportUnavailable, UsageError
+from pubsub_api.driver_kit import DriverSubscriber, GuardedReceiver, Tally
+from pubsub_api.errors import InvalidConfig, TransportUnavailable
 from pubsub_api.runtime.options import advanced, text
 from pubsub_api.testing.faults import FaultInjector
 
@@ -65,86 +62,51 @@ class _Link:
         self.queries = FaultInjector(joined.faults, f"queries {number}", held_bytes_max=held_bytes_max)
 
 
-class MemorySubscriber(Endpoint, SubscriberApi):
+class MemorySubscriber(DriverSubscriber):
     """The receiving end.  One thread, from `daemonize` to `close`, makes all calls to the receiver."""
 
     def __init__(self, options: cfg.ConfigOpts.GroupAttr) -> None:
-        super().__init__(options)
-        self._receiver: GuardedReceiver | None = None
-        self._filters = FilterSet()
-        self._hears_control = False
-        self._links: dict[str, _Link | None] = {}
-        self._is_running = False
-        self._tally = Tally("frames_dropped")
         self._mailbox: Mailbox[bytes | LinkReport] = Mailbox(
-            f"memory-receive-{self._options.name}", bus.QUEUE_BYTES_MAX, self._deliver, self._release_held
+            f"memory-receive-{options.name}", bus.QUEUE_BYTES_MAX, self._deliver, self._release_held
         )
-        self._lock = self._mailbox.lock
+        super().__init__(Tally("frames_dropped"), lock=self._mailbox.lock)
+        self._matched = FilterSet()
+        self._hears_control = False
+        self._links: dict[str, _Link] = {}
 
-    def initialize(self, receiver: Receiver) -> None:
-        self._check_usable()
-        self._receiver = GuardedReceiver(receiver)
+    def _check_address(self, address: str) -> None:
+        _bus_name(address)
 
-    def register_topic(self, topic_filter: str) -> bool:
-        self._check_usable()
-        with self._lock:
-            if topic_filter == CONTROL_TOPIC:
-                is_new, self._hears_control = not self._hears_control, True
-            else:
-                is_new = self._filters.add(topic_filter)
-            for link in self._up_links() if is_new else ():
-                self._mailbox.put(Subscribed(link.bus.address, topic_filter))
-            return is_new
+    def _open(self, receiver: GuardedReceiver) -> None:  # noqa: ARG002 - the thread finds it in the attribute
+        self._mailbox.start()
 
-    def unregister_topic(self, topic_filter: str) -> bool:
-        self._check_usable()
-        with self._lock:
-            if topic_filter == CONTROL_TOPIC:
-                was_there, self._hears_control = self._hears_control, False
-                return was_there
-            return self._filters.discard(topic_filter)
-
-    def register_listen_address(self, address: str) -> bool:
-        self._check_usable()
-        name = _bus_name(address)
-        with self._lock:
-            if address in self._links:
-                return False
-            self._links[address] = self._join(name) if self._is_running else None
-            return True
-
-    def unregister_listen_address(self, address: str) -> bool:
-        self._check_usable()
-        with self._lock:
-            if address not in self._links:
-                return False
-            link = self._links.pop(address)
-            if link is not None:
-                link.bus.leave(self)
-                self._set_up(link, False, "the address was unregistered")
-            return True
-
-    def daemonize(self) -> None:
-        self._check_usable()
-        with self._lock:
-            if self._receiver is None or self._is_running:
-                raise UsageError("daemonize is called once, after initialize")
-            self._is_running = True
-            for address in self._links:
-                self._links[address] = self._join(_bus_name(address))
-            self._mailbox.start()
-
-    @property
-    def is_running(self) -> bool:
+    def _is_alive(self) -> bool:
         return self._mailbox.is_alive
 
-    @property
-    def receiver_errors(self) -> int:
-        return self._receiver.errors if self._receiver is not None else 0
+    def _add_filter(self, topic_filter: str) -> None:
+        if topic_filter == CONTROL_TOPIC:
+            self._hears_control = True
+        else:
+            self._matched.add(topic_filter)
+        for link in self._up_links():
+            self._mailbox.put(Subscribed(link.bus.address, topic_filter))
 
-    @property
-    def counters(self) -> Mapping[str, int]:
-        return self._tally.counts()
+    def _remove_filter(self, topic_filter: str) -> None:
+        if topic_filter == CONTROL_TOPIC:
+            self._hears_control = False
+        else:
+            self._matched.discard(topic_filter)
+
+    def _add_link(self, address: str) -> None:
+        """Join a bus and report the link.  Joining comes before looking, so that no change is missed in between."""
+        joined = REGISTRY.get(_bus_name(address))
+        link = self._links[address] = _Link(joined, joined.join_subscriber(self), bus.QUEUE_BYTES_MAX)
+        self._set_up(link, joined.is_up, "")
+
+    def _remove_link(self, address: str) -> None:
+        link = self._links.pop(address)
+        link.bus.leave(self)
+        self._set_up(link, False, "the address was unregistered")
 
     def query(self, frame: bytes) -> int | None:
         self._check_usable()
@@ -152,7 +114,7 @@ class MemorySubscriber(Endpoint, SubscriberApi):
         with self._lock:
             links = self._up_links()
             sent = [(link, link.queries.push((frame,), now)) for link in links]
-            self._lock.notify()
+            self._mailbox.lock.notify()
         if not links:
             raise TransportUnavailable("this subscriber is not connected to any bus")
         for link, queries in sent:
@@ -160,11 +122,9 @@ class MemorySubscriber(Endpoint, SubscriberApi):
                 link.bus.ask(query, self)
         return sum(len(link.bus.servers()) for link in links)
 
-    def close(self) -> None:
-        if self._is_inherited:
-            return
+    def _close(self) -> None:
         with self._lock:
-            links = [link for link in self._links.values() if link is not None]
+            links = list(self._links.values())
             self._links.clear()
         for link in links:
             link.bus.leave(self)
@@ -173,7 +133,7 @@ class MemorySubscriber(Endpoint, SubscriberApi):
     def offer(self, joined: Bus, topic: str, frame: bytes) -> None:
         """Called by the bus."""
         with self._lock:
-            if self._filters.match(topic) or (self._hears_control and topic == CONTROL_TOPIC):
+            if self._matched.match(topic) or (self._hears_control and topic == CONTROL_TOPIC):
                 self._receive(joined, (frame,))
 
     def offer_replies(self, joined: Bus, replies: Sequence[bytes]) -> None:
@@ -187,13 +147,13 @@ class MemorySubscriber(Endpoint, SubscriberApi):
             link = self._links.get(changed.address)
             if link is not None:
                 self._set_up(link, changed.is_up, "the bus was disconnected")
-                self._lock.notify()
+                self._mailbox.lock.notify()
 
     def _receive(self, joined: Bus, frames: Sequence[bytes]) -> None:
         link = self._links.get(joined.address)
         if link is not None and link.is_up:
             self._enqueue(link, frames if link.frames.is_idle else link.frames.push(frames, time.monotonic()))
-            self._lock.notify()
+            self._mailbox.lock.notify()
 
     def _enqueue(self, link: _Link, frames: Sequence[bytes]) -> None:
         lost = sum(not self._mailbox.put(frame, len(frame)) for frame in frames)
@@ -206,8 +166,6 @@ class MemorySubscriber(Endpoint, SubscriberApi):
         now = time.monotonic()
         dues: list[float | None] = []
         for link in self._links.values():
-            if link is None:
-                continue
             self._enqueue(link, link.frames.due(now))
             for query in link.queries.due(now):
                 link.bus.ask(query, self)
@@ -231,14 +189,6 @@ class MemorySubscriber(Endpoint, SubscriberApi):
         if frames and self._receiver is not None and not self._mailbox.is_closed:
             self._receiver.on_frames(frames)
 
-    def _join(self, name: str) -> _Link:
-        """Join a bus and report the link.  Joining comes before looking, so that no change is missed in between."""
-        joined = REGISTRY.get(name)
-        number = joined.join_subscriber(self)
-        link = _Link(joined, number, bus.QUEUE_BYTES_MAX)
-        self._set_up(link, joined.is_up, "")
-        return link
-
     def _set_up(self, link: _Link, is_up: bool, reason: str) -> None:
         if link.is_up != is_up:
             link.is_up = is_up
@@ -247,12 +197,7 @@ class MemorySubscriber(Endpoint, SubscriberApi):
             self._mailbox.put(Connected(address, arrivals) if is_up else Disconnected(address, reason))
 
     def _up_links(self) -> list[_Link]:
-        return [link for link in self._links.values() if link is not None and link.is_up]
-
-    def _check_usable(self) -> None:
-        self._check_process()
-        if self._mailbox.is_closed:
-            raise Closed("the subscriber is closed")
+        return [link for link in self._links.values() if link.is_up]
 
 
 def _bus_name(address: str) -> str:

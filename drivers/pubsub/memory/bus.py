@@ -1,6 +1,6 @@
-"""The bus behind the ``memory`` driver: who is on it, what goes where, and which faults it has.
+"""The bus behind the ``memory`` driver: its members, what goes where, and which faults it has.
 
-A bus lives as long as somebody holds it: an open publisher or subscriber, or a test that holds its control.  The two
+A bus lives as long as it is held: by an open publisher or subscriber, or by a test that holds its control.  The two
 ends that the contract prescribes are in `drivers.pubsub.memory`; here they are only members that can be called.
 
 Lock order: the lock of a member, then the lock of a bus.  A bus calls its members without holding its own lock.
@@ -15,8 +15,6 @@ import uuid
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Generic, Protocol, TypeVar
-
-from oslo_config import cfg
 
 from pubsub_api.errors import LimitReached
 from pubsub_api.runtime import forking
@@ -203,11 +201,11 @@ class Bus:
             subscriber.offer(self, topic, frame)
 
     def servers(self) -> list[SendingMember]:
-        """Who answers queries now."""
+        """The publishers that answer queries now."""
         return [publisher for publisher in self._publishers if publisher.is_serving]
 
     def ask(self, query: bytes, asker: ListeningMember) -> None:
-        """Hand a query to everyone who serves."""
+        """Hand a query to each of `servers`."""
         for publisher in self.servers():
             publisher.offer_query(query, asker)
 
@@ -250,18 +248,3 @@ class Registry:
 
 REGISTRY = Registry()
 forking.register(REGISTRY)
-
-
-class Endpoint:
-    """What both ends have in common: their options, and the process they belong to."""
-
-    def __init__(self, options: cfg.ConfigOpts.GroupAttr) -> None:
-        self._options = options
-        self._guard = forking.ForkGuard("session")
-
-    @property
-    def _is_inherited(self) -> bool:
-        return self._guard.is_child
-
-    def _check_process(self) -> None:
-        self._guard.check()

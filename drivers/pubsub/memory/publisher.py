@@ -3,47 +3,33 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
 
 from oslo_config import cfg
 
 from drivers.pubsub.memory import bus
-from drivers.pubsub.memory.bus import ITEM_BYTES, REGISTRY, SCHEME, Bus, Endpoint, ListeningMember, Mailbox
-from pubsub_api.driver import Connected, Disconnected, PublisherApi, PublisherReport, QueryHandler
-from pubsub_api.driver_kit.counting import Tally
-from pubsub_api.driver_kit.guarding import GuardedHandler
-from pubsub_api.errors import Closed, LimitReached, TransportUnavailable, UsageError
+from drivers.pubsub.memory.bus import ITEM_BYTES, REGISTRY, SCHEME, Bus, ListeningMember, Mailbox
+from pubsub_api.driver import Connected, Disconnected, PublisherReport
+from pubsub_api.driver_kit import DriverPublisher, GuardedHandler, Tally
+from pubsub_api.errors import LimitReached, TransportUnavailable, UsageError
 
 
-class MemoryPublisher(Endpoint, PublisherApi):
+class MemoryPublisher(DriverPublisher):
     """The sending end.  It has a thread only after `serve`, to answer queries."""
 
     def __init__(self, options: cfg.ConfigOpts.GroupAttr) -> None:
-        super().__init__(options)
-        self._address = f"{SCHEME}://{self._options.name}"
+        super().__init__(f"{SCHEME}://{options.name}", Tally("queries_dropped"))
+        self._options = options
         self._bus: Bus | None = None
-        self._is_closed = False
-        self._report: PublisherReport | None = None
         # Held while reporting, so that reports come in the order of the changes; reentrant, so that a report may close.
         self._report_lock = threading.RLock()
         self._is_reported_up = False
-        self._handler: GuardedHandler | None = None
-        self._tally = Tally("queries_dropped")
         self._queries: Mailbox[tuple[bytes, ListeningMember]] | None = None
 
-    def initialize(self, report: PublisherReport) -> None:
-        self._check_usable()
-        if self._bus is not None:
-            raise UsageError("initialize was called already")
+    def _open(self, report: PublisherReport) -> None:  # noqa: ARG002 - `on_bus_changed` reports
         joined = REGISTRY.get(self._options.name)
         joined.join_publisher(self)
         self._bus = joined
-        self._report = report
         self.on_bus_changed(joined)
-
-    @property
-    def address(self) -> str:
-        return self._address
 
     def send(self, topic: str, frame: bytes) -> None:
         joined = self._joined()
@@ -53,26 +39,11 @@ class MemoryPublisher(Endpoint, PublisherApi):
             raise TransportUnavailable(f"{self._address} is disconnected")
         joined.publish(topic, frame)
 
-    def serve(self, handler: QueryHandler) -> None:
-        self._joined()
-        if self._queries is not None:
-            raise UsageError("serve was called already")
-        self._handler = GuardedHandler(handler)
+    def _serve(self, handler: GuardedHandler) -> None:  # noqa: ARG002 - `_answer` asks it
         self._queries = Mailbox(f"memory-serve-{self._options.name}", bus.QUEUE_BYTES_MAX, self._answer)
         self._queries.start()
 
-    @property
-    def handler_errors(self) -> int:
-        return self._handler.errors if self._handler is not None else 0
-
-    @property
-    def counters(self) -> Mapping[str, int]:
-        return self._tally.counts()
-
-    def close(self) -> None:
-        self._is_closed = True
-        if self._is_inherited:
-            return
+    def _close(self) -> None:
         joined, self._bus = self._bus, None
         if joined is not None:
             joined.leave(self)
@@ -112,8 +83,3 @@ class MemoryPublisher(Endpoint, PublisherApi):
         if joined is None:
             raise UsageError("initialize was not called")
         return joined
-
-    def _check_usable(self) -> None:
-        self._check_process()
-        if self._is_closed:
-            raise Closed(f"the publisher of {self._address} is closed")

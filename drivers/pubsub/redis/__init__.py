@@ -5,7 +5,7 @@ Connection string
     The database number does not separate buses, ``channel_prefix`` does: channels belong to the whole server.
 
 Features
-    connect-based (everybody connects to the server, any number of publishers), queries, over-delivery for wildcards,
+    connect-based (both ends connect to the server, any number of publishers), queries, over-delivery for wildcards,
     reports of connect, disconnect and subscribed.  Frames are pipelined.
 
 What it is not
@@ -22,8 +22,8 @@ Access control
     its topics and of questions about them: docs/security.md has the lines.
 
 Parts
-    `config`: options and addresses.  `channels`: names and commands.  `resp`: answers.  `wire`:
-    one connection.  `link`: the listening thread.  `publisher`, `subscriber`: the two ends.
+    `config`: options and addresses.  `channels`: names and commands.  `wire`: the socket and the answers.
+    `connection`: one that listens.  `link`: the listening thread.  `publisher`, `subscriber`: the two ends.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ from oslo_config import cfg
 
 from drivers.pubsub.redis import config
 from drivers.pubsub.redis.publisher import RedisPublisher
-from drivers.pubsub.redis.resp import BULK_BYTES_MAX
 from drivers.pubsub.redis.subscriber import RedisSubscriber
+from drivers.pubsub.redis.wire import BULK_BYTES_MAX
 from pubsub_api.driver import Capabilities, PubSubApi
 
 LOG = logging.getLogger(__name__)

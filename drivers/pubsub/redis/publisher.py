@@ -17,37 +17,18 @@ import os
 import select
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 from drivers.pubsub.redis import channels, config
 from drivers.pubsub.redis.config import RedisSettings
-from drivers.pubsub.redis.link import COUNTED, Message, RedisLink
-from drivers.pubsub.redis.resp import ServerError
-from drivers.pubsub.redis.wire import Wire, join_thread, reconnecting
+from drivers.pubsub.redis.connection import COUNTED, Message
+from drivers.pubsub.redis.link import RedisLink
+from drivers.pubsub.redis.wire import ServerError, Wire, join_timeout_s, reconnecting
 from pubsub_api.core.frame import is_frame, name_of
-from pubsub_api.driver import (
-    Connected,
-    Disconnected,
-    LinkReport,
-    PublisherApi,
-    PublisherReport,
-    QueryHandler,
-    SendRefused,
-)
-from pubsub_api.driver_kit.counting import Tally
-from pubsub_api.driver_kit.guarding import GuardedHandler
-from pubsub_api.errors import (
-    Closed,
-    HeliographError,
-    LimitReached,
-    TransportUnavailable,
-    UsageError,
-    WaitTimeout,
-)
-from pubsub_api.runtime.forking import ForkGuard
+from pubsub_api.driver import Connected, Disconnected, LinkReport, PublisherReport, SendRefused
+from pubsub_api.driver_kit import DriverPublisher, GuardedHandler, Tally, Waker, join_thread, start_thread
+from pubsub_api.errors import Closed, HeliographError, LimitReached, TransportUnavailable, UsageError, WaitTimeout
 from pubsub_api.runtime.rare_logging import SeldomLog
-from pubsub_api.runtime.threads import start_thread
-from pubsub_api.runtime.waking import Waker
 
 LOG = logging.getLogger(__name__)
 
@@ -56,7 +37,7 @@ WRITE_BYTES_MAX = 1024 * 1024
 BUSY_TICK_S = 0.25
 """How often the keeper looks for answers while frames are being sent."""
 SETTLE_TICK_S = 0.005
-"""Who waits for answers looks so often whether the keeper has collected them."""
+"""A thread that waits for answers looks so often whether the keeper has collected them."""
 TOPICS_MAX = 65_536
 """Topics whose commands are kept ready up to the payload."""
 
@@ -69,14 +50,15 @@ def _publish_head(prefix: bytes, topic: str) -> bytes:
     return channels.publish_head(channels.channel_of(prefix, topic))
 
 
-class RedisPublisher(PublisherApi):
+class RedisPublisher(DriverPublisher):
     """See the module's description."""
 
     def __init__(self, settings: RedisSettings) -> None:
+        super().__init__(
+            settings.address,
+            Tally(*COUNTED, "frames_refused", "frames_unconfirmed", "not_queries", "report_errors"),
+        )
         self._settings = settings
-        self._guard = ForkGuard(f"publisher of {settings.address}")
-        self._report: PublisherReport | None = None
-        self._tally = Tally(*COUNTED, "frames_refused", "frames_unconfirmed", "not_queries", "report_errors")
         self._responder: RedisResponder | None = None
         self._head = functools.lru_cache(TOPICS_MAX)(functools.partial(_publish_head, settings.channel_prefix))
         # The keeper's own, after initialize.
@@ -86,8 +68,6 @@ class RedisPublisher(PublisherApi):
         self._reported: LinkReport | None = None
         self._sent_before = 0
         # Guarded by the lock.
-        self._lock = threading.Lock()
-        self._is_closed = False
         self._wire: Wire | None = None
         self._lost_wire: Wire | None = None
         self._down_reason = "not connected yet"
@@ -98,16 +78,9 @@ class RedisPublisher(PublisherApi):
         """Frames, and None for a PING, to which the server owes an answer."""
         self._asked_at = self._heard_at = 0.0
 
-    def initialize(self, report: PublisherReport) -> None:
+    def _open(self, report: PublisherReport) -> None:  # noqa: ARG002 - `_make_report` makes the reports
         """Try to connect once, here, and go on trying on the keeper's thread.  Blocks for about ``connect_timeout``."""
-        self._guard.check()
-        with self._lock:
-            if self._is_closed:
-                raise self._unavailable()
-            if self._report is not None:
-                raise UsageError("initialize was called already")
-            self._report = report
-            self._waker = Waker()
+        self._waker = Waker()
         self._connect()
         try:
             start_thread(self._keeper)
@@ -119,10 +92,6 @@ class RedisPublisher(PublisherApi):
                 wire.close()
             self._waker.close()
             raise
-
-    @property
-    def address(self) -> str:
-        return self._settings.address
 
     def send(self, topic: str, frame: bytes) -> None:
         self.send_many(((topic, frame),))
@@ -149,16 +118,12 @@ class RedisPublisher(PublisherApi):
             if parts:
                 self._write(parts)
 
-    def serve(self, handler: QueryHandler) -> None:
+    def _serve(self, handler: GuardedHandler) -> None:
         """Answer queries on a thread and a connection of their own.  Blocks until it listens, for a bounded time."""
-        self._guard.check()
-        with self._lock:
-            if self._is_closed or self._report is None:
-                raise self._unavailable()
-            if self._responder is not None:
-                raise UsageError("serve was called already")
-            self._responder = RedisResponder(self._settings, handler, self._tally, self._await_answers)
-        self._responder.start()
+        with self._usable():
+            responder = RedisResponder(self._settings, handler, self._tally, self._await_answers)
+            self._responder = responder
+        responder.start()
 
     def settle(self, *, timeout_s: float | None = None) -> None:
         self._guard.check()
@@ -167,7 +132,7 @@ class RedisPublisher(PublisherApi):
             self._raise_refusal()
 
     def _await_answers(self, timeout_s: float | None = None) -> None:
-        """Wait until the server has answered all that was sent before.  Who does not answer in time is lost."""
+        """Wait until the server has answered all that was sent before.  One that does not answer in time is lost."""
         deadline = math.inf if timeout_s is None else time.monotonic() + timeout_s
         with self._lock:
             wire, sent = self._wire, self._sent
@@ -184,26 +149,15 @@ class RedisPublisher(PublisherApi):
             with contextlib.suppress(OSError, ValueError):  # the keeper has closed it meanwhile
                 wire.wait(select.POLLIN, time.monotonic() + SETTLE_TICK_S)
 
-    @property
-    def handler_errors(self) -> int:
-        return self._responder.handler.errors if self._responder is not None else 0
-
-    @property
-    def counters(self) -> Mapping[str, int]:
-        return self._tally.counts()
-
-    def close(self) -> None:
+    def _close(self) -> None:
         """Wait for the answers to what was sent, ``send_timeout`` at most, then disconnect."""
-        if self._guard.is_child:
-            return
         with self._lock:
-            self._is_closed = True
             responder = self._responder
         if self._waker is not None:
             self._waker.wake()
         if responder is not None:
             responder.stop()
-        join_thread(self._keeper, self._settings)
+        join_thread(self._keeper, join_timeout_s(self._settings))
 
     # Below: under the lock.
 
@@ -420,14 +374,14 @@ class RedisResponder:
     """Answers the queries that arrive on the channels of their scopes, each on the reply channel that it names."""
 
     def __init__(
-        self, settings: RedisSettings, handler: QueryHandler, tally: Tally, settle: Callable[[], None]
+        self, settings: RedisSettings, handler: GuardedHandler, tally: Tally, settle: Callable[[], None]
     ) -> None:
         """``settle`` is called before each answer."""
         self._settings = settings
         self._settle = settle
         self._tally = tally
         self._log_garbage = SeldomLog(LOG)
-        self.handler = GuardedHandler(handler)
+        self._handler = handler
         self._link = RedisLink(
             settings,
             settings.address,
@@ -455,7 +409,7 @@ class RedisResponder:
         self._link.stop()
         self._link.join()
 
-    def _answer(self, messages: list[Message]) -> None:
+    def _answer(self, link: RedisLink, messages: list[Message]) -> None:
         prefix = self._settings.channel_prefix
         for channel, payload in messages:
             nonce, query = payload[: channels.NONCE_BYTES], payload[channels.NONCE_BYTES :]
@@ -469,11 +423,11 @@ class RedisResponder:
             with contextlib.suppress(TransportUnavailable):  # what was not answered, the link lost, was not refused
                 self._settle()
             reply_channel = channels.reply_channel(prefix, scope, nonce)
-            for reply in self.handler(query):
-                self._link.publish(reply_channel, reply)
+            for reply in self._handler(query):
+                link.publish(reply_channel, reply)
 
-    def _note(self, report: LinkReport) -> None:
+    def _note(self, link: RedisLink, report: LinkReport) -> None:
         if isinstance(report, Disconnected):
-            LOG.warning("%s: queries are not answered: %s", report.address, report.reason)
+            LOG.warning("%s: queries are not answered: %s", link.address, report.reason)
         else:
-            LOG.debug("%s: queries are answered", report.address)
+            LOG.debug("%s: queries are answered", link.address)

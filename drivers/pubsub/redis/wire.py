@@ -8,27 +8,35 @@ has subscribed can still publish; it needs Redis 6 or later.
 
 from __future__ import annotations
 
-import logging
 import random
 import select
 import socket
 import ssl
-import threading
 import time
-from typing import Any
+from typing import Any, Final
 
+import hiredis
 import redis
 
 from drivers.pubsub.redis.config import RedisSettings
-from drivers.pubsub.redis.resp import INCOMPLETE, ProtocolError, new_reader
 from drivers.redis_common import limits
+from pubsub_api.driver_kit import Backoff
 from pubsub_api.errors import TransportUnavailable
-from pubsub_api.runtime.backoff import Backoff
 
-LOG = logging.getLogger(__name__)
-
+BULK_BYTES_MAX = 512 * 1024 * 1024
+"""The server's own limit (proto-max-bulk-len), and so the largest frame."""
 RECEIVE_BYTES = 256 * 1024
+_INCOMPLETE: Final = object()
+"""What the reader returns when the next answer has not arrived in full."""
 _LATER = (BlockingIOError, InterruptedError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
+
+
+class ServerError(Exception):
+    """An error that the server answered, as a value.  It is never raised."""
+
+
+class ProtocolError(Exception):
+    """The peer does not speak the protocol of Redis."""
 
 
 class Wire:
@@ -54,7 +62,7 @@ class Wire:
         self._socket: socket.socket = self._connection._sock
         self._socket.setblocking(False)
         self._pending = getattr(self._socket, "pending", None)
-        self._reader = new_reader()
+        self._reader = hiredis.Reader(protocolError=ProtocolError, replyError=ServerError, notEnoughData=_INCOMPLETE)
         self._buffer = bytearray(RECEIVE_BYTES)
 
     def fileno(self) -> int:
@@ -106,7 +114,7 @@ class Wire:
     def _parse(self) -> list[Any]:
         answers = []
         try:
-            while (answer := self._reader.gets()) is not INCOMPLETE:
+            while (answer := self._reader.gets()) is not _INCOMPLETE:
                 answers.append(answer)
         except ProtocolError as error:
             raise TransportUnavailable(f"the server does not speak the protocol of Redis: {error}") from error
@@ -149,11 +157,7 @@ def reconnecting(settings: RedisSettings) -> Backoff:
     return Backoff(settings.retry_interval_s, settings.retry_interval_max_s, jitter=random.random)
 
 
-def join_thread(thread: threading.Thread, settings: RedisSettings) -> None:
-    """Wait until a thread of the driver has ended, unless it is our own or never began.  Bounded."""
-    if thread.ident is None or thread is threading.current_thread():
-        return
-    # A connection attempt has a handful of steps, a write may be under way, and then there is the callback.
-    thread.join(5.0 + 5 * settings.connect_timeout_s + 2 * settings.operation_timeout_s)
-    if thread.is_alive():
-        LOG.warning("thread %s does not end: a callback or the name resolution blocks it", thread.name)
+def join_timeout_s(settings: RedisSettings) -> float:
+    """How long a thread may take to end: a connection attempt has a handful of steps, a write may be under way, and
+    then there is the callback."""
+    return 5.0 + 5 * settings.connect_timeout_s + 2 * settings.operation_timeout_s

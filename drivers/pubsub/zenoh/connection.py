@@ -21,10 +21,8 @@ import zenoh
 
 from drivers.pubsub.zenoh.config import ZenohSettings
 from drivers.pubsub.zenoh.session import ZenohSession, brief, make_config
-from pubsub_api.driver_kit.counting import Tally
+from pubsub_api.driver_kit import Backoff, Tally, join_thread, start_thread
 from pubsub_api.errors import LimitReached
-from pubsub_api.runtime.backoff import Backoff
-from pubsub_api.runtime.threads import start_thread
 
 LOG = logging.getLogger(__name__)
 
@@ -53,7 +51,7 @@ class ZenohConnection:
         self._settings = settings
         self._tally = tally
         self.address = addresses[0]
-        # Of several peers at one router Zenoh leaves some without data, so who connects to a router is its client.
+        # Of several peers at one router Zenoh leaves some without data, so what connects to a router is its client.
         self._is_client = settings.mode != "peer"
         self._config = make_config(
             settings,
@@ -83,8 +81,7 @@ class ZenohConnection:
 
     def join(self) -> None:
         """Wait until the session is closed and the thread has ended.  Takes open_timeout and a close() at most."""
-        if self._thread.ident is not None and self._thread is not threading.current_thread():
-            self._thread.join()
+        join_thread(self._thread)
 
     @property
     def is_alive(self) -> bool:

@@ -4,7 +4,7 @@ Theory of operation.  Zenoh gives every declared subscriber a channel of its own
 frames of several filters would lose their order, a frame that two filters match would come twice, and each filter would
 cost a thread.  So filters and channel are kept apart:
 
-* for each filter something is declared that nobody reads: it tells publishers what to send here; for many filters
+* for each filter something is declared that is never read: it tells publishers what to send here; for many filters
   something broader (`drivers.pubsub.zenoh.interests`);
 * one subscriber for *everything* holds the channel.  Whatever arrives passes it once, in order.  Nobody else hears of
   it, because an access rule of the session itself keeps that one declaration from leaving.  The rule covers all that is
@@ -18,7 +18,6 @@ publisher is there.  A plain Zenoh peer does not answer; after a grace time it i
 from __future__ import annotations
 
 import functools
-import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING
@@ -40,10 +39,7 @@ from drivers.pubsub.zenoh.interests import InterestChange, Interests
 from drivers.pubsub.zenoh.session import ZenohSession
 from pubsub_api.core.frame import GUID_AT, is_frame, name_of
 from pubsub_api.driver import Connected, Disconnected, Subscribed
-from pubsub_api.driver_kit.counting import Tally
-from pubsub_api.driver_kit.inbox import Inbox
-from pubsub_api.runtime.backoff import Backoff
-from pubsub_api.runtime.threads import start_thread
+from pubsub_api.driver_kit import Backoff, Inbox, ReplaceableThread, Tally
 
 CHANNEL_FRAMES = 1024
 """Frames between Zenoh's thread and ours.  Ours never waits for the receiver, so this need not hold much."""
@@ -69,8 +65,8 @@ class ZenohLink(ZenohConnection):
         """What is declared for the filters."""
         self._unconfirmed: dict[str, object] = {}
         """Filters that publishers may not have heard of, each with a mark of the attempt to tell them."""
-        self._pumps: list[threading.Thread] = []
-        """The last one moves frames; those before it were lent to the receiver when they were replaced."""
+        self._pump: ReplaceableThread | None = None
+        """Moves what comes through the channel."""
         self._is_up = False
         self._up_since = 0.0
         self._sync_number = 0
@@ -101,20 +97,15 @@ class ZenohLink(ZenohConnection):
         channel = session.keep(
             session.zenoh.declare_subscriber(self._keys.everything, zenoh.handlers.FifoChannel(CHANNEL_FRAMES))
         )
-        self._start_pump(channel)
+        thread = ReplaceableThread(
+            f"zenoh channel {self.address}",
+            lambda: pump(channel, self._inbox, self._keys, self._tally, thread.replace),
+        )
+        thread.start()  # first: one that did not begin is none to wait for
+        self._pump = thread
         self._interests = Interests()
         self._declared.clear()
         self._declare(session, self._filters)
-
-    def _start_pump(self, channel: Channel) -> None:
-        """Move what comes through the channel, in a new thread.  Called again when the former is kept by a callback."""
-        relieve = functools.partial(self._start_pump, channel)
-        thread = threading.Thread(
-            target=pump, args=(channel, self._inbox, self._keys, self._tally, relieve),
-            name=f"zenoh channel {self.address}", daemon=True,
-        )  # fmt: skip
-        start_thread(thread)  # first: one that did not begin is nobody to wait for
-        self._pumps = [former for former in self._pumps if former.is_alive()] + [thread]
 
     def _declare(self, session: ZenohSession, filters: Iterable[str]) -> None:
         mark = object()
@@ -123,7 +114,7 @@ class ZenohLink(ZenohConnection):
 
     def _change(self, session: ZenohSession, change: InterestChange) -> None:
         for name in change.declare:
-            # A ring of one that nobody reads: samples are overwritten inside Zenoh and never reach Python.
+            # A ring of one that is never read: samples are overwritten inside Zenoh and never reach Python.
             ring: zenoh.handlers.RingChannel[zenoh.Sample] = zenoh.handlers.RingChannel(1)
             interest = session.zenoh.declare_subscriber(self._keys.interest(name), ring)
             self._declared[name] = session.keep(interest)
@@ -225,7 +216,7 @@ class ZenohLink(ZenohConnection):
             self._inbox.put_report(Connected(self.address))
 
     def _is_ended(self, *, has_timed_out: bool) -> bool:
-        """Whether a question that nobody has answered counts nevertheless.
+        """Whether a question without an answer counts nevertheless.
 
         When time ran out it may be the router that has not heard of it yet, so that is asked again for a while.
         """
@@ -245,12 +236,12 @@ class ZenohLink(ZenohConnection):
 
     def _closed(self) -> None:
         self._declared.clear()
-        for thread in list(self._pumps):
-            thread.join()
+        if self._pump is not None:
+            self._pump.join()
 
     def join(self) -> None:
         """As `ZenohConnection.join`; from within a callback of the user nothing is waited for."""
-        if threading.current_thread() not in self._pumps:
+        if self._pump is None or not self._pump.is_current:
             super().join()
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import zenoh
@@ -18,12 +18,10 @@ from drivers.pubsub.zenoh.config import ZenohSettings
 from drivers.pubsub.zenoh.connection import COUNTED, ZenohConnection
 from drivers.pubsub.zenoh.session import PROCESS, ZenohSession, brief, listen
 from pubsub_api.core.scopes import SCOPES_MAX, group
-from pubsub_api.driver import Connected, Disconnected, PublisherApi, PublisherReport, QueryHandler
-from pubsub_api.driver_kit.counting import Tally
-from pubsub_api.driver_kit.guarding import GuardedHandler
-from pubsub_api.errors import Closed, TransportUnavailable, UsageError
+from pubsub_api.driver import Connected, Disconnected, PublisherReport
+from pubsub_api.driver_kit import DriverPublisher, GuardedHandler, Tally, start_thread
+from pubsub_api.errors import TransportUnavailable, UsageError
 from pubsub_api.runtime.rare_logging import SeldomLog
-from pubsub_api.runtime.threads import start_thread
 
 LOG = logging.getLogger(__name__)
 
@@ -97,26 +95,20 @@ class Sender:
             )
 
 
-class ZenohPublisher(PublisherApi):
+class ZenohPublisher(DriverPublisher):
     """See `PublisherApi`."""
 
     def __init__(self, settings: ZenohSettings) -> None:
+        address = (settings.listen if settings.is_bind_based else settings.endpoints)[0]
+        super().__init__(address, Tally(*COUNTED, "not_queries", "replies_dropped"), guard=PROCESS)
         self._settings = settings
-        self._address = (settings.listen if settings.is_bind_based else settings.endpoints)[0]
         self._session: ZenohSession | None = None
         self._router: Router | None = None
         self._sender: Sender | None = None
-        self._handler: GuardedHandler | None = None
-        self._tally = Tally(*COUNTED, "not_queries", "replies_dropped")
         self._log_garbage = SeldomLog(LOG)
         self._answerers: list[threading.Thread] = []
-        self._lock = threading.Lock()
-        self._is_closed = False
 
-    def initialize(self, report: PublisherReport) -> None:
-        self._check_usable()
-        if self._session is not None or self._router is not None:
-            raise UsageError("the publisher is initialized already")
+    def _open(self, report: PublisherReport) -> None:
         PROCESS.ends.add(self)
         if self._settings.is_bind_based:
             session, self._address = listen(self._settings)
@@ -136,7 +128,7 @@ class ZenohPublisher(PublisherApi):
         """Begin to answer: the sync of subscribers at once, questions when there is a handler."""
         keys = self._settings.keys
         self._start_answering(session, keys.sync, self._confirm)
-        # Merged, because who answers in two places would answer twice.
+        # Merged, because a publisher that answers in two places would answer twice.
         for scope in group(((scope, scope) for scope in self._settings.options.answer_scopes), SCOPES_MAX):
             self._start_answering(session, keys.ask(scope), self._answer)
         self._sender = Sender(session, self._settings)
@@ -150,10 +142,6 @@ class ZenohPublisher(PublisherApi):
         thread = threading.Thread(target=self._answer_all, args=(questions, answer), name="zenoh answers", daemon=True)
         start_thread(thread)
         self._answerers.append(thread)
-
-    @property
-    def address(self) -> str:
-        return self._address
 
     def send(self, topic: str, frame: bytes) -> None:
         self.send_many(((topic, frame),))
@@ -177,25 +165,11 @@ class ZenohPublisher(PublisherApi):
             raise UsageError("initialize() comes before send()")
         raise TransportUnavailable(f"the router at {self._address} is not connected")
 
-    def serve(self, handler: QueryHandler) -> None:
-        self._check_usable()
-        if self._handler is not None:
-            raise UsageError("the publisher serves queries already")
-        self._handler = GuardedHandler(handler)
+    def _serve(self, handler: GuardedHandler) -> None:
+        """The threads that answer are there already, and find the handler in the attribute."""
 
-    @property
-    def handler_errors(self) -> int:
-        return self._handler.errors if self._handler is not None else 0
-
-    @property
-    def counters(self) -> Mapping[str, int]:
-        return self._tally.counts()
-
-    def close(self) -> None:
-        if PROCESS.is_forked:
-            return
+    def _close(self) -> None:
         with self._lock:
-            self._is_closed = True
             session, self._session = self._session, None
         if session is not None:
             session.close()
@@ -232,8 +206,3 @@ class ZenohPublisher(PublisherApi):
         elif self._handler is not None:
             for reply in self._handler(question):
                 query.reply(query.key_expr, reply)
-
-    def _check_usable(self) -> None:
-        PROCESS.check()
-        if self._is_closed:
-            raise Closed("the publisher is closed")

@@ -71,7 +71,7 @@ class ZenohProcess:
             )
 
     @property
-    def is_forked(self) -> bool:
+    def is_child(self) -> bool:
         return self._is_forked
 
     def after_fork_in_child(self) -> None:
@@ -100,7 +100,7 @@ class ZenohSession:
         PROCESS.sessions.add(self)
 
     def keep(self, entity: _Entity) -> _Entity:
-        """Hold on to something declared: Zenoh undeclares what nobody refers to."""
+        """Hold on to something declared: Zenoh undeclares what is not referred to."""
         self._declared[id(entity)] = entity
         return entity
 
@@ -110,7 +110,7 @@ class ZenohSession:
 
     def close(self) -> None:
         """Flush and close.  Takes milliseconds, or Zenoh's own limit of 10 s when a peer has stopped to read."""
-        if PROCESS.is_forked:
+        if PROCESS.is_child:
             return
         try:
             self.zenoh.close()  # type: ignore[no-untyped-call]

@@ -72,7 +72,7 @@ class ZmqPubSub(PubSubApi):
             return [endpoints.ipc_address(path)]
         options = self.conf[config.GROUP]
         if not options.publisher_port:
-            return []  # The ports are chosen at run time: somebody has to tell the addresses.
+            return []  # The ports are chosen at run time: the user has to tell the addresses.
         return [endpoints.tcp_address(host, options.publisher_port) for host in options.publishers_ips]
 
     def get_publisher(self) -> ZmqPublisher:

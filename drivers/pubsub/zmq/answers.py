@@ -2,7 +2,7 @@
 
 Nothing here blocks.  An answer is made reply by reply, as the asker takes them: while it holds its share of unread
 replies (`door`) the rest of the answer waits here, not made yet.  What waits is bounded in number, per asker and in
-all; further answers are dropped and counted, and whoever asked asks again.
+all; further answers are dropped and counted, and the asker asks again.
 """
 
 from __future__ import annotations
@@ -17,8 +17,7 @@ import zmq
 from drivers.pubsub.zmq.access.peer_limits import Account, PeerLimits
 from drivers.pubsub.zmq.endpoints import Socket
 from pubsub_api.core.frame import is_frame
-from pubsub_api.driver_kit.counting import Tally
-from pubsub_api.driver_kit.guarding import GuardedHandler
+from pubsub_api.driver_kit import GuardedHandler, Tally
 from pubsub_api.runtime.rare_logging import SeldomLog
 
 LOG = logging.getLogger(__name__)
@@ -26,7 +25,7 @@ LOG = logging.getLogger(__name__)
 RETRY_MS = 5
 """How often answers that wait are tried.  At half of the default share that is 400 MB/s for one asker."""
 _PARTS_PER_TURN = 128
-"""Read before somebody else gets a turn.  A question has two: who asks, and what."""
+"""Read before other sockets get a turn.  A question has two: who asks, and what."""
 _WAITING_MAX = 1000
 _WAITING_PER_ASKER_MAX = 100
 _FRAMING_BYTES = 9
@@ -99,7 +98,7 @@ class Answers:
             self._log_garbage("%s: a message of %d parts that is no query was dropped", self._name, self._parts)
 
     def go_on(self) -> None:
-        """Give those who wait another try."""
+        """Give the answers that wait another try."""
         for asker, answers in list(self._waiting.items()):
             while answers and self._send(answers[0]):
                 answers.popleft()

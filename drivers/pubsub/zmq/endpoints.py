@@ -87,7 +87,7 @@ def _has_only_ipv6(host: str) -> bool:
     try:
         found = {family for family, *_ in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)}
     except OSError:
-        return False  # nobody knows it now; ZeroMQ looks it up again and again
+        return False  # unknown now; ZeroMQ looks it up again and again
     return found == {socket.AF_INET6}
 
 
@@ -126,7 +126,7 @@ def _numeric(host: str) -> str:
 
 
 class SocketFile:
-    """A socket file that this process has bound to.  ``remove`` takes it away, unless somebody else owns it by now."""
+    """A socket file that this process has bound to.  ``remove`` takes it away, unless another process has it by now."""
 
     def __init__(self, path: pathlib.Path) -> None:
         self._path = path

@@ -1,4 +1,4 @@
-"""One subscriber's link to one publisher of the ZeroMQ driver.  Used by the receiving thread alone; calls nobody.
+"""One subscriber's link to one publisher of the ZeroMQ driver.  Used by the receiving thread alone; makes no calls.
 
 Theory of operation.  A link is a SUB socket, the monitor that tells what happens to its connection, and, once the
 publisher has said where, a DEALER socket for queries.
@@ -30,9 +30,8 @@ from drivers.pubsub.zmq.options import GROUP, RECEIVE_HWM, heartbeat_interval_ms
 from drivers.pubsub.zmq.wire import NONCE_BYTES, SYNC, Echo, unpack_echo
 from pubsub_api import config
 from pubsub_api.driver import Connected, Disconnected, LinkReport, Subscribed
-from pubsub_api.driver_kit.counting import Tally
+from pubsub_api.driver_kit import Backoff, Tally
 from pubsub_api.errors import LimitReached
-from pubsub_api.runtime.backoff import Backoff
 
 LOG = logging.getLogger(__name__)
 
@@ -239,8 +238,8 @@ class ZmqLink:
     def on_deadline(self, now: float) -> list[LinkReport]:
         """The publisher has not echoed: try another nonce.  The first may have been lost in a full queue.
 
-        A link that never was up is told to be down then, with the reason: a plain ZeroMQ publisher answers nobody, and
-        whoever waits for the link should learn why it waits.  What such a publisher sends is passed on all the same.
+        A link that never was up is told to be down then, with the reason: a plain ZeroMQ publisher does not answer,
+        and a program that waits for the link should learn why.  What such a publisher sends is passed on all the same.
         """
         self._unanswered += 1
         self._tally.add("barriers_repeated")

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import functools
 import logging
-import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
@@ -26,16 +25,13 @@ from drivers.pubsub.zmq.endpoints import Socket
 from drivers.pubsub.zmq.link import ZmqLink
 from drivers.pubsub.zmq.options import RECEIVE_HWM
 from drivers.pubsub.zmq.watch import Watch
-from drivers.pubsub.zmq.wire import NUL, SYNC, PrefixCounts
+from drivers.pubsub.zmq.wire import NUL, SYNC, subscription_prefixes
 from pubsub_api.core.frame import PREFIX as FRAME_PREFIX
 from pubsub_api.core.frame import is_frame
 from pubsub_api.core.topics import check_topic
 from pubsub_api.driver import Disconnected, LinkReport
-from pubsub_api.driver_kit.counting import Tally
-from pubsub_api.driver_kit.guarding import GuardedReceiver
+from pubsub_api.driver_kit import GuardedReceiver, ReplaceableThread, Tally, UseCounts, Waker
 from pubsub_api.errors import InvalidTopic, LimitReached
-from pubsub_api.runtime.threads import start_thread
-from pubsub_api.runtime.waking import Waker
 
 LOG = logging.getLogger(__name__)
 
@@ -44,10 +40,6 @@ _BURST_FRAMES = 128
 """Frames read from one link before they are passed on and the other links get a turn."""
 _SOCKETS_MAX = 16_384
 """Sockets in the context.  A link has up to four, one of them hidden; the default would end at 255 links."""
-
-
-def _is_present(thread: threading.Thread) -> bool:
-    return thread is threading.current_thread()
 
 
 class ReceiveLoop:
@@ -65,7 +57,7 @@ class ReceiveLoop:
         self._commands: deque[Callable[[], None]] = deque()
         self._is_stopping = False
         self._links: dict[str, ZmqLink] = {}
-        self._prefixes = PrefixCounts()
+        self._prefixes: UseCounts[bytes] = UseCounts()
         self._watch = Watch()
         self._watch.add(self._waker.fd, self._on_wake)
         self._frames: list[bytes] = []
@@ -73,26 +65,25 @@ class ReceiveLoop:
         self._drain_bursts_max = 2 + RECEIVE_HWM // _BURST_FRAMES
         self.responders = 0
         """Links whose publisher answers queries.  Read by other threads."""
-        self._threads = [self._new_thread()]
+        self._thread = ReplaceableThread("zmq-subscriber", self._run)
 
     # -- called from any thread
 
     def start(self) -> None:
         """Raises LimitReached, and leaves nothing open then."""
         try:
-            start_thread(self._threads[0])
+            self._thread.start()
         except LimitReached:
             self._release()
             raise
 
     @property
     def is_alive(self) -> bool:
-        return self._threads[-1].is_alive()
+        return self._thread.is_alive
 
     def join(self) -> None:
         """Wait until every thread has ended, except the calling one."""
-        while others := [thread for thread in self._threads if thread.is_alive() and not _is_present(thread)]:
-            others[0].join()  # one more may have come meanwhile
+        self._thread.join()
 
     def post(self, command: Callable[[], None]) -> None:
         """Have the thread call ``command``, after those posted before."""
@@ -107,12 +98,12 @@ class ReceiveLoop:
     # -- commands
 
     def add_filter(self, topic_filter: str) -> None:
-        prefixes = self._prefixes.add(topic_filter)
+        prefixes = self._prefixes.add(subscription_prefixes(topic_filter))
         for link in self._links.values():
             link.subscribe(topic_filter, prefixes, time.monotonic())
 
     def remove_filter(self, topic_filter: str) -> None:
-        prefixes = self._prefixes.remove(topic_filter)
+        prefixes = self._prefixes.remove(subscription_prefixes(topic_filter))
         for link in self._links.values():
             link.unsubscribe(topic_filter, prefixes)
 
@@ -140,9 +131,6 @@ class ReceiveLoop:
 
     # -- the thread
 
-    def _new_thread(self) -> threading.Thread:
-        return threading.Thread(target=self._run, name="zmq-subscriber", daemon=True)
-
     def _run(self) -> None:
         is_relieved = False
         try:
@@ -153,7 +141,7 @@ class ReceiveLoop:
             LOG.exception("receiving has stopped")
             self._report(Disconnected(link.address, f"{error}") for link in self._links.values() if link.is_up)
         finally:
-            if threading.current_thread() is self._threads[-1]:
+            if self._thread.is_owner:
                 self._release()
 
     def _release(self) -> None:
@@ -162,17 +150,6 @@ class ReceiveLoop:
             link.close()
         self._context.term()
         self._waker.close()
-
-    def _relieve(self) -> None:
-        """Go on in a new thread.  Called while the present one is lent, so nobody uses what it owned."""
-        successor = self._new_thread()
-        former = self._threads
-        self._threads = [thread for thread in former if thread.is_alive()] + [successor]
-        try:
-            start_thread(successor)
-        except LimitReached:
-            self._threads = former  # the present one goes on when it comes back
-            raise
 
     def _turn(self) -> None:
         """Wait for something to happen, and handle it."""
@@ -211,7 +188,7 @@ class ReceiveLoop:
                 self._report(reports)
 
     def _open(self, link: ZmqLink) -> None:
-        link.open(self._prefixes.in_use(), time.monotonic())
+        link.open(list(self._prefixes), time.monotonic())
         self._add_sockets(link)
         self._drop_if_lost(link)
 
@@ -298,7 +275,7 @@ class ReceiveLoop:
                     frames = self._sort_out(link, [topic])
                     continue
                 payload = recv(_NOBLOCK)
-                if payload[:4] != FRAME_PREFIX:
+                if not payload.startswith(FRAME_PREFIX):
                     frames = self._sort_out(link, [topic, payload])
                     continue
                 frames.append(payload)
@@ -364,7 +341,7 @@ class ReceiveLoop:
             self._pass_on()
             return False
         frames, self._frames = self._frames, []
-        return self._receiver.on_frames_lent(frames, self._relieve)
+        return self._receiver.on_frames_lent(frames, self._thread.replace)
 
     def _report(self, reports: Iterable[LinkReport]) -> None:
         self._pass_on()

@@ -16,7 +16,7 @@ import os
 import pathlib
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import zmq
 from oslo_config import cfg
@@ -37,13 +37,9 @@ from drivers.pubsub.zmq.options import (
 )
 from drivers.pubsub.zmq.wire import NONCE_BYTES, NUL, SYNC, Echo, pack_echo
 from pubsub_api import config
-from pubsub_api.driver import PublisherApi, PublisherReport, QueryHandler
-from pubsub_api.driver_kit.counting import Tally
-from pubsub_api.driver_kit.guarding import GuardedHandler
+from pubsub_api.driver import PublisherReport
+from pubsub_api.driver_kit import DriverPublisher, GuardedHandler, Tally, Waker, join_thread, start_thread
 from pubsub_api.errors import Closed, TransportUnavailable, UsageError
-from pubsub_api.runtime.forking import ForkGuard
-from pubsub_api.runtime.threads import start_thread
-from pubsub_api.runtime.waking import Waker
 
 LOG = logging.getLogger(__name__)
 
@@ -52,36 +48,33 @@ _send_part = zmq.backend.Socket.send
 """What ``Socket.send`` calls once it has seen that nothing unusual is wanted: that takes longer than to send."""
 _SUBSCRIBE_SYNC = b"\x01" + SYNC
 _PER_TURN = 64
-"""Subscriptions handled before somebody else gets a turn."""
+"""Subscriptions handled before other sockets get a turn."""
 _SUBSCRIPTION_BYTES_MAX = 1024
 """More than any topic of ours needs; a peer that sends more is disconnected."""
 _REPLIES_MIN = 4
 """Fewer in the queue of an asker would make it wait for each of them."""
 
 
-class ZmqPublisher(PublisherApi):
+class ZmqPublisher(DriverPublisher):
     """See `PublisherApi`.  ``path`` is the socket file under the ipc transport, None under tcp."""
 
     def __init__(self, conf: cfg.ConfigOpts, curve: Curve, path: pathlib.Path | None) -> None:
+        tally = Tally(
+            "slow_subscribers", "echoes_dropped", "replies_dropped", "not_queries", "connections_cut", "keys_refused",
+            "keys_unreadable",
+        )  # fmt: skip
         self._conf = conf
         self._curve = curve
         self._path = path
-        self._port: int = conf[config.GROUP].publisher_port
-        self._guard = ForkGuard("publisher")
-        self._lock = threading.Lock()
-        self._is_closed = False
+        super().__init__(self._address_at(conf[config.GROUP].publisher_port), tally)
+        self._pid = os.getpid()
         self._context: zmq.Context[Socket] | None = None
         self._xpub: Socket | None = None
         self._router: Socket | None = None
         self._zap: Socket | None = None
-        self._handler: GuardedHandler | None = None
         self._answers: Answers | None = None
-        self._tally = Tally(
-            "slow_subscribers", "echoes_dropped", "replies_dropped", "not_queries", "connections_cut", "keys_refused",
-            "keys_unreadable",
-        )  # fmt: skip
         self._allowed = curve.allowed_keys()
-        self._door = PeerLimits(conf[GROUP], self._allowed, self._tally)
+        self._door = PeerLimits(conf[GROUP], self._allowed, tally)
         self._files: list[endpoints.SocketFile] = []
         self._incoming: list[tuple[Socket, int]] = []
         self._is_in_message = False
@@ -93,10 +86,7 @@ class ZmqPublisher(PublisherApi):
         self._waker: Waker | None = None
         self._thread: threading.Thread | None = None
 
-    def initialize(self, report: PublisherReport) -> None:  # noqa: ARG002 - a bound socket has no link to report
-        self._check_usable()
-        if self._context is not None:
-            raise UsageError("initialize was called already")
+    def _open(self, report: PublisherReport) -> None:  # noqa: ARG002 - a bound socket has no link to report
         check_room(CONTEXT + 2 * SOCKET, "a publisher")
         self._context = zmq.Context()
         try:
@@ -112,13 +102,12 @@ class ZmqPublisher(PublisherApi):
             self._release()
             raise
 
-    @property
-    def address(self) -> str:
+    def _address_at(self, port: int) -> str:
         if self._path is not None:
             return endpoints.ipc_address(self._path)
         options = self._conf[config.GROUP]
         host = options.publisher_bind_address
-        return endpoints.tcp_address(options.local_ip if host in WILDCARD_HOSTS else host, self._port)
+        return endpoints.tcp_address(options.local_ip if host in WILDCARD_HOSTS else host, port)
 
     def send(self, topic: str, frame: bytes) -> None:
         self._check_usable()
@@ -164,7 +153,7 @@ class ZmqPublisher(PublisherApi):
         """Read what subscribers have sent, if anything.
 
         Sending lets ZeroMQ look at its mailbox, and a subscription found there no longer makes the socket's file
-        descriptor readable: the service thread would sleep on.  So whoever has sent must look.  This is the cheapest
+        descriptor readable: the service thread would sleep on.  So the sender must look.  This is the cheapest
         question pyzmq has (1 us; reading the EVENTS option 1.5, a recv that fails 4), and it is asked once per call,
         not per frame.
         """
@@ -183,37 +172,22 @@ class ZmqPublisher(PublisherApi):
             self._drops_until = 0.0
             xpub.set(zmq.XPUB_NODROP, 1)
 
-    def serve(self, handler: QueryHandler) -> None:
-        self._check_usable()
+    def _serve(self, handler: GuardedHandler) -> None:
+        check_room(SOCKET, "answering queries")
         with self._lock:
-            if self._context is None or self._waker is None or self._handler is not None:
-                raise UsageError("serve is called once, after initialize")
-            check_room(SOCKET, "answering queries")
+            if self._context is None or self._waker is None:
+                raise Closed(f"the publisher of {self.address} is closed")
             router = self._open_router()
             port = 0 if self._path is not None else endpoints.bound_to(router)[1]
             self._router = router
-            self._handler = GuardedHandler(handler)
-            self._answers = Answers(router, self._handler, self._door, self._tally, self.address)
+            self._answers = Answers(router, handler, self._door, self._tally, self.address)
             self._echo = self._echo._replace(serves=True, query_port=port)
         self._waker.wake()
 
-    @property
-    def handler_errors(self) -> int:
-        return self._handler.errors if self._handler is not None else 0
-
-    @property
-    def counters(self) -> Mapping[str, int]:
-        return self._tally.counts()
-
-    def close(self) -> None:
-        if self._guard.is_child:
-            return
-        self._is_closed = True
-        if self._thread is None or self._waker is None:
-            return
-        self._waker.wake()
-        if self._thread is not threading.current_thread():
-            self._thread.join()
+    def _close(self) -> None:
+        if self._thread is not None and self._waker is not None:
+            self._waker.wake()
+            join_thread(self._thread)
 
     # -- opening and closing
 
@@ -237,13 +211,13 @@ class ZmqPublisher(PublisherApi):
             xpub.close(0)
             raise
         if self._path is None:
-            self._port = endpoints.bound_to(xpub)[1]
+            self._address = self._address_at(endpoints.bound_to(xpub)[1])
         self._door.name = self.address
         return xpub
 
     def _open_router(self) -> Socket:
         router = self._new_socket(zmq.ROUTER)
-        # Questions are small; nobody may make us buffer more than a frame.
+        # Questions are small; no peer may make us buffer more than a frame.
         router.set(zmq.MAXMSGSIZE, self._conf[config.GROUP].frame_bytes_max)
         # A full queue, and an asker that is gone, are told at once instead of being passed over.
         router.set(zmq.ROUTER_MANDATORY, 1)
@@ -300,9 +274,8 @@ class ZmqPublisher(PublisherApi):
             self._waker.close()
 
     def _check_usable(self) -> None:
-        if self._is_closed or os.getpid() != self._guard.pid:  # asked here, which saves a call for every frame
-            self._guard.check()
-            raise Closed(f"the publisher of {self.address} is closed")
+        if self._is_closed or os.getpid() != self._pid:  # asked here, which saves a call for every frame
+            super()._check_usable()
 
     # -- the service thread
 

@@ -4,14 +4,13 @@ A message has two parts: the topic with a NUL behind it, and the frame.  ZeroMQ 
 part; the NUL, which no topic contains, turns a prefix into an exact match: ``D`` with its NUL is no prefix of ``Dx``.
 
 The barrier: ZeroMQ says nothing about when a subscription takes effect at the publisher.  Subscriptions of one link
-arrive in the order they were made, so a subscriber subscribes last to a topic nobody else knows (``$sync/`` and a
+arrive in the order they were made, so a subscriber subscribes last to a topic no other knows (``$sync/`` and a
 nonce); the publisher, seeing this subscription, sends an echo on exactly that topic.  When the echo arrives, everything
 subscribed to before is in effect.  The echo also says where the publisher answers queries.
 """
 
 from __future__ import annotations
 
-import collections
 import struct
 from typing import NamedTuple
 
@@ -42,31 +41,6 @@ def subscription_prefixes(topic_filter: str) -> tuple[bytes, ...]:
     if topic_filter.endswith("#") and "+" not in topic_filter:
         return (literal + NUL, literal + b"/")
     return (literal + b"/",)
-
-
-class PrefixCounts:
-    """How many filters need each prefix, so that dropping a filter leaves those that overlap with it in effect."""
-
-    def __init__(self) -> None:
-        self._counts: collections.Counter[bytes] = collections.Counter()
-
-    def add(self, topic_filter: str) -> list[bytes]:
-        """Count a filter in; the prefixes that nobody needed before."""
-        prefixes = subscription_prefixes(topic_filter)
-        self._counts.update(prefixes)
-        return [prefix for prefix in prefixes if self._counts[prefix] == 1]
-
-    def remove(self, topic_filter: str) -> list[bytes]:
-        """Count a filter out; the prefixes that nobody needs any more."""
-        prefixes = subscription_prefixes(topic_filter)
-        self._counts.subtract(prefixes)
-        unused = [prefix for prefix in prefixes if self._counts[prefix] == 0]
-        for prefix in unused:
-            del self._counts[prefix]
-        return unused
-
-    def in_use(self) -> list[bytes]:
-        return list(self._counts)
 
 
 class Echo(NamedTuple):

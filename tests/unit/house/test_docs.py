@@ -36,7 +36,7 @@ from bench import cli as bench_cli
 from heliograph import main as command
 from heliograph import wire_reader
 from heliograph.commands import drivers
-from pubsub_api import cache_node, config, driver, errors, loading
+from pubsub_api import cache_node, config, driver, driver_kit, errors, loading
 from pubsub_api.core import frame as frames
 from pubsub_api.core import messages
 from pubsub_api.core.events import Event, encode_event, pack_body
@@ -263,9 +263,9 @@ def test_modules_and_attributes_that_are_named_exist() -> None:
 
 def test_classes_that_are_named_exist() -> None:
     modules = (
-        pubsub_api, errors, driver, conformance, cache_node, nb_api.errors, durable_log, durable_log.recording.recorder,
-        durable_log.upkeep.maintenance, nb_api, publisher_service.errors, durability_service.client,
-        durability_service.errors, spark_pipeline.errors,
+        pubsub_api, errors, driver, driver_kit, conformance, cache_node, nb_api.errors, durable_log,
+        durable_log.recording.recorder, durable_log.upkeep.maintenance, nb_api, publisher_service.errors,
+        durability_service.client, durability_service.errors, spark_pipeline.errors,
     )  # fmt: skip
     known = {name for module in modules for name in vars(module)}
     for page in documents.pages():

@@ -93,7 +93,7 @@ class SubscriptionIndex(Generic[S]):
         return len(filters)
 
     def match(self, topic: str) -> Collection[S]:
-        """Everyone who gets a frame on ``topic``, each once.  Do not change the index while iterating."""
+        """The subscribers that get a frame on ``topic``, each once.  Do not change the index while iterating."""
         found = self._exact.get(topic)
         exact: Collection[S] = () if found is None else found if isinstance(found, set) else (found,)
         # Names of Heliograph itself are matched by no wildcard.

@@ -26,8 +26,7 @@ import dataclasses
 import enum
 from collections import deque
 
-from drivers.pubsub.longpoll.core.stamp import Stamp, read_stamp, with_after
-from pubsub_api.core.frame import Kind
+from pubsub_api.core.frame import Kind, Stamp, read_stamp, with_after
 
 ENTRY_BYTES = 200
 """What a waiting frame costs beside its bytes, so that many tiny ones are bounded as well."""

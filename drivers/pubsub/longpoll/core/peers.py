@@ -1,4 +1,4 @@
-"""How many sessions a publisher gives to one peer, so that nobody alone can take those of everybody.  Sans-IO."""
+"""How many sessions a publisher gives to one peer, so that no peer alone can take them all.  Sans-IO."""
 
 from __future__ import annotations
 

@@ -111,7 +111,7 @@ class LongpollPublisherCore:
     # -- what happens to it
 
     def publish(self, topic: str, frame: bytes) -> None:
-        """Put a frame into the mailbox of everyone who asked for its topic; look at `overfull` and `has_ready` then."""
+        """Put a frame into the mailbox of all sessions that want its topic; look at `overfull` and `has_ready` then."""
         self._counters.frames_published += 1
         matched = self.index.match(topic)
         if not matched:
@@ -225,7 +225,7 @@ class LongpollPublisherCore:
         return answers
 
     def reset_overfull(self) -> list[SubscriberSession]:
-        """Give up what waits for those who are too far behind, and tell them.  Returns who they are."""
+        """Give up what waits for sessions that are too far behind, and tell them.  Returns these sessions."""
         reset, self.overfull = list(self.overfull), set()
         for session in reset:
             self._counters.resets += 1
@@ -236,7 +236,7 @@ class LongpollPublisherCore:
         return reset
 
     def close(self, now: float) -> list[PollAnswer]:
-        """The publisher ends: no further session, and who has got all its mail is told."""
+        """The publisher ends: no further session, and a subscriber that has got all its mail is told."""
         self._is_closing = True
         parked = [session for session in self.sessions.values() if session.state is SessionState.PARKED]
         return [self._answer(session, self._mail(session) or self._empty(), now) for session in parked]

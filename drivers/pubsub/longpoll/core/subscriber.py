@@ -252,7 +252,7 @@ class LinkCore:
     # -- sessions
 
     def _open(self) -> None:
-        """Begin a session, or try again to begin the one that nobody has answered yet."""
+        """Begin a session, or try again to begin the one that was not answered yet."""
         self.state = TRANSITIONS[self.state, LinkCause.OPEN]
         if not self._session:
             self.counters.sessions += 1

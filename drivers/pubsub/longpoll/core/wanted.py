@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from drivers.pubsub.longpoll.core.stamp import topic_of
+from pubsub_api.core.frame import read_stamp
 from pubsub_api.core.topics import is_wildcard, matches
 
 
@@ -43,9 +43,10 @@ class Wanted:
 
     def selects(self, frame: bytes, as_of: int) -> bool:
         """A filter that is wanted matches the frame, and was in effect after command ``as_of``."""
-        topic = topic_of(frame)
-        if topic is None:
+        stamp = read_stamp(frame)
+        if stamp is None:
             return True  # what is no frame has no topic to judge it by
+        topic = stamp.stream[1].decode(errors="replace")
         if 0 < self._since.get(topic, 0) <= as_of:
             return True
         return any(0 < self._since[name] <= as_of and matches(name, topic) for name in self._wildcards)

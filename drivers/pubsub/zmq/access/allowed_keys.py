@@ -1,6 +1,6 @@
 """Which CURVE keys a publisher lets in: the public keys in a directory, as they are now.
 
-Theory of operation.  The directory is looked at every `LOOK_INTERVAL_S`, and when somebody asks to be let in.  A look
+Theory of operation.  The directory is looked at every `LOOK_INTERVAL_S`, and when a peer asks to be let in.  A look
 compares what the system says of every ``*.key`` file (`os.stat`), so a file that is overwritten in place is noticed as
 one that is added or removed; only files that changed are read.
 
@@ -23,7 +23,7 @@ from typing import NamedTuple
 import zmq.auth
 from zmq.utils import z85
 
-from pubsub_api.driver_kit.counting import Tally
+from pubsub_api.driver_kit import Tally
 from pubsub_api.errors import InvalidConfig
 
 LOG = logging.getLogger(__name__)
@@ -31,7 +31,7 @@ LOG = logging.getLogger(__name__)
 LOOK_INTERVAL_S = 1.0
 """A key that is taken away is noticed within this time."""
 _LOOKS_APART_S = 0.05
-"""Strangers who knock make us look no more often than this, however many they are."""
+"""Unknown peers make us look no more often than this, however many they are."""
 _UNSETTLED_NS = 1_000_000_000
 """A file this young is read again at the next look: file systems tell times in steps, and two changes may be in one."""
 _WRITING_S = LOOK_INTERVAL_S / 2
@@ -63,7 +63,7 @@ class AllowedKeys:
         self._looked = 0.0
         self._error: str | None = None
         self.is_one_revoked = False
-        """A key was allowed and is no more.  To be reset by who has acted on it."""
+        """A key was allowed and is no more.  To be reset by the caller that has acted on it."""
         self.look(Tally("keys_unreadable"))
         broken = [name for name, file in self._files.items() if file.key is None]
         if self._error is not None or broken:

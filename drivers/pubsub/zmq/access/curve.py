@@ -21,7 +21,7 @@ from zmq.utils import z85
 from drivers.pubsub.zmq.access.allowed_keys import AllowedKeys
 from drivers.pubsub.zmq.endpoints import Socket
 from drivers.pubsub.zmq.options import GROUP
-from pubsub_api.driver_kit.counting import Tally
+from pubsub_api.driver_kit import Tally
 from pubsub_api.errors import DriverDependencyMissing, InvalidConfig
 from pubsub_api.runtime.rare_logging import SeldomLog
 
@@ -80,7 +80,7 @@ class Curve:
             )
 
     def allowed_keys(self) -> AllowedKeys | None:
-        """Those that one publisher lets in; None when that is everybody.  Raises InvalidConfig."""
+        """Those that one publisher lets in; None when that is all.  Raises InvalidConfig."""
         return AllowedKeys(self._allowed_dir) if self._allowed_dir is not None else None
 
     def secure_server(self, sock: Socket) -> None:

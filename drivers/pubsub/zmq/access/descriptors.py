@@ -1,6 +1,6 @@
 """How many descriptors this process may still open.
 
-libzmq ends the process when it gets none for a new context or socket.  So whoever makes one asks here first, and gets
+libzmq ends the process when it gets none for a new context or socket.  So the maker of one asks here first, and gets
 an error instead; a few are left for everything else.
 """
 

@@ -28,7 +28,7 @@ from drivers.pubsub.zmq.access import descriptors
 from drivers.pubsub.zmq.access.allowed_keys import LOOK_INTERVAL_S as KEYS_INTERVAL_S
 from drivers.pubsub.zmq.access.allowed_keys import AllowedKeys
 from drivers.pubsub.zmq.access.connections import AcceptedConnection, Connections
-from pubsub_api.driver_kit.counting import Tally
+from pubsub_api.driver_kit import Tally
 from pubsub_api.runtime.rare_logging import SeldomLog
 
 LOG = logging.getLogger(__name__)
@@ -40,7 +40,7 @@ _SCARCE_INTERVAL_S = 0.02
 _LOOK_COST_S = 0.0005
 """For each descriptor a look is this much later, so that looking takes a few percent of a core at most."""
 _FREE_BYTES_PER_S = 64
-"""Heartbeats of a connection, and filters that come and go.  Who changes more of them is cut once in hours or days."""
+"""Heartbeats of a connection, and filters that come and go.  A peer with more of them is cut once in hours or days."""
 
 
 class Account:
@@ -68,7 +68,7 @@ class Account:
     def measure(self, now: float) -> None:
         connection = self.connection
         connection.measure()
-        # Nobody saves up credit: neither by framing that is counted twice, nor by what is not an answer.
+        # No peer saves up credit: neither by framing that is counted twice, nor by what is not an answer.
         self._read = min(self._read, connection.received)
         self._queued = max(self._queued, connection.acked) if connection.is_measured else self._queued
         if connection.acked != self._acked:
@@ -151,7 +151,7 @@ class PeerLimits:
     # -- looking
 
     def look(self) -> None:
-        """Cut who must not stay.  Does nothing when it is not time yet."""
+        """Cut the peers that must not stay.  Does nothing when it is not time yet."""
         now = time.monotonic()
         if now < self._look_due:
             return
