@@ -5,9 +5,16 @@ from __future__ import annotations
 import contextlib
 import os
 import select
+import sys
 import threading
 
 from pubsub_api.runtime import forking
+
+
+_ONE = (1).to_bytes(8, sys.byteorder)
+"""What an eventfd counts by; a pipe takes it as it is."""
+_READ_BYTES = 65_536
+"""As much as a pipe holds."""
 
 
 class Waker:
@@ -21,7 +28,12 @@ class Waker:
         """Raises OSError when there is no descriptor left."""
         self._is_closed = False
         self._lock = threading.RLock()  # a handler of signals may interrupt another one
-        self.fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        if hasattr(os, "eventfd"):
+            self.fd = self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        else:  # only Linux has it
+            self.fd, self._wake_fd = os.pipe()
+            os.set_blocking(self.fd, False)
+            os.set_blocking(self._wake_fd, False)
         forking.register(self)
 
     def fileno(self) -> int:
@@ -31,12 +43,13 @@ class Waker:
         # The lock keeps `close` from giving the number to another file between the look and the write.
         with self._lock:
             if not self._is_closed:
-                os.eventfd_write(self.fd, 1)
+                with contextlib.suppress(BlockingIOError):  # so full that it is readable
+                    os.write(self._wake_fd, _ONE)
 
     def clear(self) -> None:
         """Do this before looking for what is to be done: what comes after the look wakes again."""
         with contextlib.suppress(BlockingIOError):  # nobody woke it
-            os.eventfd_read(self.fd)
+            os.read(self.fd, _READ_BYTES)
 
     def wait(self, timeout_s: float) -> bool:
         """Block until it is woken, and clear it; False when the time is over."""
@@ -52,7 +65,8 @@ class Waker:
         with self._lock:
             if not self._is_closed:
                 self._is_closed = True
-                os.close(self.fd)
+                for fd in {self.fd, self._wake_fd}:
+                    os.close(fd)
 
     def after_fork_in_child(self) -> None:
         self._lock = threading.RLock()  # another thread may have held it
