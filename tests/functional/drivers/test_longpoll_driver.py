@@ -250,6 +250,7 @@ def test_a_reset_subscriber_is_repaired(ends: Ends) -> None:  # noqa: F811
         wait_until(lambda: subscriber.last(TOPIC) == 10, 30, "the first events")
         subscriber.stop()
         publisher.send(TOPIC, range(11, 1001))
+        wait_until(lambda: publisher.statistics()["driver"]["resets"] >= 1, 60, "a reset")
         subscriber.resume()
         wait_until(lambda: subscriber.last(TOPIC) == 1000, 60, "the last event")
         assert unexplained(subscriber.log(), TOPIC, range(1, 1001)) == []
