@@ -173,6 +173,26 @@ def test_the_statistics_to_watch_are_few_and_exist() -> None:
     assert named - explained == set()
 
 
+# -- plain English
+
+
+VAGUE = re.compile(r"\b(?:whoever|somebody|anybody|everybody)\b", re.IGNORECASE)
+"""Words that do not say which process, program or person is meant."""
+GENERATED = {"docs/modules.md", "docs/options.md", "docs/architecture.md", "docs/glossary.md", "docs/README.md"}
+"""Pages with lines that are taken from the code, or from the titles of decisions."""
+
+
+def test_pages_say_which_process_is_meant() -> None:
+    found = [
+        f"{page}: {line.strip()}"
+        for page in [*documents.pages(), pathlib.Path("CONTRIBUTING.md")]
+        if str(page) not in GENERATED and not str(page).startswith(HISTORY)
+        for line in re.sub(r"`[^`]*`|\"[^\"]*\"", "", documents.prose(page)).splitlines()
+        if VAGUE.search(line)
+    ]
+    assert found == []
+
+
 # -- names that are gone
 
 
