@@ -208,8 +208,21 @@ def replaced(page: str, mark: str, text: str) -> str:
     return re.sub(pattern, lambda _: f"{text}\n", documents.read(page), flags=re.DOTALL)
 
 
+def follow_moved_threads() -> None:
+    """Correct the modules in the table of threads, where a thread has kept its name and only one module has it."""
+    text = documents.read(ARCHITECTURE)
+    rows = [(documents.plain(row[0]), documents.plain(row[1])) for row in documents.table(ARCHITECTURE, "Threads")]
+    started = thread_names()
+    for name, path in rows:
+        now = [one.path for one in started if one.name == name]
+        if path not in now and len(now) == 1:
+            text = text.replace(f"| `{name}` | `{path}` |", f"| `{name}` | `{now[0]}` |")
+    (ROOT / ARCHITECTURE).write_text(text)
+
+
 def main() -> None:
     """Write the generated parts again."""
+    follow_moved_threads()
     for mark, (page, text) in generated().items():
         (ROOT / page).write_text(replaced(page, mark, text))
 
