@@ -5,11 +5,12 @@ Each says that it is ready, then answers every question with how many events it 
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -49,59 +50,47 @@ def events_per_s(workers: Sequence[Worker], total: int, begun_ns: int) -> float:
     raise WorkerFailed(f"only {sum(tally.count for tally in tallies)} of {total} events came in {RUN_TIMEOUT_S} s")
 
 
-def member(pipe: Connection, url: str) -> None:
-    """A member of the group, which calls back with batches and acknowledges when the callback returns."""
+@contextlib.contextmanager
+def _subscribed(url: str, filters: Sequence[str], *, fast: bool = False, **callbacks: Any) -> Iterator[None]:
+    """A subscriber of these groups that is ready.  Imports here: the consumers of a stream need nothing of it."""
     import durable_log
     from pubsub_api.config import new_conf
     from shared_subscriptions import GroupSubscriber, config
 
     conf = config.register(new_conf())
-    for name, value in FAST.items():
+    for name, value in FAST.items() if fast else ():
         conf.set_override(name, value, group=config.GROUP)
+    with GroupSubscriber(durable_log.open(url, conf=conf), conf, filters, **callbacks) as subscriber:
+        subscriber.wait_ready(timeout_s=RUN_TIMEOUT_S)
+        yield
+
+
+def member(pipe: Connection, url: str) -> None:
+    """A member of the group, which calls back with batches and acknowledges when the callback returns."""
     tally = Tally()
-
-    def on_events(events: Sequence[Any]) -> None:
-        tally.add(len(events))
-
-    log = durable_log.open(url, conf=conf)
-    with GroupSubscriber(log, conf, [f"$shared/{GROUP}/#"], on_events=on_events) as subscriber:
-        subscriber.wait_ready(timeout_s=60)
+    with _subscribed(url, [f"$shared/{GROUP}/#"], fast=True, on_events=lambda events: tally.add(len(events))):
         pipe.send("ready")
         _answer(pipe, tally)
 
 
 def worker(pipe: Connection, url: str, job_s: float) -> None:
     """A member of a queue whose jobs take so long each."""
-    import durable_log
-    from pubsub_api.config import new_conf
-    from shared_subscriptions import GroupSubscriber, config
-
-    conf = config.register(new_conf())
     tally = Tally()
 
     def on_event(_event: Any) -> None:
         time.sleep(job_s)
         tally.add(1)
 
-    with GroupSubscriber(
-        durable_log.open(url, conf=conf), conf, [f"$queue/{GROUP}/#"], on_event=on_event
-    ) as subscriber:
-        subscriber.wait_ready(timeout_s=60)
+    with _subscribed(url, [f"$queue/{GROUP}/#"], on_event=on_event):
         pipe.send("ready")
         _answer(pipe, tally)
 
 
 def idle(pipe: Connection, url: str, count: int, watch_s: float) -> None:
     """A member of so many groups, to which nothing happens: tells what that costs its process."""
-    import durable_log
-    from pubsub_api.config import new_conf
-    from shared_subscriptions import GroupSubscriber, config
-
-    conf = config.register(new_conf())
     filters = [f"$shared/g{number}/tenant-{number}/#" for number in range(count)]
     begun = time.monotonic()
-    with GroupSubscriber(durable_log.open(url, conf=conf), conf, filters, on_event=lambda _event: None) as subscriber:
-        subscriber.wait_ready(timeout_s=300)
+    with _subscribed(url, filters, on_event=lambda _event: None):
         ready_s = time.monotonic() - begun
         time.sleep(watch_s)  # the last things that joining brings with it
         begun, used = time.monotonic(), time.process_time()

@@ -5,12 +5,13 @@ from __future__ import annotations
 import dataclasses
 import statistics
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from bench.ends import Case
 from bench.runs import Run
 from bench.targets import Check
 
+AnyRun = TypeVar("AnyRun")
 Row = dict[str, Any]
 """Column -> value: a line of a table."""
 
@@ -46,11 +47,11 @@ def in_turns(plan: Plan, cases: Sequence[Case], measure: Callable[[Case], Run]) 
     return runs
 
 
-def median(runs: Sequence[Run], value: Callable[[Run], float]) -> float:
+def median(runs: Sequence[AnyRun], value: Callable[[AnyRun], float]) -> float:
     return statistics.median(value(run) for run in runs)
 
 
-def ratio(ours: Sequence[Run], theirs: Sequence[Run], value: Callable[[Run], float]) -> float:
+def ratio(ours: Sequence[Any], theirs: Sequence[Any], value: Callable[[Any], float]) -> float:
     """The median of the ratios within each round."""
     return statistics.median(
         value(mine) / value(other) if value(other) else float("inf") for mine, other in zip(ours, theirs, strict=True)

@@ -146,7 +146,7 @@ def publish(pipe: Connection, case: Case, load: Load) -> None:
         topics = [events.topic(number) for number in range(load.topics)]
         before = usage_now()
         begun_ns = time.monotonic_ns()
-        sent_ns = _send_at_rate(sender.send, topics, load) if load.rate else _flood(sender, topics, load)
+        sent_ns = send_at_rate(sender.send, topics, load) if load.rate else _flood(sender, topics, load)
         sender.finish()
         pipe.send((begun_ns, sent_ns))
         pipe.recv()
@@ -163,7 +163,7 @@ def _flood(sender: Sender, topics: Sequence[str], load: Load) -> array[int]:
     return sent_ns
 
 
-def _send_at_rate(send: Callable[[str, int], None], topics: Sequence[str], load: Load) -> array[int]:
+def send_at_rate(send: Callable[[str, int], None], topics: Sequence[str], load: Load) -> array[int]:
     """Publish at a steady rate; after a stall what is due is sent at once, so that the rate holds on average."""
     sent_ns = array("q")
     clock = time.monotonic_ns

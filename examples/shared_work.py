@@ -23,9 +23,6 @@ class Worker:
     done: Counter[str] = Counter()
     is_over = threading.Event()
 
-    def __init__(self, name: str) -> None:
-        self.name = name
-
     def on_event(self, job: GroupEvent) -> None:
         if job.value % 10 == 0 and job.attempt == 1:
             raise ConnectionError("the printer is busy")
@@ -42,7 +39,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as directory:
         conf.set_override("url", f"sqlite://{directory}/log.db", group="log")
         with pubsub_api.open(conf=conf) as session:
-            members = [session.subscriber(["$queue/print/jobs/#"], Worker(name).on_event) for name in ("one", "two")]
+            members = [session.subscriber(["$queue/print/jobs/#"], Worker().on_event) for _ in range(2)]
             for member in members:
                 member.wait_ready(timeout_s=TIMEOUT_S)
             publisher = session.publisher()

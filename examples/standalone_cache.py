@@ -1,4 +1,4 @@
-"""A cache that outlives the publisher: who comes late still gets what was published.  Needs no set-up.
+"""A cache that outlives the publisher: a subscriber that comes late still gets what was published.  Needs no set-up.
 
 On ZeroMQ a cache has an address of its own, and a subscriber listens to it as to a publisher.  With a broker between,
 as on Redis, no address would be needed.

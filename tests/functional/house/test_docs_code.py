@@ -17,7 +17,8 @@ import sys
 import pytest
 
 from tests.helpers import documents
-from tests.helpers.documents import ROOT, Block
+from tests.helpers.documents import Block
+from tests.helpers.paths import ROOT
 from tests.helpers.servers import RedisServer, free_port
 from tests.spark.small_java import SMALL_JAVA
 

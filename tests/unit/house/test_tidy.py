@@ -23,7 +23,7 @@ LIBRARIES = (
 
 SUFFIXES = {"", ".cfg", ".conf", ".ini", ".md", ".py", ".sh", ".toml", ".txt", ".yaml", ".yml"}
 SKIPPED = {"__pycache__", "build", "dist", "results", "venv"}
-GENERATED = {pathlib.Path("etc/heliograph.conf")}
+GENERATED = {pathlib.Path("etc/heliograph.conf"), pathlib.Path("docs/modules.md")}
 
 # Spelt with character classes, so that this file does not find itself.
 UNFINISHED = re.compile(r"\b(?:TOD[O]|FIXM[E]|X{3})\b")

@@ -1,7 +1,7 @@
-"""One run through the publisher service: workers, the service and who listens, each in a process of its own.
+"""One run through the publisher service: workers, the service and a listener, each in a process of its own.
 
-The conversation is that of `bench.runs`, with two kinds of publishing processes.  The service is the real one, journal
-and all, without a database.  Who listens is a plain subscriber, or a controller whose copy has to hold every change.
+The conversation is that of `bench.runs`, with two kinds of publishing processes.  The service is the real one, with its
+journal and without a database.  The listener is a plain subscriber, or a controller whose copy must hold every change.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from oslo_config import cfg
 from bench import events
 from bench.ends import OPEN_TIMEOUT_S, Case, wait_while_it_comes
 from bench.ours import QUIET_S
-from bench.runs import RUN_TIMEOUT_S, Load, MakeSink, subscribe
+from bench.runs import RUN_TIMEOUT_S, Load, MakeSink, send_at_rate, subscribe
 from bench.sinks import NS_PER_S, Sink
 from bench.workers import Worker, usage_now
 from nb_api import LocalCache, NbApi, Resynced, notify_config
@@ -31,7 +31,7 @@ from pubsub_api.config import GROUP
 
 
 @dataclasses.dataclass(frozen=True)
-class HopRun:
+class ServiceRun:
     """What one run measured.  CPU is per event, in microseconds."""
 
     sent: int
@@ -42,8 +42,6 @@ class HopRun:
     subscriber_cpu_us: float
     events_per_batch: float
     finding: dict[str, Any]
-    report: dict[str, Any]
-    """What the service said of itself at the end."""
 
     @property
     def events_per_s(self) -> float:
@@ -54,10 +52,10 @@ class HopRun:
         return self.sent - self.received
 
 
-def run(case: Case, load: Load, workers: int, make_sink: MakeSink = Sink, *, is_copied: bool = False) -> HopRun:
+def run(case: Case, load: Load, workers: int, make_sink: MakeSink = Sink, *, is_copied: bool = False) -> ServiceRun:
     """``load.count`` events from that many workers, each on a topic of its own.  Raises WorkerFailed.
 
-    ``is_copied``: who listens is a controller, and what counts is a change in its copy, told to its callback.
+    ``is_copied``: the listener is a controller, and what counts is a change in its copy, told to its callback.
     """
     with contextlib.ExitStack() as stack:
         directory = stack.enter_context(tempfile.TemporaryDirectory(prefix="heliograph-bench-"))
@@ -79,11 +77,11 @@ def run(case: Case, load: Load, workers: int, make_sink: MakeSink = Sink, *, is_
         seen = subscriber.hear(RUN_TIMEOUT_S)
         ended = [sender.hear(RUN_TIMEOUT_S) for sender in senders]
         service.tell("stop")
-        usage, report = service.hear()
+        usage = service.hear()
         for process in (service, subscriber, *senders):
             process.end()
     finding = seen["findings"][0]
-    return HopRun(
+    return ServiceRun(
         sent=load.count,
         received=finding["received"],
         seconds=(finding["ended_ns"] - begun_ns) / NS_PER_S,
@@ -92,7 +90,6 @@ def run(case: Case, load: Load, workers: int, make_sink: MakeSink = Sink, *, is_
         subscriber_cpu_us=seen["usage"].cpu_s / max(finding["received"], 1) * 1e6,
         events_per_batch=load.count / max(1, sum(statistics.batches for _, statistics in ended)),
         finding=finding,
-        report=report,
     )
 
 
@@ -107,7 +104,7 @@ def serve(pipe: Connection, url: str, directory: str) -> None:
         pipe.send(service.publisher.address)
         before = usage_now()
         pipe.recv()
-        pipe.send((usage_now() - before, service.report()))
+        pipe.send(usage_now() - before)
 
 
 class _CopySink(Sink):
@@ -152,21 +149,10 @@ def work(pipe: Connection, url: str, directory: str, load: Load, workers: int, p
         pipe.send(time.monotonic_ns())
         send = publisher.send_event
         if load.rate:
-            _send_at_rate(publisher, topic, numbers, load.rate / workers)
+            own = dataclasses.replace(load, count=len(numbers), rate=load.rate / workers)
+            send_at_rate(lambda topic, version: send(events.event(version, topic)), [topic], own)
         else:
             for number in numbers:
                 send(events.event(number, topic))
         publisher.flush(timeout_s=OPEN_TIMEOUT_S)
         pipe.send((usage_now() - before, publisher.statistics()))
-
-
-def _send_at_rate(publisher: WorkerPublisher, topic: str, numbers: range, rate: float) -> None:
-    """The version of an event is the time just before it is sent."""
-    clock = time.monotonic_ns
-    begun_ns = clock()
-    interval_ns = NS_PER_S / rate
-    for count in range(1, len(numbers) + 1):
-        early_ns = begun_ns + count * interval_ns - clock()
-        if early_ns > 50_000:
-            time.sleep(early_ns / NS_PER_S)
-        publisher.send_event(events.event(clock(), topic))
