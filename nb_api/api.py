@@ -22,17 +22,17 @@ from oslo_config import cfg
 
 from nb_api import config, notify_config
 from nb_api.cache.snapshot_source import may_stand_in
+from nb_api.core import checks
+from nb_api.core.writes import CheckedWrite
 from nb_api.db_api import Change, DbApi, DbObject, Write
 from nb_api.errors import DbUnavailable, ObjectExists, ObjectNotFound, VersionConflict
 from nb_api.late_db import LateDb
 from nb_api.loading import build_db
-from nb_api.writing import checks
 from nb_api.writing.after_commit import AfterCommitPublisher, Committed, HandoverCounters
 from nb_api.writing.compaction import CompactionCounters, FeedCompactor
 from nb_api.writing.publishing import ChangePublisher, change_publisher, uses_service
 from nb_api.writing.sweeper import OutboxSweeper, SweepCounters
 from nb_api.writing.transaction import Transaction
-from nb_api.writing.writes import CheckedWrite
 from pubsub_api import Session
 from pubsub_api import open as open_session
 from pubsub_api.config import GROUP, check_group, new_conf

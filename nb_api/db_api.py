@@ -21,56 +21,18 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 from urllib.parse import SplitResult
 
-import msgspec
 from oslo_config import cfg
 
 from nb_api import config
+from nb_api.core.changes import Action, Change, DbObject, Write
+from nb_api.core.writes import CheckedWrite, WriteLimits, check_writes
 from nb_api.revisions import HistoryCheck
-from nb_api.writing.writes import CheckedWrite, WriteLimits, check_writes
 from pubsub_api.runtime.closing import Closeable
 
-Action = Literal["create", "set", "delete"]
-
-
-class DbObject(msgspec.Struct, frozen=True):
-    """An object as it is stored."""
-
-    table: str
-    key: str
-    topic: str
-    value: Any
-    version: int
-
-
-class Change(msgspec.Struct, frozen=True, gc=False):
-    """One committed change.  ``value`` is None for a delete, and ``topic`` is the one the object had until then.
-
-    As with events, the garbage collector does not look at changes.
-    """
-
-    revision: int
-    action: Action
-    table: str
-    key: str
-    topic: str
-    value: Any = None
-    left_topic: str | None = None
-    """The topic that a ``set`` moved the object away from: who follows only that one must drop the object."""
-
-
-class Write(msgspec.Struct, frozen=True, gc=False):
-    """A change that is asked for.  A ``create`` needs a topic and expects no version; a ``delete`` has no value."""
-
-    action: Action
-    table: str
-    key: str
-    value: Any = None
-    topic: str | None = None
-    """None in a ``set`` keeps the topic."""
-    expected_version: int | None = None
+__all__ = ["Action", "Change", "DbApi", "DbObject", "Snapshot", "Write"]
 
 
 class Snapshot(Closeable):
@@ -93,7 +55,7 @@ class Snapshot(Closeable):
 class DbApi(abc.ABC):
     """A database.  Every method may be called from any thread and from several processes at once.
 
-    Arguments obey the rules of `nb_api.writing.checks`, which come first: InvalidObject, InvalidTopic, LimitReached (a
+    Arguments obey the rules of `nb_api.core.checks`, which come first: InvalidObject, InvalidTopic, LimitReached (a
     value that is too large) and UsageError are raised before the database is asked.  All methods raise DbUnavailable
     after a bounded time when the database cannot be reached, and Closed after `close`.
 

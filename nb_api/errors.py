@@ -9,7 +9,7 @@ from pubsub_api.errors import HeliographError, UsageError
 
 
 class InvalidObject(UsageError):
-    """A table, a key, a counter's name or a value breaks the rules of `nb_api.writing.checks`."""
+    """A table, a key, a counter's name or a value breaks the rules of `nb_api.core.checks`."""
 
 
 class DbError(HeliographError):

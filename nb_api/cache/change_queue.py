@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 
-from nb_api.cache.changes import CacheChange, Resynced
+from nb_api.core.differences import CacheChange, Resynced
 
 
 class ChangeQueue:

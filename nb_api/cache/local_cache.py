@@ -23,17 +23,17 @@ from nb_api.api import NbApi
 from nb_api.cache.callbacks import CallbackThread, OnChanges
 from nb_api.cache.change_queue import ChangeQueue
 from nb_api.cache.change_source import BusSource, ChangeSource, FeedSource
-from nb_api.cache.changes import CacheChange, Difference, Resynced
 from nb_api.cache.history_marks import HistoryMarks
 from nb_api.cache.snapshot_source import SnapshotSource, build_source
 from nb_api.cache.sync import EVERYTHING, CacheSync, SyncCounters
 from nb_api.config import GROUP
 from nb_api.core.cache import CacheCore, CacheCounters
+from nb_api.core.checks import TopicSelection
+from nb_api.core.differences import CacheChange, Difference, Resynced
 from nb_api.core.resync_schedule import SyncScheduler, SyncSettings, SyncTask
 from nb_api.db_api import Change, DbObject
 from nb_api.errors import DbUnavailable, ObjectNotFound
 from nb_api.notify_config import CACHE_GROUP, DELTA_PORTION
-from nb_api.writing.checks import TopicSelection
 from pubsub_api import Event, SubscriberStatistics
 from pubsub_api.core.topics import FilterSet
 from pubsub_api.errors import Closed, Forked, HeliographError, UsageError, WaitTimeout

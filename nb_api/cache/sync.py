@@ -15,13 +15,13 @@ from functools import partial
 from typing import Protocol
 
 from nb_api.api import NbApi
-from nb_api.cache.changes import Difference, Resynced
 from nb_api.cache.history_marks import HistoryMarks
 from nb_api.cache.snapshot_source import Doubt, SnapshotSource, SourceSnapshot
 from nb_api.config import GROUP
 from nb_api.coordination import watch_note
 from nb_api.coordination.snapshot_limit import SlotCounters, SlotSettings, SnapshotLimit
 from nb_api.core.cache import CacheCore, SnapshotMerge
+from nb_api.core.differences import Difference, Resynced
 from nb_api.core.resync_schedule import SyncTask
 from nb_api.db_api import Snapshot
 from nb_api.errors import ObjectNotFound, RevisionGone, RevisionUnknown, SourceUnavailable

@@ -18,11 +18,11 @@ from collections.abc import Callable
 
 from nb_api.coordination.lease_config import read_election_lease
 from nb_api.coordination.leases import REFUSED, TOPIC, lease_clock
+from nb_api.core.checks import check_name
 from nb_api.core.election import DatabaseCall, ElectionCore
 from nb_api.core.own_tables import OWN_PREFIX
 from nb_api.db_api import DbApi
 from nb_api.errors import ObjectNotFound
-from nb_api.writing.checks import check_name
 from pubsub_api.errors import Closed, Forked, LimitReached, UsageError, WaitTimeout
 from pubsub_api.runtime import forking
 from pubsub_api.runtime.closing import Closeable

@@ -28,10 +28,10 @@ import dataclasses
 import itertools
 from collections.abc import Iterable, Mapping
 
-from nb_api.cache.changes import CachedObject, Created, Deleted, Difference, Updated
+from nb_api.core.changes import Change, DbObject
+from nb_api.core.differences import CachedObject, Created, Deleted, Difference, Updated
+from nb_api.core.events import events_of, moved_to
 from nb_api.core.own_tables import is_own
-from nb_api.db_api import Change, DbObject
-from nb_api.writing.events import events_of, moved_to
 from pubsub_api.core.events import Event
 from pubsub_api.core.topics import FilterSet
 

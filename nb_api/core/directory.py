@@ -15,9 +15,9 @@ from typing import NamedTuple
 
 import msgspec
 
-from nb_api.coordination.leases import LeaseProgress
+from nb_api.core.changes import DbObject
 from nb_api.core.own_tables import OWN_PREFIX
-from nb_api.db_api import DbObject
+from pubsub_api.core.leases import LeaseProgress
 
 TABLE = f"{OWN_PREFIX}publishers"
 

@@ -14,8 +14,8 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 from nb_api.coordination.discovery import Registration
+from nb_api.core.events import events_of
 from nb_api.db_api import Change, DbApi
-from nb_api.writing.events import events_of
 from pubsub_api import Event, Publisher, Session
 from pubsub_api.config import GROUP
 from pubsub_api.errors import InvalidEvent, InvalidTopic, LimitReached, NotPermitted

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from nb_api.cache.changes import CachedObject, Created, Deleted, Difference, Updated
 from nb_api.core.cache import CacheCore, SnapshotMerge
+from nb_api.core.differences import CachedObject, Created, Deleted, Difference, Updated
+from nb_api.core.events import events_of
 from nb_api.db_api import Change, DbObject
-from nb_api.writing.events import events_of
 from pubsub_api import Event
 from pubsub_api.core.topics import FilterSet
 

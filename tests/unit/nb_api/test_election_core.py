@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from nb_api.coordination.leases import LeaseProgress
 from nb_api.core.election import HOLDER_PART, RENEWALS_PER_LEASE, DatabaseCall, ElectionCore
+from pubsub_api.core.leases import LeaseProgress
 
 LEASE_S = 10.0
 

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from nb_api.db_api import DbObject
+from nb_api.core.changes import DbObject
 
 SyncKind = Literal["snapshot", "topics", "delta", "provisional", "overrun"]
 """How a copy was brought up to date: by all objects, by those of topics that are new, or by the changes it had missed.
