@@ -20,9 +20,10 @@ from nb_api.cache.snapshot_source import Doubt, SnapshotSource, SourceSnapshot
 from nb_api.config import GROUP
 from nb_api.coordination import watch_note
 from nb_api.coordination.snapshot_limit import SlotCounters, SlotSettings, SnapshotLimit
-from nb_api.core.cache import CacheCore, SnapshotMerge
+from nb_api.core.cache import CacheCore
 from nb_api.core.differences import Difference, Resynced
 from nb_api.core.resync_schedule import SyncTask
+from nb_api.core.snapshot_merge import SnapshotMerge
 from nb_api.db_api import Snapshot
 from nb_api.errors import ObjectNotFound, RevisionGone, RevisionUnknown, SourceUnavailable
 from nb_api.notify_config import CACHE_GROUP, DELTA_PORTION, SLOT_WAIT_MAX_S, SOURCE_REPAIRS_MAX
