@@ -28,7 +28,7 @@ from nb_api.db_api import Change, DbApi, DbObject, Write
 from nb_api.errors import DbUnavailable, ObjectExists, ObjectNotFound, VersionConflict
 from nb_api.late_db import LateDb
 from nb_api.loading import build_db
-from nb_api.writing.after_commit import AfterCommitPublisher, Committed, HandoverCounters
+from nb_api.writing.after_commit import AfterCommitCounters, AfterCommitPublisher, Committed
 from nb_api.writing.compaction import CompactionCounters, FeedCompactor
 from nb_api.writing.publishing import ChangePublisher, change_publisher, uses_service
 from nb_api.writing.sweeper import OutboxSweeper, SweepCounters
@@ -58,7 +58,7 @@ class NbStatistics:
     """Updates that changed nothing, and so wrote and told nothing."""
     conflicts: int
     """Updates tried again because somebody else was faster."""
-    handover: HandoverCounters
+    handover: AfterCommitCounters
     sweeper: SweepCounters
     compactor: CompactionCounters
 
@@ -78,12 +78,12 @@ class NbApi(Closeable):
         self._session = session
         self._attempts_max: int = notify_config.UPDATE_ATTEMPTS_MAX
         self._publisher: ChangePublisher | None = None
-        self._handover: AfterCommitPublisher | None = None
+        self._after_commit: AfterCommitPublisher | None = None
         self._sweeper: OutboxSweeper | None = None
         if session is not None:
             self._publisher = change_publisher(session, db)
-            self._handover = AfterCommitPublisher(db, self._publisher, conf)
-            self._sweeper = OutboxSweeper(db, self._publisher, conf, in_hand=self._handover.in_hand)
+            self._after_commit = AfterCommitPublisher(db, self._publisher, conf)
+            self._sweeper = OutboxSweeper(db, self._publisher, conf, in_hand=self._after_commit.in_hand)
         self._compactor = FeedCompactor(db, conf)
         has_service = session is not None and uses_service(session)
         self._upkeep = [] if has_service else self._compactor.threads()
@@ -202,7 +202,7 @@ class NbApi(Closeable):
             return []
         checked = self._db.check(writes)
         versions = self._db.commit(checked)
-        self._committed(None if self._handover is None else _known(checked, versions))
+        self._committed(None if self._after_commit is None else _known(checked, versions))
         return versions
 
     def allocate(self, name: str) -> int:
@@ -212,8 +212,8 @@ class NbApi(Closeable):
     def _committed(self, committed: Committed | None) -> None:
         """Something was written; ``committed`` None when there is nobody to be told."""
         self._writes += 1
-        if self._handover is not None and committed is not None:
-            self._handover.put(committed)
+        if self._after_commit is not None and committed is not None:
+            self._after_commit.put(committed)
         if not self._is_kept_up:  # else the next write tries again
             self._is_kept_up = all(thread.try_start() for thread in self._upkeep)
 
@@ -251,15 +251,15 @@ class NbApi(Closeable):
 
     def flush(self, *, timeout_s: float) -> None:
         """Return when everything this process has written is published and out of the outbox.  Raises WaitTimeout."""
-        if self._handover is not None:
-            self._handover.flush(timeout_s=timeout_s)
+        if self._after_commit is not None:
+            self._after_commit.flush(timeout_s=timeout_s)
 
     def statistics(self) -> NbStatistics:
         return NbStatistics(
             self._writes,
             self._unchanged,
             self._conflicts,
-            dataclasses.replace(self._handover.counters) if self._handover else HandoverCounters(),
+            dataclasses.replace(self._after_commit.counters) if self._after_commit else AfterCommitCounters(),
             dataclasses.replace(self._sweeper.counters) if self._sweeper else SweepCounters(),
             dataclasses.replace(self._compactor.counters),
         )
@@ -268,8 +268,8 @@ class NbApi(Closeable):
         """Publish what waits, for at most ``[db] publish_timeout``, and release everything.  Idempotent."""
         for thread in self._upkeep:
             thread.ask_to_stop()
-        if self._handover is not None:
-            self._handover.close()
+        if self._after_commit is not None:
+            self._after_commit.close()
         for thread in self._upkeep:
             thread.stop()
         if self._publisher is not None:

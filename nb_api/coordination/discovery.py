@@ -108,8 +108,8 @@ class RegistrationStatistics:
 class Registration(_Service):
     """The entry of a publisher in the directory, from ``start`` to ``close``, which takes it out.
 
-    While it lives it also deletes the entries of publishers that are dead.  ``owns_address``: nobody else can be at the
-    publisher's address, as for drivers that bind to it, so that another entry of the same name for it is a former life.
+    Meanwhile it also deletes the entries of publishers that are dead.  ``owns_address``: no other publisher can be at
+    this address, as for drivers that bind to it, so another entry of the same name for it is an earlier incarnation.
     """
 
     def __init__(
@@ -148,7 +148,7 @@ class Registration(_Service):
         self._renew()
         with self._db.snapshot([TABLE]) as snapshot:
             found = list(snapshot)
-        for dead in {one.key: one for one in [*self._former_lives(found), *self._others(found)]}.values():
+        for dead in {one.key: one for one in [*self._earlier_incarnations(found), *self._others(found)]}.values():
             self._delete(dead)
 
     def _renew(self) -> None:
@@ -166,7 +166,7 @@ class Registration(_Service):
                 return  # an earlier attempt that was not answered
             self._statistics.registrations += 1
 
-    def _former_lives(self, found: Iterable[DbObject]) -> list[DbObject]:
+    def _earlier_incarnations(self, found: Iterable[DbObject]) -> list[DbObject]:
         if not self._owns_address:
             return []
         own = (self._entry.name, normalise(self._entry.address))

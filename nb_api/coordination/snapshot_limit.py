@@ -1,9 +1,9 @@
-"""Numbered slots in the database: how many caches may read all of it at the same time, whoever and wherever they are.
+"""How many caches may read all of a database at the same time, in all processes on all hosts together.
 
-A slot is an object; who creates it has it, and deletes it when done.  A holder that dies leaves it behind: a slot
-whose version has not changed for the lease, as a waiting cache itself observes it, is taken over by compare-and-set.
-No clock is compared with another.  Slots limit load and protect nothing, so who cannot get one for a long time, or may
-not write, reads without.
+There are so many *slots*, each an object in the database.  A cache that creates it holds it, and deletes it when done.
+A holder that dies leaves it behind: a slot whose version has not changed for the lease, as a waiting cache itself
+observes it, is taken over by compare-and-set (`pubsub_api.core.leases`).  Slots limit load and protect nothing, so a
+cache that gets none for a long time, or may not write, reads without.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _LOOKS_PER_LEASE = 10
 
 
 @dataclasses.dataclass(frozen=True)
-class SlotSettings:
+class SnapshotLimitSettings:
     count: int
     """0: no limit."""
     lease_s: float
@@ -39,7 +39,7 @@ class SlotSettings:
 
 
 @dataclasses.dataclass
-class SlotCounters:
+class SnapshotLimitCounters:
     held: int = 0
     waits: int = 0
     """Snapshots that had to wait for a slot."""
@@ -52,15 +52,15 @@ class SlotCounters:
 
 
 class SnapshotLimit:
-    """For one thread.  ``pause`` sleeps, and raises Closed when nobody waits any more."""
+    """For one thread.  ``pause`` sleeps, and raises Closed when the cache is closed."""
 
-    def __init__(self, settings: SlotSettings, db: DbApi, pause: Callable[[float], None]) -> None:
+    def __init__(self, settings: SnapshotLimitSettings, db: DbApi, pause: Callable[[float], None]) -> None:
         self._settings = settings
         self._db = db
         self._pause = pause
         self.holder = uuid.uuid4().hex
         """What tells the slots of this process from those of others."""
-        self.counters = SlotCounters()
+        self.counters = SnapshotLimitCounters()
 
     @contextlib.contextmanager
     def hold(self) -> Iterator[Callable[[], None]]:
@@ -86,7 +86,7 @@ class SnapshotLimit:
             try:
                 held = self._try(progress)
             except REFUSED:
-                held = None  # somebody was faster
+                held = None  # another cache was faster
             except DbUnavailable:
                 raise
             except DbError as error:
@@ -104,7 +104,7 @@ class SnapshotLimit:
 
     def _go_without(self, why: str) -> None:
         self.counters.without += 1
-        LOG.warning("Slots: %s. Reading without one.", why)
+        LOG.warning("Snapshot limit: %s. Reading without one.", why)
 
     def _try(self, progress: LeaseProgress) -> _HeldSlot | None:
         """A slot that is free or abandoned, None when there is none.  Raises what is in `REFUSED`, and DbError."""
@@ -167,7 +167,7 @@ class _HeldSlot:
             self._limit.counters.lost += 1
         except HeliographError as error:
             self._writes.unknown()
-            LOG.info("Slots: slot %s could not be renewed or released: %s", self._key, error)
+            LOG.info("Snapshot limit: slot %s could not be renewed or released: %s", self._key, error)
 
     def _settle(self) -> None:
         """A renewal was not answered: find out whether it was carried out.  Raises what is in `REFUSED`."""

@@ -47,8 +47,8 @@ class DatabaseCall(NamedTuple):
 
 
 class ElectionCore:
-    """``mark`` is a name that no other candidate and no former life of this one has.  ``place`` is where no other
-    candidate can be at the same time: a lease from there is that of a former life, which has ended."""
+    """``mark`` is a name that no other candidate and no earlier incarnation of this one has.  ``place`` is where no
+    other candidate can be at the same time: a lease from there is that of an earlier incarnation, which has ended."""
 
     def __init__(self, holder: str, mark: str, lease_s: float, *, place: str = "") -> None:
         self._place = place

@@ -49,7 +49,7 @@ class Committed:
 
 
 @dataclasses.dataclass
-class HandoverCounters:
+class AfterCommitCounters:
     committed: int = 0
     """Changes that this process committed."""
     published: int = 0
@@ -79,7 +79,7 @@ class AfterCommitPublisher:
         self._timeout_s: float = options.publish_timeout
         self._confirm_interval_s: float = options.confirm_interval
         self._publish_interval_s: float = notify_config.PUBLISH_INTERVAL_S
-        self.counters = HandoverCounters()
+        self.counters = AfterCommitCounters()
         self._log_refused = SeldomLog(LOG, level=logging.ERROR)
         self._is_closed = False
         self._start_afresh()
@@ -102,7 +102,7 @@ class AfterCommitPublisher:
 
     def after_fork_in_child(self) -> None:
         forking.set_aside((self._changed, self._thread))
-        self.counters = HandoverCounters()
+        self.counters = AfterCommitCounters()
         self._start_afresh()
 
     # -- what writers call
@@ -127,7 +127,7 @@ class AfterCommitPublisher:
     def _has_thread(self) -> bool:
         """Begin it with the first change.  False when there is no room for a thread: the next change tries again."""
         if self._thread is None:
-            thread = threading.Thread(target=self._run, name="heliograph-handover", daemon=True)
+            thread = threading.Thread(target=self._run, name="heliograph-after-commit", daemon=True)
             try:
                 start_thread(thread)
             except LimitReached as error:
@@ -177,7 +177,9 @@ class AfterCommitPublisher:
             thread.join(2 * self._timeout_s)
             rest = len(self.in_hand())
             if rest:
-                LOG.warning("Handover: %d changes could not be published before the end; the outbox has them.", rest)
+                LOG.warning(
+                    "After commit: %d changes could not be published before the end; the outbox has them.", rest
+                )
 
     # -- the thread
 
@@ -234,12 +236,12 @@ class AfterCommitPublisher:
             changes = []
         except Exception:
             self.counters.failures += 1
-            LOG.exception("Handover: publishing failed in an unforeseen way. The outbox has the changes.")
+            LOG.exception("After commit: publishing failed in an unforeseen way. The outbox has the changes.")
             changes = []
         self._last_published = time.monotonic()
         if refused:
             self._log_refused(
-                "Handover: %d changes cannot be published and stay in the outbox: %s", len(refused), refused[0]
+                "After commit: %d changes cannot be published and stay in the outbox: %s", len(refused), refused[0]
             )
             without = {refusal.revision for refusal in refused}
             changes = [change for change in changes if change.revision not in without]
@@ -276,7 +278,7 @@ class AfterCommitPublisher:
             self._db.mark_published(revisions)
         except (LimitReached, NotPermitted) as error:
             # Which of them, is not known here; the sweeper, who publishes them again, finds out.
-            self._log_refused("Handover: %s. %d changes are left to the sweeper.", error, len(revisions))
+            self._log_refused("After commit: %s. %d changes are left to the sweeper.", error, len(revisions))
             with self._changed:
                 for _ in revisions:
                     self._unconfirmed.popleft()
@@ -284,7 +286,7 @@ class AfterCommitPublisher:
         except HeliographError as error:
             self._failed("confirmed", error)
         except Exception as error:
-            LOG.exception("Handover: confirming failed in an unforeseen way. It will be tried again.")
+            LOG.exception("After commit: confirming failed in an unforeseen way. It will be tried again.")
             self._failed("confirmed", DbError(f"{type(error).__name__}: {error}"))
         else:
             with self._changed:
@@ -292,7 +294,7 @@ class AfterCommitPublisher:
                     self._unconfirmed.popleft()
                 self.counters.confirmed += len(revisions)
                 if self._failure is not None:
-                    LOG.info("Handover: changes are published again.")
+                    LOG.info("After commit: changes are published again.")
                 self._failure = None
                 self._changed.notify_all()
         self._last_confirmed = time.monotonic()
@@ -305,5 +307,5 @@ class AfterCommitPublisher:
     def _failed(self, what: str, error: HeliographError) -> None:
         self.counters.failures += 1
         if self._failure is None:
-            LOG.warning("Handover: changes could not be %s: %s. The outbox has them.", what, error)
+            LOG.warning("After commit: changes could not be %s: %s. The outbox has them.", what, error)
         self._failure = error

@@ -129,7 +129,7 @@ class DirectPublisher(ChangePublisher):
 
 
 class ServicePublisher(ChangePublisher):
-    """The hop to the publisher service of this host: numbered, acknowledged, bounded."""
+    """Through the publisher service of this host: numbered, acknowledged, bounded."""
 
     def __init__(self, worker: WorkerPublisherApi) -> None:
         self._worker = worker

@@ -1,4 +1,4 @@
-"""The worker's half of the hop: numbers batches, keeps them until they are acknowledged, sends them again when needed.
+"""The worker's side of the protocol: numbers batches, keeps them until acknowledged, sends them again when needed.
 
 Sans-IO.  The owner reports what happens to the connection, asks `next_message` for what to write, and gives back what
 it reads.
@@ -188,7 +188,7 @@ class WorkerCore:
         return messages.pack(WorkerBye())
 
     def receive(self, payload: bytes) -> None:
-        """A message came.  Raises HopError: then the owner closes the connection and calls `lost`."""
+        """A message came.  Raises WorkerProtocolError: then the owner closes the connection and calls `lost`."""
         message = messages.read_from_service(payload)
         if isinstance(message, RefusalMessage):
             raise WorkerRefused(f"the publisher service refuses worker {self.name}: {message.reason}")

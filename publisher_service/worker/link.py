@@ -19,7 +19,7 @@ from collections.abc import Callable
 
 from publisher_service.core.messages import MessageReader
 from publisher_service.core.worker_side import WorkerCore, WorkerState
-from publisher_service.errors import HopError, WorkerRefused
+from publisher_service.errors import WorkerProtocolError, WorkerRefused
 from pubsub_api.errors import LimitReached
 from pubsub_api.runtime import socket_file
 from pubsub_api.runtime.backoff import Backoff
@@ -193,7 +193,7 @@ class WorkerLink:
         try:
             for payload in self._inbox.feed(data):
                 self._receive(payload)
-        except HopError as error:
+        except WorkerProtocolError as error:
             self.refusals += isinstance(error, WorkerRefused)
             self._lose(f"{error}")
         if self._core.refused_events > refused_before:

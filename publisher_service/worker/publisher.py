@@ -59,14 +59,14 @@ class WorkerPublisher(WorkerPublisherApi):
 
     def __init__(self, conf: cfg.ConfigOpts, *, name: str = "") -> None:
         config.register(conf)
-        hop, pubsub = conf[config.GROUP], conf[PUBSUB]
+        options, pubsub = conf[config.GROUP], conf[PUBSUB]
         self._path = socket_path(conf)
         self._name = name or default_name()
         self._event_bytes_max = event_bytes_max(conf)
-        self._send_timeout_s: float = hop.send_timeout
+        self._send_timeout_s: float = options.send_timeout
         self._reconnect_s = (pubsub.retry_interval, max(pubsub.retry_interval, pubsub.retry_interval_max))
         self._settings = WorkerSettings(
-            window_events_max=hop.window_events_max,
+            window_events_max=options.window_events_max,
             window_bytes_max=config.WINDOW_BYTES_MAX,
             batch_events_max=pubsub.batch_events_max,
             batch_bytes_max=pubsub.batch_bytes_max,
