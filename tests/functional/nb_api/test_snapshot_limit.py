@@ -8,11 +8,13 @@ import pathlib
 import threading
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
 from nb_api import LocalCache, NbApi
 from nb_api.coordination.snapshot_limit import TABLE, SnapshotLimit, SnapshotLimitSettings
+from nb_api.errors import DbUnavailable
 from pubsub_api.errors import Closed
 from tests.helpers.nb_tools import open_nb, sqlite_url
 from tests.helpers.waiting import wait_until
@@ -130,6 +132,28 @@ def test_a_holder_that_shows_progress_is_left_alone(nb: NbApi) -> None:
         assert not has_entered or longest_s > 0.3  # a machine that stood still for that long proves nothing
     thread.join(WAIT_S)
     assert entered.is_set()
+
+
+def test_a_renewal_that_was_not_answered_does_not_cost_the_slot(nb: NbApi, monkeypatch: pytest.MonkeyPatch) -> None:
+    limit = make(nb, 1, lease_s=0.03)
+    renew, unanswered, answered = nb.db.set, list[int](), list[int]()
+
+    def lose_the_first_answer(*args: Any, **options: Any) -> int:
+        version = renew(*args, **options)
+        (answered if unanswered else unanswered).append(version)
+        if not answered:
+            raise DbUnavailable("no answer, but it was carried out")
+        return version
+
+    def has_renewed_again() -> bool:
+        show_progress()
+        return bool(answered) or bool(limit.counters.lost)
+
+    monkeypatch.setattr(nb.db, "set", lose_the_first_answer)
+    with limit.hold() as show_progress:
+        wait_until(has_renewed_again, WAIT_S, "a renewal after the one that was not answered")
+    assert limit.counters.lost == 0
+    assert nb.get_all(TABLE) == []
 
 
 def test_who_gets_none_for_long_reads_without(nb: NbApi) -> None:
