@@ -1,4 +1,4 @@
-"""Database change notifications: objects with versions in a database, and everyone who follows them.
+"""Database change notifications: objects with versions in a database, and caches that follow them.
 
     from nb_api import LocalCache, NbApi
 

@@ -1,4 +1,4 @@
-"""NbApi: what a program writes and reads objects with, so that everybody who follows them is told.
+"""NbApi: what a program writes and reads objects with, so that all that follow them are told.
 
 A write is one transaction of the database: the object with its new version, the change in the feed and in the outbox.
 Then it is published, by a thread of its own, and taken out of the outbox.  Without a bus (``[pubsub]
@@ -57,7 +57,7 @@ class NbStatistics:
     unchanged: int
     """Updates that changed nothing, and so wrote and told nothing."""
     conflicts: int
-    """Updates tried again because somebody else was faster."""
+    """Updates tried again because another writer was faster."""
     handover: AfterCommitCounters
     sweeper: SweepCounters
     compactor: CompactionCounters
@@ -146,7 +146,7 @@ class NbApi(Closeable):
     ) -> int:
         """Give an object a new value; returns its version.  ``topic`` None keeps the topic.
 
-        ``value`` may be a function from the present value to the new one.  It is called again when somebody else
+        ``value`` may be a function from the present value to the new one.  It is called again when another writer
         changed the object meanwhile, so that no update is lost; at most a hundred times.  With
         ``expected_version`` there is one attempt.  An update that changes neither value nor topic writes nothing and
         tells nobody; the present version is returned.
@@ -181,7 +181,7 @@ class NbApi(Closeable):
 
     def delete(self, table: str, key: str, *, expected_version: int | None = None) -> int:
         """Remove an object; returns the version of its tombstone.  Raises ObjectNotFound, VersionConflict.  A delete
-        that is refused tells nobody."""
+        that is refused publishes nothing."""
         return self._apply([Write("delete", table, key, expected_version=expected_version)])[0]
 
     def put(self, table: str, key: str, value: Any, *, topic: str) -> int:
@@ -210,7 +210,7 @@ class NbApi(Closeable):
         return self._db.allocate(name)
 
     def _committed(self, committed: Committed | None) -> None:
-        """Something was written; ``committed`` None when there is nobody to be told."""
+        """Something was written; ``committed`` None when there is no bus."""
         self._writes += 1
         if self._after_commit is not None and committed is not None:
             self._after_commit.put(committed)
@@ -236,7 +236,7 @@ class NbApi(Closeable):
 
     @property
     def db(self) -> DbApi:
-        """The database itself.  What is written to it directly is told to nobody before it is swept."""
+        """The database itself.  What is written to it directly is not published before it is swept."""
         return self._db
 
     @property

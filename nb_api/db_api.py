@@ -13,7 +13,7 @@ other changes follow, and they never get the revisions that were lost (`nb_api.r
 is part of the history or it is not, however far the database has come since, and everything that goes on from a
 revision asks for that first.
 
-The outbox is the set of changes that nobody has confirmed as published.  It is written in the same transaction as the
+The outbox is the set of changes that are not confirmed as published.  It is written in the same transaction as the
 change, so a writer that dies between commit and publication loses nothing.
 """
 
@@ -117,7 +117,7 @@ class DbApi(abc.ABC):
     def apply(self, writes: Sequence[Write]) -> list[int]:
         """Several writes in one transaction, all or nothing; returns their versions, in order and rising.
 
-        Each is a change with a revision of its own, and no change of anybody else comes between them in the feed.  An
+        Each is a change with a revision of its own, and no change of another writer comes between them in the feed.  An
         object may be written once.  Raises what the single calls raise, naming the write that is refused by its
         position, and LimitReached for more than `writes_max` writes, or bytes of values than eight times ``[db]
         value_bytes_max``.
@@ -189,7 +189,7 @@ class DbApi(abc.ABC):
 
     @abc.abstractmethod
     def unpublished(self, *, older_than_s: float = 0.0, after_revision: int = 0, limit: int = 1000) -> list[Change]:
-        """Changes after a revision that nobody has confirmed as published, oldest first, at least that old.
+        """Changes after a revision that are not confirmed as published, oldest first, at least that old.
 
         By the store's clock, or because an earlier call has seen them so long ago: a clock that was set hides none for
         longer than that.

@@ -44,7 +44,7 @@ class ObjectExists(DbError):
 
 
 class VersionConflict(DbError):
-    """The object has another version than the caller expected: somebody else changed it.  Read again, then retry."""
+    """The object has another version than the caller expected: another writer changed it.  Read again, then retry."""
 
     fault = "caller"
     retriable = True

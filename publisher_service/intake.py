@@ -93,7 +93,7 @@ class Intake:
         return self._thread.is_alive()
 
     def stop(self, *, drain_timeout_s: float) -> None:
-        """Accept nobody new, take what workers have sent already, acknowledge it, and end.  Idempotent."""
+        """Accept no new workers, take what workers have sent already, acknowledge it, and end.  Idempotent."""
         if self._is_stopped:
             return
         self._is_stopped = True

@@ -165,7 +165,7 @@ class Journal(Closeable):
 
     def append(self, worker: bytes, number: int, stamp: int, groups: Iterable[Group], payload: bytes) -> None:
         """A batch is about to be published: ``payload`` is its message, ``groups`` what that says.  Number 0 is for
-        batches that nobody would send again.  Raises JournalError."""
+        batches that no worker would send again.  Raises JournalError."""
         if self._at + _RECORD.size + _BATCH.size + len(payload) > self._segment_bytes:
             self._begin_segment()
         self._write(_BATCH.pack(_BATCH_KIND, worker, number, stamp), payload)

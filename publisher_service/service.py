@@ -95,7 +95,7 @@ class PublisherService:
                  self.publisher.name, self.publisher.address, self._path)  # fmt: skip
 
     def stop(self) -> None:
-        """Accept nobody new, drain, flush, say goodbye, release everything.  Idempotent."""
+        """Accept no new workers, drain, flush, say goodbye, release everything.  Idempotent."""
         self._is_stopping = True
         self._parts.close()
 
@@ -125,7 +125,7 @@ class PublisherService:
             return None
         parts.callback(journal.close)
         if not journal.is_writable():
-            # What stands in it may be true no longer: whoever could not write it could not remove it either.
+            # What stands in it may be true no longer: a service that could not write it could not remove it.
             LOG.warning("Going on without a journal: subscribers resync now, and should this service die.")
             self.journal_damaged += 1
             return None

@@ -61,7 +61,7 @@ class LocalCacheStatistics:
     news: CacheCounters
     syncs: SyncCounters
     overruns: int
-    """How often changes were not told one by one because nobody took them."""
+    """How often changes were not told one by one because they were not taken in time."""
     callback_errors: int
     """How often the callback raised.  It is called again with the same changes."""
     untold: int
@@ -125,7 +125,7 @@ class LocalCache(Closeable):
         self._stood_in_for = -1
         """As many requests had been made when the resync source stood in for the database."""
         self._is_standing_in = False
-        """It has, and whoever is called back does not know yet."""
+        """It has, and the callback does not know yet."""
         if not isinstance(resync_source, SnapshotSource):
             resync_source = build_source(resync_source or options.resync_source, nb.conf, nb.session)
         self._resync_source = resync_source

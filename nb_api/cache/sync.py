@@ -137,7 +137,7 @@ class CacheSync:
         return told
 
     def _untold(self) -> str:
-        """What the bus did not tell and nobody else would; empty when that is nothing."""
+        """What the bus did not tell and no publisher will; empty when that is nothing."""
         if self._behind_s is None:
             return ""
         if self._db.unpublished(older_than_s=self._behind_s, limit=1):  # a sweeper that works leaves nothing so long
@@ -175,7 +175,7 @@ class CacheSync:
             LOG.warning("LocalCache: %s. All objects are read, and count whatever is held.", loss)
         with self._limit.hold() as show_progress:
             filters = self._owner.filters()
-            # Without filters nobody has to match every row.
+            # Without filters no row has to be matched.
             with self._db.snapshot(self._tables, None if EVERYTHING in filters else filters) as snapshot:
                 self._read(snapshot, filters, self._must_replace, show_progress)
         self.counters.snapshots += 1
@@ -366,4 +366,4 @@ class CacheSync:
 
 
 def _no_progress() -> None:
-    """Nobody waits for a slot."""
+    """There is no slot to renew."""

@@ -14,7 +14,7 @@ from nb_api.core.changes import DbObject
 SyncKind = Literal["snapshot", "topics", "delta", "provisional", "overrun"]
 """How a copy was brought up to date: by all objects, by those of topics that are new, or by the changes it had missed.
 ``provisional``: the database is away, and what another source has of it was applied; the database is still to be asked.
-``overrun``: it is up to date, and what led there was not told one by one because nobody took it in time."""
+``overrun``: it is up to date, and what led there was not told one by one because it was not taken in time."""
 
 
 class CachedObject(msgspec.Struct, frozen=True, gc=False):

@@ -6,12 +6,12 @@ Everything is decided by compare-and-set on that version.
 =========  ==============================================  ============================================================
 state      what it does                                    what leads to another state
 =========  ==============================================  ============================================================
-watching   looks at the lease every quarter of its length  nobody has it: creates it, leading
+watching   looks at the lease every quarter of its length  there is none: creates it, leading
                                                            the same version for a whole lease: takes it over, leading
                                                            it is our own after all: leading, if that attempt still lasts
-leading    renews it every quarter of its length           refused, somebody else has taken it: watching
+leading    renews it every quarter of its length           refused, another has taken it: watching
                                                            not renewed for nine tenths of its length: watching
-resigning  deletes it, if it is its own                    done, or it belongs to somebody else: gone
+resigning  deletes it, if it is its own                    done, or it belongs to another: gone
 gone       nothing
 =========  ==============================================  ============================================================
 
@@ -68,7 +68,7 @@ class ElectionCore:
         self._until: float | None = None
         self._token = 0
         self.leader: str | None = None
-        """Who had the lease when it was last looked at."""
+        """The holder of the lease when it was last looked at."""
 
     # -- what the candidate knows
 
@@ -155,7 +155,7 @@ class ElectionCore:
             self._next = DatabaseCall("delete", expected_version=version)  # it was on its way when we resigned
 
     def refused(self, now: float) -> None:
-        """The answer to a create, set or delete of who was too late."""
+        """The answer to a create, set or delete that came too late."""
         self._asked = None
         if self._state == "resigning" or (self._writes.is_uncertain and self.is_leader(now)):
             self._next, self._due = DatabaseCall("look"), None  # perhaps by an attempt of our own that was not answered

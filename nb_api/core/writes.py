@@ -26,7 +26,7 @@ class CheckedWrite(NamedTuple):
     value: bytes | None
     expected_version: int | None
     with_outbox: bool
-    """Whether the change waits in the outbox until somebody has published it."""
+    """Whether the change waits in the outbox until it is published."""
 
 
 class WriteLimits(NamedTuple):

@@ -29,7 +29,7 @@ from pubsub_api.runtime.threads import start_thread
 LOG = logging.getLogger(__name__)
 
 _STALLED_S = 0.5
-"""A thread that took nothing from a full queue for so long waits for somebody who is away."""
+"""A thread that took nothing from a full queue for so long waits for a publisher service or database that is away."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -162,7 +162,7 @@ class AfterCommitPublisher:
         return self.counters.confirmed + self.counters.left
 
     def in_hand(self) -> set[int]:
-        """Revisions that are on their way: nobody needs to sweep them."""
+        """Revisions that are on their way: they need not be swept."""
         with self._changed:
             waiting = [revision for committed in (*self._queue, *self._in_work) for revision in committed.revisions]
             return {*waiting, *self._unconfirmed}
@@ -219,7 +219,7 @@ class AfterCommitPublisher:
 
     def _pause(self) -> None:
         """After a batch, let some more come: a thread that runs for every commit costs the writers more than it sends.
-        Nobody wakes it but who waits for the end."""
+        Only `flush` and `close` wake it."""
         rest_s = self._last_published + self._publish_interval_s - time.monotonic()
         if rest_s > 0 and self._queued < self._queue_max and not self._is_hurried and not self._is_closed:
             self._changed.wait(rest_s)
@@ -256,7 +256,7 @@ class AfterCommitPublisher:
                 self._leave(1)
 
     def _resolve(self, batch: Sequence[Committed]) -> list[Change]:
-        """All changes of a batch.  What is not in the feed any more is left to the sweeper, who reads the outbox."""
+        """All changes of a batch.  What is not in the feed any more is left to the sweeper, which reads the outbox."""
         known = [change for committed in batch for change in committed.changes]
         unknown = [revision for committed in batch for revision in committed.unknown]
         return known + (self._db.changes_of(unknown) if unknown else [])
@@ -267,7 +267,7 @@ class AfterCommitPublisher:
             return False
         if time.monotonic() >= self._last_confirmed + self._confirm_interval_s:
             return True
-        # Somebody waits; but what has just failed is not tried again at once.
+        # A caller waits; but what has just failed is not tried again at once.
         return (self._is_hurried or self._is_closed) and not self._queue and self._failure is None
 
     def _confirm(self) -> None:
@@ -277,7 +277,7 @@ class AfterCommitPublisher:
             self._publisher.flush(timeout_s=self._timeout_s)
             self._db.mark_published(revisions)
         except (LimitReached, NotPermitted) as error:
-            # Which of them, is not known here; the sweeper, who publishes them again, finds out.
+            # Which of them, is not known here; the sweeper, which publishes them again, finds out.
             self._log_refused("After commit: %s. %d changes are left to the sweeper.", error, len(revisions))
             with self._changed:
                 for _ in revisions:

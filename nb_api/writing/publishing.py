@@ -95,7 +95,7 @@ class DirectPublisher(ChangePublisher):
                     if self._directory is not None:
                         self._registration = Registration(self._directory, publisher, owns_address=True).start()
                 except LimitReached:
-                    publisher.close()  # nobody would find it
+                    publisher.close()  # no other thread would find it
                     raise
                 self._publisher = publisher
             return self._publisher

@@ -238,7 +238,7 @@ class WorkerConnection:
             self._is_ack_due, self._told_refused = False, self.worker.refused
 
     def end(self) -> None:
-        """The connection is over, whoever ended it.  The worker stays in the table.  Idempotent."""
+        """The connection is over, ended by either side.  The worker stays in the table.  Idempotent."""
         if self.worker is not None and self.worker.connection is self:
             self.worker.connection = None
             self._core.connected -= 1

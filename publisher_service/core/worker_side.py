@@ -83,7 +83,7 @@ class WorkerCore:
         """What the service told; None while it is not known."""
         self.window_bytes = 0
         self.is_full = False
-        """The window has no room: whoever adds waits until it is False."""
+        """The window has no room: a caller that adds waits until it is False."""
         self.batches = 0
         self.resent = 0
         self.refused_events = 0
@@ -207,7 +207,7 @@ class WorkerCore:
         before = self.acknowledged
         if welcome.taken >= first:
             self._acknowledge(welcome.taken, among=written)
-        if welcome.refused is None:  # then nobody can say that any of them was published
+        if welcome.refused is None:  # then it cannot be said that any of them was published
             self._refused(self.acknowledged - before, "the publisher service does not know what became of them")
         else:
             self._refused(welcome.refused - self.refused_events, welcome.reason)

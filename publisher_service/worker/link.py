@@ -138,7 +138,7 @@ class WorkerLink:
                 self._is_asleep = True
             ready = dict(poll.poll(None if wait_s is None else max(0.0, wait_s) * 1000 + 1))
             if sock is not None:
-                poll.unregister(fd)  # by number: somebody who wrote to it may have closed it meanwhile
+                poll.unregister(fd)  # by number: a thread that wrote to it may have closed it meanwhile
             with self._lock:
                 self._is_asleep = False
                 if self._waker.fd in ready:

@@ -84,7 +84,7 @@ class WorkerPublisher(WorkerPublisherApi):
         self._lock = threading.Lock()
         self._progress = threading.Condition(self._lock)
         self._stamp = 0
-        """Of the last event.  Nobody's clock is listened to here, so this is all of a hybrid clock that is needed."""
+        """Of the last event.  No other clock is listened to here, so this is all of a hybrid clock that is needed."""
         self._blocked_sends = 0
         self._timeouts = 0
         self._core = WorkerCore(self._settings, guid=os.urandom(frames.GUID_BYTES), name=self._name, pid=os.getpid())
