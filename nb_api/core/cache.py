@@ -90,12 +90,12 @@ class CacheCore:
 
     def find(self, table: str, key: str) -> DbObject | None:
         entry = self._objects.tables.get(table, {}).get(key)
-        return None if entry is None else _object(table, key, entry)
+        return None if entry is None else entry.named(table, key)
 
     def find_all(self, table: str, filters: FilterSet | None = None) -> list[DbObject]:
         """The objects of a table, by key.  ``filters`` selects topics."""
         held = sorted(self._objects.tables.get(table, {}).copy().items(), key=_key_of)
-        return [_object(table, key, entry) for key, entry in held if filters is None or filters.match(entry.topic)]
+        return [entry.named(table, key) for key, entry in held if filters is None or filters.match(entry.topic)]
 
     # -- news
 
@@ -282,10 +282,6 @@ class CacheCore:
             self.wants_resync = False
         self._bases = {kept: base for kept, base in self._bases.items() if base > revision}
         self._newest_base = max(self._bases.values(), default=0)
-
-
-def _object(table: str, key: str, entry: CachedObject) -> DbObject:
-    return DbObject(table, key, entry.topic, entry.value, entry.version)
 
 
 def _key_of(item: tuple[str, CachedObject]) -> str:

@@ -24,6 +24,9 @@ class CachedObject(msgspec.Struct, frozen=True, gc=False):
     topic: str
     value: Any
 
+    def named(self, table: str, key: str) -> DbObject:
+        return DbObject(table, key, self.topic, self.value, self.version)
+
 
 class Created(msgspec.Struct, frozen=True, gc=False):
     """An object is new to this copy."""
@@ -34,7 +37,7 @@ class Created(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def object(self) -> DbObject:
-        return _object(self.table, self.key, self.entry)
+        return self.entry.named(self.table, self.key)
 
 
 class Updated(msgspec.Struct, frozen=True, gc=False):
@@ -47,11 +50,11 @@ class Updated(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def object(self) -> DbObject:
-        return _object(self.table, self.key, self.entry)
+        return self.entry.named(self.table, self.key)
 
     @property
     def before(self) -> DbObject:
-        return _object(self.table, self.key, self.entry_before)
+        return self.entry_before.named(self.table, self.key)
 
 
 class Deleted(msgspec.Struct, frozen=True, gc=False):
@@ -66,7 +69,7 @@ class Deleted(msgspec.Struct, frozen=True, gc=False):
     @property
     def object(self) -> DbObject:
         """As it was last."""
-        return _object(self.table, self.key, self.entry)
+        return self.entry.named(self.table, self.key)
 
 
 class Resynced(msgspec.Struct, frozen=True):
@@ -90,7 +93,3 @@ class Resynced(msgspec.Struct, frozen=True):
 
 Difference = Created | Updated | Deleted
 CacheChange = Difference | Resynced
-
-
-def _object(table: str, key: str, entry: CachedObject) -> DbObject:
-    return DbObject(table, key, entry.topic, entry.value, entry.version)
