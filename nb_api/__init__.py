@@ -1,4 +1,4 @@
-"""Database change notifications: objects with versions in a database, and everyone who follows them.
+"""Database change notifications: objects with versions in a database, and caches that follow them.
 
     from nb_api import LocalCache, NbApi
 
@@ -13,8 +13,8 @@ The contract of a database driver is in `nb_api.db_api`, errors are in `nb_api.e
 """
 
 from nb_api.api import NbApi, NbStatistics
-from nb_api.cache.changes import CacheChange, Created, Deleted, Resynced, Updated
 from nb_api.cache.local_cache import LocalCache, LocalCacheStatistics
+from nb_api.core.differences import CacheChange, Created, Deleted, Resynced, Updated
 from nb_api.db_api import Change, DbApi, DbObject, Write
 from nb_api.writing.transaction import Transaction
 

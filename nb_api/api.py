@@ -1,4 +1,4 @@
-"""NbApi: what a program writes and reads objects with, so that everybody who follows them is told.
+"""NbApi: what a program writes and reads objects with, so that all that follow them are told.
 
 A write is one transaction of the database: the object with its new version, the change in the feed and in the outbox.
 Then it is published, by a thread of its own, and taken out of the outbox.  Without a bus (``[pubsub]
@@ -22,17 +22,17 @@ from oslo_config import cfg
 
 from nb_api import config, notify_config
 from nb_api.cache.snapshot_source import may_stand_in
+from nb_api.core import checks
+from nb_api.core.writes import CheckedWrite
 from nb_api.db_api import Change, DbApi, DbObject, Write
 from nb_api.errors import DbUnavailable, ObjectExists, ObjectNotFound, VersionConflict
 from nb_api.late_db import LateDb
 from nb_api.loading import build_db
-from nb_api.writing import checks
-from nb_api.writing.after_commit import AfterCommitPublisher, Committed, HandoverCounters
+from nb_api.writing.after_commit import AfterCommitCounters, AfterCommitPublisher, Committed
 from nb_api.writing.compaction import CompactionCounters, FeedCompactor
 from nb_api.writing.publishing import ChangePublisher, change_publisher, uses_service
 from nb_api.writing.sweeper import OutboxSweeper, SweepCounters
 from nb_api.writing.transaction import Transaction
-from nb_api.writing.writes import CheckedWrite
 from pubsub_api import Session
 from pubsub_api import open as open_session
 from pubsub_api.config import GROUP, check_group, new_conf
@@ -57,8 +57,8 @@ class NbStatistics:
     unchanged: int
     """Updates that changed nothing, and so wrote and told nothing."""
     conflicts: int
-    """Updates tried again because somebody else was faster."""
-    handover: HandoverCounters
+    """Updates tried again because another writer was faster."""
+    handover: AfterCommitCounters
     sweeper: SweepCounters
     compactor: CompactionCounters
 
@@ -78,12 +78,12 @@ class NbApi(Closeable):
         self._session = session
         self._attempts_max: int = notify_config.UPDATE_ATTEMPTS_MAX
         self._publisher: ChangePublisher | None = None
-        self._handover: AfterCommitPublisher | None = None
+        self._after_commit: AfterCommitPublisher | None = None
         self._sweeper: OutboxSweeper | None = None
         if session is not None:
             self._publisher = change_publisher(session, db)
-            self._handover = AfterCommitPublisher(db, self._publisher, conf)
-            self._sweeper = OutboxSweeper(db, self._publisher, conf, in_hand=self._handover.in_hand)
+            self._after_commit = AfterCommitPublisher(db, self._publisher, conf)
+            self._sweeper = OutboxSweeper(db, self._publisher, conf, in_hand=self._after_commit.in_hand)
         self._compactor = FeedCompactor(db, conf)
         has_service = session is not None and uses_service(session)
         self._upkeep = [] if has_service else self._compactor.threads()
@@ -146,7 +146,7 @@ class NbApi(Closeable):
     ) -> int:
         """Give an object a new value; returns its version.  ``topic`` None keeps the topic.
 
-        ``value`` may be a function from the present value to the new one.  It is called again when somebody else
+        ``value`` may be a function from the present value to the new one.  It is called again when another writer
         changed the object meanwhile, so that no update is lost; at most a hundred times.  With
         ``expected_version`` there is one attempt.  An update that changes neither value nor topic writes nothing and
         tells nobody; the present version is returned.
@@ -181,7 +181,7 @@ class NbApi(Closeable):
 
     def delete(self, table: str, key: str, *, expected_version: int | None = None) -> int:
         """Remove an object; returns the version of its tombstone.  Raises ObjectNotFound, VersionConflict.  A delete
-        that is refused tells nobody."""
+        that is refused publishes nothing."""
         return self._apply([Write("delete", table, key, expected_version=expected_version)])[0]
 
     def put(self, table: str, key: str, value: Any, *, topic: str) -> int:
@@ -202,7 +202,7 @@ class NbApi(Closeable):
             return []
         checked = self._db.check(writes)
         versions = self._db.commit(checked)
-        self._committed(None if self._handover is None else _known(checked, versions))
+        self._committed(None if self._after_commit is None else _known(checked, versions))
         return versions
 
     def allocate(self, name: str) -> int:
@@ -210,10 +210,10 @@ class NbApi(Closeable):
         return self._db.allocate(name)
 
     def _committed(self, committed: Committed | None) -> None:
-        """Something was written; ``committed`` None when there is nobody to be told."""
+        """Something was written; ``committed`` None when there is no bus."""
         self._writes += 1
-        if self._handover is not None and committed is not None:
-            self._handover.put(committed)
+        if self._after_commit is not None and committed is not None:
+            self._after_commit.put(committed)
         if not self._is_kept_up:  # else the next write tries again
             self._is_kept_up = all(thread.try_start() for thread in self._upkeep)
 
@@ -236,7 +236,7 @@ class NbApi(Closeable):
 
     @property
     def db(self) -> DbApi:
-        """The database itself.  What is written to it directly is told to nobody before it is swept."""
+        """The database itself.  What is written to it directly is not published before it is swept."""
         return self._db
 
     @property
@@ -251,15 +251,15 @@ class NbApi(Closeable):
 
     def flush(self, *, timeout_s: float) -> None:
         """Return when everything this process has written is published and out of the outbox.  Raises WaitTimeout."""
-        if self._handover is not None:
-            self._handover.flush(timeout_s=timeout_s)
+        if self._after_commit is not None:
+            self._after_commit.flush(timeout_s=timeout_s)
 
     def statistics(self) -> NbStatistics:
         return NbStatistics(
             self._writes,
             self._unchanged,
             self._conflicts,
-            dataclasses.replace(self._handover.counters) if self._handover else HandoverCounters(),
+            dataclasses.replace(self._after_commit.counters) if self._after_commit else AfterCommitCounters(),
             dataclasses.replace(self._sweeper.counters) if self._sweeper else SweepCounters(),
             dataclasses.replace(self._compactor.counters),
         )
@@ -268,8 +268,8 @@ class NbApi(Closeable):
         """Publish what waits, for at most ``[db] publish_timeout``, and release everything.  Idempotent."""
         for thread in self._upkeep:
             thread.ask_to_stop()
-        if self._handover is not None:
-            self._handover.close()
+        if self._after_commit is not None:
+            self._after_commit.close()
         for thread in self._upkeep:
             thread.stop()
         if self._publisher is not None:

@@ -13,7 +13,7 @@ other changes follow, and they never get the revisions that were lost (`nb_api.r
 is part of the history or it is not, however far the database has come since, and everything that goes on from a
 revision asks for that first.
 
-The outbox is the set of changes that nobody has confirmed as published.  It is written in the same transaction as the
+The outbox is the set of changes that are not confirmed as published.  It is written in the same transaction as the
 change, so a writer that dies between commit and publication loses nothing.
 """
 
@@ -21,56 +21,18 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 from urllib.parse import SplitResult
 
-import msgspec
 from oslo_config import cfg
 
 from nb_api import config
+from nb_api.core.changes import Action, Change, DbObject, Write
+from nb_api.core.writes import CheckedWrite, WriteLimits, check_writes
 from nb_api.revisions import HistoryCheck
-from nb_api.writing.writes import CheckedWrite, WriteLimits, check_writes
 from pubsub_api.runtime.closing import Closeable
 
-Action = Literal["create", "set", "delete"]
-
-
-class DbObject(msgspec.Struct, frozen=True):
-    """An object as it is stored."""
-
-    table: str
-    key: str
-    topic: str
-    value: Any
-    version: int
-
-
-class Change(msgspec.Struct, frozen=True, gc=False):
-    """One committed change.  ``value`` is None for a delete, and ``topic`` is the one the object had until then.
-
-    As with events, the garbage collector does not look at changes.
-    """
-
-    revision: int
-    action: Action
-    table: str
-    key: str
-    topic: str
-    value: Any = None
-    left_topic: str | None = None
-    """The topic that a ``set`` moved the object away from: who follows only that one must drop the object."""
-
-
-class Write(msgspec.Struct, frozen=True, gc=False):
-    """A change that is asked for.  A ``create`` needs a topic and expects no version; a ``delete`` has no value."""
-
-    action: Action
-    table: str
-    key: str
-    value: Any = None
-    topic: str | None = None
-    """None in a ``set`` keeps the topic."""
-    expected_version: int | None = None
+__all__ = ["Action", "Change", "DbApi", "DbObject", "Snapshot", "Write"]
 
 
 class Snapshot(Closeable):
@@ -93,7 +55,7 @@ class Snapshot(Closeable):
 class DbApi(abc.ABC):
     """A database.  Every method may be called from any thread and from several processes at once.
 
-    Arguments obey the rules of `nb_api.writing.checks`, which come first: InvalidObject, InvalidTopic, LimitReached (a
+    Arguments obey the rules of `nb_api.core.checks`, which come first: InvalidObject, InvalidTopic, LimitReached (a
     value that is too large) and UsageError are raised before the database is asked.  All methods raise DbUnavailable
     after a bounded time when the database cannot be reached, and Closed after `close`.
 
@@ -155,7 +117,7 @@ class DbApi(abc.ABC):
     def apply(self, writes: Sequence[Write]) -> list[int]:
         """Several writes in one transaction, all or nothing; returns their versions, in order and rising.
 
-        Each is a change with a revision of its own, and no change of anybody else comes between them in the feed.  An
+        Each is a change with a revision of its own, and no change of another writer comes between them in the feed.  An
         object may be written once.  Raises what the single calls raise, naming the write that is refused by its
         position, and LimitReached for more than `writes_max` writes, or bytes of values than eight times ``[db]
         value_bytes_max``.
@@ -227,7 +189,7 @@ class DbApi(abc.ABC):
 
     @abc.abstractmethod
     def unpublished(self, *, older_than_s: float = 0.0, after_revision: int = 0, limit: int = 1000) -> list[Change]:
-        """Changes after a revision that nobody has confirmed as published, oldest first, at least that old.
+        """Changes after a revision that are not confirmed as published, oldest first, at least that old.
 
         By the store's clock, or because an earlier call has seen them so long ago: a clock that was set hides none for
         longer than that.

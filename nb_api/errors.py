@@ -9,7 +9,7 @@ from pubsub_api.errors import HeliographError, UsageError
 
 
 class InvalidObject(UsageError):
-    """A table, a key, a counter's name or a value breaks the rules of `nb_api.writing.checks`."""
+    """A table, a key, a counter's name or a value breaks the rules of `nb_api.core.checks`."""
 
 
 class DbError(HeliographError):
@@ -44,7 +44,7 @@ class ObjectExists(DbError):
 
 
 class VersionConflict(DbError):
-    """The object has another version than the caller expected: somebody else changed it.  Read again, then retry."""
+    """The object has another version than the caller expected: another writer changed it.  Read again, then retry."""
 
     fault = "caller"
     retriable = True

@@ -8,9 +8,9 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 
+from nb_api.core.writes import CheckedWrite
 from nb_api.db_api import Change, DbApi, DbObject, Snapshot, Write
 from nb_api.revisions import HistoryCheck
-from nb_api.writing.writes import CheckedWrite
 
 
 class LateDb(DbApi):

@@ -23,7 +23,7 @@ eight thousand million changes fit into the 53 bits that every reader of JSON un
 
 
 _chance = random.Random()
-"""Of its own, so that nobody who seeds the one of the module makes two histories alike."""
+"""Of its own, so that a program that seeds the one of the module does not make two histories alike."""
 os.register_at_fork(after_in_child=_chance.seed)
 
 
@@ -43,7 +43,7 @@ def next_revisions(newest: int, count: int) -> list[int]:
 
 
 class HistoryCheck(msgspec.Struct, frozen=True):
-    """What a database says of revisions that somebody has seen."""
+    """What a database says of revisions that a copy has seen."""
 
     newest: int
     """The newest revision that the feed shows, 0 when there is none."""

@@ -1,1 +1,1 @@
-"""One publisher per host for the many workers of that host: the service, and the workers' side of the hop to it."""
+"""One publisher per host for the many workers of that host: the service, and the workers' side."""

@@ -1,4 +1,4 @@
-"""The ``[publisher_service]`` option group: the service, and the workers' side of the hop to it."""
+"""The ``[publisher_service]`` option group: the service, and the workers that send to it."""
 
 from __future__ import annotations
 

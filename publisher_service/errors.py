@@ -1,4 +1,4 @@
-"""Errors of the hop between workers and publisher service, in the same tree as all others (`pubsub_api.errors`)."""
+"""Errors between workers and publisher service, in the same tree as all others (`pubsub_api.errors`)."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ class WindowFull(TransportUnavailable):
     """The service took nothing for ``send_timeout`` and the window is full.  The event was not taken: send it again."""
 
 
-class HopError(HeliographError):
-    """The other end of the hop sent something that breaks the protocol.  That connection ends and nothing else does."""
+class WorkerProtocolError(HeliographError):
+    """The other end sent something that breaks the workers' protocol.  That connection ends and nothing else does."""
 
     fault: ClassVar[Fault] = "peer"
 
 
-class MalformedMessage(HopError):
-    """The bytes are not a message of the hop, or one that is too large; it was not decoded further."""
+class MalformedMessage(WorkerProtocolError):
+    """The bytes are not a message of the protocol, or one that is too large; it was not decoded further."""
 
 
-class UnexpectedMessage(HopError):
+class UnexpectedMessage(WorkerProtocolError):
     """A sound message at the wrong time, or with a number that cannot be."""
 
 
-class WorkerRefused(HopError):
+class WorkerRefused(WorkerProtocolError):
     """The service refuses this worker: another protocol version, or too many workers."""
 
     retriable = True

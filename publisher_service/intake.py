@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable
 
 from publisher_service.core.service_side import ConnectionState, ServiceCore, WorkerConnection
-from publisher_service.errors import HopError
+from publisher_service.errors import WorkerProtocolError
 from publisher_service.sequencer import Sequencer
 from pubsub_api.runtime import socket_file
 from pubsub_api.runtime.waking import Waker
@@ -93,7 +93,7 @@ class Intake:
         return self._thread.is_alive()
 
     def stop(self, *, drain_timeout_s: float) -> None:
-        """Accept nobody new, take what workers have sent already, acknowledge it, and end.  Idempotent."""
+        """Accept no new workers, take what workers have sent already, acknowledge it, and end.  Idempotent."""
         if self._is_stopped:
             return
         self._is_stopped = True
@@ -194,7 +194,7 @@ class Intake:
                 refused, reason = self._sequencer.take(taken.worker.guid, taken.number, taken.groups, taken.payload)
                 if refused:
                     peer.connection.refuse(refused, reason)
-        except HopError as error:
+        except WorkerProtocolError as error:
             self.counters.bad_connections += 1
             LOG.warning("Worker %s is cut off: %s", worker.name if worker else "(unknown)", error)
         if (

@@ -4,14 +4,14 @@ Every batch is written here before anything of it is published.  The numbers of 
 batches, so after ``kill -9`` the next service knows exactly which batches were taken from whom, how far each stream of
 its predecessor went, and the events themselves as far back as the journal goes.
 
-It lives in the page cache: ``write`` without ``fsync``.  That survives the death of the process, which is what it is
+It is in the page cache: ``write`` without ``fsync``.  That survives the death of the process, which is what it is
 for; it does not survive the machine, and neither do the workers whose batches it remembers.
 
-Two files take turns.  Each begins with a *checkpoint*, which says everything that the files before it said of numbers,
-and goes on with batches.  When one is full the other is emptied and begun.  A new life goes on where the last one
-ended, with a checkpoint: so a service that dies several times within a minute can still repair what the first one
-published.  A record is ``length, CRC-32, number`` and its payload; records are numbered through, so that a torn or
-stale tail ends the reading and never misleads it.
+Two files take turns.  Each begins with a *checkpoint*, which says everything that the files before it said of
+numbers, and goes on with batches.  When one is full the other is emptied and begun.  A new *incarnation*, which is
+one run of the service, goes on where the last one ended, with a checkpoint: so a service that dies several times
+within a minute can still repair what the first one published.  A record is ``length, CRC-32, number`` and its
+payload; records are numbered through, so that a torn or stale tail ends the reading and never misleads it.
 """
 
 from __future__ import annotations
@@ -30,7 +30,12 @@ import msgspec
 
 from publisher_service.core import messages
 from publisher_service.core.messages import GUID_BYTES, Group, WorkerBatch
-from publisher_service.errors import HopError, JournalError, MalformedMessage
+from publisher_service.errors import JournalError, MalformedMessage, WorkerProtocolError
+from pubsub_api.core import frame as frames
+from pubsub_api.core.events import pack_body
+from pubsub_api.core.frame import Kind
+from pubsub_api.core.publisher import Predecessor
+from pubsub_api.core.settings import FrameSettings
 from pubsub_api.errors import UnsafeFile
 from pubsub_api.runtime.closing import Closeable
 from pubsub_api.runtime.files import open_private, read_private
@@ -38,8 +43,8 @@ from pubsub_api.runtime.files import open_private, read_private
 LOG = logging.getLogger(__name__)
 
 MAGIC = b"HGJ1"
-LIVES_MAX = 4
-"""Former lives that are remembered: enough for a service that dies again and again within a minute."""
+INCARNATIONS_MAX = 4
+"""Incarnations that are remembered: enough for a service that dies again and again within a minute."""
 
 _RECORD = struct.Struct(">4sIIQ")
 """Magic, length of the payload, CRC-32 of number and payload, number of the record."""
@@ -51,10 +56,12 @@ _REFUSED = struct.Struct(f">B{GUID_BYTES}sQ")
 _CHECKPOINT_KIND = b"C"
 _REFUSED_KIND = b"R"
 _BATCH_KIND = ord("B")
+_UNUSABLE = (WorkerProtocolError, struct.error, msgspec.MsgspecError, IndexError, UnicodeDecodeError, RecursionError)
+"""What a record raises that is whole and says nothing that makes sense."""
 
 
-class Life(msgspec.Struct, array_like=True):
-    """One life of the service: the GUID of its publisher and the heads of its streams."""
+class Incarnation(msgspec.Struct, array_like=True):
+    """One run of the service, from a start to an end: the GUID of its publisher and the heads of its streams."""
 
     guid: bytes
     heads: dict[str, int]
@@ -63,7 +70,7 @@ class Life(msgspec.Struct, array_like=True):
 class JournalCheckpoint(msgspec.Struct, array_like=True):
     """Everything the records before it said, but for the events."""
 
-    lives: list[Life]
+    incarnations: list[Incarnation]
     """The last one is the one that writes."""
     taken: dict[bytes, int]
     refused: dict[bytes, int] = {}
@@ -84,7 +91,7 @@ class Stretch:
 class RecoveredJournal:
     """What a journal told.  Empty when there was none, or none that could be believed."""
 
-    lives: list[Life] = dataclasses.field(default_factory=list)
+    incarnations: list[Incarnation] = dataclasses.field(default_factory=list)
     taken: dict[bytes, int] = dataclasses.field(default_factory=dict)
     refused: dict[bytes, int] = dataclasses.field(default_factory=dict)
     """Of workers some of whose events could not be published, how many."""
@@ -116,7 +123,7 @@ class Journal(Closeable):
         self._at = 0
         self._turn = 0
         self._number = 0
-        self._lives: list[Life] = []
+        self._incarnations: list[Incarnation] = []
         self._heads: dict[str, int] = {}
         self._taken: dict[bytes, int] = {}
         """The number of the last batch of every worker, the one heard longest ago first."""
@@ -135,17 +142,17 @@ class Journal(Closeable):
                 recovered.turn, recovered.end = turn, records[-1].end if is_whole else None
         written = [path.stat().st_mtime for path in self._paths if path.exists()]
         recovered.age_s = max(0.0, time.time() - max(written)) if written else 0.0
-        recovered.is_damaged = not recovered.lives and any(_has_content(path) for path in self._paths)
+        recovered.is_damaged = not recovered.incarnations and any(_has_content(path) for path in self._paths)
         return recovered
 
     def start(self, guid: bytes, recovered: RecoveredJournal) -> None:
-        """Begin a new life behind the old ones, or in the other file.  Raises JournalError."""
+        """Begin a new incarnation behind the earlier ones, or in the other file.  Raises JournalError."""
         # The file that holds the newest record stays until it is its turn: should this process die at once, it is all
         # there is.  Only whole checkpoints count, so a torn new one hides nothing.
         self._turn = recovered.turn
         self._number = recovered.number
-        self._lives = [*recovered.lives[-(LIVES_MAX - 1) :], Life(guid, {})]
-        self._heads = self._lives[-1].heads
+        self._incarnations = [*recovered.incarnations[-(INCARNATIONS_MAX - 1) :], Incarnation(guid, {})]
+        self._heads = self._incarnations[-1].heads
         self._taken = dict(recovered.taken)
         self._refused = dict(recovered.refused)
         checkpoint = self._checkpoint()
@@ -158,7 +165,7 @@ class Journal(Closeable):
 
     def append(self, worker: bytes, number: int, stamp: int, groups: Iterable[Group], payload: bytes) -> None:
         """A batch is about to be published: ``payload`` is its message, ``groups`` what that says.  Number 0 is for
-        batches that nobody would send again.  Raises JournalError."""
+        batches that no worker would send again.  Raises JournalError."""
         if self._at + _RECORD.size + _BATCH.size + len(payload) > self._segment_bytes:
             self._begin_segment()
         self._write(_BATCH.pack(_BATCH_KIND, worker, number, stamp), payload)
@@ -186,7 +193,7 @@ class Journal(Closeable):
         self._refused.pop(worker, None)
 
     def heads(self) -> Mapping[str, int]:
-        """The head that every stream of this life will have when all that is written here is published."""
+        """The head that every stream of this incarnation will have when all that is written here is published."""
         return self._heads
 
     @property
@@ -256,7 +263,7 @@ class Journal(Closeable):
             raise JournalError(f"the journal {path} cannot be begun: {error}") from error
 
     def _checkpoint(self) -> bytes:
-        checkpoint = _CHECKPOINT_KIND + _encode(JournalCheckpoint(self._lives, self._taken, self._refused))
+        checkpoint = _CHECKPOINT_KIND + _encode(JournalCheckpoint(self._incarnations, self._taken, self._refused))
         if _RECORD.size + len(checkpoint) > self._segment_bytes // 2:
             raise JournalError(
                 f"the heads of {len(self._heads)} streams do not fit a journal of {2 * self._segment_bytes} bytes: "
@@ -317,13 +324,14 @@ def _replay(records: list[_Record], into: RecoveredJournal) -> bool:
         try:
             if record.payload[:1] == _CHECKPOINT_KIND:
                 checkpoint = _decode_checkpoint(record.payload[1:])
-                into.lives, into.taken, into.refused = checkpoint.lives, checkpoint.taken, checkpoint.refused
+                into.incarnations, into.taken = checkpoint.incarnations, checkpoint.taken
+                into.refused = checkpoint.refused
             elif record.payload[:1] == _REFUSED_KIND:
                 _, worker, refused = _REFUSED.unpack(record.payload)
                 into.refused[worker] = refused
             else:
                 _replay_batch(record.payload, into)
-        except (HopError, struct.error, msgspec.MsgspecError, IndexError, UnicodeDecodeError, RecursionError) as error:
+        except _UNUSABLE as error:
             LOG.warning("Record %d of the journal cannot be used, nor what follows it: %s", record.number, error)
             return False
         into.number = record.number
@@ -335,10 +343,44 @@ def _replay_batch(payload: bytes, into: RecoveredJournal) -> None:
     message = messages.read_from_worker(payload[_BATCH.size :])
     if not isinstance(message, WorkerBatch):
         raise MalformedMessage(f"{type(message).__name__} instead of a batch")
-    life = into.lives[-1]
+    incarnation = into.incarnations[-1]
     for topic, encoded in message.groups:
-        head = life.heads.get(topic, 0)
-        into.stretches.append(Stretch(life.guid, topic, head + 1, encoded, stamp))
-        life.heads[topic] = head + len(encoded)
+        head = incarnation.heads.get(topic, 0)
+        into.stretches.append(Stretch(incarnation.guid, topic, head + 1, encoded, stamp))
+        incarnation.heads[topic] = head + len(encoded)
     if number:
         into.taken[worker] = number
+
+
+def predecessor_of(recovered: RecoveredJournal, settings: FrameSettings) -> Predecessor | None:
+    """What the next publisher tells its subscribers: the last incarnation with those before it, and its events as
+    frames.  None when there was none."""
+    predecessor: Predecessor | None = None
+    for incarnation in recovered.incarnations:
+        is_last = incarnation is recovered.incarnations[-1]
+        predecessor = Predecessor(
+            incarnation.guid,
+            incarnation.heads,
+            frames=_rebuild(recovered.stretches, settings) if is_last else (),
+            former=predecessor,
+        )
+    return predecessor
+
+
+def _rebuild(stretches: list[Stretch], settings: FrameSettings) -> list[bytes]:
+    """The frames that hold these events.  Others than those that were sent, of the same numbers: that is what counts.
+
+    What does not fit a frame under the present configuration is left out, and cannot be repaired.
+    """
+    room = settings.bytes_max - 2 * frames.FRAME_OVERHEAD_BYTES_MAX
+    made = []
+    for stretch in stretches:
+        body = pack_body(stretch.encoded)
+        if stretch.encoded and len(body) <= room:
+            made.append(
+                frames.pack(
+                    Kind.DATA, stretch.guid, stretch.topic, body, first=stretch.first, after=stretch.first - 1,
+                    count=len(stretch.encoded), timestamp=stretch.stamp, key=settings.key,
+                )
+            )  # fmt: skip
+    return made

@@ -24,7 +24,7 @@ _ENDING = (signal.SIGTERM, signal.SIGINT)
 
 
 class ServiceFailed(HeliographError):
-    """A part of the service has stopped working.  The process ends, so that whoever supervises it starts another."""
+    """A part of the service has stopped working.  The process ends, so that its supervisor starts another."""
 
     fault = "environment"
     retriable = True

@@ -1,6 +1,6 @@
 """Where everything that the service publishes passes, in one order: first into the journal, then into the streams.
 
-The numbers of events follow from this order, which is why nobody else may use the service's publisher.
+The numbers of events follow from this order, which is why no other part may use the service's publisher.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from pubsub_api.publishing.publisher import Publisher
 LOG = logging.getLogger(__name__)
 
 _WORKERS, _OWN = "workers", "own"
-"""Who is told of refusals."""
+"""What is told of refusals."""
 
 
 @dataclasses.dataclass
@@ -92,7 +92,7 @@ class Sequencer:
         """Return when everything taken so far is handed to the transport, or refused by it and kept for repair.
 
         What the transport does not permit is neither: it is dropped, and its topic refused from then on for a while.
-        Returns how many events that are, whoever they are from, and why: once to the workers' side, and once to the
+        Returns how many events that are, of all workers, and why: once to the workers' side, and once to the
         service's own.  Only for the first events of a topic it waits
         until the transport has said so, since most would wait in vain; a permission that is withdrawn later is told by
         one of the next calls.

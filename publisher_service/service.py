@@ -17,12 +17,12 @@ from typing import Any
 from oslo_config import cfg
 
 import pubsub_api
-from publisher_service import config, health, lives, ownership
+from publisher_service import config, health, ownership
 from publisher_service.core import messages
 from publisher_service.core.service_side import IntakeSettings, ServiceCore
 from publisher_service.errors import JournalError
 from publisher_service.intake import Intake, IntakeLimits
-from publisher_service.journal import Journal, RecoveredJournal
+from publisher_service.journal import Journal, RecoveredJournal, predecessor_of
 from publisher_service.sequencer import Sequencer
 from publisher_service.upkeep import start
 from publisher_service.worker.publisher import event_bytes_max
@@ -56,7 +56,7 @@ class PublisherService:
         """How often the configuration could not be read again."""
         self.health_address = ""
         """Where the service tells how it is; empty when it does not."""
-        self.duties: start.DatabaseUpkeep | None = None
+        self.upkeep: start.DatabaseUpkeep | None = None
         """None when there is no database to serve."""
 
     def start(self) -> None:
@@ -83,7 +83,7 @@ class PublisherService:
             parts.callback(self._stop_intake)
             if start.are_wanted(self.conf):
                 owns_address = self.session.capabilities.bind_based
-                self.duties = parts.enter_context(
+                self.upkeep = parts.enter_context(
                     start.DatabaseUpkeep(
                         self.conf, self.publisher, self.sequencer, owns_address=owns_address, place=owned.place
                     )
@@ -95,7 +95,7 @@ class PublisherService:
                  self.publisher.name, self.publisher.address, self._path)  # fmt: skip
 
     def stop(self) -> None:
-        """Accept nobody new, drain, flush, say goodbye, release everything.  Idempotent."""
+        """Accept no new workers, drain, flush, say goodbye, release everything.  Idempotent."""
         self._is_stopping = True
         self._parts.close()
 
@@ -125,7 +125,7 @@ class PublisherService:
             return None
         parts.callback(journal.close)
         if not journal.is_writable():
-            # What stands in it may be true no longer: whoever could not write it could not remove it either.
+            # What stands in it may be true no longer: a service that could not write it could not remove it.
             LOG.warning("Going on without a journal: subscribers resync now, and should this service die.")
             self.journal_damaged += 1
             return None
@@ -138,8 +138,8 @@ class PublisherService:
     def _open_publisher(self, parts: contextlib.ExitStack) -> Publisher:
         told = self.recovered
         if told.age_s > self.conf[PUBSUB].publisher_forget_time:
-            told = RecoveredJournal()  # nobody remembers that life, so telling of it would only look like news
-        predecessor = lives.predecessor_of(told, settings.frame_settings(self.conf))
+            told = RecoveredJournal()  # no subscriber remembers that incarnation: to tell of it would look like news
+        predecessor = predecessor_of(told, settings.frame_settings(self.conf))
         name = self.conf[PUBSUB].publisher_name or f"{default_name().partition('/')[0]}/publisher-service"
         publisher = parts.enter_context(self.session.publisher(name=name, predecessor=predecessor))
         if predecessor is not None:
@@ -221,10 +221,10 @@ class PublisherService:
                 "on": self.sequencer.has_journal,
                 "damaged": self.journal_damaged,
                 "recovered_events": sum(len(stretch.encoded) for stretch in self.recovered.stretches),
-                "recovered_lives": len(self.recovered.lives),
+                "recovered_lives": len(self.recovered.incarnations),
             },
             "reload_failures": self.reload_failures,
-            "database": self.duties.report() if self.duties is not None else None,
+            "database": self.upkeep.report() if self.upkeep is not None else None,
         }
 
     def __enter__(self) -> PublisherService:

@@ -19,10 +19,10 @@ from durability_service.serving.sampling import event_of
 from durability_service.storage import checkpoint
 from durability_service.storage.checkpoint import Checkpoint, ObjectKey
 from nb_api.cache.snapshot_source import Doubt, SnapshotSource, SourceSnapshot, Take
+from nb_api.core.checks import TopicSelection
 from nb_api.core.own_tables import is_own
 from nb_api.errors import SourceUnavailable
 from nb_api.notify_config import CACHE_GROUP
-from nb_api.writing.checks import TopicSelection
 from pubsub_api import Event, Session
 from pubsub_api.errors import Closed, InvalidConfig
 

@@ -23,9 +23,9 @@ from durability_service.client import DurabilityClient, Outcome
 from durability_service.core.sets.samples import InstanceKey, Sample
 from durability_service.errors import DurabilityError, NoService
 from durability_service.serving.sampling import event_of
+from nb_api.core.events import events_of
 from nb_api.core.own_tables import OWN_PREFIX, is_own
 from nb_api.db_api import Change, DbApi, DbObject
-from nb_api.writing.events import events_of
 from pubsub_api import Event, Publisher
 from pubsub_api.core.topics import FilterSet
 from pubsub_api.errors import WaitTimeout

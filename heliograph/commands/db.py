@@ -178,7 +178,7 @@ def _written(nb: NbApi, output: Output, args: argparse.Namespace, version: int) 
 
 
 def _watch(nb: NbApi, args: argparse.Namespace, output: Output) -> int:
-    from nb_api.writing.checks import TopicSelection
+    from nb_api.core.checks import TopicSelection
 
     selection = TopicSelection(args.tables, args.topics)
     after = nb.db.revision() if args.after is None else args.after

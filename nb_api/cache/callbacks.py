@@ -1,7 +1,7 @@
 """Calling back with what changed in a local cache: in order, as much together as is ready, and again when it failed.
 
 A callback that raises is called again with the same changes and those that came since, after a pause that grows.  So
-nothing is left out, and a callback must bear to be told twice.  What waits is bounded: when it is too much, it is
+nothing is left out, and a callback may get a change twice.  What waits is bounded: when it is too much, it is
 replaced by one `Resynced` of kind ``overrun``, after which the callback reads the whole cache.
 """
 
@@ -12,7 +12,7 @@ import math
 import threading
 from collections.abc import Callable, Sequence
 
-from nb_api.cache.changes import CacheChange, Resynced
+from nb_api.core.differences import CacheChange, Resynced
 from pubsub_api.runtime.backoff import Backoff
 
 LOG = logging.getLogger(__name__)
@@ -25,10 +25,11 @@ PATIENCE_S = 0.02
 """How long changes wait for more that were said to follow, should these not be changes."""
 
 
-class CallbackThread:
-    """Not thread-safe: the owner serialises calls, but for `due` and the counters.
+class CallbackQueue:
+    """Changes that wait for the callback, which runs inside of `call`.
 
-    ``set_telling`` is told whether differences are wanted: not after an overrun, until that was told.
+    Not thread-safe: the owner serialises calls, but for `due` and the counters.  ``want_differences`` is called with
+    whether differences are wanted: not after an overrun, until the callback took that.
     """
 
     def __init__(
@@ -38,12 +39,12 @@ class CallbackThread:
         size_max: int,
         pause_s: float,
         pause_max_s: float,
-        set_telling: Callable[[bool], None],
+        want_differences: Callable[[bool], None],
     ) -> None:
         self._on_changes = on_changes
         self._size_max = size_max
         self._backoff = Backoff(pause_s, pause_max_s)
-        self._set_telling = set_telling
+        self._want_differences = want_differences
         self._waiting: list[CacheChange] = []
         self._is_calling = False
         self._is_overrun = False
@@ -54,13 +55,13 @@ class CallbackThread:
         self.overruns = 0
 
     @property
-    def untold(self) -> int:
+    def waiting(self) -> int:
         """Changes that the callback has not taken."""
         return len(self._waiting)
 
     @property
     def due(self) -> float:
-        """When `tell` has something to do."""
+        """When `call` has something to do."""
         return self._deadline if self._waiting else math.inf
 
     def add(self, changes: Sequence[CacheChange], revision: int) -> None:
@@ -72,10 +73,10 @@ class CallbackThread:
             self._waiting = [Resynced("overrun", "the callback did not take the changes", revision)]
             self._is_overrun = True
             self.overruns += 1
-            self._set_telling(False)
+            self._want_differences(False)
 
-    def tell(self, now: float, *, more_follows: bool = False) -> None:
-        """Call back with what waits, unless it is too early; what the callback itself brings about is told after it.
+    def call(self, now: float, *, more_follows: bool = False) -> None:
+        """Call back with what waits, unless it is too early; what the callback itself changes follows after it.
 
         ``more_follows``: further changes are on their way, so that it pays to wait for them a moment.
         """
@@ -111,5 +112,5 @@ class CallbackThread:
         self._not_before = -math.inf
         if was_overrun:
             self._is_overrun = False
-            self._set_telling(True)
+            self._want_differences(True)
         return True

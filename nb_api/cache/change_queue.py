@@ -1,4 +1,4 @@
-"""Changes that wait for who iterates over them: bounded, and honest when it overflows."""
+"""Changes that wait for a reader that iterates over them: bounded, and an overflow is told."""
 
 from __future__ import annotations
 
@@ -8,22 +8,22 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 
-from nb_api.cache.changes import CacheChange, Resynced
+from nb_api.core.differences import CacheChange, Resynced
 
 
 class ChangeQueue:
     """When it overflows, everything in it is replaced by one `Resynced` of kind ``overrun``.
 
-    Until that is taken nothing more is kept: who takes it reads the whole cache, which is newer.  ``set_telling`` is
-    told whether differences are wanted.  ``turn`` is held while the cache changes, so that what happens after the
-    overrun was taken is not missed.
+    Until that is taken nothing more is kept: a reader that takes it reads the whole cache, which is newer.
+    ``want_differences`` is called with whether differences are wanted.  ``turn`` is held while the cache changes, so
+    that what happens after the overrun was taken is not missed.
     """
 
     def __init__(
-        self, size_max: int, set_telling: Callable[[bool], None], turn: AbstractContextManager[object]
+        self, size_max: int, want_differences: Callable[[bool], None], turn: AbstractContextManager[object]
     ) -> None:
         self._size_max = size_max
-        self._set_telling = set_telling
+        self._want_differences = want_differences
         self._turn = turn
         self._changed = threading.Condition()
         self._changes: deque[CacheChange] = deque()
@@ -40,7 +40,7 @@ class ChangeQueue:
                 self._changes.clear()
                 self._overrun = Resynced("overrun", "nobody took the changes in time", revision)
                 self.overruns += 1
-                self._set_telling(False)
+                self._want_differences(False)
             else:
                 self._changes.extend(changes)
             self._changed.notify_all()
@@ -58,7 +58,7 @@ class ChangeQueue:
                 return self._changes.popleft()
         with self._turn, self._changed:
             overrun, self._overrun = self._overrun, None
-            self._set_telling(True)
+            self._want_differences(True)
             return overrun
 
     def close(self) -> None:

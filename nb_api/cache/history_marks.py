@@ -1,15 +1,15 @@
 """Which revisions a copy asks its database for, to know that both have the same history.
 
 A copy that follows the bus hears versions, and each is a revision of the database (`nb_api.revisions`).  All of them
-are asked for, unless they are too many.  Then the time between two checks is cut into slots, and of each slot the
-newest version is kept that was heard by its end, and the one that came furthest behind a higher one, with that.
+are asked for, unless they are too many.  Then the time between two checks is cut into intervals, and of each interval
+the newest version is kept that was heard by its end, and the one that came furthest behind a higher one, with that.
 
-A database that loses its history gives lower numbers again.  When it is away for longer than a slot, what was heard
-last before that is the newest of its slot, and lost.  When it is away for less, the first version of the new history
-comes behind the newest of the lost one, and as far behind as changes were lost; what comes late in the ordinary way,
-because several publish, comes from nearer.  So on a busy bus one case may go unnoticed: of a backup made after the last
-check, put back within a slot, the copy hears nothing before the new history has overtaken all that it had heard of the
-lost one, or in the same slot something else comes late from still further behind.
+A database that loses its history gives lower numbers again.  When it is away for longer than an interval, what was
+heard last before that is the newest of its interval, and lost.  When it is away for less, the first version of the
+new history comes behind the newest of the lost one, and as far behind as changes were lost; what comes late in the
+ordinary way, because several publish, comes from nearer.  So on a busy bus one case may go unnoticed: of a backup
+made after the last check, put back within an interval, the copy hears nothing before the new history has overtaken
+all that it had heard of the lost one, or in the same interval something else comes late from still further behind.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from typing import NamedTuple
 
 from nb_api.revisions import HistoryCheck
 
-_SLOTS = 64
+_INTERVALS = 64
 """Between two checks."""
 _HEARD_MAX = 256
 """What is kept, and so asked for at once: each costs one or two look-ups."""
-_SLOT_S_MAX = 1.0
+_INTERVAL_S_MAX = 1.0
 
 
 class _Heard(NamedTuple):
-    slot: int
+    interval: int
     newest: int
     others: tuple[int, ...]
 
@@ -41,7 +41,7 @@ class HistoryMarks:
     """Every method may be called from any thread.  ``interval_s``: how often the database is asked, 0 for seldom."""
 
     def __init__(self, interval_s: float) -> None:
-        self._slot_s = min(interval_s / _SLOTS or _SLOT_S_MAX, _SLOT_S_MAX)
+        self._interval_s = min(interval_s / _INTERVALS or _INTERVAL_S_MAX, _INTERVAL_S_MAX)
         self._lock = threading.Lock()
         self._anchor = 0
         self._heard: list[_Heard] = []
@@ -56,27 +56,27 @@ class HistoryMarks:
         """``newest`` is the highest version so far; of ``others`` the first two are the one that came furthest behind a
         higher one and that, or 0."""
         with self._lock:
-            self._heard.append(_Heard(int(now / self._slot_s), newest, others))
+            self._heard.append(_Heard(int(now / self._interval_s), newest, others))
             self._kept += len(others) - 1
-            if self._kept > _HEARD_MAX + _SLOTS:
+            if self._kept > _HEARD_MAX + _INTERVALS:
                 self._thin_out()
 
     def _thin_out(self) -> None:
-        width, slots = 1, self._in_slots(1)
-        while len(slots) > _HEARD_MAX // 4:  # the database could not be asked for long
+        width, intervals = 1, self._in_intervals(1)
+        while len(intervals) > _HEARD_MAX // 4:  # the database could not be asked for long
             width *= 2
-            slots = self._in_slots(width)
-        self._heard = slots
-        self._kept = 2 * len(slots)
+            intervals = self._in_intervals(width)
+        self._heard = intervals
+        self._kept = 2 * len(intervals)
 
-    def _in_slots(self, width: int) -> list[_Heard]:
-        """What is kept when that many slots are one."""
-        slots: dict[int, _Heard] = {}
+    def _in_intervals(self, width: int) -> list[_Heard]:
+        """What is kept when that many intervals are one."""
+        intervals: dict[int, _Heard] = {}
         for one in self._heard:
-            before = slots.get(one.slot // width)
+            before = intervals.get(one.interval // width)
             others = max(one.others[:2], before.others if before else (), key=_distance)
-            slots[one.slot // width] = one._replace(others=others)
-        return list(slots.values())
+            intervals[one.interval // width] = one._replace(others=others)
+        return list(intervals.values())
 
     def read(self, revision: int) -> None:
         """The copy has followed the feed up to this revision: it stands for all before it."""

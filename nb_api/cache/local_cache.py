@@ -20,20 +20,21 @@ from oslo_config import cfg
 
 from nb_api import notify_config
 from nb_api.api import NbApi
-from nb_api.cache.callbacks import CallbackThread, OnChanges
+from nb_api.cache.callbacks import CallbackQueue, OnChanges
 from nb_api.cache.change_queue import ChangeQueue
 from nb_api.cache.change_source import BusSource, ChangeSource, FeedSource
-from nb_api.cache.changes import CacheChange, Difference, Resynced
 from nb_api.cache.history_marks import HistoryMarks
 from nb_api.cache.snapshot_source import SnapshotSource, build_source
 from nb_api.cache.sync import EVERYTHING, CacheSync, SyncCounters
 from nb_api.config import GROUP
-from nb_api.core.cache import CacheCore, CacheCounters
+from nb_api.core.cache import CacheCore
+from nb_api.core.checks import TopicSelection
+from nb_api.core.differences import CacheChange, Difference, Resynced
+from nb_api.core.held_objects import CacheCounters
 from nb_api.core.resync_schedule import SyncScheduler, SyncSettings, SyncTask
 from nb_api.db_api import Change, DbObject
 from nb_api.errors import DbUnavailable, ObjectNotFound
 from nb_api.notify_config import CACHE_GROUP, DELTA_PORTION
-from nb_api.writing.checks import TopicSelection
 from pubsub_api import Event, SubscriberStatistics
 from pubsub_api.core.topics import FilterSet
 from pubsub_api.errors import Closed, Forked, HeliographError, UsageError, WaitTimeout
@@ -60,7 +61,7 @@ class LocalCacheStatistics:
     news: CacheCounters
     syncs: SyncCounters
     overruns: int
-    """How often changes were not told one by one because nobody took them."""
+    """How often changes were not told one by one because they were not taken in time."""
     callback_errors: int
     """How often the callback raised.  It is called again with the same changes."""
     untold: int
@@ -103,14 +104,14 @@ class LocalCache(Closeable):
         self._turn = threading.RLock()
         """Held while the copy changes and is told of; never while the database is read.  A callback may add and remove
         topics."""
-        self._teller = on_changes and CallbackThread(
+        self._callbacks = on_changes and CallbackQueue(
             on_changes,
             size_max=options.changes_queue_max,
             pause_s=nb.conf[GROUP].retry_interval,
             pause_max_s=nb.conf[GROUP].retry_interval_max,
-            set_telling=self._set_telling,
+            want_differences=self._core.want_differences,
         )
-        self._queue = ChangeQueue(options.changes_queue_max, self._set_telling, self._turn)
+        self._queue = ChangeQueue(options.changes_queue_max, self._core.want_differences, self._turn)
         self._changed = threading.Condition()
         """Guards the scheduler and what follows."""
         self._scheduler = SyncScheduler(_settings(nb.conf), now=time.monotonic(), jitter=random.Random().random)
@@ -124,7 +125,7 @@ class LocalCache(Closeable):
         self._stood_in_for = -1
         """As many requests had been made when the resync source stood in for the database."""
         self._is_standing_in = False
-        """It has, and whoever is called back does not know yet."""
+        """It has, and the callback does not know yet."""
         if not isinstance(resync_source, SnapshotSource):
             resync_source = build_source(resync_source or options.resync_source, nb.conf, nb.session)
         self._resync_source = resync_source
@@ -161,7 +162,7 @@ class LocalCache(Closeable):
         One iterating thread at a time.  After `Resynced` of kind ``overrun`` read the whole cache: single changes were
         left out.  Raises UsageError when the cache calls back.
         """
-        if self._teller is not None:
+        if self._callbacks is not None:
             raise UsageError("this cache calls back; make one without on_changes to iterate")
         self._check_usable()
         while (change := self._queue.get(timeout_s)) is not None:
@@ -220,7 +221,7 @@ class LocalCache(Closeable):
             self._source.remove_topic(topic_filter)
             with self._changed:
                 self._scheduler.forget_topic(topic_filter)
-            self._tell(self._core.remove_topic(topic_filter))
+            self._pass_on(self._core.remove_topic(topic_filter))
             self._after_news()
             return True
 
@@ -297,13 +298,13 @@ class LocalCache(Closeable):
         self._source.sleep(seconds)
         self._check_usable()
 
-    # -- changing and telling
+    # -- changing, and passing changes on
 
     def change(self, work: Callable[[], list[Difference]]) -> None:
-        """Change the copy and tell of it, while nobody else does.  Raises Closed."""
+        """Change the copy and pass the differences on, one thread at a time.  Raises Closed."""
         with self._in_turn():
             self._check_usable()
-            self._tell(work())
+            self._pass_on(work())
 
     @contextlib.contextmanager
     def _in_turn(self) -> Iterator[None]:
@@ -315,29 +316,26 @@ class LocalCache(Closeable):
         finally:
             self._turn.release()
 
-    def _tell(self, changes: Sequence[CacheChange]) -> None:
+    def _pass_on(self, changes: Sequence[CacheChange]) -> None:
         """In turn."""
         if not changes:
             return
-        if self._teller is None:
+        if self._callbacks is None:
             self._queue.put(changes, self._core.position)
             return
-        was_due = self._teller.due
-        self._teller.add(changes, self._core.position)
+        was_due = self._callbacks.due
+        self._callbacks.add(changes, self._core.position)
         try:
-            self._teller.tell(time.monotonic(), more_follows=self._source.has_more)
+            self._callbacks.call(time.monotonic(), more_follows=self._source.has_more)
         finally:
-            if self._teller.due < was_due:
+            if self._callbacks.due < was_due:
                 self._source.wake()  # the thread has to come back to it
 
-    def _tell_again(self) -> None:
+    def _call_again(self) -> None:
         """What waits because the callback raised, or for more to come."""
-        if self._teller is not None and self._teller.due <= time.monotonic():
+        if self._callbacks is not None and self._callbacks.due <= time.monotonic():
             with self._in_turn():
-                self._teller.tell(time.monotonic())
-
-    def _set_telling(self, is_telling: bool) -> None:
-        self._core.is_telling = is_telling
+                self._callbacks.call(time.monotonic())
 
     # -- the thread
 
@@ -347,10 +345,10 @@ class LocalCache(Closeable):
                 task = self._scheduler.take(time.monotonic())
                 self._is_syncing = task is not None and task.is_reading
                 self._is_loading = task is not None and task.is_snapshot
-                due = math.inf if self._teller is None else self._teller.due
+                due = math.inf if self._callbacks is None else self._callbacks.due
                 wait_s = min(self._scheduler.next_deadline(), due) - time.monotonic()
             try:
-                self._tell_again()
+                self._call_again()
                 if task is not None:
                     self._attempt(task)
                 else:
@@ -403,7 +401,7 @@ class LocalCache(Closeable):
                 one.kind, one.reason, one.revision, one.created, one.updated, one.deleted,
             )  # fmt: skip
         with self._in_turn():
-            self._tell(told)
+            self._pass_on(told)
 
     def _pause(self, task: SyncTask | None, error: Exception) -> None:
         """The attempt failed: it is made again.  What is no error of ours or of the database's is shown in full."""
@@ -431,9 +429,9 @@ class LocalCache(Closeable):
             is_provisional=is_provisional,
             news=dataclasses.replace(self._core.counters),
             syncs=dataclasses.replace(self._sync.counters),
-            overruns=self._queue.overruns + (self._teller.overruns if self._teller else 0),
-            callback_errors=self._teller.errors if self._teller else 0,
-            untold=self._teller.untold if self._teller else 0,
+            overruns=self._queue.overruns + (self._callbacks.overruns if self._callbacks else 0),
+            callback_errors=self._callbacks.errors if self._callbacks else 0,
+            untold=self._callbacks.waiting if self._callbacks else 0,
             bus=self._source.statistics(),
         )
 

@@ -29,11 +29,11 @@ import pyarrow.parquet
 from oslo_config import cfg
 
 from nb_api.cache.snapshot_source import Doubt, SnapshotSource, SourceSnapshot, Take
+from nb_api.core.checks import TopicSelection
 from nb_api.core.own_tables import is_own
 from nb_api.db_api import DbApi, DbObject
 from nb_api.errors import SourceUnavailable
 from nb_api.notify_config import CACHE_GROUP
-from nb_api.writing.checks import TopicSelection
 from pubsub_api import Session
 from pubsub_api.core.events import Event
 from pubsub_api.errors import InvalidConfig

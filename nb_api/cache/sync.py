@@ -15,14 +15,15 @@ from functools import partial
 from typing import Protocol
 
 from nb_api.api import NbApi
-from nb_api.cache.changes import Difference, Resynced
 from nb_api.cache.history_marks import HistoryMarks
 from nb_api.cache.snapshot_source import Doubt, SnapshotSource, SourceSnapshot
 from nb_api.config import GROUP
 from nb_api.coordination import watch_note
-from nb_api.coordination.snapshot_limit import SlotCounters, SlotSettings, SnapshotLimit
-from nb_api.core.cache import CacheCore, SnapshotMerge
+from nb_api.coordination.snapshot_limit import SnapshotLimit, SnapshotLimitCounters, SnapshotLimitSettings
+from nb_api.core.cache import CacheCore
+from nb_api.core.differences import Difference, Resynced
 from nb_api.core.resync_schedule import SyncTask
+from nb_api.core.snapshot_merge import SnapshotMerge
 from nb_api.db_api import Snapshot
 from nb_api.errors import ObjectNotFound, RevisionGone, RevisionUnknown, SourceUnavailable
 from nb_api.notify_config import CACHE_GROUP, DELTA_PORTION, SLOT_WAIT_MAX_S, SOURCE_REPAIRS_MAX
@@ -63,7 +64,7 @@ class SyncCounters:
     """How often the source stood in for a database that was away."""
     stand_in_doubts: int = 0
     """Objects that were missing or old in what it had, until the database could be asked."""
-    slots: SlotCounters = dataclasses.field(default_factory=SlotCounters)
+    slots: SnapshotLimitCounters = dataclasses.field(default_factory=SnapshotLimitCounters)
 
 
 class CopyOwner(Protocol):
@@ -110,9 +111,9 @@ class CacheSync:
         self._delta_max: int = options.delta_changes_max
         db_options = nb.conf[GROUP]
         self._behind_s = None if nb.session is None else 2 * (db_options.outbox_age + db_options.sweep_interval)
-        settings = SlotSettings(options.snapshot_slots, options.slot_lease, SLOT_WAIT_MAX_S)
-        self._slots = SnapshotLimit(settings, nb.db, owner.pause)
-        self.counters = SyncCounters(slots=self._slots.counters)
+        settings = SnapshotLimitSettings(options.snapshot_slots, options.slot_lease, SLOT_WAIT_MAX_S)
+        self._limit = SnapshotLimit(settings, nb.db, owner.pause)
+        self.counters = SyncCounters(slots=self._limit.counters)
         self._told = (0, 0, 0)
         """Objects created, updated and deleted by what is being read."""
         self._must_replace = False
@@ -136,7 +137,7 @@ class CacheSync:
         return told
 
     def _untold(self) -> str:
-        """What the bus did not tell and nobody else would; empty when that is nothing."""
+        """What the bus did not tell and no publisher will; empty when that is nothing."""
         if self._behind_s is None:
             return ""
         if self._db.unpublished(older_than_s=self._behind_s, limit=1):  # a sweeper that works leaves nothing so long
@@ -172,9 +173,9 @@ class CacheSync:
             self._must_replace = loss is not None
         if loss is not None:
             LOG.warning("LocalCache: %s. All objects are read, and count whatever is held.", loss)
-        with self._slots.hold() as show_progress:
+        with self._limit.hold() as show_progress:
             filters = self._owner.filters()
-            # Without filters nobody has to match every row.
+            # Without filters no row has to be matched.
             with self._db.snapshot(self._tables, None if EVERYTHING in filters else filters) as snapshot:
                 self._read(snapshot, filters, self._must_replace, show_progress)
         self.counters.snapshots += 1
@@ -192,7 +193,7 @@ class CacheSync:
         """Raises SourceUnavailable and RevisionGone when the database has to be read; DbError, Closed."""
         told: list[Resynced] = []
         with (
-            self._slots.hold() if source.needs_slot else contextlib.nullcontext(_no_progress) as show_progress,
+            self._limit.hold() if source.needs_slot else contextlib.nullcontext(_no_progress) as show_progress,
             source.open(self._tables, filters := self._owner.filters()) as snapshot,
         ):
             revision = snapshot.revision
@@ -365,4 +366,4 @@ class CacheSync:
 
 
 def _no_progress() -> None:
-    """Nobody waits for a slot."""
+    """There is no slot to renew."""

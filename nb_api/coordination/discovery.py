@@ -1,4 +1,4 @@
-"""Publishers say in the database where they are, and subscribers listen to whoever is there.
+"""Publishers say in the database where they are, and subscribers listen to those that they find.
 
 A `Registration` is a publisher's entry in the directory, renewed by a thread; a `Directory` keeps a subscriber
 listening to what is registered.  What is decided, `nb_api.core.directory` decides.  Addresses that are configured work
@@ -32,7 +32,7 @@ from pubsub_api.runtime.periodic import Failures, Pause, PeriodicThread, dispers
 LOG = logging.getLogger(__name__)
 
 _GRACE_RENEWALS = 2
-"""So many intervals of renewal an entry must be gone before nobody listens any more."""
+"""So many intervals of renewal an entry must be gone before subscribers stop listening to it."""
 
 S = TypeVar("S", bound="_Service")
 
@@ -108,8 +108,8 @@ class RegistrationStatistics:
 class Registration(_Service):
     """The entry of a publisher in the directory, from ``start`` to ``close``, which takes it out.
 
-    While it lives it also deletes the entries of publishers that are dead.  ``owns_address``: nobody else can be at the
-    publisher's address, as for drivers that bind to it, so that another entry of the same name for it is a former life.
+    Meanwhile it also deletes the entries of publishers that are dead.  ``owns_address``: no other publisher can be at
+    this address, as for drivers that bind to it, so another entry of the same name for it is an earlier incarnation.
     """
 
     def __init__(
@@ -148,11 +148,11 @@ class Registration(_Service):
         self._renew()
         with self._db.snapshot([TABLE]) as snapshot:
             found = list(snapshot)
-        for dead in {one.key: one for one in [*self._former_lives(found), *self._others(found)]}.values():
+        for dead in {one.key: one for one in [*self._earlier_incarnations(found), *self._others(found)]}.values():
             self._delete(dead)
 
     def _renew(self) -> None:
-        """Nobody else writes this entry, except to delete it, so whatever is there is replaced."""
+        """No other process writes this entry, except to delete it, so whatever is there is replaced."""
         self._statistics.renewals += 1
         value = msgspec.to_builtins(msgspec.structs.replace(self._entry, renewals=self._statistics.renewals))
         try:
@@ -166,7 +166,7 @@ class Registration(_Service):
                 return  # an earlier attempt that was not answered
             self._statistics.registrations += 1
 
-    def _former_lives(self, found: Iterable[DbObject]) -> list[DbObject]:
+    def _earlier_incarnations(self, found: Iterable[DbObject]) -> list[DbObject]:
         if not self._owns_address:
             return []
         own = (self._entry.name, normalise(self._entry.address))
@@ -179,7 +179,7 @@ class Registration(_Service):
     def _delete(self, dead: DbObject) -> None:
         try:
             self._db.delete(TABLE, dead.key, expected_version=dead.version)
-        except REFUSED:  # it lives, or somebody else has deleted it
+        except REFUSED:  # it was renewed, or another process has deleted it
             return
         self._statistics.collected += 1
         LOG.info("The publisher %s showed no progress and is out of the directory", dead.key)
@@ -271,6 +271,6 @@ class Directory(_Service):
             self._refused += 1
             LOG.warning("A publisher of the directory cannot be listened to: %s", error)
             return
-        if is_new:  # else somebody else has registered it, and only he may take it away
+        if is_new:  # else it is listened to for another reason, and stays
             self._listening.add(address)
             self._added += 1

@@ -18,11 +18,11 @@ from collections.abc import Callable
 
 from nb_api.coordination.lease_config import read_election_lease
 from nb_api.coordination.leases import REFUSED, TOPIC, lease_clock
+from nb_api.core.checks import check_name
 from nb_api.core.election import DatabaseCall, ElectionCore
 from nb_api.core.own_tables import OWN_PREFIX
 from nb_api.db_api import DbApi
 from nb_api.errors import ObjectNotFound
-from nb_api.writing.checks import check_name
 from pubsub_api.errors import Closed, Forked, LimitReached, UsageError, WaitTimeout
 from pubsub_api.runtime import forking
 from pubsub_api.runtime.closing import Closeable
@@ -39,7 +39,7 @@ OnLoss = Callable[[], None]
 
 @dataclasses.dataclass(frozen=True)
 class ElectionStatistics:
-    """``leader`` is who had the lease at the last look, None for nobody."""
+    """``leader`` is the holder of the lease at the last look, None when there was none."""
 
     is_leader: bool
     leader: str | None
@@ -47,7 +47,7 @@ class ElectionStatistics:
     losses: int
     renewals: int
     conflicts: int
-    """Writes that came too late, because somebody else was faster."""
+    """Writes that came too late, because another candidate was faster."""
     failures: int
     """Calls that the database did not answer."""
     callback_errors: int
@@ -58,11 +58,11 @@ class Election(Closeable):
 
     ``holder`` is what others see as the name of the leader.  ``on_gain`` gets the fencing token, a number that is
     higher for every leader than for all before; ``on_loss`` follows each ``on_gain``, at the latest when the lease is
-    over.  Both are called from one thread, one at a time.  Who does something that only the leader may do asks
+    over.  Both are called from one thread, one at a time.  A program that does what only the leader may do asks
     `is_leader` right before, because a process can stand still anywhere; and where that is not enough, a store that
     remembers the highest token can refuse the lower ones.
 
-    The holder's lease ends, on its own clock, before anybody else may take it over.  A candidate inherited by a forked
+    The holder's lease ends, on its own clock, before another may take it over.  A candidate inherited by a forked
     child leads nothing there.  The database object is used from a thread of its own and stays the caller's.
     """
 

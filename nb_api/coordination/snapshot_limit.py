@@ -1,9 +1,9 @@
-"""Numbered slots in the database: how many caches may read all of it at the same time, whoever and wherever they are.
+"""How many caches may read all of a database at the same time, in all processes on all hosts together.
 
-A slot is an object; who creates it has it, and deletes it when done.  A holder that dies leaves it behind: a slot
-whose version has not changed for the lease, as a waiting cache itself observes it, is taken over by compare-and-set.
-No clock is compared with another.  Slots limit load and protect nothing, so who cannot get one for a long time, or may
-not write, reads without.
+There are so many *slots*, each an object in the database.  A cache that creates it holds it, and deletes it when done.
+A holder that dies leaves it behind: a slot whose version has not changed for the lease, as a waiting cache itself
+observes it, is taken over by compare-and-set (`pubsub_api.core.leases`).  Slots limit load and protect nothing, so a
+cache that gets none for a long time, or may not write, reads without.
 """
 
 from __future__ import annotations
@@ -16,10 +16,11 @@ import time
 import uuid
 from collections.abc import Callable, Iterator
 
-from nb_api.coordination.leases import REFUSED, TOPIC, LeaseProgress, lease_clock
+from nb_api.coordination.leases import REFUSED, TOPIC, lease_clock
 from nb_api.core.own_tables import OWN_PREFIX
 from nb_api.db_api import DbApi
-from nb_api.errors import DbError, DbUnavailable
+from nb_api.errors import DbError, DbUnavailable, VersionConflict
+from pubsub_api.core.leases import LeaseProgress, LeaseWrites
 from pubsub_api.errors import HeliographError
 
 LOG = logging.getLogger(__name__)
@@ -30,7 +31,7 @@ _LOOKS_PER_LEASE = 10
 
 
 @dataclasses.dataclass(frozen=True)
-class SlotSettings:
+class SnapshotLimitSettings:
     count: int
     """0: no limit."""
     lease_s: float
@@ -38,7 +39,7 @@ class SlotSettings:
 
 
 @dataclasses.dataclass
-class SlotCounters:
+class SnapshotLimitCounters:
     held: int = 0
     waits: int = 0
     """Snapshots that had to wait for a slot."""
@@ -51,14 +52,15 @@ class SlotCounters:
 
 
 class SnapshotLimit:
-    """For one thread.  ``pause`` sleeps, and raises Closed when nobody waits any more."""
+    """For one thread.  ``pause`` sleeps, and raises Closed when the cache is closed."""
 
-    def __init__(self, settings: SlotSettings, db: DbApi, pause: Callable[[float], None]) -> None:
+    def __init__(self, settings: SnapshotLimitSettings, db: DbApi, pause: Callable[[float], None]) -> None:
         self._settings = settings
         self._db = db
         self._pause = pause
-        self._holder = uuid.uuid4().hex
-        self.counters = SlotCounters()
+        self.holder = uuid.uuid4().hex
+        """What tells the slots of this process from those of others."""
+        self.counters = SnapshotLimitCounters()
 
     @contextlib.contextmanager
     def hold(self) -> Iterator[Callable[[], None]]:
@@ -75,7 +77,7 @@ class SnapshotLimit:
         finally:
             held.release()
 
-    def _wait(self) -> _Held | None:
+    def _wait(self) -> _HeldSlot | None:
         deadline = time.monotonic() + self._settings.wait_max_s
         # Twice the pause: a look that is a little late still counts in full.
         progress = LeaseProgress(gap_max_s=2 * self._look_interval_s)
@@ -84,7 +86,7 @@ class SnapshotLimit:
             try:
                 held = self._try(progress)
             except REFUSED:
-                held = None  # somebody was faster
+                held = None  # another cache was faster
             except DbUnavailable:
                 raise
             except DbError as error:
@@ -102,9 +104,9 @@ class SnapshotLimit:
 
     def _go_without(self, why: str) -> None:
         self.counters.without += 1
-        LOG.warning("Slots: %s. Reading without one.", why)
+        LOG.warning("Snapshot limit: %s. Reading without one.", why)
 
-    def _try(self, progress: LeaseProgress) -> _Held | None:
+    def _try(self, progress: LeaseProgress) -> _HeldSlot | None:
         """A slot that is free or abandoned, None when there is none.  Raises what is in `REFUSED`, and DbError."""
         with self._db.snapshot([TABLE]) as snapshot:
             taken = {found.key: found.version for found in snapshot}
@@ -113,12 +115,12 @@ class SnapshotLimit:
         free = [key for key in numbers if key not in taken]
         if free:
             key = random.choice(free)
-            return _Held(self, self._db, key, self._db.create(TABLE, key, self._holder, topic=TOPIC))
+            return _HeldSlot(self, self._db, key, self._db.create(TABLE, key, self.holder, topic=TOPIC))
         for key in numbers:
             if progress.idle_s(key) > self._settings.lease_s:
-                version = self._db.set(TABLE, key, self._holder, expected_version=taken[key])
+                version = self._db.set(TABLE, key, self.holder, expected_version=taken[key])
                 self.counters.taken_over += 1
-                return _Held(self, self._db, key, version)
+                return _HeldSlot(self, self._db, key, version)
         return None
 
     @property
@@ -130,33 +132,45 @@ class SnapshotLimit:
         return self._settings.lease_s / _RENEWALS_PER_LEASE
 
 
-class _Held:
-    def __init__(self, slots: SnapshotLimit, db: DbApi, key: str, version: int) -> None:
-        self._slots = slots
+class _HeldSlot:
+    def __init__(self, limit: SnapshotLimit, db: DbApi, key: str, version: int) -> None:
+        self._limit = limit
         self._db = db
         self._key = key
-        self._version: int | None = version
-        self._renewed = lease_clock()
+        self._writes = LeaseWrites()
+        self._writes.version = version
+        self._tried_at = lease_clock()
+        self._is_lost = False
 
     def renew(self) -> None:
         """Show progress, when it is time to."""
         now = lease_clock()
-        if self._version is None or now < self._renewed + self._slots.renew_interval_s:
-            return
-        self._renewed = now
-        self._guarded(lambda version: self._db.set(TABLE, self._key, now, expected_version=version))
+        if now >= self._tried_at + self._limit.renew_interval_s:
+            self._tried_at = now
+            mark = f"{self._limit.holder} {now}"
+            self._write(mark, lambda version: self._db.set(TABLE, self._key, mark, expected_version=version))
 
     def release(self) -> None:
-        self._guarded(lambda version: self._db.delete(TABLE, self._key, expected_version=version))
+        self._write("", lambda version: self._db.delete(TABLE, self._key, expected_version=version))
 
-    def _guarded(self, write: Callable[[int], int]) -> None:
+    def _write(self, mark: str, write: Callable[[int], int]) -> None:
         """A slot that cannot be renewed or released is taken over by others after the lease: no reason to stop."""
-        if self._version is None:
+        if self._is_lost:
             return
         try:
-            self._version = write(self._version)
+            if self._writes.is_uncertain:
+                self._settle()
+            self._writes.begin(mark, self._tried_at)
+            self._writes.done(write(self._writes.version))
         except REFUSED:
-            self._version = None
-            self._slots.counters.lost += 1
+            self._is_lost = True
+            self._limit.counters.lost += 1
         except HeliographError as error:
-            LOG.info("Slots: slot %s could not be renewed or released: %s", self._key, error)
+            self._writes.unknown()
+            LOG.info("Snapshot limit: slot %s could not be renewed or released: %s", self._key, error)
+
+    def _settle(self) -> None:
+        """A renewal was not answered: find out whether it was carried out.  Raises what is in `REFUSED`."""
+        found = self._db.get(TABLE, self._key)
+        if self._writes.settle(str(found.value), found.version) == "overtaken":
+            raise VersionConflict(f"slot {self._key} was taken over")

@@ -1,7 +1,7 @@
 """What a publisher service that watches tables notes in the database: how far it came, and what it could not tell.
 
 The changes of watched tables are in no outbox.  So this note is how copies know that the bus did not tell them all:
-whoever has not read the database up to ``untold`` has to.
+a copy that has not read the database up to ``untold`` has to.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class WatchNote(NamedTuple):
 
 
 def read(db: DbApi, name: str = NAME) -> WatchNote | None:
-    """None when nobody ever watched.  Raises DbError."""
+    """None when no service ever watched.  Raises DbError."""
     try:
         noted = db.get(TABLE, name).value
     except ObjectNotFound:

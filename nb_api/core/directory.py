@@ -3,7 +3,7 @@
 An entry is an object of the table `TABLE` whose key is the publisher's GUID.  Subscribers do not judge leases: they
 listen to what is there, and go on listening for a while to what is gone.  Only a *collector* judges, by progress that
 it observes, and it acts by compare-and-set.  So a database that takes no writes evicts nobody, and a live publisher
-that was evicted by mistake has put its entry back before anybody has stopped listening to it.
+that was evicted by mistake has put its entry back before a subscriber has stopped listening to it.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from typing import NamedTuple
 
 import msgspec
 
-from nb_api.coordination.leases import LeaseProgress
+from nb_api.core.changes import DbObject
 from nb_api.core.own_tables import OWN_PREFIX
-from nb_api.db_api import DbObject
+from pubsub_api.core.leases import LeaseProgress
 
 TABLE = f"{OWN_PREFIX}publishers"
 
@@ -43,7 +43,7 @@ def read_entry(found: DbObject) -> DirectoryEntry | None:
 
 
 def normalise(address: str) -> str:
-    """The same text for addresses that are the same without asking anybody: case, a last slash, ways to write an IP."""
+    """The same text for addresses that are the same without a look-up: case, a last slash, ways to write an IP."""
     try:
         parts = urllib.parse.urlsplit(address)
         host, port = parts.hostname, parts.port

@@ -6,12 +6,12 @@ Everything is decided by compare-and-set on that version.
 =========  ==============================================  ============================================================
 state      what it does                                    what leads to another state
 =========  ==============================================  ============================================================
-watching   looks at the lease every quarter of its length  nobody has it: creates it, leading
+watching   looks at the lease every quarter of its length  there is none: creates it, leading
                                                            the same version for a whole lease: takes it over, leading
                                                            it is our own after all: leading, if that attempt still lasts
-leading    renews it every quarter of its length           refused, somebody else has taken it: watching
+leading    renews it every quarter of its length           refused, another has taken it: watching
                                                            not renewed for nine tenths of its length: watching
-resigning  deletes it, if it is its own                    done, or it belongs to somebody else: gone
+resigning  deletes it, if it is its own                    done, or it belongs to another: gone
 gone       nothing
 =========  ==============================================  ============================================================
 
@@ -25,12 +25,13 @@ from __future__ import annotations
 
 from typing import Any, Literal, NamedTuple
 
-from nb_api.coordination.leases import LeaseProgress
+from pubsub_api.core.leases import LeaseProgress, LeaseWrites
 
 RENEWALS_PER_LEASE = 4
 HOLDER_PART = 0.9
 """The holder counts a shorter lease than the others, because clocks do not run at the same speed."""
 _ATTEMPTS_MAX = 16
+"""Attempts that are recognised: one that was not answered may be carried out after several later ones."""
 _KEY = "lease"
 
 State = Literal["watching", "leading", "resigning", "gone"]
@@ -46,8 +47,8 @@ class DatabaseCall(NamedTuple):
 
 
 class ElectionCore:
-    """``mark`` is a name that no other candidate and no former life of this one has.  ``place`` is where no other
-    candidate can be at the same time: a lease from there is that of a former life, which has ended."""
+    """``mark`` is a name that no other candidate and no earlier incarnation of this one has.  ``place`` is where no
+    other candidate can be at the same time: a lease from there is that of an earlier incarnation, which has ended."""
 
     def __init__(self, holder: str, mark: str, lease_s: float, *, place: str = "") -> None:
         self._place = place
@@ -62,16 +63,12 @@ class ElectionCore:
         """When the next call is to be made; None for at once."""
         self._asked: DatabaseCall | None = None
         """The call that is not answered yet."""
-        self._is_doubtful = False
-        """Whether an attempt was not answered since the lease was last seen."""
         self._attempt = 0
-        self._attempts: dict[int, float] = {}
-        """When the newest attempts to write were begun."""
-        self._version: int | None = None
+        self._writes = LeaseWrites(remembered_max=_ATTEMPTS_MAX)
         self._until: float | None = None
         self._token = 0
         self.leader: str | None = None
-        """Who had the lease when it was last looked at."""
+        """The holder of the lease when it was last looked at."""
 
     # -- what the candidate knows
 
@@ -104,8 +101,7 @@ class ElectionCore:
         call = self._next or DatabaseCall("look")
         if call.kind in ("create", "set"):
             self._attempt += 1
-            self._attempts[self._attempt] = now
-            self._attempts.pop(self._attempt - _ATTEMPTS_MAX, None)
+            self._writes.begin(self._attempt, now)
             call = call._replace(
                 value={"holder": self._holder, "mark": self._mark, "attempt": self._attempt, "place": self._place}
             )
@@ -118,22 +114,25 @@ class ElectionCore:
             return
         is_holder = self._state == "leading"
         self._state, self._due = "resigning", None
-        self._next = DatabaseCall("delete", expected_version=self._version) if is_holder else DatabaseCall("look")
+        self._next = (
+            DatabaseCall("delete", expected_version=self._writes.version) if is_holder else DatabaseCall("look")
+        )
 
     # -- answers
 
     def found(self, version: int | None, value: Any, now: float) -> None:
         """The answer to a look: the lease as it is, None when there is none.  ``now``: when it was known."""
-        self._asked, self._is_doubtful = None, False
+        self._asked = None
         self._progress.observe({} if version is None else {_KEY: version}, now)
         fields = value if isinstance(value, dict) else {}
         self.leader = fields.get("holder") if version is not None else None
         is_own = version is not None and fields.get("mark") == self._mark
+        outcome = self._writes.settle(fields.get("attempt") if is_own else None, version or 0)
         if self._state == "resigning":
             self._next = DatabaseCall("delete", expected_version=version)
             self._state = "resigning" if is_own else "gone"
         elif version is not None and is_own:
-            self._lead(version, self._attempts.get(fields.get("attempt", 0)), now)
+            self._lead(version, now, is_remembered=outcome == "done")
         else:
             self._watch()
             is_own_past = bool(self._place) and fields.get("place") == self._place
@@ -146,18 +145,19 @@ class ElectionCore:
 
     def written(self, version: int, now: float) -> None:
         """The answer to a create, set or delete that was carried out."""
-        asked, self._asked, self._is_doubtful = self._asked, None, False
+        asked, self._asked = self._asked, None
+        self._writes.done(version)
         if self._state != "resigning":
-            self._lead(version, self._attempts.get(self._attempt), now)
+            self._lead(version, now)
         elif asked is not None and asked.kind == "delete":
             self._state = "gone"
         else:
             self._next = DatabaseCall("delete", expected_version=version)  # it was on its way when we resigned
 
     def refused(self, now: float) -> None:
-        """The answer to a create, set or delete of who was too late."""
+        """The answer to a create, set or delete that came too late."""
         self._asked = None
-        if self._state == "resigning" or (self._is_doubtful and self.is_leader(now)):
+        if self._state == "resigning" or (self._writes.is_uncertain and self.is_leader(now)):
             self._next, self._due = DatabaseCall("look"), None  # perhaps by an attempt of our own that was not answered
         else:
             self._watch()
@@ -165,15 +165,16 @@ class ElectionCore:
     def failed(self, now: float) -> None:
         """No answer.  What was asked may have been done or not; only a look can tell."""
         asked, self._asked = self._asked, None
-        self._is_doubtful = self._is_doubtful or (asked is not None and asked.kind != "look")
+        if asked is not None and asked.kind != "look":
+            self._writes.unknown()
         self._next, self._due = DatabaseCall("look"), now + self._interval_s / 4
 
-    def _lead(self, version: int, begun: float | None, now: float) -> None:
-        """The lease is ours, with that version.  ``begun`` is when the attempt began that put it, None if forgotten."""
-        was_leader, self._version = self.is_leader(now), version
+    def _lead(self, version: int, now: float, *, is_remembered: bool = True) -> None:
+        """The lease is ours, with that version.  ``is_remembered``: it is known when the attempt began that put it."""
+        was_leader, begun = self.is_leader(now), self._writes.renewed_at
         self.leader = self._holder
         self._next = DatabaseCall("set", expected_version=version)
-        if begun is None or now >= begun + HOLDER_PART * self._lease_s:
+        if not is_remembered or now >= begun + HOLDER_PART * self._lease_s:
             self._state, self._due, self._until = "watching", None, None  # ours, but over: it must be won again
             return
         if not was_leader:
@@ -182,5 +183,5 @@ class ElectionCore:
         self._due = max(now, begun + self._interval_s)
 
     def _watch(self) -> None:
-        self._state, self._until, self._version = "watching", None, None
+        self._state, self._until = "watching", None
         self._next, self._due = DatabaseCall("look"), None

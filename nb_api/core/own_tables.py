@@ -6,5 +6,5 @@ OWN_PREFIX = "heliograph."
 
 
 def is_own(table: str) -> bool:
-    """Whether the objects of a table are Heliograph's bookkeeping: followed only by who names the table."""
+    """Whether the objects of a table are Heliograph's bookkeeping: followed only by caches that name the table."""
     return table.startswith(OWN_PREFIX)

@@ -9,7 +9,7 @@ snapshot     at the start; when the changes missed are gone or too many  a rando
                                                                          somebody waits for it, and not closer together
                                                                          than ``snapshot_interval_min``
 delta        events may have been lost                                   none: the bus has delayed its resync already
-topics       a topic is new                                              none: somebody waits for it
+topics       a topic is new                                              none: a caller waits for it
 ===========  ==========================================================  ==============================================
 
 Requests of one way are joined.  A snapshot covers the others, so they wait for it.  What failed is due again after a
@@ -85,7 +85,7 @@ class SyncScheduler:
     def request_snapshot(
         self, reason: str, now: float, *, is_awaited: bool = False, is_replacing: bool = False
     ) -> None:
-        """``is_awaited``: somebody waits for it, so it is not delayed."""
+        """``is_awaited``: a caller waits for it, so it is not delayed."""
         due = now if is_awaited else max(now + self._delay(self._settings.snapshot_jitter_s), self._snapshot_not_before)
         self._snapshot_due = min(self._snapshot_due, due)
         self._is_replacing |= is_replacing
@@ -101,7 +101,7 @@ class SyncScheduler:
         self._reasons["subscribed"] = None
 
     def forget_topic(self, topic_filter: str) -> None:
-        """Nobody follows it any more."""
+        """It is not followed any more."""
         self._topics.discard(topic_filter)
         if not self._topics:
             self._topics_due = math.inf

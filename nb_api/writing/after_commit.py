@@ -29,7 +29,7 @@ from pubsub_api.runtime.threads import start_thread
 LOG = logging.getLogger(__name__)
 
 _STALLED_S = 0.5
-"""A thread that took nothing from a full queue for so long waits for somebody who is away."""
+"""A thread that took nothing from a full queue for so long waits for a publisher service or database that is away."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,7 +49,7 @@ class Committed:
 
 
 @dataclasses.dataclass
-class HandoverCounters:
+class AfterCommitCounters:
     committed: int = 0
     """Changes that this process committed."""
     published: int = 0
@@ -79,7 +79,7 @@ class AfterCommitPublisher:
         self._timeout_s: float = options.publish_timeout
         self._confirm_interval_s: float = options.confirm_interval
         self._publish_interval_s: float = notify_config.PUBLISH_INTERVAL_S
-        self.counters = HandoverCounters()
+        self.counters = AfterCommitCounters()
         self._log_refused = SeldomLog(LOG, level=logging.ERROR)
         self._is_closed = False
         self._start_afresh()
@@ -102,7 +102,7 @@ class AfterCommitPublisher:
 
     def after_fork_in_child(self) -> None:
         forking.set_aside((self._changed, self._thread))
-        self.counters = HandoverCounters()
+        self.counters = AfterCommitCounters()
         self._start_afresh()
 
     # -- what writers call
@@ -127,7 +127,7 @@ class AfterCommitPublisher:
     def _has_thread(self) -> bool:
         """Begin it with the first change.  False when there is no room for a thread: the next change tries again."""
         if self._thread is None:
-            thread = threading.Thread(target=self._run, name="heliograph-handover", daemon=True)
+            thread = threading.Thread(target=self._run, name="heliograph-after-commit", daemon=True)
             try:
                 start_thread(thread)
             except LimitReached as error:
@@ -162,7 +162,7 @@ class AfterCommitPublisher:
         return self.counters.confirmed + self.counters.left
 
     def in_hand(self) -> set[int]:
-        """Revisions that are on their way: nobody needs to sweep them."""
+        """Revisions that are on their way: they need not be swept."""
         with self._changed:
             waiting = [revision for committed in (*self._queue, *self._in_work) for revision in committed.revisions]
             return {*waiting, *self._unconfirmed}
@@ -177,7 +177,9 @@ class AfterCommitPublisher:
             thread.join(2 * self._timeout_s)
             rest = len(self.in_hand())
             if rest:
-                LOG.warning("Handover: %d changes could not be published before the end; the outbox has them.", rest)
+                LOG.warning(
+                    "After commit: %d changes could not be published before the end; the outbox has them.", rest
+                )
 
     # -- the thread
 
@@ -217,7 +219,7 @@ class AfterCommitPublisher:
 
     def _pause(self) -> None:
         """After a batch, let some more come: a thread that runs for every commit costs the writers more than it sends.
-        Nobody wakes it but who waits for the end."""
+        Only `flush` and `close` wake it."""
         rest_s = self._last_published + self._publish_interval_s - time.monotonic()
         if rest_s > 0 and self._queued < self._queue_max and not self._is_hurried and not self._is_closed:
             self._changed.wait(rest_s)
@@ -234,12 +236,12 @@ class AfterCommitPublisher:
             changes = []
         except Exception:
             self.counters.failures += 1
-            LOG.exception("Handover: publishing failed in an unforeseen way. The outbox has the changes.")
+            LOG.exception("After commit: publishing failed in an unforeseen way. The outbox has the changes.")
             changes = []
         self._last_published = time.monotonic()
         if refused:
             self._log_refused(
-                "Handover: %d changes cannot be published and stay in the outbox: %s", len(refused), refused[0]
+                "After commit: %d changes cannot be published and stay in the outbox: %s", len(refused), refused[0]
             )
             without = {refusal.revision for refusal in refused}
             changes = [change for change in changes if change.revision not in without]
@@ -254,7 +256,7 @@ class AfterCommitPublisher:
                 self._leave(1)
 
     def _resolve(self, batch: Sequence[Committed]) -> list[Change]:
-        """All changes of a batch.  What is not in the feed any more is left to the sweeper, who reads the outbox."""
+        """All changes of a batch.  What is not in the feed any more is left to the sweeper, which reads the outbox."""
         known = [change for committed in batch for change in committed.changes]
         unknown = [revision for committed in batch for revision in committed.unknown]
         return known + (self._db.changes_of(unknown) if unknown else [])
@@ -265,7 +267,7 @@ class AfterCommitPublisher:
             return False
         if time.monotonic() >= self._last_confirmed + self._confirm_interval_s:
             return True
-        # Somebody waits; but what has just failed is not tried again at once.
+        # A caller waits; but what has just failed is not tried again at once.
         return (self._is_hurried or self._is_closed) and not self._queue and self._failure is None
 
     def _confirm(self) -> None:
@@ -275,8 +277,8 @@ class AfterCommitPublisher:
             self._publisher.flush(timeout_s=self._timeout_s)
             self._db.mark_published(revisions)
         except (LimitReached, NotPermitted) as error:
-            # Which of them, is not known here; the sweeper, who publishes them again, finds out.
-            self._log_refused("Handover: %s. %d changes are left to the sweeper.", error, len(revisions))
+            # Which of them, is not known here; the sweeper, which publishes them again, finds out.
+            self._log_refused("After commit: %s. %d changes are left to the sweeper.", error, len(revisions))
             with self._changed:
                 for _ in revisions:
                     self._unconfirmed.popleft()
@@ -284,7 +286,7 @@ class AfterCommitPublisher:
         except HeliographError as error:
             self._failed("confirmed", error)
         except Exception as error:
-            LOG.exception("Handover: confirming failed in an unforeseen way. It will be tried again.")
+            LOG.exception("After commit: confirming failed in an unforeseen way. It will be tried again.")
             self._failed("confirmed", DbError(f"{type(error).__name__}: {error}"))
         else:
             with self._changed:
@@ -292,7 +294,7 @@ class AfterCommitPublisher:
                     self._unconfirmed.popleft()
                 self.counters.confirmed += len(revisions)
                 if self._failure is not None:
-                    LOG.info("Handover: changes are published again.")
+                    LOG.info("After commit: changes are published again.")
                 self._failure = None
                 self._changed.notify_all()
         self._last_confirmed = time.monotonic()
@@ -305,5 +307,5 @@ class AfterCommitPublisher:
     def _failed(self, what: str, error: HeliographError) -> None:
         self.counters.failures += 1
         if self._failure is None:
-            LOG.warning("Handover: changes could not be %s: %s. The outbox has them.", what, error)
+            LOG.warning("After commit: changes could not be %s: %s. The outbox has them.", what, error)
         self._failure = error

@@ -1,7 +1,7 @@
 """How old the changes in an outbox are, without trusting a clock.
 
-Whoever looks for old changes looks again and again.  What was there at one look is, at a later one, at least as old as
-the time between, by a clock that nobody sets.  The time that is written down with a change is believed only when it
+A sweeper looks for old changes again and again.  What was there at one look is, at a later one, at least as old as
+the time between, by a clock that is never set.  The time that is written down with a change is believed only when it
 says that the change is old: a clock that was ahead when the change was written must not keep it waiting, and one that
 is ahead now only leads to a change being told twice.
 """

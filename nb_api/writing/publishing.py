@@ -14,8 +14,8 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 from nb_api.coordination.discovery import Registration
+from nb_api.core.events import events_of
 from nb_api.db_api import Change, DbApi
-from nb_api.writing.events import events_of
 from pubsub_api import Event, Publisher, Session
 from pubsub_api.config import GROUP
 from pubsub_api.errors import InvalidEvent, InvalidTopic, LimitReached, NotPermitted
@@ -95,7 +95,7 @@ class DirectPublisher(ChangePublisher):
                     if self._directory is not None:
                         self._registration = Registration(self._directory, publisher, owns_address=True).start()
                 except LimitReached:
-                    publisher.close()  # nobody would find it
+                    publisher.close()  # no other thread would find it
                     raise
                 self._publisher = publisher
             return self._publisher
@@ -129,7 +129,7 @@ class DirectPublisher(ChangePublisher):
 
 
 class ServicePublisher(ChangePublisher):
-    """The hop to the publisher service of this host: numbered, acknowledged, bounded."""
+    """Through the publisher service of this host: numbered, acknowledged, bounded."""
 
     def __init__(self, worker: WorkerPublisherApi) -> None:
         self._worker = worker

@@ -1,6 +1,6 @@
 """The sweeper: publishes what a writer committed and did not live to publish.
 
-A change stays in the outbox until somebody confirms it.  What is older than ``[db] outbox_age`` by the store's clock is
+A change stays in the outbox until it is confirmed.  What is older than ``[db] outbox_age`` by the store's clock is
 taken for abandoned: it is published, flushed and confirmed, in batches.  A writer that was only slow publishes it too;
 followers recognise the second one by its version.  Several sweepers of one database do no harm but that.
 

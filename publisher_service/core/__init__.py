@@ -1,4 +1,1 @@
-"""The hop from a worker to the publisher service.  Sans-IO: no socket, thread, clock or log in here.
-
-Messages are in `messages`, the worker's half of the protocol in `worker`, the service's in `service`.
-"""
+"""The protocol between workers and the publisher service, without I/O: messages, and what each side does."""

@@ -1,4 +1,4 @@
-"""The service's half of the hop: who the workers are, which batches are new, what is answered.
+"""The service's side of the workers' protocol: who the workers are, which batches are new, what is answered.
 
 Sans-IO.  The owner feeds each connection what it reads, publishes the batches it gets back, and then asks every
 connection for its acknowledgement.
@@ -116,7 +116,7 @@ class ServiceCore:
         self.connected = 0
 
     def connect(self) -> WorkerConnection:
-        """Somebody connected."""
+        """A process connected."""
         return WorkerConnection(self)
 
     def taken(self) -> dict[bytes, int]:
@@ -126,7 +126,7 @@ class ServiceCore:
     def _greet(self, hello: WorkerHello, connection: WorkerConnection) -> Worker | str:
         """The worker of a HELLO, or why it is refused."""
         if hello.version != messages.VERSION:
-            return f"it speaks version {hello.version} of the hop, this service speaks {messages.VERSION}"
+            return f"it speaks version {hello.version} of the protocol, this service speaks {messages.VERSION}"
         known = self.workers.get(hello.guid)
         if self.connected >= self.settings.workers_max and (known is None or known.connection is None):
             return f"{self.connected} workers are connected, and workers_max is {self.settings.workers_max}"
@@ -170,8 +170,9 @@ class WorkerConnection:
         """Of the worker's refused events, those that this connection has told of."""
 
     def feed(self, data: bytes) -> Iterator[TakenBatch]:
-        """Bytes came; yields the new batches, in order.  Raises HopError: then the connection is ended, and what was
-        yielded before is good."""
+        """Bytes came; yields the new batches, in order.
+
+        Raises WorkerProtocolError: then the connection is ended, and what was yielded before is good."""
         try:
             for payload in self._inbox.feed(data):
                 taken = self._on_message(messages.read_from_worker(payload), payload)
@@ -237,7 +238,7 @@ class WorkerConnection:
             self._is_ack_due, self._told_refused = False, self.worker.refused
 
     def end(self) -> None:
-        """The connection is over, whoever ended it.  The worker stays in the table.  Idempotent."""
+        """The connection is over, ended by either side.  The worker stays in the table.  Idempotent."""
         if self.worker is not None and self.worker.connection is self:
             self.worker.connection = None
             self._core.connected -= 1

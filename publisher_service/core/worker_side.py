@@ -1,4 +1,4 @@
-"""The worker's half of the hop: numbers batches, keeps them until they are acknowledged, sends them again when needed.
+"""The worker's side of the protocol: numbers batches, keeps them until acknowledged, sends them again when needed.
 
 Sans-IO.  The owner reports what happens to the connection, asks `next_message` for what to write, and gives back what
 it reads.
@@ -83,7 +83,7 @@ class WorkerCore:
         """What the service told; None while it is not known."""
         self.window_bytes = 0
         self.is_full = False
-        """The window has no room: whoever adds waits until it is False."""
+        """The window has no room: a caller that adds waits until it is False."""
         self.batches = 0
         self.resent = 0
         self.refused_events = 0
@@ -188,7 +188,7 @@ class WorkerCore:
         return messages.pack(WorkerBye())
 
     def receive(self, payload: bytes) -> None:
-        """A message came.  Raises HopError: then the owner closes the connection and calls `lost`."""
+        """A message came.  Raises WorkerProtocolError: then the owner closes the connection and calls `lost`."""
         message = messages.read_from_service(payload)
         if isinstance(message, RefusalMessage):
             raise WorkerRefused(f"the publisher service refuses worker {self.name}: {message.reason}")
@@ -207,7 +207,7 @@ class WorkerCore:
         before = self.acknowledged
         if welcome.taken >= first:
             self._acknowledge(welcome.taken, among=written)
-        if welcome.refused is None:  # then nobody can say that any of them was published
+        if welcome.refused is None:  # then it cannot be said that any of them was published
             self._refused(self.acknowledged - before, "the publisher service does not know what became of them")
         else:
             self._refused(welcome.refused - self.refused_events, welcome.reason)

@@ -64,8 +64,8 @@ class ElectedUpkeep:
             ELECTION,
             holder=f"{publisher.name} {publisher.guid.hex()[:8]}",
             place=place,
-            on_gain=self._take_office,
-            on_loss=self._leave_office,
+            on_gain=self._begin,
+            on_loss=self._end,
         )
 
     @property
@@ -100,7 +100,7 @@ class ElectedUpkeep:
             note_interval_s=config.WATCH_NOTE_INTERVAL_S,
         )
 
-    def _take_office(self, token: int) -> None:
+    def _begin(self, token: int) -> None:
         LOG.info("This service was elected, with token %d: it sweeps the outbox and watches tables.", token)
         watching = [] if self._watcher is None else [self._watcher.thread()]
         self._threads = [self._sweeper.thread(), *self._compactor.threads(), *watching]
@@ -111,7 +111,7 @@ class ElectedUpkeep:
                 return
             self._is_leaving.wait(_RETRY_S)
 
-    def _leave_office(self) -> None:
+    def _end(self) -> None:
         for thread in self._threads:
             thread.ask_to_stop()
         for thread in self._threads:

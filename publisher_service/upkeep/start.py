@@ -1,4 +1,4 @@
-"""The service's part for the database, from its start on: waits for a database that is not there, then takes office.
+"""The service's upkeep of the database, from its start on: waits for a database that is not there, then begins.
 
 Workers and subscribers need no database.  So the service starts without one, says in its log and its report that it is
 away, and tries again with growing pauses.  What it does when the database is there, `publisher_service.upkeep.elected`
@@ -71,15 +71,15 @@ class DatabaseUpkeep(Closeable):
         first_s = options.retry_interval
         backoff = Backoff(first_s, max(first_s, options.retry_interval_max), jitter=random.random)
         self._db: DbApi | None = None
-        self._office: ElectedUpkeep | None = None
+        self._upkeep: ElectedUpkeep | None = None
         self._failed_attempts = 0
         self._is_closed = False
         self._problem: str | None = None
         self._parts = contextlib.ExitStack()
-        """What the thread has begun; whoever has joined it ends it."""
+        """What the thread has begun; `close` ends it when it has joined the thread."""
         self._thread = PeriodicThread(
-            "heliograph-duties",
-            self._take_office,
+            "heliograph-upkeep",
+            self._begin,
             Failures(LOG, _TROUBLE),
             pause_s=0.0,
             retry_s=backoff.next_s,
@@ -102,29 +102,29 @@ class DatabaseUpkeep(Closeable):
 
     @property
     def is_leader(self) -> bool:
-        return self._office is not None and self._office.is_leader
+        return self._upkeep is not None and self._upkeep.is_leader
 
     def report(self) -> dict[str, Any]:
         """How the database is and, once it has been there, what this service does for it."""
         seen = {"failed_attempts": self._failed_attempts}
-        if self._db is None or self._office is None:
+        if self._db is None or self._upkeep is None:
             return seen | _seen(problem=self._problem or "it has not answered yet")
-        return seen | self._office.report() | look_at(self._db)
+        return seen | self._upkeep.report() | look_at(self._db)
 
     # -- the thread
 
-    def _take_office(self) -> None:
+    def _begin(self) -> None:
         with contextlib.ExitStack() as parts:
             db = open_db(None, self._conf, with_outbox=False)
             parts.callback(db.close)
-            office = parts.enter_context(
+            upkeep = parts.enter_context(
                 ElectedUpkeep(db, self._publisher, self._own, owns_address=self._owns_address, place=self._place)
             )
             self._parts = parts.pop_all()
         self._thread.ask_to_stop()
-        self._db, self._office, self._problem = db, office, None
+        self._db, self._upkeep, self._problem = db, upkeep, None
         if self._failed_attempts:
-            LOG.info("The database is there after %d attempts: its duties begin.", self._failed_attempts)
+            LOG.info("The database is there after %d attempts: its upkeep begins.", self._failed_attempts)
 
     def _failed(self, error: Exception) -> None:
         self._failed_attempts += 1

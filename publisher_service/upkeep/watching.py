@@ -1,6 +1,6 @@
 """Publishing what others wrote into the database without a bus: from controller to controller, through the database.
 
-The feed has every change in commit order.  Those of the watched tables are published here, whoever made them.  How far
+The feed has every change in commit order.  Those of the watched tables are published here, of all writers.  How far
 it came is noted in the database now and then, so that the next one who watches goes on from there; what was published
 after the last note is published again then, and recognised by its version.
 
@@ -33,7 +33,7 @@ from pubsub_api.runtime.rare_logging import SeldomLog
 LOG = logging.getLogger(__name__)
 
 _WAIT_S = 0.5
-"""How long one wait for the feed takes: whoever wants this to stop waits no longer."""
+"""How long one wait for the feed takes: a caller that wants this to stop waits no longer."""
 _RETRY_S = 1.0
 """What cannot be published is tried again this often, a portion at a time."""
 _REFUSED_MAX = 10_000
@@ -161,7 +161,7 @@ class TableWatcher:
         self._note()
 
     def _publish_objects(self, error: RevisionGone) -> None:
-        """The changes since then are gone.  The objects are not; what was deleted meanwhile is in nobody's hands."""
+        """The changes since then are gone.  The objects are not; what was deleted meanwhile is not told."""
         self.counters.gaps += 1
         LOG.error("%s. The objects of %s are published instead.", error, ", ".join(sorted(self._tables)))
         with self._db.snapshot(sorted(self._tables)) as snapshot:
@@ -203,7 +203,7 @@ class TableWatcher:
             raise
 
     def _read_note(self) -> None:
-        """Begin where the last one who watched came to; when nobody ever did, with the present."""
+        """Begin where the last service that watched came to; when none ever did, with the present."""
         note = watch_note.read(self._db, self._name)
         if note is None:
             revision = self._db.revision()

@@ -19,7 +19,7 @@ from collections.abc import Callable
 
 from publisher_service.core.messages import MessageReader
 from publisher_service.core.worker_side import WorkerCore, WorkerState
-from publisher_service.errors import HopError, WorkerRefused
+from publisher_service.errors import WorkerProtocolError, WorkerRefused
 from pubsub_api.errors import LimitReached
 from pubsub_api.runtime import socket_file
 from pubsub_api.runtime.backoff import Backoff
@@ -138,7 +138,7 @@ class WorkerLink:
                 self._is_asleep = True
             ready = dict(poll.poll(None if wait_s is None else max(0.0, wait_s) * 1000 + 1))
             if sock is not None:
-                poll.unregister(fd)  # by number: somebody who wrote to it may have closed it meanwhile
+                poll.unregister(fd)  # by number: a thread that wrote to it may have closed it meanwhile
             with self._lock:
                 self._is_asleep = False
                 if self._waker.fd in ready:
@@ -193,7 +193,7 @@ class WorkerLink:
         try:
             for payload in self._inbox.feed(data):
                 self._receive(payload)
-        except HopError as error:
+        except WorkerProtocolError as error:
             self.refusals += isinstance(error, WorkerRefused)
             self._lose(f"{error}")
         if self._core.refused_events > refused_before:

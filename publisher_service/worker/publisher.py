@@ -59,14 +59,14 @@ class WorkerPublisher(WorkerPublisherApi):
 
     def __init__(self, conf: cfg.ConfigOpts, *, name: str = "") -> None:
         config.register(conf)
-        hop, pubsub = conf[config.GROUP], conf[PUBSUB]
+        options, pubsub = conf[config.GROUP], conf[PUBSUB]
         self._path = socket_path(conf)
         self._name = name or default_name()
         self._event_bytes_max = event_bytes_max(conf)
-        self._send_timeout_s: float = hop.send_timeout
+        self._send_timeout_s: float = options.send_timeout
         self._reconnect_s = (pubsub.retry_interval, max(pubsub.retry_interval, pubsub.retry_interval_max))
         self._settings = WorkerSettings(
-            window_events_max=hop.window_events_max,
+            window_events_max=options.window_events_max,
             window_bytes_max=config.WINDOW_BYTES_MAX,
             batch_events_max=pubsub.batch_events_max,
             batch_bytes_max=pubsub.batch_bytes_max,
@@ -84,7 +84,7 @@ class WorkerPublisher(WorkerPublisherApi):
         self._lock = threading.Lock()
         self._progress = threading.Condition(self._lock)
         self._stamp = 0
-        """Of the last event.  Nobody's clock is listened to here, so this is all of a hybrid clock that is needed."""
+        """Of the last event.  No other clock is listened to here, so this is all of a hybrid clock that is needed."""
         self._blocked_sends = 0
         self._timeouts = 0
         self._core = WorkerCore(self._settings, guid=os.urandom(frames.GUID_BYTES), name=self._name, pid=os.getpid())

@@ -58,7 +58,7 @@ class ControllerNode(ChildProcess):
 
 
 class ServiceNode(ChildProcess):
-    """A publisher service, with its duties for the database."""
+    """A publisher service, with its upkeep of the database."""
 
     def __init__(self, url: str, bus: str, **settings: Any) -> None:
         super().__init__("service", url, json.dumps({"bus": bus, **settings}), module="tests.helpers.nb_nodes")

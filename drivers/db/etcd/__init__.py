@@ -50,12 +50,12 @@ from drivers.db.etcd.http import (
 )  # fmt: skip
 from drivers.db.etcd.keys import PLACES, EtcdHead, EtcdKeys, EtcdRecord, Marker, WaitingWrite, end_of, place_of
 from drivers.db.etcd.snapshot import EtcdSnapshot
+from nb_api.core import checks
+from nb_api.core.writes import CheckedWrite, find_refusal, not_found, refusal_error
 from nb_api.db_api import Change, DbApi, DbObject, Snapshot
 from nb_api.errors import DbUnavailable
 from nb_api.revisions import HistoryCheck, new_nonce
-from nb_api.writing import checks
 from nb_api.writing.outbox_age import OutboxAge
-from nb_api.writing.writes import CheckedWrite, find_refusal, not_found, refusal_error
 from pubsub_api.errors import Closed
 from pubsub_api.runtime.addresses import is_loopback
 

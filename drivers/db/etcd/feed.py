@@ -12,10 +12,10 @@ import msgspec
 
 from drivers.db.etcd.http import Compacted, EtcdClient, KeyValue, RangeAnswer, TxnAnswer, found_in
 from drivers.db.etcd.keys import PLACES, EtcdKeys, EtcdRecord, Marker, named_by, newest_of, revisions_of
+from nb_api.core import checks
 from nb_api.db_api import Change
 from nb_api.errors import DbUnavailable
 from nb_api.revisions import HistoryCheck, judge
-from nb_api.writing import checks
 
 _SHORT = 4
 """A stretch of the feed is short when so many transactions can ask for the head at each of its revisions."""

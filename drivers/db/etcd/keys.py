@@ -5,9 +5,9 @@ from __future__ import annotations
 import msgspec
 
 from drivers.db.etcd.http import KeyValue
+from nb_api.core import checks
 from nb_api.db_api import Action, Change
 from nb_api.revisions import NONCE_BITS
-from nb_api.writing import checks
 
 _SLOTS = 64
 """Writes that one transaction of etcd has room for.  The last one has the last of these slots, so that where a

@@ -8,9 +8,9 @@ import msgspec
 
 from drivers.db.etcd.http import Compacted, EtcdClient, RangeAnswer
 from drivers.db.etcd.keys import EtcdKeys, EtcdRecord, end_of, newest_of
+from nb_api.core import checks
 from nb_api.db_api import DbObject, Snapshot
 from nb_api.errors import DbUnavailable
-from nb_api.writing import checks
 from pubsub_api.errors import Closed
 
 _decode_record = msgspec.msgpack.Decoder(EtcdRecord).decode

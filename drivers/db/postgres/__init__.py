@@ -40,11 +40,11 @@ from drivers.db.postgres import config, schema
 from drivers.db.postgres.pool import PostgresConnection, PostgresPool, Row
 from drivers.db.postgres.snapshot import PostgresSnapshot
 from drivers.db.postgres.writer import SharedWriter, Transfer, WriteOutcome
+from nb_api.core import checks
+from nb_api.core.writes import CheckedWrite, not_found, refusal_error
 from nb_api.db_api import Change, DbApi, DbObject, Snapshot
 from nb_api.revisions import HistoryCheck, judge
-from nb_api.writing import checks
 from nb_api.writing.outbox_age import OutboxAge
-from nb_api.writing.writes import CheckedWrite, not_found, refusal_error
 from pubsub_api.errors import Closed
 
 _COMPACT_PORTION = 10_000

@@ -10,8 +10,8 @@ import psycopg
 
 from drivers.db.postgres.config import PostgresSettings
 from drivers.db.postgres.pool import PostgresConnection, PostgresPool, Row
+from nb_api.core import checks
 from nb_api.db_api import DbObject, Snapshot
-from nb_api.writing import checks
 from pubsub_api.core.topics import FilterSet, is_wildcard, literal_prefix
 from pubsub_api.errors import Closed
 from pubsub_api.runtime.forking import ForkGuard

@@ -11,8 +11,8 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+from nb_api.core.writes import CheckedWrite
 from nb_api.errors import DbUnavailable
-from nb_api.writing.writes import CheckedWrite
 from pubsub_api.errors import HeliographError
 from pubsub_api.runtime import forking
 

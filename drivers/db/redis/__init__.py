@@ -38,11 +38,11 @@ from drivers.db.redis import config, scripts
 from drivers.db.redis.keys import OutboxEntry, RedisKeys, name_of, read_entry, read_record
 from drivers.db.redis.link import Command, Links, Script
 from drivers.db.redis.snapshot import RedisSnapshot
+from nb_api.core import checks
+from nb_api.core.writes import CheckedWrite, not_found, refusal_error
 from nb_api.db_api import Change, DbApi, DbObject, Snapshot
 from nb_api.revisions import HistoryCheck, judge
-from nb_api.writing import checks
 from nb_api.writing.outbox_age import OutboxAge
-from nb_api.writing.writes import CheckedWrite, not_found, refusal_error
 from pubsub_api.errors import Closed, InvalidConfig
 
 LOG = logging.getLogger(__name__)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from nb_api.core import checks
 from nb_api.db_api import Action, Change
-from nb_api.writing import checks
 
 SEPARATOR = b"\0"
 """Between table and key in the name of an object.  Neither can contain it."""

@@ -22,9 +22,9 @@ from drivers.db.redis import scripts
 from drivers.db.redis.config import RedisDbSettings
 from drivers.db.redis.keys import RedisKeys, read_record, revision_of, split_name
 from drivers.db.redis.link import Links, RedisDbLink, Script
+from nb_api.core import checks
 from nb_api.db_api import DbObject, Snapshot
 from nb_api.errors import DbUnavailable
-from nb_api.writing import checks
 from pubsub_api.errors import Closed, HeliographError
 
 _BEFORE_ALL, _AFTER_ALL = b"", b"\xff"

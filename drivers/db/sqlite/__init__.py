@@ -25,12 +25,12 @@ from drivers.sqlite_common.files import make_file, path_of
 from drivers.sqlite_common.patience import run_patiently
 from drivers.sqlite_common.pool import SqlitePool
 from drivers.sqlite_common.writer import GroupCommit, Operation
+from nb_api.core import checks
+from nb_api.core.writes import CheckedWrite, not_found
 from nb_api.db_api import Action, Change, DbApi, DbObject
 from nb_api.errors import DbError, DbUnavailable
 from nb_api.revisions import HistoryCheck, judge, number_of
-from nb_api.writing import checks
 from nb_api.writing.outbox_age import OutboxAge
-from nb_api.writing.writes import CheckedWrite, not_found
 from pubsub_api.errors import Closed, InvalidConfig
 from pubsub_api.runtime import forking
 from pubsub_api.runtime.backoff import Backoff

@@ -14,8 +14,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from drivers.db.sqlite import schema
+from nb_api.core.checks import REVISION_MAX
 from nb_api.revisions import NONCE_BITS, number_of
-from nb_api.writing.checks import REVISION_MAX
 
 IS_PUBLISHED = "(SELECT last FROM published WHERE first <= changes.revision ORDER BY first DESC LIMIT 1) >= revision"
 """A condition on ``changes``."""

@@ -11,8 +11,8 @@ import sqlite3
 from collections.abc import Sequence
 
 from drivers.db.sqlite import schema
+from nb_api.core.writes import CheckedWrite, find_refusal, refusal_error
 from nb_api.revisions import next_revisions
-from nb_api.writing.writes import CheckedWrite, find_refusal, refusal_error
 
 _Place = tuple[str | None, str | None]
 """The topic of an object and, when it has left another one, that."""

@@ -14,9 +14,9 @@ from collections.abc import Collection, Iterator
 
 from drivers.db.sqlite import schema
 from drivers.sqlite_common.pool import GATE
+from nb_api.core.checks import TopicSelection, decode_value
 from nb_api.db_api import DbObject, Snapshot
 from nb_api.errors import DbUnavailable
-from nb_api.writing.checks import TopicSelection, decode_value
 from pubsub_api.core.topics import is_wildcard, literal_prefix
 from pubsub_api.errors import Closed
 

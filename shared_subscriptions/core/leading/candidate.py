@@ -6,8 +6,8 @@ claim time, by the watcher's own clock, the group's record is claimed with the v
 record is deleted with it: of several that try, one succeeds.  The version of a successful claim is the leader's
 *epoch*.  No clock of another host is ever looked at.
 
-A write whose outcome is not known is settled by reading the record.  Until then a leader goes on being leader only as
-long as its last certain write allows.
+A write whose outcome is not known is settled by reading the record (`pubsub_api.core.leases`).  Until then a leader
+goes on being leader only as long as its last certain write allows.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import enum
 import msgspec
 
 from pubsub_api.core.errors import UndecodableBody
+from pubsub_api.core.leases import LeaseWrites
 from shared_subscriptions.core.settings import LeaseSettings
 
 
@@ -101,18 +102,23 @@ class Candidate:
         self.leader: LeaderRecord | None = None
         """Whom the record names, as far as this process knows; None when nobody leads."""
         self.epoch = 0
-        self.renewed_at = float("-inf")
-        """When the last write that is known to have succeeded began: what a leader may do is counted from there."""
         self.predecessor: LeaderRecord | None = None
         """Who resigned in our favour; None when somebody else's time ran out, or nobody ever led."""
         self.me = me
         """What this candidate writes of itself.  It may learn where it is reached after it was made."""
         self._settings = settings
         self._may_lead = may_lead
-        self._version = self._lease_version = 0
+        self._writes = LeaseWrites()
+        self._lease_version = 0
         self._seen_at = float("-inf")
-        self._pending: tuple[Claim, float] | None = None
+        self._claim: Claim | None = None
+        """What was written last, as long as that matters."""
         self._was_leading = False
+
+    @property
+    def renewed_at(self) -> float:
+        """When the last write that is known to have succeeded began: what a leader may do is counted from there."""
+        return self._writes.renewed_at
 
     # -- watching
 
@@ -123,15 +129,15 @@ class Candidate:
         if self.role is CandidateRole.UNCERTAIN and self._settle(seen):
             return
         if self.role is CandidateRole.LEADING:
-            if seen is None or seen.version != self._version:
+            if seen is None or seen.version != self._writes.version:
                 self._depose()
             else:
                 return
         self.leader = None if seen is None or seen.record.is_vacant else seen.record
         version, lease_version = (0, 0) if seen is None else (seen.version, seen.lease_version)
-        has_changed = version != self._version or lease_version not in (self._lease_version, 0)
+        has_changed = version != self._writes.version or lease_version not in (self._lease_version, 0)
         if has_changed or self._seen_at == float("-inf"):  # a lease that is gone is no sign of life
-            self._version, self._seen_at = version, now
+            self._writes.version, self._seen_at = version, now
         self._lease_version = lease_version
         self.predecessor = seen.record if seen is not None and seen.record.is_vacant else None
 
@@ -163,51 +169,52 @@ class Candidate:
 
     def kept(self, started: float) -> None:
         """The lease of the process was renewed by a write that began at ``started``."""
-        self.renewed_at = max(self.renewed_at, started)
+        self._writes.renewed_at = max(self.renewed_at, started)
 
     def _write(self, record: LeaderRecord, now: float, overthrows: tuple[str, int] | None = None) -> Claim:
-        claim = Claim(record, self._version, overthrows)
-        self._pending = (claim, now)
-        return claim
+        self._claim = Claim(record, self._writes.version, overthrows)
+        self._writes.begin(record, now)
+        return self._claim
 
     def written(self, version: int) -> None:
         """The write succeeded."""
-        assert self._pending is not None
-        claim, self.renewed_at = self._pending
-        self._pending = None
-        if self.role is not CandidateRole.LEADING and not claim.record.is_vacant:
-            self.epoch = version
-        self._version = version
-        if claim.record.is_vacant:
+        self._writes.done(version)
+        self._succeeded()
+
+    def _succeeded(self) -> None:
+        assert self._claim is not None
+        record, self._claim = self._claim.record, None
+        if record.is_vacant:
             self.role = CandidateRole.RETIRED
             self.leader = None
-        else:
-            self.role = CandidateRole.LEADING
-            self.leader = claim.record
+            return
+        if self.role is not CandidateRole.LEADING:
+            self.epoch = self._writes.version
+        self.role = CandidateRole.LEADING
+        self.leader = record
 
     def refused(self) -> None:
-        """Somebody else wrote the record first."""
-        self._pending = None
+        """Another process wrote the record first."""
+        self._claim = None
         self._depose()
 
     def unknown(self) -> None:
         """Whether the write succeeded is not known.  Read the record next."""
         self._was_leading = self.role is CandidateRole.LEADING
         self.role = CandidateRole.UNCERTAIN
+        self._writes.unknown()
 
     def _settle(self, seen: SeenRecord | None) -> bool:
         """Find out what became of the write.  True when this candidate leads."""
-        assert self._pending is not None
-        claim, _ = self._pending
-        if seen is not None and seen.record == claim.record:
+        outcome = self._writes.settle(*((None, 0) if seen is None else (seen.record, seen.version)))
+        if outcome == "done":
             self.role = CandidateRole.LEADING if self._was_leading else CandidateRole.WATCHING
-            self.written(seen.version)
+            self._succeeded()
             return True
-        if self._was_leading and seen is not None and seen.version == self._version:
-            self.role = CandidateRole.LEADING  # it did not happen, and nobody else has written either
-            self._pending = None
+        self._claim = None
+        if self._was_leading and outcome == "not done":
+            self.role = CandidateRole.LEADING
             return True
-        self._pending = None
         self._depose()
         return False
 
@@ -215,4 +222,4 @@ class Candidate:
         self.role = CandidateRole.WATCHING
         self.leader = None
         self._seen_at = float("-inf")
-        self._version = self._lease_version = 0
+        self._writes.version = self._lease_version = 0

@@ -13,8 +13,8 @@ import msgspec
 import pubsub_api
 from nb_api import NbApi
 from nb_api.config import GROUP, transaction_bytes_max
+from nb_api.core.checks import check_object
 from nb_api.errors import ObjectExists, ObjectNotFound, VersionConflict
-from nb_api.writing.checks import check_object
 from nb_api.writing.publishing import uses_service
 from pubsub_api.config import GROUP as BUS
 from pubsub_api.config import new_conf

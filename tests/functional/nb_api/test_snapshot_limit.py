@@ -8,11 +8,13 @@ import pathlib
 import threading
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
 from nb_api import LocalCache, NbApi
-from nb_api.coordination.snapshot_limit import TABLE, SlotSettings, SnapshotLimit
+from nb_api.coordination.snapshot_limit import TABLE, SnapshotLimit, SnapshotLimitSettings
+from nb_api.errors import DbUnavailable
 from pubsub_api.errors import Closed
 from tests.helpers.nb_tools import open_nb, sqlite_url
 from tests.helpers.waiting import wait_until
@@ -30,7 +32,7 @@ def make(nb: NbApi, count: int, *, lease_s: float = 30.0, wait_max_s: float = WA
     def pause(seconds: float) -> None:
         threading.Event().wait(min(seconds, 0.02))
 
-    return SnapshotLimit(SlotSettings(count, lease_s, wait_max_s), nb.db, pause)
+    return SnapshotLimit(SnapshotLimitSettings(count, lease_s, wait_max_s), nb.db, pause)
 
 
 def test_no_more_readers_than_slots(nb: NbApi) -> None:
@@ -99,10 +101,10 @@ def test_the_slot_of_a_holder_that_died_is_taken_over(nb: NbApi) -> None:
         os._exit(0)  # without a chance to give it back
     os.waitpid(pid, 0)
     assert len(nb.get_all(TABLE)) == 1
-    slots = make(nb, 1, lease_s=0.2)
-    with slots.hold():
+    limit = make(nb, 1, lease_s=0.2)
+    with limit.hold():
         pass
-    assert slots.counters.taken_over == 1
+    assert limit.counters.taken_over == 1
     assert nb.get_all(TABLE) == []
 
 
@@ -132,18 +134,40 @@ def test_a_holder_that_shows_progress_is_left_alone(nb: NbApi) -> None:
     assert entered.is_set()
 
 
+def test_a_renewal_that_was_not_answered_does_not_cost_the_slot(nb: NbApi, monkeypatch: pytest.MonkeyPatch) -> None:
+    limit = make(nb, 1, lease_s=0.03)
+    renew, unanswered, answered = nb.db.set, list[int](), list[int]()
+
+    def lose_the_first_answer(*args: Any, **options: Any) -> int:
+        version = renew(*args, **options)
+        (answered if unanswered else unanswered).append(version)
+        if not answered:
+            raise DbUnavailable("no answer, but it was carried out")
+        return version
+
+    def has_renewed_again() -> bool:
+        show_progress()
+        return bool(answered) or bool(limit.counters.lost)
+
+    monkeypatch.setattr(nb.db, "set", lose_the_first_answer)
+    with limit.hold() as show_progress:
+        wait_until(has_renewed_again, WAIT_S, "a renewal after the one that was not answered")
+    assert limit.counters.lost == 0
+    assert nb.get_all(TABLE) == []
+
+
 def test_who_gets_none_for_long_reads_without(nb: NbApi) -> None:
-    slots = make(nb, 1, wait_max_s=0.05)
-    with make(nb, 1).hold(), slots.hold():
+    limit = make(nb, 1, wait_max_s=0.05)
+    with make(nb, 1).hold(), limit.hold():
         pass
-    assert slots.counters.without == 1
-    assert slots.counters.waits == 1
+    assert limit.counters.without == 1
+    assert limit.counters.waits == 1
 
 
 def test_who_is_closed_does_not_wait(nb: NbApi) -> None:
     def closed(seconds: float) -> None:
         raise Closed("nobody waits any more")
 
-    slots = SnapshotLimit(SlotSettings(1, 30.0, WAIT_S), nb.db, closed)
-    with make(nb, 1).hold(), pytest.raises(Closed), slots.hold():
+    limit = SnapshotLimit(SnapshotLimitSettings(1, 30.0, WAIT_S), nb.db, closed)
+    with make(nb, 1).hold(), pytest.raises(Closed), limit.hold():
         pass

@@ -74,7 +74,7 @@ def test_a_worker_publishes_through_the_service_and_controllers_follow(
         assert nb.statistics().handover.left == 0
 
 
-def test_forked_workers_each_have_their_own_hop(service: PublisherService, bus: str, tmp_path: pathlib.Path) -> None:
+def test_forked_workers_have_a_connection_each(service: PublisherService, bus: str, tmp_path: pathlib.Path) -> None:
     """As a pre-fork server does: the NbApi is opened, and used, before the workers are forked."""
     with open_nb(sqlite_url(tmp_path), bus, **_socket(tmp_path)) as nb:
         nb.create("port", "before", 0, topic="t")

@@ -363,7 +363,7 @@ def test_a_process_of_another_user_is_refused_even_when_it_can_open_the_file(hos
         assert b"PermissionError" in outcome.stderr
 
 
-# -- a service and its former lives, in one process
+# -- a service and its earlier incarnations, in one process
 
 
 @pytest.mark.parametrize("damage", [b"", b"garbage", b"\0" * 5000])
@@ -392,7 +392,7 @@ def test_the_next_service_tells_where_the_last_one_ended_while_somebody_may_reme
             worker.flush(timeout_s=START_S)
             guid = first.publisher.guid
         with serving(host) as second:
-            assert [life.guid for life in second.recovered.lives] == [guid]
+            assert [one.guid for one in second.recovered.incarnations] == [guid]
             assert second.report()["journal"]["recovered_events"] == 10
             worker.send_event(event(11))
             worker.flush(timeout_s=START_S)

@@ -1,4 +1,4 @@
-"""A publisher service whose database is not there when it starts: it serves workers, and begins its duties later."""
+"""A publisher service whose database is not there when it starts: it serves workers, and begins its upkeep later."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def status(host: Host) -> tuple[int, list[str]]:
 
 
 @pytest.mark.parametrize("kind", ["redis", "postgres"])
-def test_a_service_begins_its_duties_when_the_database_comes(kind: str) -> None:
+def test_a_service_begins_its_upkeep_when_the_database_comes(kind: str) -> None:
     with away(kind) as (url, server), Host(database=url) as host:
         service, subscriber, worker = host.service(), host.subscriber(), host.worker()
         worker.send("worker/0", 1, 10)

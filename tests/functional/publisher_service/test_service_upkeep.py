@@ -74,7 +74,7 @@ def writing(host: Host, *, with_outbox: bool) -> Iterator[DbApi]:
 
 
 def wait_leader(service: PublisherService) -> None:
-    wait_until(lambda: service.duties is not None and service.duties.is_leader, START_S, "the service to be elected")
+    wait_until(lambda: service.upkeep is not None and service.upkeep.is_leader, START_S, "the service to be elected")
 
 
 def wait_watching(db: DbApi) -> None:
@@ -138,7 +138,7 @@ def test_of_several_services_one_publishes_and_another_takes_over(host: Host, da
             expected = [db.create("chassis", f"a{number}", number, topic="chassis") for number in range(20)]
             follower.wait_for(20)
             assert [seen[3] for seen in follower.seen] == expected, "once, by the leader"
-            survivor.duties.close()  # type: ignore[union-attr]
+            survivor.upkeep.close()  # type: ignore[union-attr]
             wait_leader(other)
             expected += [db.create("chassis", f"b{number}", number, topic="chassis") for number in range(20)]
             wait_until(lambda: {seen[3] for seen in follower.seen} == set(expected), START_S, "the rest")

@@ -56,7 +56,7 @@ def db(tmp_path: pathlib.Path) -> Iterator[DbApi]:
 
 @contextlib.contextmanager
 def watching(db: DbApi, publisher: ChangePublisher, *, name: str = "w") -> Iterator[TableWatcher]:
-    """One term of office."""
+    """One time of being elected."""
     watcher = TableWatcher(db, publisher, ["chassis"], name=name, portion=3, note_interval_s=0.01)
     thread = watcher.thread()
     thread.start()

@@ -9,7 +9,7 @@ from __future__ import annotations
 import ast
 import pathlib
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 import pytest
@@ -33,15 +33,21 @@ _PROGRAMS = ("heliograph", "bench", "examples")
 _DRIVER_CONTRACTS = (
     "drivers", "pubsub_api.driver", "pubsub_api.errors", "pubsub_api.config", "pubsub_api.core",
     "pubsub_api.driver_kit", "pubsub_api.runtime",
-    "nb_api.core", "nb_api.db_api", "nb_api.writing.checks", "nb_api.writing.writes", "nb_api.errors", "nb_api.config",
-    "nb_api.revisions", "nb_api.writing.outbox_age",
+    "nb_api.core", "nb_api.db_api", "nb_api.errors", "nb_api.config", "nb_api.revisions", "nb_api.writing.outbox_age",
     "durable_log.core", "durable_log.log_api", "durable_log.storage", "durable_log.config", "durable_log.errors",
 )  # fmt: skip
 # The memory driver injects faults, in the words that the simulator uses for them.
 _MEMORY_DRIVER = Layer((*_DRIVER_CONTRACTS, "pubsub_api.testing.faults"), denied=())
+# What every core may use beside its own folder and the errors of its package.
+_PURE = ("pubsub_api.core", "pubsub_api.errors", "pubsub_api.runtime.backoff", "pubsub_api.runtime.messages")
 
 LAYERS = {
     "pubsub_api.core": Layer(("pubsub_api.core",)),
+    **{
+        f"{package}.core": Layer((*_PURE, f"{package}.core", f"{package}.errors"))
+        for package in ("nb_api", "durable_log", "publisher_service", "spark_pipeline")
+    },
+    "drivers.pubsub.longpoll.core": Layer((*_PURE, "drivers.pubsub.longpoll.core"), denied=()),
     "pubsub_api.testing": Layer(("pubsub_api",)),
     # Shipped for tests and simulations; the bus itself must not need it.
     "pubsub_api": Layer(("pubsub_api",), denied=("drivers", "pubsub_api.testing")),
@@ -78,21 +84,16 @@ FOREIGN = {
     "pyspark": ("spark_pipeline", *_STRANGERS),
 }
 
-# The core does no I/O and reads no clock: time, identity and chance are given to it.
+# A folder called ``core`` does no I/O and reads no clock: time, identity and chance are given to it.
 _IMPURE = """
     _thread asyncio concurrent datetime glob logging multiprocessing os pathlib queue random secrets select selectors
-    shutil signal socket socketserver sched ssl subprocess sys tempfile threading time urllib uuid warnings
+    shutil signal socket socketserver sched ssl subprocess sys tempfile threading time urllib.request uuid
+    warnings
 """
 _PURITY = {
     **dict.fromkeys(_IMPURE.split(), "the core does no I/O and reads no clock"),
     **dict.fromkeys(("oslo_config", "stevedore", "msgpack", "rich"), "the core needs msgspec and nothing else"),
 }
-UNAVAILABLE = {
-    "pubsub_api.core": _PURITY,
-    "durability_service.core": _PURITY,
-    "shared_subscriptions.core": _PURITY,
-}
-
 
 _DYNAMIC = ("__import__", "import_module", "importlib.import_module")
 
@@ -142,7 +143,34 @@ def _objection(layer: str, name: str) -> str | None:
         return None
     if top in FOREIGN and layer.partition(".")[0] not in FOREIGN[top]:
         return f"{top} belongs under {FOREIGN[top][0]}/"
-    return UNAVAILABLE.get(layer, {}).get(top)
+    return _impurity(name) if layer.endswith(".core") else None
+
+
+def _impurity(name: str) -> str | None:
+    return next((why for impure, why in _PURITY.items() if is_within(name, impure)), None)
+
+
+def reached(start: str, sources: Mapping[str, pathlib.Path]) -> set[str]:
+    """The modules of this project that a module imports, directly or through others; itself too."""
+    found: set[str] = set()
+    waiting = [start]
+    while waiting:
+        module = waiting.pop()
+        if module not in found:
+            found.add(module)
+            waiting += filter(None, (_module_of(name, sources) for _, name in _imports_of(module, sources[module])))
+    return found
+
+
+def _imports_of(module: str, path: pathlib.Path) -> Iterator[tuple[int, str]]:
+    return imports(path.read_text(), module, is_package=path.name == "__init__.py")
+
+
+def _module_of(name: str, modules: Iterable[str]) -> str | None:
+    """The module that an imported name is, or is found in; None when it is none of this project."""
+    while name and name not in modules:
+        name = name.rpartition(".")[0]
+    return name or None
 
 
 def _source_files() -> list[pathlib.Path]:
@@ -167,6 +195,33 @@ def test_imports_follow_the_arrows(top: str) -> None:
     assert not broken, "\n" + "\n".join(broken)
 
 
+def test_every_core_does_no_io_also_through_what_it_imports() -> None:
+    sources = {_module_name(path): path for path in _source_files()}
+    cores = [module for module in sources if "core" in module.split(".") and not is_within(module, "tests")]
+    assert {module.rpartition(".core")[0] + ".core" for module in cores if module.endswith(".core")} <= LAYERS.keys()
+    broken = {
+        f"{module}:{line}: import of {name}: {why}"
+        for core in cores
+        for module in reached(core, sources)
+        for line, name in _imports_of(module, sources[module])
+        if (why := _impurity(name))
+    }
+    assert not broken, "\n" + "\n".join(sorted(broken))
+
+
+def test_what_is_reached_goes_through_other_modules(tmp_path: pathlib.Path) -> None:
+    texts = {
+        "a.core.one": "from a.two import x",
+        "a.two": "from . import three",
+        "a.three": "import time",
+        "a.four": "",
+    }
+    sources = {module: tmp_path / module for module in texts}
+    for module, text in texts.items():
+        sources[module].write_text(text)
+    assert reached("a.core.one", sources) == {"a.core.one", "a.two", "a.three"}
+
+
 @pytest.mark.parametrize(
     ("module", "statement", "reason"),
     [
@@ -183,6 +238,9 @@ def test_imports_follow_the_arrows(top: str) -> None:
         ("pubsub_api.session", "from .testing import simulator", "must not import pubsub_api.testing"),
         ("pubsub_api.session", "import nb_api", "may import only pubsub_api"),
         ("nb_api.cache", "import durable_log", "may import only pubsub_api, nb_api"),
+        ("nb_api.core.cache", "from nb_api.db_api import Change", "may import only"),
+        ("publisher_service.core.messages", "from urllib import request", "no I/O and reads no clock"),
+        ("drivers.pubsub.longpoll.core.wire", "import time", "no I/O and reads no clock"),
         ("durability_service.merge", "import shared_subscriptions", "may import only"),
         ("durability_service.merge", "import pyspark.sql", "belongs under spark_pipeline/"),
         ("drivers.pubsub.zmq", "from pubsub_api.session import Session", "may import only drivers"),

@@ -10,10 +10,11 @@ import pytest
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from nb_api.cache.changes import CachedObject, Created, Deleted, Difference, Updated
-from nb_api.core.cache import CacheCore, SnapshotMerge
+from nb_api.core.cache import CacheCore
+from nb_api.core.differences import CachedObject, Created, Deleted, Difference, Updated
+from nb_api.core.events import events_of
+from nb_api.core.snapshot_merge import SnapshotMerge
 from nb_api.db_api import Change, DbObject
-from nb_api.writing.events import events_of
 from pubsub_api import Event
 from pubsub_api.core.topics import FilterSet
 
@@ -445,7 +446,7 @@ def test_removing_a_topic_drops_what_no_other_filter_selects() -> None:
 
 
 def test_differences_are_only_counted_when_nobody_listens(core: CacheCore) -> None:
-    core.is_telling = False
+    core.want_differences(False)
     assert load(core, 2, row(1), row(2, key="l")) == []
     assert core.counters.created == 2
     assert core.objects == 2

@@ -12,8 +12,8 @@ import textwrap
 import pytest
 
 from nb_api import loading
+from nb_api.core import checks
 from nb_api.errors import DbError, InvalidObject
-from nb_api.writing import checks
 from pubsub_api import errors
 from pubsub_api.config import new_conf
 from tests.helpers.paths import ROOT

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from nb_api.coordination.leases import LeaseProgress
 from nb_api.core.election import HOLDER_PART, RENEWALS_PER_LEASE, DatabaseCall, ElectionCore
 
 LEASE_S = 10.0
@@ -358,27 +357,3 @@ def test_the_simulation_has_teeth() -> None:
         return False
 
     assert any(has_two(seed) for seed in range(10))
-
-
-class TestProgress:
-    def test_it_counts_while_the_version_is_the_same(self) -> None:
-        progress = LeaseProgress()
-        for now, version, idle_s in ((0, 1, 0), (3, 1, 3), (5, 1, 5), (6, 2, 0), (9, 2, 3)):
-            progress.observe({"k": version}, now)
-            assert progress.idle_s("k") == idle_s
-
-    def test_what_was_gone_begins_again(self) -> None:
-        progress = LeaseProgress()
-        progress.observe({"k": 1}, 0)
-        progress.observe({}, 5)
-        assert progress.idle_s("k") == 0
-        progress.observe({"k": 1}, 6)
-        assert progress.idle_s("k") == 0
-
-    def test_an_outage_counts_little_and_a_clock_that_goes_back_nothing(self) -> None:
-        progress = LeaseProgress(gap_max_s=2)
-        progress.observe({"k": 1}, 0)
-        progress.observe({"k": 1}, 1000)
-        assert progress.idle_s("k") == 2
-        progress.observe({"k": 1}, 900)
-        assert progress.idle_s("k") == 2

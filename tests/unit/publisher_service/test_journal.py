@@ -8,11 +8,10 @@ import random
 
 import pytest
 
-from publisher_service import lives
 from publisher_service.core import messages
 from publisher_service.core.messages import Group, WorkerBatch
 from publisher_service.errors import JournalError
-from publisher_service.journal import LIVES_MAX, Journal, RecoveredJournal
+from publisher_service.journal import INCARNATIONS_MAX, Journal, RecoveredJournal, predecessor_of
 from pubsub_api.core import frame as frames
 from pubsub_api.core.events import Event, decode_events, encode_event
 from pubsub_api.core.settings import FrameSettings
@@ -53,7 +52,7 @@ def test_batches_heads_and_numbers_come_back(tmp_path: pathlib.Path) -> None:
         assert journal.heads() == {"a": 4, "b": 1, "c": 1}
     told = recover(tmp_path)
     assert told.taken == {WORKER: 2, b"o" * 16: 5}
-    assert [(life.guid, life.heads) for life in told.lives] == [(b"1" * 16, {"a": 4, "b": 1, "c": 1})]
+    assert [(one.guid, one.heads) for one in told.incarnations] == [(b"1" * 16, {"a": 4, "b": 1, "c": 1})]
     assert [(part.topic, part.first, part.encoded) for part in told.stretches] == [
         ("a", 1, [b"x", b"y"]), ("b", 1, [b"z"]), ("a", 3, [b"v"]), ("a", 4, [b"w"]), ("c", 1, [b"own"]),
     ]  # fmt: skip
@@ -113,7 +112,7 @@ def test_no_flipped_byte_is_believed(tmp_path: pathlib.Path) -> None:
         assert [part.encoded[0] for part in told.stretches] == [b"event %d" % n for n in range(1, 6)][
             : len(told.stretches)
         ]
-        assert told.is_damaged == (not told.lives)
+        assert told.is_damaged == (not told.incarnations)
 
 
 def test_files_take_turns_and_nothing_is_forgotten_but_old_events(tmp_path: pathlib.Path) -> None:
@@ -124,7 +123,7 @@ def test_files_take_turns_and_nothing_is_forgotten_but_old_events(tmp_path: path
         heads = dict(journal.heads())
     told = recover(tmp_path)
     assert told.taken == {WORKER: 399}
-    assert told.lives[-1].heads == heads
+    assert told.incarnations[-1].heads == heads
     assert sum(heads.values()) == 399
     assert 20 < len(told.stretches) < 100
     for part in told.stretches:
@@ -132,21 +131,21 @@ def test_files_take_turns_and_nothing_is_forgotten_but_old_events(tmp_path: path
     assert all(path.stat().st_size <= 4 * KIB for path in tmp_path.iterdir())
 
 
-def test_each_life_goes_on_from_the_one_before_and_few_are_remembered(tmp_path: pathlib.Path) -> None:
-    for life in range(1, 8):
-        with begin(tmp_path, guid=bytes([life]) * 16) as journal:
-            write(journal, life, [("a", [b"x"] * life)])
+def test_each_incarnation_goes_on_from_the_one_before_and_few_are_remembered(tmp_path: pathlib.Path) -> None:
+    for run in range(1, 8):
+        with begin(tmp_path, guid=bytes([run]) * 16) as journal:
+            write(journal, run, [("a", [b"x"] * run)])
     told = recover(tmp_path)
-    assert [life.guid[0] for life in told.lives] == [4, 5, 6, 7]
-    assert len(told.lives) == LIVES_MAX
-    assert [life.heads["a"] for life in told.lives] == [4, 5, 6, 7]
+    assert [one.guid[0] for one in told.incarnations] == [4, 5, 6, 7]
+    assert len(told.incarnations) == INCARNATIONS_MAX
+    assert [one.heads["a"] for one in told.incarnations] == [4, 5, 6, 7]
     assert told.taken == {WORKER: 7}
-    assert [(part.guid[0], part.first) for part in told.stretches] == [(life, 1) for life in range(1, 8)]
+    assert [(part.guid[0], part.first) for part in told.stretches] == [(run, 1) for run in range(1, 8)]
 
 
 @pytest.mark.parametrize("is_full", [False, True])
-def test_a_life_that_died_while_it_began_hides_nothing(tmp_path: pathlib.Path, is_full: bool) -> None:
-    """Behind the last life while there is room, in the other file when there is hardly any."""
+def test_an_incarnation_that_died_while_it_began_hides_nothing(tmp_path: pathlib.Path, is_full: bool) -> None:
+    """Behind the last incarnation while there is room, in the other file when there is hardly any."""
     with begin(tmp_path, bytes_max=8 * KIB) as journal:
         write(journal, 1, [("a", [b"x" * (3500 if is_full else 10)])])
         ended = journal.written_bytes
@@ -158,12 +157,12 @@ def test_a_life_that_died_while_it_began_hides_nothing(tmp_path: pathlib.Path, i
     for cut in range(0 if is_full else ended, size):
         begun.write_bytes(content[:cut])
         told = recover(tmp_path)
-        assert [life.guid for life in told.lives] == [b"1" * 16]
+        assert [one.guid for one in told.incarnations] == [b"1" * 16]
         assert told.taken == {WORKER: 1}
     with begin(tmp_path, guid=b"3" * 16, bytes_max=8 * KIB) as journal:
         write(journal, 2, [("a", [b"y"])])
     told = recover(tmp_path)
-    assert [life.guid[:1] for life in told.lives] == [b"1", b"3"]
+    assert [one.guid[:1] for one in told.incarnations] == [b"1", b"3"]
     assert [part.encoded[0][:1] for part in told.stretches] == [b"x", b"y"]
 
 
@@ -209,7 +208,7 @@ def test_frames_are_rebuilt_with_the_numbers_they_had(tmp_path: pathlib.Path, ke
         write(journal, 1, [("a", encoded[:2])])
         write(journal, 2, [("a", encoded[2:]), ("b", [b"x" * 70_000])])
     settings = FrameSettings(bytes_max=65_536, key=key)
-    predecessor = lives.predecessor_of(recover(tmp_path), settings)
+    predecessor = predecessor_of(recover(tmp_path), settings)
     assert predecessor is not None
     assert (predecessor.guid, predecessor.heads, predecessor.former) == (b"1" * 16, {"a": 5, "b": 1}, None)
     headers = [frames.unpack(frame, bytes_max=65_536, key=key) for frame in predecessor.frames]
@@ -219,5 +218,5 @@ def test_frames_are_rebuilt_with_the_numbers_they_had(tmp_path: pathlib.Path, ke
     assert [event.version for event in read] == [0, 1, 2, 3, 4]
 
 
-def test_no_life_is_no_predecessor() -> None:
-    assert lives.predecessor_of(RecoveredJournal(), FrameSettings()) is None
+def test_no_incarnation_is_no_predecessor() -> None:
+    assert predecessor_of(RecoveredJournal(), FrameSettings()) is None

@@ -1,4 +1,4 @@
-"""The hop between workers and publisher service, both halves: every message in every state, and the two together."""
+"""The protocol between workers and publisher service, both sides: every message in every state, and both together."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from publisher_service.core.messages import (
 )
 from publisher_service.core.service_side import IntakeSettings, ServiceCore, TakenBatch, WorkerConnection
 from publisher_service.core.worker_side import WorkerCore, WorkerSettings
-from publisher_service.errors import HopError, MalformedMessage, UnexpectedMessage, WorkerRefused
+from publisher_service.errors import MalformedMessage, UnexpectedMessage, WorkerProtocolError, WorkerRefused
 
 GUID = b"w" * 16
 SERVICE = b"s" * 16
@@ -249,7 +249,7 @@ def test_every_message_in_every_state_of_a_connection(state: service_side.Connec
         take(connection, message)
         assert connection.state is SERVICE_ALLOWED[state, type(message)]
     else:
-        with pytest.raises(HopError):
+        with pytest.raises(WorkerProtocolError):
             take(connection, message)
         assert connection.state is service_side.ConnectionState.ENDED
 

@@ -115,7 +115,7 @@ def encode_value(value: Any, *, bytes_max: int) -> bytes:
 
 
 def decode_value(encoded: bytes | memoryview) -> Any:
-    """What `encode_value` was given.  Raises DbError when somebody else has written it and it is no msgpack."""
+    """What `encode_value` was given.  Raises DbError when another program has written it and it is no msgpack."""
     try:
         return _decode(encoded)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:

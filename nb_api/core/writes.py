@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
+from nb_api.core import checks
+from nb_api.core.changes import Action, Write
 from nb_api.core.own_tables import is_own
 from nb_api.errors import DbError, ObjectExists, ObjectNotFound, VersionConflict
-from nb_api.writing import checks
 from pubsub_api.core.topics import check_topic
 from pubsub_api.errors import HeliographError, LimitReached, UsageError
-
-if TYPE_CHECKING:
-    from nb_api.db_api import Action, Write
 
 Refusal = Literal["exists", "missing", "conflict"]
 """Why a write cannot be done, in the words that stored functions use too."""
@@ -28,7 +26,7 @@ class CheckedWrite(NamedTuple):
     value: bytes | None
     expected_version: int | None
     with_outbox: bool
-    """Whether the change waits in the outbox until somebody has published it."""
+    """Whether the change waits in the outbox until it is published."""
 
 
 class WriteLimits(NamedTuple):

@@ -9,12 +9,12 @@ from typing import Any, Literal
 
 import msgspec
 
-from nb_api.db_api import DbObject
+from nb_api.core.changes import DbObject
 
 SyncKind = Literal["snapshot", "topics", "delta", "provisional", "overrun"]
 """How a copy was brought up to date: by all objects, by those of topics that are new, or by the changes it had missed.
 ``provisional``: the database is away, and what another source has of it was applied; the database is still to be asked.
-``overrun``: it is up to date, and what led there was not told one by one because nobody took it in time."""
+``overrun``: it is up to date, and what led there was not told one by one because it was not taken in time."""
 
 
 class CachedObject(msgspec.Struct, frozen=True, gc=False):
@@ -23,6 +23,9 @@ class CachedObject(msgspec.Struct, frozen=True, gc=False):
     version: int
     topic: str
     value: Any
+
+    def named(self, table: str, key: str) -> DbObject:
+        return DbObject(table, key, self.topic, self.value, self.version)
 
 
 class Created(msgspec.Struct, frozen=True, gc=False):
@@ -34,7 +37,7 @@ class Created(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def object(self) -> DbObject:
-        return _object(self.table, self.key, self.entry)
+        return self.entry.named(self.table, self.key)
 
 
 class Updated(msgspec.Struct, frozen=True, gc=False):
@@ -47,11 +50,11 @@ class Updated(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def object(self) -> DbObject:
-        return _object(self.table, self.key, self.entry)
+        return self.entry.named(self.table, self.key)
 
     @property
     def before(self) -> DbObject:
-        return _object(self.table, self.key, self.entry_before)
+        return self.entry_before.named(self.table, self.key)
 
 
 class Deleted(msgspec.Struct, frozen=True, gc=False):
@@ -66,7 +69,7 @@ class Deleted(msgspec.Struct, frozen=True, gc=False):
     @property
     def object(self) -> DbObject:
         """As it was last."""
-        return _object(self.table, self.key, self.entry)
+        return self.entry.named(self.table, self.key)
 
 
 class Resynced(msgspec.Struct, frozen=True):
@@ -90,7 +93,3 @@ class Resynced(msgspec.Struct, frozen=True):
 
 Difference = Created | Updated | Deleted
 CacheChange = Difference | Resynced
-
-
-def _object(table: str, key: str, entry: CachedObject) -> DbObject:
-    return DbObject(table, key, entry.topic, entry.value, entry.version)

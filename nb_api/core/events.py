@@ -6,7 +6,7 @@ the old one get a ``delete`` of the same version that says where the object went
 
 from __future__ import annotations
 
-from nb_api.db_api import Change
+from nb_api.core.changes import Change
 from pubsub_api.core.events import Event
 
 _MOVED_TO = "moved_to"
