@@ -7,9 +7,9 @@ import argparse
 import pubsub_api
 from heliograph import exits, options
 from heliograph.commands import SUMMARIES
-from heliograph.demo.play import Outcome, Plan, Play
 from heliograph.demo.screens import COLUMNS, LiveScreen, PlainScreen, Screen, cells
-from heliograph.demo.stage import FILTER
+from heliograph.demo.settings import FILTER
+from heliograph.demo.steps import Demonstration, Outcome, Plan
 from heliograph.output import Output, note
 from pubsub_api import loading
 from pubsub_api.config import new_conf
@@ -59,12 +59,12 @@ def register(subparsers: options.Subparsers[argparse.ArgumentParser]) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Raises DriverNotFound, DriverDependencyMissing, WaitTimeout, ActorDied."""
+    """Raises DriverNotFound, DriverDependencyMissing, WaitTimeout, DemoProcessDied."""
     output = Output(is_json=args.json)
     plan = make_plan(args)
     check_server(plan)
     with _screen(output) as screen:
-        outcome = Play(plan, screen).run()
+        outcome = Demonstration(plan, screen).run()
     if args.json:
         output.record(outcome)
     else:
