@@ -21,9 +21,9 @@ from typing import TYPE_CHECKING, Any
 from pubsub_api.errors import UsageError
 from spark_pipeline.core.ranges import Offsets
 from spark_pipeline.errors import LakeConflict, PipelineError, SchemaMismatch, SparkMissing
-from spark_pipeline.own_files import local_path
+from spark_pipeline.paths import local_path
 from spark_pipeline.schema import EVENT_COLUMNS, LOG
-from spark_pipeline.writing.attempts import attempt, remove_dead
+from spark_pipeline.writing.job_directories import attempt, remove_dead
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

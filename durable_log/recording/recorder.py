@@ -9,7 +9,8 @@ and what one has missed another fills.
 
 A recorder asks the caches for what it lacks.  When it starts, for all that they hold, so a pause shorter than their
 memory leaves no hole; and for what was lost at every resync after that, be it loss or a link to a publisher that was
-not there before (`durable_log.recording.recovering`).  What cannot be had stays a hole in the log, told, and counted.
+not there before (`durable_log.recording.missing_events`).  What cannot be had stays a hole
+in the log, told, and counted.
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ from collections.abc import Callable, Sequence
 from durable_log.core.holes import size_of
 from durable_log.errors import LogCorrupt, LogError, LogReplaced
 from durable_log.log_api import LogApi
-from durable_log.recording.appending import append_patiently
-from durable_log.recording.recovering import Recovery
+from durable_log.recording.append_retries import append_patiently
+from durable_log.recording.missing_events import Recovery
 from pubsub_api import History, Resync, Session
 from pubsub_api.core.frame import Header
 from pubsub_api.core.receiving.resync_requests import LostRange, Reason

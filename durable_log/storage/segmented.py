@@ -21,6 +21,8 @@ import msgspec
 from oslo_config import cfg
 
 from durable_log import config
+from durable_log.core import checks
+from durable_log.core.checksums import gap
 from durable_log.core.placing import StreamPosition
 from durable_log.core.positions import decode_position, split_key
 from durable_log.errors import LogCorrupt, LogReplaced, LogUnavailable, OffsetTooOld
@@ -37,8 +39,6 @@ from durable_log.segments.directory import (
     write_mark,
 )
 from durable_log.segments.files import SegmentReader
-from durable_log.storage import checks
-from durable_log.storage.checksums import gap
 from durable_log.storage.identity import Lineage
 
 LOG = logging.getLogger(__name__)

@@ -63,7 +63,7 @@ class RepairReport:
     events: int = 0
     """Events in these."""
     given_up: int = 0
-    """Offsets of damaged frames and segments that were left out, see `durable_log.upkeep.giving_up`."""
+    """Offsets of damaged frames and segments that were left out, see `durable_log.upkeep.damaged_segments`."""
     moved: int = 0
     """Events that were unsealed in the store and in no file, at offsets that files have: they are appended again."""
     notes: list[str] = dataclasses.field(default_factory=list)

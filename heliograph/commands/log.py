@@ -377,7 +377,7 @@ def _verify(args: argparse.Namespace) -> int:
 
 def _repair(args: argparse.Namespace) -> int:
     from durable_log.loading import build_log
-    from durable_log.upkeep.giving_up import give_up_damaged
+    from durable_log.upkeep.damaged_segments import give_up_damaged
     from durable_log.upkeep.repairing import repair
     from heliograph.progress import Progress
     from pubsub_api.config import new_conf

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 from heliograph import exits, options
 from heliograph.output import Output
-from heliograph.pipeline import common
+from heliograph.pipeline import arguments
 
 if TYPE_CHECKING:
-    from spark_pipeline.jobs.heads import StreamHead
+    from spark_pipeline.jobs.stream_heads import StreamHead
 
 SUMMARY = "write down what publishers have numbered, for an audit"
 DESCRIPTION = """\
@@ -43,10 +43,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Raises WaitTimeout when nobody on the bus answers, LogNotFound, and what opening either may raise."""
     from pubsub_api.core.topics import FilterSet
-    from spark_pipeline.jobs import heads
+    from spark_pipeline.jobs import stream_heads as heads
 
     output = Output(is_json=args.json)
-    common.require_place(args.out)
+    arguments.require_place(args.out)
     filters = FilterSet(args.topics)
     found = [head for head in (_of_log(args) if args.log else _of_bus(args)) if filters.match(head.topic)]
     heads.write(args.out, found)
@@ -59,16 +59,18 @@ def run(args: argparse.Namespace) -> int:
 
 def _of_log(args: argparse.Namespace) -> list[StreamHead]:
     import durable_log
-    from spark_pipeline.jobs import heads
+    from spark_pipeline.jobs import stream_heads as heads
 
-    with contextlib.closing(durable_log.open(common.log_url(args, common.read_conf(args)), must_exist=True)) as log:
+    with contextlib.closing(
+        durable_log.open(arguments.log_url(args, arguments.read_conf(args)), must_exist=True)
+    ) as log:
         return list(heads.of_log(log))
 
 
 def _of_bus(args: argparse.Namespace) -> list[StreamHead]:
     """A subscriber that joins asks everybody for their heads before it is ready."""
     import pubsub_api
-    from spark_pipeline.jobs.heads import StreamHead
+    from spark_pipeline.jobs.stream_heads import StreamHead
 
     with pubsub_api.open(args.url) as session, session.subscriber(args.topics, lambda _: None) as subscriber:
         subscriber.wait_ready(timeout_s=args.timeout)

@@ -23,8 +23,8 @@ def count_streams(events: DataFrame, heads: DataFrame | None = None) -> DataFram
 
     A stream starts at 1, so everything before ``first`` counts as lost.  Not so with ``heads``, which says where each
     one starts; of a stream that it does not know, nothing before what is there is expected.  It has
-    what is expected (`spark_pipeline.jobs.heads`): ``guid``, ``topic``, ``first``, ``last``, and ``missing``, how many
-    of those numbers no log ever saw, or null.  With it, events lost at the end, and streams of which nothing was
+    what is expected (`spark_pipeline.jobs.stream_heads`): ``guid``, ``topic``, ``first``, ``last``, and ``missing``,
+    how many of those numbers no log ever saw, or null.  With it, events lost at the end, and streams of which nothing was
     recorded, are found too; and what is not there and not missing counts as ``not_kept``: skipped by its publisher, or
     removed since by retention or compaction.  Raises SchemaMismatch.
     """

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, NamedTuple
 import durable_log
 from spark_pipeline.core.ranges import Offsets, advance
 from spark_pipeline.errors import LakeConflict
-from spark_pipeline.jobs import heads
+from spark_pipeline.jobs import stream_heads as heads
 from spark_pipeline.lake import LakeTable, LakeVersion
-from spark_pipeline.reading.places import check_reached, check_times, times_before
+from spark_pipeline.reading.checkpoints import check_reached, check_times, times_before
 from spark_pipeline.reading.whole_log import read_log
 
 if TYPE_CHECKING:

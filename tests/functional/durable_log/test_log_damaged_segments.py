@@ -16,7 +16,7 @@ from durable_log.segments.compaction import SegmentCompactor
 from durable_log.segments.sealing import Sealer
 from durable_log.storage.segmented import SegmentedLog
 from durable_log.testing.sources import Source, read_frames
-from durable_log.upkeep.giving_up import give_up_damaged
+from durable_log.upkeep.damaged_segments import give_up_damaged
 from durable_log.upkeep.repairing import RepairReport, repair
 from durable_log.upkeep.verifying import verify
 from heliograph.main import main

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 
 from durable_log.errors import LogError
 from durable_log.log_api import LogApi
-from durable_log.recording.appending import append_patiently
+from durable_log.recording.append_retries import append_patiently
 from pubsub_api import Resync, Session
 from pubsub_api.core.frame import Header
 from pubsub_api.errors import Closed, FrameError

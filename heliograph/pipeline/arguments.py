@@ -129,7 +129,7 @@ def require_place(file: str | None) -> None:
 
 def require_new_directory(path: str) -> None:
     """Raises UsageError when something is there already, for a job never overwrites, and for what is no path."""
-    from spark_pipeline.own_files import local_path
+    from spark_pipeline.paths import local_path
 
     if local_path(path, "the result").exists():
         raise UsageError(f"{path} exists already: name a directory that does not")
