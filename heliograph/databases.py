@@ -6,6 +6,8 @@ import argparse
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from heliograph.options import add_config_file
+
 if TYPE_CHECKING:
     from nb_api import DbObject, NbApi
 
@@ -20,10 +22,7 @@ def add_database(parser: argparse.ArgumentParser) -> None:
         "--bus", metavar="URL",
         help="driver and address of the bus (default: none, unless the configuration has enable_df_pub_sub)",
     )  # fmt: skip
-    group.add_argument(
-        "--config-file", metavar="FILE", action="append", default=[],
-        help="read the configuration from FILE; may be repeated, later files win",
-    )  # fmt: skip
+    add_config_file(group, "read the configuration from FILE; may be repeated, later files win")
 
 
 def open_nb(args: argparse.Namespace, cache_options: Mapping[str, str] | None = None) -> NbApi:

@@ -20,7 +20,7 @@ from collections.abc import Iterator, Sequence
 from types import FrameType
 from typing import Any
 
-from heliograph import commands, exits, output
+from heliograph import commands, exits, options, output
 
 DESCRIPTION = """\
 Tells many controllers, quickly and reliably, what changed in a database.
@@ -58,7 +58,11 @@ def build_parser(only: str | None = None) -> argparse.ArgumentParser:
     subparsers = parser.add_subparsers(title="commands", metavar="COMMAND", dest="command")
     for name, summary in commands.SUMMARIES.items():
         if only is None or name == only:
-            importlib.import_module(f"{commands.__name__}.{name.replace('-', '_')}").register(subparsers)
+            module = importlib.import_module(f"{commands.__name__}.{name.replace('-', '_')}")
+            if hasattr(module, "make_parser"):
+                module.make_parser(subparsers)
+            else:
+                options.add_command(subparsers, name, summary, module, getattr(module, "LOG_LEVEL", "warning"))
         else:
             subparsers.add_parser(name, help=summary, add_help=False)
     return parser

@@ -24,7 +24,7 @@ class NoCheckout(HeliographError):
     fault = "environment"
 
 
-def register(subparsers: options.Subparsers[argparse.ArgumentParser]) -> None:
+def make_parser(subparsers: options.Subparsers[argparse.ArgumentParser]) -> None:
     # No options and no help of its own: every argument, --help too, is for the benchmarks.
     parser = subparsers.add_parser("bench", help=commands.SUMMARIES["bench"], add_help=False, allow_abbrev=False)
     parser.description = DESCRIPTION

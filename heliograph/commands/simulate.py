@@ -8,7 +8,6 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from heliograph import exits, options
-from heliograph.commands import SUMMARIES
 from heliograph.output import Output, compact, note
 from heliograph.progress import Progress
 from pubsub_api.errors import UsageError
@@ -23,6 +22,7 @@ restarted.  An oracle that knows everything checks the guarantees at every step.
 
 A seed decides everything in a run.  The seed of a failure is printed with the command that replays it.
 """
+LOG_LEVEL = "error"
 EXAMPLES = """\
   heliograph simulate --seeds 20000
   heliograph simulate --seeds 5000 --first 100000 --profile chaos
@@ -30,11 +30,7 @@ EXAMPLES = """\
 """
 
 
-def register(subparsers: options.Subparsers[argparse.ArgumentParser]) -> None:
-    parser = options.add_command(
-        subparsers, "simulate", summary=SUMMARIES["simulate"],
-        description=DESCRIPTION, examples=EXAMPLES, log_level="error",
-    )  # fmt: skip
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     which = parser.add_mutually_exclusive_group()
     which.add_argument("--seeds", metavar="N", type=options.positive_int, default=1000, help="how many (default: 1000)")
     which.add_argument("--seed", metavar="S", type=options.natural_int, help="replay one seed and show what happened")
@@ -43,7 +39,6 @@ def register(subparsers: options.Subparsers[argparse.ArgumentParser]) -> None:
         "--profile", metavar="NAME", help="the same kind of trouble for all seeds; an unknown name lists them"
     )
     options.add_json(parser, "the result as one JSON object")
-    parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -71,10 +66,7 @@ def _replay(output: Output, seed: int, profile: Profile | None) -> int:
     try:
         report = simulate(seed, profile)
     except SimulationFailure as failure:
-        if output.is_json:
-            output.record({**_record(failure), "trace": failure.trace})
-        else:
-            output.line(str(failure))
+        output.result({**_record(failure), "trace": failure.trace}, str(failure))
         return exits.FAILED
     if output.is_json:
         output.record(report)

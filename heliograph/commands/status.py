@@ -6,7 +6,6 @@ import argparse
 from typing import Any
 
 from heliograph import exits, options
-from heliograph.commands import SUMMARIES
 from heliograph.output import Output
 from pubsub_api.errors import HeliographError
 
@@ -31,16 +30,12 @@ _MAIN = (
 )  # fmt: skip
 
 
-def register(subparsers: options.Subparsers[argparse.ArgumentParser]) -> None:
-    parser = options.add_command(
-        subparsers, "status", summary=SUMMARIES["status"], description=DESCRIPTION, examples=EXAMPLES
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--timeout", metavar="S", type=options.seconds, default=15.0, help="wait S seconds for an answer (default: 15)"
     )
     options.add_session(parser)
     options.add_json(parser, 'one JSON object: {"ok": ..., "service": {...}, "database": {...}, "problems": [...]}')
-    parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import pathlib
 from typing import TYPE_CHECKING
 
@@ -89,14 +88,13 @@ def run(args: argparse.Namespace) -> int:
 
 def _expected(args: argparse.Namespace, conf: cfg.ConfigOpts) -> dict[Stream, Expected] | None:
     """What is known of the streams: by the log, by the logs that were taken into the table, and by ``--heads``."""
-    import durable_log
     from spark_pipeline.jobs import stream_heads as heads
     from spark_pipeline.lake import LakeTable
 
     if args.lake:
         sources = heads.beside(LakeTable(args.lake).path)
     else:
-        with contextlib.closing(durable_log.open(arguments.log_url(args, conf), must_exist=True)) as log:
+        with arguments.opened_log(args, conf) as log:
             sources = [list(heads.of_log(log))]
     if args.heads:
         sources.append(heads.read(args.heads))

@@ -45,10 +45,13 @@ def run(args: argparse.Namespace) -> int:
 
         events = arguments.read_events(spark, args, conf)
         tombstones_from_ns = time.time_ns() - int(args.keep_tombstones * 1e9) if args.keep_tombstones else None
-        log = "" if args.lake else arguments.log_identity(args, conf)
-        manifest = write_snapshot(events, args.out, tombstones_from_ns=tombstones_from_ns, log=log)
-    if output.is_json:
-        output.record(msgspec.to_builtins(manifest))
-    else:
-        output.line(f"{manifest.objects:,} objects in {args.out}, newest version {manifest.version:,}")
+        identity = ""
+        if not args.lake:
+            with arguments.opened_log(args, conf) as log:
+                identity = log.identity
+        manifest = write_snapshot(events, args.out, tombstones_from_ns=tombstones_from_ns, log=identity)
+    output.result(
+        msgspec.to_builtins(manifest),
+        f"{manifest.objects:,} objects in {args.out}, newest version {manifest.version:,}",
+    )
     return exits.OK

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 from typing import TYPE_CHECKING
 
 from heliograph import exits, options
@@ -30,13 +29,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     source.add_argument("--url", metavar="URL", help="the bus")
     source.add_argument("--log", metavar="URL", help="a durable log, as in sqlite:///dir/log.db")
     parser.add_argument("--out", metavar="FILE", required=True, help="where they go; replaced when it exists")
-    parser.add_argument(
-        "--topics", metavar="FILTER", nargs="+", default=["#"], help="topics to take, as in 'tenant-7/#' (default: all)"
-    )
+    arguments.add_topics(parser)
     parser.add_argument(
         "--timeout", metavar="S", type=options.seconds, default=10.0, help="how long to wait for the bus (default: 10)"
     )
-    parser.add_argument("--config-file", metavar="FILE", action="append", default=[], help="read [log] from FILE")
+    options.add_config_file(parser, "read [log] from FILE")
     options.add_json(parser, "the outcome as one JSON object")
 
 
@@ -50,20 +47,14 @@ def run(args: argparse.Namespace) -> int:
     filters = FilterSet(args.topics)
     found = [head for head in (_of_log(args) if args.log else _of_bus(args)) if filters.match(head.topic)]
     heads.write(args.out, found)
-    if output.is_json:
-        output.record({"streams": len(found)})
-    else:
-        output.line(f"{len(found):,} streams in {args.out}")
+    output.result({"streams": len(found)}, f"{len(found):,} streams in {args.out}")
     return exits.OK
 
 
 def _of_log(args: argparse.Namespace) -> list[StreamHead]:
-    import durable_log
     from spark_pipeline.jobs import stream_heads as heads
 
-    with contextlib.closing(
-        durable_log.open(arguments.log_url(args, arguments.read_conf(args)), must_exist=True)
-    ) as log:
+    with arguments.opened_log(args, arguments.read_conf(args)) as log:
         return list(heads.of_log(log))
 
 

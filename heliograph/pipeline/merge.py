@@ -64,10 +64,9 @@ def run(args: argparse.Namespace) -> int:
             with attempt(unfinished(target)) as place:
                 merged.write.option("compression", "zstd").parquet(str(place / "rows"))
                 put_in_place(place / "rows", target)
-    if output.is_json:
-        output.record({"policy": args.policy, "written": has_moved, "result": args.out if has_moved else args.local})
-    elif has_moved:
-        output.line(f"{args.policy}: written to {args.out}")
-    else:
-        output.line(f"{args.policy}: nothing to move, the result is {args.local}")
+    what = f"written to {args.out}" if has_moved else f"nothing to move, the result is {args.local}"
+    output.result(
+        {"policy": args.policy, "written": has_moved, "result": args.out if has_moved else args.local},
+        f"{args.policy}: {what}",
+    )
     return exits.OK

@@ -67,10 +67,8 @@ def run(args: argparse.Namespace) -> int:
         events = arguments.read_events(spark, args, conf)
         with bus.publisher() as publisher:
             sent, skipped = _replay(events, publisher, args)
-    if output.is_json:
-        output.record({"events": sent, "undecodable": skipped})
-    else:
-        output.line(f"{sent:,} events published again" + (f", {skipped:,} could not be read" if skipped else ""))
+    unread = f", {skipped:,} could not be read" if skipped else ""
+    output.result({"events": sent, "undecodable": skipped}, f"{sent:,} events published again{unread}")
     return exits.OK
 
 
