@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def add_database(parser: argparse.ArgumentParser) -> None:
-    """``--db``, ``--bus`` and ``--config-file``: which database, and who is told."""
+    """``--db``, ``--bus`` and ``--config-file``: which database, and on which bus its changes are published."""
     group = parser.add_argument_group("the database and the bus")
     group.add_argument(
         "--db", metavar="URL", help="the database, as in sqlite:///tmp/objects.db (default: [db] url of the file)"

@@ -69,7 +69,7 @@ def build_parser(only: str | None = None) -> argparse.ArgumentParser:
 
 
 class _ShowVersion(argparse.Action):
-    """Finds the version out only when somebody asks for it."""
+    """Finds the version out only when it is asked for."""
 
     def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
         sys.stdout.write(f"heliograph {version()}\n")
@@ -87,7 +87,7 @@ def version() -> str:
 
 
 def _prepare_streams() -> None:
-    if sys.stdout is None:  # closed by who started us: then nobody wants to see it
+    if sys.stdout is None:  # closed by the parent process, which does not want to see it
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115  it lives as long as the process
     if sys.stderr is None:
         sys.stderr = open(os.devnull, "w")  # noqa: SIM115
@@ -127,7 +127,7 @@ def _run(args: argparse.Namespace) -> int:
 
 def _judge(error: Exception) -> tuple[str, int]:
     """What to say of an error, and the exit code for it."""
-    from pubsub_api.errors import HeliographError  # whoever raised one has imported it; help and Ctrl-C need none
+    from pubsub_api.errors import HeliographError  # imported here, because help and Ctrl-C need none
 
     if isinstance(error, HeliographError):  # first, because some of them are OSErrors as well
         return exits.explain(error), exits.code_for(error)

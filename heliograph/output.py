@@ -136,7 +136,7 @@ def compact(value: object) -> str:
 def jsonable(value: Any, depth: int = 0) -> Any:
     """The nearest JSON: bytes become ``{"bytes": hex}``, a number that JSON lacks and an unknown type become a string.
 
-    What is nested deeper than anybody would read is left out, and a sentence stands in its place.
+    What is nested too deep to be read is left out, and a sentence stands in its place.
     """
     if value is None or isinstance(value, bool | int | str):
         return value

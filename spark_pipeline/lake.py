@@ -36,8 +36,8 @@ _DAY_NS = 86_400 * 10**9
 
 
 class LakeVersion:
-    """A table as it was at one moment.  What is appended to it is added only when nobody has committed since: so what
-    was read from it, such as the offsets, still holds."""
+    """A table as it was at one moment.  What is appended to it is added only when no other job has committed since: so
+    what was read from it, such as the offsets, still holds."""
 
     def __init__(self, path: pathlib.Path, table: Any, delta: Any) -> None:
         self._path = path
@@ -156,7 +156,7 @@ class LakeTable:
     def read(self, spark: SparkSession, *, version: int | None = None) -> DataFrame:
         """The table as it is now, or as it was at a version.
 
-        Raises PipelineError when there is none, SchemaMismatch when somebody gave it other columns.
+        Raises PipelineError when there is none, SchemaMismatch when it was given other columns.
         """
         self.check_exists()
         table = self._table()

@@ -4,8 +4,8 @@ It is a subscriber that takes frames in order, after repair, and appends as many
 cannot be reached it tries again and lets frames wait in the subscriber's queue, which is bounded: what does not fit is
 told by a resync, counted here, and remembered in the log as a hole when the stream goes on.
 
-Several recorders may write to one log, for instance one per host: each event is stored once, by whoever comes first,
-and what one has missed another fills.
+Several recorders may write to one log, for instance one per host: each event is stored once, by the recorder that comes
+first, and what one has missed another fills.
 
 A recorder asks the caches for what it lacks.  When it starts, for all that they hold, so a pause shorter than their
 memory leaves no hole; and for what was lost at every resync after that, be it loss or a link to a publisher that was
@@ -63,7 +63,7 @@ class RecorderStatistics:
     recovered: int = 0
     """Events of those lost that came after all."""
     missing: int = 0
-    """Events of those lost that nobody had: a hole in the log, unless another recorder fills it."""
+    """Events of those lost that no cache had: a hole in the log, unless another recorder fills it."""
     failed: int = 0
     """Frames that were given up because the log is broken or closed."""
 

@@ -115,7 +115,7 @@ class Printer:
             self._fail(error)
 
     def _fail(self, error: OSError) -> None:
-        """Nobody reads us any more, or the disk is full: the main thread raises it."""
+        """The output has no reader any more, or the disk is full: the main thread raises it."""
         self.failure = self.failure or error
         self.done.set()
 

@@ -43,7 +43,7 @@ def check_driver(patient: Patient) -> list[Finding]:
 
 
 def check_signing(patient: Patient) -> list[Finding]:
-    """Whoever can reach a bus that is open to the network could forge events, unless they are signed."""
+    """On a bus that is open to the network any host could forge events, unless they are signed."""
     if patient.conf is None or patient.driver is None:
         return [_skipped("signing", "there is no driver")]
     pubsub = patient.conf[GROUP]
@@ -63,7 +63,7 @@ def check_signing(patient: Patient) -> list[Finding]:
 
 
 def check_address(patient: Patient) -> list[Finding]:
-    """Bind-based: is the address free, and if not, who has it?  Nobody is disturbed by looking."""
+    """Bind-based: is the address free, and if not, which process has it?  Looking disturbs none."""
     if patient.conf is None or patient.driver is None:
         return [_skipped("address", "there is no driver")]
     if not patient.driver.capabilities.bind_based:
@@ -200,7 +200,7 @@ def check_round_trip(patient: Patient) -> list[Finding]:
 
 
 def _private_conf(patient: Patient, directory: pathlib.Path) -> cfg.ConfigOpts:
-    """The same configuration, but for the address where a publisher binds: this host only, and nobody else's."""
+    """The same configuration, but for the address where a publisher binds: this host only, at a free port."""
     conf = patient.read_conf()
     if patient.driver is not None and patient.driver.capabilities.bind_based:
         conf.set_override("publisher_transport", "tcp", group=GROUP)

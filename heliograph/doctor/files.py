@@ -30,7 +30,7 @@ def check_configuration(patient: Patient) -> list[Finding]:
 
 
 def check_names(patient: Patient) -> list[Finding]:
-    """Options in the files that nobody reads: a misspelt one would have no effect, and nobody would say so."""
+    """Options in the files that no module reads: a misspelt one would have no effect, without a word."""
     if patient.conf is None or not patient.config_files:
         return []
     known = known_options()

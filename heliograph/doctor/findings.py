@@ -25,7 +25,7 @@ class Finding:
 
 @dataclasses.dataclass
 class Patient:
-    """Who is examined.  A check may leave here what later ones need; they are skipped when it is missing."""
+    """What is examined.  A check may leave here what later ones need; they are skipped when it is missing."""
 
     read_conf: Callable[[], cfg.ConfigOpts]
     """A fresh configuration object each time, so that a check may change it."""

@@ -38,7 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Raises WaitTimeout when nobody on the bus answers, LogNotFound, and what opening either may raise."""
+    """Raises WaitTimeout when no process on the bus answers, LogNotFound, and what opening either may raise."""
     from pubsub_api.core.topics import FilterSet
     from spark_pipeline.jobs import stream_heads as heads
 
@@ -59,7 +59,7 @@ def _of_log(args: argparse.Namespace) -> list[StreamHead]:
 
 
 def _of_bus(args: argparse.Namespace) -> list[StreamHead]:
-    """A subscriber that joins asks everybody for their heads before it is ready."""
+    """A subscriber that joins asks publishers and caches for their heads before it is ready."""
     import pubsub_api
     from spark_pipeline.jobs.stream_heads import StreamHead
 

@@ -47,7 +47,7 @@ class GroupStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self.__dict__ | {"_log": None}  # workers open their own
 
     def initialOffset(self) -> dict[str, object]:
-        groups.get(self._opened(), self._options.group)  # a group that nobody declared is refused at the start
+        groups.get(self._opened(), self._options.group)  # a group that is not declared is refused at the start
         return self._kept(QueryPlace(Turn(0)))
 
     def getDefaultReadLimit(self) -> ReadLimit:

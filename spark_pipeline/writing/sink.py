@@ -1,7 +1,7 @@
 """``df.write.format("heliograph")`` and ``df.writeStream.format("heliograph")``: rows become events or objects.
 
 Options: ``log`` (URL: events are appended to a durable log), ``db`` (URL or configuration file: objects are written,
-and told to whoever follows them) or ``bus`` (URL: events are published); ``staging`` (a directory every worker
+and their changes are published) or ``bus`` (URL: events are published); ``staging`` (a directory every worker
 reaches); and for a stream ``query``, its name across restarts.
 
 A micro-batch takes effect exactly once.  Tasks stage their rows in files; one commit, on the driver, delivers the files
