@@ -113,7 +113,7 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
 
 def _run(args: argparse.Namespace) -> int:
     try:
-        code: int = args.run(args)
+        code: int = args.run(args, output.Output(is_json=getattr(args, "json", False)))
         sys.stdout.flush()
     except KeyboardInterrupt:
         return _failed(args, "interrupted", exits.INTERRUPTED)

@@ -13,10 +13,14 @@ from heliograph import exits
 if TYPE_CHECKING:
     from oslo_config import cfg
 
+    from heliograph.output import Output
     from pubsub_api import Session
 
 Subparsers = argparse._SubParsersAction
 """What ``add_subparsers`` returns; `argparse` has no public name for it."""
+
+Run = Callable[[argparse.Namespace, "Output"], int]
+"""What does the work of a command or a verb, and returns the exit code."""
 
 DEFAULT_URL = "zmq://127.0.0.1:8866"
 LOG_LEVELS = ("debug", "info", "warning", "error")
@@ -81,6 +85,14 @@ def add_config_file(parser: argparse._ActionsContainer, what: str = "read option
 
 def add_timeout(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--timeout", metavar="S", type=seconds, help="end after S seconds")
+
+
+def add_seeds(parser: argparse.ArgumentParser) -> None:
+    """Which seeds a simulation runs."""
+    which = parser.add_mutually_exclusive_group()
+    which.add_argument("--seeds", metavar="N", type=positive_int, default=1000, help="how many (default: 1000)")
+    which.add_argument("--seed", metavar="S", type=natural_int, help="replay one seed and show what happened")
+    parser.add_argument("--first", metavar="S", type=natural_int, default=0, help="the first seed (default: 0)")
 
 
 def add_session(parser: argparse.ArgumentParser) -> None:

@@ -10,6 +10,7 @@ import sys
 
 import heliograph
 from heliograph import commands, exits, options
+from heliograph.output import Output
 from pubsub_api.errors import HeliographError
 
 DESCRIPTION = """\
@@ -31,7 +32,7 @@ def make_parser(subparsers: options.Subparsers[argparse.ArgumentParser]) -> None
     parser.set_defaults(run=run, passed_on=[], debug=False, log_level="warning")
 
 
-def run(args: argparse.Namespace) -> int:
+def run(args: argparse.Namespace, _output: Output) -> int:
     """Raises NoCheckout.  The exit code is that of the benchmarks."""
     root = pathlib.Path(heliograph.__file__).resolve().parents[1]
     if not (root / "bench" / "__main__.py").is_file():

@@ -51,9 +51,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     options.add_json(parser, 'JSON lines: {"address": ...} when it serves, then the counters')
 
 
-def run(args: argparse.Namespace) -> int:
+def run(args: argparse.Namespace, output: Output) -> int:
     """Raises AddressInUse, NotSupported, UsageError."""
-    output = Output(is_json=args.json)
     with options.open_session(args) as session:
         if not session.capabilities.queries:
             raise NotSupported("this driver has no queries, so nobody could ask the cache")

@@ -60,11 +60,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     options.add_json(parser, 'one JSON object per change, {"created": ...} and so on; counters are {"statistics": ...}')
 
 
-def run(args: argparse.Namespace) -> int:
+def run(args: argparse.Namespace, output: Output) -> int:
     """Raises WaitTimeout when the time is over and the copy was never complete."""
     from nb_api import LocalCache
 
-    output = Output(is_json=args.json)
     given = {"resync_source": args.resync_source, "snapshot_directory": args.snapshot_directory}
     cache_options = {name: value for name, value in given.items() if value is not None}
     with open_nb(args, cache_options) as nb, LocalCache(nb, tables=args.tables, topics=args.topics) as cache:

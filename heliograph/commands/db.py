@@ -112,8 +112,7 @@ def _add_watch(parser: argparse.ArgumentParser) -> None:
     options.add_timeout(parser)
 
 
-def run(args: argparse.Namespace) -> int:
-    output = Output(is_json=args.json)
+def run(args: argparse.Namespace, output: Output) -> int:
     with open_nb(args) as nb:
         if args.verb not in _WRITING and nb.db.revision() == 0:  # a mistyped URL looks like this
             note("heliograph db: nothing was ever written to this database")

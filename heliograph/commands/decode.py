@@ -35,9 +35,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     options.add_json(parser, "one JSON object per frame")
 
 
-def run(args: argparse.Namespace) -> int:
+def run(args: argparse.Namespace, output: Output) -> int:
     """Raises FrameError with the byte offset, after everything before it was shown."""
-    output = Output(is_json=args.json)
     data = _read(args.file)
     for frame in read_frames(_from_hex(data) if args.hex else data):
         if args.json:

@@ -56,9 +56,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     options.add_json(parser, "the outcome as one JSON object")
 
 
-def run(args: argparse.Namespace) -> int:
+def run(args: argparse.Namespace, output: Output) -> int:
     """Raises DriverNotFound, DriverDependencyMissing, WaitTimeout, DemoProcessDied."""
-    output = Output(is_json=args.json)
     plan = make_plan(args)
     check_server(plan)
     with _screen(output) as screen:

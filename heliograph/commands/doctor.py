@@ -44,8 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     options.add_json(parser, "one JSON object with all findings")
 
 
-def run(args: argparse.Namespace) -> int:
-    output = Output(is_json=args.json)
+def run(args: argparse.Namespace, output: Output) -> int:
     source = ", ".join(args.config_file) or ("the URL" if args.url else "the embedded defaults")
     patient = Patient(lambda: options.read_conf(args), source, list(args.config_file), args.timeout)
     findings: list[Finding] = []

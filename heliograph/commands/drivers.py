@@ -47,8 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     form.add_argument("--markdown", action="store_true", help="the table of the documentation")
 
 
-def run(args: argparse.Namespace) -> int:
-    output = Output(is_json=args.json)
+def run(args: argparse.Namespace, output: Output) -> int:
     rows = find_drivers()
     if args.json:
         output.record([_record(row) for row in rows])

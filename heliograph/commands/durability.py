@@ -69,7 +69,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _with_client(run: Any) -> Any:
-    def call(args: argparse.Namespace) -> int:
+    def call(args: argparse.Namespace, output: Output) -> int:
         from durability_service.client import DurabilityClient
 
         with (
@@ -77,7 +77,7 @@ def _with_client(run: Any) -> Any:
             DurabilityClient(session, addresses=args.service or None) as client,
         ):
             args.session = session
-            code: int = run(client, args, Output(is_json=args.json))
+            code: int = run(client, args, output)
             return code
 
     return call

@@ -44,14 +44,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     options.add_json(parser, 'one JSON line when it serves: {"address": ..., "node": ...}')
 
 
-def run(args: argparse.Namespace) -> int:
+def run(args: argparse.Namespace, output: Output) -> int:
     """Raises AddressInUse, InvalidConfig, StoreInUse, StoreFailed."""
     from durability_service import config
     from durability_service.service import DurabilityService
 
     # Millions of samples make no cycles; looking through them again and again costs more than keeping them.
     gc.set_threshold(200_000, 50, 100)
-    output = Output(is_json=args.json)
     conf = options.read_conf(args)
     config.register(conf)
     for name in ("store", "node"):

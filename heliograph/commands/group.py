@@ -113,10 +113,7 @@ def _add_serve(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_simulate(parser: argparse.ArgumentParser) -> None:
-    which = parser.add_mutually_exclusive_group()
-    which.add_argument("--seeds", metavar="N", type=options.positive_int, default=1000, help="how many (default: 1000)")
-    which.add_argument("--seed", metavar="S", type=options.natural_int, help="replay one seed and show what happened")
-    parser.add_argument("--first", metavar="S", type=options.natural_int, default=0, help="the first seed (default: 0)")
+    options.add_seeds(parser)
     parser.add_argument("--profile", metavar="NAME", help="the same kind of trouble for all seeds")
 
 
@@ -137,7 +134,7 @@ def _start(text: str) -> Start:
 # -- verbs
 
 
-def _declare(args: argparse.Namespace) -> int:
+def _declare(args: argparse.Namespace, output: Output) -> int:
     from pubsub_api.config import new_conf
     from shared_subscriptions import config, groups
 
@@ -148,62 +145,61 @@ def _declare(args: argparse.Namespace) -> int:
             log, args.name, args.filter, mode="queue" if args.queue else "shared", lanes=lanes, start=args.start,
             lease=config.lease_settings(conf),
         )  # fmt: skip
-    return _tell(args, found, "is declared")
+    return _tell(output, found, "is declared")
 
 
-def _wish(change: str, what: str) -> Callable[[argparse.Namespace], int]:
-    def run(args: argparse.Namespace) -> int:
+def _wish(change: str, what: str) -> options.Run:
+    def run(args: argparse.Namespace, output: Output) -> int:
         from shared_subscriptions import groups
 
         with opened_log(args) as log:
-            return _tell(args, getattr(groups, change)(log, args.name), what)
+            return _tell(output, getattr(groups, change)(log, args.name), what)
 
     return run
 
 
-def _seek(args: argparse.Namespace) -> int:
+def _seek(args: argparse.Namespace, output: Output) -> int:
     from shared_subscriptions import groups
 
     with opened_log(args) as log:
-        return _tell(args, groups.seek(log, args.name, args.start), "goes on at another place")
+        return _tell(output, groups.seek(log, args.name, args.start), "goes on at another place")
 
 
-def _release(args: argparse.Namespace) -> int:
+def _release(args: argparse.Namespace, output: Output) -> int:
     from spark_pipeline.reading import group_jobs
 
     with opened_log(args) as log:
         left = group_jobs.release(log, args.name, args.job)
-    Output(is_json=args.json).result(
+    output.result(
         {"name": args.name, "job": args.job, "in_work": left},
         f"the next job {args.job} of group {args.name} is given {counted(left, 'event')} that it had in work",
     )
     return exits.OK
 
 
-def _destroy(args: argparse.Namespace) -> int:
+def _destroy(args: argparse.Namespace, output: Output) -> int:
     from shared_subscriptions import groups
 
     with opened_log(args) as log:
         groups.destroy(log, args.name)
-    Output(is_json=args.json).result({"name": args.name, "destroyed": True}, f"group {args.name} is destroyed")
+    output.result({"name": args.name, "destroyed": True}, f"group {args.name} is destroyed")
     return exits.OK
 
 
-def _tell(args: argparse.Namespace, found: Declaration, what: str) -> int:
+def _tell(output: Output, found: Declaration, what: str) -> int:
     record = {
         "name": found.name, "mode": found.mode, "filter": found.topic_filter, "lanes": found.lanes,
         "wish": found.wish.value, "generation": found.generation, "positions": list(found.positions),
         "until": list(found.until),
     }  # fmt: skip
     line = f"group {found.name} {what}; members subscribe to ${found.mode}/{found.name}/{found.topic_filter}"
-    Output(is_json=args.json).result(record, line)
+    output.result(record, line)
     return exits.OK
 
 
-def _list(args: argparse.Namespace) -> int:
+def _list(args: argparse.Namespace, output: Output) -> int:
     from shared_subscriptions import groups
 
-    output = Output(is_json=args.json)
     with opened_log(args) as log:
         views = [groups.show(log, name, offsets_max=_LISTED_OFFSETS_MAX) for name in groups.names(log)]
     if output.is_json:
@@ -219,11 +215,10 @@ def _list(args: argparse.Namespace) -> int:
     return exits.OK
 
 
-def _show(args: argparse.Namespace) -> int:
+def _show(args: argparse.Namespace, output: Output) -> int:
     from shared_subscriptions import groups
     from spark_pipeline.reading import group_jobs
 
-    output = Output(is_json=args.json)
     with opened_log(args) as log:
         view, jobs = groups.show(log, args.name), group_jobs.show(log, args.name)
     if output.is_json:
@@ -296,13 +291,12 @@ def _print_jobs(output: Output, view: JobsView) -> None:
     output.table(f"Spark jobs, lag {view.lag}, expired {view.expired}", ("job", "turns", "in work", "state"), rows)
 
 
-def _serve(args: argparse.Namespace) -> int:
+def _serve(args: argparse.Namespace, output: Output) -> int:
     """Raises GroupNotFound."""
     import durable_log
     from shared_subscriptions import groups
     from shared_subscriptions.leading.serving import GroupService
 
-    output = Output(is_json=args.json)
     if args.url is None and not args.config_file:
         raise UsageError("name the bus whose events are recorded, with --url or --config-file")
     with (
@@ -311,7 +305,7 @@ def _serve(args: argparse.Namespace) -> int:
     ):
         found = groups.get(log, args.name)
         with GroupService(session, log, args.name) as service:
-            _tell(args, found, "is served; Ctrl-C ends it")
+            _tell(output, found, "is served; Ctrl-C ends it")
             output.flush()
             with contextlib.suppress(KeyboardInterrupt):  # its normal end
                 threading.Event().wait(threading.TIMEOUT_MAX if args.timeout is None else args.timeout)
@@ -320,14 +314,13 @@ def _serve(args: argparse.Namespace) -> int:
     return exits.OK
 
 
-def _simulate(args: argparse.Namespace) -> int:
+def _simulate(args: argparse.Namespace, output: Output) -> int:
     """Raises UsageError for a profile that does not exist."""
     from heliograph.progress import Progress
     from shared_subscriptions.testing.simulator import PROFILES, run_seeds
 
     if args.profile is not None and args.profile not in PROFILES:
         raise UsageError(f"there is no profile {args.profile!r}; there are {', '.join(PROFILES)}")
-    output = Output(is_json=args.json)
     first, count = (args.first, args.seeds) if args.seed is None else (args.seed, 1)
     done = 0
     with Progress("seeds", count) as progress:
@@ -349,7 +342,7 @@ def _simulate(args: argparse.Namespace) -> int:
     return exits.FAILED if failures else exits.OK
 
 
-_VERBS: dict[str, tuple[Callable[[argparse.ArgumentParser], None], Callable[[argparse.Namespace], int]]] = {
+_VERBS: dict[str, tuple[Callable[[argparse.ArgumentParser], None], options.Run]] = {
     "declare": (_add_declare, _declare),
     "list": (options.add_config_file, _list),
     "show": (_add_name, _show),

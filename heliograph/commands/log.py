@@ -125,11 +125,10 @@ def _shards(args: argparse.Namespace, log: LogApi) -> list[int]:
 # -- record
 
 
-def _record(args: argparse.Namespace) -> int:
+def _record(args: argparse.Namespace, output: Output) -> int:
     from durable_log.recording.recorder import Recorder
     from durable_log.upkeep.maintenance import Maintainer
 
-    output = Output(is_json=args.json)
     failures: queue.SimpleQueue[Exception] = queue.SimpleQueue()
     with (
         opened_log(args, must_exist=False) as log,
@@ -153,8 +152,7 @@ def _record(args: argparse.Namespace) -> int:
 # -- info
 
 
-def _info(args: argparse.Namespace) -> int:
-    output = Output(is_json=args.json)
+def _info(args: argparse.Namespace, output: Output) -> int:
     with _open(args) as log:
         identity, states, segments = log.identity, log.state(), log.segments()
         streams = [(state.shard, stream) for state in states for stream in log.streams(state.shard)]
@@ -198,8 +196,7 @@ def _ranges(missing: Sequence[tuple[int, int]]) -> str:
 # -- tail
 
 
-def _tail(args: argparse.Namespace) -> int:
-    output = Output(is_json=args.json)
+def _tail(args: argparse.Namespace, output: Output) -> int:
     with _open(args) as log, contextlib.suppress(KeyboardInterrupt):
         states = log.state()
         offsets = {shard: _first_offset(args, log, states[shard].start, states[shard].end, shard)
@@ -251,10 +248,9 @@ def _print_frame(output: Output, stored: StoredFrame, first: int) -> None:
 # -- seal, trim, verify, repair
 
 
-def _seal(args: argparse.Namespace) -> int:
+def _seal(args: argparse.Namespace, output: Output) -> int:
     from durable_log.segments.sealing import Sealer
 
-    output = Output(is_json=args.json)
     with _open(args) as log:
         sealer = Sealer(_segmented(log))
         orphans = sealer.clean()
@@ -268,8 +264,7 @@ def _seal(args: argparse.Namespace) -> int:
     return exits.OK
 
 
-def _trim(args: argparse.Namespace) -> int:
-    output = Output(is_json=args.json)
+def _trim(args: argparse.Namespace, output: Output) -> int:
     dropped = {}
     with _open(args) as log:
         for shard in _shards(args, log):
@@ -281,10 +276,9 @@ def _trim(args: argparse.Namespace) -> int:
     return exits.OK
 
 
-def _verify(args: argparse.Namespace) -> int:
+def _verify(args: argparse.Namespace, output: Output) -> int:
     from durable_log.upkeep.verifying import verify
 
-    output = Output(is_json=args.json)
     with _open(args) as log:
         found = verify(log)
     if output.is_json:
@@ -301,14 +295,13 @@ def _verify(args: argparse.Namespace) -> int:
     return exits.FAILED if found.problems else exits.OK
 
 
-def _repair(args: argparse.Namespace) -> int:
+def _repair(args: argparse.Namespace, output: Output) -> int:
     from durable_log.loading import build_log
     from durable_log.upkeep.damaged_segments import give_up_damaged
     from durable_log.upkeep.repairing import repair
     from heliograph.progress import Progress
     from pubsub_api.config import new_conf
 
-    output = Output(is_json=args.json)
     with contextlib.closing(_segmented(build_log(args.log, conf=new_conf(args.config_file)))) as log:
         log.connect()
         with contextlib.ExitStack() as stack:
@@ -342,7 +335,7 @@ def _repair(args: argparse.Namespace) -> int:
     return exits.OK
 
 
-_VERBS: dict[str, tuple[Callable[[argparse.ArgumentParser], None], Callable[[argparse.Namespace], int]]] = {
+_VERBS: dict[str, tuple[Callable[[argparse.ArgumentParser], None], options.Run]] = {
     "record": (_add_record, _record),
     "info": (_add_info, _info),
     "tail": (_add_tail, _tail),

@@ -70,9 +70,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     options.add_json(parser, "the result as one JSON object")
 
 
-def run(args: argparse.Namespace) -> int:
+def run(args: argparse.Namespace, output: Output) -> int:
     events = _events(args)
-    output = Output(is_json=args.json)
     with options.open_session(args) as session:
         is_bind_based = session.capabilities.bind_based
         publisher = session.publisher(name=args.name)

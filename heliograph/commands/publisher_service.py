@@ -30,12 +30,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     options.add_json(parser, 'one JSON line when it is ready: {"address": ..., "guid": ..., "socket": ...}')
 
 
-def run(args: argparse.Namespace) -> int:
+def run(args: argparse.Namespace, output: Output) -> int:
     """Raises AddressInUse, InvalidConfig."""
     from publisher_service import runner
     from publisher_service.service import PublisherService
 
-    output = Output(is_json=args.json)
     service = PublisherService(options.read_conf(args))
 
     def say_ready() -> None:

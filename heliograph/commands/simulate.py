@@ -31,19 +31,15 @@ EXAMPLES = """\
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    which = parser.add_mutually_exclusive_group()
-    which.add_argument("--seeds", metavar="N", type=options.positive_int, default=1000, help="how many (default: 1000)")
-    which.add_argument("--seed", metavar="S", type=options.natural_int, help="replay one seed and show what happened")
-    parser.add_argument("--first", metavar="S", type=options.natural_int, default=0, help="the first seed (default: 0)")
+    options.add_seeds(parser)
     parser.add_argument(
         "--profile", metavar="NAME", help="the same kind of trouble for all seeds; an unknown name lists them"
     )
     options.add_json(parser, "the result as one JSON object")
 
 
-def run(args: argparse.Namespace) -> int:
+def run(args: argparse.Namespace, output: Output) -> int:
     """Raises UsageError for a profile that does not exist."""
-    output = Output(is_json=args.json)
     profile = _find_profile(args.profile)
     if args.seed is not None:
         return _replay(output, args.seed, profile)

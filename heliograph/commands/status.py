@@ -38,7 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     options.add_json(parser, 'one JSON object: {"ok": ..., "service": {...}, "database": {...}, "problems": [...]}')
 
 
-def run(args: argparse.Namespace) -> int:
+def run(args: argparse.Namespace, output: Output) -> int:
     """Raises InvalidConfig; that nothing answers is a finding."""
     conf = options.read_conf(args)
     problems: list[str] = []
@@ -56,7 +56,6 @@ def run(args: argparse.Namespace) -> int:
     if database is not None and database.get("refused_of_watched"):
         count, first = database["watcher"]["refused"], database["refused_of_watched"][0]
         problems.append(f"{count} changes of watched tables cannot be published, {first}")
-    output = Output(is_json=args.json)
     if output.is_json:
         output.record({"ok": not problems, "service": service, "database": database, "problems": problems})
     else:

@@ -120,9 +120,8 @@ class Printer:
         self.done.set()
 
 
-def run(args: argparse.Namespace) -> int:
+def run(args: argparse.Namespace, output: Output) -> int:
     """Raises WaitTimeout when the time is over and the subscription was never in effect."""
-    output = Output(is_json=args.json)
     printer = Printer(output, args.count)
     if scheme_of(args.filters) is not None:  # it would take the work of the group, and do nothing with it
         raise UsageError(f"{args.filters[0]}: printing events is not handling them; a program joins a group")

@@ -48,10 +48,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     options.add_json(parser, "the whole report as one JSON object")
 
 
-def run(args: argparse.Namespace) -> int:
+def run(args: argparse.Namespace, output: Output) -> int:
     """Raises UsageError for heads that cannot be read."""
     conf = arguments.read_conf(args)
-    output = Output(is_json=args.json)
     arguments.check_source(args, conf)
     arguments.require_place(args.html)
     with arguments.spark_session(args, conf, "audit") as spark:

@@ -34,11 +34,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     options.add_json(parser, "the manifest as one JSON object")
 
 
-def run(args: argparse.Namespace) -> int:
+def run(args: argparse.Namespace, output: Output) -> int:
     """Raises UsageError when the directory exists."""
     arguments.require_new_directory(args.out)
     conf = arguments.read_conf(args)
-    output = Output(is_json=args.json)
     arguments.check_source(args, conf)
     with arguments.spark_session(args, conf, "compact") as spark:
         from spark_pipeline.jobs.snapshot import write_snapshot

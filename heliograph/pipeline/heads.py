@@ -37,12 +37,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     options.add_json(parser, "the outcome as one JSON object")
 
 
-def run(args: argparse.Namespace) -> int:
+def run(args: argparse.Namespace, output: Output) -> int:
     """Raises WaitTimeout when no process on the bus answers, LogNotFound, and what opening either may raise."""
     from pubsub_api.core.topics import FilterSet
     from spark_pipeline.jobs import stream_heads as heads
 
-    output = Output(is_json=args.json)
     arguments.require_place(args.out)
     filters = FilterSet(args.topics)
     found = [head for head in (_of_log(args) if args.log else _of_bus(args)) if filters.match(head.topic)]

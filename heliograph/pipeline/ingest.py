@@ -41,11 +41,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     options.add_json(parser, "JSON lines: one per commit")
 
 
-def run(args: argparse.Namespace) -> int:
+def run(args: argparse.Namespace, output: Output) -> int:
     from spark_pipeline.lake import LakeTable
 
     conf = arguments.read_conf(args)
-    output = Output(is_json=args.json)
     table = LakeTable(args.lake)
     arguments.check_log(args, conf)
     table.current()  # a place that cannot be one is told before Spark takes its time to start

@@ -38,7 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     options.add_json(parser, "the outcome as one JSON object")
 
 
-def run(args: argparse.Namespace) -> int:
+def run(args: argparse.Namespace, output: Output) -> int:
     """Raises UsageError when the directory exists, SchemaMismatch."""
     arguments.require_new_directory(args.out)
     from spark_pipeline.paths import local_path
@@ -46,7 +46,6 @@ def run(args: argparse.Namespace) -> int:
     for given in (args.local, args.remote):
         local_path(given, "a set of events")
     conf = arguments.read_conf(args)
-    output = Output(is_json=args.json)
     with arguments.spark_session(args, conf, "merge") as spark:
         from spark_pipeline.jobs.merge import MergePolicy, merge_if_different
         from spark_pipeline.jobs.snapshot import read_rows

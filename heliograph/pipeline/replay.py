@@ -51,7 +51,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     options.add_json(parser, "the outcome as one JSON object")
 
 
-def run(args: argparse.Namespace) -> int:
+def run(args: argparse.Namespace, output: Output) -> int:
     """Raises UsageError, and what opening the bus may raise."""
     import pubsub_api
     from pubsub_api.errors import UsageError
@@ -59,7 +59,6 @@ def run(args: argparse.Namespace) -> int:
     if args.url is None and not args.config_file:
         raise UsageError("name the bus: --url, or --config-file")
     conf = arguments.read_conf(args)
-    output = Output(is_json=args.json)
     arguments.check_source(args, conf)
     arguments.require_place(args.progress_file)
     bus = pubsub_api.open(args.url) if args.url else pubsub_api.open(conf=conf)

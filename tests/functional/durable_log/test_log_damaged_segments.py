@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import pathlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 
@@ -25,12 +25,6 @@ from tests.helpers.servers import RedisServer
 
 TOPIC = "t"
 HOLE = "shard 0, offsets 50 to 100: damaged and given up"
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[RedisServer]:
-    with RedisServer() as server:
-        yield server
 
 
 def given_up(url: str) -> RepairReport:
