@@ -24,13 +24,14 @@ from tests.helpers.waiting import WAIT_S, wait_until
 
 TOPIC = "t"
 LONG_S = 3600.0
-OPTIONS = "shards=1&poll_interval_max=0.002"
+OPTIONS = "shards=1"
 
 
 @pytest.fixture(autouse=True)
 def no_second_look(monkeypatch: pytest.MonkeyPatch) -> None:
     """SQLite is asked only when the files say so: what they do not tell is not found by chance."""
     monkeypatch.setattr(watching, "ASK_S", LONG_S)
+    monkeypatch.setattr("drivers.log.sqlite._POLL_INTERVAL_MAX_S", 0.002)
 
 
 @pytest.fixture

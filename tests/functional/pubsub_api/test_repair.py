@@ -322,7 +322,7 @@ def test_history_since_a_time(bus: Bus, consumer: Consumer) -> None:
 
 
 def test_confirmed_publication_resends_until_the_caches_hold_it(bus: Bus) -> None:
-    publisher = bus.session(confirm_interval_max=0.2).publisher()
+    publisher = bus.session().publisher()
     faults = Faults(seed=5)
     lossy_session = bus.session(wrap_driver=lambda driver: FaultyPubSub(driver, faults))
     caches = [
