@@ -7,7 +7,7 @@ import collections
 
 from heliograph import exits, options
 from heliograph.doctor import bus, files, host, spark
-from heliograph.doctor.findings import Check, Finding, Patient
+from heliograph.doctor.findings import Check, CheckContext, Finding
 from heliograph.output import STATUS_STYLES, Output
 
 DESCRIPTION = """\
@@ -46,10 +46,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace, output: Output) -> int:
     source = ", ".join(args.config_file) or ("the URL" if args.url else "the embedded defaults")
-    patient = Patient(lambda: options.read_conf(args), source, list(args.config_file), args.timeout)
+    context = CheckContext(lambda: options.read_conf(args), source, list(args.config_file), args.timeout)
     findings: list[Finding] = []
     for check in CHECKS:
-        for finding in check(patient):
+        for finding in check(context):
             findings.append(finding)
             if not args.json:
                 _show(output, finding)
