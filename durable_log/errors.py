@@ -22,7 +22,7 @@ class LogUnavailable(LogError):
 
 
 class LogNotFound(LogError):
-    """There is no log at the place that was named, and who asked does not want one to be made."""
+    """There is no log at the place that was named, and the caller does not want one to be made."""
 
     fault = "caller"
 
@@ -79,7 +79,7 @@ class OffsetTooOld(LogError):
 
 
 class RecordConflict(LogError):
-    """A record has another version than the caller expected: somebody else wrote it.  Read again, then retry."""
+    """A record has another version than the caller expected: another process wrote it.  Read again, then retry."""
 
     fault = "caller"
     retriable = True

@@ -37,7 +37,7 @@ def open_log(
     """A log, connected and ready; made when there is none yet.  Close it when done.
 
     ``conf`` may be any parsed oslo.config object: what it lacks is registered on it.  ``url`` None takes ``[log] url``.
-    ``must_exist`` is for who only reads: a path with a typing error shall not become an empty log.  Raises what
+    ``must_exist`` is for readers: a path with a typing error shall not become an empty log.  Raises what
     `build_log` and `LogApi.initialize` raise, and LogNotFound.
     """
     log = build_log(url, conf=new_conf(config_files) if conf is None else conf)

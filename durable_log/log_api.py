@@ -224,7 +224,7 @@ class LogApi(Closeable):
         """When the event at an offset was appended, by the store's clock, as `StoredFrame.appended_ns`; None when it is
         not there or cannot be read.
 
-        Who remembers an offset remembers this of the event before it, too: in a log that was restored from an older
+        Keep this of the event before an offset together with the offset: in a log that was restored from an older
         copy, and has grown beyond the offset since, it differs.
         """
         try:

@@ -1,4 +1,4 @@
-"""The console of commands: `rich`'s, but for what happens when nobody reads the output any more."""
+"""The console of commands: `rich`'s, but for what happens when the output has no reader any more."""
 
 from __future__ import annotations
 

@@ -6,12 +6,14 @@ import argparse
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from heliograph.options import add_config_file
+
 if TYPE_CHECKING:
     from nb_api import DbObject, NbApi
 
 
 def add_database(parser: argparse.ArgumentParser) -> None:
-    """``--db``, ``--bus`` and ``--config-file``: which database, and who is told."""
+    """``--db``, ``--bus`` and ``--config-file``: which database, and on which bus its changes are published."""
     group = parser.add_argument_group("the database and the bus")
     group.add_argument(
         "--db", metavar="URL", help="the database, as in sqlite:///tmp/objects.db (default: [db] url of the file)"
@@ -20,10 +22,7 @@ def add_database(parser: argparse.ArgumentParser) -> None:
         "--bus", metavar="URL",
         help="driver and address of the bus (default: none, unless the configuration has enable_df_pub_sub)",
     )  # fmt: skip
-    group.add_argument(
-        "--config-file", metavar="FILE", action="append", default=[],
-        help="read the configuration from FILE; may be repeated, later files win",
-    )  # fmt: skip
+    add_config_file(group, "read the configuration from FILE; may be repeated, later files win")
 
 
 def open_nb(args: argparse.Namespace, cache_options: Mapping[str, str] | None = None) -> NbApi:

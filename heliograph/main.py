@@ -20,7 +20,7 @@ from collections.abc import Iterator, Sequence
 from types import FrameType
 from typing import Any
 
-from heliograph import commands, exits, output
+from heliograph import commands, exits, options, output
 
 DESCRIPTION = """\
 Tells many controllers, quickly and reliably, what changed in a database.
@@ -58,14 +58,18 @@ def build_parser(only: str | None = None) -> argparse.ArgumentParser:
     subparsers = parser.add_subparsers(title="commands", metavar="COMMAND", dest="command")
     for name, summary in commands.SUMMARIES.items():
         if only is None or name == only:
-            importlib.import_module(f"{commands.__name__}.{name.replace('-', '_')}").register(subparsers)
+            module = importlib.import_module(f"{commands.__name__}.{name.replace('-', '_')}")
+            if hasattr(module, "make_parser"):
+                module.make_parser(subparsers)
+            else:
+                options.add_command(subparsers, name, summary, module, getattr(module, "LOG_LEVEL", "warning"))
         else:
             subparsers.add_parser(name, help=summary, add_help=False)
     return parser
 
 
 class _ShowVersion(argparse.Action):
-    """Finds the version out only when somebody asks for it."""
+    """Finds the version out only when it is asked for."""
 
     def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
         sys.stdout.write(f"heliograph {version()}\n")
@@ -83,7 +87,7 @@ def version() -> str:
 
 
 def _prepare_streams() -> None:
-    if sys.stdout is None:  # closed by who started us: then nobody wants to see it
+    if sys.stdout is None:  # closed by the parent process, which does not want to see it
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115  it lives as long as the process
     if sys.stderr is None:
         sys.stderr = open(os.devnull, "w")  # noqa: SIM115
@@ -109,7 +113,7 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
 
 def _run(args: argparse.Namespace) -> int:
     try:
-        code: int = args.run(args)
+        code: int = args.run(args, output.Output(is_json=getattr(args, "json", False)))
         sys.stdout.flush()
     except KeyboardInterrupt:
         return _failed(args, "interrupted", exits.INTERRUPTED)
@@ -123,7 +127,7 @@ def _run(args: argparse.Namespace) -> int:
 
 def _judge(error: Exception) -> tuple[str, int]:
     """What to say of an error, and the exit code for it."""
-    from pubsub_api.errors import HeliographError  # whoever raised one has imported it; help and Ctrl-C need none
+    from pubsub_api.errors import HeliographError  # imported here, because help and Ctrl-C need none
 
     if isinstance(error, HeliographError):  # first, because some of them are OSErrors as well
         return exits.explain(error), exits.code_for(error)

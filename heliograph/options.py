@@ -4,33 +4,58 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
-from typing import TYPE_CHECKING, Any, NoReturn
+from collections.abc import Callable, Iterable, Iterator
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from heliograph import exits
 
 if TYPE_CHECKING:
     from oslo_config import cfg
 
+    from heliograph.output import Output
     from pubsub_api import Session
 
 Subparsers = argparse._SubParsersAction
-"""What `argparse` hands to ``register``; it has no public name."""
+"""What ``add_subparsers`` returns; `argparse` has no public name for it."""
+
+Run = Callable[[argparse.Namespace, "Output"], int]
+"""What does the work of a command or a verb, and returns the exit code."""
 
 DEFAULT_URL = "zmq://127.0.0.1:8866"
 LOG_LEVELS = ("debug", "info", "warning", "error")
 
 
 def add_command(
+    subparsers: Subparsers[argparse.ArgumentParser], name: str, summary: str, module: ModuleType, log_level: str
+) -> None:
+    """Add the parser of a command, or of a job, from what its module has (`heliograph.commands`)."""
+    parser = add_parser(subparsers, name, summary, module.DESCRIPTION, module.EXAMPLES, log_level)
+    parser.set_defaults(run=getattr(module, "run", None))
+    module.add_arguments(parser)
+
+
+def add_verbs(
+    parser: argparse.ArgumentParser, verbs: Iterable[str], *, description: str, examples: str
+) -> Iterator[tuple[str, argparse.ArgumentParser]]:
+    """Add the parsers of a command's verbs.  What a verb does is said by its line in the description of the command,
+    and its examples are those of the command that show it."""
+    subparsers = parser.add_subparsers(title="verbs", metavar="VERB", dest="verb", required=True)
+    lines = {line.split()[0]: line.split(None, 1)[1] for line in description.splitlines() if line.startswith("  ")}
+    for name in verbs:
+        shown = "".join(line for line in examples.splitlines(keepends=True) if f" {name} " in line)
+        yield name, add_parser(subparsers, name, lines[name], lines[name], shown)
+
+
+def add_parser(
     subparsers: Subparsers[argparse.ArgumentParser],
     name: str,
-    *,
     summary: str,
     description: str,
     examples: str,
     log_level: str = "warning",
 ) -> argparse.ArgumentParser:
-    """Add the parser of a command, with what every command has: a help that teaches, and options for trouble."""
+    """A parser with what every command has: a help that teaches, and options for trouble."""
     parser = subparsers.add_parser(
         name,
         help=summary,
@@ -54,14 +79,27 @@ def add_json(parser: argparse._ActionsContainer, what: str) -> None:
     parser.add_argument("--json", action="store_true", help=f"for scripts: {what}")
 
 
+def add_config_file(parser: argparse._ActionsContainer, what: str = "read options from FILE") -> None:
+    parser.add_argument("--config-file", metavar="FILE", action="append", default=[], help=what)
+
+
+def add_timeout(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--timeout", metavar="S", type=seconds, help="end after S seconds")
+
+
+def add_seeds(parser: argparse.ArgumentParser) -> None:
+    """Which seeds a simulation runs."""
+    which = parser.add_mutually_exclusive_group()
+    which.add_argument("--seeds", metavar="N", type=positive_int, default=1000, help="how many (default: 1000)")
+    which.add_argument("--seed", metavar="S", type=natural_int, help="replay one seed and show what happened")
+    parser.add_argument("--first", metavar="S", type=natural_int, default=0, help="the first seed (default: 0)")
+
+
 def add_session(parser: argparse.ArgumentParser) -> None:
     """``--url`` and ``--config-file``: which bus to use."""
     group = parser.add_argument_group("the bus")
     group.add_argument("--url", metavar="URL", help=f"driver and address, as in {DEFAULT_URL} (the default)")
-    group.add_argument(
-        "--config-file", metavar="FILE", action="append", default=[],
-        help="read the configuration from FILE instead; may be repeated, later files win",
-    )  # fmt: skip
+    add_config_file(group, "read the configuration from FILE instead; may be repeated, later files win")
 
 
 def read_conf(args: argparse.Namespace) -> cfg.ConfigOpts:
@@ -99,45 +137,26 @@ def _refuse_constant(word: str) -> NoReturn:
     raise ValueError(f"{word} is no JSON value")
 
 
-def positive_int(text: str) -> int:
-    """An argparse type."""
-    try:
-        number = int(text)
-    except ValueError:
-        number = 0
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of 1 or more")
-    return number
+T = TypeVar("T", int, float)
 
 
-def natural_int(text: str) -> int:
-    """An argparse type: 0 is allowed."""
-    try:
-        number = int(text)
-    except ValueError:
-        number = -1
-    if number < 0:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of 0 or more")
-    return number
+def number(kind: type[T], is_valid: Callable[[T], bool], what: str) -> Callable[[str], T]:
+    """An argparse type: a number that is valid.  ``what`` says in an error what is."""
+
+    def parse(text: str) -> T:
+        try:
+            value = kind(text)
+        except ValueError:
+            pass
+        else:
+            if is_valid(value):
+                return value
+        raise argparse.ArgumentTypeError(f"{text!r} is not {what}")
+
+    return parse
 
 
-def seconds(text: str) -> float:
-    """An argparse type: a time of 0 or more, at most a year."""
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not 0.0 <= value <= 365 * 86_400.0:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds from 0 to a year")
-    return value
-
-
-def rate(text: str) -> float:
-    """An argparse type: events per second."""
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not 0.0 < value <= 1e9:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of events per second greater than 0")
-    return value
+positive_int = number(int, lambda value: value >= 1, "a whole number of 1 or more")
+natural_int = number(int, lambda value: value >= 0, "a whole number of 0 or more")
+seconds = number(float, lambda value: 0.0 <= value <= 365 * 86_400.0, "a number of seconds from 0 to a year")
+rate = number(float, lambda value: 0.0 < value <= 1e9, "a number of events per second greater than 0")

@@ -40,6 +40,26 @@ class Output:
         """One JSON object, from a mapping or a dataclass, on a line of its own."""
         sys.stdout.write(dumps(value) + "\n")
 
+    def result(self, record: object, line: str) -> None:
+        """One result: as a JSON object for scripts, as a line for people."""
+        if self.is_json:
+            self.record(record)
+        else:
+            self.line(line)
+
+    def counters(self, counters: Mapping[str, object]) -> None:
+        """Counters of something that goes on, at once."""
+        self.result(counters, ", ".join(f"{name} {compact(value)}" for name, value in counters.items()))
+        self.flush()
+
+    def statistics(self, statistics: object) -> None:
+        """The fields of a dataclass at the end of a command: as ``{"statistics": ...}``, or as a table."""
+        if self.is_json:
+            self.record({"statistics": statistics})
+        else:
+            rows = [(name, compact(value)) for name, value in vars(statistics).items()]
+            self.table("statistics", ("counter", "value"), rows)
+
     def line(self, text: str, style: str = "") -> None:
         """One line for people.  ``text`` may hold anything."""
         if self.console.is_terminal and style:
@@ -116,7 +136,7 @@ def compact(value: object) -> str:
 def jsonable(value: Any, depth: int = 0) -> Any:
     """The nearest JSON: bytes become ``{"bytes": hex}``, a number that JSON lacks and an unknown type become a string.
 
-    What is nested deeper than anybody would read is left out, and a sentence stands in its place.
+    What is nested too deep to be read is left out, and a sentence stands in its place.
     """
     if value is None or isinstance(value, bool | int | str):
         return value

@@ -21,9 +21,9 @@ from typing import TYPE_CHECKING, Any
 from pubsub_api.errors import UsageError
 from spark_pipeline.core.ranges import Offsets
 from spark_pipeline.errors import LakeConflict, PipelineError, SchemaMismatch, SparkMissing
-from spark_pipeline.own_files import local_path
+from spark_pipeline.paths import local_path
 from spark_pipeline.schema import EVENT_COLUMNS, LOG
-from spark_pipeline.writing.attempts import attempt, remove_dead
+from spark_pipeline.writing.job_directories import attempt, remove_dead
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -36,8 +36,8 @@ _DAY_NS = 86_400 * 10**9
 
 
 class LakeVersion:
-    """A table as it was at one moment.  What is appended to it is added only when nobody has committed since: so what
-    was read from it, such as the offsets, still holds."""
+    """A table as it was at one moment.  What is appended to it is added only when no other job has committed since: so
+    what was read from it, such as the offsets, still holds."""
 
     def __init__(self, path: pathlib.Path, table: Any, delta: Any) -> None:
         self._path = path
@@ -156,7 +156,7 @@ class LakeTable:
     def read(self, spark: SparkSession, *, version: int | None = None) -> DataFrame:
         """The table as it is now, or as it was at a version.
 
-        Raises PipelineError when there is none, SchemaMismatch when somebody gave it other columns.
+        Raises PipelineError when there is none, SchemaMismatch when it was given other columns.
         """
         self.check_exists()
         table = self._table()

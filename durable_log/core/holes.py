@@ -1,6 +1,6 @@
 """Ranges of events that the bus has given up and that are still wanted: which are asked for again, and when.
 
-Sans-IO.  Whoever was asked may have been cut off, or have come back since; so each range is asked for again, at
+Sans-IO.  A cache may have been cut off when it was asked, and be back since; so each range is asked for again, at
 intervals that double, until it is stored or was asked for often enough: by then no cache remembers it.
 """
 
@@ -26,13 +26,13 @@ class Holes:
         self._wanted: dict[LostRange, tuple[float, int]] = {}
         """Range -> when it is to be asked for, and how often it was."""
         self.given_up: list[LostRange] = []
-        """What nobody had, since the owner looked last."""
+        """What no cache had, since the owner looked last."""
         self.recovered = 0
         """Events that came, all in all."""
         self.recovered_ranges = 0
         """Ranges of which everything came."""
         self.forgotten_ranges = 0
-        """Ranges that nobody had all of, or for which there was no room."""
+        """Ranges that no cache had all of, or for which there was no room."""
 
     def __len__(self) -> int:
         return len(self._wanted)

@@ -4,12 +4,13 @@ It is a subscriber that takes frames in order, after repair, and appends as many
 cannot be reached it tries again and lets frames wait in the subscriber's queue, which is bounded: what does not fit is
 told by a resync, counted here, and remembered in the log as a hole when the stream goes on.
 
-Several recorders may write to one log, for instance one per host: each event is stored once, by whoever comes first,
-and what one has missed another fills.
+Several recorders may write to one log, for instance one per host: each event is stored once, by the recorder that comes
+first, and what one has missed another fills.
 
 A recorder asks the caches for what it lacks.  When it starts, for all that they hold, so a pause shorter than their
 memory leaves no hole; and for what was lost at every resync after that, be it loss or a link to a publisher that was
-not there before (`durable_log.recording.recovering`).  What cannot be had stays a hole in the log, told, and counted.
+not there before (`durable_log.recording.missing_events`).  What cannot be had stays a hole
+in the log, told, and counted.
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ from collections.abc import Callable, Sequence
 from durable_log.core.holes import size_of
 from durable_log.errors import LogCorrupt, LogError, LogReplaced
 from durable_log.log_api import LogApi
-from durable_log.recording.appending import append_patiently
-from durable_log.recording.recovering import Recovery
+from durable_log.recording.append_retries import append_patiently
+from durable_log.recording.missing_events import Recovery
 from pubsub_api import History, Resync, Session
 from pubsub_api.core.frame import Header
 from pubsub_api.core.receiving.resync_requests import LostRange, Reason
@@ -62,7 +63,7 @@ class RecorderStatistics:
     recovered: int = 0
     """Events of those lost that came after all."""
     missing: int = 0
-    """Events of those lost that nobody had: a hole in the log, unless another recorder fills it."""
+    """Events of those lost that no cache had: a hole in the log, unless another recorder fills it."""
     failed: int = 0
     """Frames that were given up because the log is broken or closed."""
 

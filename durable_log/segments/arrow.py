@@ -1,4 +1,4 @@
-"""Any range of a shard as Arrow record batches, hot or sealed, for those who compute with events."""
+"""Any range of a shard as Arrow record batches, hot or sealed, for computing with events."""
 
 from __future__ import annotations
 

@@ -122,7 +122,7 @@ def events_batch(stored: Sequence[StoredFrame], *, with_frames: bool = False) ->
     """One record batch of all events of these frames of a shard that count.
 
     With ``with_frames`` it has all columns of a segment.  An event that cannot be decoded is a row with nulls, never an
-    error: one bad publisher must not stop everybody who reads the log.
+    error: one bad publisher must not stop all readers of the log.
     """
     arrow = import_pyarrow()
     decoded = _Decoded()

@@ -7,15 +7,15 @@ lower version than what came before it; and the versions of a database that was 
 have lower versions than older ones of the database before it.  Where the two contradict each other both events stay,
 and readers see what they would have seen without compaction.
 
-A delete is kept for ``compact_tombstone_age``, so that whoever was away learns of it, and longer while another event of
-its object is kept, be it that the two contradict each other, that it is in a frame that stays whole, or that it is not
-sealed yet.  Segments are written anew one after the other, and a process may die between two of them: so it is kept,
-too, while something of its object is in a later segment.
+A delete is kept for ``compact_tombstone_age``, so that a reader that was away learns of it, and longer while another
+event of its object is kept, be it that the two contradict each other, that it is in a frame that stays whole, or that
+it is not sealed yet.  Segments are written anew one after the other, and a process may die between two of them: so it
+is kept, too, while something of its object is in a later segment.
 
 Offsets stay what they were; they are no longer dense, and a reader passes over what is gone.  Each part that is left of
 a frame becomes a frame of its own, which follows the part before it as if the numbers between had been skipped on
-purpose.  Where whole frames went, their numbers are missing to whoever asks for them: they are gone.  Frames that are
-signed stay whole, because nobody but their publisher could sign a part; so do frames that cannot be decoded.
+purpose.  Where whole frames went, their numbers are missing to a subscriber that asks for them.  Frames that are
+signed stay whole, because only their publisher could sign a part; so do frames that cannot be decoded.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 A file ``.log.json`` in it says to which log it belongs.  A directory of another log is refused, and so is one that has
 more than the log knows of: the store was emptied, an older copy of it was restored, or two logs were given one
-directory.  Whoever went on would use offsets again that the files have already, and could never find the files again.
+directory.  A process that went on would use offsets again that the files have already, and never find the files again.
 
 Two copies of one store have one identity.  So the file also has a token, made by chance before each change of the
 directory, and the store has the same: a store that has another one is not the store that changed the directory last.
@@ -53,7 +53,8 @@ class _Mark(msgspec.Struct):
     token: str = ""
     """Of the last change of the directory; the store that made it has the same."""
     next_token: str = ""
-    """That the store has instead, if who changed the directory died before it could say that the store has it."""
+    """That the store has instead, if the process that changed the directory died before it could say that the store has
+    it."""
 
 
 class FileName(NamedTuple):
@@ -89,7 +90,7 @@ def shard_folder(directory: pathlib.Path, shard: int) -> pathlib.Path:
 
 
 def directory_of(configured: str, default: pathlib.Path | None) -> pathlib.Path:
-    """Where segments are.  Raises InvalidConfig when nobody said so, or in words that name no directory."""
+    """Where segments are.  Raises InvalidConfig when no option says so, or it names no directory."""
     if _SCHEME.match(configured):
         raise InvalidConfig(
             f"[log] segment_directory = {configured}: this is the URL of an object store or the like, and segments are "

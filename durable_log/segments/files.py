@@ -2,9 +2,9 @@
 
 A file has the columns of `durable_log.segments.columns`, rows in order of their offsets, row groups that begin with a
 frame, and in its metadata which numbers of which streams each row group has.  Its size and SHA-256 are in the manifest,
-outside of the file; whoever opens it first compares them, so a byte that was flipped or cut off gives LogCorrupt and
-nothing else. The metadata also say which log made the file, and its offsets, so that a manifest can be made of the
-files alone.
+outside of the file; the first process that opens it compares them, so a byte that was flipped or cut off gives
+LogCorrupt and nothing else. The metadata also say which log made the file, and its offsets, so that a manifest can be
+made of the files alone.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def write_segment(
     lost: Callable[[], str] = lambda: "",
 ) -> Segment:
     """Write a file and sync it to disk, under a temporary name.  `publish` gives it the name that is returned; until
-    then nobody looks at it but who finds it in the manifest.
+    then only readers that find it in the manifest look at it.
 
     ``maker`` is the log: its identity, and how many shards it has.  ``portions`` are batches with all columns of a
     segment, in order, each beginning with a frame; each becomes a row group.  The segment ends at ``end()``, else with
@@ -222,7 +222,7 @@ def check_file(segment: Segment) -> None:
     path = pathlib.Path(segment.path)
     try:
         if not path.exists():
-            publish(segment)  # who committed it may have died before it could
+            publish(segment)  # the process that committed it may have died before it could
         size = path.stat().st_size
         if size != segment.bytes:
             raise corrupt(segment, f"has {size} bytes instead of {segment.bytes}")

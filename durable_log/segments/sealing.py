@@ -6,7 +6,7 @@ Theory of operation.  Each step leaves the log whole, so a process may die after
               and must have been changed last by this store and not by a copy of it
     write     a file with a temporary name, synced to disk   died here: an orphan with a temporary name
     commit    manifest entry in, hot frames out: one transaction of the store
-    publish   the file gets its name, synced to disk         died here: the next who looks for the file does it
+    publish   the file gets its name, synced to disk         died here: the next reader of the file does it
 
 Before the commit readers find the events hot, after it in the file, never in neither.  So a file that has its name was
 committed once, and only what retention has dropped, or compaction has replaced, is removed.  What is merely not in the
@@ -177,7 +177,8 @@ class _Portions(Iterator[list[StoredFrame]]):
 
 
 def _old_staged(directory: pathlib.Path) -> list[pathlib.Path]:
-    """Temporary files that nobody can be writing any more, and that are not committed: those have their names now."""
+    """Temporary files that no process can be writing any more, and that are not committed: those have their names
+    now."""
     before = time.time() - STAGED_AGE_S
     return [path for path in directory.glob("[0-9]*/.*.tmp") if path.stat().st_mtime < before]
 

@@ -21,6 +21,8 @@ import msgspec
 from oslo_config import cfg
 
 from durable_log import config
+from durable_log.core import checks
+from durable_log.core.checksums import gap
 from durable_log.core.placing import StreamPosition
 from durable_log.core.positions import decode_position, split_key
 from durable_log.errors import LogCorrupt, LogReplaced, LogUnavailable, OffsetTooOld
@@ -37,8 +39,6 @@ from durable_log.segments.directory import (
     write_mark,
 )
 from durable_log.segments.files import SegmentReader
-from durable_log.storage import checks
-from durable_log.storage.checksums import gap
 from durable_log.storage.identity import Lineage
 
 LOG = logging.getLogger(__name__)
@@ -66,7 +66,7 @@ class RestoredShard(NamedTuple):
     forgotten: Collection[bytes]
     """Keys of streams that the store is to forget."""
     former_end: int
-    """Where it ended when this was made up: who appended meanwhile must not lose it."""
+    """Where it ended when this was made up: what was appended meanwhile must not be lost."""
 
 
 class SegmentedLog(LogApi):
@@ -114,7 +114,8 @@ class SegmentedLog(LogApi):
     def add_segment(self, shard: int, first: int, end: int, entry: str) -> bool:
         """Add an entry and drop the hot frames of its range, in one transaction.
 
-        False, and nothing happens, when ``first`` is not where the shard's sealed part ends: somebody else was faster.
+        False, and nothing happens, when ``first`` is not where the shard's sealed part ends: another process was
+        faster.
         """
 
     @abc.abstractmethod
@@ -365,7 +366,7 @@ class SegmentedLog(LogApi):
 
     @property
     def directory(self) -> pathlib.Path:
-        """Where segments are.  Raises InvalidConfig when nobody said so, or in words that name no directory."""
+        """Where segments are.  Raises InvalidConfig when no option says so, or it names no directory."""
         return directory_of(self.conf[config.GROUP].segment_directory, self.default_directory)
 
     def encode_entry(self, segment: Segment) -> str:

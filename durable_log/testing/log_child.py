@@ -13,7 +13,6 @@
 from __future__ import annotations
 
 import contextlib
-import sys
 from collections.abc import Iterator, Sequence
 from itertools import count
 
@@ -23,7 +22,7 @@ from durable_log.log_api import LogApi
 from durable_log.storage.segmented import SegmentedLog
 from durable_log.testing.sources import Source
 from durable_log.upkeep.maintenance import Maintainer
-from pubsub_api.testing.child import ChildProcess, Message, obey
+from pubsub_api.testing.child import ChildProcess, Message, work_on
 
 FRAME_EVENTS = 3
 
@@ -74,15 +73,5 @@ def _append_without_end(log: LogApi, topics: Sequence[str], source: Source) -> I
         yield {"topic": topic, "last": FRAME_EVENTS * 5 * (number // len(topics) + 1)}
 
 
-def main(arguments: Sequence[str]) -> None:
-    """Open the log that the arguments name and obey, until the input ends."""
-    _role, url = arguments
-    log = open_log(url)
-    try:
-        obey(lambda command: _answers(log, command))
-    finally:
-        log.close()
-
-
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    work_on(open_log, _answers)

@@ -9,7 +9,7 @@ the same events.  Where a store was used after an older copy had been restored t
 again, behind the files.  Until that is done it is in a file too, so that a repair that dies is started again.
 
 What was never sealed and is not in the store is lost.  Its offsets will be used again, so a log that was repaired gets
-a new identity: whoever remembers an offset learns that it may mean something else now.
+a new identity: a program that remembers an offset learns that it may mean something else now.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class RepairReport:
     events: int = 0
     """Events in these."""
     given_up: int = 0
-    """Offsets of damaged frames and segments that were left out, see `durable_log.upkeep.giving_up`."""
+    """Offsets of damaged frames and segments that were left out, see `durable_log.upkeep.damaged_segments`."""
     moved: int = 0
     """Events that were unsealed in the store and in no file, at offsets that files have: they are appended again."""
     notes: list[str] = dataclasses.field(default_factory=list)
@@ -92,7 +92,8 @@ class _Plan:
 
 
 def repair(log: SegmentedLog, *, is_dry: bool = False, on_file: OnFile = lambda _done, _total: None) -> RepairReport:
-    """Make the manifest of a log that is connected (`SegmentedLog.connect`) anew.  Nobody else may use it meanwhile.
+    """Make the manifest of a log that is connected (`SegmentedLog.connect`) anew.  No other process may use it
+    meanwhile.
 
     ``is_dry`` only says what would be done.  Raises SegmentsRefused when the files and the store belong to two logs
     that both have events, InvalidConfig when they have different numbers of shards, LogUnavailable when another process

@@ -28,10 +28,10 @@ class Verification:
     segment_bytes: int = 0
     problems: list[str] = dataclasses.field(default_factory=list)
     given_up: list[str] = dataclasses.field(default_factory=list)
-    """Offsets that were damaged and given up, a sentence each.  Somebody decided so: not an error any more."""
+    """Offsets that were damaged and given up, a sentence each.  An operator decided so: not an error any more."""
     unlisted: list[str] = dataclasses.field(default_factory=list)
-    """Files of segments that the manifest does not list.  Not an error of the log: nobody reads them, and nobody
-    removes them.  An older store was restored, most likely."""
+    """Files of segments that the manifest does not list.  Not an error of the log: no process reads or removes
+    them.  An older store was restored, most likely."""
 
 
 def verify(log: LogApi) -> Verification:

@@ -1,8 +1,9 @@
 """One module per command, and what each does in a few words.
 
-The module of a command has its name, with ``_`` for ``-``.  It has ``register(subparsers)``, which adds its parser, and
-``run(args) -> int``, which does the work and returns the exit code.  Only the module of the command that was called is
-imported: a help or a wrong word must not wait for libraries, and neither must Ctrl-C.
+The module of a command has its name, with ``_`` for ``-``.  It has the texts ``DESCRIPTION`` and ``EXAMPLES`` of its
+help, perhaps a ``LOG_LEVEL``, ``add_arguments(parser)``, and ``run(args, output) -> int``, which does the work and
+returns the exit code; a command with verbs sets ``run`` for each of them.  Only the module of the command that was
+called is imported: a help or a wrong word must not wait for libraries, and neither must Ctrl-C.
 """
 
 SUMMARIES = {

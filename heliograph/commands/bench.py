@@ -10,6 +10,7 @@ import sys
 
 import heliograph
 from heliograph import commands, exits, options
+from heliograph.output import Output
 from pubsub_api.errors import HeliographError
 
 DESCRIPTION = """\
@@ -24,14 +25,14 @@ class NoCheckout(HeliographError):
     fault = "environment"
 
 
-def register(subparsers: options.Subparsers[argparse.ArgumentParser]) -> None:
+def make_parser(subparsers: options.Subparsers[argparse.ArgumentParser]) -> None:
     # No options and no help of its own: every argument, --help too, is for the benchmarks.
     parser = subparsers.add_parser("bench", help=commands.SUMMARIES["bench"], add_help=False, allow_abbrev=False)
     parser.description = DESCRIPTION
     parser.set_defaults(run=run, passed_on=[], debug=False, log_level="warning")
 
 
-def run(args: argparse.Namespace) -> int:
+def run(args: argparse.Namespace, _output: Output) -> int:
     """Raises NoCheckout.  The exit code is that of the benchmarks."""
     root = pathlib.Path(heliograph.__file__).resolve().parents[1]
     if not (root / "bench" / "__main__.py").is_file():

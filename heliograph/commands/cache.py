@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import threading
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from heliograph import exits, options
-from heliograph.commands import SUMMARIES
-from heliograph.output import Output, compact
+from heliograph.output import Output
+from heliograph.reporting import add_report, report_until_end
 from pubsub_api.errors import NotSupported, UsageError
 
 if TYPE_CHECKING:
-    from pubsub_api.cache_node import CacheNode, FrameStore
+    from pubsub_api.cache_node import FrameStore
 
 DESCRIPTION = """\
 Listen to publishers, keep their frames, and answer subscribers that miss some.
@@ -37,10 +36,7 @@ EXAMPLES = """\
 """
 
 
-def register(subparsers: options.Subparsers[argparse.ArgumentParser]) -> None:
-    parser = options.add_command(
-        subparsers, "cache", summary=SUMMARIES["cache"], description=DESCRIPTION, examples=EXAMPLES
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--topics", metavar="FILTER", nargs="+", required=True, help="topics to keep, as in 'tenant-7/#'"
     )
@@ -50,19 +46,13 @@ def register(subparsers: options.Subparsers[argparse.ArgumentParser]) -> None:
     )  # fmt: skip
     parser.add_argument("--log", metavar="URL", help="a durable log to look into for what is not in memory")
     parser.add_argument("--name", default="", help="the cache's name in logs (default: host and program)")
-    parser.add_argument("--timeout", metavar="S", type=options.seconds, help="end after S seconds")
-    parser.add_argument(
-        "--report", metavar="S", type=options.seconds, default=60.0,
-        help="print the counters every S seconds, 0 for never (default: 60)",
-    )  # fmt: skip
+    add_report(parser)
     options.add_session(parser)
     options.add_json(parser, 'JSON lines: {"address": ...} when it serves, then the counters')
-    parser.set_defaults(run=run)
 
 
-def run(args: argparse.Namespace) -> int:
+def run(args: argparse.Namespace, output: Output) -> int:
     """Raises AddressInUse, NotSupported, UsageError."""
-    output = Output(is_json=args.json)
     with options.open_session(args) as session:
         if not session.capabilities.queries:
             raise NotSupported("this driver has no queries, so nobody could ask the cache")
@@ -74,15 +64,10 @@ def run(args: argparse.Namespace) -> int:
             _store(args.log) as store,
             session.cache(args.topics, name=args.name, addresses=args.listen or None, store=store) as cache,
         ):
-            if output.is_json:
-                output.record({"address": cache.address})
-            else:
-                output.line(f"caching {', '.join(args.topics)} at {cache.address}; Ctrl-C ends it")
+            topics = ", ".join(args.topics)
+            output.result({"address": cache.address}, f"caching {topics} at {cache.address}; Ctrl-C ends it")
             output.flush()
-            try:
-                _report(output, cache, args)
-            except KeyboardInterrupt:
-                _print(output, cache)
+            report_until_end(output, args, lambda: vars(cache.statistics()))
     return exits.OK
 
 
@@ -97,22 +82,3 @@ def _store(url: str | None) -> Iterator[FrameStore | None]:
 
     with contextlib.closing(durable_log.open(url)) as log:
         yield LogStore(log)
-
-
-def _report(output: Output, cache: CacheNode, args: argparse.Namespace) -> None:
-    """Print the counters at every interval until the time is over or a signal comes."""
-    never = threading.Event()
-    left_s = threading.TIMEOUT_MAX if args.timeout is None else args.timeout
-    while left_s > 0:
-        pause_s = min(left_s, args.report or threading.TIMEOUT_MAX)
-        never.wait(pause_s)
-        left_s -= pause_s
-        _print(output, cache)
-
-
-def _print(output: Output, cache: CacheNode) -> None:
-    if output.is_json:
-        output.record(cache.statistics())
-    else:
-        output.line(", ".join(f"{name} {compact(value)}" for name, value in vars(cache.statistics()).items()))
-    output.flush()

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import math
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from heliograph import exits, options
-from heliograph.commands import SUMMARIES
 from heliograph.databases import add_database, object_line, object_record, open_nb
 from heliograph.output import Output, compact, note
 from pubsub_api.errors import WaitTimeout
@@ -41,11 +39,7 @@ EXAMPLES = """\
 _WAIT_S = 0.5
 
 
-def register(subparsers: options.Subparsers[argparse.ArgumentParser]) -> None:
-    parser = options.add_command(
-        subparsers, "controller", summary=SUMMARIES["controller"], description=DESCRIPTION,
-        examples=EXAMPLES,
-    )  # fmt: skip
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--tables", metavar="TABLE", nargs="+", help="tables to follow (default: all)")
     parser.add_argument(
         "--topics", metavar="FILTER", nargs="+", help="topics to follow, as in 'tenant-7/#' (default: all)"
@@ -60,18 +54,16 @@ def register(subparsers: options.Subparsers[argparse.ArgumentParser]) -> None:
         help="for snapshot: where it is (default: [local_cache] snapshot_directory)",
     )
     parser.add_argument("--count", metavar="N", type=options.positive_int, help="end after N changes of objects")
-    parser.add_argument("--timeout", metavar="S", type=options.seconds, help="end after S seconds")
+    options.add_timeout(parser)
     parser.add_argument("--statistics", action="store_true", help="print the counters at the end")
     add_database(parser)
     options.add_json(parser, 'one JSON object per change, {"created": ...} and so on; counters are {"statistics": ...}')
-    parser.set_defaults(run=run)
 
 
-def run(args: argparse.Namespace) -> int:
+def run(args: argparse.Namespace, output: Output) -> int:
     """Raises WaitTimeout when the time is over and the copy was never complete."""
     from nb_api import LocalCache
 
-    output = Output(is_json=args.json)
     given = {"resync_source": args.resync_source, "snapshot_directory": args.snapshot_directory}
     cache_options = {name: value for name, value in given.items() if value is not None}
     with open_nb(args, cache_options) as nb, LocalCache(nb, tables=args.tables, topics=args.topics) as cache:
@@ -79,7 +71,7 @@ def run(args: argparse.Namespace) -> int:
             printed, is_complete = _follow(cache, output, args)
         finally:
             if args.statistics:
-                _print_statistics(output, cache)
+                output.statistics(cache.statistics())
     if not is_complete:
         raise WaitTimeout(f"the copy was not complete within {args.timeout} s")
     if args.count is not None and printed < args.count:
@@ -112,27 +104,15 @@ def _print(output: Output, change: CacheChange) -> None:
 
     kind = type(change).__name__.lower()
     if isinstance(change, Resynced):
-        if output.is_json:
-            output.record({kind: msgspec.structs.asdict(change)})
-        else:
-            counts = {"created": change.created, "updated": change.updated, "deleted": change.deleted}
-            told = "" if change.is_told else "; single changes were left out"
-            output.line(f"{kind} by {change.kind} ({change.reason}) at {change.revision}: {compact(counts)}{told}")
+        counts = {"created": change.created, "updated": change.updated, "deleted": change.deleted}
+        told = "" if change.is_told else "; single changes were left out"
+        output.result(
+            {kind: msgspec.structs.asdict(change)},
+            f"{kind} by {change.kind} ({change.reason}) at {change.revision}: {compact(counts)}{told}",
+        )
         return
     # Of an object that is gone: as it was last, with the version of its end.
     shown = change.object
     if isinstance(change, Deleted):
         shown = msgspec.structs.replace(shown, version=change.version)
-    if output.is_json:
-        output.record({kind: object_record(shown)})
-    else:
-        output.line(f"{kind} {object_line(shown)}")
-
-
-def _print_statistics(output: Output, cache: LocalCache) -> None:
-    fields: dict[str, Any] = dataclasses.asdict(cache.statistics())
-    if output.is_json:
-        output.record({"statistics": fields})
-        return
-    rows = [(name, compact(value)) for name, value in fields.items()]
-    output.table("statistics", ("counter", "value"), rows)
+    output.result({kind: object_record(shown)}, f"{kind} {object_line(shown)}")

@@ -10,7 +10,6 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from heliograph import exits, options
-from heliograph.commands import SUMMARIES
 from heliograph.databases import add_database, object_line, object_record, open_nb
 from heliograph.output import Output, compact, note
 from pubsub_api.errors import UsageError, WaitTimeout
@@ -65,10 +64,15 @@ _VERBS: dict[str, tuple[str, str]] = {
 }
 
 
-def register(subparsers: options.Subparsers[argparse.ArgumentParser]) -> None:
-    parser = options.add_command(subparsers, "db", summary=SUMMARIES["db"], description=DESCRIPTION, examples=EXAMPLES)
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     verbs = parser.add_subparsers(title="verbs", metavar="VERB", dest="verb", required=True)
-    made = {name: _add_verb(verbs, name) for name in _VERBS}
+    made = {
+        name: options.add_parser(verbs, name, summary, description, EXAMPLES)
+        for name, (summary, description) in _VERBS.items()
+    }
+    for verb in made.values():
+        add_database(verb)
+        options.add_json(verb, "JSON objects, one per line")
     for name in ("get", "create", "set", "delete"):
         made[name].add_argument("table", metavar="TABLE")
         made[name].add_argument("key", metavar="KEY")
@@ -101,24 +105,14 @@ def register(subparsers: options.Subparsers[argparse.ArgumentParser]) -> None:
     )  # fmt: skip
 
 
-def _add_verb(verbs: options.Subparsers[argparse.ArgumentParser], name: str) -> argparse.ArgumentParser:
-    summary, description = _VERBS[name]
-    parser = options.add_command(verbs, name, summary=summary, description=description, examples=EXAMPLES)
-    add_database(parser)
-    options.add_json(parser, "JSON objects, one per line")
-    parser.set_defaults(run=run)
-    return parser
-
-
 def _add_watch(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--tables", metavar="TABLE", nargs="+", help="only these tables")
     parser.add_argument("--after", metavar="REVISION", type=options.natural_int, help="begin after this revision")
     parser.add_argument("--count", metavar="N", type=options.positive_int, help="end after N changes")
-    parser.add_argument("--timeout", metavar="S", type=options.seconds, help="end after S seconds")
+    options.add_timeout(parser)
 
 
-def run(args: argparse.Namespace) -> int:
-    output = Output(is_json=args.json)
+def run(args: argparse.Namespace, output: Output) -> int:
     with open_nb(args) as nb:
         if args.verb not in _WRITING and nb.db.revision() == 0:  # a mistyped URL looks like this
             note("heliograph db: nothing was ever written to this database")
@@ -126,7 +120,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _get(nb: NbApi, args: argparse.Namespace, output: Output) -> int:
-    _print(output, object_record(found := nb.get(args.table, args.key)), object_line(found))
+    output.result(object_record(found := nb.get(args.table, args.key)), object_line(found))
     return exits.OK
 
 
@@ -135,10 +129,10 @@ def _list(nb: NbApi, args: argparse.Namespace, output: Output) -> int:
         with nb.db.snapshot(topics=args.topics) as snapshot:
             counts = collections.Counter(found.table for found in snapshot)
         for table, count in sorted(counts.items()):
-            _print(output, {"table": table, "objects": count}, f"{table} {count:,}")
+            output.result({"table": table, "objects": count}, f"{table} {count:,}")
         return exits.OK
     for found in nb.get_all(args.table, topics=args.topics):
-        _print(output, object_record(found), object_line(found))
+        output.result(object_record(found), object_line(found))
     return exits.OK
 
 
@@ -164,8 +158,7 @@ def _delete(nb: NbApi, args: argparse.Namespace, output: Output) -> int:
 
 def _written(nb: NbApi, output: Output, args: argparse.Namespace, version: int) -> int:
     """Say what was stored, then see to it that it is told.  Raises WaitTimeout when it is not told yet."""
-    _print(
-        output,
+    output.result(
         {"table": args.table, "key": args.key, "version": version},
         f"{args.table}/{args.key} has version {version} now",
     )
@@ -191,7 +184,7 @@ def _watch(nb: NbApi, args: argparse.Namespace, output: Output) -> int:
             after = change.revision
             topics = (change.topic, change.left_topic or change.topic)
             if any(selection.selects(change.table, topic) for topic in topics):
-                _print(output, _change_record(change), _change_line(change))
+                output.result(_change_record(change), _change_line(change))
                 printed += 1
             if printed == args.count:
                 return exits.OK
@@ -204,7 +197,7 @@ def _watch(nb: NbApi, args: argparse.Namespace, output: Output) -> int:
 
 def _compact(nb: NbApi, args: argparse.Namespace, output: Output) -> int:
     gone = nb.db.compact(keep_changes=args.keep_changes, keep_tombstones_s=args.keep_tombstones)
-    _print(output, {"forgotten": gone}, f"{gone:,} changes forgotten")
+    output.result({"forgotten": gone}, f"{gone:,} changes forgotten")
     return exits.OK
 
 
@@ -215,8 +208,7 @@ def _snapshot(nb: NbApi, args: argparse.Namespace, output: Output) -> int:
     from nb_api.cache.snapshot_files import complete
 
     manifest = complete(args.directory, nb.db)
-    _print(
-        output,
+    output.result(
         {"objects": manifest.objects, "revision": manifest.revision},
         f"{manifest.objects:,} objects as of revision {manifest.revision} in {args.directory}",
     )
@@ -233,13 +225,6 @@ _RUN: dict[str, Callable[[NbApi, argparse.Namespace, Output], int]] = {
     "compact": _compact,
     "snapshot": _snapshot,
 }
-
-
-def _print(output: Output, record: dict[str, Any], line: str) -> None:
-    if output.is_json:
-        output.record(record)
-    else:
-        output.line(line)
 
 
 def _value(args: argparse.Namespace) -> Any:

@@ -9,7 +9,6 @@ import re
 import sys
 
 from heliograph import exits, options
-from heliograph.commands import SUMMARIES
 from heliograph.output import Output, clock_text, compact
 from heliograph.wire_reader import EVENT_FIELDS, DecodedFrame, read_frames
 from pubsub_api.errors import UsageError
@@ -30,19 +29,14 @@ EXAMPLES = """\
 """
 
 
-def register(subparsers: options.Subparsers[argparse.ArgumentParser]) -> None:
-    parser = options.add_command(
-        subparsers, "decode", summary=SUMMARIES["decode"], description=DESCRIPTION, examples=EXAMPLES
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("file", nargs="?", default="-", metavar="FILE", help="what to read; - is standard input")
     parser.add_argument("--hex", action="store_true", help="the input is hexadecimal text; spaces and colons are fine")
     options.add_json(parser, "one JSON object per frame")
-    parser.set_defaults(run=run)
 
 
-def run(args: argparse.Namespace) -> int:
+def run(args: argparse.Namespace, output: Output) -> int:
     """Raises FrameError with the byte offset, after everything before it was shown."""
-    output = Output(is_json=args.json)
     data = _read(args.file)
     for frame in read_frames(_from_hex(data) if args.hex else data):
         if args.json:

@@ -6,10 +6,9 @@ import argparse
 
 import pubsub_api
 from heliograph import exits, options
-from heliograph.commands import SUMMARIES
-from heliograph.demo.play import Outcome, Plan, Play
 from heliograph.demo.screens import COLUMNS, LiveScreen, PlainScreen, Screen, cells
-from heliograph.demo.stage import FILTER
+from heliograph.demo.settings import FILTER
+from heliograph.demo.steps import Demonstration, Outcome, Plan
 from heliograph.output import Output, note
 from pubsub_api import loading
 from pubsub_api.config import new_conf
@@ -26,6 +25,7 @@ with the database, object by object. The exit code is 0 only when all of them ar
 With drivers that connect to something shared (redis, zenoh) the writers publish directly, and there is no service to
 kill. Times are shorter than the defaults (max_idle_time is 1 second instead of 5), to keep the end short.
 """
+LOG_LEVEL = "error"
 EXAMPLES = """\
   heliograph demo
   heliograph demo --controllers 8 --seconds 20
@@ -35,16 +35,15 @@ EXAMPLES = """\
 
 SERVER_TIMEOUT_S = 10.0
 MEMORY_URL = "memory://heliograph-demo"
+_seconds = options.number(float, lambda value: 1.0 <= value <= 3600.0, "from 1 to 3600 seconds")
+_processes = options.number(int, lambda value: 1 <= value <= 64, "a whole number from 1 to 64")
+_share = options.number(float, lambda value: 0.0 <= value <= 0.5, "a number from 0 to 0.5")
 
 
-def register(subparsers: options.Subparsers[argparse.ArgumentParser]) -> None:
-    parser = options.add_command(
-        subparsers, "demo", summary=SUMMARIES["demo"],
-        description=DESCRIPTION, examples=EXAMPLES, log_level="error",
-    )  # fmt: skip
-    parser.add_argument("--seconds", metavar="S", type=_demo_seconds, default=15.0, help="how long (default: 15)")
-    parser.add_argument("--controllers", metavar="N", type=_controllers, default=20, help="how many (default: 20)")
-    parser.add_argument("--writers", metavar="N", type=_controllers, default=4, help="how many (default: 4)")
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--seconds", metavar="S", type=_seconds, default=15.0, help="how long (default: 15)")
+    parser.add_argument("--controllers", metavar="N", type=_processes, default=20, help="how many (default: 20)")
+    parser.add_argument("--writers", metavar="N", type=_processes, default=4, help="how many (default: 4)")
     parser.add_argument(
         "--rate", metavar="R", type=options.rate, default=300.0, help="changes per second (default: 300)"
     )
@@ -55,16 +54,14 @@ def register(subparsers: options.Subparsers[argparse.ArgumentParser]) -> None:
     )
     bus.add_argument("--url", metavar="URL", help="driver and server, as in redis://127.0.0.1:6379/0")
     options.add_json(parser, "the outcome as one JSON object")
-    parser.set_defaults(run=run)
 
 
-def run(args: argparse.Namespace) -> int:
-    """Raises DriverNotFound, DriverDependencyMissing, WaitTimeout, ActorDied."""
-    output = Output(is_json=args.json)
+def run(args: argparse.Namespace, output: Output) -> int:
+    """Raises DriverNotFound, DriverDependencyMissing, WaitTimeout, DemoProcessDied."""
     plan = make_plan(args)
     check_server(plan)
     with _screen(output) as screen:
-        outcome = Play(plan, screen).run()
+        outcome = Demonstration(plan, screen).run()
     if args.json:
         output.record(outcome)
     else:
@@ -133,27 +130,3 @@ def _show(output: Output, outcome: Outcome) -> None:
     else:
         unequal = ", ".join(it["name"] for it in outcome.controllers if not it["is_equal"])
         output.line(f"Failed: not equal to the database after {outcome.settled_s:.0f} s: {unequal}.", style="bold red")
-
-
-def _demo_seconds(text: str) -> float:
-    value = options.seconds(text)
-    if not 1.0 <= value <= 3600.0:
-        raise argparse.ArgumentTypeError(f"{text!r} is not from 1 to 3600 seconds")
-    return value
-
-
-def _controllers(text: str) -> int:
-    value = options.positive_int(text)
-    if value > 64:
-        raise argparse.ArgumentTypeError(f"{text!r}: more than 64 processes are no demonstration")
-    return value
-
-
-def _share(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = -1.0
-    if not 0.0 <= value <= 0.5:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 0 to 0.5")
-    return value

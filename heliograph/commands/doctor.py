@@ -6,9 +6,8 @@ import argparse
 import collections
 
 from heliograph import exits, options
-from heliograph.commands import SUMMARIES
 from heliograph.doctor import bus, files, host, spark
-from heliograph.doctor.findings import Check, Finding, Patient
+from heliograph.doctor.findings import Check, CheckContext, Finding
 from heliograph.output import STATUS_STYLES, Output
 
 DESCRIPTION = """\
@@ -20,6 +19,7 @@ of this host, or through the configured server under a topic of its own.
 
 A warning is something that may be meant so.  The exit code is 1 when something failed, which means: it cannot work.
 """
+LOG_LEVEL = "error"
 EXAMPLES = """\
   heliograph doctor
   heliograph doctor --config-file /etc/heliograph.conf
@@ -35,35 +35,29 @@ CHECKS: tuple[Check, ...] = (
 _INDENT = " " * 24
 
 
-def register(subparsers: options.Subparsers[argparse.ArgumentParser]) -> None:
-    parser = options.add_command(
-        subparsers, "doctor", summary=SUMMARIES["doctor"],
-        description=DESCRIPTION, examples=EXAMPLES, log_level="error",
-    )  # fmt: skip
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--timeout", metavar="S", type=options.seconds, default=5.0,
         help="seconds to wait for a server, a publisher or an event (default: 5)",
     )  # fmt: skip
     options.add_session(parser)
     options.add_json(parser, "one JSON object with all findings")
-    parser.set_defaults(run=run)
 
 
-def run(args: argparse.Namespace) -> int:
-    output = Output(is_json=args.json)
+def run(args: argparse.Namespace, output: Output) -> int:
     source = ", ".join(args.config_file) or ("the URL" if args.url else "the embedded defaults")
-    patient = Patient(lambda: options.read_conf(args), source, list(args.config_file), args.timeout)
+    context = CheckContext(lambda: options.read_conf(args), source, list(args.config_file), args.timeout)
     findings: list[Finding] = []
     for check in CHECKS:
-        for finding in check(patient):
+        for finding in check(context):
             findings.append(finding)
             if not args.json:
                 _show(output, finding)
     counts = collections.Counter(finding.status for finding in findings)
-    if args.json:
-        output.record({"healthy": not counts["failed"], "findings": findings})
-    else:
-        output.line(", ".join(f"{number} {status}" for status, number in counts.items()))
+    output.result(
+        {"healthy": not counts["failed"], "findings": findings},
+        ", ".join(f"{number} {status}" for status, number in counts.items()),
+    )
     return exits.FAILED if counts["failed"] else exits.OK
 
 

@@ -7,7 +7,6 @@ import dataclasses
 from typing import Any
 
 from heliograph import exits, options
-from heliograph.commands import SUMMARIES
 from heliograph.output import Output
 from pubsub_api import Capabilities, loading
 from pubsub_api.config import new_conf
@@ -42,19 +41,13 @@ class Row:
     problem: str | None
 
 
-def register(subparsers: options.Subparsers[argparse.ArgumentParser]) -> None:
-    parser = options.add_command(
-        subparsers, "drivers", summary=SUMMARIES["drivers"],
-        description=DESCRIPTION, examples=EXAMPLES,
-    )  # fmt: skip
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     form = parser.add_mutually_exclusive_group()
     options.add_json(form, "one JSON array")
     form.add_argument("--markdown", action="store_true", help="the table of the documentation")
-    parser.set_defaults(run=run)
 
 
-def run(args: argparse.Namespace) -> int:
-    output = Output(is_json=args.json)
+def run(args: argparse.Namespace, output: Output) -> int:
     rows = find_drivers()
     if args.json:
         output.record([_record(row) for row in rows])

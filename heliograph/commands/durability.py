@@ -11,7 +11,6 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from heliograph import exits, options
-from heliograph.commands import SUMMARIES
 from heliograph.output import Output, compact, note
 from pubsub_api.errors import HeliographError
 
@@ -46,15 +45,9 @@ EXAMPLES = """\
 """
 
 
-def register(subparsers: options.Subparsers[argparse.ArgumentParser]) -> None:
-    parser = options.add_command(
-        subparsers, "durability", summary=SUMMARIES["durability"], description=DESCRIPTION, examples=EXAMPLES
-    )
-    verbs = parser.add_subparsers(title="verbs", metavar="VERB", dest="verb", required=True)
-    lines = {line.split()[0]: line.split(None, 1)[1] for line in DESCRIPTION.splitlines() if line.startswith("  ")}
-    for name, (run, has_topics) in _VERBS.items():
-        examples = "".join(line for line in EXAMPLES.splitlines(keepends=True) if f"durability {name} " in line)
-        verb = options.add_command(verbs, name, summary=lines[name], description=lines[name], examples=examples)
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    for name, verb in options.add_verbs(parser, _VERBS, description=DESCRIPTION, examples=EXAMPLES):
+        run, has_topics = _VERBS[name]
         if has_topics:
             verb.add_argument("topics", nargs="+", metavar="FILTER", help="topics, as in 'tenant-7/#'")
         verb.add_argument(
@@ -76,7 +69,7 @@ def register(subparsers: options.Subparsers[argparse.ArgumentParser]) -> None:
 
 
 def _with_client(run: Any) -> Any:
-    def call(args: argparse.Namespace) -> int:
+    def call(args: argparse.Namespace, output: Output) -> int:
         from durability_service.client import DurabilityClient
 
         with (
@@ -84,7 +77,7 @@ def _with_client(run: Any) -> Any:
             DurabilityClient(session, addresses=args.service or None) as client,
         ):
             args.session = session
-            code: int = run(client, args, Output(is_json=args.json))
+            code: int = run(client, args, output)
             return code
 
     return call
@@ -169,21 +162,23 @@ def _history(client: DurabilityClient, args: argparse.Namespace, output: Output)
         _no_service(args)
     for sample in samples:
         event = event_of(sample)
-        if output.is_json:
-            output.record({name: getattr(event, name) for name in event.__struct_fields__})
-        else:
-            output.line(f"{event.topic} {event.table}/{event.key} {event.action} {compact(event.value)}")
+        output.result(
+            {name: getattr(event, name) for name in event.__struct_fields__},
+            f"{event.topic} {event.table}/{event.key} {event.action} {compact(event.value)}",
+        )
     return exits.OK if outcome is Outcome.COMPLETE else exits.FAILED
 
 
 def _delete(client: DurabilityClient, args: argparse.Namespace, output: Output) -> int:
     client.delete_historical_data(args.topics, timeout_s=args.timeout)
-    _say(output, "deleted", ", ".join(args.topics))
+    topics = ", ".join(args.topics)
+    output.result({"deleted": topics}, f"deleted: {topics}")
     return exits.OK
 
 
 def _snapshot(client: DurabilityClient, args: argparse.Namespace, output: Output) -> int:
-    _say(output, "snapshot", client.snapshot(args.topics, timeout_s=args.timeout))
+    path = client.snapshot(args.topics, timeout_s=args.timeout)
+    output.result({"snapshot": path}, f"snapshot: {path}")
     return exits.OK
 
 
@@ -217,20 +212,11 @@ def _make_checkpoint(
     report = write_checkpoint(
         publisher, client, db, topics=args.topics, services=args.service or None, timeout_s=args.timeout
     )
-    if output.is_json:
-        output.record(report._asdict())
-    else:
-        output.line(
-            f"checkpoint of {report.objects:,} objects at revision {report.revision}: "
-            f"{report.published:,} published, {report.deleted:,} deleted"
-        )
-
-
-def _say(output: Output, what: str, value: str) -> None:
-    if output.is_json:
-        output.record({what: value})
-    else:
-        output.line(f"{what}: {value}")
+    output.result(
+        report._asdict(),
+        f"checkpoint of {report.objects:,} objects at revision {report.revision}: "
+        f"{report.published:,} published, {report.deleted:,} deleted",
+    )
 
 
 _VERBS = {

@@ -6,7 +6,6 @@ import argparse
 import gc
 
 from heliograph import exits, options
-from heliograph.commands import SUMMARIES
 from heliograph.output import Output
 
 DESCRIPTION = """\
@@ -21,6 +20,7 @@ of the configuration is where this service listens; --publisher names the publis
 It runs until SIGTERM or Ctrl-C, says good-bye, writes what is left and ends with exit code 0.
 `heliograph durability status` asks how it is.
 """
+LOG_LEVEL = "info"
 EXAMPLES = """\
   heliograph durability-service --config-file /etc/heliograph/heliograph.conf
   heliograph durability-service --url redis://127.0.0.1:6379/0 --store /var/lib/heliograph/durability.db
@@ -28,11 +28,7 @@ EXAMPLES = """\
 """
 
 
-def register(subparsers: options.Subparsers[argparse.ArgumentParser]) -> None:
-    parser = options.add_command(
-        subparsers, "durability-service", summary=SUMMARIES["durability-service"],
-        description=DESCRIPTION, examples=EXAMPLES, log_level="info",
-    )  # fmt: skip
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--publisher", metavar="ADDRESS", action="append", default=[],
         help="a publisher to listen to; may be repeated (default: those of the configuration)",
@@ -43,30 +39,28 @@ def register(subparsers: options.Subparsers[argparse.ArgumentParser]) -> None:
     )  # fmt: skip
     parser.add_argument("--store", metavar="FILE", help="file for PERSISTENT data (default: [durability] store)")
     parser.add_argument("--node", metavar="NAME", help="name of this service (default: [durability] node)")
-    parser.add_argument("--timeout", metavar="S", type=options.seconds, help="end after S seconds")
+    options.add_timeout(parser)
     options.add_session(parser)
     options.add_json(parser, 'one JSON line when it serves: {"address": ..., "node": ...}')
-    parser.set_defaults(run=run)
 
 
-def run(args: argparse.Namespace) -> int:
+def run(args: argparse.Namespace, output: Output) -> int:
     """Raises AddressInUse, InvalidConfig, StoreInUse, StoreFailed."""
     from durability_service import config
     from durability_service.service import DurabilityService
 
     # Millions of samples make no cycles; looking through them again and again costs more than keeping them.
     gc.set_threshold(200_000, 50, 100)
-    output = Output(is_json=args.json)
     conf = options.read_conf(args)
     config.register(conf)
     for name in ("store", "node"):
         if getattr(args, name) is not None:
             conf.set_override(name, getattr(args, name), group=config.GROUP)
     with DurabilityService(conf, publishers=args.publisher or None, peers=args.peer or None) as service:
-        if output.is_json:
-            output.record({"address": service.address, "node": service.node})
-        else:
-            output.line(f"{service.node} keeps history at {service.address}; Ctrl-C ends it")
+        output.result(
+            {"address": service.address, "node": service.node},
+            f"{service.node} keeps history at {service.address}; Ctrl-C ends it",
+        )
         output.flush()
         try:
             service.wait(args.timeout)

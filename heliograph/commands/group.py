@@ -7,16 +7,15 @@ import contextlib
 import datetime
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from heliograph import exits, options
-from heliograph.commands import SUMMARIES
+from heliograph.logs import add_log, opened_log
 from heliograph.output import Output, counted
 from pubsub_api.errors import UsageError
 
 if TYPE_CHECKING:
-    from durable_log import LogApi
     from shared_subscriptions.core.declaration import Declaration
     from shared_subscriptions.groups import GroupView, Start
     from spark_pipeline.reading.group_jobs import JobsView
@@ -62,29 +61,19 @@ STREAM_COLUMNS = (
 )  # fmt: skip
 
 
-def register(subparsers: options.Subparsers[argparse.ArgumentParser]) -> None:
-    parser = options.add_command(
-        subparsers, "group", summary=SUMMARIES["group"], description=DESCRIPTION, examples=EXAMPLES
-    )
-    verbs = parser.add_subparsers(title="verbs", metavar="VERB", dest="verb", required=True)
-    lines = {line.split()[0]: line.split(None, 1)[1] for line in DESCRIPTION.splitlines() if line.startswith("  ")}
-    for name, (add, run) in _VERBS.items():
-        examples = "".join(line for line in EXAMPLES.splitlines(keepends=True) if f"group {name} " in line)
-        verb = options.add_command(verbs, name, summary=lines[name], description=lines[name], examples=examples)
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    for name, verb in options.add_verbs(parser, _VERBS, description=DESCRIPTION, examples=EXAMPLES):
+        add, run = _VERBS[name]
         if name != "simulate":
-            verb.add_argument("--log", metavar="URL", help="the log, as in sqlite:///dir/log.db (default: [log] url)")
+            add_log(verb)
         options.add_json(verb, "JSON")
         add(verb)
         verb.set_defaults(run=run)
 
 
-def _add_config(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--config-file", metavar="FILE", action="append", default=[], help="read options from FILE")
-
-
 def _add_name(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("name", metavar="NAME", help="the group")
-    _add_config(parser)
+    options.add_config_file(parser)
 
 
 def _add_start(parser: argparse.ArgumentParser, *, is_required: bool) -> None:
@@ -104,7 +93,7 @@ def _add_declare(parser: argparse.ArgumentParser) -> None:
         help="streams that each shard is divided into (default: [groups] lanes); not with --queue",
     )  # fmt: skip
     _add_start(parser, is_required=False)
-    _add_config(parser)
+    options.add_config_file(parser)
 
 
 def _add_seek(parser: argparse.ArgumentParser) -> None:
@@ -119,15 +108,12 @@ def _add_release(parser: argparse.ArgumentParser) -> None:
 
 def _add_serve(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("name", metavar="NAME", help="the group")
-    parser.add_argument("--timeout", metavar="S", type=options.seconds, help="end after S seconds")
+    options.add_timeout(parser)
     options.add_session(parser)
 
 
 def _add_simulate(parser: argparse.ArgumentParser) -> None:
-    which = parser.add_mutually_exclusive_group()
-    which.add_argument("--seeds", metavar="N", type=options.positive_int, default=1000, help="how many (default: 1000)")
-    which.add_argument("--seed", metavar="S", type=options.natural_int, help="replay one seed and show what happened")
-    parser.add_argument("--first", metavar="S", type=options.natural_int, default=0, help="the first seed (default: 0)")
+    options.add_seeds(parser)
     parser.add_argument("--profile", metavar="NAME", help="the same kind of trouble for all seeds")
 
 
@@ -145,96 +131,76 @@ def _start(text: str) -> Start:
         raise argparse.ArgumentTypeError(f"{text!r} is neither now, earliest, a time nor offsets") from None
 
 
-@contextlib.contextmanager
-def _open(args: argparse.Namespace, *, must_exist: bool = True) -> Iterator[LogApi]:
-    import durable_log
-
-    with contextlib.closing(durable_log.open(args.log, config_files=args.config_file, must_exist=must_exist)) as log:
-        yield log
-
-
 # -- verbs
 
 
-def _declare(args: argparse.Namespace) -> int:
+def _declare(args: argparse.Namespace, output: Output) -> int:
     from pubsub_api.config import new_conf
     from shared_subscriptions import config, groups
 
     conf = config.register(new_conf(args.config_file))
     lanes = args.lanes or (1 if args.queue else conf[config.GROUP].lanes)
-    with _open(args, must_exist=False) as log:
+    with opened_log(args, must_exist=False) as log:
         found = groups.declare(
             log, args.name, args.filter, mode="queue" if args.queue else "shared", lanes=lanes, start=args.start,
             lease=config.lease_settings(conf),
         )  # fmt: skip
-    return _tell(args, found, "is declared")
+    return _tell(output, found, "is declared")
 
 
-def _wish(change: str, what: str) -> Callable[[argparse.Namespace], int]:
-    def run(args: argparse.Namespace) -> int:
+def _wish(change: str, what: str) -> options.Run:
+    def run(args: argparse.Namespace, output: Output) -> int:
         from shared_subscriptions import groups
 
-        with _open(args) as log:
-            return _tell(args, getattr(groups, change)(log, args.name), what)
+        with opened_log(args) as log:
+            return _tell(output, getattr(groups, change)(log, args.name), what)
 
     return run
 
 
-def _seek(args: argparse.Namespace) -> int:
+def _seek(args: argparse.Namespace, output: Output) -> int:
     from shared_subscriptions import groups
 
-    with _open(args) as log:
-        return _tell(args, groups.seek(log, args.name, args.start), "goes on at another place")
+    with opened_log(args) as log:
+        return _tell(output, groups.seek(log, args.name, args.start), "goes on at another place")
 
 
-def _release(args: argparse.Namespace) -> int:
+def _release(args: argparse.Namespace, output: Output) -> int:
     from spark_pipeline.reading import group_jobs
 
-    with _open(args) as log:
+    with opened_log(args) as log:
         left = group_jobs.release(log, args.name, args.job)
-    output = Output(is_json=args.json)
-    if output.is_json:
-        output.record({"name": args.name, "job": args.job, "in_work": left})
-    else:
-        output.line(
-            f"the next job {args.job} of group {args.name} is given {counted(left, 'event')} that it had in work"
-        )
+    output.result(
+        {"name": args.name, "job": args.job, "in_work": left},
+        f"the next job {args.job} of group {args.name} is given {counted(left, 'event')} that it had in work",
+    )
     return exits.OK
 
 
-def _destroy(args: argparse.Namespace) -> int:
+def _destroy(args: argparse.Namespace, output: Output) -> int:
     from shared_subscriptions import groups
 
-    with _open(args) as log:
+    with opened_log(args) as log:
         groups.destroy(log, args.name)
-    output = Output(is_json=args.json)
-    if output.is_json:
-        output.record({"name": args.name, "destroyed": True})
-    else:
-        output.line(f"group {args.name} is destroyed")
+    output.result({"name": args.name, "destroyed": True}, f"group {args.name} is destroyed")
     return exits.OK
 
 
-def _tell(args: argparse.Namespace, found: Declaration, what: str) -> int:
-    output = Output(is_json=args.json)
-    if output.is_json:
-        output.record(
-            {
-                "name": found.name, "mode": found.mode, "filter": found.topic_filter, "lanes": found.lanes,
-                "wish": found.wish.value, "generation": found.generation, "positions": list(found.positions),
-                "until": list(found.until),
-            }
-        )  # fmt: skip
-    else:
-        output.line(f"group {found.name} {what}; members subscribe to ${found.mode}/{found.name}/{found.topic_filter}")
+def _tell(output: Output, found: Declaration, what: str) -> int:
+    record = {
+        "name": found.name, "mode": found.mode, "filter": found.topic_filter, "lanes": found.lanes,
+        "wish": found.wish.value, "generation": found.generation, "positions": list(found.positions),
+        "until": list(found.until),
+    }  # fmt: skip
+    line = f"group {found.name} {what}; members subscribe to ${found.mode}/{found.name}/{found.topic_filter}"
+    output.result(record, line)
     return exits.OK
 
 
-def _list(args: argparse.Namespace) -> int:
+def _list(args: argparse.Namespace, output: Output) -> int:
     from shared_subscriptions import groups
 
-    output = Output(is_json=args.json)
-    with _open(args) as log:
+    with opened_log(args) as log:
         views = [groups.show(log, name, offsets_max=_LISTED_OFFSETS_MAX) for name in groups.names(log)]
     if output.is_json:
         output.record([_record(view) for view in views])
@@ -249,12 +215,11 @@ def _list(args: argparse.Namespace) -> int:
     return exits.OK
 
 
-def _show(args: argparse.Namespace) -> int:
+def _show(args: argparse.Namespace, output: Output) -> int:
     from shared_subscriptions import groups
     from spark_pipeline.reading import group_jobs
 
-    output = Output(is_json=args.json)
-    with _open(args) as log:
+    with opened_log(args) as log:
         view, jobs = groups.show(log, args.name), group_jobs.show(log, args.name)
     if output.is_json:
         output.record({**_record(view), "jobs": jobs if jobs.jobs else None})
@@ -326,13 +291,12 @@ def _print_jobs(output: Output, view: JobsView) -> None:
     output.table(f"Spark jobs, lag {view.lag}, expired {view.expired}", ("job", "turns", "in work", "state"), rows)
 
 
-def _serve(args: argparse.Namespace) -> int:
+def _serve(args: argparse.Namespace, output: Output) -> int:
     """Raises GroupNotFound."""
     import durable_log
     from shared_subscriptions import groups
     from shared_subscriptions.leading.serving import GroupService
 
-    output = Output(is_json=args.json)
     if args.url is None and not args.config_file:
         raise UsageError("name the bus whose events are recorded, with --url or --config-file")
     with (
@@ -341,7 +305,7 @@ def _serve(args: argparse.Namespace) -> int:
     ):
         found = groups.get(log, args.name)
         with GroupService(session, log, args.name) as service:
-            _tell(args, found, "is served; Ctrl-C ends it")
+            _tell(output, found, "is served; Ctrl-C ends it")
             output.flush()
             with contextlib.suppress(KeyboardInterrupt):  # its normal end
                 threading.Event().wait(threading.TIMEOUT_MAX if args.timeout is None else args.timeout)
@@ -350,14 +314,13 @@ def _serve(args: argparse.Namespace) -> int:
     return exits.OK
 
 
-def _simulate(args: argparse.Namespace) -> int:
+def _simulate(args: argparse.Namespace, output: Output) -> int:
     """Raises UsageError for a profile that does not exist."""
     from heliograph.progress import Progress
     from shared_subscriptions.testing.simulator import PROFILES, run_seeds
 
     if args.profile is not None and args.profile not in PROFILES:
         raise UsageError(f"there is no profile {args.profile!r}; there are {', '.join(PROFILES)}")
-    output = Output(is_json=args.json)
     first, count = (args.first, args.seeds) if args.seed is None else (args.seed, 1)
     done = 0
     with Progress("seeds", count) as progress:
@@ -379,9 +342,9 @@ def _simulate(args: argparse.Namespace) -> int:
     return exits.FAILED if failures else exits.OK
 
 
-_VERBS: dict[str, tuple[Callable[[argparse.ArgumentParser], None], Callable[[argparse.Namespace], int]]] = {
+_VERBS: dict[str, tuple[Callable[[argparse.ArgumentParser], None], options.Run]] = {
     "declare": (_add_declare, _declare),
-    "list": (_add_config, _list),
+    "list": (options.add_config_file, _list),
     "show": (_add_name, _show),
     "pause": (_add_name, _wish("pause", "is paused")),
     "resume": (_add_name, _wish("resume", "is active")),

@@ -5,20 +5,18 @@ from __future__ import annotations
 import argparse
 import contextlib
 import queue
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from heliograph import exits, options
-from heliograph.commands import SUMMARIES
+from heliograph.logs import add_log, opened_log
 from heliograph.output import Output, clock_text, compact, counted, note_empty
+from heliograph.reporting import add_report, report_until_end
 from pubsub_api.errors import UsageError
 
 if TYPE_CHECKING:
-    from durable_log import LogApi, LogError, StoredFrame
-    from durable_log.recording.recorder import Recorder
+    from durable_log import LogApi, StoredFrame
     from durable_log.storage.segmented import SegmentedLog
-    from durable_log.upkeep.maintenance import Maintainer
 
 DESCRIPTION = """\
 A durable log keeps what was published: every frame in a shard, every event with an offset in it.
@@ -46,79 +44,49 @@ EXAMPLES = """\
 _SECOND_NS = 1_000_000_000
 
 
-def register(subparsers: options.Subparsers[argparse.ArgumentParser]) -> None:
-    parser = options.add_command(
-        subparsers, "log", summary=SUMMARIES["log"], description=DESCRIPTION,
-        examples=EXAMPLES,
-    )  # fmt: skip
-    verbs = parser.add_subparsers(title="verbs", metavar="VERB", dest="verb", required=True)
-    for name, add in _VERBS.items():
-        add(_add_verb(verbs, name))
-
-
-def _add_verb(verbs: options.Subparsers[argparse.ArgumentParser], name: str) -> argparse.ArgumentParser:
-    lines = {line.split()[0]: line.split(None, 1)[1] for line in DESCRIPTION.splitlines() if line.startswith("  ")}
-    examples = "".join(line for line in EXAMPLES.splitlines(keepends=True) if f"log {name} " in line)
-    parser = options.add_command(verbs, name, summary=lines[name], description=lines[name], examples=examples)
-    parser.add_argument("--log", metavar="URL", help="the log, as in sqlite:///dir/log.db (default: [log] url)")
-    options.add_json(parser, "JSON, one object per line")
-    return parser
-
-
-def _add_config(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--config-file", metavar="FILE", action="append", default=[], help="read options from FILE")
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    for name, verb in options.add_verbs(parser, _VERBS, description=DESCRIPTION, examples=EXAMPLES):
+        add, run = _VERBS[name]
+        add_log(verb)
+        options.add_json(verb, "JSON, one object per line")
+        add(verb)
+        if name != "record":
+            options.add_config_file(verb)
+        verb.set_defaults(run=run)
 
 
 def _add_record(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("filters", nargs="+", metavar="FILTER", help="topics to record, as in 'tenant-7/#'")
-    parser.add_argument("--timeout", metavar="S", type=options.seconds, help="end after S seconds")
-    parser.add_argument(
-        "--report", metavar="S", type=options.seconds, default=60.0,
-        help="print the counters every S seconds, 0 for never (default: 60)",
-    )  # fmt: skip
+    add_report(parser)
     parser.add_argument("--no-maintenance", action="store_true", help="neither seal nor drop anything")
     options.add_session(parser)
-    parser.set_defaults(run=_record)
 
 
 def _add_info(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--streams", action="store_true", help="list the streams too")
     parser.add_argument("--segments", action="store_true", help="list the sealed segments too")
-    _add_config(parser)
-    parser.set_defaults(run=_info)
 
 
 def _add_tail(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--shard", metavar="N", type=options.natural_int, help="only this shard (default: all)")
+    _add_shard(parser)
     parser.add_argument("--count", metavar="N", type=options.positive_int, default=10,
                         help="the newest N events of each shard (default: 10)")  # fmt: skip
     parser.add_argument("--offset", metavar="N", type=options.natural_int, help="from this offset on instead")
     parser.add_argument("--since", metavar="S", type=options.seconds, help="what came in the last S seconds instead")
     parser.add_argument("--follow", action="store_true", help="go on with what comes, until interrupted")
-    _add_config(parser)
-    parser.set_defaults(run=_tail)
 
 
-def _add_seal(parser: argparse.ArgumentParser) -> None:
+def _add_shard(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--shard", metavar="N", type=options.natural_int, help="only this shard (default: all)")
-    _add_config(parser)
-    parser.set_defaults(run=_seal)
 
 
 def _add_trim(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--shard", metavar="N", type=options.natural_int, help="only this shard (default: all)")
+    _add_shard(parser)
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("--before", metavar="OFFSET", type=options.natural_int, help="drop what is before this offset")
     what.add_argument(
         "--older-than", metavar="S", type=options.seconds, help="drop what came longer than S seconds ago"
     )
-    _add_config(parser)
-    parser.set_defaults(run=_trim)
-
-
-def _add_verify(parser: argparse.ArgumentParser) -> None:
-    _add_config(parser)
-    parser.set_defaults(run=_verify)
 
 
 def _add_repair(parser: argparse.ArgumentParser) -> None:
@@ -129,24 +97,12 @@ def _add_repair(parser: argparse.ArgumentParser) -> None:
         help="leave out frames and sealed files that are damaged or missing, keep the rest: what they held is lost, "
              "and 'verify' names their offsets from then on",
     )  # fmt: skip
-    _add_config(parser)
-    parser.set_defaults(run=_repair)
-
-
-_VERBS: dict[str, Callable[[argparse.ArgumentParser], None]] = {
-    "record": _add_record, "info": _add_info, "tail": _add_tail, "seal": _add_seal, "trim": _add_trim,
-    "verify": _add_verify, "repair": _add_repair,
-}  # fmt: skip
 
 
 @contextlib.contextmanager
 def _open(args: argparse.Namespace) -> Iterator[LogApi]:
-    import durable_log
-
-    is_reader = args.verb != "record"
-    with contextlib.closing(durable_log.open(args.log, config_files=args.config_file, must_exist=is_reader)) as log:
-        if is_reader:
-            note_empty(log, "heliograph log")
+    with opened_log(args) as log:
+        note_empty(log, "heliograph log")
         yield log
 
 
@@ -169,60 +125,34 @@ def _shards(args: argparse.Namespace, log: LogApi) -> list[int]:
 # -- record
 
 
-def _record(args: argparse.Namespace) -> int:
+def _record(args: argparse.Namespace, output: Output) -> int:
     from durable_log.recording.recorder import Recorder
     from durable_log.upkeep.maintenance import Maintainer
 
-    output = Output(is_json=args.json)
-    failures: queue.SimpleQueue[LogError] = queue.SimpleQueue()
-    with _open(args) as log, options.open_session(args) as session, contextlib.ExitStack() as stack:
+    failures: queue.SimpleQueue[Exception] = queue.SimpleQueue()
+    with (
+        opened_log(args, must_exist=False) as log,
+        options.open_session(args) as session,
+        contextlib.ExitStack() as stack,
+    ):
         maintainer = None
         if not args.no_maintenance:
             maintainer = stack.enter_context(Maintainer(_segmented(log), on_failure=failures.put).start())
         recorder = stack.enter_context(Recorder(session, log, args.filters, on_failure=failures.put))
-        output.record({"recording": args.filters}) if args.json else output.line(
-            f"recording {', '.join(args.filters)}; Ctrl-C ends it"
-        )
+        output.result({"recording": args.filters}, f"recording {', '.join(args.filters)}; Ctrl-C ends it")
         output.flush()
-        with contextlib.suppress(KeyboardInterrupt):
-            failure = _report(output, recorder, maintainer, args, failures)
-            if failure is not None:
-                raise failure
-        _print_counters(output, recorder, maintainer)
+
+        def counters() -> dict[str, object]:
+            return vars(recorder.statistics()) | (vars(maintainer.statistics) if maintainer else {})
+
+        report_until_end(output, args, counters, failures)
     return exits.OK
-
-
-def _report(
-    output: Output, recorder: Recorder, maintainer: Maintainer | None, args: argparse.Namespace,
-    failures: queue.SimpleQueue[LogError],
-) -> LogError | None:  # fmt: skip
-    """Print the counters at every interval until the time is over, a signal comes, or it is no use any more: then the
-    error says why."""
-    left_s = threading.TIMEOUT_MAX if args.timeout is None else args.timeout
-    while left_s > 0:
-        pause_s = min(left_s, args.report or threading.TIMEOUT_MAX)
-        with contextlib.suppress(queue.Empty):
-            return failures.get(timeout=pause_s)
-        left_s -= pause_s
-        if left_s > 0:
-            _print_counters(output, recorder, maintainer)
-    return None
-
-
-def _print_counters(output: Output, recorder: Recorder, maintainer: Maintainer | None) -> None:
-    counters = vars(recorder.statistics()) | (vars(maintainer.statistics) if maintainer else {})
-    if output.is_json:
-        output.record(counters)
-    else:
-        output.line(", ".join(f"{name} {value}" for name, value in counters.items()))
-    output.flush()
 
 
 # -- info
 
 
-def _info(args: argparse.Namespace) -> int:
-    output = Output(is_json=args.json)
+def _info(args: argparse.Namespace, output: Output) -> int:
     with _open(args) as log:
         identity, states, segments = log.identity, log.state(), log.segments()
         streams = [(state.shard, stream) for state in states for stream in log.streams(state.shard)]
@@ -266,8 +196,7 @@ def _ranges(missing: Sequence[tuple[int, int]]) -> str:
 # -- tail
 
 
-def _tail(args: argparse.Namespace) -> int:
-    output = Output(is_json=args.json)
+def _tail(args: argparse.Namespace, output: Output) -> int:
     with _open(args) as log, contextlib.suppress(KeyboardInterrupt):
         states = log.state()
         offsets = {shard: _first_offset(args, log, states[shard].start, states[shard].end, shard)
@@ -306,41 +235,36 @@ def _print_frame(output: Output, stored: StoredFrame, first: int) -> None:
         offset = stored.offset + position
         if offset < first:
             continue
-        number = header.first + stored.skipped + position
-        if output.is_json:
-            output.record({
-                "shard": stored.shard, "offset": offset, "guid": header.guid.hex(), "topic": event.topic,
-                "number": number, "table": event.table, "key": event.key, "action": event.action,
-                "value": event.value, "version": event.version, "timestamp": event.timestamp,
-                "appended_ns": stored.appended_ns,
-            })  # fmt: skip
-        else:
-            what = f"{event.action} {event.table}/{event.key} v{event.version} {compact(event.value)}"
-            output.line(f"{stored.shard}:{offset} {clock_text(stored.appended_ns)} {event.topic} {what}")
+        record = {
+            "shard": stored.shard, "offset": offset, "guid": header.guid.hex(), "topic": event.topic,
+            "number": header.first + stored.skipped + position, "table": event.table, "key": event.key,
+            "action": event.action, "value": event.value, "version": event.version, "timestamp": event.timestamp,
+            "appended_ns": stored.appended_ns,
+        }  # fmt: skip
+        what = f"{event.action} {event.table}/{event.key} v{event.version} {compact(event.value)}"
+        output.result(record, f"{stored.shard}:{offset} {clock_text(stored.appended_ns)} {event.topic} {what}")
 
 
 # -- seal, trim, verify, repair
 
 
-def _seal(args: argparse.Namespace) -> int:
+def _seal(args: argparse.Namespace, output: Output) -> int:
     from durable_log.segments.sealing import Sealer
 
-    output = Output(is_json=args.json)
     with _open(args) as log:
         sealer = Sealer(_segmented(log))
         orphans = sealer.clean()
         made = [segment for shard in _shards(args, log) for segment in sealer.seal(shard)]
-    if output.is_json:
-        output.record({"segments": [segment._asdict() for segment in made], "orphans_removed": len(orphans)})
-    else:
-        events = sum(segment.rows for segment in made)
-        output.line(f"sealed {counted(events, 'event')} into {counted(len(made), 'segment')}, "
-                    f"removed {counted(len(orphans), 'orphan')}")  # fmt: skip
+    events = sum(segment.rows for segment in made)
+    output.result(
+        {"segments": [segment._asdict() for segment in made], "orphans_removed": len(orphans)},
+        f"sealed {counted(events, 'event')} into {counted(len(made), 'segment')}, "
+        f"removed {counted(len(orphans), 'orphan')}",
+    )
     return exits.OK
 
 
-def _trim(args: argparse.Namespace) -> int:
-    output = Output(is_json=args.json)
+def _trim(args: argparse.Namespace, output: Output) -> int:
     dropped = {}
     with _open(args) as log:
         for shard in _shards(args, log):
@@ -348,17 +272,13 @@ def _trim(args: argparse.Namespace) -> int:
             if before is None:
                 before = log.find(shard, log.now_ns() - int(args.older_than * _SECOND_NS))
             dropped[shard] = log.trim(shard, before)
-    if output.is_json:
-        output.record({"dropped": dropped})
-    else:
-        output.line(f"dropped {counted(sum(dropped.values()), 'event')}")
+    output.result({"dropped": dropped}, f"dropped {counted(sum(dropped.values()), 'event')}")
     return exits.OK
 
 
-def _verify(args: argparse.Namespace) -> int:
+def _verify(args: argparse.Namespace, output: Output) -> int:
     from durable_log.upkeep.verifying import verify
 
-    output = Output(is_json=args.json)
     with _open(args) as log:
         found = verify(log)
     if output.is_json:
@@ -375,14 +295,13 @@ def _verify(args: argparse.Namespace) -> int:
     return exits.FAILED if found.problems else exits.OK
 
 
-def _repair(args: argparse.Namespace) -> int:
+def _repair(args: argparse.Namespace, output: Output) -> int:
     from durable_log.loading import build_log
-    from durable_log.upkeep.giving_up import give_up_damaged
+    from durable_log.upkeep.damaged_segments import give_up_damaged
     from durable_log.upkeep.repairing import repair
     from heliograph.progress import Progress
     from pubsub_api.config import new_conf
 
-    output = Output(is_json=args.json)
     with contextlib.closing(_segmented(build_log(args.log, conf=new_conf(args.config_file)))) as log:
         log.connect()
         with contextlib.ExitStack() as stack:
@@ -414,3 +333,14 @@ def _repair(args: argparse.Namespace) -> int:
         output.line(f"the log is {found.identity} now, no longer {found.former_identity}: what remembers offsets of it "
                     "has to begin anew")  # fmt: skip
     return exits.OK
+
+
+_VERBS: dict[str, tuple[Callable[[argparse.ArgumentParser], None], options.Run]] = {
+    "record": (_add_record, _record),
+    "info": (_add_info, _info),
+    "tail": (_add_tail, _tail),
+    "seal": (_add_shard, _seal),
+    "trim": (_add_trim, _trim),
+    "verify": (lambda _: None, _verify),
+    "repair": (_add_repair, _repair),
+}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 
 from heliograph import options
-from heliograph.commands import SUMMARIES
 from heliograph.pipeline import audit, compact, heads, ingest, merge, replay
 
 DESCRIPTION = """\
@@ -21,16 +20,8 @@ EXAMPLES = """\
 _JOBS = (ingest, compact, audit, heads, merge, replay)
 
 
-def register(subparsers: options.Subparsers[argparse.ArgumentParser]) -> None:
-    parser = options.add_command(
-        subparsers, "pipeline", summary=SUMMARIES["pipeline"],
-        description=DESCRIPTION, examples=EXAMPLES,
-    )  # fmt: skip
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     jobs = parser.add_subparsers(title="jobs", metavar="JOB", dest="job", required=True)
     for job in _JOBS:
         name = job.__name__.rpartition(".")[2]
-        one = options.add_command(
-            jobs, name, summary=job.SUMMARY, description=job.DESCRIPTION, examples=job.EXAMPLES, log_level="error"
-        )
-        job.add_arguments(one)
-        one.set_defaults(run=job.run)
+        options.add_command(jobs, name, job.SUMMARY, job, "error")

@@ -10,7 +10,6 @@ from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from heliograph import exits, options
-from heliograph.commands import SUMMARIES
 from heliograph.output import Output, compact, counted, note
 from heliograph.progress import Progress
 from pubsub_api import Event
@@ -45,10 +44,7 @@ _FIELDS = frozenset({"topic", "table", "key", "action", "value", "version", "tim
 _PROGRESS_STEP = 256
 
 
-def register(subparsers: options.Subparsers[argparse.ArgumentParser]) -> None:
-    parser = options.add_command(
-        subparsers, "publish", summary=SUMMARIES["publish"], description=DESCRIPTION, examples=EXAMPLES
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     event = parser.add_argument_group("the event (with --stdin: what a line does not say)")
     event.add_argument("--topic", help="levels separated by /, as in tenant-7/port")
     event.add_argument("--table", help="kind of the object that changed")
@@ -72,12 +68,10 @@ def register(subparsers: options.Subparsers[argparse.ArgumentParser]) -> None:
     many.add_argument("--name", default="", help="the publisher's stable name (default: host and program)")
     options.add_session(parser)
     options.add_json(parser, "the result as one JSON object")
-    parser.set_defaults(run=run)
 
 
-def run(args: argparse.Namespace) -> int:
+def run(args: argparse.Namespace, output: Output) -> int:
     events = _events(args)
-    output = Output(is_json=args.json)
     with options.open_session(args) as session:
         is_bind_based = session.capabilities.bind_based
         publisher = session.publisher(name=args.name)
@@ -97,12 +91,12 @@ def run(args: argparse.Namespace) -> int:
             note(f"{counted(sent.events, 'event')} published, {refused} refused by the transport, before this:")
             raise
         sent = publisher.statistics()
-    if args.json:
-        output.record({"sent": sent.events, "seconds": round(elapsed_s, 6), "publisher": sent})
-    else:
-        rate = f", {sent.events / elapsed_s:,.0f}/s" if sent.events > 1 else ""
-        what = counted(sent.events, "event")
-        output.line(f"sent {what} in {elapsed_s:.3f} s{rate}, as {sent.name} at {sent.address}")
+    rate = f", {sent.events / elapsed_s:,.0f}/s" if sent.events > 1 else ""
+    what = counted(sent.events, "event")
+    output.result(
+        {"sent": sent.events, "seconds": round(elapsed_s, 6), "publisher": sent},
+        f"sent {what} in {elapsed_s:.3f} s{rate}, as {sent.name} at {sent.address}",
+    )
     return exits.OK
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 
 from heliograph import exits, options
-from heliograph.commands import SUMMARIES
 from heliograph.output import Output
 
 DESCRIPTION = """\
@@ -19,36 +18,31 @@ also knows what its predecessor had published.
 It runs until SIGTERM or Ctrl-C, takes what workers have sent until then, and says goodbye; the exit code is 0.  SIGHUP
 reads the configuration again.  `heliograph status` asks how it is.
 """
+LOG_LEVEL = "info"
 EXAMPLES = """\
   heliograph publisher-service --config-file /etc/heliograph/heliograph.conf
   heliograph publisher-service --url zmq://127.0.0.1:8866
 """
 
 
-def register(subparsers: options.Subparsers[argparse.ArgumentParser]) -> None:
-    parser = options.add_command(
-        subparsers, "publisher-service", summary=SUMMARIES["publisher-service"],
-        description=DESCRIPTION, examples=EXAMPLES, log_level="info",
-    )  # fmt: skip
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     options.add_session(parser)
     options.add_json(parser, 'one JSON line when it is ready: {"address": ..., "guid": ..., "socket": ...}')
-    parser.set_defaults(run=run)
 
 
-def run(args: argparse.Namespace) -> int:
+def run(args: argparse.Namespace, output: Output) -> int:
     """Raises AddressInUse, InvalidConfig."""
     from publisher_service import runner
     from publisher_service.service import PublisherService
 
-    output = Output(is_json=args.json)
     service = PublisherService(options.read_conf(args))
 
     def say_ready() -> None:
         report = service.report()
-        if output.is_json:
-            output.record({name: report[name] for name in ("address", "guid", "socket", "pid")})
-        else:
-            output.line(f"publishing at {report['address']} for workers at {report['socket']}; Ctrl-C ends it")
+        output.result(
+            {name: report[name] for name in ("address", "guid", "socket", "pid")},
+            f"publishing at {report['address']} for workers at {report['socket']}; Ctrl-C ends it",
+        )
         output.flush()
 
     runner.run(service, on_ready=say_ready)

@@ -8,7 +8,6 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from heliograph import exits, options
-from heliograph.commands import SUMMARIES
 from heliograph.output import Output, compact, note
 from heliograph.progress import Progress
 from pubsub_api.errors import UsageError
@@ -23,6 +22,7 @@ restarted.  An oracle that knows everything checks the guarantees at every step.
 
 A seed decides everything in a run.  The seed of a failure is printed with the command that replays it.
 """
+LOG_LEVEL = "error"
 EXAMPLES = """\
   heliograph simulate --seeds 20000
   heliograph simulate --seeds 5000 --first 100000 --profile chaos
@@ -30,25 +30,16 @@ EXAMPLES = """\
 """
 
 
-def register(subparsers: options.Subparsers[argparse.ArgumentParser]) -> None:
-    parser = options.add_command(
-        subparsers, "simulate", summary=SUMMARIES["simulate"],
-        description=DESCRIPTION, examples=EXAMPLES, log_level="error",
-    )  # fmt: skip
-    which = parser.add_mutually_exclusive_group()
-    which.add_argument("--seeds", metavar="N", type=options.positive_int, default=1000, help="how many (default: 1000)")
-    which.add_argument("--seed", metavar="S", type=options.natural_int, help="replay one seed and show what happened")
-    parser.add_argument("--first", metavar="S", type=options.natural_int, default=0, help="the first seed (default: 0)")
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    options.add_seeds(parser)
     parser.add_argument(
         "--profile", metavar="NAME", help="the same kind of trouble for all seeds; an unknown name lists them"
     )
     options.add_json(parser, "the result as one JSON object")
-    parser.set_defaults(run=run)
 
 
-def run(args: argparse.Namespace) -> int:
+def run(args: argparse.Namespace, output: Output) -> int:
     """Raises UsageError for a profile that does not exist."""
-    output = Output(is_json=args.json)
     profile = _find_profile(args.profile)
     if args.seed is not None:
         return _replay(output, args.seed, profile)
@@ -71,10 +62,7 @@ def _replay(output: Output, seed: int, profile: Profile | None) -> int:
     try:
         report = simulate(seed, profile)
     except SimulationFailure as failure:
-        if output.is_json:
-            output.record({**_record(failure), "trace": failure.trace})
-        else:
-            output.line(str(failure))
+        output.result({**_record(failure), "trace": failure.trace}, str(failure))
         return exits.FAILED
     if output.is_json:
         output.record(report)

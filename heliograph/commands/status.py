@@ -6,7 +6,6 @@ import argparse
 from typing import Any
 
 from heliograph import exits, options
-from heliograph.commands import SUMMARIES
 from heliograph.output import Output
 from pubsub_api.errors import HeliographError
 
@@ -31,19 +30,15 @@ _MAIN = (
 )  # fmt: skip
 
 
-def register(subparsers: options.Subparsers[argparse.ArgumentParser]) -> None:
-    parser = options.add_command(
-        subparsers, "status", summary=SUMMARIES["status"], description=DESCRIPTION, examples=EXAMPLES
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--timeout", metavar="S", type=options.seconds, default=15.0, help="wait S seconds for an answer (default: 15)"
     )
     options.add_session(parser)
     options.add_json(parser, 'one JSON object: {"ok": ..., "service": {...}, "database": {...}, "problems": [...]}')
-    parser.set_defaults(run=run)
 
 
-def run(args: argparse.Namespace) -> int:
+def run(args: argparse.Namespace, output: Output) -> int:
     """Raises InvalidConfig; that nothing answers is a finding."""
     conf = options.read_conf(args)
     problems: list[str] = []
@@ -61,7 +56,6 @@ def run(args: argparse.Namespace) -> int:
     if database is not None and database.get("refused_of_watched"):
         count, first = database["watcher"]["refused"], database["refused_of_watched"][0]
         problems.append(f"{count} changes of watched tables cannot be published, {first}")
-    output = Output(is_json=args.json)
     if output.is_json:
         output.record({"ok": not problems, "service": service, "database": database, "problems": problems})
     else:

@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from heliograph import exits, options
-from heliograph.commands import SUMMARIES
 from heliograph.output import Output, clock_text, compact, note
 from pubsub_api import Durability, Event, History, HistoryOutcome, Resync
 from pubsub_api.errors import UsageError, WaitTimeout
@@ -42,13 +41,10 @@ _PATIENCE_S = 3.0
 """A person is told after this long that nothing was reached yet."""
 
 
-def register(subparsers: options.Subparsers[argparse.ArgumentParser]) -> None:
-    parser = options.add_command(
-        subparsers, "subscribe", summary=SUMMARIES["subscribe"], description=DESCRIPTION, examples=EXAMPLES
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("filters", nargs="+", metavar="FILTER", help="topics to listen to")
     parser.add_argument("--count", metavar="N", type=options.positive_int, help="end after N events")
-    parser.add_argument("--timeout", metavar="S", type=options.seconds, help="end after S seconds")
+    options.add_timeout(parser)
     parser.add_argument(
         "--history", metavar="N|all", type=_history,
         help="first the newest N events of each stream that caches still hold, or all of them",
@@ -60,7 +56,6 @@ def register(subparsers: options.Subparsers[argparse.ArgumentParser]) -> None:
     parser.add_argument("--statistics", action="store_true", help="print the subscriber's counters at the end")
     options.add_session(parser)
     options.add_json(parser, 'one JSON object per event; a resync is {"resync": ...}, counters {"statistics": ...}')
-    parser.set_defaults(run=run)
 
 
 def _history(text: str) -> History:
@@ -120,14 +115,13 @@ class Printer:
             self._fail(error)
 
     def _fail(self, error: OSError) -> None:
-        """Nobody reads us any more, or the disk is full: the main thread raises it."""
+        """The output has no reader any more, or the disk is full: the main thread raises it."""
         self.failure = self.failure or error
         self.done.set()
 
 
-def run(args: argparse.Namespace) -> int:
+def run(args: argparse.Namespace, output: Output) -> int:
     """Raises WaitTimeout when the time is over and the subscription was never in effect."""
-    output = Output(is_json=args.json)
     printer = Printer(output, args.count)
     if scheme_of(args.filters) is not None:  # it would take the work of the group, and do nothing with it
         raise UsageError(f"{args.filters[0]}: printing events is not handling them; a program joins a group")
@@ -145,7 +139,7 @@ def run(args: argparse.Namespace) -> int:
                 note(f"heliograph subscribe: {mismatch}")
             subscriber.close()
             if args.statistics:
-                _print_statistics(output, subscriber)
+                output.statistics(subscriber.statistics())
     if printer.failure is not None:
         raise printer.failure
     if not is_reached:
@@ -177,15 +171,6 @@ def _is_ready(subscriber: Subscriber) -> bool:
     except WaitTimeout:
         return False
     return True
-
-
-def _print_statistics(output: Output, subscriber: Subscriber) -> None:
-    statistics = subscriber.statistics()
-    if output.is_json:
-        output.record({"statistics": statistics})
-        return
-    fields = vars(statistics)
-    output.table("statistics", ("counter", "value"), [(name, compact(value)) for name, value in fields.items()])
 
 
 def _event_record(event: Event) -> dict[str, Any]:

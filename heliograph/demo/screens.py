@@ -10,7 +10,7 @@ from typing import Any
 from rich.console import Console
 from rich.live import Live
 
-from heliograph.demo.troupe import Actor
+from heliograph.demo.runner import DemoProcess
 from heliograph.output import make_table
 
 COLUMNS = ("controller", "state", "behind", "objects", "events", "frames lost", "gaps", "repaired", "resyncs")
@@ -38,7 +38,7 @@ class Screen:
     def say(self, at_s: float, text: str) -> None:
         """Something happened."""
 
-    def show(self, revision: int, controllers: Sequence[tuple[Actor, bool]]) -> None:
+    def show(self, revision: int, controllers: Sequence[tuple[DemoProcess, bool]]) -> None:
         """The present state of the controllers, each with whether it is frozen."""
 
     def __enter__(self) -> Screen:
@@ -60,16 +60,16 @@ class PlainScreen(Screen):
     def say(self, at_s: float, text: str) -> None:
         self._console.print(f"{at_s:5.1f} s  {text}", soft_wrap=True)
 
-    def show(self, revision: int, controllers: Sequence[tuple[Actor, bool]]) -> None:
+    def show(self, revision: int, controllers: Sequence[tuple[DemoProcess, bool]]) -> None:
         if controllers and time.monotonic() - self._last >= _LINE_INTERVAL_S:
             self._last = time.monotonic()
-            lags = sorted(max(0, revision - actor.state.get("revision", 0)) for actor, _ in controllers)
+            lags = sorted(max(0, revision - process.state.get("revision", 0)) for process, _ in controllers)
             line = f"{revision} changes; behind: {lags[len(lags) // 2]} in the middle, {lags[-1]} at most"
             self._console.print(f"         {line}", soft_wrap=True)
 
 
 class LiveScreen(Screen):
-    """A table that changes in its place, with the events of the play above it."""
+    """A table that changes in its place, with the steps above it."""
 
     def __init__(self, console: Console) -> None:
         self._live = Live(console=console, auto_refresh=False, transient=True)
@@ -86,7 +86,7 @@ class LiveScreen(Screen):
     def say(self, at_s: float, text: str) -> None:
         self._live.console.print(f"{at_s:5.1f} s  {text}")
 
-    def show(self, revision: int, controllers: Sequence[tuple[Actor, bool]]) -> None:
-        rows = [cells(actor.name, "frozen" if is_frozen else "runs", revision, actor.state)
-                for actor, is_frozen in controllers]  # fmt: skip
+    def show(self, revision: int, controllers: Sequence[tuple[DemoProcess, bool]]) -> None:
+        rows = [cells(process.name, "frozen" if is_frozen else "runs", revision, process.state)
+                for process, is_frozen in controllers]  # fmt: skip
         self._live.update(make_table(f"changes of the database: {revision}", COLUMNS, rows), refresh=True)

@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from heliograph.demo.stage import KEYS_PER_TENANT, TABLE, TENANTS, Role, open_nb
+from heliograph.demo.settings import KEYS_PER_TENANT, TABLE, TENANTS, ProcessSettings, open_nb
 from nb_api import NbApi
 from nb_api.errors import ObjectExists, ObjectNotFound
 
@@ -58,30 +58,30 @@ class ForkedWriter:
     """A writer in a child of this process.  A word through the pipe lets it end in good order; when the pipe ends
     without one, the parent is gone, and so is the demonstration."""
 
-    def __init__(self, role: Role, nb: NbApi, number: int) -> None:
+    def __init__(self, settings: ProcessSettings, nb: NbApi, number: int) -> None:
         ours, theirs = os.pipe()
         self.pid = os.fork()
         if self.pid == 0:
             os.close(theirs)
-            os._exit(_be_a_writer(role, nb, number, ours))
+            os._exit(_run_writer(settings, nb, number, ours))
         os.close(ours)
         self._pipe = theirs
 
     def stop(self) -> None:
         """Returns when everything it wrote is published."""
         os.write(self._pipe, _ENOUGH)
-        self._bury()
+        self._reap()
 
     def kill(self) -> None:
         os.kill(self.pid, signal.SIGKILL)
-        self._bury()
+        self._reap()
 
-    def _bury(self) -> None:
+    def _reap(self) -> None:
         os.waitpid(self.pid, 0)
         os.close(self._pipe)
 
 
-def _be_a_writer(role: Role, nb: NbApi, number: int, pipe: int) -> int:
+def _run_writer(settings: ProcessSettings, nb: NbApi, number: int, pipe: int) -> int:
     with selectors.DefaultSelector() as told:
         told.register(pipe, selectors.EVENT_READ)
 
@@ -92,7 +92,7 @@ def _be_a_writer(role: Role, nb: NbApi, number: int, pipe: int) -> int:
                 os._exit(1)
             return False
 
-        Writer(nb, number, role.rate / role.writers).work(goes_on)
+        Writer(nb, number, settings.rate / settings.writers).work(goes_on)
     nb.close()
     return 0
 
@@ -100,9 +100,9 @@ def _be_a_writer(role: Role, nb: NbApi, number: int, pipe: int) -> int:
 class ThreadWriter:
     """A writer in a thread, where everything lives in one process."""
 
-    def __init__(self, role: Role, nb: NbApi, number: int) -> None:
+    def __init__(self, settings: ProcessSettings, nb: NbApi, number: int) -> None:
         self._stop = threading.Event()
-        writer = Writer(nb, number, role.rate / role.writers)
+        writer = Writer(nb, number, settings.rate / settings.writers)
         self._thread = threading.Thread(target=writer.work, args=(lambda: not self._stop.is_set(),), daemon=True)
         self._thread.start()
 
@@ -116,18 +116,18 @@ class ThreadWriter:
 class Writers:
     """All of them."""
 
-    def __init__(self, role: Role) -> None:
-        self._role = role
-        self._nb = open_nb(role)
-        self._make = ThreadWriter if role.are_threads else ForkedWriter
-        self._born = 0
+    def __init__(self, settings: ProcessSettings) -> None:
+        self._settings = settings
+        self._nb = open_nb(settings)
+        self._make = ThreadWriter if settings.are_threads else ForkedWriter
+        self._started = 0
         self._all: list[ThreadWriter | ForkedWriter] = []
 
     def start(self) -> None:
         """Fill up to the number of writers."""
-        while len(self._all) < self._role.writers:
-            self._born += 1
-            self._all.append(self._make(self._role, self._nb, self._born))
+        while len(self._all) < self._settings.writers:
+            self._started += 1
+            self._all.append(self._make(self._settings, self._nb, self._started))
 
     def kill_one(self) -> None:
         """A writer dies, between any two of its steps, and another one takes its place."""

@@ -1,4 +1,4 @@
-"""Who has an address: looked up without disturbing anybody.  Binding without listening attracts no subscriber."""
+"""Which process has an address: looked up without disturbing it.  Binding without listening attracts no subscriber."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from oslo_config import cfg
 
 import pubsub_api
 from heliograph.doctor import addresses
-from heliograph.doctor.findings import Finding, Patient
+from heliograph.doctor.findings import CheckContext, Finding
 from pubsub_api import Event, PubSubApi, loading
 from pubsub_api.config import GROUP
 from pubsub_api.driver import Connected, Disconnected, LinkReport
@@ -25,31 +25,31 @@ TOPIC = "heliograph-doctor"
 PUBLISHER_NAME = "heliograph-doctor"
 
 
-def check_driver(patient: Patient) -> list[Finding]:
+def check_driver(context: CheckContext) -> list[Finding]:
     """Make the driver object, which checks its options and their combinations; leaves ``driver``."""
-    if patient.conf is None:
+    if context.conf is None:
         return [_skipped("driver", "the configuration cannot be used")]
     try:
-        patient.driver = loading.build_driver(patient.conf)
+        context.driver = loading.build_driver(context.conf)
     except InvalidConfig as error:
         return [Finding("driver", "failed", str(error), "correct the option that the message names")]
     except HeliographError as error:
         return [
             Finding("driver", "failed", str(error), "heliograph drivers lists what is installed and what is missing")
         ]
-    able = patient.driver.capabilities
+    able = context.driver.capabilities
     kind = "the publisher binds, subscribers connect to it" if able.bind_based else "everybody connects to a shared bus"
-    return [Finding("driver", "ok", f"{patient.conf[GROUP].pub_sub_driver}: {kind}")]
+    return [Finding("driver", "ok", f"{context.conf[GROUP].pub_sub_driver}: {kind}")]
 
 
-def check_signing(patient: Patient) -> list[Finding]:
-    """Whoever can reach a bus that is open to the network could forge events, unless they are signed."""
-    if patient.conf is None or patient.driver is None:
+def check_signing(context: CheckContext) -> list[Finding]:
+    """On a bus that is open to the network any host could forge events, unless they are signed."""
+    if context.conf is None or context.driver is None:
         return [_skipped("signing", "there is no driver")]
-    pubsub = patient.conf[GROUP]
-    found = [addresses.host_port(address) for address in patient.driver.listen_addresses()]
+    pubsub = context.conf[GROUP]
+    found = [addresses.host_port(address) for address in context.driver.listen_addresses()]
     hosts = {it[0] for it in found if it}
-    if patient.driver.capabilities.bind_based and pubsub.publisher_transport == "tcp":
+    if context.driver.capabilities.bind_based and pubsub.publisher_transport == "tcp":
         hosts.add(pubsub.publisher_bind_address)
     exposed = sorted(host for host in hosts if not is_loopback(host))
     if exposed and not pubsub.hmac_key:
@@ -62,26 +62,26 @@ def check_signing(patient: Patient) -> list[Finding]:
     ]
 
 
-def check_address(patient: Patient) -> list[Finding]:
-    """Bind-based: is the address free, and if not, who has it?  Nobody is disturbed by looking."""
-    if patient.conf is None or patient.driver is None:
+def check_address(context: CheckContext) -> list[Finding]:
+    """Bind-based: is the address free, and if not, which process has it?  Looking disturbs none."""
+    if context.conf is None or context.driver is None:
         return [_skipped("address", "there is no driver")]
-    if not patient.driver.capabilities.bind_based:
+    if not context.driver.capabilities.bind_based:
         return []
-    listened = patient.driver.listen_addresses()
-    pubsub = patient.conf[GROUP]
+    listened = context.driver.listen_addresses()
+    pubsub = context.conf[GROUP]
     host, port = pubsub.publisher_bind_address, pubsub.publisher_port
     if port == 0:
         return [Finding("address", "ok", "the system chooses a free port")]
     if not listened:
         return [_skipped("address", "the configuration names no publisher to listen to")]
     if port not in {it[1] for it in map(addresses.host_port, listened) if it}:
-        return [_check_elsewhere(patient, listened)]
-    local = _check_local(patient, host, port, listened[0])
-    return [local, *(_check_remote(patient, it) for it in listened if not _is_local(it, host))]
+        return [_check_elsewhere(context, listened)]
+    local = _check_local(context, host, port, listened[0])
+    return [local, *(_check_remote(context, it) for it in listened if not _is_local(it, host))]
 
 
-def _check_local(patient: Patient, host: str, port: int, spelling: str) -> Finding:
+def _check_local(context: CheckContext, host: str, port: int, spelling: str) -> Finding:
     where = f"{host}:{port}"
     problem = addresses.try_bind(host, port)
     if problem is None:
@@ -90,7 +90,7 @@ def _check_local(patient: Patient, host: str, port: int, spelling: str) -> Findi
         fix = "set [pubsub] publisher_bind_address to an address of this host, and publisher_port to 1024 or more"
         return Finding("address", "failed", f"{where} cannot be bound to: {problem.strerror or problem}", fix)
     owner = addresses.who_listens(port)
-    reason = _connect(patient, [addresses.with_host(spelling, "127.0.0.1" if host in addresses.WILDCARDS else host)])
+    reason = _connect(context, [addresses.with_host(spelling, "127.0.0.1" if host in addresses.WILDCARDS else host)])
     if reason is None:
         return Finding("address", "ok", f"a publisher answers at {where}: {owner}")
     fix = "stop that program, or choose another [pubsub] publisher_port"
@@ -99,18 +99,18 @@ def _check_local(patient: Patient, host: str, port: int, spelling: str) -> Findi
     )
 
 
-def _check_elsewhere(patient: Patient, listened: list[str]) -> Finding:
+def _check_elsewhere(context: CheckContext, listened: list[str]) -> Finding:
     """Addresses that are not made from publisher_port: socket files, or the driver's own options."""
-    reason = _connect(patient, listened)
+    reason = _connect(context, listened)
     shown = ", ".join(listened)
     return Finding(
         "address", "ok", f"no publisher runs at {shown} now" if reason else f"a publisher answers at {shown}"
     )
 
 
-def _check_remote(patient: Patient, address: str) -> Finding:
+def _check_remote(context: CheckContext, address: str) -> Finding:
     found = addresses.host_port(address)
-    if found and addresses.answers(*found, timeout_s=patient.timeout_s):
+    if found and addresses.answers(*found, timeout_s=context.timeout_s):
         return Finding("publisher", "ok", f"{address} accepts connections")
     fix = "start the publisher there; check publishers_ips, publisher_port and the firewall between"
     return Finding("publisher", "warning", f"nobody answers at {address}", fix)
@@ -150,45 +150,45 @@ class _Listener:
         return next(iter(self._reasons.values()), f"no answer within {timeout_s:g} s")
 
 
-def _connect(patient: Patient, listened: Sequence[str]) -> str | None:
+def _connect(context: CheckContext, listened: Sequence[str]) -> str | None:
     """Open links to these addresses, which takes a publisher or a server of the right kind.  None, or why not."""
-    assert patient.driver is not None
+    assert context.driver is not None
     listener = _Listener(listened)
-    subscriber = patient.driver.get_subscriber()
+    subscriber = context.driver.get_subscriber()
     try:
         subscriber.initialize(listener)
         subscriber.register_topic(TOPIC)
         for address in listened:
             subscriber.register_listen_address(address)
         subscriber.daemonize()
-        return listener.wait(patient.timeout_s)
+        return listener.wait(context.timeout_s)
     finally:
         subscriber.close()
 
 
-def check_server(patient: Patient) -> list[Finding]:
+def check_server(context: CheckContext) -> list[Finding]:
     """Connect-based: does the server behind the driver answer?  Leaves ``is_reachable``."""
-    if patient.driver is None or patient.driver.capabilities.bind_based:
+    if context.driver is None or context.driver.capabilities.bind_based:
         return []
-    listened = patient.driver.listen_addresses()
+    listened = context.driver.listen_addresses()
     where = ", ".join(listened)
-    reason = _connect(patient, listened)
+    reason = _connect(context, listened)
     if reason is None:
         return [Finding("server", "ok", f"{where} answers")]
-    patient.is_reachable = False
+    context.is_reachable = False
     fix = "start the server, or correct its address, user and password"
     return [Finding("server", "failed", f"{where}: {reason}", fix)]
 
 
-def check_round_trip(patient: Patient) -> list[Finding]:
+def check_round_trip(context: CheckContext) -> list[Finding]:
     """Publish an event and receive it.  On a bind-based driver at a free port of this host, else through the server."""
-    if patient.driver is None or not patient.is_reachable:
+    if context.driver is None or not context.is_reachable:
         return [
-            _skipped("round trip", "there is no driver" if patient.driver is None else "the server does not answer")
+            _skipped("round trip", "there is no driver" if context.driver is None else "the server does not answer")
         ]
     with tempfile.TemporaryDirectory(prefix="heliograph-doctor-") as directory:
         try:
-            elapsed_s = _round_trip(patient, _private_conf(patient, pathlib.Path(directory)), patient.driver)
+            elapsed_s = _round_trip(context, _private_conf(context, pathlib.Path(directory)), context.driver)
         except WaitTimeout as error:
             fix = "look for a firewall on the loopback interface, for keys that do not match, or for an overloaded host"
             return [Finding("round trip", "failed", f"no event came through: {error}", fix)]
@@ -199,10 +199,10 @@ def check_round_trip(patient: Patient) -> list[Finding]:
     return [Finding("round trip", "ok", f"an event went from a publisher to a subscriber in {elapsed_s * 1e3:.1f} ms")]
 
 
-def _private_conf(patient: Patient, directory: pathlib.Path) -> cfg.ConfigOpts:
-    """The same configuration, but for the address where a publisher binds: this host only, and nobody else's."""
-    conf = patient.read_conf()
-    if patient.driver is not None and patient.driver.capabilities.bind_based:
+def _private_conf(context: CheckContext, directory: pathlib.Path) -> cfg.ConfigOpts:
+    """The same configuration, but for the address where a publisher binds: this host only, at a free port."""
+    conf = context.read_conf()
+    if context.driver is not None and context.driver.capabilities.bind_based:
         conf.set_override("publisher_transport", "tcp", group=GROUP)
         conf.set_override("publisher_bind_address", "127.0.0.1", group=GROUP)
         conf.set_override("publisher_port", 0, group=GROUP)
@@ -210,7 +210,7 @@ def _private_conf(patient: Patient, directory: pathlib.Path) -> cfg.ConfigOpts:
     return conf
 
 
-def _round_trip(patient: Patient, conf: cfg.ConfigOpts, driver: PubSubApi) -> float:
+def _round_trip(context: CheckContext, conf: cfg.ConfigOpts, driver: PubSubApi) -> float:
     """Seconds from publishing to receiving.  Raises WaitTimeout and what opening may raise."""
     topic = f"{TOPIC}/{secrets.token_hex(8)}"
     arrived = threading.Event()
@@ -221,11 +221,11 @@ def _round_trip(patient: Patient, conf: cfg.ConfigOpts, driver: PubSubApi) -> fl
             lambda _event: arrived.set(),
             addresses=[publisher.address] if driver.capabilities.bind_based else None,
         )
-        subscriber.wait_ready(timeout_s=patient.timeout_s)
+        subscriber.wait_ready(timeout_s=context.timeout_s)
         start = time.monotonic()
         publisher.send_event(Event(topic=topic, table="doctor", key="round-trip", action="set", value=True))
-        if not arrived.wait(patient.timeout_s):
-            raise WaitTimeout(f"the event was sent and did not arrive within {patient.timeout_s:g} s")
+        if not arrived.wait(context.timeout_s):
+            raise WaitTimeout(f"the event was sent and did not arrive within {context.timeout_s:g} s")
         return time.monotonic() - start
 
 

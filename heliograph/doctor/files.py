@@ -6,7 +6,7 @@ import contextlib
 import importlib.metadata
 import itertools
 
-from heliograph.doctor.findings import Finding, Patient
+from heliograph.doctor.findings import CheckContext, Finding
 from pubsub_api import config, loading
 from pubsub_api.errors import DriverDependencyMissing, DriverNotFound, HeliographError
 from pubsub_api.runtime.option_names import is_known, names_of, nearest, read_names
@@ -15,28 +15,28 @@ _GROUPS_OF_OTHERS = frozenset({"DEFAULT", config.OLD_GROUP})
 """A Dragonflow file's own groups hold many options that are none of ours."""
 
 
-def check_configuration(patient: Patient) -> list[Finding]:
+def check_configuration(context: CheckContext) -> list[Finding]:
     """Read files and URL; leaves ``conf``."""
     try:
-        patient.conf = patient.read_conf()
+        context.conf = context.read_conf()
     except DriverDependencyMissing as error:
         return [Finding("configuration", "failed", str(error), "install what the message names")]
     except DriverNotFound as error:
         return [Finding("configuration", "failed", str(error), "heliograph drivers lists what is installed")]
     except HeliographError as error:
         return [Finding("configuration", "failed", str(error), "correct what the message names")]
-    driver = patient.conf[config.GROUP].pub_sub_driver
-    return [Finding("configuration", "ok", f"driver {driver}; from {patient.source}")]
+    driver = context.conf[config.GROUP].pub_sub_driver
+    return [Finding("configuration", "ok", f"driver {driver}; from {context.source}")]
 
 
-def check_names(patient: Patient) -> list[Finding]:
-    """Options in the files that nobody reads: a misspelt one would have no effect, and nobody would say so."""
-    if patient.conf is None or not patient.config_files:
+def check_names(context: CheckContext) -> list[Finding]:
+    """Options in the files that no module reads: a misspelt one would have no effect, without a word."""
+    if context.conf is None or not context.config_files:
         return []
     known = known_options()
     strange = [
         _strange(group, name, known)
-        for path in patient.config_files
+        for path in context.config_files
         for group, names in read_names(path).items()
         for name in names or [""]
         if _is_strange(group, name, known)

@@ -24,8 +24,8 @@ class Finding:
 
 
 @dataclasses.dataclass
-class Patient:
-    """Who is examined.  A check may leave here what later ones need; they are skipped when it is missing."""
+class CheckContext:
+    """What checks are given.  A check may leave here what later ones need; they are skipped when it is missing."""
 
     read_conf: Callable[[], cfg.ConfigOpts]
     """A fresh configuration object each time, so that a check may change it."""
@@ -40,4 +40,4 @@ class Patient:
     """False when the server behind the driver did not answer."""
 
 
-Check = Callable[[Patient], list[Finding]]
+Check = Callable[[CheckContext], list[Finding]]

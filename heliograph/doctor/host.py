@@ -10,7 +10,7 @@ import sys
 import time
 from typing import NamedTuple
 
-from heliograph.doctor.findings import Finding, Patient
+from heliograph.doctor.findings import CheckContext, Finding
 from pubsub_api import loading
 from pubsub_api.errors import DriverDependencyMissing
 
@@ -31,14 +31,14 @@ class Requirement(NamedTuple):
     extra: str
 
 
-def check_python(_patient: Patient) -> list[Finding]:
+def check_python(_patient: CheckContext) -> list[Finding]:
     version = platform.python_version()
     if sys.version_info[:2] < PYTHON_MIN:
         return [Finding("python", "failed", f"Python {version} is too old", "use Python 3.10 or newer")]
     return [Finding("python", "ok", f"{platform.python_implementation()} {version} on {platform.system()}")]
 
 
-def check_libraries(_patient: Patient) -> list[Finding]:
+def check_libraries(_patient: CheckContext) -> list[Finding]:
     """The libraries that are always needed, then those of the extras that a user may choose."""
     try:
         wanted = requirements(importlib.metadata.requires("heliograph") or [])
@@ -99,7 +99,7 @@ def _numbers(version: str) -> list[int]:
     return [int(number) for number in re.findall(r"\d+", version.partition("+")[0])]
 
 
-def check_drivers(_patient: Patient) -> list[Finding]:
+def check_drivers(_patient: CheckContext) -> list[Finding]:
     """Every installed driver can be imported, or lacks only its library."""
     statuses = loading.available_drivers()
     usable = [name for name, status in statuses.items() if status.usable]
@@ -112,7 +112,7 @@ def check_drivers(_patient: Patient) -> list[Finding]:
     return [Finding("drivers", "ok", ", ".join(usable))]
 
 
-def check_open_files(_patient: Patient) -> list[Finding]:
+def check_open_files(_patient: CheckContext) -> list[Finding]:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != resource.RLIM_INFINITY and soft < OPEN_FILES_MIN:
         detail = f"this process may open {soft} files; a publisher needs a few per subscriber"
@@ -123,7 +123,7 @@ def check_open_files(_patient: Patient) -> list[Finding]:
     return [Finding("open files", "ok", "unlimited" if soft == resource.RLIM_INFINITY else f"{soft} at once")]
 
 
-def check_clock(_patient: Patient) -> list[Finding]:
+def check_clock(_patient: CheckContext) -> list[Finding]:
     """Timestamps of events come from the wall clock; deadlines from the monotonic one."""
     year = time.gmtime().tm_year
     if not YEAR_MIN <= year <= YEAR_MAX:

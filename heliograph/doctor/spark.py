@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 
-from heliograph.doctor.findings import Finding, Patient
+from heliograph.doctor.findings import CheckContext, Finding
 
 MEMORY_BYTES_MIN = 2 * 1024**3
 _REMEDY = "pip install 'heliograph[spark]', which brings both"
 
 
-def check_spark(_patient: Patient) -> list[Finding]:
+def check_spark(_patient: CheckContext) -> list[Finding]:
     """Without PySpark there is nothing to check: most hosts of a bus run no jobs."""
     from spark_pipeline.errors import JavaMissing, SparkMissing
     from spark_pipeline.sessions.java import find_java

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import pathlib
 from typing import TYPE_CHECKING
 
@@ -11,7 +10,7 @@ import msgspec
 
 from heliograph import exits, options
 from heliograph.output import Output, note
-from heliograph.pipeline import common
+from heliograph.pipeline import arguments
 
 SUMMARY = "find what was lost, doubled or out of order, and how long events took"
 DESCRIPTION = """\
@@ -34,31 +33,30 @@ _SHOWN_MAX = 20
 if TYPE_CHECKING:
     from oslo_config import cfg
 
-    from spark_pipeline.jobs.heads import Expected, Stream
+    from spark_pipeline.jobs.stream_heads import Expected, Stream
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    common.add_source(parser)
+    arguments.add_source(parser)
     parser.add_argument(
         "--heads", metavar="FILE",
         help='what publishers numbered: JSON lines {"publisher": HEX, "topic": ..., "first": 1, "last": N}, as '
         "`heliograph pipeline heads` writes them",
     )  # fmt: skip
     parser.add_argument("--html", metavar="FILE", help="write a page with plots")
-    common.add_spark(parser)
+    arguments.add_spark(parser)
     options.add_json(parser, "the whole report as one JSON object")
 
 
-def run(args: argparse.Namespace) -> int:
+def run(args: argparse.Namespace, output: Output) -> int:
     """Raises UsageError for heads that cannot be read."""
-    conf = common.read_conf(args)
-    output = Output(is_json=args.json)
-    common.check_source(args, conf)
-    common.require_place(args.html)
-    with common.spark_session(args, conf, "audit") as spark:
+    conf = arguments.read_conf(args)
+    arguments.check_source(args, conf)
+    arguments.require_place(args.html)
+    with arguments.spark_session(args, conf, "audit") as spark:
         from spark_pipeline.jobs.report import audit_report, to_html
 
-        events = common.read_events(spark, args, conf)
+        events = arguments.read_events(spark, args, conf)
         report = audit_report(events, _expected(args, conf), source=_source(args, conf))
     if args.html:
         pathlib.Path(args.html).write_text(to_html(report, title="Audit"))
@@ -89,14 +87,13 @@ def run(args: argparse.Namespace) -> int:
 
 def _expected(args: argparse.Namespace, conf: cfg.ConfigOpts) -> dict[Stream, Expected] | None:
     """What is known of the streams: by the log, by the logs that were taken into the table, and by ``--heads``."""
-    import durable_log
-    from spark_pipeline.jobs import heads
+    from spark_pipeline.jobs import stream_heads as heads
     from spark_pipeline.lake import LakeTable
 
     if args.lake:
         sources = heads.beside(LakeTable(args.lake).path)
     else:
-        with contextlib.closing(durable_log.open(common.log_url(args, conf), must_exist=True)) as log:
+        with arguments.opened_log(args, conf) as log:
             sources = [list(heads.of_log(log))]
     if args.heads:
         sources.append(heads.read(args.heads))
@@ -106,6 +103,6 @@ def _expected(args: argparse.Namespace, conf: cfg.ConfigOpts) -> dict[Stream, Ex
 def _source(args: argparse.Namespace, conf: cfg.ConfigOpts) -> str:
     from pubsub_api.runtime.plugins import without_password
 
-    url = "" if args.lake else without_password(common.log_url(args, conf).partition("?")[0])
+    url = "" if args.lake else without_password(arguments.log_url(args, conf).partition("?")[0])
     what = f"table {args.lake}" if args.lake else f"log {url}"
     return what if args.topics == ["#"] else f"{what}, topics {' '.join(args.topics)}"

@@ -9,7 +9,7 @@ import msgspec
 
 from heliograph import exits, options
 from heliograph.output import Output
-from heliograph.pipeline import common
+from heliograph.pipeline import arguments
 
 SUMMARY = "write the newest version of every object as a snapshot"
 DESCRIPTION = """\
@@ -24,31 +24,33 @@ EXAMPLES = """\
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    common.add_source(parser)
+    arguments.add_source(parser)
     parser.add_argument("--out", metavar="DIR", required=True, help="where the snapshot goes; must not exist")
     parser.add_argument(
         "--keep-tombstones", metavar="S", type=options.seconds, default=0.0,
         help="keep deletes of the last S seconds as rows of their own (default: 0, none)",
     )  # fmt: skip
-    common.add_spark(parser)
+    arguments.add_spark(parser)
     options.add_json(parser, "the manifest as one JSON object")
 
 
-def run(args: argparse.Namespace) -> int:
+def run(args: argparse.Namespace, output: Output) -> int:
     """Raises UsageError when the directory exists."""
-    common.require_new_directory(args.out)
-    conf = common.read_conf(args)
-    output = Output(is_json=args.json)
-    common.check_source(args, conf)
-    with common.spark_session(args, conf, "compact") as spark:
+    arguments.require_new_directory(args.out)
+    conf = arguments.read_conf(args)
+    arguments.check_source(args, conf)
+    with arguments.spark_session(args, conf, "compact") as spark:
         from spark_pipeline.jobs.snapshot import write_snapshot
 
-        events = common.read_events(spark, args, conf)
+        events = arguments.read_events(spark, args, conf)
         tombstones_from_ns = time.time_ns() - int(args.keep_tombstones * 1e9) if args.keep_tombstones else None
-        log = "" if args.lake else common.log_identity(args, conf)
-        manifest = write_snapshot(events, args.out, tombstones_from_ns=tombstones_from_ns, log=log)
-    if output.is_json:
-        output.record(msgspec.to_builtins(manifest))
-    else:
-        output.line(f"{manifest.objects:,} objects in {args.out}, newest version {manifest.version:,}")
+        identity = ""
+        if not args.lake:
+            with arguments.opened_log(args, conf) as log:
+                identity = log.identity
+        manifest = write_snapshot(events, args.out, tombstones_from_ns=tombstones_from_ns, log=identity)
+    output.result(
+        msgspec.to_builtins(manifest),
+        f"{manifest.objects:,} objects in {args.out}, newest version {manifest.version:,}",
+    )
     return exits.OK

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 from typing import TYPE_CHECKING
 
 from heliograph import exits, options
 from heliograph.output import Output
-from heliograph.pipeline import common
+from heliograph.pipeline import arguments
 
 if TYPE_CHECKING:
-    from spark_pipeline.jobs.heads import StreamHead
+    from spark_pipeline.jobs.stream_heads import StreamHead
 
 SUMMARY = "write down what publishers have numbered, for an audit"
 DESCRIPTION = """\
@@ -30,45 +29,38 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     source.add_argument("--url", metavar="URL", help="the bus")
     source.add_argument("--log", metavar="URL", help="a durable log, as in sqlite:///dir/log.db")
     parser.add_argument("--out", metavar="FILE", required=True, help="where they go; replaced when it exists")
-    parser.add_argument(
-        "--topics", metavar="FILTER", nargs="+", default=["#"], help="topics to take, as in 'tenant-7/#' (default: all)"
-    )
+    arguments.add_topics(parser)
     parser.add_argument(
         "--timeout", metavar="S", type=options.seconds, default=10.0, help="how long to wait for the bus (default: 10)"
     )
-    parser.add_argument("--config-file", metavar="FILE", action="append", default=[], help="read [log] from FILE")
+    options.add_config_file(parser, "read [log] from FILE")
     options.add_json(parser, "the outcome as one JSON object")
 
 
-def run(args: argparse.Namespace) -> int:
-    """Raises WaitTimeout when nobody on the bus answers, LogNotFound, and what opening either may raise."""
+def run(args: argparse.Namespace, output: Output) -> int:
+    """Raises WaitTimeout when no process on the bus answers, LogNotFound, and what opening either may raise."""
     from pubsub_api.core.topics import FilterSet
-    from spark_pipeline.jobs import heads
+    from spark_pipeline.jobs import stream_heads as heads
 
-    output = Output(is_json=args.json)
-    common.require_place(args.out)
+    arguments.require_place(args.out)
     filters = FilterSet(args.topics)
     found = [head for head in (_of_log(args) if args.log else _of_bus(args)) if filters.match(head.topic)]
     heads.write(args.out, found)
-    if output.is_json:
-        output.record({"streams": len(found)})
-    else:
-        output.line(f"{len(found):,} streams in {args.out}")
+    output.result({"streams": len(found)}, f"{len(found):,} streams in {args.out}")
     return exits.OK
 
 
 def _of_log(args: argparse.Namespace) -> list[StreamHead]:
-    import durable_log
-    from spark_pipeline.jobs import heads
+    from spark_pipeline.jobs import stream_heads as heads
 
-    with contextlib.closing(durable_log.open(common.log_url(args, common.read_conf(args)), must_exist=True)) as log:
+    with arguments.opened_log(args, arguments.read_conf(args)) as log:
         return list(heads.of_log(log))
 
 
 def _of_bus(args: argparse.Namespace) -> list[StreamHead]:
-    """A subscriber that joins asks everybody for their heads before it is ready."""
+    """A subscriber that joins asks publishers and caches for their heads before it is ready."""
     import pubsub_api
-    from spark_pipeline.jobs.heads import StreamHead
+    from spark_pipeline.jobs.stream_heads import StreamHead
 
     with pubsub_api.open(args.url) as session, session.subscriber(args.topics, lambda _: None) as subscriber:
         subscriber.wait_ready(timeout_s=args.timeout)

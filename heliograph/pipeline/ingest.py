@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from heliograph import exits, options
 from heliograph.output import Output, note
-from heliograph.pipeline import common
+from heliograph.pipeline import arguments
 from heliograph.progress import Progress
 
 if TYPE_CHECKING:
@@ -37,22 +37,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--commit-events", metavar="N", type=options.positive_int, default=5_000_000,
         help="most events of one commit (default: 5,000,000)",
     )  # fmt: skip
-    common.add_spark(parser)
+    arguments.add_spark(parser)
     options.add_json(parser, "JSON lines: one per commit")
 
 
-def run(args: argparse.Namespace) -> int:
+def run(args: argparse.Namespace, output: Output) -> int:
     from spark_pipeline.lake import LakeTable
 
-    conf = common.read_conf(args)
-    output = Output(is_json=args.json)
+    conf = arguments.read_conf(args)
     table = LakeTable(args.lake)
-    common.check_log(args, conf)
+    arguments.check_log(args, conf)
     table.current()  # a place that cannot be one is told before Spark takes its time to start
-    with common.spark_session(args, conf, "ingest") as spark:
+    with arguments.spark_session(args, conf, "ingest") as spark:
         while True:
             began = time.monotonic()
-            _take_in(output, spark, common.log_url(args, conf), table, args.commit_events)
+            _take_in(output, spark, arguments.log_url(args, conf), table, args.commit_events)
             if args.every is None:
                 return exits.OK
             time.sleep(max(0.0, args.every - (time.monotonic() - began)))

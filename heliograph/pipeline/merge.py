@@ -7,7 +7,7 @@ import time
 
 from heliograph import exits, options
 from heliograph.output import Output
-from heliograph.pipeline import common
+from heliograph.pipeline import arguments
 
 POLICIES = ("IGNORE", "DELETE", "MERGE", "REPLACE", "CATCHUP")
 SUMMARY = "join two data sets that diverged, by a merge policy"
@@ -28,29 +28,28 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--remote", metavar="DIR", required=True, help="the set of the other side")
     parser.add_argument("--out", metavar="DIR", required=True, help="where the result goes; must not exist")
     parser.add_argument(
-        "--before", metavar="TIME", type=common.moment, default=None,
+        "--before", metavar="TIME", type=arguments.moment, default=None,
         help="what is here and newer than this is never touched (default: now)",
     )  # fmt: skip
     parser.add_argument(
         "--depth", metavar="N", type=options.positive_int, default=1, help="samples kept per object (default: 1)"
     )
-    common.add_spark(parser)
+    arguments.add_spark(parser)
     options.add_json(parser, "the outcome as one JSON object")
 
 
-def run(args: argparse.Namespace) -> int:
+def run(args: argparse.Namespace, output: Output) -> int:
     """Raises UsageError when the directory exists, SchemaMismatch."""
-    common.require_new_directory(args.out)
-    from spark_pipeline.own_files import local_path
+    arguments.require_new_directory(args.out)
+    from spark_pipeline.paths import local_path
 
     for given in (args.local, args.remote):
         local_path(given, "a set of events")
-    conf = common.read_conf(args)
-    output = Output(is_json=args.json)
-    with common.spark_session(args, conf, "merge") as spark:
+    conf = arguments.read_conf(args)
+    with arguments.spark_session(args, conf, "merge") as spark:
         from spark_pipeline.jobs.merge import MergePolicy, merge_if_different
         from spark_pipeline.jobs.snapshot import read_rows
-        from spark_pipeline.writing.attempts import attempt, put_in_place, unfinished
+        from spark_pipeline.writing.job_directories import attempt, put_in_place, unfinished
 
         merged, has_moved = merge_if_different(
             MergePolicy[args.policy],
@@ -64,10 +63,9 @@ def run(args: argparse.Namespace) -> int:
             with attempt(unfinished(target)) as place:
                 merged.write.option("compression", "zstd").parquet(str(place / "rows"))
                 put_in_place(place / "rows", target)
-    if output.is_json:
-        output.record({"policy": args.policy, "written": has_moved, "result": args.out if has_moved else args.local})
-    elif has_moved:
-        output.line(f"{args.policy}: written to {args.out}")
-    else:
-        output.line(f"{args.policy}: nothing to move, the result is {args.local}")
+    what = f"written to {args.out}" if has_moved else f"nothing to move, the result is {args.local}"
+    output.result(
+        {"policy": args.policy, "written": has_moved, "result": args.out if has_moved else args.local},
+        f"{args.policy}: {what}",
+    )
     return exits.OK

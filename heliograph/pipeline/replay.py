@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from heliograph import exits, options
 from heliograph.output import Output
-from heliograph.pipeline import common
+from heliograph.pipeline import arguments
 from heliograph.progress import Progress
 from pubsub_api.runtime.files import replace_private
 
@@ -36,10 +36,10 @@ _SAVE_S = 1.0
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    common.add_source(parser)
+    arguments.add_source(parser)
     parser.add_argument("--url", metavar="URL", help="the bus to publish on (default: that of --config-file)")
-    parser.add_argument("--from", dest="time_from", metavar="TIME", type=common.moment, help="the first time")
-    parser.add_argument("--to", dest="time_to", metavar="TIME", type=common.moment, help="the time to stop before")
+    parser.add_argument("--from", dest="time_from", metavar="TIME", type=arguments.moment, help="the first time")
+    parser.add_argument("--to", dest="time_to", metavar="TIME", type=arguments.moment, help="the time to stop before")
     parser.add_argument("--version-from", metavar="N", type=options.natural_int, help="the first version")
     parser.add_argument("--version-to", metavar="N", type=options.natural_int, help="the version to stop before")
     parser.add_argument(
@@ -47,30 +47,27 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--prefix", metavar="TOPIC", default="", help="levels to put in front of every topic")
     parser.add_argument("--progress-file", metavar="FILE", help="where the place is kept, to go on after a stop")
-    common.add_spark(parser)
+    arguments.add_spark(parser)
     options.add_json(parser, "the outcome as one JSON object")
 
 
-def run(args: argparse.Namespace) -> int:
+def run(args: argparse.Namespace, output: Output) -> int:
     """Raises UsageError, and what opening the bus may raise."""
     import pubsub_api
     from pubsub_api.errors import UsageError
 
     if args.url is None and not args.config_file:
         raise UsageError("name the bus: --url, or --config-file")
-    conf = common.read_conf(args)
-    output = Output(is_json=args.json)
-    common.check_source(args, conf)
-    common.require_place(args.progress_file)
+    conf = arguments.read_conf(args)
+    arguments.check_source(args, conf)
+    arguments.require_place(args.progress_file)
     bus = pubsub_api.open(args.url) if args.url else pubsub_api.open(conf=conf)
-    with bus, common.spark_session(args, conf, "replay") as spark:
-        events = common.read_events(spark, args, conf)
+    with bus, arguments.spark_session(args, conf, "replay") as spark:
+        events = arguments.read_events(spark, args, conf)
         with bus.publisher() as publisher:
             sent, skipped = _replay(events, publisher, args)
-    if output.is_json:
-        output.record({"events": sent, "undecodable": skipped})
-    else:
-        output.line(f"{sent:,} events published again" + (f", {skipped:,} could not be read" if skipped else ""))
+    unread = f", {skipped:,} could not be read" if skipped else ""
+    output.result({"events": sent, "undecodable": skipped}, f"{sent:,} events published again{unread}")
     return exits.OK
 
 

@@ -15,14 +15,13 @@ from standard input and answers on standard output, one JSON object per line.  T
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from itertools import count
 
 from nb_api.db_api import DbApi, Write
 from nb_api.errors import VersionConflict
 from nb_api.loading import open_db
-from pubsub_api.testing.child import ChildProcess, Message, obey
+from pubsub_api.testing.child import ChildProcess, Message, work_on
 
 TOGETHER = 5
 
@@ -62,15 +61,5 @@ def _answers(db: DbApi, command: Message) -> Iterator[Message]:
         yield from ({"version": db.create(table, f"{prefix}{i}", i, topic="t")} for i in count())
 
 
-def main(arguments: Sequence[str]) -> None:
-    """Open the database that the arguments name and obey, until the input ends."""
-    _role, url = arguments
-    db = open_db(url)
-    try:
-        obey(lambda command: _answers(db, command))
-    finally:
-        db.close()
-
-
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    work_on(open_db, _answers)

@@ -14,6 +14,7 @@ subscriber
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import queue
@@ -22,7 +23,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 from pubsub_api import loading
 from pubsub_api.core.frame import Kind
@@ -35,6 +36,13 @@ START_S = 60.0
 """How long a process may take to start and to answer, on a machine that has other things to do."""
 
 Message = dict[str, Any]
+
+
+class _HasClose(Protocol):
+    def close(self) -> object: ...
+
+
+Store = TypeVar("Store", bound=_HasClose)
 
 
 class ChildProcess:
@@ -97,12 +105,14 @@ class ChildProcess:
         self._lines.put(b"")
 
 
-def obey(answers: Callable[[Message], Iterable[Message]]) -> None:
-    """The life of a child process: say ``{"ready": true}``, then answer every command until the input ends."""
-    _say({"ready": True})
-    for command in _commands():
-        for answer in answers(command):
-            _say(answer)
+def work_on(open_store: Callable[[str], Store], answers: Callable[[Store, Message], Iterable[Message]]) -> None:
+    """The life of a child process that works on a database or a log: open the one that the last argument names, say
+    ``{"ready": true}``, then answer every command until the input ends."""
+    with contextlib.closing(open_store(sys.argv[-1])) as store:
+        _say({"ready": True})
+        for command in _commands():
+            for answer in answers(store, command):
+                _say(answer)
 
 
 def _say(message: Message) -> None:

@@ -6,6 +6,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 from pubsub_api.driver import Connected, LinkReport
@@ -32,6 +33,12 @@ def eventually(condition: Callable[[], _Result], what: str, timeout_s: float = W
         if is_late:
             raise WaitTimeout(f"{what}: not within {timeout_s} s")
         pause.wait(POLL_S)
+
+
+def in_threads(count: int, work: Callable[[int], _Result]) -> list[_Result]:
+    """What ``work(0)`` ... ``work(count - 1)`` return, each called in a thread of its own.  Raises what they raise."""
+    with ThreadPoolExecutor(count) as pool:
+        return list(pool.map(work, range(count)))
 
 
 class RecordingReceiver:

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 from durable_log.errors import OffsetTooOld
 from durable_log.log_api import LogApi
 from durable_log.recording.recorder import Recorder, RecorderStatistics
-from durable_log.recording.standby import Standby
+from durable_log.recording.standby_recorder import Standby
 from pubsub_api.core import frame as frames
 from pubsub_api.core.settings import History
 from pubsub_api.errors import HeliographError, WaitTimeout

@@ -1,4 +1,4 @@
-"""How the jobs of a group share its events: who has taken which ranges of which shard.  Pure values, no I/O.
+"""How the jobs of a group share its events: which job has taken which ranges of which shard.  Pure values, no I/O.
 
 Theory of operation.  The group has one record in its log.  It says, per shard, up to where events have been taken by
 anybody, and per job what it has taken and not finished.  A job *takes a turn*: one write, compared and set, moves the
@@ -7,16 +7,16 @@ the turn, ranges and all, into the job's checkpoint.  Whatever dies afterwards, 
 made of, and when it died before, the record still has the turn and offers it again.
 
 So exactness rests on the write alone: there is no lease, no leader and no clock.  The price is that a turn waits for
-its own job to return: nobody else can know how much of it has taken effect.
+its own job to return: no other job can know how much of it has taken effect.
 
 Two queries under one name would both be offered the turn that is not finished.  So a name belongs to one checkpoint.
 Every checkpoint gets a mark in its first micro-batch, which is empty; when it comes back with the mark, it exists, and
-claims the name in the same write that takes its first turn.  Who comes with another mark is refused.  A checkpoint that
+claims the name in the same write that takes its first turn.  A job with another mark is refused.  A checkpoint that
 was lost gives its name back only when an operator says so (`release`).
 
 A copy of a checkpoint has the same mark.  A source does not learn where its checkpoint is, but a copy betrays itself as
 soon as both are used.  When one has gone on and the other is started later, that one stands before a turn which was
-acknowledged, and its next turn would be somebody else's.  When both run at once, the one that started last has put its
+acknowledged, and its next turn would be another job's.  When both run at once, the one that started last has put its
 own run in the record, which the other finds at its next step.  Either way it is refused (`CheckpointCopied`) before it
 takes anything more.  A checkpoint that was moved while its job was stopped is the only one of its mark, and goes on.
 
@@ -67,7 +67,7 @@ class Job(msgspec.Struct, frozen=True):
     turn: Turn | None = None
     """The one that is not finished."""
     checkpoint: str = ""
-    """The mark of the checkpoint that the name belongs to; empty when whoever comes next may have it."""
+    """The mark of the checkpoint that the name belongs to; empty when the next job may have it."""
     run: str = ""
     """The run of the query that came last with that checkpoint."""
     finished: int = 0
@@ -97,7 +97,7 @@ class JobRanges(msgspec.Struct, frozen=True):
     """Shard -> events before this offset have been taken."""
     jobs: dict[str, Job] = {}
     expired: int = 0
-    """Events that retention dropped before anybody took them."""
+    """Events that retention dropped before a job took them."""
 
 
 class AvailableRanges(NamedTuple):
@@ -113,7 +113,7 @@ class AvailableRanges(NamedTuple):
 
 def begin(origin: GroupOrigin, positions: Sequence[int], former: JobRanges | None) -> JobRanges:
     """A group that begins at these positions.  When it was moved, its jobs keep their names and go on counting; turns
-    that nobody finished belonged to the life before.  A group that was declared anew knows nothing of an older one."""
+    that no job finished belonged to the life before.  A group that was declared anew knows nothing of an older one."""
     jobs = {}
     if former is not None and former.origin.declared_ns == origin.declared_ns:
         jobs = {name: msgspec.structs.replace(job, turn=None) for name, job in former.jobs.items()}

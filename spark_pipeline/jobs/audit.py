@@ -22,10 +22,10 @@ def count_streams(events: DataFrame, heads: DataFrame | None = None) -> DataFram
     """Per stream: ``events``, ``distinct``, ``first``, ``last``, ``lost``, ``not_kept``, ``duplicated``.
 
     A stream starts at 1, so everything before ``first`` counts as lost.  Not so with ``heads``, which says where each
-    one starts; of a stream that it does not know, nothing before what is there is expected.  It has
-    what is expected (`spark_pipeline.jobs.heads`): ``guid``, ``topic``, ``first``, ``last``, and ``missing``, how many
-    of those numbers no log ever saw, or null.  With it, events lost at the end, and streams of which nothing was
-    recorded, are found too; and what is not there and not missing counts as ``not_kept``: skipped by its publisher, or
+    one starts; of a stream that it does not know, nothing before what is there is expected.  It has what is expected
+    (`spark_pipeline.jobs.stream_heads`): ``guid``, ``topic``, ``first``, ``last``, and ``missing``, how many of those
+    numbers no log ever saw, or null.  With it, events lost at the end, and streams of which nothing was recorded, are
+    found too; and what is not there and not missing counts as ``not_kept``: skipped by its publisher, or
     removed since by retention or compaction.  Raises SchemaMismatch.
     """
     from pyspark.sql import functions as F  # noqa: PLC0415

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, NamedTuple
 import durable_log
 from spark_pipeline.core.ranges import Offsets, advance
 from spark_pipeline.errors import LakeConflict
-from spark_pipeline.jobs import heads
+from spark_pipeline.jobs import stream_heads as heads
 from spark_pipeline.lake import LakeTable, LakeVersion
-from spark_pipeline.reading.places import check_reached, check_times, times_before
+from spark_pipeline.reading.checkpoints import check_reached, check_times, times_before
 from spark_pipeline.reading.whole_log import read_log
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ def ingest(spark: SparkSession, url: str, table: LakeTable, *, events_max: int) 
     """Take in everything that the log holds now, one commit after the other; each is yielded when it is in effect.
 
     Where it goes on is read from the version of the table that the commit is made on, so it may be stopped at any
-    moment and started again anywhere, and several may run at once: who is overtaken by another commit looks again.
+    moment and started again anywhere, and several may run at once: one that another commit overtakes looks again.
     Raises OtherLog when the log is an older copy of what was taken in, PipelineError, LogError.
     """
     with contextlib.closing(durable_log.open(url, must_exist=True)) as log:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from spark_pipeline.jobs import audit
-from spark_pipeline.jobs.heads import Expected, Stream
+from spark_pipeline.jobs.stream_heads import Expected, Stream
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

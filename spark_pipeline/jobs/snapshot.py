@@ -16,9 +16,9 @@ from nb_api.cache.snapshot_files import Manifest
 from nb_api.errors import SourceUnavailable
 from spark_pipeline.errors import PipelineError
 from spark_pipeline.jobs.compact import DELETE, compact, count_objects
-from spark_pipeline.own_files import local_path
+from spark_pipeline.paths import local_path
 from spark_pipeline.schema import EVENT_COLUMNS, EVENT_SCHEMA, LOG
-from spark_pipeline.writing.attempts import attempt, put_in_place, unfinished
+from spark_pipeline.writing.job_directories import attempt, put_in_place, unfinished
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -85,9 +85,9 @@ class JobsView:
     """How far the Spark jobs of a group are."""
 
     lag: int
-    """Events that nobody has taken."""
+    """Events that no job has taken."""
     expired: int
-    """Events that retention dropped before anybody took them."""
+    """Events that retention dropped before a job took them."""
     jobs: list[JobView]
     """By name."""
 

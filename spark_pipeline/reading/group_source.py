@@ -26,9 +26,9 @@ from spark_pipeline.core import job_ranges as sharing
 from spark_pipeline.core.job_ranges import AvailableRanges, QueryPlace, Run, Turn
 from spark_pipeline.core.ranges import LogRange, Offsets
 from spark_pipeline.reading import group_jobs
+from spark_pipeline.reading.checkpoints import check_identity, check_kept, check_reached, mark_with_log
 from spark_pipeline.reading.options import SourceOptions
 from spark_pipeline.reading.partitions import LogPartition, read_partition, stream_partitions
-from spark_pipeline.reading.places import check_identity, check_kept, check_reached, mark_with_log
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -47,7 +47,7 @@ class GroupStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self.__dict__ | {"_log": None}  # workers open their own
 
     def initialOffset(self) -> dict[str, object]:
-        groups.get(self._opened(), self._options.group)  # a group that nobody declared is refused at the start
+        groups.get(self._opened(), self._options.group)  # a group that is not declared is refused at the start
         return self._kept(QueryPlace(Turn(0)))
 
     def getDefaultReadLimit(self) -> ReadLimit:

@@ -33,7 +33,7 @@ class Limits(NamedTuple):
 
 
 def check_names(given: Mapping[str, str], known: Sequence[str]) -> None:
-    """Raises UsageError for an option that nobody reads, with the name that was probably meant."""
+    """Raises UsageError for an option that does not exist, with the name that was probably meant."""
     for name in given:
         if name.lower() not in known:
             near = difflib.get_close_matches(name.lower(), known, 1)

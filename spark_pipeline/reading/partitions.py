@@ -15,8 +15,8 @@ from durable_log.segments.arrow import arrow_batches
 from durable_log.storage.segmented import SegmentedLog
 from pubsub_api.core.topics import FilterSet, is_wildcard
 from spark_pipeline.core.ranges import LogRange, pack, split
-from spark_pipeline.reading.places import check_identity
-from spark_pipeline.reading.verifying import Looks, looks_of
+from spark_pipeline.reading.checkpoints import check_identity
+from spark_pipeline.reading.segment_checker import Looks, looks_of
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -6,7 +6,7 @@ the jobs of a shared subscription (`spark_pipeline.reading.group_source`).  Colu
 `spark_pipeline.schema`.
 
 Offsets are the log's own: dense, per shard.  A streaming query keeps them in its checkpoint, with the identity of the
-log, and goes on exactly there (`spark_pipeline.reading.places`).  Every range can be read again as long as the log
+log, and goes on exactly there (`spark_pipeline.reading.checkpoints`).  Every range can be read again as long as the log
 keeps it.
 """
 
@@ -27,9 +27,9 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMa
 import durable_log
 from pubsub_api.errors import UsageError
 from spark_pipeline.core.ranges import LogRange, Offsets, advance, split
+from spark_pipeline.reading.checkpoints import check_kept, check_reached, from_checkpoint, to_checkpoint
 from spark_pipeline.reading.options import OF_SPARK, WRITE_OPTIONS, Limits, SourceOptions, check_names
 from spark_pipeline.reading.partitions import LogPartition, read_partition, shards_of, stream_partitions
-from spark_pipeline.reading.places import check_kept, check_reached, from_checkpoint, to_checkpoint
 from spark_pipeline.schema import EVENT_SCHEMA
 from spark_pipeline.writing.sink import LogStreamWriter, LogWriter
 

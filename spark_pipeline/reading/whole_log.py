@@ -15,7 +15,7 @@ import durable_log
 from pubsub_api.core.topics import is_wildcard
 from spark_pipeline.core.ranges import LogRange, Offsets, to_json
 from spark_pipeline.reading.partitions import shards_of
-from spark_pipeline.reading.verifying import SegmentChecker
+from spark_pipeline.reading.segment_checker import SegmentChecker
 from spark_pipeline.schema import EVENT_SCHEMA
 
 if TYPE_CHECKING:

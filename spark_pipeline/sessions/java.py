@@ -18,7 +18,7 @@ import subprocess
 import tempfile
 
 from spark_pipeline.errors import JavaMissing
-from spark_pipeline.own_files import cache_directory
+from spark_pipeline.paths import cache_directory
 
 JAVA_VERSION_MIN = 17
 _PROBE_TIMEOUT_S = 30

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import tempfile
 
-from spark_pipeline.own_files import cache_directory
+from spark_pipeline.paths import cache_directory
 
 OPTION = "spark.driver.extraJavaOptions"
 _PROPERTY = "log4j2.configurationFile"

@@ -16,7 +16,7 @@ import pathlib
 import uuid
 from collections.abc import Iterator
 
-from spark_pipeline.own_files import cache_directory
+from spark_pipeline.paths import cache_directory
 
 _LINKS = ("bin", "jars")
 _VARIABLE = "SPARK_HOME"

@@ -1,7 +1,7 @@
 """``df.write.format("heliograph")`` and ``df.writeStream.format("heliograph")``: rows become events or objects.
 
 Options: ``log`` (URL: events are appended to a durable log), ``db`` (URL or configuration file: objects are written,
-and told to whoever follows them) or ``bus`` (URL: events are published); ``staging`` (a directory every worker
+and their changes are published) or ``bus`` (URL: events are published); ``staging`` (a directory every worker
 reaches); and for a stream ``query``, its name across restarts.
 
 A micro-batch takes effect exactly once.  Tasks stage their rows in files; one commit, on the driver, delivers the files
@@ -25,9 +25,9 @@ from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowW
 
 from pubsub_api.errors import UsageError
 from spark_pipeline.errors import PipelineError, SchemaMismatch
-from spark_pipeline.own_files import local_path
+from spark_pipeline.paths import local_path
 from spark_pipeline.reading.checkpoints import batch_mark
-from spark_pipeline.writing import staging
+from spark_pipeline.writing import staged_files
 from spark_pipeline.writing.targets import MicroBatch, Target, open_target
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ class _Writer:
     def __init__(self, options: Mapping[str, str], schema: StructType, *, overwrite: bool) -> None:
         if overwrite:
             raise UsageError('events cannot be overwritten: use mode("append")')
-        missing = [name for name in staging.REQUIRED_COLUMNS if name not in schema.names]
+        missing = [name for name in staged_files.REQUIRED_COLUMNS if name not in schema.names]
         if missing:
             raise SchemaMismatch(f"rows need the columns {', '.join(missing)} to become events")
         base = options.get("staging") or os.path.join(tempfile.gettempdir(), f"heliograph-staging-{os.getuid()}")
@@ -64,7 +64,7 @@ class _Writer:
         context = TaskContext.get()
         mark = context.getLocalProperty(_QUERY_ID) if context is not None else None
         check = self.target.check_row
-        name, rows = staging.stage(self.target.directory, iterator, stamp=time.time_ns(), check=check)
+        name, rows = staged_files.stage(self.target.directory, iterator, stamp=time.time_ns(), check=check)
         return Staged(name, rows, mark or "")
 
     def names(self, messages: Sequence[WriterCommitMessage | None]) -> list[str]:
@@ -72,7 +72,7 @@ class _Writer:
 
     def forget(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         """Remove what a failed write staged, unless a commit has named it: then the retry needs it."""
-        staging.discard(self.target.directory, set(self.names(messages)) - self.target.named())
+        staged_files.discard(self.target.directory, set(self.names(messages)) - self.target.named())
 
 
 class LogWriter(_Writer, DataSourceArrowWriter):

@@ -20,7 +20,7 @@ from pubsub_api.core.frame import Kind
 from spark_pipeline.config import GROUP, OPTIONS
 from spark_pipeline.schema import EVENT_COLUMNS, EVENT_SCHEMA
 from spark_pipeline.sessions.session import open_session
-from spark_pipeline.writing import staging
+from spark_pipeline.writing import staged_files
 from tests.spark.small_java import SMALL_JAVA
 
 TEST_OPTIONS = {f"spark.{part}.extraJavaOptions": SMALL_JAVA for part in ("driver", "executor")}
@@ -99,7 +99,7 @@ def stage(directory: pathlib.Path, *keys: str, action: str = "set") -> str:
 def stage_rows(directory: pathlib.Path, rows: Sequence[dict[str, Any]]) -> str:
     defaults = {"topic": "t", "table": "port", "action": "set", "value": None}
     batch = pyarrow.RecordBatch.from_pylist([defaults | row for row in rows])
-    return staging.stage(str(directory), [batch], stamp=1, check=lambda *_: None)[0]
+    return staged_files.stage(str(directory), [batch], stamp=1, check=lambda *_: None)[0]
 
 
 @pytest.fixture

@@ -14,9 +14,9 @@ import pytest
 from pyspark.sql import SparkSession
 
 import durable_log
+from durable_log.core.checksums import frame_checksum
 from durable_log.errors import LogCorrupt
 from durable_log.segments.sealing import Sealer
-from durable_log.storage.checksums import frame_checksum
 from durable_log.storage.segmented import SegmentedLog
 from pubsub_api.core import frame as frames
 from pubsub_api.core.frame import Kind

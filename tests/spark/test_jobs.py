@@ -30,7 +30,7 @@ from spark_pipeline.jobs.ingest import count_waiting, ingest
 from spark_pipeline.jobs.snapshot import read_manifest, read_objects, write_snapshot
 from spark_pipeline.lake import LakeTable, LakeVersion
 from spark_pipeline.reading.whole_log import read_log
-from spark_pipeline.writing.attempts import attempt
+from spark_pipeline.writing.job_directories import attempt
 from tests.helpers.servers import RedisServer
 from tests.helpers.waiting import wait_until
 from tests.spark.conftest import log_frame, plain_rows

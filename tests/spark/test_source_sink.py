@@ -21,7 +21,7 @@ from spark_pipeline.errors import PipelineError
 from spark_pipeline.reading.whole_log import read_log
 from spark_pipeline.schema import EVENT_COLUMNS
 from spark_pipeline.sessions.session import open_session
-from spark_pipeline.writing import staging
+from spark_pipeline.writing import staged_files
 from tests.spark.conftest import event_row, frame_of, log_frame, stage
 from tests.spark.supervising import run, run_to_end
 
@@ -226,9 +226,9 @@ def test_rows_that_are_no_events_are_refused(spark: SparkSession, log_url: str, 
 
 def test_a_staged_file_that_is_gone_or_torn_is_named(tmp_path: pathlib.Path) -> None:
     with pytest.raises(PipelineError, match="cannot be read"):
-        list(staging.read_staged(str(tmp_path), "nothing.staged"))
+        list(staged_files.read_staged(str(tmp_path), "nothing.staged"))
     name = stage(tmp_path, "a", "b")
     whole = (tmp_path / name).read_bytes()
     (tmp_path / name).write_bytes(whole[:-3])
     with pytest.raises(PipelineError, match="ends too early"):
-        list(staging.read_staged(str(tmp_path), name))
+        list(staged_files.read_staged(str(tmp_path), name))

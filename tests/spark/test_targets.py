@@ -16,7 +16,7 @@ from durable_log.segments.columns import events_batch
 from nb_api import NbApi
 from pubsub_api.errors import InvalidEvent, NotSupported, UsageError
 from spark_pipeline.errors import CheckpointCopied, JobNameTaken, PipelineError
-from spark_pipeline.writing import staging
+from spark_pipeline.writing import staged_files
 from spark_pipeline.writing.targets import MicroBatch, Target, open_target
 from spark_pipeline.writing.targets.bus import BusTarget
 from spark_pipeline.writing.targets.db import DbTarget
@@ -92,7 +92,7 @@ def test_a_batch_that_runs_again_has_no_second_effect(rig: Rig) -> None:
     rig.deliver("another", 0, ["e"])
     wait_until(lambda: len(rig.arrived()) >= 5, WAIT_S, "all rows")
     assert rig.arrived() == ["a", "b", "c", "d", "e"]
-    assert list(rig.directory.glob(f"*{staging.SUFFIX}")) == [], "nothing is left behind"
+    assert list(rig.directory.glob(f"*{staged_files.SUFFIX}")) == [], "nothing is left behind"
 
 
 @pytest.mark.parametrize("moment", ["before", "between", "after"])
@@ -103,7 +103,7 @@ def test_a_commit_that_died_delivers_the_files_it_had_named(
     keys = [f"k{number}" for number in range(150)]  # more than one transaction
     whole = Target.portions
 
-    def die(target: Target, ledger: Ledger) -> Iterator[staging.StagedPortion]:
+    def die(target: Target, ledger: Ledger) -> Iterator[staged_files.StagedPortion]:
         if moment == "before":
             raise KeyboardInterrupt
         for number, portion in enumerate(whole(target, ledger)):
@@ -121,7 +121,7 @@ def test_a_commit_that_died_delivers_the_files_it_had_named(
     wait_until(lambda: len(rig.arrived()) >= 150, WAIT_S, "all rows")
     assert sorted(rig.arrived()) == sorted(keys)
     assert rig.target.named() == set()
-    assert list(rig.directory.glob(f"*{staging.SUFFIX}")) == []
+    assert list(rig.directory.glob(f"*{staged_files.SUFFIX}")) == []
 
 
 def test_rows_of_a_database_create_change_and_delete_objects(tmp_path: pathlib.Path) -> None:
@@ -140,7 +140,7 @@ def test_two_writers_under_one_name_are_told(tmp_path: pathlib.Path, monkeypatch
     target = LogTarget(url, str(tmp_path))
     whole = Target.portions
 
-    def meanwhile(of: Target, ledger: Ledger) -> Iterator[staging.StagedPortion]:
+    def meanwhile(of: Target, ledger: Ledger) -> Iterator[staged_files.StagedPortion]:
         monkeypatch.setattr(Target, "portions", whole)
         mine = list(whole(of, ledger))
         target.deliver(MicroBatch("q", CHECKPOINT, 6), [stage(tmp_path, "theirs")])
@@ -197,7 +197,7 @@ def test_another_batch_of_the_same_number_is_no_retry(
     wait_until(lambda: rig.arrived() == ["a"], WAIT_S, "the row of the batch that came first")
 
 
-def _die(_target: Target, _ledger: Ledger) -> Iterator[staging.StagedPortion]:
+def _die(_target: Target, _ledger: Ledger) -> Iterator[staged_files.StagedPortion]:
     raise KeyboardInterrupt
 
 
@@ -300,4 +300,4 @@ def test_files_of_attempts_that_died_long_ago_are_removed(rig: Rig) -> None:
         os.utime(rig.directory / name, (0, 0))
     rig.target.named = lambda: {named}  # type: ignore[method-assign]  # by the ledger of another query
     rig.deliver("q", 0, ["a"])
-    assert {file.name for file in rig.directory.glob(f"*{staging.SUFFIX}")} == {kept, named}
+    assert {file.name for file in rig.directory.glob(f"*{staged_files.SUFFIX}")} == {kept, named}

@@ -25,11 +25,11 @@ from drivers.log.redis.appending import Appender
 from drivers.log.redis.config import GROUP, OPTIONS, STREAMS_CACHED_MAX, WAIT_SLICE_S
 from drivers.log.redis.server import RedisLogServer
 from durable_log import config
+from durable_log.core import checks
+from durable_log.core.checksums import damaged, gap
 from durable_log.core.positions import encode_position, stream_key
 from durable_log.errors import LogError, LogUnavailable, RecordConflict
 from durable_log.log_api import Appended, Record, ShardState, StoredFrame, shard_of
-from durable_log.storage import checks
-from durable_log.storage.checksums import damaged, gap
 from durable_log.storage.identity import Lineage, new_identity
 from durable_log.storage.segmented import HotRead, RestoredShard, SegmentedLog, replaced, take, used_meanwhile
 from pubsub_api.errors import Closed, InvalidConfig

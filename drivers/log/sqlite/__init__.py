@@ -23,9 +23,9 @@ from drivers.log.sqlite.store import SqliteLogFile
 from drivers.log.sqlite.watching import Watch
 from drivers.sqlite_common.files import path_of
 from durable_log import config
+from durable_log.core import checks
 from durable_log.errors import LogCorrupt
 from durable_log.log_api import Appended, Record, ShardState, StoredFrame
-from durable_log.storage import checks
 from durable_log.storage.identity import Lineage
 from durable_log.storage.segmented import HotRead, RestoredShard, SegmentedLog
 from pubsub_api.errors import Closed, InvalidConfig

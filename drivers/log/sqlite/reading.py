@@ -9,8 +9,8 @@ import zlib
 from collections.abc import Iterable, Iterator, Mapping
 
 from drivers.log.sqlite.schema import offset_of, row_id
+from durable_log.core.checksums import damaged, gap, is_sound, pack_numbers
 from durable_log.log_api import ShardState, StoredFrame
-from durable_log.storage.checksums import damaged, gap, is_sound, pack_numbers
 from durable_log.storage.segmented import HotRead, take
 
 _FRAME = "id, count, skipped, appended_ns, stream, first, checksum, frame"

@@ -5,9 +5,9 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Sequence
 
+from durable_log.core.checks import Write
 from durable_log.errors import RecordConflict
 from durable_log.log_api import Record
-from durable_log.storage.checks import Write
 
 _BEYOND = "\U0010ffff"  # sorts behind every name that goes on from a prefix
 

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from drivers.sqlite_common.files import claim
-from durable_log.storage.checks import OFFSET_MAX
+from durable_log.core.checks import OFFSET_MAX
 from durable_log.storage.identity import Lineage, new_identity
 from pubsub_api.errors import InvalidConfig
 

@@ -9,11 +9,12 @@ import threading
 import pytest
 
 from durable_log.log_api import Appended, LogApi, StreamState, shard_of
-from durable_log.testing.log_conformance.base import SHARDS, LogConformanceBase, in_threads
+from durable_log.testing.log_conformance.base import SHARDS, LogConformanceBase
 from durable_log.testing.sources import Source, check_consistent, event_of, numbers, read_events, read_frames
 from pubsub_api.core import frame as frames
 from pubsub_api.core.frame import Kind
 from pubsub_api.errors import FrameError
+from pubsub_api.testing.receivers import in_threads
 
 TOPIC = "tenant/port"
 SHARD = shard_of(TOPIC, SHARDS)

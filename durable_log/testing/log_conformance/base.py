@@ -7,8 +7,7 @@ import itertools
 import os
 import pathlib
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from typing import ClassVar, TypeVar
+from typing import ClassVar
 
 import pytest
 
@@ -18,8 +17,6 @@ from durable_log.log_api import LogApi
 _names = itertools.count(1)
 
 SHARDS = 4
-
-T = TypeVar("T")
 
 NewUrl = Callable[[], str]
 
@@ -56,9 +53,3 @@ class LogConformanceBase:
     def log(self, log_url: str) -> Iterator[LogApi]:
         with contextlib.closing(self.open_log(log_url)) as log:
             yield log
-
-
-def in_threads(count: int, work: Callable[[int], T]) -> list[T]:
-    """What ``work(0)`` ... ``work(count - 1)`` return, each called in a thread of its own.  Raises what they raise."""
-    with ThreadPoolExecutor(count) as pool:
-        return list(pool.map(work, range(count)))

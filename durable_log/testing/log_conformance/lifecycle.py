@@ -11,10 +11,10 @@ import pytest
 
 from durable_log.log_api import LogApi
 from durable_log.testing.log_conformance.appending import SHARD, TOPIC
-from durable_log.testing.log_conformance.base import SHARDS, LogConformanceBase, NewUrl, in_threads
+from durable_log.testing.log_conformance.base import SHARDS, LogConformanceBase, NewUrl
 from durable_log.testing.sources import Source, check_consistent, read_frames
 from pubsub_api.errors import Closed, InvalidConfig
-from pubsub_api.testing.receivers import WAIT_S, eventually
+from pubsub_api.testing.receivers import WAIT_S, eventually, in_threads
 
 CALLS: dict[str, Callable[[LogApi], object]] = {
     "append": lambda log: log.append([Source().frame(TOPIC)]),

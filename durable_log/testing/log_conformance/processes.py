@@ -10,10 +10,10 @@ from concurrent.futures import ThreadPoolExecutor
 from durable_log.log_api import LogApi
 from durable_log.testing.log_child import FRAME_EVENTS, increment, log_process
 from durable_log.testing.log_conformance.appending import SHARD, TOPIC
-from durable_log.testing.log_conformance.base import LogConformanceBase, in_threads
+from durable_log.testing.log_conformance.base import LogConformanceBase
 from durable_log.testing.sources import Source, check_consistent, numbers
 from pubsub_api.testing.conformance.forks import in_forked_child
-from pubsub_api.testing.receivers import WAIT_S
+from pubsub_api.testing.receivers import WAIT_S, in_threads
 
 
 class ProcessConformance(LogConformanceBase):

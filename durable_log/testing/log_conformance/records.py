@@ -8,8 +8,9 @@ import pytest
 
 from durable_log.errors import RecordConflict
 from durable_log.log_api import LogApi, Record
-from durable_log.testing.log_conformance.base import LogConformanceBase, in_threads
+from durable_log.testing.log_conformance.base import LogConformanceBase
 from pubsub_api.errors import UsageError
+from pubsub_api.testing.receivers import in_threads
 
 
 class RecordConformance(LogConformanceBase):

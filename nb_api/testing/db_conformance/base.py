@@ -7,8 +7,7 @@ import itertools
 import os
 import pathlib
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from typing import ClassVar, TypeVar
+from typing import ClassVar
 
 import pytest
 
@@ -16,8 +15,6 @@ from nb_api.db_api import DbApi, Write
 from nb_api.loading import open_db
 
 _numbers = itertools.count(1)
-
-T = TypeVar("T")
 
 NewUrl = Callable[[], str]
 
@@ -58,9 +55,3 @@ def apply_all(db: DbApi, writes: Iterable[Write]) -> list[int]:
     while portion := list(itertools.islice(remaining, db.writes_max)):
         versions += db.apply(portion)
     return versions
-
-
-def in_threads(count: int, work: Callable[[int], T]) -> list[T]:
-    """What ``work(0)`` ... ``work(count - 1)`` return, each called in a thread of its own.  Raises what they raise."""
-    with ThreadPoolExecutor(count) as pool:
-        return list(pool.map(work, range(count)))

@@ -7,9 +7,10 @@ import threading
 from nb_api.db_api import DbApi
 from nb_api.errors import ObjectExists, VersionConflict
 from nb_api.testing.db_child import increment
-from nb_api.testing.db_conformance.base import DbConformanceBase, in_threads
+from nb_api.testing.db_conformance.base import DbConformanceBase
 from nb_api.testing.db_conformance.snapshots import write_at_random
 from nb_api.testing.replay import apply, follow, stored
+from pubsub_api.testing.receivers import in_threads
 
 
 class ConcurrencyConformance(DbConformanceBase):

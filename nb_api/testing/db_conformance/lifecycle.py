@@ -9,10 +9,10 @@ from collections.abc import Callable
 import pytest
 
 from nb_api.db_api import DbApi, Write
-from nb_api.testing.db_conformance.base import DbConformanceBase, NewUrl, in_threads
+from nb_api.testing.db_conformance.base import DbConformanceBase, NewUrl
 from nb_api.testing.replay import stored
 from pubsub_api.errors import Closed
-from pubsub_api.testing.receivers import eventually
+from pubsub_api.testing.receivers import eventually, in_threads
 
 CALLS: dict[str, Callable[[DbApi], object]] = {
     "create": lambda db: db.create("t", "k", 1, topic="t"),

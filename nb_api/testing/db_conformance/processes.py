@@ -8,10 +8,10 @@ from concurrent.futures import ThreadPoolExecutor
 
 from nb_api.db_api import Change, DbApi
 from nb_api.testing.db_child import TOGETHER, increment, writer_process
-from nb_api.testing.db_conformance.base import DbConformanceBase, in_threads
+from nb_api.testing.db_conformance.base import DbConformanceBase
 from nb_api.testing.replay import WAIT_S, follow, stored
 from pubsub_api.testing.conformance.forks import in_forked_child
-from pubsub_api.testing.receivers import eventually
+from pubsub_api.testing.receivers import eventually, in_threads
 
 
 class ProcessConformance(DbConformanceBase):

@@ -11,9 +11,10 @@ import pytest
 
 from nb_api.db_api import DbApi, Write
 from nb_api.errors import ObjectExists, ObjectNotFound
-from nb_api.testing.db_conformance.base import DbConformanceBase, apply_all, in_threads
+from nb_api.testing.db_conformance.base import DbConformanceBase, apply_all
 from nb_api.testing.replay import State, apply, state_of, stored
 from pubsub_api.core.topics import FilterSet
+from pubsub_api.testing.receivers import in_threads
 
 TOPICS = ("a", "a/b", "a/b/c", "ab", "A", "a-b", "a%", "a_", "a[b]", "b", "b/a", "\u00e4/\u00fc", "a/B", "a.b")
 FILTERS: tuple[Sequence[str], ...] = (

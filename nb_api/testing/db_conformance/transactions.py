@@ -12,9 +12,10 @@ import pytest
 from nb_api.config import transaction_bytes_max
 from nb_api.db_api import Change, DbApi, DbObject, Write
 from nb_api.errors import DbError, InvalidObject, ObjectExists, ObjectNotFound, VersionConflict
-from nb_api.testing.db_conformance.base import DbConformanceBase, in_threads
+from nb_api.testing.db_conformance.base import DbConformanceBase
 from nb_api.testing.replay import WAIT_S, apply, follow, stored
 from pubsub_api.errors import HeliographError, InvalidTopic, LimitReached, UsageError
+from pubsub_api.testing.receivers import in_threads
 
 
 def creates(count: int, table: str = "t", value: Any = 0) -> list[Write]:

@@ -6,7 +6,7 @@ is tried again after a crash delivers the same files, in the same order, and ste
 second effect:
 
 * in a **log**, and on the **bus**, an event is named by publisher and number.  The publisher of a batch is made from
-  query, checkpoint and batch, numbers count its events per topic, and nobody takes a number twice;
+  query, checkpoint and batch, numbers count its events per topic, and the log takes no number twice;
 * in a **database** every transaction of a batch also moves the ledger, which is an object there.
 """
 

@@ -98,8 +98,8 @@ class DbTarget(Target):
 
 
 def _check_bus(file: str) -> None:
-    """Raises NotSupported when changes would be told by a publisher that ends with the batch, before anybody has found
-    it."""
+    """Raises NotSupported when changes would be told by a publisher that ends with the batch, before a subscriber has
+    found it."""
     conf = new_conf([file])
     if not conf[BUS].enable_df_pub_sub:
         return
@@ -124,7 +124,7 @@ def _save(nb: NbApi, query: str, ledger: Ledger, version: int) -> int:
 
 
 def _apply(nb: NbApi, query: str, ledger: Ledger, version: int, rows: Sequence[_Row]) -> int:
-    """Write rows and ledger together; returns the ledger's new version.  Tried again when somebody else creates or
+    """Write rows and ledger together; returns the ledger's new version.  Tried again when another program creates or
     deletes one of the objects meanwhile."""
     for _ in range(_ATTEMPTS_MAX):
         try:

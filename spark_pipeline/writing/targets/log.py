@@ -16,7 +16,7 @@ from pubsub_api.core import frame as frames
 from pubsub_api.core.events import pack_body
 from pubsub_api.core.frame import FRAME_OVERHEAD_BYTES_MAX, Kind
 from spark_pipeline.errors import PipelineError
-from spark_pipeline.writing.staging import StagedPortion
+from spark_pipeline.writing.staged_files import StagedPortion
 from spark_pipeline.writing.targets.target import Ledger, MicroBatch, Target, in_chunks
 
 _EVENTS_PER_FRAME = 512

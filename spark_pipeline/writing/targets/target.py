@@ -13,8 +13,8 @@ import msgspec
 from pubsub_api.core.frame import GUID_BYTES
 from pubsub_api.errors import InvalidEvent
 from spark_pipeline.errors import CheckpointCopied, JobNameTaken
-from spark_pipeline.writing import staging
-from spark_pipeline.writing.staging import StagedPortion
+from spark_pipeline.writing import staged_files
+from spark_pipeline.writing.staged_files import StagedPortion
 
 T = TypeVar("T")
 
@@ -124,14 +124,14 @@ class Target(abc.ABC):
 
     def portions(self, ledger: Ledger) -> Iterator[StagedPortion]:
         """What the tasks staged for the batch underway, in order."""
-        return itertools.chain.from_iterable(staging.read_staged(self.directory, name) for name in ledger.files)
+        return itertools.chain.from_iterable(staged_files.read_staged(self.directory, name) for name in ledger.files)
 
     def discard(self, ledger: Ledger | None, names: Sequence[str]) -> None:
         """Remove the files of a batch that took effect, and those of attempts that died long ago."""
-        staging.discard(self.directory, {*(ledger.files if ledger else ()), *names})
-        left = staging.forgotten(self.directory)
+        staged_files.discard(self.directory, {*(ledger.files if ledger else ()), *names})
+        left = staged_files.forgotten(self.directory)
         if left:
-            staging.discard(self.directory, set(left) - self.named())
+            staged_files.discard(self.directory, set(left) - self.named())
 
 
 def in_chunks(items: Iterable[T], size: Callable[[T], int], *, count_max: int, bytes_max: int) -> Iterator[list[T]]:

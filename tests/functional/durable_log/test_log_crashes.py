@@ -31,12 +31,6 @@ from tests.helpers.waiting import wait_until
 TOPICS = [f"t/{number}" for number in range(5)]
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[RedisServer]:
-    with RedisServer() as server:
-        yield server
-
-
 @pytest.fixture(params=["sqlite", "redis"])
 def url(request: pytest.FixtureRequest, tmp_path: pathlib.Path) -> str:
     options = f"shards=2&segment_events=400&compact_topics=state&segment_directory={tmp_path}/segments"

@@ -7,7 +7,6 @@ import os
 import pathlib
 import shutil
 import signal
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import msgspec
@@ -27,12 +26,6 @@ from tests.helpers.logs import opened
 from tests.helpers.servers import RedisServer
 
 TOPIC = "t"
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[RedisServer]:
-    with RedisServer() as server:
-        yield server
 
 
 def files(directory: pathlib.Path) -> set[str]:

@@ -194,7 +194,7 @@ def test_what_nobody_has_is_a_hole_that_everybody_sees(
     log: LogApi, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also when nothing of the stream ever comes again."""
-    monkeypatch.setattr("durable_log.recording.recovering._ATTEMPTS_MAX", 1)
+    monkeypatch.setattr("durable_log.recording.missing_events._ATTEMPTS_MAX", 1)
     bus = Bus("memory", f"memory://{tmp_path.name}")
     publisher = bus.session(with_cache=False).publisher()
     faults = Faults(seed=1)

@@ -26,12 +26,6 @@ from tests.helpers.servers import RedisServer
 TOPICS = ["t/a", "t/b", "t/c"]
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[RedisServer]:
-    with RedisServer() as server:
-        yield server
-
-
 def repaired(url: str, **options: bool) -> RepairReport:
     with contextlib.closing(build_log(url)) as log:
         assert isinstance(log, SegmentedLog)

@@ -18,7 +18,7 @@ import durable_log
 import pubsub_api
 from durable_log.log_api import LogApi
 from durable_log.recording.recorder import Recorder
-from durable_log.recording.standby import Standby
+from durable_log.recording.standby_recorder import Standby
 from durable_log.segments.sealing import Sealer
 from durable_log.storage.segmented import SegmentedLog
 from durable_log.testing.sources import read_events

@@ -8,7 +8,7 @@ import pytest
 
 from heliograph import exits, main
 from heliograph.commands import demo
-from heliograph.demo import actors, play
+from heliograph.demo import processes, steps
 from pubsub_api import loading
 from pubsub_api.errors import DriverDependencyMissing
 
@@ -16,8 +16,8 @@ from pubsub_api.errors import DriverDependencyMissing
 def test_a_copy_that_is_not_equal_is_a_failure(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(play, "SETTLE_TIMEOUT_S", 0.1)
-    monkeypatch.setattr(actors, "dump", lambda _cache: [["k", "t", "not the truth", 1]])
+    monkeypatch.setattr(steps, "SETTLE_TIMEOUT_S", 0.1)
+    monkeypatch.setattr(processes, "dump", lambda _cache: [["k", "t", "not the truth", 1]])
     arguments = ["demo", "--driver", "memory", "--seconds", "1", "--controllers", "2", "--rate", "50"]
     assert main.main(arguments) == exits.FAILED
     assert "Failed: not equal to the database after 0 s: controller 1, controller 2." in capsys.readouterr().out
@@ -52,12 +52,12 @@ def test_every_driver_has_a_home_on_this_machine(driver: str, url: str) -> None:
     assert not plan.in_threads
 
 
-def test_an_actor_that_fails_in_a_thread_is_noticed(
+def test_a_part_that_fails_in_a_thread_is_noticed(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def stumble(*_: object) -> None:
         raise ZeroDivisionError("oops")
 
-    monkeypatch.setitem(actors.PARTS, "controller", stumble)
+    monkeypatch.setitem(processes.KINDS, "controller", stumble)
     assert main.main(["demo", "--driver", "memory", "--seconds", "1"]) == exits.ENVIRONMENT
     assert "the controller 1 ended: ZeroDivisionError: oops" in capsys.readouterr().err

@@ -19,7 +19,7 @@ import pytest
 import pubsub_api
 from heliograph import exits, main
 from heliograph.doctor import addresses, files, host, spark
-from heliograph.doctor.findings import Finding, Patient
+from heliograph.doctor.findings import CheckContext, Finding
 from pubsub_api import loading
 from pubsub_api.config import new_conf
 from pubsub_api.errors import DriverDependencyMissing, DriverError
@@ -181,8 +181,8 @@ def test_misspelt_names_that_nobody_reads_are_noticed(
 
 def test_the_shipped_configuration_has_only_known_names() -> None:
     shipped = ROOT / "etc" / "heliograph.conf"
-    patient = Patient(new_conf, "etc", [str(shipped)], 1.0, conf=new_conf())
-    assert [finding.status for finding in files.check_names(patient)] == ["ok"]
+    context = CheckContext(new_conf, "etc", [str(shipped)], 1.0, conf=new_conf())
+    assert [finding.status for finding in files.check_names(context)] == ["ok"]
 
 
 def test_an_address_with_a_publisher(capsys: pytest.CaptureFixture[str]) -> None:
@@ -244,7 +244,7 @@ def test_a_server_that_is_absent(capsys: pytest.CaptureFixture[str], closed_port
 # -- the host
 
 
-PATIENT = Patient(new_conf, "the embedded defaults", [], 1.0)
+PATIENT = CheckContext(new_conf, "the embedded defaults", [], 1.0)
 
 
 def only(found: list[Finding]) -> Finding:

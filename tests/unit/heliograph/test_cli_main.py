@@ -124,7 +124,7 @@ def test_the_exit_code_follows_from_the_fault(error: errors.HeliographError, cod
 
 
 def test_a_bug_is_called_one(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    def stumble(_args: object) -> int:
+    def stumble(*_: object) -> int:
         raise ZeroDivisionError("oops")
 
     monkeypatch.setattr("heliograph.commands.drivers.run", stumble)
@@ -139,7 +139,7 @@ def test_a_bug_is_called_one(capsys: pytest.CaptureFixture[str], monkeypatch: py
 def test_a_signal_ends_a_command(
     number: signal.Signals, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def wait_for_it(_args: object) -> int:
+    def wait_for_it(*_: object) -> int:
         os.kill(os.getpid(), number)
         while True:
             signal.pause()

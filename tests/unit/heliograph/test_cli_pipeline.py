@@ -8,7 +8,7 @@ import pytest
 
 import durable_log
 from heliograph import exits, main
-from heliograph.pipeline import common
+from heliograph.pipeline import arguments
 from spark_pipeline.errors import SparkMissing
 
 JOBS: dict[str, list[str]] = {"audit": [], "compact": ["--out", "snapshot"], "replay": ["--url", "memory://replay"]}
@@ -19,7 +19,7 @@ def without_spark(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> None:
         raise SparkMissing("Spark was started")
 
-    monkeypatch.setattr(common, "spark_session", refuse)
+    monkeypatch.setattr(arguments, "spark_session", refuse)
 
 
 @pytest.mark.parametrize("job", JOBS)

@@ -1,8 +1,8 @@
 """Rows on their way out of Spark: encoded by the tasks into files, taken from there by the one commit.
 
 A task writes what it has into a file of its own and hands back the file's name.  So a task that runs twice, or dies
-half way, leaves a file that nobody names; and what a commit delivers is exactly what was staged, also when the commit
-is tried again.  The directory must be reachable by every worker: on a cluster that is shared storage.
+half way, leaves a file that no commit names; and what a commit delivers is exactly what was staged, also when the
+commit is tried again.  The directory must be reachable by every worker: on a cluster that is shared storage.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ def encode_rows(batch: pa.RecordBatch, *, stamp: int, check: Check) -> StagedPor
 
 
 def _raw(value: Any, table: str, key: str) -> msgspec.Raw:
-    """A value that is msgpack already, looked at once: what is published must be decodable by everybody."""
+    """A value that is msgpack already, looked at once: what is published must be decodable by every subscriber."""
     try:
         check_value(_decode_value(value))
     except ENCODING_ERRORS as error:
@@ -136,7 +136,7 @@ def read_staged(directory: str, name: str) -> Iterator[StagedPortion]:
 
 
 def forgotten(directory: str) -> list[str]:
-    """Files of attempts that were killed long ago: nobody has written to them for longer than any batch takes."""
+    """Files of attempts that were killed long ago: no task has written to them for longer than any batch takes."""
     before = time.time() - _FORGOTTEN_AGE_S
     found = []
     for file in pathlib.Path(directory).glob(f"*{SUFFIX}"):

@@ -16,7 +16,7 @@ from durable_log.storage.segmented import SegmentedLog
 from pubsub_api.core import frame as frames
 from pubsub_api.core.events import Event, encode_event, pack_body
 from pubsub_api.core.frame import Kind
-from spark_pipeline.reading.verifying import SegmentChecker
+from spark_pipeline.reading.segment_checker import SegmentChecker
 
 pytest.importorskip("pyarrow")
 

@@ -15,7 +15,7 @@ Write = tuple[str, bytes | None, int | None]
 
 
 def read_headers(data: Sequence[bytes], *, bytes_max: int) -> list[Header]:
-    """The headers of DATA frames.  Signatures are not checked: whoever recorded a frame did so.  Raises FrameError."""
+    """The headers of DATA frames.  Signatures are not checked: the recorder did so.  Raises FrameError."""
     headers = []
     for one in data:
         header = frames.unpack(one, bytes_max=bytes_max)

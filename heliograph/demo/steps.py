@@ -1,4 +1,4 @@
-"""What happens in the demonstration, scene by scene, and the proof at the end.
+"""What happens in the demonstration, step by step, and the proof at the end.
 
 Under writers that change objects all the time and a network that loses frames, one controller is frozen and resumed, a
 writer is killed between any two of its steps, and the publisher service is killed and restarted.  Then the changes
@@ -16,9 +16,9 @@ from collections.abc import Callable
 from typing import Any
 from urllib.parse import urlsplit
 
+from heliograph.demo.runner import DemoProcess, ProcessAsThread, SeparateProcess
 from heliograph.demo.screens import Screen
-from heliograph.demo.stage import FILTER, TABLE, Role
-from heliograph.demo.troupe import Actor, ProcessActor, ThreadActor
+from heliograph.demo.settings import FILTER, TABLE, ProcessSettings
 from nb_api import DbObject, NbApi
 from nb_api.revisions import number_of
 from pubsub_api.errors import WaitTimeout
@@ -32,12 +32,12 @@ IDLE_S = 1.0
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """What to play."""
+    """What to show."""
 
     driver: str
     url: str
     in_threads: bool
-    """The driver lives inside one process, so the actors do, too."""
+    """The driver lives inside one process, so all parts do, too."""
     is_bind_based: bool
     """There is a publisher service, because one process per address can publish."""
     seconds: float
@@ -62,7 +62,7 @@ class Outcome:
     rows: int
     """Objects in the database."""
     outbox: int
-    """Changes that nobody has confirmed as published: none, when all went well."""
+    """Changes that are not confirmed as published: none, when all went well."""
     controllers: list[dict[str, Any]]
     """Of each: ``name``, ``is_equal``, and its counters."""
 
@@ -71,24 +71,24 @@ class Outcome:
         return sum(one.get(what, 0) for one in self.controllers)
 
 
-class Play:
-    """One performance.  `run` may be called once; it leaves neither processes nor files behind."""
+class Demonstration:
+    """One run of all steps.  `run` may be called once; it leaves neither processes nor files behind."""
 
     def __init__(self, plan: Plan, screen: Screen) -> None:
         self._plan = plan
         self._screen = screen
-        self._actors: list[Actor] = []
-        self._controllers: list[Actor] = []
-        self._frozen: set[Actor] = set()
+        self._processes: list[DemoProcess] = []
+        self._controllers: list[DemoProcess] = []
+        self._frozen: set[DemoProcess] = set()
         self._address = ""
-        self._born = self._start = time.monotonic()
+        self._started = self._changes_began = time.monotonic()
 
     def run(self) -> Outcome:
-        """Raises WaitTimeout when a server or the machine is not up to it, ActorDied when an actor fails."""
+        """Raises WaitTimeout when a server or the machine is not up to it, DemoProcessDied when a process fails."""
         with tempfile.TemporaryDirectory(prefix="heliograph-demo-") as directory:
             self._directory = pathlib.Path(directory)
             self._database = f"sqlite://{self._directory / 'objects.db'}"
-            self._truth = NbApi.open(url=self._database)
+            self._nb = NbApi.open(url=self._database)
             try:
                 self._open()
                 self._freeze_a_controller()
@@ -96,41 +96,41 @@ class Play:
                 self._kill_the_service()
                 return self._prove()
             finally:
-                for actor in self._actors:
-                    actor.kill()
-                self._truth.close()
+                for process in self._processes:
+                    process.kill()
+                self._nb.close()
 
-    # -- scenes
+    # -- the steps
 
     def _open(self) -> None:
         plan = self._plan
         if plan.is_bind_based:
-            self._service = self._hire("service")
+            self._service = self._launch("service")
             self._wait(lambda: "address" in self._service.state, "the publisher service to start")
             self._address = self._service.state["address"]
             self._say(f"a publisher service at {self._address}, driver {plan.driver}")
-        self._writers = self._hire("writers")
+        self._writers = self._launch("writers")
         for number in range(1, plan.controllers + 1):
-            self._controllers.append(self._hire("controller", number))
-        crowd = [self._writers, *self._controllers]
-        self._wait(lambda: all("ready" in actor.state for actor in crowd), "everybody to be ready")
+            self._controllers.append(self._launch("controller", number))
+        started = [self._writers, *self._controllers]
+        self._wait(lambda: all("ready" in process.state for process in started), "all processes to be ready")
         self._say(f"{plan.controllers} controllers follow {FILTER}; {plan.drop:.0%} of their frames get lost")
         self._writers.tell("go")
         how = "threads" if plan.in_threads else "forked processes"
         self._say(f"{plan.writers} writers, {how}, change objects in a database, {plan.rate:.0f} times per second")
-        self._start = time.monotonic()
+        self._changes_began = time.monotonic()
 
     def _freeze_a_controller(self) -> None:
         self._until(0.2)
-        victim = self._controllers[-1]
-        victim.freeze()
-        self._frozen.add(victim)
-        self._say(f"{victim.name} is frozen ({'its link' if self._plan.in_threads else 'SIGSTOP'})")
+        last = self._controllers[-1]
+        last.freeze()
+        self._frozen.add(last)
+        self._say(f"{last.name} is frozen ({'its link' if self._plan.in_threads else 'SIGSTOP'})")
         self._until(0.45)
-        victim.thaw()
-        self._frozen.remove(victim)
-        behind = max(0, number_of(self._truth.db.revision()) - victim.state["revision"])
-        self._say(f"{victim.name} goes on, {behind} changes behind")
+        last.thaw()
+        self._frozen.remove(last)
+        behind = max(0, number_of(self._nb.db.revision()) - last.state["revision"])
+        self._say(f"{last.name} goes on, {behind} changes behind")
 
     def _kill_a_writer(self) -> None:
         if self._plan.in_threads:
@@ -144,10 +144,10 @@ class Play:
         if self._plan.is_bind_based:
             self._until(0.65)
             self._service.kill()
-            self._actors.remove(self._service)
+            self._processes.remove(self._service)
             self._say("the publisher service is killed (SIGKILL); writers keep what it has not acknowledged")
             self._until(0.7)
-            self._service = self._hire("service")
+            self._service = self._launch("service")
             self._wait(lambda: "address" in self._service.state, "the publisher service to restart")
             self._say("the publisher service is back, and knows from its journal what its former life had published")
         rest_s = self._plan.seconds * 0.2
@@ -160,39 +160,44 @@ class Play:
         self._writers.tell("stop")
         self._wait(lambda: "stopped" in self._writers.state, "the writers to stop")
         stopped = time.monotonic()
-        revision, truth = number_of(self._truth.db.revision()), [_row(found) for found in self._truth.get_all(TABLE)]
+        revision, truth = number_of(self._nb.db.revision()), [_row(found) for found in self._nb.get_all(TABLE)]
         self._say(f"the changes stop after {revision} of them; now every copy must become equal to the database")
         unequal = set(self._controllers)
         while unequal and time.monotonic() - stopped < SETTLE_TIMEOUT_S:
-            unequal = {actor for actor in unequal if actor.dump(DUMP_TIMEOUT_S) != truth}
+            unequal = {process for process in unequal if process.dump(DUMP_TIMEOUT_S) != truth}
             self._step()
         settled_s = time.monotonic() - stopped
         self._step(2 * STEP_S)  # the counters of the last moment are still on their way
         return Outcome(
             is_equal=not unequal,
             driver=self._plan.driver,
-            seconds=time.monotonic() - self._born,
+            seconds=time.monotonic() - self._started,
             settled_s=settled_s,
             revision=revision,
             rows=len(truth),
-            outbox=len(self._truth.db.unpublished()),
+            outbox=len(self._nb.db.unpublished()),
             controllers=[
-                {"name": actor.name, "is_equal": actor not in unequal, **actor.state} for actor in self._controllers
+                {"name": process.name, "is_equal": process not in unequal, **process.state}
+                for process in self._controllers
             ],
         )
 
-    # -- the director's means
+    # -- helpers of the steps
 
-    def _hire(self, part: str, number: int = 1) -> Actor:
+    def _launch(self, kind: str, number: int = 1) -> DemoProcess:
         plan = self._plan
-        role = Role(
-            part=part, number=number, url=self._url(), address=self._address, database=self._database,
+        settings = ProcessSettings(
+            kind=kind, number=number, url=self._url(), address=self._address, database=self._database,
             socket=str(self._directory / "service.socket"), writers=plan.writers, are_threads=plan.in_threads,
             rate=plan.rate, drop=plan.drop, idle_s=IDLE_S,
         )  # fmt: skip
-        actor = ThreadActor(role, urlsplit(plan.url).netloc) if plan.in_threads else ProcessActor(role, self._directory)
-        self._actors.append(actor)
-        return actor
+        process = (
+            ProcessAsThread(settings, urlsplit(plan.url).netloc)
+            if plan.in_threads
+            else SeparateProcess(settings, self._directory)
+        )
+        self._processes.append(process)
+        return process
 
     def _url(self) -> str:
         """The bus: a service that comes back does so at its former address, also when the system had chosen the
@@ -203,13 +208,13 @@ class Play:
 
     def _until(self, part: float) -> None:
         """Let this part of the time pass."""
-        while time.monotonic() - self._start < part * self._plan.seconds:
+        while time.monotonic() - self._changes_began < part * self._plan.seconds:
             self._step()
 
     def _wait(self, condition: Callable[[], bool], what: str, timeout_s: float = START_TIMEOUT_S) -> None:
         deadline = time.monotonic() + timeout_s
         while True:
-            is_late = time.monotonic() > deadline  # first: whoever stands still between the two looks is not late
+            is_late = time.monotonic() > deadline  # first: this process may stand still between the two looks
             if condition():
                 return
             if is_late:
@@ -217,14 +222,14 @@ class Play:
             self._step()
 
     def _step(self, pause_s: float = STEP_S) -> None:
-        for actor in self._actors:
-            actor.check()
-        revision = number_of(self._truth.db.revision())
-        self._screen.show(revision, [(actor, actor in self._frozen) for actor in self._controllers])
+        for process in self._processes:
+            process.check()
+        revision = number_of(self._nb.db.revision())
+        self._screen.show(revision, [(process, process in self._frozen) for process in self._controllers])
         time.sleep(pause_s)
 
     def _say(self, text: str) -> None:
-        self._screen.say(time.monotonic() - self._born, text)
+        self._screen.say(time.monotonic() - self._started, text)
 
 
 def _row(found: DbObject) -> list[Any]:

@@ -2,7 +2,7 @@
 
 What a damaged frame or segment held is lost, and its offsets are a hole: readers pass over it, and the manifest says
 which offsets they are for as long as the segment is kept (`Segment.lost`).  The file of a damaged segment is kept under
-another name, for whoever knows how to get something out of it.
+another name, in case something can be got out of it.
 """
 
 from __future__ import annotations

@@ -9,22 +9,21 @@ import pathlib
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from heliograph import options
 from heliograph.output import note_empty
 from pubsub_api.errors import UsageError
 
 if TYPE_CHECKING:
     from oslo_config import cfg
 
+    from durable_log import LogApi
     from spark_pipeline.types import DataFrame, SparkSession
 
 
 def add_spark(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("Spark")
     group.add_argument("--master", metavar="URL", help="where the job runs: local[*], local[N], spark://host:port, ...")
-    group.add_argument(
-        "--config-file", metavar="FILE", action="append", default=[],
-        help="read [spark] and [log] from FILE; may be repeated, later files win",
-    )  # fmt: skip
+    options.add_config_file(group, "read [spark] and [log] from FILE; may be repeated, later files win")
 
 
 def add_source(parser: argparse.ArgumentParser) -> None:
@@ -32,6 +31,10 @@ def add_source(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("the events").add_mutually_exclusive_group()
     group.add_argument("--log", metavar="URL", help="a durable log, as in sqlite:///dir/log.db (default: [log] url)")
     group.add_argument("--lake", metavar="DIR", help="a table that `heliograph pipeline ingest` wrote")
+    add_topics(parser)
+
+
+def add_topics(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--topics", metavar="FILTER", nargs="+", default=["#"], help="topics to take, as in 'tenant-7/#' (default: all)"
     )
@@ -86,18 +89,15 @@ def check_source(args: argparse.Namespace, conf: cfg.ConfigOpts) -> None:
 
 def check_log(args: argparse.Namespace, conf: cfg.ConfigOpts) -> None:
     """Say so when the log is empty.  Raises what opening it may raise."""
-    import durable_log
-
-    with contextlib.closing(durable_log.open(log_url(args, conf), must_exist=True)) as log:
+    with opened_log(args, conf) as log:
         note_empty(log, "heliograph pipeline")
 
 
-def log_identity(args: argparse.Namespace, conf: cfg.ConfigOpts) -> str:
-    """The identity of the log that ``--log`` names."""
+def opened_log(args: argparse.Namespace, conf: cfg.ConfigOpts) -> contextlib.closing[LogApi]:
+    """The log that ``--log`` names, for a ``with``.  Raises LogNotFound, and what else opening it may raise."""
     import durable_log
 
-    with contextlib.closing(durable_log.open(log_url(args, conf), must_exist=True)) as log:
-        return log.identity
+    return contextlib.closing(durable_log.open(log_url(args, conf), must_exist=True))
 
 
 def read_events(spark: SparkSession, args: argparse.Namespace, conf: cfg.ConfigOpts) -> DataFrame:
@@ -129,7 +129,7 @@ def require_place(file: str | None) -> None:
 
 def require_new_directory(path: str) -> None:
     """Raises UsageError when something is there already, for a job never overwrites, and for what is no path."""
-    from spark_pipeline.own_files import local_path
+    from spark_pipeline.paths import local_path
 
     if local_path(path, "the result").exists():
         raise UsageError(f"{path} exists already: name a directory that does not")

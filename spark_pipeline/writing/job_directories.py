@@ -1,7 +1,7 @@
 """Directories that a job writes and then puts in their place: what a killed job leaves is recognised, and removed.
 
 Such a directory holds a file that is locked as long as its job lives.  The system gives the lock back with the process,
-however it ends.  So a directory whose lock is free belongs to nobody any more, and nothing is decided by age.
+however it ends.  So a directory whose lock is free belongs to no job any more, and nothing is decided by age.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def _locked_anew(directory: pathlib.Path) -> int:
     """Make the directory when it is missing, and lock it."""
     for _ in range(_ATTEMPTS_MAX):
         directory.mkdir(parents=True, exist_ok=True)
-        with contextlib.suppress(FileNotFoundError):  # somebody took it for a dead one's before it had its lock
+        with contextlib.suppress(FileNotFoundError):  # another job took it for a dead one's before it had its lock
             handle = _lock(directory)
             if handle is None:
                 break
@@ -81,11 +81,11 @@ def _locked_anew(directory: pathlib.Path) -> int:
 
 
 def _lock(directory: pathlib.Path) -> int | None:
-    """The lock, which is held until this is closed; None when somebody has it.  Raises FileNotFoundError."""
+    """The lock, which is held until this is closed; None when another job has it.  Raises FileNotFoundError."""
     handle = files.open_private(directory / _LOCK, os.O_RDWR | os.O_CREAT)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:  # held; or a file system without locks, where nobody can know: then it stays
+    except OSError:  # held; or a file system without locks, where that cannot be known: then it stays
         os.close(handle)
         return None
     return handle

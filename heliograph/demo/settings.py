@@ -1,4 +1,4 @@
-"""What every actor is told: which bus, which database, and how bad the network is."""
+"""What every process is told: which bus, which database, and how bad the network is."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ KEYS_PER_TENANT = 40
 
 
 @dataclasses.dataclass(frozen=True)
-class Role:
-    """Everything an actor needs to know, as plain data."""
+class ProcessSettings:
+    """Everything a process needs to know, as plain data."""
 
-    part: str
+    kind: str
     """``service``, ``writers`` or ``controller``."""
     number: int
     url: str
@@ -39,7 +39,7 @@ class Role:
     """Where writers reach the publisher service."""
     writers: int
     are_threads: bool
-    """Everybody lives in one process, so writers cannot be forked and killed."""
+    """All parts live in one process, so writers cannot be forked and killed."""
     rate: float
     """Changes per second that all writers make together."""
     drop: float
@@ -48,28 +48,28 @@ class Role:
     """Hellos come this often, so that the loss of a last event is noticed within the time of a demonstration."""
 
 
-def read_conf(role: Role) -> cfg.ConfigOpts:
-    """The configuration of an actor: the defaults, but for where things are and for times that suit a short play."""
-    conf = loading.conf_from_url(role.url)
+def read_conf(settings: ProcessSettings) -> cfg.ConfigOpts:
+    """The configuration of a process: the defaults, but for where things are and for times that suit a short run."""
+    conf = loading.conf_from_url(settings.url)
     conf.register_opts(db_config.OPTIONS, group=db_config.GROUP)
     register(conf)
     for group, name, value in (
         (GROUP, "enable_df_pub_sub", True),
-        (GROUP, "publisher_multiproc_socket", role.socket),
-        (GROUP, "max_idle_time", role.idle_s),
+        (GROUP, "publisher_multiproc_socket", settings.socket),
+        (GROUP, "max_idle_time", settings.idle_s),
         (GROUP, "missed_hellos_max", 10),  # longer than the killed service takes to be back, or it passes for silence
-        (db_config.GROUP, "url", role.database),
-        (db_config.GROUP, "outbox_age", 2 * role.idle_s),
-        (CACHE_GROUP, "snapshot_jitter", role.idle_s),
-        (CACHE_GROUP, "snapshot_interval_min", role.idle_s),
+        (db_config.GROUP, "url", settings.database),
+        (db_config.GROUP, "outbox_age", 2 * settings.idle_s),
+        (CACHE_GROUP, "snapshot_jitter", settings.idle_s),
+        (CACHE_GROUP, "snapshot_interval_min", settings.idle_s),
     ):
         conf.set_override(name, value, group=group)
     return conf
 
 
-def open_nb(role: Role, faults: Faults | None = None) -> NbApi:
-    """Database and bus; with ``faults`` between the bus and this actor.  Raises as `NbApi.open`."""
-    conf = read_conf(role)
+def open_nb(settings: ProcessSettings, faults: Faults | None = None) -> NbApi:
+    """Database and bus; with ``faults`` between the bus and this process.  Raises as `NbApi.open`."""
+    conf = read_conf(settings)
     if faults is None:
         return NbApi.open(conf=conf)
     session = pubsub_api.open(conf=conf, wrap_driver=lambda driver: FaultyPubSub(driver, faults))

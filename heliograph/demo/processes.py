@@ -1,9 +1,9 @@
-"""The actors of the demonstration: a publisher service, writers, a controller.  Each is a function that runs until it
-is told to end.
+"""The processes of the demonstration: a publisher service, writers, a controller.  Each is a function that runs until
+it is told to end.
 
-An actor gets a `Role`, takes commands (words) from a queue and reports dictionaries.
-``python -m heliograph.demo.actors JSON`` plays one in a process of its own, with commands on standard input and reports
-on standard output, one per line; the end of the input ends it, so that no actor outlives the demonstration.
+A function gets `ProcessSettings`, takes commands (words) from a queue and reports dictionaries.
+``python -m heliograph.demo.processes JSON`` runs one, with commands on standard input and reports on standard output,
+one per line; the end of the input ends it, so that no process outlives the demonstration.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from heliograph.demo.stage import FILTER, TABLE, Role, open_nb, read_conf
+from heliograph.demo.settings import FILTER, TABLE, ProcessSettings, open_nb, read_conf
 from heliograph.demo.writers import Writers
 from nb_api import CacheChange, LocalCache, LocalCacheStatistics, Resynced
 from nb_api.revisions import number_of
@@ -34,9 +34,9 @@ BIND_PATIENCE_S = 20.0
 READY_TIMEOUT_S = 120.0
 
 
-def play_service(role: Role, commands: Commands, report: Report) -> None:
+def run_service(settings: ProcessSettings, commands: Commands, report: Report) -> None:
     """Commands: ``end`` ends."""
-    service = _patiently(role)
+    service = _patiently(settings)
     try:
         report({"address": service.publisher.address})
         while _next(commands, REPORT_S) != "end":
@@ -45,11 +45,11 @@ def play_service(role: Role, commands: Commands, report: Report) -> None:
         service.stop()
 
 
-def _patiently(role: Role) -> PublisherService:
+def _patiently(settings: ProcessSettings) -> PublisherService:
     """A service that runs; when the one that was killed still seems to hold the address, that is waited out."""
     deadline = time.monotonic() + BIND_PATIENCE_S
     while True:
-        service = PublisherService(read_conf(role))
+        service = PublisherService(read_conf(settings))
         try:
             service.start()
         except AddressInUse:
@@ -60,9 +60,9 @@ def _patiently(role: Role) -> PublisherService:
             return service
 
 
-def play_writers(role: Role, commands: Commands, report: Report) -> None:
+def run_writers(settings: ProcessSettings, commands: Commands, report: Report) -> None:
     """Commands: ``go`` begins to change objects, ``kill`` kills one writer, ``stop`` ceases, ``end`` ends."""
-    writers = Writers(role)
+    writers = Writers(settings)
     report({"ready": True})
     command = ""
     while command != "end":
@@ -109,13 +109,13 @@ def dump(cache: LocalCache) -> list[list[Any]]:
     return [[found.key, found.topic, found.value, found.version] for found in cache.get_all(TABLE)]
 
 
-def play_controller(role: Role, commands: Commands, report: Report) -> None:
+def run_controller(settings: ProcessSettings, commands: Commands, report: Report) -> None:
     """Commands: ``dump`` reports the copy, ``freeze`` and ``thaw`` stop and resume the link, ``end`` ends."""
-    faults = Faults(seed=role.number, drop=role.drop)
+    faults = Faults(seed=settings.number, drop=settings.drop)
     controller = Controller()
-    addresses = [role.address] if role.address else None
+    addresses = [settings.address] if settings.address else None
     with (
-        open_nb(role, faults) as nb,
+        open_nb(settings, faults) as nb,
         LocalCache(nb, tables=[TABLE], topics=[FILTER], on_changes=controller.on_changes, addresses=addresses) as cache,
     ):
         cache.wait_synced(timeout_s=READY_TIMEOUT_S)
@@ -138,22 +138,22 @@ def _next(commands: Commands, timeout_s: float) -> str:
         return ""
 
 
-PARTS: dict[str, Callable[[Role, Commands, Report], None]] = {
-    "service": play_service,
-    "writers": play_writers,
-    "controller": play_controller,
+KINDS: dict[str, Callable[[ProcessSettings, Commands, Report], None]] = {
+    "service": run_service,
+    "writers": run_writers,
+    "controller": run_controller,
 }
 
 
 def main() -> None:
-    """Play the part that the argument describes."""
+    """Run the process that the argument describes."""
     # Ctrl-C in the terminal reaches every process of the demonstration; the first one ends the others in order.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     logging.basicConfig(level=logging.WARNING)
-    role = Role(**json.loads(sys.argv[1]))
+    settings = ProcessSettings(**json.loads(sys.argv[1]))
     commands: Commands = queue.SimpleQueue()
     threading.Thread(target=_read_commands, args=(commands,), name="commands", daemon=True).start()
-    PARTS[role.part](role, commands, _say)
+    KINDS[settings.kind](settings, commands, _say)
 
 
 def _read_commands(commands: Commands) -> None:

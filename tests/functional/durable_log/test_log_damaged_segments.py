@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import pathlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 
@@ -16,7 +16,7 @@ from durable_log.segments.compaction import SegmentCompactor
 from durable_log.segments.sealing import Sealer
 from durable_log.storage.segmented import SegmentedLog
 from durable_log.testing.sources import Source, read_frames
-from durable_log.upkeep.giving_up import give_up_damaged
+from durable_log.upkeep.damaged_segments import give_up_damaged
 from durable_log.upkeep.repairing import RepairReport, repair
 from durable_log.upkeep.verifying import verify
 from heliograph.main import main
@@ -25,12 +25,6 @@ from tests.helpers.servers import RedisServer
 
 TOPIC = "t"
 HOLE = "shard 0, offsets 50 to 100: damaged and given up"
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[RedisServer]:
-    with RedisServer() as server:
-        yield server
 
 
 def given_up(url: str) -> RepairReport:

@@ -1,7 +1,7 @@
 """Asking the caches for what a recorder lacks, after a resync: the thread behind `durable_log.core.holes`.
 
 What was lost is asked for again and again for about half a minute; every other hole that the log has in a stream that
-is heard is asked for once per resync, because the resync may mean that somebody came who has it.  The log remembers
+is heard is asked for once per resync, because the resync may mean that a cache came that has it.  The log remembers
 what is missing meanwhile, also of a stream of which it has nothing.
 """
 
@@ -48,7 +48,7 @@ class RecoveredRange:
     recovered: int = 0
     """Events that had been lost, and came."""
     missing: int = 0
-    """Events that had been lost, and nobody had."""
+    """Events that had been lost, and no cache had."""
 
 
 class Recovery:

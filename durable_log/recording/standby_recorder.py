@@ -2,8 +2,8 @@
 the recorder is gone.
 
 While all is well it costs a subscription and no access to the log.  What it appends in the end the log mostly has: it
-keeps an event once, whoever appends it.  So a standby need not know how far the recorder came; it only has to reach
-back further than the time after which somebody notices that a recorder is dead.
+keeps an event once, however often it is appended.  So a standby need not know how far the recorder came; it only has to
+reach back further than the time after which a dead recorder is noticed.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from collections.abc import Sequence
 
 from durable_log.errors import LogError
 from durable_log.log_api import LogApi
-from durable_log.recording.appending import append_patiently
+from durable_log.recording.append_retries import append_patiently
 from pubsub_api import Resync, Session
 from pubsub_api.core.frame import Header
 from pubsub_api.errors import Closed, FrameError
@@ -109,6 +109,6 @@ class Standby(Closeable):
                 self.dropped += came >= now - self._age_max_s
 
     def _on_resync(self, resync: Resync) -> None:
-        """What it has not heard it cannot append; whoever records asks the caches for it."""
+        """What it has not heard it cannot append; the next recorder asks the caches for it."""
         for one in resync.lost:
             LOG.info("Standby: lost %s", one)

@@ -1,4 +1,4 @@
-"""Runs the actors: each in a process of its own, or in a thread where the driver lives inside one process."""
+"""Starts, commands and ends the demonstration's processes; they are threads where the driver lives in one process."""
 
 from __future__ import annotations
 
@@ -15,32 +15,33 @@ import sys
 import threading
 from typing import Any
 
-from heliograph.demo.actors import PARTS
-from heliograph.demo.stage import Role
+from heliograph.demo.processes import KINDS
+from heliograph.demo.settings import ProcessSettings
 from pubsub_api.errors import HeliographError
 from pubsub_api.testing.faulty import memory_bus
 
 LOG = logging.getLogger(__name__)
 
 
-class ActorDied(HeliographError):
-    """An actor ended although nobody had told it to.  The message has its last words."""
+class DemoProcessDied(HeliographError):
+    """A process ended without the command to do so.  The message has the last line of its standard error."""
 
     fault = "environment"
 
 
-class Actor(abc.ABC):
-    """The director's handle of one actor.  ``state`` holds the newest value of everything it has reported."""
+class DemoProcess(abc.ABC):
+    """The handle of one process.  ``state`` holds the newest value of everything it has reported."""
 
-    def __init__(self, role: Role) -> None:
-        self.role = role
+    def __init__(self, settings: ProcessSettings) -> None:
+        self.settings = settings
         self.state: dict[str, Any] = {}
         """Replaced entry by entry from a thread; read it as it is."""
         self._dumps: queue.SimpleQueue[list[list[Any]]] = queue.SimpleQueue()
 
     @property
     def name(self) -> str:
-        return f"{self.role.part} {self.role.number}" if self.role.part == "controller" else self.role.part
+        kind = self.settings.kind
+        return f"{kind} {self.settings.number}" if kind == "controller" else kind
 
     def dump(self, timeout_s: float) -> list[list[Any]] | None:
         """A controller's copy; None when it does not answer in time."""
@@ -64,7 +65,7 @@ class Actor(abc.ABC):
 
     @abc.abstractmethod
     def check(self) -> None:
-        """Raises ActorDied when the actor is no longer there."""
+        """Raises DemoProcessDied when the process is no longer there."""
 
     @abc.abstractmethod
     def freeze(self) -> None:
@@ -79,16 +80,16 @@ class Actor(abc.ABC):
         """End it without a goodbye to its peers.  Returns when it is gone.  May be called twice."""
 
 
-class ProcessActor(Actor):
-    """An actor in a process: frozen by SIGSTOP, killed by SIGKILL."""
+class SeparateProcess(DemoProcess):
+    """A process of the operating system: frozen by SIGSTOP, killed by SIGKILL."""
 
-    def __init__(self, role: Role, directory: pathlib.Path) -> None:
-        super().__init__(role)
-        self._stderr = directory / f"{role.part}-{role.number}.stderr"
+    def __init__(self, settings: ProcessSettings, directory: pathlib.Path) -> None:
+        super().__init__(settings)
+        self._stderr = directory / f"{settings.kind}-{settings.number}.stderr"
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(entry for entry in sys.path if entry)}
         with self._stderr.open("wb") as stderr:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "heliograph.demo.actors", json.dumps(dataclasses.asdict(role))],
+                [sys.executable, "-m", "heliograph.demo.processes", json.dumps(dataclasses.asdict(settings))],
                 stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=stderr, env=environment,
             )  # fmt: skip
         self._reader = threading.Thread(target=self._read, name=f"demo-{self.name}", daemon=True)
@@ -120,7 +121,7 @@ class ProcessActor(Actor):
         if code is not None:
             words = self._stderr.read_text(errors="replace")
             LOG.warning("Demo: the %s ended with status %d: %s", self.name, code, words)
-            raise ActorDied(f"the {self.name} ended with status {code}: {_last_line(words)}")
+            raise DemoProcessDied(f"the {self.name} ended with status {code}: {_last_line(words)}")
 
     def freeze(self) -> None:
         self._process.send_signal(signal.SIGSTOP)
@@ -146,20 +147,20 @@ def _last_line(words: str) -> str:
     return lines[-1] if lines else "it said nothing"
 
 
-class ThreadActor(Actor):
-    """An actor in a thread: its link is frozen in its place, and its goodbye is lost on a bus that is cut."""
+class ProcessAsThread(DemoProcess):
+    """A thread instead of a process: its link is frozen in its place, and the bus is cut while it says goodbye."""
 
-    def __init__(self, role: Role, bus_name: str) -> None:
-        super().__init__(role)
+    def __init__(self, settings: ProcessSettings, bus_name: str) -> None:
+        super().__init__(settings)
         self._bus = memory_bus(bus_name)
         self._commands: queue.SimpleQueue[str] = queue.SimpleQueue()
         self._last_words = ""
-        self._thread = threading.Thread(target=self._play, name=f"demo-{self.name}", daemon=True)
+        self._thread = threading.Thread(target=self._run, name=f"demo-{self.name}", daemon=True)
         self._thread.start()
 
-    def _play(self) -> None:
+    def _run(self) -> None:
         try:
-            PARTS[self.role.part](self.role, self._commands, self._on_report)
+            KINDS[self.settings.kind](self.settings, self._commands, self._on_report)
         except Exception as error:  # reported by `check`, as a process would report it by its status
             LOG.warning("Demo: the %s failed", self.name, exc_info=True)
             self._last_words = f"{type(error).__name__}: {error}"
@@ -169,7 +170,7 @@ class ThreadActor(Actor):
 
     def check(self) -> None:
         if not self._thread.is_alive():
-            raise ActorDied(f"the {self.name} ended: {_last_line(self._last_words)}")
+            raise DemoProcessDied(f"the {self.name} ended: {_last_line(self._last_words)}")
 
     def freeze(self) -> None:
         self.tell("freeze")

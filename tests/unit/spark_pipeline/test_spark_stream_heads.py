@@ -14,8 +14,8 @@ from pubsub_api.core import frame as frames
 from pubsub_api.core.events import Event, encode_event, pack_body
 from pubsub_api.core.frame import Kind
 from pubsub_api.errors import UsageError
-from spark_pipeline.jobs import heads
-from spark_pipeline.jobs.heads import Expected, StreamHead
+from spark_pipeline.jobs import stream_heads as heads
+from spark_pipeline.jobs.stream_heads import Expected, StreamHead
 
 PUBLISHER = "ab" * 16
 STREAM = (PUBLISHER, "t")

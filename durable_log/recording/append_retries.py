@@ -1,4 +1,4 @@
-"""Appending by those who cannot give up: again and again while the log cannot be reached."""
+"""Appending again and again while the log cannot be reached, for callers that cannot give up."""
 
 from __future__ import annotations
 

@@ -1,0 +1,21 @@
+"""Options of commands that use a durable log, and the way from them to a `LogApi`."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from durable_log import LogApi
+
+
+def add_log(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--log", metavar="URL", help="the log, as in sqlite:///dir/log.db (default: [log] url)")
+
+
+def opened_log(args: argparse.Namespace, *, must_exist: bool = True) -> contextlib.closing[LogApi]:
+    """The log that ``--log`` or ``--config-file`` names, for a ``with``.  Raises what `durable_log.open` raises."""
+    import durable_log
+
+    return contextlib.closing(durable_log.open(args.log, config_files=args.config_file, must_exist=must_exist))
