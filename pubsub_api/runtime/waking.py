@@ -10,7 +10,6 @@ import threading
 
 from pubsub_api.runtime import forking
 
-
 _ONE = (1).to_bytes(8, sys.byteorder)
 """What an eventfd counts by; a pipe takes it as it is."""
 _READ_BYTES = 65_536
