@@ -154,7 +154,7 @@ class Subscriber(Closeable):
 
     def on_frames(self, received: Sequence[bytes]) -> None:
         with self._lock:
-            self._core.room_bytes = self._queue_bytes_max - self._queue_bytes
+            self._core.room.bytes_left = self._queue_bytes_max - self._queue_bytes
             self._core.on_frames(received, time.monotonic())
             self._hybrid_clock.observe(self._core.newest_timestamp, time.time_ns())
             queries = self._collect()
@@ -187,7 +187,7 @@ class Subscriber(Closeable):
             if self._waiting or not self._lending.begin(relieve, now):
                 return None
             core = self._core
-            core.room_bytes = self._queue_bytes_max - self._queue_bytes
+            core.room.bytes_left = self._queue_bytes_max - self._queue_bytes
             delivery = core.on_lone_frame(frame, now)
             if delivery is None:
                 self._lending.end()
@@ -207,7 +207,7 @@ class Subscriber(Closeable):
             if self._settings.frame.key:
                 self._core.counters.count_bad_frame("BadSignature")
                 return
-            if self._core.is_queue_full or self._on_frames is not None:
+            if self._core.room.is_full or self._on_frames is not None:
                 self._foreign_discarded += 1
             else:
                 self._foreign += 1
@@ -256,8 +256,8 @@ class Subscriber(Closeable):
                 self._ready.set()
                 if self._gate is not None:
                     self._enqueue([Mark.JOINED], 0)
-        if self._core.is_overrun is not self._is_overrun:
-            self._is_overrun = self._core.is_overrun
+        if self._core.room.is_overrun is not self._is_overrun:
+            self._is_overrun = self._core.room.is_overrun
             if self._is_overrun:
                 LOG.warning("Subscriber: the callback is too slow and events are discarded. A resync will follow.")
         if self._core.next_deadline() < self._clock_deadline:
@@ -399,13 +399,13 @@ class Subscriber(Closeable):
         """Under the lock: the user was called with items of that size."""
         self._waiting -= 1
         self._queue_bytes -= size
-        if self._core.is_queue_full:
+        if self._core.room.is_full:
             self._make_room()
 
     def _make_room(self) -> None:
         """Under the lock: the queue was full and is shorter now, so what waits in the core may follow."""
         room_bytes = self._queue_bytes_max - self._queue_bytes
-        self._core.make_room(room_bytes, is_half_empty=room_bytes >= self._queue_bytes_max // 2)
+        self._core.room.make_room(room_bytes, is_half_empty=room_bytes >= self._queue_bytes_max // 2)
         self._collect()
 
     def _decode(self, delivery: Delivery) -> list[Event]:
