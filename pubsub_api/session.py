@@ -18,7 +18,8 @@ from pubsub_api.core.frame import GUID_BYTES
 from pubsub_api.core.publisher import Predecessor
 from pubsub_api.core.settings import History
 from pubsub_api.driver import Capabilities, PubSubApi
-from pubsub_api.publishing.publisher import Publisher, PublisherStatistics, default_name
+from pubsub_api.publishing.publisher import Publisher, default_name
+from pubsub_api.publishing.statistics import PublisherStatistics
 from pubsub_api.runtime.closing import Closeable
 from pubsub_api.settings import CLOCK_SKEW_MAX_S
 from pubsub_api.subscribing import history as histories

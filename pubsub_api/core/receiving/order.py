@@ -169,7 +169,11 @@ class StreamOrder:
         counters.skipped += header.first - 1 - header.after
         if self._resync.is_blocked:
             return
-        self._room.pass_on(delivery)
+        room = self._room  # `pass_on` is written out: this is done for every frame
+        room.out.append(delivery)
+        room.bytes_left -= len(frame)
+        if room.bytes_left < 0:
+            self._resync.is_blocked = True
 
     def _discard(self, stream: InStream, header: Header, first: int, now: float) -> None:
         """There is no room for a frame, from ``first`` on.  The consumer learns of it before it sees what follows."""
