@@ -75,9 +75,6 @@ class Publisher(Closeable):
     On a bind-based driver that raises AddressInUse: forked workers need the publisher service there.
     """
 
-    # What is looked at for every event: slots are found sooner.
-    __slots__ = ("_batcher", "_event_bytes_max", "_is_closed", "_small_bytes_max", "_stamps", "_streams")
-
     def __init__(
         self,
         driver: PubSubApi,
