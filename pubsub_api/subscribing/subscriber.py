@@ -87,14 +87,9 @@ class Subscriber(Closeable):
         self._hybrid_clock = clock
         self._guid = os.urandom(frames.GUID_BYTES)
         self._core = SubscriberCore(
-            settings,
-            topics,
-            guid=self._guid,
-            now=time.monotonic(),
-            jitter=random.Random().random,
-            history=history,
+            settings, topics, guid=self._guid, now=time.monotonic(), jitter=random.Random().random, history=history,
             takes_repeats=takes_repeats,
-        )
+        )  # fmt: skip
         self._lock = threading.Lock()
         self._queue_bytes = 0
         self._waiting = 0
