@@ -15,7 +15,8 @@ from pubsub_api.core.publisher import Predecessor
 from pubsub_api.core.receiving.resync_requests import LostRange, Reason, Resync
 from pubsub_api.core.settings import History
 from pubsub_api.driver import Capabilities, PublisherApi, PubSubApi, SubscriberApi
-from pubsub_api.publishing.publisher import Publisher, PublisherStatistics
+from pubsub_api.publishing.publisher import Publisher
+from pubsub_api.publishing.statistics import PublisherStatistics
 from pubsub_api.session import Session, open
 from pubsub_api.subscribing.history import HistorySource, Mismatch
 from pubsub_api.subscribing.statistics import SubscriberStatistics

@@ -27,7 +27,8 @@ from pubsub_api.core.events import Event
 from pubsub_api.core.publisher import Predecessor
 from pubsub_api.core.receiving.resync_requests import Resync
 from pubsub_api.core.settings import History
-from pubsub_api.publishing.publisher import Publisher, PublisherStatistics
+from pubsub_api.publishing.publisher import Publisher
+from pubsub_api.publishing.statistics import PublisherStatistics
 from pubsub_api.subscribing.history import HistorySource, Mismatch
 from pubsub_api.subscribing.statistics import SubscriberStatistics
 from pubsub_api.subscribing.subscriber import Subscriber

@@ -18,15 +18,17 @@ from pubsub_api.core.frame import GUID_BYTES
 from pubsub_api.core.publisher import Predecessor
 from pubsub_api.core.settings import History
 from pubsub_api.driver import Capabilities, PubSubApi
-from pubsub_api.publishing.publisher import Publisher, PublisherStatistics, default_name
+from pubsub_api.publishing.publisher import Publisher, default_name
+from pubsub_api.publishing.statistics import PublisherStatistics
 from pubsub_api.runtime.closing import Closeable
 from pubsub_api.settings import CLOCK_SKEW_MAX_S
 from pubsub_api.subscribing import history as histories
+from pubsub_api.subscribing.dispatching import OnEvent, OnEvents, OnFrames, OnResync, one_by_one
 from pubsub_api.subscribing.history import HistorySource
 from pubsub_api.subscribing.history_gate import HistoryGate
 from pubsub_api.subscribing.scheme import SchemeSubscriber, SubscriptionScheme, scheme_of
 from pubsub_api.subscribing.statistics import SubscriberStatistics
-from pubsub_api.subscribing.subscriber import OnEvent, OnEvents, OnFrames, OnResync, Subscriber, one_by_one
+from pubsub_api.subscribing.subscriber import Subscriber
 
 HISTORY_HOLD_S = 60.0
 """How long live events wait for history before they are delivered without it: longer than a service takes to answer

@@ -15,14 +15,15 @@ from typing import NamedTuple
 
 from pubsub_api.core import frame as frames
 from pubsub_api.core import messages
-from pubsub_api.core.errors import FrameError, TransportUnavailable, WaitTimeout
+from pubsub_api.core.errors import FrameError, NotSupported, TransportUnavailable, UsageError, WaitTimeout
 from pubsub_api.core.frame import Kind
 from pubsub_api.core.messages import Query, Want
 from pubsub_api.core.receiving.questions import WANTS_PER_QUERY_MAX
 from pubsub_api.core.scopes import group
 from pubsub_api.core.settings import PublisherSettings
 from pubsub_api.core.topics import CONTROL_TOPIC
-from pubsub_api.driver import LinkReport, SubscriberApi
+from pubsub_api.driver import LinkReport, PubSubApi, SubscriberApi
+from pubsub_api.publishing.batching import Batcher
 from pubsub_api.runtime.backoff import Backoff
 
 
@@ -140,3 +141,60 @@ class Confirmer:
 
     def close(self) -> None:
         self._end.close()
+
+
+class Confirmation:
+    """What caches were found to hold of one publisher, and what was sent to them again."""
+
+    def __init__(self, driver: PubSubApi, settings: PublisherSettings, name: str, batcher: Batcher) -> None:
+        self._driver = driver
+        self._settings = settings
+        self._name = name
+        self._batcher = batcher
+        self._confirmer: Confirmer | None = None
+        self._confirmed: dict[str, int] = {}
+        self.resent = 0
+        """Frames sent again because too few caches held them."""
+
+    @property
+    def bad_replies(self) -> int:
+        return self._confirmer.bad_replies if self._confirmer else 0
+
+    def confirm(self, needed: Needed, *, timeout_s: float, addresses: Sequence[str] | None) -> None:
+        """Return when that many hold every event sent so far that was not confirmed before.
+
+        Raises WaitTimeout naming a range, NotSupported, and UsageError.
+        """
+        if min(needed) < 0:
+            raise UsageError(f"caches={needed.caches} and services={needed.services}: they cannot be fewer than none")
+        core = self._batcher.core
+        if core.cache is None or not self._driver.capabilities.queries:
+            raise NotSupported(f"publisher {self._name}: confirmation needs with_cache and a driver with queries")
+        self._batcher.drain()
+        with self._batcher.lock:
+            heads = core.heads()
+            if self._confirmer is None:
+                self._confirmer = Confirmer(
+                    self._driver.get_subscriber(),
+                    self._settings,
+                    addresses=self._driver.listen_addresses() if addresses is None else addresses,
+                )
+        wants = [
+            Want(core.guid, topic, self._confirmed.get(topic, 0) + 1, head)
+            for topic, head in heads.items()
+            if head > self._confirmed.get(topic, 0)
+        ]
+        self._confirmer.confirm(wants, needed, timeout_s=timeout_s, resend=self._resend)
+        self._confirmed.update(heads)
+
+    def _resend(self, wants: Sequence[Want]) -> None:
+        with self._batcher.lock:
+            cache = self._batcher.core.cache
+            assert cache is not None
+            out = [(want.topic, frame) for want in wants for frame in cache.want([want])]
+            self.resent += len(out)
+            self._batcher.sender.send(out)
+
+    def close(self) -> None:
+        if self._confirmer is not None:
+            self._confirmer.close()

@@ -1,31 +1,59 @@
-"""The publisher as a program sees it: opened and closed, asked whether caches hold what it sent, looked at, forked.
+"""The publisher as a program sees it: takes events, is opened and closed, forked, looked at.
 
-How events become frames, and when those leave, is the business of `pubsub_api.publishing.batching`.
+Theory of operation
+-------------------
+Batching never waits.  An event sent while nothing else is going on leaves at once, from the calling thread.  Events
+that come faster than that, in a *flood*, collect per topic and leave together: in a thread of their own when it gets to
+run, or in the calling thread as soon as a frame is full.  So a lone event has the transport's latency and a flood has
+its throughput, with no timer between them.
+
+What is done for every event decides the throughput, so `send_event` does next to nothing: it finds the stream, takes a
+timestamp, checks, encodes, appends.  Everything else is done once in a *turn*, a frame's worth of events at most:
+
+* With the first event of a flood a caller reserves the timestamps of a whole turn.  The events after it take one each,
+  and whoever finds none left looks at the clock, at how much has collected, and sends or reserves the next turn.
+* The sizes of small events are not added up.  They are so small that a turn of them fits a frame, and a turn counts in
+  the backlog with all that it may hold.  Only a large event is measured.
+
+Whoever sends what has collected also takes back the timestamps that are left.  So the first event after that looks at
+the clock again, and a lone event never goes with a flood that is over.
+
+`pubsub_api.publishing.batching` collects and sends, `pubsub_api.publishing.sending` talks to the driver.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 import os
 import socket
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from time import time_ns
 
 from pubsub_api.core import frame as frames
 from pubsub_api.core import messages
 from pubsub_api.core.clock import HybridClock
-from pubsub_api.core.errors import Closed, Forked, FrameError, InvalidTopic, NotSupported, UsageError
-from pubsub_api.core.messages import Want
-from pubsub_api.core.publisher import Predecessor, PublisherCore
+from pubsub_api.core.errors import Closed, Forked, FrameError, InvalidEvent, InvalidTopic
+from pubsub_api.core.events import (
+    ACTIONS,
+    CHECK_INTERVAL,
+    ENCODING_ERRORS,
+    PLAIN_TYPES,
+    Event,
+    encode_event,
+    encode_fields,
+)
+from pubsub_api.core.frame import FRAME_OVERHEAD_BYTES_MAX
+from pubsub_api.core.publisher import OutStream, Predecessor, PublisherCore
 from pubsub_api.core.replies import Head, select
 from pubsub_api.core.settings import PublisherSettings
 from pubsub_api.driver import Connected, Disconnected, LinkReport, PubSubApi, SendRefused
 from pubsub_api.publishing.batching import Batcher
-from pubsub_api.publishing.confirmation import Confirmer, Needed
+from pubsub_api.publishing.confirmation import Confirmation, Needed
+from pubsub_api.publishing.sending import FrameSender
+from pubsub_api.publishing.statistics import PublisherStatistics
 from pubsub_api.runtime import forking
 from pubsub_api.runtime.closing import Closeable
 from pubsub_api.runtime.rare_logging import SeldomLog
@@ -33,40 +61,14 @@ from pubsub_api.runtime.threads import start_thread
 
 LOG = logging.getLogger(__name__)
 
-
-@dataclasses.dataclass(frozen=True)
-class PublisherStatistics:
-    """Counters since the publisher was made."""
-
-    name: str
-    guid: str
-    address: str
-    events: int
-    frames: int
-    hellos: int
-    streams: int
-    backlog_bytes: int
-    """Encoded events not yet handed to the transport."""
-    send_failures: int
-    """Frames the transport refused; they stay in the cache, and subscribers ask for them."""
-    refused: int
-    """Events that the transport refused for lack of permission; they are not kept."""
-    resent: int
-    """Frames sent again because too few caches held them."""
-    queries: int
-    bad_queries: int
-    bad_replies: int
-    """Answers about what caches hold that were refused, as `bad_frames` of a subscriber are."""
-    handler_errors: int
-    """Queries of the driver on which the publisher itself raised, which must not happen."""
-    cached_frames: int
-    cached_bytes: int
-    cache_evictions: int
-    driver: dict[str, int]
-    """What the driver dropped, refused or did again, by the names that it gives it."""
+_FLOOD_GAP_NS = 20_000
+"""An event that follows the end of the call before more closely than this is part of a flood and is worth batching."""
+_SMALL_BYTES = 256
+"""A turn has so many events that those of this size at least are small."""
+_NO_STAMPS: Iterator[int] = iter(())
 
 
-class Publisher(Batcher, Closeable):
+class Publisher(Closeable):
     """Sends events.  Every method may be called from any thread; made by `Session.publisher`.
 
     After ``fork()`` the child's copy is a new publisher, with a GUID and handles of its own, opened at its first event.
@@ -84,41 +86,239 @@ class Publisher(Batcher, Closeable):
         predecessor: Predecessor | None = None,
         guid: bytes | None = None,
     ) -> None:
-        super().__init__(settings, name=name or default_name(), backlog_bytes_max=backlog_bytes_max, clock=clock)
         self._driver = driver
         self._settings = settings
+        self._name = name or default_name()
+        self._clock = clock
+        self._backlog_bytes_max = backlog_bytes_max
+        # Twice the overhead: the frame must also fit, whole, into the reply of a cache.
+        self._event_bytes_max = settings.frame.bytes_max - 2 * FRAME_OVERHEAD_BYTES_MAX - 128
+        self._turn_bytes = min(settings.batch_bytes_max, backlog_bytes_max // 2)
+        self._turn_events = max(1, min(settings.batch_events_max, self._turn_bytes // _SMALL_BYTES))
+        self._small_bytes_max = min(self._turn_bytes // self._turn_events, self._event_bytes_max)
+        self._is_closed = False
         self._must_reopen = False
+        self._opening = threading.Lock()
         self._log_bad_query = SeldomLog(LOG)
         self._open(self._name, predecessor, guid)
         forking.register(self)
 
     def _open(self, name: str, predecessor: Predecessor | None, guid: bytes | None = None) -> None:
         """Fresh handles, a fresh GUID.  Raises what the driver's ``initialize`` raises."""
-        self._start_afresh()
         self._queries = 0
         self._bad_queries = 0
-        self._resent = 0
-        self._confirmer: Confirmer | None = None
-        self._confirmed: dict[str, int] = {}
-        now = time.monotonic()
-        self._core = PublisherCore(
-            self._settings, guid=guid or os.urandom(frames.GUID_BYTES), name=name, now=now, predecessor=predecessor
-        )
+        self._streams: dict[str, OutStream] = {}
+        """Those of the core; none while it is unusable, so that `send_event` needs no look of its own for that."""
+        self._stamps = _NO_STAMPS
+        """Timestamps left in this turn of a flood.  None are left when there is no flood."""
+        self._last_call_ns = 0
+        self._flood_ns = _FLOOD_GAP_NS
+        """A call that finds no timestamp left, and comes no later than this after the last, is part of a flood."""
+        guid = guid or os.urandom(frames.GUID_BYTES)
+        core = PublisherCore(self._settings, guid=guid, name=name, now=time.monotonic(), predecessor=predecessor)
+        self._core = core
         self._end = self._driver.get_publisher()
+        self._batcher = Batcher(
+            core,
+            FrameSender(self._name, self._end),
+            name=self._name,
+            clock=self._clock,
+            batch_events_max=self._settings.batch_events_max,
+            backlog_bytes_max=self._backlog_bytes_max,
+            on_sent=self._flood_is_over,
+        )
+        self._confirmation = Confirmation(self._driver, self._settings, self._name, self._batcher)
         self._end.initialize(self._on_link)
         try:
             if self._driver.capabilities.queries:
                 self._end.serve(self._answer)
-            with self._lock:
-                self._send_out(self._core.start(now, self._clock.tick(time_ns())))
-            self._streams = self._core.streams
-            self._must_reopen = self._is_unusable = False
-            thread = threading.Thread(target=self._run, name=f"heliograph-publisher-{name}", daemon=True)
+            self._batcher.start()
+            self._streams = core.streams
+            self._must_reopen = False
+            thread = threading.Thread(target=self._batcher.run, name=f"heliograph-publisher-{name}", daemon=True)
             start_thread(thread)
             self._thread = thread
         except BaseException:
             self._end.close()  # an address that is bound would stay so
             raise
+
+    # -- sending
+
+    def send_event(self, event: Event) -> None:
+        """Send one event.  Returns when it is handed to the transport or queued behind others; blocks only when the
+        backlog is full, and then by sending it.  Delivery is not awaited: what is lost on the way is repaired.
+
+        Raises InvalidEvent, InvalidTopic, LimitReached, NotPermitted, Closed, and in a forked child what opening may
+        raise.
+        """
+        try:
+            stream = self._streams[event.topic]
+        except (KeyError, TypeError):
+            stream = self._open_stream(event.topic)
+        except AttributeError as error:
+            raise _not_an_event(event) from error
+        stamp = next(self._stamps, 0)
+        if not stamp:
+            self._send_in_turn(stream, event)
+            return
+        # `encode_event` is written out here for the usual event, which saves a call; it does what is unusual, and
+        # says what is wrong.
+        table = event.table
+        key = event.key
+        action = event.action
+        version = event.version
+        value = event.value
+        try:
+            if (
+                (type(value) is dict or type(value) in PLAIN_TYPES)  # who comes first in a turn is looked into
+                and type(table) is str
+                and type(key) is str
+                and action in ACTIONS
+                and type(version) is int
+                and not version >> 63
+                and not event.timestamp
+            ):
+                encoded = encode_fields((table, key, action, value, version, stamp))
+            else:
+                encoded = encode_event(event, stamp)
+        except ENCODING_ERRORS:
+            encoded = encode_event(event, stamp)
+        if len(encoded) > self._small_bytes_max:
+            if len(encoded) > self._event_bytes_max:
+                raise self._too_large(event, len(encoded))
+            self._batcher.queue(stream, [encoded], len(encoded))
+            self._batcher.leave_to_thread()
+            return
+        # Append first, look at the flag second; the sender clears the flag first and takes second.  So whatever the
+        # interleaving, either the sender takes this event or the stream is listed again.
+        stream.pending.append(encoded)
+        if not stream.is_dirty:
+            stream.is_dirty = True
+            batcher = self._batcher
+            batcher.dirty.append(stream)
+            if batcher.is_asleep:
+                batcher.wake()
+        if self._is_closed:
+            self._batcher.check_numbered(stream, encoded)
+
+    def _send_in_turn(self, stream: OutStream, event: Event) -> None:
+        """Send an event for which no timestamp is left: a lone one, or the first or the last of a turn of a flood."""
+        wall_ns = time_ns()
+        is_flood = wall_ns - self._last_call_ns <= self._flood_ns
+        self._stamps = _NO_STAMPS
+        stamp = self._reserve(self._turn_events, wall_ns) if is_flood else self._clock.tick(wall_ns)
+        encoded = encode_event(event, stamp)
+        size = len(encoded)
+        if size > self._event_bytes_max:
+            raise self._too_large(event, size)
+        self._last_call_ns = wall_ns
+        if is_flood:
+            # Before it is queued, because who sends this event takes back what is left of the turn.
+            self._flood_ns = _FLOOD_GAP_NS * self._turn_events
+            self._stamps = iter(range(stamp + 1, stamp + self._turn_events - 1))
+            self._batcher.queue(stream, [encoded], self._turn_bytes + size)
+            self._batcher.leave_to_thread()
+        elif self._batcher.dirty or not self._batcher.send_alone(stream, encoded, stamp):
+            self._batcher.queue(stream, [encoded], size)
+            self._batcher.try_drain()
+        else:
+            self._last_call_ns = time_ns()
+            self._flood_ns = _FLOOD_GAP_NS
+
+    def _reserve(self, count: int, wall_ns: int) -> int:
+        """The first of so many timestamps, later than all before.  None that was reserved before is used after this."""
+        self._stamps = _NO_STAMPS
+        first = self._clock.tick(wall_ns)
+        if count > 1:
+            self._clock.tick(first + count - 1)
+        return first
+
+    def _open_stream(self, topic: str) -> OutStream:
+        self._check_usable()
+        with self._batcher.lock:
+            return self._batcher.core.stream(topic)
+
+    def send_events(self, events: Iterable[Event]) -> None:
+        """Send many events, in order.  As `send_event` for each: what precedes a bad one is sent.
+
+        In a list or tuple, events of one topic that follow each other leave together, also when nothing else goes on.
+        """
+        if isinstance(events, list | tuple):
+            self._send_runs(events)
+        else:
+            # Whoever makes them one by one may take its time, and what is made must not wait for the rest.
+            for event in events:
+                self.send_event(event)
+
+    def _send_runs(self, events: Sequence[Event]) -> None:
+        topic, run = "", list[bytes]()
+        batch_events_max = self._settings.batch_events_max
+        begun_ns = time_ns()
+        is_flood = begun_ns - self._last_call_ns <= self._flood_ns
+        first_stamp = self._reserve(len(events), begun_ns)
+        try:
+            for stamp, event in enumerate(events, first_stamp):
+                if event.topic != topic or len(run) >= batch_events_max:
+                    self._queue_run(topic, run)
+                    topic, run = event.topic, []
+                run.append(encode_event(event, stamp, looks_inside=not (stamp - first_stamp) % CHECK_INTERVAL))
+        except AttributeError as error:
+            raise _not_an_event(event) from error
+        finally:
+            self._queue_run(topic, run)
+            self._last_call_ns = time_ns()
+            if is_flood:
+                self._batcher.leave_to_thread()
+            else:
+                self._batcher.try_drain()
+
+    def send_encoded(self, topic: str, encoded: Sequence[bytes]) -> None:
+        """Send events of one topic that `encode_event` has made already, in order: all of them or, on an error, none.
+
+        For programs that forward events of other processes without looking into them.  Blocks and raises as
+        `send_event`.
+        """
+        self._queue_run(topic, encoded)
+        self._batcher.leave_to_thread()
+
+    def _queue_run(self, topic: str, encoded: Sequence[bytes]) -> None:
+        self._check_usable()
+        if not encoded:
+            return
+        try:
+            stream = self._streams[topic]
+        except (KeyError, TypeError):
+            stream = self._open_stream(topic)
+        sizes = list(map(len, encoded))
+        if max(sizes) > self._event_bytes_max:
+            raise InvalidEvent(
+                f"an event of topic {topic!r} takes {max(sizes)} bytes, more than frame_bytes_max allows "
+                f"({self._event_bytes_max})"
+            )
+        self._batcher.queue(stream, encoded, sum(sizes))
+
+    def _too_large(self, event: Event, size: int) -> InvalidEvent:
+        return InvalidEvent(
+            f"event {event.table}/{event.key} takes {size} bytes, more than frame_bytes_max allows "
+            f"({self._event_bytes_max})"
+        )
+
+    def _flood_is_over(self) -> None:
+        """Everything pending was sent: take back the timestamps that are left of a turn."""
+        self._stamps = _NO_STAMPS
+        self._flood_ns = _FLOOD_GAP_NS
+        self._last_call_ns = time_ns()
+
+    def flush(self, *, timeout_s: float | None = None, awaits_refusals: bool = True) -> None:
+        """Return when everything sent before is handed to the transport, and it has said what of that it refuses.
+
+        Raises WaitTimeout, and TransportUnavailable when the transport refused the newest frames: they are kept for
+        repair as long as the cache holds them.  Raises NotPermitted, once, when the transport has refused frames for
+        lack of permission since the last flush: they are not kept.  Without ``awaits_refusals`` those of the newest
+        frames may be told by a later flush.
+        """
+        self._check_usable()
+        self._batcher.flush(timeout_s=timeout_s, awaits_refusals=awaits_refusals)
 
     def confirm(
         self,
@@ -138,46 +338,20 @@ class Publisher(Batcher, Closeable):
         """
         self._check_usable()
         needed = Needed(caches, self._settings.min_services if services is None else services)
-        if min(needed) < 0:
-            raise UsageError(f"caches={caches} and services={services}: they cannot be fewer than none")
-        if self._core.cache is None or not self._driver.capabilities.queries:
-            raise NotSupported(f"publisher {self._name}: confirmation needs with_cache and a driver with queries")
-        self._drain()
-        with self._lock:
-            heads = self._core.heads()
-            if self._confirmer is None:
-                self._confirmer = Confirmer(
-                    self._driver.get_subscriber(),
-                    self._settings,
-                    addresses=self._driver.listen_addresses() if addresses is None else addresses,
-                )
-        wants = [
-            Want(self.guid, topic, self._confirmed.get(topic, 0) + 1, head)
-            for topic, head in heads.items()
-            if head > self._confirmed.get(topic, 0)
-        ]
-        self._confirmer.confirm(wants, needed, timeout_s=timeout_s, resend=self._resend)
-        self._confirmed.update(heads)
-
-    def _resend(self, wants: Sequence[Want]) -> None:
-        with self._lock:
-            assert self._core.cache is not None
-            out = [(want.topic, frame) for want in wants for frame in self._core.cache.want([want])]
-            self._resent += len(out)
-            self._send_out(out)
+        self._confirmation.confirm(needed, timeout_s=timeout_s, addresses=addresses)
 
     # -- what the driver calls
 
     def _on_link(self, report: LinkReport) -> None:
         if isinstance(report, Connected):
             LOG.info("Publisher %s: link to %s is up.", self._name, report.address)
-            self._is_link_news = True
-            self._wake()
+            self._batcher.is_link_news = True
+            self._batcher.wake()
         elif isinstance(report, Disconnected):
             LOG.warning("Publisher %s: link to %s is down: %s", self._name, report.address, report.reason)
         elif isinstance(report, SendRefused):
-            self._refusals.append(report)  # the driver may be in the middle of a call of ours, under the lock
-            self._wake()
+            self._batcher.sender.report(report)
+            self._batcher.wake()
 
     def _answer(self, frame: bytes) -> Iterator[bytes]:
         try:
@@ -185,17 +359,17 @@ class Publisher(Batcher, Closeable):
             query = messages.decode(messages.Query, frame, header)
             stamp = self._clock.tick(time_ns())
             known: list[Head] = []
-            with self._lock:
+            with self._batcher.lock:
                 self._queries += 1
-                self._take_refusals()
+                self._batcher.sender.take_refusals(self._core)
                 if not query.wants:
                     known = self._core.known_heads(stamp)
             # Not under the lock: this looks at every stream, and senders must not wait for who asks.
             selected = select(known, query.topics)
-            with self._lock:
+            with self._batcher.lock:
                 return self._core.answer(query, stamp, time.monotonic(), selected)
         except (FrameError, InvalidTopic) as error:
-            with self._lock:  # a driver may ask on several threads
+            with self._batcher.lock:  # a driver may ask on several threads
                 self._bad_queries += 1
             self._log_bad_query("Publisher %s refused a query: %s", self._name, error)
             return iter(())
@@ -217,12 +391,12 @@ class Publisher(Batcher, Closeable):
 
     def heads(self) -> dict[str, int]:
         """Topic -> number of its last event.  Give it to a successor as `Predecessor` after `close`."""
-        with self._lock:
+        with self._batcher.lock:
             return self._core.heads()
 
     def statistics(self) -> PublisherStatistics:
         of_driver = dict(self._end.counters)  # not under our lock: a driver may have one of its own
-        with self._lock:
+        with self._batcher.lock:
             core = self._core
             cache = core.cache
             return PublisherStatistics(
@@ -233,13 +407,13 @@ class Publisher(Batcher, Closeable):
                 frames=core.frames,
                 hellos=core.hellos,
                 streams=len(core.streams),
-                backlog_bytes=self._pending_bytes(),
-                send_failures=self._send_failures,
-                refused=self._events_refused,
-                resent=self._resent,
+                backlog_bytes=self._batcher.pending_bytes(),
+                send_failures=self._batcher.sender.send_failures,
+                refused=self._batcher.sender.events_refused,
+                resent=self._confirmation.resent,
                 queries=self._queries,
                 bad_queries=self._bad_queries,
-                bad_replies=self._confirmer.bad_replies if self._confirmer else 0,
+                bad_replies=self._confirmation.bad_replies,
                 handler_errors=self._end.handler_errors,
                 cached_frames=cache.frames if cache else 0,
                 cached_bytes=cache.bytes if cache else 0,
@@ -254,28 +428,40 @@ class Publisher(Batcher, Closeable):
 
         An event that another thread sends meanwhile is either among what is sent, or its call raises Closed.
         """
-        if self._is_closed:
-            return
-        self._is_closed = True
-        self._make_unusable()
+        with self._opening:
+            if self._is_closed:
+                return
+            batcher = self._batcher
+            self._is_closed = batcher.is_closed = True
+        self._forget_streams()
         if self._must_reopen:
             return
-        with self._lock:
-            self._send_last()
-        self._wake()
+        with batcher.lock:
+            batcher.send_last()
+        batcher.wake()
         if threading.current_thread() is not self._thread:
             self._thread.join()
-        if self._confirmer is not None:
-            self._confirmer.close()
+        self._confirmation.close()
         self._end.close()
 
     # -- forking
 
     def after_fork_in_child(self) -> None:
-        forking.set_aside((self._end, self._confirmer, self._thread, self._core, self._lock, self._wakeup))
+        forking.set_aside((self._end, self._confirmation, self._thread, self._batcher))
         self._must_reopen = True
-        self._make_unusable()
-        self._lock = threading.Lock()
+        self._opening = threading.Lock()
+        self._forget_streams()
+        self._batcher.lock = threading.Lock()  # another thread of the parent may have held it
+
+    def _forget_streams(self) -> None:
+        """From now on every call finds that it is closed, or that a forked child has it from its parent."""
+        self._streams = {}
+        self._stamps = _NO_STAMPS
+
+    def _check_usable(self) -> None:
+        """Raises Closed; in a forked child opens it, and raises Forked and what opening may raise."""
+        if self._is_closed or self._must_reopen:
+            self._reopen()
 
     def _reopen(self) -> None:
         if self._is_closed:
@@ -285,7 +471,7 @@ class Publisher(Batcher, Closeable):
                 f"publisher {self._name} was inherited through fork(), which this driver's library does not survive: "
                 "publish through the publisher service, or start workers with 'spawn'"
             )
-        with self._lock:
+        with self._opening:
             if self._is_closed:
                 raise Closed(f"publisher {self._name} is closed")
             if self._must_reopen:
@@ -299,3 +485,7 @@ def default_name() -> str:
         path = os.path.dirname(path)
     program = os.path.basename(path) or "python"
     return f"{socket.gethostname()}/{program}"
+
+
+def _not_an_event(found: object) -> InvalidEvent:
+    return InvalidEvent(f"an Event is sent, not an object of type {type(found).__name__}")

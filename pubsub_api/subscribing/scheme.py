@@ -15,7 +15,7 @@ from pubsub_api.runtime.plugins import Plugins
 
 if TYPE_CHECKING:
     from pubsub_api.session import Session
-    from pubsub_api.subscribing.subscriber import OnEvent, OnEvents
+    from pubsub_api.subscribing.dispatching import OnEvent, OnEvents
 
 NAMESPACE = "heliograph.subscription_scheme"
 

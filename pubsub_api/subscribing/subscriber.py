@@ -16,19 +16,18 @@ from __future__ import annotations
 import dataclasses
 import logging
 import os
-import queue
 import random
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from pubsub_api.core import frame as frames
 from pubsub_api.core import messages
 from pubsub_api.core.clock import HybridClock
 from pubsub_api.core.durability import HistoryOutcome
-from pubsub_api.core.errors import Closed, DriverError, Forked, UndecodableBody, UsageError, WaitTimeout
-from pubsub_api.core.events import Action, Event, decode_events
-from pubsub_api.core.frame import Kind
+from pubsub_api.core.errors import Closed, DriverError, Forked, UsageError, WaitTimeout
+from pubsub_api.core.events import Action, Event
+from pubsub_api.core.frame import Header, Kind
 from pubsub_api.core.receiving.instream import Delivery
 from pubsub_api.core.receiving.resync_requests import LostRange, Reason, Resync
 from pubsub_api.core.receiving.subscriber import SubscriberCore
@@ -38,11 +37,11 @@ from pubsub_api.driver import Asked, Connected, Disconnected, LinkReport, PubSub
 from pubsub_api.runtime import forking
 from pubsub_api.runtime.closing import Closeable
 from pubsub_api.runtime.threads import start_thread
-from pubsub_api.subscribing.decoding import decode
 from pubsub_api.subscribing.diagnosis import RefusedFrames, explain
+from pubsub_api.subscribing.dispatching import Dispatcher, OnEvent, OnEvents, OnFrames, OnResync, one_by_one
 from pubsub_api.subscribing.history import Mismatch
 from pubsub_api.subscribing.history_gate import HistoryGate, HistoryStatistics
-from pubsub_api.subscribing.inline_dispatch import LENT_MAX_S, InlineDispatch, Relieve
+from pubsub_api.subscribing.inline_dispatch import LENT_MAX_S, Relieve
 from pubsub_api.subscribing.items import Item, Mark, size_of
 from pubsub_api.subscribing.statistics import SubscriberStatistics
 
@@ -50,12 +49,6 @@ LOG = logging.getLogger(__name__)
 
 _PORTION_BYTES = 1024 * 1024
 """What the dispatcher takes at once, somewhat more at most: room is made when all of it is done."""
-
-OnEvent = Callable[[Event], None]
-OnEvents = Callable[[Sequence[Event]], None]
-OnResync = Callable[[Resync], None]
-OnFrames = Callable[[Sequence[Delivery]], None]
-"""Gets whole frames, in order, each with its header and how many of its first events were delivered before."""
 
 
 class Subscriber(Closeable):
@@ -88,34 +81,32 @@ class Subscriber(Closeable):
             raise UsageError("give one of on_event, on_events and on_frames")
         if not topics:
             raise UsageError("a subscriber needs at least one topic filter")
-        self._driver = driver
         self._settings = settings
-        self._on_events = on_events or (one_by_one(on_event) if on_event else None)
-        self._on_frames = on_frames
-        self._on_resync = on_resync
         self._gate = gate
         self._queue_bytes_max = queue_bytes_max
         self._hybrid_clock = clock
         self._guid = os.urandom(frames.GUID_BYTES)
         self._core = SubscriberCore(
-            settings,
-            topics,
-            guid=self._guid,
-            now=time.monotonic(),
-            jitter=random.Random().random,
-            history=history,
+            settings, topics, guid=self._guid, now=time.monotonic(), jitter=random.Random().random, history=history,
             takes_repeats=takes_repeats,
-        )
+        )  # fmt: skip
         self._lock = threading.Lock()
-        self._queue: queue.SimpleQueue[Sequence[Item] | None] = queue.SimpleQueue()
         self._queue_bytes = 0
-        self._left = self._waiting = 0
-        """Items that are left of a batch; calls of the user that are under way or to be made, each with a batch."""
+        self._waiting = 0
+        """Calls of the user that are under way or to be made, each with a batch."""
         self._is_overrun = False
-        self._lending = InlineDispatch()
+        self._dispatcher = Dispatcher(
+            on_events=on_events or (one_by_one(on_event) if on_event else None),
+            on_frames=on_frames,
+            on_resync=on_resync,
+            gate=gate,
+            handled=self._handled,
+            undecodable=self._on_undecodable,
+            resync_failed=self._on_resync_failed,
+        )
         # Not with history: its reader calls the user too, and a driver's thread would wait for it, even when it closes.
-        self._borrows = gate is None and (self._on_events is not None or on_frames is not None)
-        self._received = self._foreign = self._foreign_discarded = self._callback_errors = 0
+        self._borrows = gate is None and self._dispatcher.thread is not None
+        self._foreign = self._foreign_discarded = 0
         self._refused_frames = RefusedFrames(LOG)
         self._addresses = set(addresses)
         self._links: dict[str, str | None] = {}  # why each is down; None: it is up
@@ -131,9 +122,6 @@ class Subscriber(Closeable):
         for address in addresses:
             self._end.register_listen_address(address)
         self._clock = threading.Thread(target=self._run_clock, name="heliograph-subscriber-clock", daemon=True)
-        self._dispatcher: threading.Thread | None = None
-        if self._on_events is not None or self._on_frames is not None:
-            self._dispatcher = threading.Thread(target=self._dispatch, name="heliograph-dispatcher", daemon=True)
         try:
             self._start()
         except BaseException:
@@ -142,8 +130,8 @@ class Subscriber(Closeable):
 
     def _start(self) -> None:
         """Raises LimitReached, and what the driver's ``daemonize`` raises."""
-        if self._dispatcher is not None:
-            start_thread(self._dispatcher)
+        if self._dispatcher.thread is not None:
+            start_thread(self._dispatcher.thread)
         forking.register(self)
         start_thread(self._clock)
         self._end.daemonize()
@@ -154,7 +142,7 @@ class Subscriber(Closeable):
 
     def on_frames(self, received: Sequence[bytes]) -> None:
         with self._lock:
-            self._core.room_bytes = self._queue_bytes_max - self._queue_bytes
+            self._core.room.bytes_left = self._queue_bytes_max - self._queue_bytes
             self._core.on_frames(received, time.monotonic())
             self._hybrid_clock.observe(self._core.newest_timestamp, time.time_ns())
             queries = self._collect()
@@ -166,16 +154,16 @@ class Subscriber(Closeable):
         if delivery is None:
             self.on_frames(received)
             return False
+        dispatcher = self._dispatcher
         try:
-            if self._on_frames is not None:
-                self._hand_over_run([delivery])
-            elif events := self._decode(delivery):
-                self._received += len(events)
-                self._tell_events(events)
+            if dispatcher.on_frames is not None:
+                dispatcher.hand_over([delivery])
+            elif events := dispatcher.decode(delivery):
+                dispatcher.tell(events)
         finally:
             with self._lock:
                 self._done(len(delivery[0]))
-                is_relieved = self._lending.end()
+                is_relieved = dispatcher.inline.end()
         return is_relieved
 
     def _borrow(self, frame: bytes, relieve: Relieve) -> Delivery | None:
@@ -183,20 +171,21 @@ class Subscriber(Closeable):
         something is before it, or anything is to be done with it that takes the core more than a look.
         """
         now = time.monotonic()
+        inline = self._dispatcher.inline
         with self._lock:
-            if self._waiting or not self._lending.begin(relieve, now):
+            if self._waiting or not inline.begin(relieve, now):
                 return None
             core = self._core
-            core.room_bytes = self._queue_bytes_max - self._queue_bytes
+            core.room.bytes_left = self._queue_bytes_max - self._queue_bytes
             delivery = core.on_lone_frame(frame, now)
             if delivery is None:
-                self._lending.end()
+                inline.end()
                 return None
             self._hybrid_clock.observe(core.newest_timestamp, time.time_ns())
             self._waiting = 1
             self._queue_bytes += len(frame)
-            if not self._lending.is_watched:
-                self._lending.is_watched = True
+            if not inline.is_watched:
+                inline.is_watched = True
                 self._clock_wakeup.set()
             return delivery
 
@@ -207,7 +196,7 @@ class Subscriber(Closeable):
             if self._settings.frame.key:
                 self._core.counters.count_bad_frame("BadSignature")
                 return
-            if self._core.is_queue_full or self._on_frames is not None:
+            if self._core.room.is_full or self._dispatcher.on_frames is not None:
                 self._foreign_discarded += 1
             else:
                 self._foreign += 1
@@ -256,8 +245,8 @@ class Subscriber(Closeable):
                 self._ready.set()
                 if self._gate is not None:
                     self._enqueue([Mark.JOINED], 0)
-        if self._core.is_overrun is not self._is_overrun:
-            self._is_overrun = self._core.is_overrun
+        if self._core.room.is_overrun is not self._is_overrun:
+            self._is_overrun = self._core.room.is_overrun
             if self._is_overrun:
                 LOG.warning("Subscriber: the callback is too slow and events are discarded. A resync will follow.")
         if self._core.next_deadline() < self._clock_deadline:
@@ -267,7 +256,7 @@ class Subscriber(Closeable):
     def _enqueue(self, items: Sequence[Item], size: int) -> None:
         self._waiting += 1
         self._queue_bytes += size
-        self._queue.put(items)
+        self._dispatcher.put(items)
 
     def _enqueue_portions(self, items: Sequence[Item]) -> None:
         """Queue what a repair made ready at once so that the dispatcher makes room while it works on it."""
@@ -302,155 +291,52 @@ class Subscriber(Closeable):
             with self._lock:
                 self._core.poll(time.monotonic())
                 queries = self._collect()
-                self._lending.look_after(time.monotonic())
+                self._dispatcher.inline.look_after(time.monotonic())
                 self._clock_deadline = self._core.next_deadline()
                 self._clock_wakeup.clear()
-                wait_max_s = LENT_MAX_S if self._lending.is_watched else threading.TIMEOUT_MAX
+                wait_max_s = LENT_MAX_S if self._dispatcher.inline.is_watched else threading.TIMEOUT_MAX
             self._ask(queries)
             self._refused_frames.look(self._core.counters.bad_frames)
             self._clock_wakeup.wait(min(max(0.001, self._clock_deadline - time.monotonic()), wait_max_s))
 
-    # -- calling the user
+    # -- what the dispatcher calls
 
-    def _dispatch(self) -> None:
-        while True:
-            items = self._queue.get()
-            if items is None:
-                return
-            with self._lending.calling:
-                self._call_user(items)
-            self._dequeued(items)
-
-    def _call_user(self, items: Sequence[Item]) -> None:
-        if self._on_frames is not None:
-            self._hand_over(items)
-            return
-        for events in self._events_of(items):
-            self._tell_events(events)
-
-    def _tell_events(self, events: list[Event]) -> None:
-        assert self._on_events is not None
-        try:
-            self._on_events(events)
-        except BaseException:  # on this thread no exception means more than that it was raised
-            self._callback_errors += 1
-            LOG.exception("Subscriber: the event callback raised; going on with the next events.")
-
-    def _hand_over(self, items: Sequence[Item]) -> None:
-        """Hand over whole frames, as many together as are at hand; resyncs are told on the way."""
-        run: list[Delivery] = []
-        for item in items:
-            if self._is_closed:
-                return
-            if isinstance(item, tuple):
-                run.append(item)
-            elif isinstance(item, Resync):
-                self._hand_over_run(run)
-                run = []
-                self._tell_resync(item)
-        self._hand_over_run(run)
-
-    def _hand_over_run(self, deliveries: list[Delivery]) -> None:
-        if not deliveries or self._is_closed:
-            return
-        assert self._on_frames is not None
-        self._received += sum(header.count - already for _, header, already in deliveries)
-        try:
-            self._on_frames(deliveries)
-        except BaseException:
-            self._callback_errors += 1
-            LOG.exception("Subscriber: the frame callback raised; going on with the next frames.")
-
-    def _batches(self) -> Iterator[list[Event]]:
-        """Events in order, as they come out of the queue; resyncs are told on the way.  Ends when it is closed."""
-        while True:
-            items = self._queue.get()
-            if items is None:
-                self._queue.put(None)
-                return
-            yield from self._events_of(items)
-            self._dequeued(items)
-
-    def _events_of(self, items: Sequence[Item]) -> Iterator[list[Event]]:
-        """The events of the items, in order; resyncs are told on the way.  Ends early when it is closed."""
-        self._left = len(items)
-        for item in items:
-            if self._is_closed:
-                return
-            self._left -= 1
-            if isinstance(item, tuple):
-                if events := self._decode(item):
-                    self._received += len(events)
-                    yield events
-            elif isinstance(item, Resync):
-                self._tell_resync(item)
-            elif isinstance(item, Mark):
-                if self._gate is not None:
-                    self._gate.joined()
-            else:
-                self._received += 1
-                yield [item]
-
-    def _dequeued(self, items: Sequence[Item]) -> None:
+    def _handled(self, size: int) -> None:
         with self._lock:
-            self._done(size_of(items))
+            self._done(size)
 
     def _done(self, size: int) -> None:
         """Under the lock: the user was called with items of that size."""
         self._waiting -= 1
         self._queue_bytes -= size
-        if self._core.is_queue_full:
+        if self._core.room.is_full:
             self._make_room()
 
     def _make_room(self) -> None:
         """Under the lock: the queue was full and is shorter now, so what waits in the core may follow."""
         room_bytes = self._queue_bytes_max - self._queue_bytes
-        self._core.make_room(room_bytes, is_half_empty=room_bytes >= self._queue_bytes_max // 2)
+        self._core.room.make_room(room_bytes, is_half_empty=room_bytes >= self._queue_bytes_max // 2)
         self._collect()
 
-    def _decode(self, delivery: Delivery) -> list[Event]:
-        frame, header, already = delivery
-        try:
-            return decode_events(frame, header, skip=already)
-        except UndecodableBody:
-            events, undecodable = decode(delivery)
-        if undecodable is not None:
-            LOG.error(
-                "Subscriber: %d events of topic %r of publisher %s cannot be decoded, a resync will follow: %s",
-                undecodable.count, header.topic, header.guid.hex(), undecodable.reason,
-            )  # fmt: skip
-            with self._lock:
-                self._core.undecodable(header, undecodable.ranges, time.monotonic())
-                self._collect()
-        return events
+    def _on_undecodable(self, header: Header, ranges: Sequence[tuple[int, int]]) -> None:
+        with self._lock:
+            self._core.undecodable(header, ranges, time.monotonic())
+            self._collect()
 
-    def _tell_resync(self, resync: Resync) -> None:
-        LOG.log(
-            logging.WARNING if resync.lost else logging.INFO,
-            "Subscriber: resync %d (%s) of %d topics%s", resync.generation, resync.reason.value, len(resync.topics),
-            "".join(("; lost ", "; ".join(map(str, resync.lost)))) if resync.lost else "",
-        )  # fmt: skip
-        if self._on_resync is not None:
-            try:
-                self._on_resync(resync)
-            except BaseException as error:
-                LOG.exception("Subscriber: the resync callback raised; it will be told again.")
-                with self._lock:
-                    self._callback_errors += 1
-                    self._core.resync_failed(resync, time.monotonic())
-                    self._collect()
-                if self._dispatcher is None and not isinstance(error, Exception):
-                    raise  # the thread is that of the user, who iterates
+    def _on_resync_failed(self, resync: Resync) -> None:
+        with self._lock:
+            self._core.resync_failed(resync, time.monotonic())
+            self._collect()
+
+    # -- what the user calls
 
     def __iter__(self) -> Iterator[Event]:
         """Events until the subscriber is closed.  One iterating thread at a time."""
-        if self._dispatcher is not None and not (self._gate and self._gate.is_iterated):
+        if self._dispatcher.thread is not None and not (self._gate and self._gate.is_iterated):
             raise UsageError("this subscriber calls back; make one without a callback to iterate")
         self._check_usable()
-        for events in self._gate.batches() if self._gate else self._batches():
+        for events in self._gate.batches() if self._gate else self._dispatcher.batches():
             yield from events
-
-    # -- what the user calls
 
     def wait_ready(self, *, timeout_s: float) -> None:
         """Return when the subscription is in effect: what is published from now on is delivered, or its loss is told.
@@ -536,25 +422,25 @@ class Subscriber(Closeable):
 
     def has_more(self) -> bool:
         """Asked from within ``on_events``: whether more waits, which is usually further events."""
-        return self._left > 0 or not self._queue.empty()
+        return self._dispatcher.has_more()
 
     def statistics(self) -> SubscriberStatistics:
         of_driver = dict(self._end.counters)  # not under our lock: a driver may have one of its own
         with self._lock:
             counters = dataclasses.asdict(self._core.counters)
             return SubscriberStatistics(
-                received=self._received,
+                received=self._dispatcher.received,
                 foreign=self._foreign,
                 foreign_discarded=self._foreign_discarded,
                 publishers=len(self._core.publishers),
                 links_up=(links_up := list(self._links.values()).count(None)),
                 links_down=max(len(self._addresses), len(self._links)) - links_up,
-                lag=self._core.counters.delivered - self._received,
+                lag=self._core.counters.delivered - self._dispatcher.received,
                 queue_bytes=self._queue_bytes,
                 parked_bytes=self._core.parked_bytes,
-                callback_errors=self._callback_errors,
+                callback_errors=self._dispatcher.callback_errors,
                 receiver_errors=self._end.receiver_errors,
-                relieved=self._lending.relieved,
+                relieved=self._dispatcher.inline.relieved,
                 driver=of_driver,
                 **dataclasses.asdict(self._gate.statistics() if self._gate else HistoryStatistics()),
                 **counters,
@@ -564,22 +450,24 @@ class Subscriber(Closeable):
         """Stop receiving; no callback runs after it returns (unless it is called from one).  Idempotent."""
         if self._is_closed or self._is_inherited:
             return
-        self._is_closed = True
+        self._is_closed = self._dispatcher.is_closed = True
         self._end.close()
         self._clock_wakeup.set()
-        self._queue.put(None)
-        threads: list[threading.Thread | None] = [self._clock, self._dispatcher]
+        self._dispatcher.put(None)
+        inline = self._dispatcher.inline
+        threads: list[threading.Thread | None] = [self._clock, self._dispatcher.thread]
         if self._gate is not None:
             threads = [self._clock] if self._gate.is_calling else [*threads, self._gate.thread]
             self._gate.close()
-        elif self._lending.is_borrower:
+        elif inline.is_borrower:
             threads = [self._clock]  # the dispatcher may wait for its turn, and that means for this very call
         for thread in threads:
             if thread is not None and thread.ident is not None and thread is not threading.current_thread():
                 thread.join()
-        if self._borrows and not self._lending.is_borrower and threading.current_thread() is not self._dispatcher:
-            with self._lending.calling:
-                pass  # whoever was calling the user has returned
+        is_calling = inline.is_borrower or threading.current_thread() is self._dispatcher.thread
+        if self._borrows and not is_calling:
+            with inline.calling:
+                pass  # a thread that was calling the user has returned
 
     def _check_usable(self) -> None:
         if self._is_closed:
@@ -588,14 +476,6 @@ class Subscriber(Closeable):
             raise Forked("a subscriber does not live on in a forked child: make a new one there")
 
     def after_fork_in_child(self) -> None:
-        forking.set_aside((self._end, self._clock, self._dispatcher, self._lock, self._queue, self._gate))
+        forking.set_aside((self._end, self._clock, self._dispatcher, self._lock, self._gate))
         self._is_inherited = True
         self._lock = threading.Lock()
-
-
-def one_by_one(on_event: OnEvent) -> OnEvents:
-    def call(events: Sequence[Event]) -> None:
-        for event in events:
-            on_event(event)
-
-    return call

@@ -6,6 +6,7 @@ import dataclasses
 
 from durability_service.core.alignment.merging import MergePolicy
 from durability_service.core.namespaces import SAME_ROLE, Alignee, Kind, NamespacePolicy
+from pubsub_api.testing.simulator.seeds import profile_for
 
 
 @dataclasses.dataclass(frozen=True)
@@ -141,12 +142,8 @@ PROFILES = {
 
 _LARGE = {CROWD.name: 500, MULTITUDE.name: 10_000}
 """Profiles that take long come once in so many seeds."""
-_USUAL = tuple(profile for profile in PROFILES.values() if profile.name not in _LARGE)
 
 
 def profile_of(seed: int) -> Profile:
     """The profile of a seed for which none is named."""
-    for name, every in _LARGE.items():
-        if seed % every == every - 1:
-            return PROFILES[name]
-    return _USUAL[seed % len(_USUAL)]
+    return profile_for(seed, PROFILES, _LARGE)

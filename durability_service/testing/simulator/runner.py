@@ -8,8 +8,8 @@ from collections.abc import Iterable
 from durability_service.core.service import DurabilityCore
 from durability_service.testing.simulator.profiles import Profile, profile_of
 from durability_service.testing.simulator.scenario import Scenario
-from pubsub_api.testing.simulator.seeds import failing_with_seed, run_each
-from pubsub_api.testing.simulator.world import SimulationFailure, World
+from pubsub_api.testing.simulator.seeds import run_each, run_scenario
+from pubsub_api.testing.simulator.world import SimulationFailure
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,14 +30,11 @@ class Report:
 
 def simulate(seed: int, profile: Profile | None = None, *, core_class: type[DurabilityCore] = DurabilityCore) -> Report:
     """Run one seed under ``profile``, or under the one the seed selects.  Raises SimulationFailure."""
-    profile = profile or profile_of(seed)
-    world = World(seed)
-    with failing_with_seed(seed, profile.name, world):
-        scenario = Scenario(world, profile, core_class)
-        scenario.run()
+    chosen = profile or profile_of(seed)
+    world, scenario = run_scenario(seed, chosen.name, lambda world: Scenario(world, chosen, core_class))
     return Report(
         seed=seed,
-        profile=profile.name,
+        profile=chosen.name,
         digest=world.digest(),
         services=len(scenario.nodes),
         steps=world.steps,

@@ -2,89 +2,61 @@
 
 Sans-IO.  `pubsub_api.core.receiving.instream` says which steps close a hole; here they are taken, with what they need
 of the outside: the counters, the questions to caches, the resync when nothing else helped, and the room that is left in
-the consumer's queue.  Which streams there are, and where they begin, is the subscriber core's business.
+the consumer's queue (`pubsub_api.core.receiving.room`).  Which streams there are, and where they begin, is the business
+of `pubsub_api.core.receiving.stream_starts`.
 
-**Room.**  The consumer's queue is bounded, and when a hole is closed a whole queue full may be ready at once.  So what
-is in order and finds no room is *held*, whatever its stream, and follows as the consumer makes room (`make_room`); it
-counts as parked, so that closing a hole changes nothing about how much is kept.  While much is held nothing is asked
-for.  When there is no room for what is in order even here, behind a hole it stays a part of the hole; otherwise the
-consumer is *overrun*: what comes is discarded until it has caught up, and then it is told by one resync.
+While much is held for want of room nothing is asked for.  When there is no room for what is in order even there, behind
+a hole it stays a part of the hole; otherwise it is discarded.
 """
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 from pubsub_api.core.errors import ImplausibleHead
 from pubsub_api.core.frame import SEQUENCE_MAX, Header
 from pubsub_api.core.receiving.instream import HEAD_JUMP_MAX, NO_STAMP, Delivery, InStream, StreamCause, StreamState
 from pubsub_api.core.receiving.questions import Questions
-from pubsub_api.core.receiving.resync_requests import Reason, Resync, ResyncScheduler
+from pubsub_api.core.receiving.resync_requests import Reason, ResyncScheduler
+from pubsub_api.core.receiving.room import ConsumerRoom
 from pubsub_api.core.receiving.roster import Roster
 from pubsub_api.core.receiving.statistics import SubscriberCounters
-from pubsub_api.core.settings import History, SubscriberSettings
+from pubsub_api.core.settings import SubscriberSettings
 
 _LIVE = StreamState.LIVE
 
 
 class StreamOrder:
-    """What the subscriber core does with one stream at a time.  Not thread-safe: the owner serialises calls."""
+    """What is done with one stream at a time.  Not thread-safe: the owner serialises calls."""
 
     def __init__(
         self,
         settings: SubscriberSettings,
+        counters: SubscriberCounters,
         *,
-        guid: bytes,
-        jitter: Callable[[], float],
-        history: History | None,
+        roster: Roster,
+        questions: Questions,
+        resync: ResyncScheduler,
+        room: ConsumerRoom,
         takes_repeats: bool,
+        misses_the_past: bool,
     ) -> None:
-        self.settings = settings
+        """``misses_the_past``: the consumer wants to be told what it has not got of a stream that is first met."""
+        self._settings = settings
+        self._counters = counters
+        self._roster = roster
+        self._questions = questions
+        self._resync = resync
+        self._room = room
         self._takes_repeats = takes_repeats
-        self._misses_the_past = takes_repeats and history is not None
-        self.counters = SubscriberCounters()
-        self.room_bytes = float("inf")
-        """How much more the consumer's queue takes.  The owner sets it before it hands over frames."""
-        self._resync = ResyncScheduler(
-            jitter_s=settings.resync_jitter_s, interval_min_s=settings.resync_interval_min_s, jitter=jitter
-        )
-        self._questions = Questions(settings, self.counters, guid=guid, jitter=jitter, history=history)
-        self._roster = Roster(settings, self.counters)
+        self._misses_the_past = misses_the_past
         self._to_repair: list[InStream] = []
-        self._out: list[Delivery | Resync] = []
-        self._held: deque[Delivery] = deque()
-        """In order, and waiting for room in the consumer's queue.  Their size is among the parked bytes."""
-        self._held_bytes = 0
         self._event_bytes = 0.0
         """Size of an event, as the frames tell that waited or were repaired last."""
-        self.is_overrun = False
-        """There is no room for anything: data is discarded, to be covered by a resync when the consumer caught up."""
-
-    @property
-    def is_queue_full(self) -> bool:
-        """What is in order is held or discarded, and resyncs wait, until `make_room` says that there is room."""
-        return self._resync.is_blocked
-
-    def make_room(self, room_bytes: float, *, is_half_empty: bool) -> None:
-        """The consumer has taken something from a queue that was full, which has so much room now.
-
-        What is held follows, as far as it fits.  An overrun ends when nothing is held and the queue is half empty.
-        """
-        held = self._held
-        while held and room_bytes >= 0:
-            size = len(held[0][0])
-            room_bytes -= size
-            self._held_bytes -= size
-            self._roster.parked_bytes -= size
-            self._out.append(held.popleft())
-        self.room_bytes = room_bytes
-        if not held and room_bytes >= 0 and (is_half_empty or not self.is_overrun):
-            self.is_overrun = self._resync.is_blocked = False
 
     # -- frames of a stream
 
-    def _accept(self, stream: InStream, frame: bytes, header: Header, now: float, *, is_repair: bool) -> None:
+    def accept(self, stream: InStream, frame: bytes, header: Header, now: float, *, is_repair: bool) -> None:
         """A frame of a stream came: deliver it, keep it for later, or see that it came before."""
         _, _, _, first, after, count, stamp, _, _, _ = header
         if stream.covered >= first and not is_repair:
@@ -96,21 +68,21 @@ class StreamOrder:
             stream.head_stamp = stamp
             self._deliver(stream, (frame, header, 0), now, is_repair=is_repair)
         elif not is_repair and (
-            stream.contradicts_data(first, stamp) or (first < stream.next and self._is_believed(stream, stamp, now))
+            stream.contradicts_data(first, stamp) or (first < stream.next and self.is_believed(stream, stamp, now))
         ):
-            self._start_again(stream, after + 1, after, stamp, now)
+            self.start_again(stream, after + 1, after, stamp, now)
             self._park(stream, frame, header, now)
         elif first + count <= stream.next and stream.is_anchored:
             self._repeat((frame, header, 0))
         elif first - stream.next > HEAD_JUMP_MAX and stream.is_anchored:
-            self.counters.count_bad_frame(ImplausibleHead.__name__)
-        elif stream.state is StreamState.RESYNCING and self.is_overrun:
+            self._counters.count_bad_frame(ImplausibleHead.__name__)
+        elif stream.state is StreamState.RESYNCING and self._room.is_overrun:
             self._discard(stream, header, first, now)
         elif after >= stream.next or stream.state is StreamState.RESYNCING:
             is_new = self._park(stream, frame, header, now)
-            self.counters.repaired += count if is_repair and is_new else 0
+            self._counters.repaired += count if is_repair and is_new else 0
         elif stream.state is not _LIVE and self._resync.is_blocked and self._stays_missing(stream, frame, header):
-            self.counters.unparked += count
+            self._counters.unparked += count
         else:
             delivery = stream.advance(frame, header)
             if delivery is not None:
@@ -123,14 +95,11 @@ class StreamOrder:
         have it sent once more."""
         count = delivery[1].count
         if not self._takes_repeats or self._resync.is_blocked:
-            self.counters.duplicates += count
+            self._counters.duplicates += count
             return
-        self.counters.repeats += count
-        self.counters.delivered += count
-        self._out.append(delivery)
-        self.room_bytes -= len(delivery[0])
-        if self.room_bytes < 0:
-            self._resync.is_blocked = True
+        self._counters.repeats += count
+        self._counters.delivered += count
+        self._room.pass_on(delivery)
 
     def _park(self, stream: InStream, frame: bytes, header: Header, now: float) -> bool:
         """Keep a frame behind a hole; False when it was there."""
@@ -140,20 +109,20 @@ class StreamOrder:
         self._roster.parked_bytes += size
         self._event_bytes = len(frame) / header.count
         if stream.state is StreamState.LIVE:
-            self._open_hole(stream, now)
-        if self._roster.parked_bytes > self.settings.pending_bytes_max:
+            self.open_hole(stream, now)
+        if self._roster.parked_bytes > self._settings.pending_bytes_max:
             self._make_room(stream, now)
         return size > 0
 
     def _make_room(self, stream: InStream, now: float) -> None:
         """Too much waits behind holes.  Where caches can be asked, what is needed last goes, to be asked for later."""
-        if stream.state is not StreamState.RESYNCING and self.settings.repair:
+        if stream.state is not StreamState.RESYNCING and self._settings.repair:
             self._roster.drop_tail(stream)
             return
         freed, events = stream.drop_parked()
         self._roster.parked_bytes -= freed
         if stream.state is StreamState.RESYNCING:
-            self.counters.discarded += events
+            self._counters.discarded += events
         else:
             self._give_up(stream, Reason.PENDING_FULL, now)
 
@@ -161,9 +130,9 @@ class StreamOrder:
         """Something arrived in order on a stream that has parked frames or a hole."""
         self._deliver_ready(stream, now)
         if stream.state is StreamState.WAITING and not stream.has_hole:
-            self.counters.closed_by_waiting += 1
+            self._counters.closed_by_waiting += 1
         elif stream.state is StreamState.REPAIRING and stream.next > stream.asked:
-            self.counters.closed_by_repair += 1
+            self._counters.closed_by_repair += 1
         else:
             return
         stream.move(StreamCause.CLOSED)
@@ -171,7 +140,7 @@ class StreamOrder:
         stream.deadline = 0.0
         if stream.has_hole:
             # It opened while an older one was repaired, and has all its time and attempts before it.
-            self._open_hole(stream, now)
+            self.open_hole(stream, now)
 
     def _deliver_ready(self, stream: InStream, now: float) -> None:
         for delivery, size in stream.ready():
@@ -181,7 +150,7 @@ class StreamOrder:
 
     def _deliver(self, stream: InStream, delivery: Delivery, now: float, *, is_repair: bool) -> None:
         frame, header, already = delivery
-        counters = self.counters
+        counters = self._counters
         if already and self._takes_repeats:
             counters.repeats += already
             already = 0
@@ -193,32 +162,22 @@ class StreamOrder:
             stream.attempts = min(stream.attempts, 1 - self._questions.hurry)
             counters.repaired += fresh
             self._event_bytes = len(frame) / header.count
-        if self._resync.is_blocked and not self._hold(delivery):
+        if self._resync.is_blocked and not self._room.hold(delivery):
             self._discard(stream, header, header.first + already, now)
             return
         counters.delivered += fresh
         counters.skipped += header.first - 1 - header.after
         if self._resync.is_blocked:
             return
-        self._out.append(delivery)
-        self.room_bytes -= len(frame)
-        if self.room_bytes < 0:
+        room = self._room  # `pass_on` is written out: this is done for every frame
+        room.out.append(delivery)
+        room.bytes_left -= len(frame)
+        if room.bytes_left < 0:
             self._resync.is_blocked = True
-
-    def _hold(self, delivery: Delivery) -> bool:
-        """Keep what is in order until the consumer has room for it.  False: there is no room here either."""
-        size = len(delivery[0])
-        if self.is_overrun or self._roster.parked_bytes + size > self.settings.pending_bytes_max:
-            self.is_overrun = True
-            return False
-        self._held.append(delivery)
-        self._held_bytes += size
-        self._roster.parked_bytes += size
-        return True
 
     def _discard(self, stream: InStream, header: Header, first: int, now: float) -> None:
         """There is no room for a frame, from ``first`` on.  The consumer learns of it before it sees what follows."""
-        self.counters.discarded += header.last - first + 1
+        self._counters.discarded += header.last - first + 1
         stream.show(header.last, header.timestamp)
         if stream.state is not StreamState.RESYNCING:
             self._await_resync(stream)
@@ -230,34 +189,34 @@ class StreamOrder:
 
         What is parked behind the hole gives way to it.
         """
-        if self.is_overrun or not self.settings.repair:
+        if self._room.is_overrun or not self._settings.repair:
             return False
-        if self._roster.parked_bytes + len(frame) > self.settings.pending_bytes_max:
+        if self._roster.parked_bytes + len(frame) > self._settings.pending_bytes_max:
             self._roster.drop_tail(stream)
-        if self._roster.parked_bytes + len(frame) <= self.settings.pending_bytes_max:
+        if self._roster.parked_bytes + len(frame) <= self._settings.pending_bytes_max:
             return False
         stream.asked = min(stream.asked, header.after)
         return True
 
     # -- holes
 
-    def _open_hole(self, stream: InStream, now: float) -> None:
-        self.counters.gaps += 1
+    def open_hole(self, stream: InStream, now: float) -> None:
+        self._counters.gaps += 1
         stream.move(StreamCause.HOLE)
         stream.attempts = 0
-        self._roster.set_timer(stream, now + self.settings.message_delay_window_s)
+        self._roster.set_timer(stream, now + self._settings.message_delay_window_s)
 
-    def _on_deadline(self, stream: InStream, now: float) -> None:
+    def on_deadline(self, stream: InStream, now: float) -> None:
         """Late frames, or an answer, did not come in time."""
-        if self.settings.repair and self._held_bytes > self.settings.pending_bytes_max // 2:
+        if self._settings.repair and self._room.held_bytes > self._settings.pending_bytes_max // 2:
             # There would be little room for an answer.
-            self._roster.set_timer(stream, now + self.settings.message_delay_window_s)
-        elif self.settings.repair and stream.attempts < self.settings.repair_attempts_max:
+            self._roster.set_timer(stream, now + self._settings.message_delay_window_s)
+        elif self._settings.repair and stream.attempts < self._settings.repair_attempts_max:
             self._to_repair.append(stream)
         else:
             self._give_up(stream, Reason.LOSS, now)
 
-    def _send_repairs(self, now: float) -> None:
+    def send_repairs(self, now: float) -> None:
         """One query for all streams that need one now."""
         if not self._to_repair:
             return
@@ -268,27 +227,27 @@ class StreamOrder:
             stream.move(StreamCause.QUERY)
             self._roster.set_timer(stream, now + self._questions.patience(stream.attempts))
             stream.attempts += 1
-        self.counters.queries += self._questions.repair(streams, now, self._events_wanted())
+        self._counters.queries += self._questions.repair(streams, now, self._events_wanted())
 
     def _events_wanted(self) -> int:
         """For how many numbers from the next one on there is room, in the consumer's queue and here.
 
         What is parked between them counts: it needs that room as well.  At least one, so that repair goes on.
         """
-        room_bytes = self.settings.pending_bytes_max - self._held_bytes + max(0.0, self.room_bytes)
+        room_bytes = self._settings.pending_bytes_max - self._room.held_bytes + max(0.0, self._room.bytes_left)
         return max(1, int(min(room_bytes / self._event_bytes, SEQUENCE_MAX))) if self._event_bytes else SEQUENCE_MAX
 
-    def _wait_on(self, asked: Iterable[tuple[InStream, int]], now: float, *, has_ended: bool) -> None:
+    def wait_on(self, asked: Iterable[tuple[InStream, int]], now: float, *, has_ended: bool) -> None:
         """A part of an answer came, however long it is; or its end, and then the parts that lack are late or lost."""
         for stream, _ in asked:
             if stream.state is StreamState.REPAIRING and self._roster.knows(stream):
                 if has_ended:
-                    wait_s = min(self._questions.patience(stream.attempts - 1), self.settings.message_delay_window_s)
+                    wait_s = min(self._questions.patience(stream.attempts - 1), self._settings.message_delay_window_s)
                 else:
                     wait_s = self._questions.part_patience(stream.attempts - 1)
                 self._roster.set_timer(stream, now + wait_s)
 
-    def _give_up_unanswered(
+    def give_up_unanswered(
         self, asked: Iterable[tuple[InStream, int]], finished: Collection[bytes], now: float
     ) -> None:
         """Everybody has answered who was reached: what still lacks nobody has, if its publisher was among them.
@@ -304,10 +263,10 @@ class StreamOrder:
 
     def _give_up(self, stream: InStream, reason: Reason, now: float) -> None:
         lost = [self._roster.lost_range(stream, first, last) for first, last in stream.missing()]
-        self.counters.lost += sum(item.last - item.first + 1 for item in lost)
+        self._counters.lost += sum(item.last - item.first + 1 for item in lost)
         self._await_resync(stream)
         if lost and lost[-1].last <= stream.covered:
-            self._release(stream, now)  # A resync was told when these had been published: it covers them.
+            self.release(stream, now)  # A resync was told when these had been published: it covers them.
         else:
             self._resync.request(reason, [stream.topic], now, lost)
 
@@ -318,12 +277,12 @@ class StreamOrder:
 
     # -- what cannot all be true
 
-    def _is_believed(self, stream: InStream, stamp: int, now: float, *, is_final: bool = False) -> bool:
+    def is_believed(self, stream: InStream, stamp: int, now: float, *, is_final: bool = False) -> bool:
         """A frame with that timestamp tells of less than was delivered.  True: the stream starts again from it.
 
         Mostly it is late, or comes again.  It is not if it was sent later, or is the last word of its publisher, or if
         what was delivered claims a time that the clock there has not reached.  Then one of both is forged, and that is
-        told.  To find out which, the publisher is asked how far it is, see `_on_told`; the frame is believed when there
+        told.  To find out which, the publisher is asked how far it is, see `on_told`; the frame is believed when there
         was no answer.
         """
         if stream.state is not _LIVE or not stream.is_anchored or self._roster.publishers[stream.guid].is_again:
@@ -333,12 +292,12 @@ class StreamOrder:
         self._resync.request(Reason.CONTRADICTION, [stream.topic], now)
         if now < stream.deadline:
             return False
-        if stream.attempts >= self.settings.repair_attempts_max:
+        if stream.attempts >= self._settings.repair_attempts_max:
             return True
-        self.counters.contradictions += not stream.attempts
+        self._counters.contradictions += not stream.attempts
         stream.deadline = now + self._questions.patience(stream.attempts)
         stream.attempts += 1
-        self.counters.queries += self._questions.doubt(stream, now)
+        self._counters.queries += self._questions.doubt(stream, now)
         return False
 
     def _is_ahead(self, stream: InStream, now: float) -> bool:
@@ -346,10 +305,10 @@ class StreamOrder:
 
         Its signs of life may have waited here for as long as this process may stand still without noticing it.
         """
-        clock = self._roster.publishers[stream.guid].clock_at_least(now + 2 * self.settings.max_idle_time_s)
+        clock = self._roster.publishers[stream.guid].clock_at_least(now + 2 * self._settings.max_idle_time_s)
         return 0 < clock < stream.head_stamp < NO_STAMP
 
-    def _on_told(
+    def on_told(
         self, asked: Iterable[tuple[InStream, int]], told: Mapping[str, int], guid: bytes, stamp: int, now: float
     ) -> None:
         """A publisher tells how far its streams are.  It was asked when they seemed to be at these numbers, at least:
@@ -363,7 +322,7 @@ class StreamOrder:
             if head < last <= stream.head and (is_doubt or stream.next <= last):
                 # What came in order while the answer was on its way is not in doubt.
                 number = head + 1 if is_doubt else max(head + 1, stream.next)
-                self._start_again(stream, number, head, stamp, now)
+                self.start_again(stream, number, head, stamp, now)
                 continue
             stream.shown = max(stream.shown, min(head, stream.head))
             if head >= stream.head:
@@ -371,13 +330,13 @@ class StreamOrder:
             if stream.state is _LIVE:
                 stream.attempts = 0
 
-    def _start_again(self, stream: InStream, number: int, head: int, stamp: int, now: float) -> None:
+    def start_again(self, stream: InStream, number: int, head: int, stamp: int, now: float) -> None:
         """A publisher contradicts what was heard of a stream.  Nobody knows which is true: tell it, and begin anew."""
         is_counted = stream.state is _LIVE and stream.attempts > 0  # when it was doubted
-        self.counters.contradictions += not is_counted
+        self._counters.contradictions += not is_counted
         freed, events = stream.drop_parked()
         self._roster.parked_bytes -= freed
-        self.counters.discarded += events
+        self._counters.discarded += events
         if stream.state is not StreamState.RESYNCING:
             self._await_resync(stream)
         stream.start_again(number, head, stamp)
@@ -385,7 +344,7 @@ class StreamOrder:
 
     # -- from where on a stream is wanted
 
-    def _begin(self, stream: InStream, number: int, now: float) -> None:
+    def begin(self, stream: InStream, number: int, now: float) -> None:
         """A stream that was seen in mid-flow is wanted from that event on."""
         stream.is_anchored = True
         stream.next = number
@@ -394,22 +353,22 @@ class StreamOrder:
         stream.move(StreamCause.RESYNCED)
         self._deliver_ready(stream, now)
         if stream.has_hole and stream.state is StreamState.LIVE:
-            self._open_hole(stream, now)
+            self.open_hole(stream, now)
 
-    def _tell_past(self, stream: InStream, last: int, now: float) -> None:
+    def tell_past(self, stream: InStream, last: int, now: float) -> None:
         """Who wants history and takes what comes late hears what it has not got of a stream that is first met now."""
         if last and self._misses_the_past and not self._questions.is_reading_history:
             past = self._roster.lost_range(stream, 1, last)
             self._resync.request(Reason.UNKNOWN_STREAM, [stream.topic], now, [past])
 
-    def _release(self, stream: InStream, now: float) -> None:
+    def release(self, stream: InStream, now: float) -> None:
         """The user was told: what is missing is covered, what waited may pass."""
         if not stream.is_anchored and not stream.shown and stream.head != stream.forgotten:
             # Nobody but a hello told of it, and its publisher was not asked: it will be, when it is heard again.
             self._roster.forget_stream(self._roster.publishers[stream.guid], stream.topic)
             return
         if not stream.is_anchored:
-            self._tell_past(stream, stream.next - 1, now)
+            self.tell_past(stream, stream.next - 1, now)
         stream.is_anchored = True
         stream.move(StreamCause.RESYNCED)
         for delivery, size in stream.skip_holes():

@@ -105,6 +105,7 @@ class Questions:
         self,
         settings: SubscriberSettings,
         counters: SubscriberCounters,
+        filters: FilterSet,
         *,
         guid: bytes,
         jitter: Callable[[], float],
@@ -115,8 +116,8 @@ class Questions:
         self.guid = guid
         self._jitter = jitter
         self._history = history
-        self.filters = FilterSet()
-        """What the subscriber listens to, which says in which scope it asks for a topic.  The owner sets it."""
+        self.filters = filters
+        """What the subscriber listens to, which says in which scope it asks for a topic."""
         self._next_id = 1
         self._open: dict[int, QuestionPurpose] = {}
         self._to_ask: list[Query] = []

@@ -12,15 +12,17 @@ late, or comes again, is told from one that contradicts what was heard before (`
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 
 from pubsub_api.core import messages
 from pubsub_api.core.errors import ImplausibleHead
 from pubsub_api.core.receiving.instream import HEAD_JUMP_MAX, NO_STAMP, InStream, StreamCause, StreamState
 from pubsub_api.core.receiving.order import StreamOrder
-from pubsub_api.core.receiving.resync_requests import Reason
-from pubsub_api.core.receiving.roster import InPublisher
-from pubsub_api.core.settings import History, SubscriberSettings
+from pubsub_api.core.receiving.questions import Questions
+from pubsub_api.core.receiving.resync_requests import Reason, ResyncScheduler
+from pubsub_api.core.receiving.roster import InPublisher, Roster
+from pubsub_api.core.receiving.statistics import SubscriberCounters
+from pubsub_api.core.settings import SubscriberSettings
 from pubsub_api.core.topics import FilterSet
 
 CLOCK_DRIFT = 0.001
@@ -29,29 +31,45 @@ _UNKNOWN_ATTEMPTS = 4
 """How often a publisher is asked, within ``ready_timeout``, where a stream begins that was met in mid-flow."""
 
 
-class StreamStarts(StreamOrder):
-    """What the subscriber core knows of publishers.  Not thread-safe: the owner serialises calls."""
+class StreamStarts:
+    """Which publishers there are, and where their streams begin.  Not thread-safe: the owner serialises calls."""
 
     def __init__(
         self,
         settings: SubscriberSettings,
-        filters: Iterable[str],
+        counters: SubscriberCounters,
+        filters: FilterSet,
         *,
-        guid: bytes,
-        jitter: Callable[[], float],
-        history: History | None,
-        takes_repeats: bool,
+        roster: Roster,
+        questions: Questions,
+        resync: ResyncScheduler,
+        order: StreamOrder,
     ) -> None:
-        super().__init__(settings, guid=guid, jitter=jitter, history=history, takes_repeats=takes_repeats)
-        self.filters = self._questions.filters = FilterSet(filters)
-        self._joined = FilterSet()
+        self._settings = settings
+        self._counters = counters
+        self._filters = filters
+        self._roster = roster
+        self._questions = questions
+        self._resync = resync
+        self._order = order
+        self._publishers = roster.publishers
+        self.joined = FilterSet()
+        """The filters in effect whose heads were asked for."""
         self._joined_at = float("-inf")
         """When the heads under the newest of them were asked for; what was known before says nothing about it."""
-        self._publishers = self._roster.publishers
+
+    def join(self, filters: Iterable[str], asked: float) -> bool:
+        """The heads under these filters were asked for at that time.  True when one of them is new."""
+        is_new = False
+        for topic_filter in filters:
+            is_new |= topic_filter in self._filters and self.joined.add(topic_filter)
+        if is_new:
+            self._joined_at = asked
+        return is_new
 
     # -- publishers
 
-    def _publisher(self, guid: bytes, now: float) -> InPublisher:
+    def publisher(self, guid: bytes, now: float) -> InPublisher:
         publisher = self._publishers.get(guid)
         if publisher is None:
             if self._roster.is_crowded:
@@ -65,56 +83,56 @@ class StreamStarts(StreamOrder):
         has_holes = oldest.has_holes
         self._roster.forget_publisher(oldest)
         if has_holes or (oldest.is_heard and not oldest.has_ended):
-            self._resync_all(Reason.SILENCE, now)
+            self.resync_all(Reason.SILENCE, now)
 
-    def _heard(self, guid: bytes, now: float) -> InPublisher:
-        publisher = self._publishers.get(guid) or self._publisher(guid, now)
+    def heard(self, guid: bytes, now: float) -> InPublisher:
+        publisher = self._publishers.get(guid) or self.publisher(guid, now)
         publisher.last_heard = now
         publisher.is_heard = True
         # Of one that was replaced these may be the last frames, late; only its own hello tells that it lives.
         if publisher.is_suspect and not publisher.is_replaced:
             publisher.is_suspect = False
-            self._ask_heads(publisher, now)
+            self.ask_heads(publisher, now)
         return publisher
 
-    def _ask_heads(self, publisher: InPublisher, now: float, *, after_s: float | None = None) -> None:
+    def ask_heads(self, publisher: InPublisher, now: float, *, after_s: float | None = None) -> None:
         """Ask for a publisher's heads, not more often than an answer can take, nor when there is no room for them."""
-        after_s = self.settings.ready_timeout_s if after_s is None else after_s
+        after_s = self._settings.ready_timeout_s if after_s is None else after_s
         if now - publisher.heads_asked >= after_s and not publisher.has_evicted:
             publisher.heads_asked = now
-            self._questions.heads_of(publisher.guid, self.filters, now)
+            self._questions.heads_of(publisher.guid, self._filters, now)
 
-    def _resync_all(self, reason: Reason, now: float) -> None:
+    def resync_all(self, reason: Reason, now: float) -> None:
         """Ask for everything again; before the first join nothing was promised, and its own resync covers all."""
-        if len(self._joined):
+        if len(self.joined):
             self._resync.request_all(reason, now)
 
     # -- where the streams of a publisher begin
 
-    def _knows_starts(self, publisher: InPublisher) -> bool:
+    def knows_starts(self, publisher: InPublisher) -> bool:
         """Whether a stream of the publisher that is not known is new, and starts at 1."""
         return publisher.baseline_at >= self._joined_at and not publisher.has_evicted
 
-    def _on_succession(self, publisher: InPublisher, hello: messages.Hello, now: float) -> None:
+    def on_succession(self, publisher: InPublisher, hello: messages.Hello, now: float) -> None:
         """A publisher tells the final heads of its former life, also to those who never heard of it."""
-        former = self._publisher(hello.predecessor, now)
+        former = self.publisher(hello.predecessor, now)
         for topic, head in hello.heads.items():
-            self._note_head(former, topic, head, None, now, is_final=True)
+            self.note_head(former, topic, head, None, now, is_final=True)
         if publisher.start.add(hello.part, hello.parts):
             self._roster.end(former)
 
-    def _on_ancestry(self, publisher: InPublisher, former: Sequence[bytes], now: float) -> None:
+    def on_ancestry(self, publisher: InPublisher, former: Sequence[bytes], now: float) -> None:
         """A publisher names its former lives, the newest first.  When one of them is known, all that came after it is
         known by now, and whatever they published is new to us, from number 1 on."""
         known = next((at for at, guid in enumerate(former) if self._roster.is_familiar(guid)), None)
         if publisher.is_familiar or known is None:
             return
         publisher.is_familiar = True
-        for life in (publisher, *(self._publisher(guid, now) for guid in former[:known])):
+        for life in (publisher, *(self.publisher(guid, now) for guid in former[:known])):
             life.baseline_at = now
             self._begin_unknown(life, now)
 
-    def _on_age(self, publisher: InPublisher, asked: float, age_s: float, now: float) -> None:
+    def on_age(self, publisher: InPublisher, asked: float, age_s: float, now: float) -> None:
         """A publisher tells how old it was when it answered, which was after it was asked.
 
         So it has started no earlier than that many seconds before the question; then all its heads were 0.  A publisher
@@ -126,47 +144,49 @@ class StreamStarts(StreamOrder):
         started = asked - age_s * (1 + CLOCK_DRIFT)
         publisher.started_at(started)
         publisher.baseline_at = max(publisher.baseline_at, started)
-        if self._knows_starts(publisher):
+        if self.knows_starts(publisher):
             self._begin_unknown(publisher, now)
 
     def _begin_unknown(self, publisher: InPublisher, now: float) -> None:
         """All that the publisher sent is new to us: its streams that were met in mid-flow are wanted from 1 on."""
         for stream in publisher.streams.values():
-            if not stream.is_anchored and self._joined.match(stream.topic):
-                self._begin(stream, 1, now)
+            if not stream.is_anchored and self.joined.match(stream.topic):
+                self._order.begin(stream, 1, now)
 
     # -- streams that appear
 
-    def _open_stream(self, publisher: InPublisher, topic: str, after: int, now: float) -> InStream | None:
+    def open_stream(self, publisher: InPublisher, topic: str, after: int, now: float) -> InStream | None:
         """A stream appeared of which number ``after`` exists; None when nobody asked for it."""
-        if not self.filters.match(topic):
+        if not self._filters.match(topic):
             return None
-        if not self._joined.match(topic):
+        if not self.joined.match(topic):
             stream = self._roster.add_stream(publisher, topic, after + 1, is_anchored=False)
             stream.move(StreamCause.GIVE_UP)
             return stream
-        if self._knows_starts(publisher) or (after == 0 and not publisher.has_evicted):
+        if self.knows_starts(publisher) or (after == 0 and not publisher.has_evicted):
             return self._roster.add_stream(publisher, topic, 1, is_anchored=True)
         stream = self._roster.add_stream(publisher, topic, after + 1, is_anchored=False)
         stream.move(StreamCause.GIVE_UP)
-        self._ask_heads(publisher, now)
-        is_stranger = not publisher.has_told_age or (self.settings.verify_after_reconnect and not publisher.is_familiar)
+        self.ask_heads(publisher, now)
+        is_stranger = not publisher.has_told_age or (
+            self._settings.verify_after_reconnect and not publisher.is_familiar
+        )
         if is_stranger or publisher.has_evicted:
             stream.forgotten = after  # Who has answered before will again; other words are believed without an answer.
         if is_stranger and not publisher.has_evicted:
             # It may be younger than the subscription, or the next life of one that is known: then nothing is missing
             # unseen, and it will say so.
-            self._roster.set_timer(stream, now + self.settings.ready_timeout_s / _UNKNOWN_ATTEMPTS)
+            self._roster.set_timer(stream, now + self._settings.ready_timeout_s / _UNKNOWN_ATTEMPTS)
         else:
             self._resync_unknown(topic, now)
         return stream
 
-    def _still_unknown(self, stream: InStream, now: float) -> None:
+    def still_unknown(self, stream: InStream, now: float) -> None:
         """The publisher of a stream that was met in mid-flow did not answer yet: ask again, a few times."""
         stream.attempts += 1
         if stream.state is StreamState.RESYNCING and stream.attempts < _UNKNOWN_ATTEMPTS and self._roster.knows(stream):
-            wait_s = self.settings.ready_timeout_s / _UNKNOWN_ATTEMPTS
-            self._ask_heads(self._publishers[stream.guid], now, after_s=wait_s / 2)
+            wait_s = self._settings.ready_timeout_s / _UNKNOWN_ATTEMPTS
+            self.ask_heads(self._publishers[stream.guid], now, after_s=wait_s / 2)
             self._roster.set_timer(stream, now + wait_s)
         else:
             self._stay_unknown(stream, now)
@@ -182,8 +202,8 @@ class StreamStarts(StreamOrder):
             return
         # A resync was told meanwhile, and covers what was before it; but not what may have been lost since.
         if not stream.is_anchored:
-            self._tell_past(stream, stream.next - 1, now)
-        self._begin(stream, stream.next, now)
+            self._order.tell_past(stream, stream.next - 1, now)
+        self._order.begin(stream, stream.next, now)
 
     def _resync_unknown(self, topic: str, now: float) -> None:
         """Nobody knows what was missed of a stream; a join that is open will resync it anyway."""
@@ -192,7 +212,7 @@ class StreamStarts(StreamOrder):
 
     # -- heads
 
-    def _on_baseline(
+    def on_baseline(
         self, publisher: InPublisher, topic: str, head: int, stamp: int, now: float, *, is_final: bool = False
     ) -> None:
         """A responder says where a stream stood when we asked; no event up to there has a higher timestamp.
@@ -202,17 +222,17 @@ class StreamStarts(StreamOrder):
         if not publisher.is_heard:
             # As long as a cache tells of it, forgetting it would only mean to be surprised by it again.
             publisher.last_heard = now
-        if not self.filters.match(topic):
+        if not self._filters.match(topic):
             return
         stream = publisher.streams.get(topic)
         if stream is not None and is_final and (head < stream.next - 1 or stream.contradicts_end(head)):
-            self._note_head(publisher, topic, head, None, now, is_final=True)
+            self.note_head(publisher, topic, head, None, now, is_final=True)
         elif stream is not None and stream.is_anchored:
             self._raise_head(stream, head, stamp, now, is_shown=True)
         elif stream is not None:
             self._anchor(stream, head, stamp, now)
             self._stay_unknown(stream, now)
-        elif self._joined.match(topic) and (self._knows_starts(publisher) or not head):
+        elif self.joined.match(topic) and (self.knows_starts(publisher) or not head):
             if head:
                 stream = self._roster.add_stream(publisher, topic, 1, is_anchored=True)
                 self._raise_head(stream, head, stamp, now, is_shown=True)
@@ -223,7 +243,7 @@ class StreamStarts(StreamOrder):
             stream = self._roster.add_stream(publisher, topic, head + 1, is_anchored=False)
             self._anchor(stream, head, stamp, now)
             stream.move(StreamCause.GIVE_UP)
-            if self._joined.match(topic):
+            if self.joined.match(topic):
                 self._resync_unknown(topic, now)
 
     def _anchor(self, stream: InStream, head: int, stamp: int, now: float) -> None:
@@ -232,37 +252,37 @@ class StreamStarts(StreamOrder):
         What has come of a stream that was met in mid-flow, before its publisher answered, is not dropped for that.
         """
         first = min(stream.next, head + 1) if stream.deadline else head + 1
-        self._tell_past(stream, first - 1, now)
+        self._order.tell_past(stream, first - 1, now)
         stream.is_anchored = True
         stream.forgotten = 0
         stream.next = self._questions.history_start(head) or first
         stream.show(head, stamp)
 
-    def _note_head(
+    def note_head(
         self, publisher: InPublisher, topic: str, head: int, stamp: int | None, now: float, *, is_final: bool = False
     ) -> None:
         """Number ``head`` of a stream exists, and no higher one did at ``stamp``, if that is known."""
         stream = publisher.streams.get(topic)
         if stream is None:
-            stream = self._open_stream(publisher, topic, head, now) if head else None
+            stream = self.open_stream(publisher, topic, head, now) if head else None
         if stream is None:
             return
         said_at = NO_STAMP if stamp is None else stamp
         is_known = bool(stamp) or is_final
         if (stamp is not None and stream.contradicts_head(head, stamp)) or (is_final and stream.contradicts_end(head)):
-            self._start_again(stream, stream.next, head, said_at, now)
+            self._order.start_again(stream, stream.next, head, said_at, now)
         elif head >= stream.next:
             self._raise_head(stream, head, said_at, now, is_shown=False)
-        elif is_known and head < stream.next - 1 and self._is_believed(stream, said_at, now, is_final=is_final):
-            self._start_again(stream, head + 1, head, said_at, now)
+        elif is_known and head < stream.next - 1 and self._order.is_believed(stream, said_at, now, is_final=is_final):
+            self._order.start_again(stream, head + 1, head, said_at, now)
 
     def _raise_head(self, stream: InStream, head: int, stamp: int, now: float, *, is_shown: bool) -> None:
         if head - stream.next > HEAD_JUMP_MAX and stream.is_anchored:
-            self.counters.count_bad_frame(ImplausibleHead.__name__)
+            self._counters.count_bad_frame(ImplausibleHead.__name__)
             return
         if is_shown:
             stream.show(head, stamp)
         else:
             stream.raise_head(head, stamp)
         if stream.has_hole and stream.state is StreamState.LIVE:
-            self._open_hole(stream, now)
+            self._order.open_hole(stream, now)

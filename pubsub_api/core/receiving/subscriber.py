@@ -33,10 +33,13 @@ from pubsub_api.core.errors import FrameError, MalformedFrame
 from pubsub_api.core.frame import Flag, Header, Kind
 from pubsub_api.core.messages import Want
 from pubsub_api.core.receiving.instream import NO_STAMP, Delivery, StreamState
+from pubsub_api.core.receiving.order import StreamOrder
 from pubsub_api.core.receiving.process_pauses import ProcessPauses
-from pubsub_api.core.receiving.questions import Join, QuestionPurpose
-from pubsub_api.core.receiving.resync_requests import LostRange, Reason, Resync
-from pubsub_api.core.receiving.roster import InPublisher
+from pubsub_api.core.receiving.questions import Join, QuestionPurpose, Questions
+from pubsub_api.core.receiving.resync_requests import LostRange, Reason, Resync, ResyncScheduler
+from pubsub_api.core.receiving.room import ConsumerRoom
+from pubsub_api.core.receiving.roster import InPublisher, Roster
+from pubsub_api.core.receiving.statistics import SubscriberCounters
 from pubsub_api.core.receiving.stream_starts import StreamStarts
 from pubsub_api.core.scopes import covers
 from pubsub_api.core.settings import History, SubscriberSettings
@@ -47,7 +50,7 @@ _LIVE = StreamState.LIVE
 _HAVE_HOLE = (StreamState.WAITING, StreamState.REPAIRING)
 
 
-class SubscriberCore(StreamStarts):
+class SubscriberCore:
     """Not thread-safe: the owner serialises calls."""
 
     def __init__(
@@ -62,7 +65,35 @@ class SubscriberCore(StreamStarts):
         takes_repeats: bool = False,
     ) -> None:
         """``takes_repeats``: deliver, too, what was delivered or given up before, whenever it comes."""
-        super().__init__(settings, filters, guid=guid, jitter=jitter, history=history, takes_repeats=takes_repeats)
+        self.settings = settings
+        self.filters = FilterSet(filters)
+        self.counters = SubscriberCounters()
+        self._resync = ResyncScheduler(
+            jitter_s=settings.resync_jitter_s, interval_min_s=settings.resync_interval_min_s, jitter=jitter
+        )
+        self._questions = Questions(settings, self.counters, self.filters, guid=guid, jitter=jitter, history=history)
+        self._roster = Roster(settings, self.counters)
+        self.publishers = self._roster.publishers
+        self.room = ConsumerRoom(settings.pending_bytes_max, self._roster, self._resync)
+        self._order = StreamOrder(
+            settings,
+            self.counters,
+            roster=self._roster,
+            questions=self._questions,
+            resync=self._resync,
+            room=self.room,
+            takes_repeats=takes_repeats,
+            misses_the_past=takes_repeats and history is not None,
+        )
+        self._starts = StreamStarts(
+            settings,
+            self.counters,
+            self.filters,
+            roster=self._roster,
+            questions=self._questions,
+            resync=self._resync,
+            order=self._order,
+        )
         self._links: dict[str, bool] = {}
         """Every address that ever was up -> whether it is now."""
         self._arrivals: dict[str, tuple[str, float]] = {}
@@ -87,7 +118,8 @@ class SubscriberCore(StreamStarts):
 
     def take(self) -> tuple[list[Delivery | Resync], list[messages.Query]]:
         """What is to be delivered, in order, and what is to be asked, since the last call."""
-        out, self._out = self._out, []
+        room = self.room
+        out, room.out = room.out, []
         return out, self._questions.take()
 
     def next_deadline(self) -> float:
@@ -104,10 +136,6 @@ class SubscriberCore(StreamStarts):
         return min(self._roster.next_timer(), self._questions.next_deadline(), self._next_silence_check)
 
     @property
-    def publishers(self) -> dict[bytes, InPublisher]:
-        return self._publishers
-
-    @property
     def parked_bytes(self) -> int:
         return self._roster.parked_bytes
 
@@ -118,7 +146,7 @@ class SubscriberCore(StreamStarts):
         if len(received) == 1:
             delivery = self.on_lone_frame(received[0], now)
             if delivery is not None:
-                self._out.append(delivery)
+                self.room.out.append(delivery)
                 return
         self._wake(now)
         for frame in received:
@@ -133,7 +161,8 @@ class SubscriberCore(StreamStarts):
         was done, and `on_frames` has to look at it.
         """
         resync = self._resync
-        if self._out or resync.is_blocked or resync.reasons or now - self._last_call > self._excused_after_s:
+        room = self.room
+        if room.out or resync.is_blocked or resync.reasons or now - self._last_call > self._excused_after_s:
             return None
         frame_settings = self.settings.frame
         try:
@@ -143,16 +172,16 @@ class SubscriberCore(StreamStarts):
                 frames.check_count(frame, header)
         except FrameError:
             return None
-        publisher = self._publishers.get(guid)
+        publisher = self.publishers.get(guid)
         if kind != _DATA or publisher is None or publisher.is_suspect:
             return None
         stream = publisher.streams.get(topic)
-        room_bytes = self.room_bytes - len(frame)
-        if stream is None or first != stream.next or stream.state is not _LIVE or room_bytes < 0:
+        bytes_left = room.bytes_left - len(frame)
+        if stream is None or first != stream.next or stream.state is not _LIVE or bytes_left < 0:
             return None
         self._last_call = publisher.last_heard = now
         publisher.is_heard = True
-        self.room_bytes = room_bytes
+        room.bytes_left = bytes_left
         self.newest_timestamp = max(self.newest_timestamp, timestamp)
         stream.head = first + count - 1
         stream.head_stamp = timestamp
@@ -173,10 +202,10 @@ class SubscriberCore(StreamStarts):
     def _conclude_due(self, now: float) -> None:
         for stream in self._roster.due(now):
             if stream.state in _HAVE_HOLE:
-                self._on_deadline(stream, now)
+                self._order.on_deadline(stream, now)
             else:
-                self._still_unknown(stream, now)
-        self._send_repairs(now)
+                self._starts.still_unknown(stream, now)
+        self._order.send_repairs(now)
         if now >= self._next_silence_check:
             self._next_silence_check = now + self.settings.max_idle_time_s
             self._check_silence(now)
@@ -224,7 +253,7 @@ class SubscriberCore(StreamStarts):
     def filter_removed(self, topic_filter: str) -> bool:
         """A filter was dropped: streams that no other filter selects are forgotten.  True when it was there."""
         was_there = self.filters.discard(topic_filter)
-        self._joined.discard(topic_filter)
+        self._starts.joined.discard(topic_filter)
         self._roster.forget_unselected(self.filters)
         return was_there
 
@@ -274,20 +303,20 @@ class SubscriberCore(StreamStarts):
         _, _, guid, _, after, _, timestamp, topic, _, _ = header
         self.counters.frames += 1
         self.newest_timestamp = max(self.newest_timestamp, timestamp)
-        publisher = self._heard(guid, now) if not is_repair else self._publisher(guid, now)
-        stream = publisher.streams.get(topic) or self._open_stream(publisher, topic, after, now)
+        publisher = self._starts.heard(guid, now) if not is_repair else self._starts.publisher(guid, now)
+        stream = publisher.streams.get(topic) or self._starts.open_stream(publisher, topic, after, now)
         if stream is None:
             self.counters.unwanted += 1
         else:
-            self._accept(stream, frame, header, now, is_repair=is_repair)
+            self._order.accept(stream, frame, header, now, is_repair=is_repair)
 
     def _on_hello(self, frame: bytes, header: Header, now: float) -> None:
         hello = messages.decode(messages.Hello, frame, header)
-        publisher = self._heard(header.guid, now)
+        publisher = self._starts.heard(header.guid, now)
         self.counters.hellos += 1
         self.newest_timestamp = max(self.newest_timestamp, header.timestamp)
         if header.topic != CONTROL_TOPIC:
-            self._note_head(publisher, header.topic, header.after, header.timestamp, now)
+            self._starts.note_head(publisher, header.topic, header.after, header.timestamp, now)
             return
         if header.flags & Flag.START:
             publisher.starts(header.timestamp)
@@ -295,19 +324,19 @@ class SubscriberCore(StreamStarts):
         self._sign_of_life_at = now
         if publisher.is_replaced:
             self._roster.revive(publisher)
-            self._ask_heads(publisher, now)
+            self._starts.ask_heads(publisher, now)
         is_new = not publisher.name
         self._roster.name(publisher, hello.name)
         if header.flags & Flag.START:
             publisher.baseline_at = now
         if hello.predecessor and header.flags & Flag.START:
-            self._on_succession(publisher, hello, now)
+            self._starts.on_succession(publisher, hello, now)
         former = self._roster.namesake(publisher, hello.predecessor)
         if former is not None:
-            self._resync_all(Reason.PUBLISHER_RESTARTED, now)
+            self._starts.resync_all(Reason.PUBLISHER_RESTARTED, now)
             self._roster.replace(former)
-        elif is_new and not self._knows_starts(publisher) and self.is_ready:
-            self._ask_heads(publisher, now)
+        elif is_new and not self._starts.knows_starts(publisher) and self.is_ready:
+            self._starts.ask_heads(publisher, now)
 
     def _note_clock(self, publisher: InPublisher, stamp: int, now: float) -> None:
         """A sign of life tells what a publisher's clock shows, unless it may have waited here for long."""
@@ -316,10 +345,10 @@ class SubscriberCore(StreamStarts):
 
     def _on_bye(self, frame: bytes, header: Header, now: float) -> None:
         bye = messages.decode(messages.Bye, frame, header)
-        publisher = self._heard(header.guid, now)
+        publisher = self._starts.heard(header.guid, now)
         self._roster.name(publisher, bye.name)
         for topic, head in bye.heads.items():
-            self._note_head(publisher, topic, head, header.timestamp, now, is_final=True)
+            self._starts.note_head(publisher, topic, head, header.timestamp, now, is_final=True)
         if publisher.bye.add(bye.part, bye.parts):
             publisher.has_ended = True
 
@@ -334,31 +363,31 @@ class SubscriberCore(StreamStarts):
         if header.topic != scope or not all(covers(scope, topic) for _, topic, _ in reply.heads):
             raise MalformedFrame(f"an answer to a question of scope {scope!r} that is about something else")
         if reply.publisher:
-            publisher = self._heard(header.guid, now)
+            publisher = self._starts.heard(header.guid, now)
             self._roster.name(publisher, publisher.name or reply.responder)
             self._note_clock(publisher, header.timestamp, now)
-            self._on_age(publisher, purpose.asked, reply.age, now)
-            self._on_ancestry(publisher, reply.former, now)
+            self._starts.on_age(publisher, purpose.asked, reply.age, now)
+            self._starts.on_ancestry(publisher, reply.former, now)
         if purpose.streams:
             told = {topic: head for guid, topic, head in reply.heads if guid == header.guid}
-            self._on_told(purpose.streams, told, header.guid, header.timestamp, now)
+            self._order.on_told(purpose.streams, told, header.guid, header.timestamp, now)
         else:
             for guid, topic, head in reply.heads:
                 stamp = header.timestamp if guid == header.guid else NO_STAMP
                 is_final = reply.publisher and guid in reply.former
-                self._on_baseline(self._publisher(guid, now), topic, head, stamp, now, is_final=is_final)
+                self._starts.on_baseline(self._starts.publisher(guid, now), topic, head, stamp, now, is_final=is_final)
         for stored in reply.frames:
             self._on_stored(stored, scope, now)
         is_concluded = self._questions.answered(reply.id, header.guid, reply.part, reply.parts, now)
         if header.guid not in purpose.finished:
-            self._wait_on(purpose.streams, now, has_ended=bool(reply.parts))
+            self._order.wait_on(purpose.streams, now, has_ended=bool(reply.parts))
         if reply.publisher and purpose.is_baseline and header.guid in purpose.finished:
-            publisher = self._publisher(header.guid, now)
+            publisher = self._starts.publisher(header.guid, now)
             publisher.baseline_at = max(publisher.baseline_at, purpose.asked)
             # Of former lives the answer has the final heads of what was asked for, and that may be one new filter.
             is_of_all = purpose.join is None or {*self.filters} <= {*purpose.join.filters}
             for guid in reply.former if is_of_all else ():
-                self._roster.end(self._publisher(guid, now))
+                self._roster.end(self._starts.publisher(guid, now))
         if is_concluded:
             self._conclude(reply.id, now)
 
@@ -386,7 +415,7 @@ class SubscriberCore(StreamStarts):
         self._questions.close(query_id)
         if purpose.join is not None:
             self._finish_join(purpose.join, now)
-        self._give_up_unanswered(purpose.streams, purpose.finished, now)
+        self._order.give_up_unanswered(purpose.streams, purpose.finished, now)
 
     def _needs_more(self, purpose: QuestionPurpose) -> bool:
         """Whether a link that is back could still be verified: a publisher that was known may not have been reached."""
@@ -398,10 +427,8 @@ class SubscriberCore(StreamStarts):
         )
 
     def _finish_join(self, join: Join, now: float) -> None:
-        new = [kept for kept in join.filters if kept in self.filters and self._joined.add(kept)]
-        if new:
-            self._joined_at = join.asked
-        is_verified = join.reason is Reason.RECONNECTED and not new and self._is_verified(join)
+        is_new = self._starts.join(join.filters, join.asked)
+        is_verified = join.reason is Reason.RECONNECTED and not is_new and self._is_verified(join)
         self._roster.note_familiar()
         self._is_reconnect_unproven = False
         if is_verified:
@@ -418,20 +445,20 @@ class SubscriberCore(StreamStarts):
         resync = self._resync.emit(now, self.filters)
         if resync is None:
             return
-        self._out.append(resync)
+        self.room.out.append(resync)
         self.counters.resyncs += 1
         self.is_ready = True
         self._questions.start_periodic(now)
         covered = FilterSet(resync.topics)
-        for publisher in self._publishers.values():
+        for publisher in self.publishers.values():
             for stream in list(publisher.streams.values()):
                 if stream.state is StreamState.LIVE or not (
-                    covered.match(stream.topic) and self._joined.match(stream.topic)
+                    covered.match(stream.topic) and self._starts.joined.match(stream.topic)
                 ):
                     continue
                 stream.covered = stream.shown_head
                 if stream.state is StreamState.RESYNCING and not (stream.deadline and not stream.is_anchored):
-                    self._release(stream, now)
+                    self._order.release(stream, now)
 
     # -- silence
 
@@ -451,7 +478,7 @@ class SubscriberCore(StreamStarts):
             standstill.asked_at = now
             standstill.behind_until = min(standstill.behind_until, now + self.settings.ready_timeout_s)
             for publisher in self._roster.living():
-                self._ask_heads(publisher, now)
+                self._starts.ask_heads(publisher, now)
         if now >= standstill.behind_until or self._knows_heads_since(standstill.asked_at):
             standstill.behind_until = None
         return standstill.behind_until is not None
@@ -461,4 +488,4 @@ class SubscriberCore(StreamStarts):
 
     def _check_silence(self, now: float) -> None:
         if self._roster.look_for_silence(now):
-            self._resync_all(Reason.SILENCE, now)
+            self._starts.resync_all(Reason.SILENCE, now)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 
 from pubsub_api.core.settings import CacheSettings, FrameSettings, PublisherSettings, SubscriberSettings
+from pubsub_api.testing.simulator.seeds import profile_for
 
 Range = tuple[int, int]
 
@@ -217,12 +218,8 @@ PROFILES = {
 
 _LARGE = {MANY_TOPICS.name: 1000, MANY_HEADS.name: 25}
 """Profiles that take long come once in so many seeds."""
-_USUAL = tuple(profile for profile in PROFILES.values() if profile.name not in _LARGE)
 
 
 def profile_of(seed: int) -> Profile:
     """The profile of a seed for which none is named."""
-    for name, every in _LARGE.items():
-        if seed % every == every - 1:
-            return PROFILES[name]
-    return _USUAL[seed % len(_USUAL)]
+    return profile_for(seed, PROFILES, _LARGE)

@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 from pubsub_api.testing.simulator.profiles import Profile, profile_of
 from pubsub_api.testing.simulator.scenario import Cores, Scenario
-from pubsub_api.testing.simulator.seeds import failing_with_seed, run_each
-from pubsub_api.testing.simulator.world import SimulationFailure, World
+from pubsub_api.testing.simulator.seeds import run_each, run_scenario
+from pubsub_api.testing.simulator.world import SimulationFailure
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,15 +32,12 @@ class Report:
 
 def simulate(seed: int, profile: Profile | None = None, *, cores: Cores | None = None) -> Report:
     """Run one seed under ``profile``, or under the one the seed selects.  Raises SimulationFailure."""
-    profile = profile or profile_of(seed)
-    world = World(seed)
-    with failing_with_seed(seed, profile.name, world):
-        scenario = Scenario(world, profile, cores or Cores())
-        scenario.run()
+    chosen = profile or profile_of(seed)
+    world, scenario = run_scenario(seed, chosen.name, lambda world: Scenario(world, chosen, cores or Cores()))
     network, oracle = scenario.network, scenario.oracle
     return Report(
         seed=seed,
-        profile=profile.name,
+        profile=chosen.name,
         digest=world.digest(),
         virtual_s=world.now,
         steps=world.steps,

@@ -5,27 +5,48 @@ The cores of other packages are simulated in the same world, by scenarios of the
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterable, Iterator
-from typing import TypeVar
+from collections.abc import Callable, Iterable, Mapping
+from typing import Protocol, TypeVar
 
 from pubsub_api.testing.simulator.world import SimulationFailure, Violation, World
 
 TRACE_LINES = 80
 
+ProfileT = TypeVar("ProfileT")
 ReportT = TypeVar("ReportT")
 
 
-@contextlib.contextmanager
-def failing_with_seed(seed: int, profile: str, world: World) -> Iterator[None]:
-    """Turns whatever is raised within into a SimulationFailure that replays it and shows the end of the trace."""
+class Runnable(Protocol):
+    """One run of a simulator."""
+
+    def run(self) -> None:
+        """Raises Violation."""
+
+
+ScenarioT = TypeVar("ScenarioT", bound=Runnable)
+
+
+def profile_for(seed: int, profiles: Mapping[str, ProfileT], large: Mapping[str, int]) -> ProfileT:
+    """The profile of a seed for which none is named.  Those that take long are ``large``: once in so many seeds."""
+    for name, every in large.items():
+        if seed % every == every - 1:
+            return profiles[name]
+    usual = [name for name in profiles if name not in large]
+    return profiles[usual[seed % len(usual)]]
+
+
+def run_scenario(seed: int, profile: str, make: Callable[[World], ScenarioT]) -> tuple[World, ScenarioT]:
+    """Run one seed.  Turns what is raised into a SimulationFailure that replays it and shows the end of the trace."""
+    world = World(seed)
     try:
-        yield
+        scenario = make(world)
+        scenario.run()
     except Violation as violation:
         raise SimulationFailure(seed, str(violation), world.lines(TRACE_LINES), profile) from None
     except Exception as error:
         what = f"{type(error).__name__}: {error}"
         raise SimulationFailure(seed, what, world.lines(TRACE_LINES), profile) from error
+    return world, scenario
 
 
 def run_each(

@@ -119,9 +119,9 @@ class SimSubscriber:
 
     def _take_in(self, received: list[bytes]) -> None:
         if self.is_slow:
-            self.core.room_bytes = self.world.random.randrange(600)
+            self.core.room.bytes_left = self.world.random.randrange(600)
         elif self._queue_bytes_max:
-            self.core.room_bytes = self._queue_bytes_max - self.queue_bytes
+            self.core.room.bytes_left = self._queue_bytes_max - self.queue_bytes
         self.core.on_frames(received, self.world.now)
         for frame in received:
             self.oracle.reached(self, frame[_GUID])
@@ -211,21 +211,21 @@ class SimSubscriber:
         if self.is_alive and self.is_slow:
             self.world.note(self.name, "consumes quickly")
             self.is_slow = False
-            self.core.room_bytes = float("inf")
+            self.core.room.bytes_left = float("inf")
             self._drain_queue()
 
     def _drain_queue(self) -> None:
         """The slow consumer has taken something, or everything."""
         self._is_draining = False
-        if self.is_alive and self.core.is_queue_full:
+        if self.is_alive and self.core.room.is_full:
             room_bytes = self.world.random.randrange(600) if self.is_slow else float("inf")
-            self.core.make_room(room_bytes, is_half_empty=not self.is_slow or self.world.chance(0.5))
+            self.core.room.make_room(room_bytes, is_half_empty=not self.is_slow or self.world.chance(0.5))
             if not self.is_frozen:
                 self._poll()
             self._watch_queue()
 
     def _watch_queue(self) -> None:
-        if self.core.is_queue_full and not self._queue_bytes_max and not self._is_draining:
+        if self.core.room.is_full and not self._queue_bytes_max and not self._is_draining:
             self._is_draining = True
             self.world.after(self.world.between(0.05, 1.0), self._drain_queue)
 
@@ -263,9 +263,9 @@ class SimSubscriber:
             item = self._queue.popleft()
             self._consume(item)
             self.queue_bytes -= _size(item)
-            if self.core.is_queue_full:
+            if self.core.room.is_full:
                 room_bytes = self._queue_bytes_max - self.queue_bytes
-                self.core.make_room(room_bytes, is_half_empty=room_bytes >= self._queue_bytes_max // 2)
+                self.core.room.make_room(room_bytes, is_half_empty=room_bytes >= self._queue_bytes_max // 2)
             self._after_call()
         self._is_consuming = bool(self._queue)
         if self._is_consuming:

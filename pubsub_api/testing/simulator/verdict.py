@@ -81,7 +81,7 @@ def _check_idle(subscriber: SimSubscriber) -> None:
 def _check_counts(subscriber: SimSubscriber) -> None:
     core = subscriber.core
     streams = _streams(subscriber)
-    if core.is_queue_full or subscriber.queue_bytes:
+    if core.room.is_full or subscriber.queue_bytes:
         raise Violation(f"{subscriber.name} has not taken all that was ready for it")
     parked = sum(len(frame) for stream in streams for frame, _ in stream.parked.values())
     if core.parked_bytes != parked:

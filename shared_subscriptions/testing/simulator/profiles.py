@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
+from pubsub_api.testing.simulator.seeds import profile_for
 from shared_subscriptions.core.settings import BorrowerSettings, LaneSettings, LeaderSettings, LeaseSettings
 
 LEASE = LeaseSettings(member_lease_s=1.0, claim_time_s=2.0)
@@ -113,4 +114,4 @@ PROFILES = {
 
 def profile_of(seed: int) -> Profile:
     """The profile that a seed runs under unless told otherwise."""
-    return list(PROFILES.values())[seed % len(PROFILES)]
+    return profile_for(seed, PROFILES, {})

@@ -139,7 +139,7 @@ def test_a_subscriber_can_be_closed_from_its_callback(bus: Bus) -> None:
         subscriber.close()
         is_closed.set()
 
-    subscriber._on_events = lambda events: close(events[0])
+    subscriber._dispatcher.on_events = lambda events: close(events[0])
     publisher.send_event(event(sent + 1))
     assert is_closed.wait(WAIT_S)
 

@@ -195,11 +195,11 @@ class Rig:
 
     def fill_queue(self) -> None:
         """The next frame in order is the last for which the consumer's queue has room."""
-        self.subscriber.room_bytes = 0.0
+        self.subscriber.room.bytes_left = 0.0
 
     def make_room(self, room_bytes: float, *, is_half_empty: bool = True) -> None:
         """The consumer takes something from its full queue."""
-        self.subscriber.make_room(room_bytes, is_half_empty=is_half_empty)
+        self.subscriber.room.make_room(room_bytes, is_half_empty=is_half_empty)
         self.settle()
 
     # -- what to look at

@@ -17,7 +17,7 @@ from pubsub_api.core.receiving.resync_requests import Reason
 from pubsub_api.core.receiving.roster import InPublisher, Roster
 from pubsub_api.core.receiving.statistics import SubscriberCounters
 from pubsub_api.core.settings import CacheSettings
-from pubsub_api.core.topics import CONTROL_TOPIC
+from pubsub_api.core.topics import CONTROL_TOPIC, FilterSet
 from tests.unit.pubsub_api.core_rig import NO_REPAIR, PUBLISHER, SUBSCRIBER, Rig, guid_of
 
 NO_ROOM = dataclasses.replace(SUBSCRIBER, pending_bytes_max=1)
@@ -52,10 +52,10 @@ def test_a_full_queue_blocks_from_the_frame_that_fills_it() -> None:
     publisher = rig.publisher()
     rig.join()
     made = rig.publish(publisher, "a", 4)
-    rig.subscriber.room_bytes = len(made[0]) + 1
+    rig.subscriber.room.bytes_left = len(made[0]) + 1
     rig.deliver(*made)
     assert rig.numbers("a") == [1, 2]
-    assert rig.subscriber.is_queue_full
+    assert rig.subscriber.room.is_full
     assert rig.subscriber.counters.discarded == 2
 
 
@@ -213,7 +213,7 @@ def test_an_idle_stream_takes_less_than_a_kilobyte() -> None:
 def test_the_oldest_of_too_many_questions_is_given_up_and_counted_but_not_the_join() -> None:
     counters = SubscriberCounters()
     settings = dataclasses.replace(SUBSCRIBER, questions_max=10)
-    questions = Questions(settings, counters, guid=guid_of(1), jitter=lambda: 0.0, history=None)
+    questions = Questions(settings, counters, FilterSet(), guid=guid_of(1), jitter=lambda: 0.0, history=None)
     questions.join(Reason.INITIAL, ["#"], 0.0)
     for number in range(1, 13):
         questions.ranges([messages.Want(guid_of(2), "a", number, number)], 0.0)

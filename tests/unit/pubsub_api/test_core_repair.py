@@ -14,7 +14,7 @@ from pubsub_api.core.publisher import PublisherCore
 from pubsub_api.core.receiving.questions import HURRY_MAX, WANTS_PER_QUERY_MAX, Questions
 from pubsub_api.core.receiving.statistics import SubscriberCounters
 from pubsub_api.core.settings import CacheSettings, History
-from pubsub_api.core.topics import CONTROL_TOPIC
+from pubsub_api.core.topics import CONTROL_TOPIC, FilterSet
 from tests.unit.pubsub_api.core_rig import PUBLISHER, SUBSCRIBER, Rig, guid_of, header_of
 
 NO_CACHE = dataclasses.replace(PUBLISHER, cache=None)
@@ -158,7 +158,9 @@ def test_a_question_that_is_not_answered_is_repeated_with_growing_patience() -> 
 
 
 def test_the_first_wait_for_an_answer_follows_how_long_answers_take() -> None:
-    questions = Questions(SUBSCRIBER, SubscriberCounters(), guid=guid_of(1), jitter=lambda: 0.0, history=None)
+    questions = Questions(
+        SUBSCRIBER, SubscriberCounters(), FilterSet(), guid=guid_of(1), jitter=lambda: 0.0, history=None
+    )
     assert questions.hurry == 0
 
     def answer_after(seconds: float) -> None:

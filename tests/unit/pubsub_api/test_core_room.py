@@ -26,10 +26,10 @@ def test_what_finds_no_room_follows_in_order_as_room_is_made() -> None:
     assert rig.subscriber.parked_bytes == sum(map(len, made[1:]))
     rig.make_room(len(made[1]) + 1)
     assert rig.numbers("a") == [1, 2, 3], "as much as there is room for, and the frame that fills it"
-    assert rig.subscriber.is_queue_full
+    assert rig.subscriber.room.is_full
     rig.make_room(10_000)
     assert rig.numbers("a") == list(range(1, 11))
-    assert not rig.subscriber.is_queue_full
+    assert not rig.subscriber.room.is_full
     assert rig.subscriber.parked_bytes == 0
     rig.run(3)
     assert (rig.reasons, rig.subscriber.counters.discarded) == (["initial"], 0)
@@ -40,7 +40,7 @@ def test_a_repair_that_releases_more_than_there_is_room_for_is_no_reason_to_resy
     made = rig.publish(publisher, "a", 30)
     rig.deliver(*made[1:])
     parked = rig.subscriber.parked_bytes
-    rig.subscriber.room_bytes = 3.0 * len(made[0])
+    rig.subscriber.room.bytes_left = 3.0 * len(made[0])
     rig.run(1)
     assert len(rig.numbers("a")) == 4
     assert rig.subscriber.counters.closed_by_repair == 1
@@ -85,7 +85,7 @@ def test_too_much_that_finds_no_room_is_discarded_and_told_once() -> None:
         rig.deliver(frame)
         assert rig.subscriber.parked_bytes <= 500
     held = [number for number in range(2, 41) if sum(map(len, made[1:number])) <= 500]
-    assert rig.subscriber.is_overrun
+    assert rig.subscriber.room.is_overrun
     rig.make_room(10_000)
     rig.run(5)
     assert rig.numbers("a") == [1, *held]
@@ -99,7 +99,7 @@ def test_who_was_overrun_is_told_before_it_sees_what_follows() -> None:
     rig, publisher = joined(500, resync_interval_min_s=4.0)
     rig.fill_queue()
     rig.deliver(*rig.publish(publisher, "a", 40))
-    assert rig.subscriber.is_overrun
+    assert rig.subscriber.room.is_overrun
     rig.make_room(10_000)
     rig.deliver(*rig.publish(publisher, "a", 2))
     assert rig.reasons == ["initial"], "it is not due yet"
@@ -158,7 +158,7 @@ def test_no_more_is_asked_for_than_there_is_room_for() -> None:
     rig, publisher = joined(1000)
     made = rig.publish(publisher, "a", 200)
     rig.forget_told()
-    rig.subscriber.room_bytes = 500.0
+    rig.subscriber.room.bytes_left = 500.0
     rig.deliver(made[199])
     rig.run(0.25)
     (want,) = rig.queries[0].wants
@@ -178,7 +178,7 @@ def test_without_repair_too_much_in_order_is_for_a_slow_consumer_and_behind_a_ho
     rig.join()
     rig.fill_queue()
     rig.deliver(*rig.publish(publisher, "a", 9))
-    assert rig.subscriber.is_overrun
+    assert rig.subscriber.room.is_overrun
     rig.make_room(10_000)
     rig.run(0.1)
     assert rig.reasons == ["initial", "slow consumer"]

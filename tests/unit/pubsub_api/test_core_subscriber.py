@@ -389,13 +389,13 @@ def test_a_lone_frame_goes_the_short_way_only_when_nothing_else_is_to_be_done() 
     rig.deliver(*rig.publish(publisher, "c"))
     assert is_refused(second), "there is no room"
     rig.make_room(10_000)
-    rig.subscriber.room_bytes = len(second) - 1
+    rig.subscriber.room.bytes_left = len(second) - 1
     assert is_refused(second), "there is not room enough"
-    rig.subscriber.room_bytes = len(second)
+    rig.subscriber.room.bytes_left = len(second)
     assert rig.subscriber.on_lone_frame(second, rig.now) == (second, frames.unpack(second, bytes_max=2**20), 0)
-    assert rig.subscriber.room_bytes == 0
+    assert rig.subscriber.room.bytes_left == 0
     assert rig.subscriber.take() == ([], []), "what it returns is not delivered twice"
-    rig.subscriber.room_bytes = float("inf")
+    rig.subscriber.room.bytes_left = float("inf")
     rig.deliver(fourth)
     assert is_refused(third), "another one waits behind it"
     rig.deliver(third)

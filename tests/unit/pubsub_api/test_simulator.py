@@ -7,14 +7,18 @@ import os
 import subprocess
 import sys
 from collections.abc import Collection, Iterable, Iterator
+from typing import Any
 
 import pytest
 
 from pubsub_api.core.frame import Header
 from pubsub_api.core.publisher import Outgoing, OutStream, PublisherCore
 from pubsub_api.core.receiving.instream import Delivery, InStream
+from pubsub_api.core.receiving.order import StreamOrder
 from pubsub_api.core.receiving.questions import Join
 from pubsub_api.core.receiving.resync_requests import NEVER, Reason
+from pubsub_api.core.receiving.room import ConsumerRoom
+from pubsub_api.core.receiving.stream_starts import StreamStarts
 from pubsub_api.core.receiving.subscriber import SubscriberCore
 from pubsub_api.testing.simulator import (
     PROFILES,
@@ -89,10 +93,10 @@ def test_loss_of_frames_alone_never_needs_a_resync_when_caches_are_large_and_ans
 # -- broken cores, one for each thing the oracle must see
 
 
-class SkipsHoles(SubscriberCore):
+class SkipsHoles(StreamOrder):
     """Goes on after a hole as if nothing were missing."""
 
-    def _open_hole(self, stream: InStream, now: float) -> None:
+    def open_hole(self, stream: InStream, now: float) -> None:
         for delivery, size in stream.skip_holes():
             self._roster.parked_bytes -= size
             if delivery is not None:
@@ -106,20 +110,20 @@ class DeliversTwice(SubscriberCore):
         duplicates = self.counters.duplicates
         super()._on_data(frame, header, now, is_repair=is_repair)
         if self.counters.duplicates > duplicates:
-            self._out.append((frame, header, 0))
+            self.room.out.append((frame, header, 0))
 
 
-class DeliversOutOfOrder(SubscriberCore):
+class DeliversOutOfOrder(StreamOrder):
     """Does not wait for what is missing, and takes it when it comes."""
 
     def _park(self, stream: InStream, frame: bytes, header: Header, now: float) -> None:
-        self._out.append((frame, header, 0))
+        self._room.out.append((frame, header, 0))
 
 
-class IgnoresHellos(SubscriberCore):
+class IgnoresHellos(StreamStarts):
     """Sees holes only between data."""
 
-    def _note_head(self, *_: object, **__: object) -> None:
+    def note_head(self, *_: object, **__: object) -> None:
         pass
 
 
@@ -130,20 +134,20 @@ class IgnoresSilence(SubscriberCore):
         pass
 
 
-class NeverAsks(SubscriberCore):
+class NeverAsks(StreamOrder):
     """Resyncs where a cache could have helped."""
 
-    def _on_deadline(self, stream: InStream, now: float) -> None:
+    def on_deadline(self, stream: InStream, now: float) -> None:
         self._give_up(stream, Reason.LOSS, now)
 
 
-class ForgetsToResync(SubscriberCore):
+class ForgetsToResync(StreamOrder):
     """Gives up without telling anybody."""
 
     def _give_up(self, stream: InStream, reason: Reason, now: float) -> None:
         super()._give_up(stream, reason, now)
-        self._release(stream, now)
-        self._resync._reasons.discard(reason)
+        self.release(stream, now)
+        self._resync.reasons.discard(reason)
 
 
 class TrustsEveryReconnect(SubscriberCore):
@@ -151,49 +155,49 @@ class TrustsEveryReconnect(SubscriberCore):
         return True
 
 
-class ParksWithoutBound(SubscriberCore):
+class ParksWithoutBound(StreamOrder):
     def _park(self, stream: InStream, frame: bytes, header: Header, now: float) -> None:
         self._roster.parked_bytes += stream.park(frame, header)
         if not stream.has_hole or stream.state.value == "live":
-            self._open_hole(stream, now)
+            self.open_hole(stream, now)
 
 
-class DiscardsWhatFindsNoRoom(SubscriberCore):
+class DiscardsWhatFindsNoRoom(ConsumerRoom):
     """Takes whoever cannot swallow a repair at once for slow."""
 
-    def _hold(self, _delivery: Delivery) -> bool:
+    def hold(self, _delivery: Delivery) -> bool:
         self.is_overrun = True
         return False
 
 
-class GoesOnAfterAnOverrun(SubscriberCore):
+class GoesOnAfterAnOverrun(StreamOrder):
     """Tells what it discarded, and meanwhile delivers what follows."""
 
     def _await_resync(self, stream: InStream) -> None:
-        if not self.is_overrun:
+        if not self._room.is_overrun:
             super()._await_resync(stream)
 
 
-class HoldsWithoutBound(SubscriberCore):
-    def _hold(self, delivery: Delivery) -> bool:
+class HoldsWithoutBound(ConsumerRoom):
+    def hold(self, delivery: Delivery) -> bool:
         self._held.append(delivery)
-        self._held_bytes += len(delivery[0])
+        self.held_bytes += len(delivery[0])
         self._roster.parked_bytes += len(delivery[0])
         return True
 
 
-class ForgetsWhatIsHeld(SubscriberCore):
+class ForgetsWhatIsHeld(ConsumerRoom):
     """Goes on with what is new as soon as there is room."""
 
-    def make_room(self, room_bytes: float, *, is_half_empty: bool) -> None:
-        super().make_room(room_bytes, is_half_empty=is_half_empty)
+    def make_room(self, bytes_left: float, *, is_half_empty: bool) -> None:
+        super().make_room(bytes_left, is_half_empty=is_half_empty)
         self._resync.is_blocked = False
 
 
-class FillsTheQueueAtOnce(SubscriberCore):
+class FillsTheQueueAtOnce(ConsumerRoom):
     """Hands over all that is held, whatever room there is."""
 
-    def make_room(self, room_bytes: float, *, is_half_empty: bool) -> None:
+    def make_room(self, bytes_left: float, *, is_half_empty: bool) -> None:
         super().make_room(float("inf"), is_half_empty=is_half_empty)
 
 
@@ -204,16 +208,16 @@ class TakesSilenceForAnAnswer(SubscriberCore):
         super().asked(query_id, responders, now)
         purpose = self._questions.purpose(query_id)
         if responders == 0 and purpose is not None:
-            self._give_up_unanswered(purpose.streams, self.publishers, now)
+            self._order.give_up_unanswered(purpose.streams, self.publishers, now)
 
 
-class TakesOthersAnswers(SubscriberCore):
+class TakesOthersAnswers(StreamOrder):
     """Gives up what a publisher has that was not reached, because others have not."""
 
-    def _give_up_unanswered(
+    def give_up_unanswered(
         self, asked: Iterable[tuple[InStream, int]], finished: Collection[bytes], now: float
     ) -> None:
-        super()._give_up_unanswered(asked, self.publishers, now)
+        super().give_up_unanswered(asked, self._roster.publishers, now)
 
 
 class JoinsInOneAttempt(SubscriberCore):
@@ -228,34 +232,34 @@ class JoinsInOneAttempt(SubscriberCore):
         return super().next_deadline()
 
 
-class AsksNobodysAge(SubscriberCore):
+class AsksNobodysAge(StreamStarts):
     """Takes a publisher that it meets in mid-flow for one that was always there."""
 
-    def _on_age(self, *_: object) -> None:
+    def on_age(self, *_: object) -> None:
         pass
 
 
-class BelievesEveryHead(SubscriberCore):
+class BelievesEveryHead(StreamOrder):
     """Takes for repeated what is sent below a head that never was."""
 
-    def _is_believed(self, *_: object, **__: object) -> bool:
+    def is_believed(self, *_: object, **__: object) -> bool:
         return False
 
-    def _start_again(self, *_: object) -> None:
+    def start_again(self, *_: object) -> None:
         pass
 
 
-class BelievesEveryWord(SubscriberCore):
+class BelievesEveryWord(StreamStarts):
     """Takes what a hello tells for covered by the next resync."""
 
     def _raise_head(self, stream: InStream, head: int, stamp: int, now: float, *, is_shown: bool) -> None:
         super()._raise_head(stream, head, stamp, now, is_shown=True)
 
 
-class AsksNobodyHowFarItIs(SubscriberCore):
+class AsksNobodyHowFarItIs(StreamOrder):
     """Does not hear what a publisher tells of its own streams with what is wanted."""
 
-    def _on_told(self, *_: object) -> None:
+    def on_told(self, *_: object) -> None:
         pass
 
 
@@ -269,7 +273,7 @@ class NeverRests(SubscriberCore):
 class ResyncsTooMuch(SubscriberCore):
     def _on_hello(self, frame: bytes, header: Header, now: float) -> None:
         super()._on_hello(frame, header, now)
-        self._resync_all(Reason.SILENCE, now)
+        self._starts.resync_all(Reason.SILENCE, now)
 
 
 class Crashes(SubscriberCore):
@@ -308,6 +312,20 @@ class SaysTooManyHellos(PublisherCore):
         out += [self._stream_hello(stream, stamp) for stream in self.streams.values() for _ in range(40)]
 
 
+def core_with(part: type[StreamOrder | StreamStarts | ConsumerRoom]) -> type[SubscriberCore]:
+    """A core one part of which is broken."""
+
+    class Core(SubscriberCore):
+        def __init__(self, *arguments: Any, **keywords: Any) -> None:
+            super().__init__(*arguments, **keywords)
+            for one in (self._order, self._starts, self.room):
+                if issubclass(part, type(one)):
+                    one.__class__ = part  # type: ignore[assignment]
+
+    Core.__name__ = part.__name__
+    return Core
+
+
 def _mutants() -> Iterator[tuple[str, Cores]]:
     for profile, mutant in (
         ("lossy", SkipsHoles),
@@ -336,7 +354,7 @@ def _mutants() -> Iterator[tuple[str, Cores]]:
         ("calm", ResyncsTooMuch),
         ("restart", Crashes),
     ):
-        yield profile, Cores(subscriber=mutant)
+        yield profile, Cores(subscriber=mutant if issubclass(mutant, SubscriberCore) else core_with(mutant))
     for profile, other in (
         ("tail", SaysNoHello),
         ("calm", SaysNoHello),

@@ -1,0 +1,192 @@
+"""Calling the user: what waits in a subscriber's queue is decoded and handed over, in order, one call at a time.
+
+The thread that does it is the dispatcher's own, or that of a program that iterates.  A driver's thread may call the
+user with a frame that came alone (`pubsub_api.subscribing.inline_dispatch`): it uses `decode` and `tell` as well.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+from collections.abc import Callable, Iterator, Sequence
+
+from pubsub_api.core.errors import UndecodableBody
+from pubsub_api.core.events import Event, decode_events
+from pubsub_api.core.frame import Header
+from pubsub_api.core.receiving.instream import Delivery
+from pubsub_api.core.receiving.resync_requests import Resync
+from pubsub_api.subscribing.decoding import decode
+from pubsub_api.subscribing.history_gate import HistoryGate
+from pubsub_api.subscribing.inline_dispatch import InlineDispatch
+from pubsub_api.subscribing.items import Item, Mark, size_of
+
+LOG = logging.getLogger(__name__)
+
+OnEvent = Callable[[Event], None]
+OnEvents = Callable[[Sequence[Event]], None]
+OnResync = Callable[[Resync], None]
+OnFrames = Callable[[Sequence[Delivery]], None]
+"""Gets whole frames, in order, each with its header and how many of its first events were delivered before."""
+
+
+class Dispatcher:
+    """The queue between the core and the user.  `put` is for any thread; the rest for the one that calls the user."""
+
+    def __init__(
+        self,
+        *,
+        on_events: OnEvents | None,
+        on_frames: OnFrames | None,
+        on_resync: OnResync | None,
+        gate: HistoryGate | None,
+        handled: Callable[[int], None],
+        undecodable: Callable[[Header, Sequence[tuple[int, int]]], None],
+        resync_failed: Callable[[Resync], None],
+    ) -> None:
+        """Tells the owner when the user was called with a batch of that size, which numbers of a frame cannot be
+        decoded, and which resync the user could not act on."""
+        self._handled = handled
+        self._undecodable = undecodable
+        self._resync_failed = resync_failed
+        self.on_events = on_events
+        self.on_frames = on_frames
+        self._on_resync = on_resync
+        self._gate = gate
+        self._queue: queue.SimpleQueue[Sequence[Item] | None] = queue.SimpleQueue()
+        self.put = self._queue.put
+        """Queue a batch; None ends the thread, and iterations."""
+        self._left = 0
+        """Items that are left of a batch."""
+        self.received = self.callback_errors = 0
+        self.is_closed = False
+        self.inline = InlineDispatch()
+        self.thread: threading.Thread | None = None
+        """None when the user iterates."""
+        if on_events is not None or on_frames is not None:
+            self.thread = threading.Thread(target=self._run, name="heliograph-dispatcher", daemon=True)
+
+    def has_more(self) -> bool:
+        """Whether more waits, asked from within a callback."""
+        return self._left > 0 or not self._queue.empty()
+
+    def _run(self) -> None:
+        while True:
+            items = self._queue.get()
+            if items is None:
+                return
+            with self.inline.calling:
+                self._call_user(items)
+            self._handled(size_of(items))
+
+    def _call_user(self, items: Sequence[Item]) -> None:
+        if self.on_frames is not None:
+            self._hand_over_all(items)
+            return
+        for events in self._events_of(items):
+            self.tell(events)
+
+    def tell(self, events: list[Event]) -> None:
+        """Call the user.  Never raises."""
+        assert self.on_events is not None
+        try:
+            self.on_events(events)
+        except BaseException:  # on this thread no exception means more than that it was raised
+            self.callback_errors += 1
+            LOG.exception("Subscriber: the event callback raised; going on with the next events.")
+
+    def _hand_over_all(self, items: Sequence[Item]) -> None:
+        """Hand over whole frames, as many together as are at hand; resyncs are told on the way."""
+        run: list[Delivery] = []
+        for item in items:
+            if self.is_closed:
+                return
+            if isinstance(item, tuple):
+                run.append(item)
+            elif isinstance(item, Resync):
+                self.hand_over(run)
+                run = []
+                self._tell_resync(item)
+        self.hand_over(run)
+
+    def hand_over(self, deliveries: list[Delivery]) -> None:
+        """Call a user that takes whole frames.  Never raises."""
+        if not deliveries or self.is_closed:
+            return
+        assert self.on_frames is not None
+        self.received += sum(header.count - already for _, header, already in deliveries)
+        try:
+            self.on_frames(deliveries)
+        except BaseException:
+            self.callback_errors += 1
+            LOG.exception("Subscriber: the frame callback raised; going on with the next frames.")
+
+    def batches(self) -> Iterator[list[Event]]:
+        """Events in order, as they come out of the queue; resyncs are told on the way.  Ends when it is closed."""
+        while True:
+            items = self._queue.get()
+            if items is None:
+                self._queue.put(None)
+                return
+            yield from self._events_of(items)
+            self._handled(size_of(items))
+
+    def _events_of(self, items: Sequence[Item]) -> Iterator[list[Event]]:
+        """The events of the items, in order; resyncs are told on the way.  Ends early when it is closed."""
+        self._left = len(items)
+        for item in items:
+            if self.is_closed:
+                return
+            self._left -= 1
+            if isinstance(item, tuple):
+                if events := self.decode(item):
+                    yield events
+            elif isinstance(item, Resync):
+                self._tell_resync(item)
+            elif isinstance(item, Mark):
+                if self._gate is not None:
+                    self._gate.joined()
+            else:
+                self.received += 1
+                yield [item]
+
+    def decode(self, delivery: Delivery) -> list[Event]:
+        """The events of a frame, counted as received."""
+        frame, header, already = delivery
+        undecodable = None
+        try:
+            events = decode_events(frame, header, skip=already)
+        except UndecodableBody:
+            events, undecodable = decode(delivery)
+        if undecodable is not None:
+            LOG.error(
+                "Subscriber: %d events of topic %r of publisher %s cannot be decoded, a resync will follow: %s",
+                undecodable.count, header.topic, header.guid.hex(), undecodable.reason,
+            )  # fmt: skip
+            self._undecodable(header, undecodable.ranges)
+        self.received += len(events)
+        return events
+
+    def _tell_resync(self, resync: Resync) -> None:
+        LOG.log(
+            logging.WARNING if resync.lost else logging.INFO,
+            "Subscriber: resync %d (%s) of %d topics%s", resync.generation, resync.reason.value, len(resync.topics),
+            "".join(("; lost ", "; ".join(map(str, resync.lost)))) if resync.lost else "",
+        )  # fmt: skip
+        if self._on_resync is not None:
+            try:
+                self._on_resync(resync)
+            except BaseException as error:
+                LOG.exception("Subscriber: the resync callback raised; it will be told again.")
+                self.callback_errors += 1
+                self._resync_failed(resync)
+                if self.thread is None and not isinstance(error, Exception):
+                    raise  # the thread is that of the user, who iterates
+
+
+def one_by_one(on_event: OnEvent) -> OnEvents:
+    def call(events: Sequence[Event]) -> None:
+        for event in events:
+            on_event(event)
+
+    return call
