@@ -25,7 +25,7 @@ _NOBODY = LoanOrigin(0, 0, 0)
 
 @dataclasses.dataclass
 class Lag:
-    """Of one stream."""
+    """Of one partition."""
 
     events: int = 0
     """Events that are not done; with `unread`, as many at most."""

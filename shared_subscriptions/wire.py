@@ -1,7 +1,7 @@
 """How messages travel between a member and a leader: sealed with the key that stands in the leader's record.
 
 Whoever can read the log can speak to the leader, and nobody else can.  Every leader has a new key, so a message to the
-one before is no message to it.  The text itself is not secret: it names streams and offsets, never events.
+one before is no message to it.  The text itself is not secret: it names partitions and offsets, never events.
 
 One message on the wire: its length in 4 bytes, 16 bytes of keyed BLAKE2b over the body, the body.
 """

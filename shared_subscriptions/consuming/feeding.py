@@ -1,6 +1,6 @@
-"""The threads of a member that read: one keeps the lanes of all held streams supplied, one waits for the log to grow.
+"""The threads of a member that read: one reads for all partitions that are held, one waits for the log to grow.
 
-They are two so that a new stream is read at once, whatever the other one is waiting for.
+They are two so that a new partition is read at once, whatever the other one is waiting for.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ _WAIT_S = 0.1
 _IDLE_S = 5.0
 """Whoever wants something wakes the reader; this is for what nobody has thought of."""
 _READ_AT_ONCE = 32
-"""With more streams that want events, only those are read that have grown."""
+"""With more partitions that want events, only those are read that have grown."""
 _ERROR_PAUSE_S = 0.2
 _DAMAGES_KEPT = 10_000
 
 
 class Feeder:
-    """Reads outside the lock, and puts what it read into the lanes under it."""
+    """Reads outside the lock, and offers what it read under it."""
 
     def __init__(
         self,
@@ -96,7 +96,7 @@ class Feeder:
             thread.start()
 
     def wake(self) -> None:
-        """There may be a new stream, or room in one that was full."""
+        """There may be a new partition, or room in one that was full."""
         self._wakeup.set()
 
     def close(self) -> None:
@@ -114,7 +114,7 @@ class Feeder:
 
     def _note_trouble(self, error: LogCorrupt) -> None:
         self.log_errors += 1
-        self._log_trouble("Shared subscription: a stream cannot be read now: %s", error)
+        self._log_trouble("Shared subscription: a partition cannot be read now: %s", error)
 
     # -- the reader
 
@@ -130,10 +130,10 @@ class Feeder:
         more, damaged = list[LoanState](), list[LoanState]()
         for loan in found:
             reader = self._reader_of(loan.subscription)
-            shard, offset = reader.place(loan.stream).shard, loan.lanes.next_offset
+            shard, offset = reader.place(loan.partition).shard, loan.delivery.next_offset
             try:
                 is_at_end = self._is_known_end(shard, offset) or not self._read(loan, reader)
-            except LogCorrupt as error:  # which stops this stream, and no other
+            except LogCorrupt as error:  # which stops this partition, and no other
                 self._note_trouble(error)
                 (more if self._passes_over(loan, shard, error) else damaged).append(loan)
                 continue
@@ -151,7 +151,7 @@ class Feeder:
     def _wait_for_growth(self, queues: list[int]) -> None:
         ends = dict(self._found) if queues or self._is_leading() else {}
         for shard, waiting in self._waiting.items():
-            ends[shard] = min(loan.lanes.next_offset for loan in waiting.values())
+            ends[shard] = min(loan.delivery.next_offset for loan in waiting.values())
         with self._watching:
             self._ends = ends
             self._watching.notify_all()
@@ -161,7 +161,7 @@ class Feeder:
             self._waiting.clear()
 
     def _is_known_end(self, shard: int, offset: int) -> bool:
-        """With many streams, those are not read that end where the shard does."""
+        """With many partitions, those are not read that end where the shard does."""
         return self._is_counting and not self._is_stale and offset >= self._found.get(shard, 0)
 
     def _take_grown(self) -> list[LoanState]:
@@ -170,7 +170,7 @@ class Feeder:
             shard
             for shard, waiting in self._waiting.items()
             if not self._is_counting
-            or any(loan.lanes.next_offset < self._found.get(shard, 0) for loan in waiting.values())
+            or any(loan.delivery.next_offset < self._found.get(shard, 0) for loan in waiting.values())
         ]
         return [loan for shard in grown for loan in self._waiting.pop(shard).values()]
 
@@ -184,16 +184,16 @@ class Feeder:
             self._damages.add((shard, error.end))
             self.damaged += 1
         with self._lock:
-            offset = loan.lanes.next_offset
+            offset = loan.delivery.next_offset
             if self._handler.is_lent(loan):
-                loan.lanes.damage(error.first, error.end)
+                loan.delivery.damage(error.first, error.end)
                 self._note()
                 if loan.is_complete:
                     self._tell()
-            return loan.lanes.next_offset > offset
+            return loan.delivery.next_offset > offset
 
     def _read(self, loan: LoanState, reader: LogReader) -> bool:
-        piece = reader.read(loan, events_max=min(max(loan.lanes.room, 1), _READ_EVENTS_MAX))
+        piece = reader.read(loan, events_max=min(max(loan.delivery.room, 1), _READ_EVENTS_MAX))
         if piece is None:
             return False
         self.undecodable += piece.undecodable

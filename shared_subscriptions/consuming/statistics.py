@@ -22,13 +22,13 @@ class GroupSubscriberStatistics:
     """Calls of the user that have not returned since."""
     dead_letters: int
     late: int
-    """Acknowledged or refused after the stream was lost: the group may deliver it again."""
+    """Acknowledged or refused after the partition was lost: the group may deliver it again."""
     expired: int
     """Offsets that retention dropped before they were delivered, of whatever topic, for each lane: at most so many
     events are lost."""
     undecodable: int
     streams: int
-    """Streams held now."""
+    """Partitions held now."""
     waiting: int
     """Events read and not settled."""
     grants: int

@@ -1,7 +1,7 @@
 """The subscriber of shared subscriptions: what `Session.subscriber` returns for ``$shared`` and ``$queue`` filters.
 
 Threads.  The *protocol* thread talks to leaders and drives the core's clock.  The *reader* reads the log for the
-streams that are held, and the *watcher* waits for it to grow.  *Dispatchers* call the user; when the user iterates
+partitions that are held, and the *watcher* waits for it to grow.  *Dispatchers* call the user; when the user iterates
 instead, its own thread is the dispatcher.  The *leader's* thread watches who leads which group, and leads some.  All of
 them meet in the core, under one lock that is never held during I/O or a call of the user.  There are as many threads
 and sockets for a thousand groups as for one.
@@ -100,7 +100,7 @@ class GroupSubscriber(Closeable):
         self._recording = recording
         self._lock = threading.Condition(threading.RLock())
         self._handler = Handler(
-            config.borrower_settings(conf), config.lane_settings(conf), lambda: uuid.uuid4().hex,
+            config.borrower_settings(conf), config.delivery_settings(conf), lambda: uuid.uuid4().hex,
             name=name or self._options.member_name or _new_name(), progress_interval_s=self._options.progress_interval,
             portions_max=2 * self._options.concurrency if auto_ack else self._options.queue_in_flight,
             offsets_max=0 if auto_ack else 1,
@@ -389,7 +389,7 @@ class GroupSubscriber(Closeable):
     # -- what the user calls
 
     def ack(self, event: GroupEvent) -> bool:
-        """The event is done.  False when its stream was lost meanwhile: the group may deliver it again.
+        """The event is done.  False when its partition was lost meanwhile: the group may deliver it again.
 
         Raises NotAGroupEvent.
         """
@@ -435,9 +435,9 @@ class GroupSubscriber(Closeable):
         return ()
 
     def wait_streams(self, count: int = 1, *, timeout_s: float) -> None:
-        """Return when at least so many streams are held.  Raises WaitTimeout."""
+        """Return when at least so many partitions are held.  Raises WaitTimeout."""
         self._check_usable()
-        self._wait_for(lambda: len(self._handler.loans) >= count, timeout_s, f"there are not yet {count} streams")
+        self._wait_for(lambda: len(self._handler.loans) >= count, timeout_s, f"there are not yet {count} partitions")
 
     def _is_ready(self) -> bool:
         return all(self._handler.agent.is_connected(number) for number in self._filters.values())
@@ -463,7 +463,7 @@ class GroupSubscriber(Closeable):
                 failed=counters.failed, timed_out=counters.timed_out, hung=self._dispatch.hung,
                 dead_letters=counters.dead, late=counters.late, expired=counters.expired,
                 undecodable=self._feeder.undecodable, streams=len(self._handler.loans),
-                waiting=sum(loan.lanes.load for loan in self._handler.loans), grants=self._handler.granted,
+                waiting=sum(loan.delivery.load for loan in self._handler.loans), grants=self._handler.granted,
                 resets=self._handler.agent.resets, log_errors=self._feeder.log_errors,
                 damaged=self._feeder.damaged,
                 protocol_errors=self._protocol_errors,

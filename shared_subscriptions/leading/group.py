@@ -31,11 +31,11 @@ from shared_subscriptions.core.declaration import Declaration
 from shared_subscriptions.core.leading import candidate as candidates
 from shared_subscriptions.core.leading.candidate import Candidate, CandidateRole, Claim, LeaderRecord, SeenRecord
 from shared_subscriptions.core.leading.leader import Leader
+from shared_subscriptions.core.leading.partitions import PartitionInfo, PartitionRecord
 from shared_subscriptions.core.leading.process_lease import ProcessLease
 from shared_subscriptions.core.leading.queue import QueueLeader
-from shared_subscriptions.core.leading.streams import StreamInfo, StreamRecord
 from shared_subscriptions.core.settings import LeaseSettings
-from shared_subscriptions.leading.records import GroupStatus, decode_stream, encode_status, encode_stream
+from shared_subscriptions.leading.records import GroupStatus, decode_partition, encode_partition, encode_status
 from shared_subscriptions.leading.status import describe, without_times
 from shared_subscriptions.names import Names
 from shared_subscriptions.sockets import MessageConnection
@@ -102,7 +102,7 @@ class Commit:
     writes: list[Write]
     overthrows: tuple[str, int] | None = None
     """The lease of a process that is dead, to be deleted with it."""
-    records: dict[int, StreamRecord] = dataclasses.field(default_factory=dict)
+    records: dict[int, PartitionRecord] = dataclasses.field(default_factory=dict)
     deleted: set[int] = dataclasses.field(default_factory=set)
     said: GroupStatus | None = None
 
@@ -299,8 +299,8 @@ class Leading:
             self._owner.on_destroyed()
             return
         stored = {
-            self._names.stream_number(record.name): decode_stream(record.value)
-            for record in self._log.list_records(self._names.streams)
+            self._names.partition_number(record.name): decode_partition(record.value)
+            for record in self._log.list_records(self._names.partitions)
         }
         predecessor = self.candidate.predecessor
         self.leader = (QueueLeader if declaration.mode == "queue" else Leader)(
@@ -387,14 +387,14 @@ class Leading:
                 return
             declaration = found
         infos = {
-            state.shard * declaration.lanes + lane: StreamInfo(state.start, state.end)
+            state.shard * declaration.lanes + lane: PartitionInfo(state.start, state.end)
             for state in states
             for lane in range(declaration.lanes)
             if state.end > 0
         }
-        self._is_touched |= infos.keys() != leader.streams.keys() or declaration != leader.declaration
+        self._is_touched |= infos.keys() != leader.partitions.keys() or declaration != leader.declaration
         leader.on_declaration(declaration, now)
-        leader.on_streams(infos, now)
+        leader.on_partitions(infos, now)
 
     def _read_declaration(self) -> Declaration | None:
         """None when the group is gone, or was declared anew: then it is another one."""
@@ -428,8 +428,8 @@ class Leading:
             value = self._encode(number, record)
             if value is not None:
                 commit.records[number] = record
-                commit.writes.append((self._names.stream(number), value, None))
-        commit.writes += [(self._names.stream(number), None, None) for number in commit.deleted]
+                commit.writes.append((self._names.partition(number), value, None))
+        commit.writes += [(self._names.partition(number), None, None) for number in commit.deleted]
         if is_touched or changes or self._said is None:
             status = describe(leader, self.counters + self._process.counters, self.candidate.me.endpoint, now)
             said = without_times(status)
@@ -442,17 +442,17 @@ class Leading:
     def _registration(self, claim: Claim) -> Write:
         return self._names.leader, candidates.encode(claim.record), claim.expected
 
-    def _encode(self, number: int, record: StreamRecord) -> bytes | None:
-        """What is stored of a stream: all, or as much as a record may hold; None when that says nothing."""
-        value, is_whole = encode_stream(record, bytes_max=self._record_bytes_max)
+    def _encode(self, number: int, record: PartitionRecord) -> bytes | None:
+        """What is stored of a partition: all, or as much as a record may hold; None when that says nothing."""
+        value, is_whole = encode_partition(record, bytes_max=self._record_bytes_max)
         if value is None or not is_whole:
             self.counters["records_cut" if value is not None else "records_too_large"] += 1
             now = time.monotonic()
             if now >= self._complain_at:
                 self._complain_at = now + _COMPLAIN_S
                 LOG.error(
-                    "Group %s: the progress of stream %d is larger than a record of the log, %d bytes, and stored %s; "
-                    "after a crash more is delivered again. Too many events are done before older ones are.",
+                    "Group %s: the progress of partition %d is larger than a record of the log, %d bytes, and stored "
+                    "%s; after a crash more is delivered again. Too many events are done before older ones are.",
                     self.name, number, self._record_bytes_max, "in part" if value is not None else "not at all",
                 )  # fmt: skip
         return value

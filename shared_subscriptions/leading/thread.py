@@ -114,7 +114,7 @@ class LeaderThread:
         self._waker.wake()
 
     def close(self, *, timeout_s: float) -> None:
-        """Resign where it leads, taking all streams back in good order within the time given, and end the thread."""
+        """Resign where it leads, taking all partitions back in good order within the time given, and end the thread."""
         self._close_by = time.monotonic() + timeout_s
         self._is_closing = True
         self._waker.wake()
@@ -340,7 +340,7 @@ class LeaderThread:
 
     def _look_round(self, now: float) -> None:
         """Look what there is to hand out, and what operators want."""
-        self._look_round_at = now + config.RENEW_STREAMS_INTERVAL_S
+        self._look_round_at = now + config.RENEW_PARTITIONS_INTERVAL_S
         led = [group for group in self._groups.values() if group.leader is not None]
         if not led:
             return

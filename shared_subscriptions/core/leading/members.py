@@ -1,4 +1,4 @@
-"""What a leader knows of the members of its group, and remembers of the streams that went from one to another."""
+"""What a leader knows of the members of its group, and remembers of the partitions that went from one to another."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ class GroupMember:
     """Rises with every member."""
     expires: float
     is_expelled: bool = False
-    """Gets no lease any more; its streams are free when the last one has ended."""
+    """Gets no lease any more; its partitions are free when the last one has ended."""
     is_unheard: bool = False
     """It said something while the leader had to be silent."""
     seen: dict[int, int] = dataclasses.field(default_factory=dict)
-    """The last sequence number by what it was about; at most one entry per stream."""
+    """The last sequence number by what it was about; at most one entry per partition."""
     sent: int = 0
     portions_max: int = 1
     """Of a queue, how many portions it wants at once."""
@@ -39,9 +39,9 @@ class GroupMember:
 
 @dataclasses.dataclass(frozen=True)
 class Move:
-    """A stream went from one member to another."""
+    """A partition went from one member to another."""
 
-    stream: int
+    partition: int
     source: str
     target: str
     reason: str

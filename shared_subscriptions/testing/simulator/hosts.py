@@ -15,13 +15,13 @@ from pubsub_api.testing.simulator.world import Violation, World
 from shared_subscriptions.core import declaration as declarations
 from shared_subscriptions.core import messages as m
 from shared_subscriptions.core.consuming.handler import LoanState
-from shared_subscriptions.core.events import GroupEvent, StreamPlace
+from shared_subscriptions.core.events import GroupEvent, PartitionPlace
 from shared_subscriptions.core.leading import candidate as candidates
 from shared_subscriptions.core.leading.candidate import CandidateRole, Claim, LeaderRecord, SeenRecord
 from shared_subscriptions.core.leading.leader import Leader
+from shared_subscriptions.core.leading.partitions import PartitionInfo
 from shared_subscriptions.core.leading.process_lease import ProcessLease
-from shared_subscriptions.core.leading.streams import StreamInfo
-from shared_subscriptions.leading.records import decode_stream, encode_stream
+from shared_subscriptions.leading.records import decode_partition, encode_partition
 from shared_subscriptions.names import Names
 from shared_subscriptions.testing.simulator import profiles
 from shared_subscriptions.testing.simulator.store import Outcome, SimStore, Stored, Write
@@ -88,7 +88,11 @@ class SimHost:
         self._look_at = 0.0
         self._renew_at = 0.0
         self.handler = cores.handler(
-            profiles.BORROWER, profiles.LANES, self._new_id, name=member_name, progress_interval_s=profiles.PROGRESS_S
+            profiles.BORROWER,
+            profiles.DELIVERY,
+            self._new_id,
+            name=member_name,
+            progress_interval_s=profiles.PROGRESS_S,
         )
         self._tick()
 
@@ -152,8 +156,8 @@ class SimHost:
         self.is_cut_off = False
 
     def leave(self, *, patience_s: float = PATIENCE_S) -> None:
-        """The good way out: give streams back, resign, stop.  A leader takes all streams back if ``patience_s`` is
-        enough for that, and otherwise names who has them."""
+        """The good way out: give partitions back, resign, stop.  A leader takes all partitions back if ``patience_s``
+        is enough for that, and otherwise names who has them."""
         if not self.is_alive or self.is_frozen or self._is_leaving:
             return
         self.world.note(self.name, "leaves")
@@ -175,7 +179,9 @@ class SimHost:
             self.world.after(0.02, self._go_when_done, deadline, resign_by)
         else:
             leases = tuple(self.leader.holders())
-            self._write(self.candidate.resignation(leases, self.now), lambda _outcome: self._gone(), with_streams=True)
+            self._write(
+                self.candidate.resignation(leases, self.now), lambda _outcome: self._gone(), with_partitions=True
+            )
             self.leader.fall_silent("the leader resigned", is_final=False)
             self._send_out()
 
@@ -262,7 +268,7 @@ class SimHost:
                 self._beat(now)
                 return
             self.candidate.me = LeaderRecord(id=self.name, lease=self._lease.name)
-            self._write(self.candidate.claim(now), self._claimed, with_streams=False)
+            self._write(self.candidate.claim(now), self._claimed, with_partitions=False)
 
     def _see(self, stored: Stored) -> SeenRecord:
         record = candidates.decode(stored.value)
@@ -284,12 +290,12 @@ class SimHost:
         now = self.now
         epoch, predecessor = self.candidate.epoch, self.candidate.predecessor
         self.world.note(self.name, "leads in epoch", epoch)
-        names = {name: record for name, record in self._store.records.items() if NAMES.is_stream(name)}
+        names = {name: record for name, record in self._store.records.items() if NAMES.is_partition(name)}
         declaration = self._declaration()
         make = self._cores.queue_leader if declaration.mode == "queue" else self._cores.leader
         self.leader = make(
             epoch, profiles.LEADER, declaration,
-            {NAMES.stream_number(name): decode_stream(record.value) for name, record in names.items()},
+            {NAMES.partition_number(name): decode_partition(record.value) for name, record in names.items()},
             now=now, held_until=self.candidate.renewed_at + profiles.LEASE.leader_hold_s,
             waits_for=predecessor.leases if predecessor else (),
         )  # fmt: skip
@@ -311,7 +317,7 @@ class SimHost:
             return
         if (now >= self._renew_at or leader.is_outdated) and not self.is_cut_off:
             self._renew_at = now + 0.1
-            self._renew_streams(leader, now)
+            self._renew_partitions(leader, now)
         leader.poll(now)
         if now >= self._beat_at:
             self._beat(now)
@@ -321,18 +327,18 @@ class SimHost:
             and self.candidate.role is CandidateRole.LEADING
         ):
             self._commit_at = now + profiles.LEASE.beat_s
-            self._write(self.candidate.renewal(now), self._settle, with_streams=True)
+            self._write(self.candidate.renewal(now), self._settle, with_partitions=True)
 
-    def _renew_streams(self, leader: Leader, now: float) -> None:
+    def _renew_partitions(self, leader: Leader, now: float) -> None:
         declaration = self._declaration()
         infos = {
-            shard * declaration.lanes + lane: StreamInfo(self._store.starts[shard], len(self._store.shards[shard]))
+            shard * declaration.lanes + lane: PartitionInfo(self._store.starts[shard], len(self._store.shards[shard]))
             for shard in range(declaration.shards)
             for lane in range(declaration.lanes)
             if shard not in self._store.hidden
         }
         leader.on_declaration(declaration, now)
-        leader.on_streams(infos, now)
+        leader.on_partitions(infos, now)
 
     # -- signs of life
 
@@ -411,18 +417,18 @@ class SimHost:
 
     # -- writing
 
-    def _write(self, claim: Claim, done: Callable[[Outcome], None], *, with_streams: bool) -> None:
+    def _write(self, claim: Claim, done: Callable[[Outcome], None], *, with_partitions: bool) -> None:
         self._is_writing = True
         writes: list[Write] = [(NAMES.leader, candidates.encode(claim.record), claim.expected)]
         if claim.overthrows is not None:
             writes.append((claim.overthrows[0], None, claim.overthrows[1]))
         leader = self.leader
-        records, deleted = leader.changes() if leader is not None and with_streams else ({}, set())
+        records, deleted = leader.changes() if leader is not None and with_partitions else ({}, set())
         writes += [
-            (NAMES.stream(number), encode_stream(record, bytes_max=_RECORD_BYTES_MAX)[0], None)
+            (NAMES.partition(number), encode_partition(record, bytes_max=_RECORD_BYTES_MAX)[0], None)
             for number, record in records.items()
         ]
-        writes += [(NAMES.stream(number), None, None) for number in deleted]
+        writes += [(NAMES.partition(number), None, None) for number in deleted]
 
         def finish(outcome: Outcome) -> None:
             self._is_writing = False
@@ -465,37 +471,37 @@ class SimHost:
     def _read(self) -> None:
         declaration = self._declaration()
         for loan in self.handler.loans:
-            place = StreamPlace.of(loan.stream, declaration.lanes)
-            lanes = loan.lanes
-            is_at_end = lanes.next_offset >= len(self._store.shards[place.shard])
+            place = PartitionPlace.of(loan.partition, declaration.lanes)
+            delivery = loan.delivery
+            is_at_end = delivery.next_offset >= len(self._store.shards[place.shard])
             if is_at_end or not loan.wants_events or place.shard in self._store.hidden:
                 continue
             start = self._store.starts[place.shard]
-            if lanes.next_offset < start:
-                lanes.expire(min(start, loan.until) if loan.until >= 0 else start)
-            events = self._store.read(place.shard, lanes.next_offset, self.world.random.randint(1, 8))
+            if delivery.next_offset < start:
+                delivery.expire(min(start, loan.until) if loan.until >= 0 else start)
+            events = self._store.read(place.shard, delivery.next_offset, self.world.random.randint(1, 8))
             if loan.until >= 0:
                 events = [event for event in events if event.offset < loan.until]
             if events:
                 self._offer(loan, place, events)
 
-    def _offer(self, loan: LoanState, place: StreamPlace, events: Sequence[GroupEvent]) -> None:
+    def _offer(self, loan: LoanState, place: PartitionPlace, events: Sequence[GroupEvent]) -> None:
         mine = [event for event in events if place.owns(event)]
         for event in mine:
-            event.stream, event.grant, event.loan = loan.stream, loan.grant, loan.number
-        loan.lanes.offer(mine)
-        loan.lanes.skip(events[-1].offset + 1)
+            event.stream, event.grant, event.loan = loan.partition, loan.grant, loan.number
+        loan.delivery.offer(mine)
+        loan.delivery.skip(events[-1].offset + 1)
 
     def _consume(self) -> None:
         found = self.handler.next_batch(self.now, self.world.random.randint(1, 6), is_exclusive=self._is_exclusive)
         if found is None:
             return
         loan, batch = found
-        if loan.lanes.is_overdue(batch[0]):
+        if loan.delivery.is_overdue(batch[0]):
             self._oracle.parked(loan, batch[0])
-            loan.lanes.parked(batch[0])
+            loan.delivery.parked(batch[0])
             return
-        shard = StreamPlace.of(loan.stream, self._declaration().lanes).shard
+        shard = PartitionPlace.of(loan.partition, self._declaration().lanes).shard
         deadly = [place for place, event in enumerate(batch) if (shard, event.offset) in self._store.poison]
         if deadly:
             self._oracle.delivered(self, loan, batch[: deadly[0] + 1])
@@ -516,11 +522,11 @@ class SimHost:
         if not self.is_alive or self.is_frozen:
             return
         self._hung.add(call)
-        self.world.note(self.name, "hangs in", loan.stream)
+        self.world.note(self.name, "hangs in", loan.partition)
         self._oracle.starts_again(self, loan)
         if not self._is_exclusive:
-            loan.lanes.break_up(batch)
-        loan.lanes.time_out_batch(batch, self.now)
+            loan.delivery.break_up(batch)
+        loan.delivery.time_out_batch(batch, self.now)
         self.handler.suspend(self.now)
         self._send_out()
 
@@ -534,7 +540,7 @@ class SimHost:
             return
         if call in self._hung:
             self._hung.discard(call)
-            if any(loan.lanes.ack(event) for event in batch):
+            if any(loan.delivery.ack(event) for event in batch):
                 raise Violation(f"L20: {self.name} acknowledged what had been taken back from it")
             if not self._hung and not self._is_leaving:
                 self.handler.resume(self.now)
@@ -544,10 +550,10 @@ class SimHost:
                 self._settle_one(loan, event, is_bad=place in bad)
         elif not bad:
             self._oracle.acknowledged(loan, batch)
-            loan.lanes.settle(batch)
+            loan.delivery.settle(batch)
         elif stops_at is None and len(batch) > 1:
             self._oracle.starts_again(self, loan)
-            loan.lanes.fail_batch(batch, self.now)
+            loan.delivery.fail_batch(batch, self.now)
         else:
             self._fail_in_the_middle(loan, batch, bad[0])
         self.handler.poll(self.now)
@@ -555,16 +561,16 @@ class SimHost:
 
     def _fail_in_the_middle(self, loan: LoanState, batch: list[GroupEvent], place: int) -> None:
         """One event after the other: those behind the one that failed never reach the user."""
-        loan.lanes.break_up(batch)
+        loan.delivery.break_up(batch)
         for event in batch[:place]:
             self._settle_one(loan, event, is_bad=False)
         self._settle_one(loan, batch[place], is_bad=True)
-        loan.lanes.put_back(batch[place + 1 :])
+        loan.delivery.put_back(batch[place + 1 :])
 
     def _settle_one(self, loan: LoanState, event: GroupEvent, *, is_bad: bool) -> None:
         if not is_bad:
-            if loan.lanes.ack(event):
+            if loan.delivery.ack(event):
                 self._oracle.acknowledged(loan, [event])
-        elif not loan.lanes.fail(event, self.now):
+        elif not loan.delivery.fail(event, self.now):
             self._oracle.parked(loan, event)
-            loan.lanes.parked(event)
+            loan.delivery.parked(event)

@@ -1,4 +1,4 @@
-"""The leader's record of one stream: who has it, how far it is, and the table of what may happen to it."""
+"""The leader's record of one partition: who has it, how far it is, and the table of what may happen to it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class GrantCause(enum.Enum):
     REVOKE = "revoke"
     FINAL = "final progress"
     FINISHED = "revoke finished"
-    VANISHED = "stream vanished"
+    VANISHED = "partition vanished"
     OWNER_LOST = "owner lost"
 
 
@@ -56,8 +56,8 @@ TRANSITIONS: Final[dict[tuple[GrantStatus, GrantCause], GrantStatus]] = {
 HELD = (GrantStatus.GRANTING, GrantStatus.GRANTED)
 
 
-class StreamInfo(NamedTuple):
-    """What the log says about a stream."""
+class PartitionInfo(NamedTuple):
+    """What the log says about a partition."""
 
     start: int
     """The oldest offset that can be read."""
@@ -73,8 +73,8 @@ class Lease(NamedTuple):
     """-1 for no end."""
 
 
-class StreamRecord(msgspec.Struct, frozen=True):
-    """What is stored of a stream."""
+class PartitionRecord(msgspec.Struct, frozen=True):
+    """What is stored of a partition."""
 
     progress: GroupProgress
     owner: str = ""
@@ -84,19 +84,19 @@ class StreamRecord(msgspec.Struct, frozen=True):
     expired: int = 0
     """Offsets that retention dropped before they were acknowledged, so far."""
     redelivered: int = 0
-    """Events that were with somebody who lost the stream before acknowledging them, so far."""
+    """Events that were with somebody who lost the partition before acknowledging them, so far."""
     leases: tuple[Lease, ...] = ()
-    """Stored before the first event is delivered, and removed when the stream was given back in good order: what a
+    """Stored before the first event is delivered, and removed when the partition was given back in good order: what a
     crash leaves here is suspect."""
     suspects: redelivery.Suspects = ()
 
 
 @dataclasses.dataclass
-class Stream:
-    """One stream, as the leader sees it."""
+class Partition:
+    """One partition, as the leader sees it."""
 
     number: int
-    info: StreamInfo
+    info: PartitionInfo
     done: AcknowledgedOffsets
     generation: int
     attempts: dict[int, int] = dataclasses.field(default_factory=dict)
@@ -135,7 +135,7 @@ class Stream:
     """What the group's declaration said when it was granted; `until` may be nearer, for caution."""
 
     @classmethod
-    def load(cls, number: int, info: StreamInfo, record: StreamRecord) -> Stream:
+    def load(cls, number: int, info: PartitionInfo, record: PartitionRecord) -> Partition:
         progress = record.progress
         return cls(
             number,
@@ -152,15 +152,15 @@ class Stream:
             suspects=record.suspects,
         )
 
-    def record(self) -> StreamRecord:
-        return StreamRecord(
+    def record(self) -> PartitionRecord:
+        return PartitionRecord(
             self.progress(), self.former, self.home, self.expired, self.redelivered, tuple(sorted(self.leases)),
             self.suspects,
         )  # fmt: skip
 
     @property
-    def base(self) -> Stream:
-        """The stream whose record tells of this one."""
+    def base(self) -> Partition:
+        """The partition whose record tells of this one."""
         return self
 
     def progress(self) -> GroupProgress:
@@ -254,10 +254,10 @@ class Stream:
             self.suspects = redelivery.accuse(self.suspects, begin, stop, most)
 
 
-class QueuePortion(Stream):
+class QueuePortion(Partition):
     """A short range of a shard of a queue, from `start` up to but without `until`."""
 
-    def __init__(self, number: int, base: Stream, start: int, until: int) -> None:
+    def __init__(self, number: int, base: Partition, start: int, until: int) -> None:
         super().__init__(number, base.info, AcknowledgedOffsets(start), base.generation, is_dirty=False)
         self._base = base
         self.start = start
@@ -270,7 +270,7 @@ class QueuePortion(Stream):
         """What was not done of it is free again."""
 
     @property
-    def base(self) -> Stream:
+    def base(self) -> Partition:
         return self._base
 
     def merge(self, progress: GroupProgress) -> None:
