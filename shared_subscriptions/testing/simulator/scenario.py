@@ -18,11 +18,11 @@ from shared_subscriptions.core.leading.leader import Leader
 from shared_subscriptions.core.leading.process_lease import ProcessLease
 from shared_subscriptions.core.leading.queue import QueueLeader
 from shared_subscriptions.testing.simulator import verdict
-from shared_subscriptions.testing.simulator.hosts import NAMES, PATIENCE_S, SimHost
+from shared_subscriptions.testing.simulator.hosts import PATIENCE_S, SimHost
 from shared_subscriptions.testing.simulator.network import Network
 from shared_subscriptions.testing.simulator.oracle import Oracle
 from shared_subscriptions.testing.simulator.profiles import LEASE, Profile
-from shared_subscriptions.testing.simulator.store import SimStore
+from shared_subscriptions.testing.simulator.store import NAMES, SimStore
 
 SLICE_S = 0.5
 
@@ -242,6 +242,6 @@ class Scenario:
         for host in self.living:
             host.thaw()
             host.reach_store()
-            host.stop_failing()
+            host.program.stop_failing()
         if not any(host.subscriptions for host in self.living):
             self.join()

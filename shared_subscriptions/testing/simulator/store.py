@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from pubsub_api.testing.simulator.world import World
+from shared_subscriptions.core import declaration as declarations
+from shared_subscriptions.core.declaration import Declaration
 from shared_subscriptions.core.events import GroupEvent
+from shared_subscriptions.names import Names
+
+NAMES = Names("g")
+
+_decode_declaration = functools.lru_cache(declarations.decode)
 
 
 class Stored(NamedTuple):
@@ -42,6 +50,10 @@ class SimStore:
         self.records: dict[str, Stored] = {}
         self.on_commit: Callable[[Sequence[Write]], None] = lambda _writes: None
         self._version = 0
+
+    def declaration(self) -> Declaration:
+        """That of the only group."""
+        return _decode_declaration(self.records[NAMES.group].value)
 
     def append(self, shard: int, keys: Sequence[str]) -> None:
         self.shards[shard] += keys

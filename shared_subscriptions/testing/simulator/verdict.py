@@ -10,8 +10,8 @@ from shared_subscriptions.core.leading.leader import Leader
 from shared_subscriptions.core.leading.partitions import GrantStatus
 from shared_subscriptions.core.progress import AcknowledgedOffsets
 from shared_subscriptions.leading.records import decode_partition
-from shared_subscriptions.testing.simulator.hosts import NAMES
 from shared_subscriptions.testing.simulator.profiles import BORROWER, DELIVERY, LEADER, LEASE
+from shared_subscriptions.testing.simulator.store import NAMES
 
 if TYPE_CHECKING:
     from shared_subscriptions.testing.simulator.scenario import Scenario
