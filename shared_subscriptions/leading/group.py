@@ -191,7 +191,7 @@ class Leading:
         """What members are to be told."""
         said, self._last_words = self._last_words, []
         if self.leader is not None:
-            said, self.leader.messages = [*said, *self.leader.messages], []
+            said += self.leader.take_messages()
         return said
 
     # -- who leads
@@ -371,7 +371,7 @@ class Leading:
             return 0.0
         if self._is_urgent:
             return self._commit_early_at
-        is_changed = self._is_touched or (self.leader is not None and self.leader.has_changes)
+        is_changed = self._is_touched or (self.leader is not None and self.leader.store.has_changes)
         return self._commit_at if is_changed else float("inf")
 
     def _note_time(self) -> None:
@@ -409,7 +409,7 @@ class Leading:
     def _end_group(self, leader: Leader) -> None:
         LOG.warning("Group %s was destroyed.", self.name)
         leader.fall_silent("the group was destroyed", is_final=True)
-        self._last_words = leader.messages
+        self._last_words = leader.take_messages()
         self.candidate.refused()
         self.end()
         self._process.send(self)  # members are told before anybody else is
@@ -423,7 +423,7 @@ class Leading:
         self._commit_early_at = now + self._commit_interval_s / 10
         is_touched, self._is_urgent, self._is_touched = self._is_touched, False, False
         commit = Commit(self, [self._registration(claim)], said=self._said)
-        changes, commit.deleted = leader.changes()
+        changes, commit.deleted = leader.store.changes()
         for number, record in changes.items():
             value = self._encode(number, record)
             if value is not None:

@@ -14,7 +14,7 @@ nothing.
 
 from __future__ import annotations
 
-from collections import Counter, OrderedDict, deque
+from collections import Counter, deque
 from collections.abc import Collection, Mapping
 from typing import Final
 
@@ -22,7 +22,7 @@ from shared_subscriptions.core import messages as m
 from shared_subscriptions.core import redelivery
 from shared_subscriptions.core.declaration import Declaration, Wish
 from shared_subscriptions.core.leading.assignment import assign
-from shared_subscriptions.core.leading.members import GroupMember, Move
+from shared_subscriptions.core.leading.members import GroupMember, GroupMembers, Move
 from shared_subscriptions.core.leading.partitions import (
     HELD,
     GrantCause,
@@ -32,10 +32,9 @@ from shared_subscriptions.core.leading.partitions import (
     PartitionInfo,
     PartitionRecord,
 )
-from shared_subscriptions.core.progress import GroupProgress
+from shared_subscriptions.core.leading.stored import PartitionStore
 from shared_subscriptions.core.settings import LeaderSettings
 
-DEPARTED_KEPT = 10_000
 GRANT_BITS = 32
 
 REACTIONS: Final[dict[type[m.ToLeader], str]] = {
@@ -50,7 +49,7 @@ MEMBERS_ONLY: Final = (m.Ping, m.UpdateProgress, m.RevokeFinished)
 
 
 class Leader:
-    """Sans-IO and not thread-safe.  After each call take `messages`; store what `changes` returns now and then."""
+    """Sans-IO and not thread-safe.  After each call `take_messages`; write what `store` has now and then."""
 
     def __init__(
         self,
@@ -66,28 +65,26 @@ class Leader:
         """``waits_for`` are borrowers whose leases a predecessor that resigned has left behind."""
         self.epoch = epoch
         self.declaration = declaration
-        self.members: dict[str, GroupMember] = {}
         self.partitions: dict[int, Partition] = {}
         self.loans: Mapping[int, Partition] = self.partitions
         """What is handed out."""
         self.is_outdated = False
         """There are partitions that it has not been told of: call `on_partitions` soon."""
-        self.messages: list[m.ToBorrower] = []
         self.moves: deque[Move] = deque(maxlen=settings.moves_kept)
         self.counters: Counter[str] = Counter()
         self._settings = settings
-        self._stored = dict(stored)
+        self._group = GroupMembers(epoch, self.counters)
+        self.members = self._group.known
+        self.messages = self._group.messages
+        """What is to be sent: see `take_messages`."""
+        self.store = PartitionStore(self.partitions, stored)
+        """What to write now and then; call `stored` when that was done."""
         self._held_until = held_until
         self._waits_for = set(waits_for)
         self._waits_until = now + settings.lease.member_lease_s
-        self._departed: OrderedDict[str, None] = OrderedDict()
         self._reassign_at = float("inf")
         self._reason = "the leader took over"
         self._grants = 0
-        self._joined = 0
-        self._deleted: set[int] = set()
-        self._alive: OrderedDict[str, None] = OrderedDict()
-        """Borrowers of the past whose members have come back: they did not die."""
         self._is_retiring = False
 
     # -- the outside world
@@ -115,21 +112,10 @@ class Leader:
                 partition.expire()
         for number in self.partitions.keys() - infos.keys():
             self._vanish(self.partitions[number], now)
-        self._deleted |= self._stored.keys() - infos.keys()
-        self._stored.clear()
+        self.store.delete_rest(infos.keys())
 
     def _load(self, number: int, info: PartitionInfo) -> Partition:
-        record = self._stored.pop(number, None)
-        self._deleted.discard(number)
-        if record is None:
-            position = self.declaration.positions[number // self.declaration.lanes]
-            record = PartitionRecord(GroupProgress(self.declaration.generation, position))
-            partition = Partition.load(number, info, record)
-            partition.is_dirty = True
-        else:
-            partition = Partition.load(number, info, record)
-        partition.expire()
-        return partition
+        return self.store.load(number, info, self.declaration)
 
     def on_log_grown(self, ends: Mapping[int, int], _now: float) -> None:
         """Shards end there now.  Whoever has a partition of one of them should look."""
@@ -137,13 +123,13 @@ class Leader:
         owners = {partition.owner for partition in self.loans.values() if partition.number // lanes in ends}
         for member in self.members.values():
             if member.id in owners:
-                self._send(member, m.PingResponse, answers=0)
+                self._group.send(member, m.PingResponse, answers=0)
 
     def _vanish(self, partition: Partition, now: float) -> None:
         partition.has_vanished = True
         if partition.status is GrantStatus.ABSENT:
             del self.partitions[partition.number]
-            self._deleted.add(partition.number)
+            self.store.delete(partition.number)
             self._reassign_soon(f"partition {partition.number} vanished", now)
         elif partition.move(GrantCause.VANISHED):
             self._say_status(partition, now)
@@ -170,18 +156,12 @@ class Leader:
         if now >= self._reassign_at:
             self._reassign(now)
         for partition in list(self.loans.values()):
-            if (
-                partition.status in (GrantStatus.GRANTING, GrantStatus.REVOKING, GrantStatus.REVOKED)
-                and not partition.is_waiting
-            ):
+            if partition.awaits_answer:
                 self._nudge(partition, now)
 
     def next_deadline(self) -> float:
         transient = [
-            partition.sent_at + self._settings.resend_s
-            for partition in self.loans.values()
-            if partition.status in (GrantStatus.GRANTING, GrantStatus.REVOKING, GrantStatus.REVOKED)
-            and not partition.is_waiting
+            partition.sent_at + self._settings.resend_s for partition in self.loans.values() if partition.awaits_answer
         ]
         leases = [member.expires for member in self.members.values()]
         return min([self._reassign_at, *leases, *transient])
@@ -192,7 +172,10 @@ class Leader:
         if owner.is_expelled:
             partition.sent_at = now
         elif self._is_overdue(partition, now):
-            self._expel(owner, f"partition {partition.number} was not given back in time")
+            # It does not keep to the protocol.  What it has waits until its lease has ended.
+            owner.is_expelled = True
+            self.counters["expelled"] += 1
+            self._group.invalidate(owner.id, f"partition {partition.number} was not given back in time")
         elif now >= partition.sent_at + self._settings.resend_s:
             self.counters["resent"] += 1
             self._say_status(partition, now)
@@ -213,7 +196,7 @@ class Leader:
             return
         member = self.members.get(message.borrower)
         if isinstance(message, MEMBERS_ONLY) and (member is None or member.is_expelled or member.expires <= now):
-            self._invalidate(message.borrower, "the leader does not know this borrower (any more)")
+            self._group.invalidate(message.borrower, "the leader does not know this borrower (any more)")
             return
         if member is not None:
             if message.seq <= member.seen.get(m.concern(message), 0):
@@ -225,31 +208,31 @@ class Leader:
 
     def _connect(self, message: m.Connect, now: float) -> None:
         member = self.members.get(message.borrower)
-        if message.borrower in self._departed or (member is not None and (member.is_expelled or member.expires <= now)):
-            self._invalidate(message.borrower, "this borrower has left")
+        if message.borrower in self._group.departed or (
+            member is not None and (member.is_expelled or member.expires <= now)
+        ):
+            self._group.invalidate(message.borrower, "this borrower has left")
             return
         if member is None:
             if len(self.members) >= self._settings.members_max:
                 self.counters["refused"] += 1
-                self._invalidate(message.borrower, f"the group has {len(self.members)} members, which is the limit")
+                self._group.invalidate(
+                    message.borrower, f"the group has {len(self.members)} members, which is the limit"
+                )
                 return
-            self._joined += 1
-            member = GroupMember(
-                message.borrower, message.name, self._joined, 0.0, seen={m.LEASE: message.seq},
-                portions_max=max(1, message.portions), offsets_max=message.offsets,
-            )  # fmt: skip
-            self.members[member.id] = member
+            member = self._group.add(message)
             self._reassign_soon(f"{member.slot} joined", now)
         self._waits_for.discard(message.former)
-        self._note_alive(message.former)
+        if message.former:
+            self._group.alive.add(message.former)
         self._renew(member, now)
-        self._send(member, m.ConnectResponse, answers=message.seq, lease_s=self._settings.lease.holder_lease_s)
+        self._group.send(member, m.ConnectResponse, answers=message.seq, lease_s=self._settings.lease.holder_lease_s)
 
     def _ping(self, message: m.Ping, now: float) -> None:
         member = self.members[message.borrower]
         member.is_unheard = member.is_unheard and bool(message.ends)  # reports follow a ping that tells nothing else
         self._renew(member, now)
-        self._send(member, m.PingResponse, answers=message.seq)
+        self._group.send(member, m.PingResponse, answers=message.seq)
 
     def hear_of(self, borrower: str, now: float) -> bool:
         """A member lives, says its process, and its lease is renewed; False when it is not."""
@@ -261,19 +244,17 @@ class Leader:
         self._renew(member, now)
         return True
 
-    def _note_alive(self, former: str) -> None:
-        if not former:
-            return
-        self._alive[former] = None
-        if len(self._alive) > DEPARTED_KEPT:
-            self._alive.popitem(last=False)
-
-    def _update_progress(self, message: m.UpdateProgress, now: float) -> None:
+    def _loan_of(self, message: m.UpdateProgress | m.RevokeFinished) -> Partition | None:
+        """What a member speaks of; None, and counted, when it does not have that (any more)."""
         partition = self.loans.get(message.partition)
         if partition is None or partition.owner != message.borrower or partition.grant != message.grant:
             self.counters["fenced"] += 1
-            return
-        if partition.status is GrantStatus.REVOKED:
+            return None
+        return partition
+
+    def _update_progress(self, message: m.UpdateProgress, now: float) -> None:
+        partition = self._loan_of(message)
+        if partition is None or partition.status is GrantStatus.REVOKED:
             return
         partition.untold = 0
         partition.merge(message.progress)
@@ -289,11 +270,8 @@ class Leader:
         partition.end_lease()
 
     def _revoke_finished(self, message: m.RevokeFinished, now: float) -> None:
-        partition = self.loans.get(message.partition)
-        if partition is None or partition.owner != message.borrower or partition.grant != message.grant:
-            self.counters["fenced"] += 1
-            return
-        if partition.move(GrantCause.FINISHED):
+        partition = self._loan_of(message)
+        if partition is not None and partition.move(GrantCause.FINISHED):
             self._freed(partition, now)
 
     def _disconnect(self, message: m.Disconnect, now: float) -> None:
@@ -301,46 +279,35 @@ class Leader:
             partition = self.loans.get(number)
             if partition is not None and (partition.owner, partition.grant) == (message.borrower, grant):
                 partition.merge(progress)
-        self._note_alive(message.borrower)
+        self._group.alive.add(message.borrower)
         self._waits_for.discard(message.borrower)
         member = self.members.get(message.borrower)
         if member is not None:
             self._remove(member, f"{member.slot} left", now)
         else:
-            self._depart(message.borrower)
+            self._group.departed.add(message.borrower)
 
     # -- members
 
     def _renew(self, member: GroupMember, now: float) -> None:
         member.expires = now + self._settings.lease.member_lease_s
 
-    def _expel(self, member: GroupMember, reason: str) -> None:
-        """Somebody who does not keep to the protocol.  The partitions wait until the lease has ended."""
-        member.is_expelled = True
-        self.counters["expelled"] += 1
-        self._invalidate(member.id, reason)
-
     def _remove(self, member: GroupMember, reason: str, now: float) -> None:
         del self.members[member.id]
-        self._depart(member.id)
+        self._group.departed.add(member.id)
         for partition in list(self.loans.values()):
             if partition.owner == member.id and partition.move(GrantCause.OWNER_LOST):
                 partition.base.redelivered += len(partition.attempts)
                 self._freed(partition, now)
-        if member.id in self._alive:
+        if member.id in self._group.alive:
             for partition in self.partitions.values():
                 partition.forget_holder(member.id)
         self._reassign_soon(reason, now)
 
-    def _depart(self, borrower: str) -> None:
-        self._departed[borrower] = None
-        if len(self._departed) > DEPARTED_KEPT:
-            self._departed.popitem(last=False)
-
     def fall_silent(self, reason: str, *, is_final: bool) -> None:
         """Tell everybody to look for another leader, or that the group is gone; then say nothing any more."""
         for member in self.members.values():
-            self._invalidate(member.id, reason, is_final=is_final)
+            self._group.invalidate(member.id, reason, is_final=is_final)
         self._held_until = float("-inf")
 
     # -- assignment
@@ -375,15 +342,14 @@ class Leader:
         )
 
     def _reassign(self, now: float) -> None:
-        if self._waits_for and now < self._waits_until:
-            self._reassign_at = min(self._waits_until, now + self._settings.rebalance_delay_s)
+        if self._must_wait(now):
             return
-        self._waits_for.clear()
-        self._reassign_at = float("inf")
         self._seek_free_partitions()
-        slots = self._slots()
+        slots = self._group.slots()
         wanted = {partition.number for partition in self.partitions.values() if self._is_wanted(partition)}
-        held = {number: self._slot_of(self.partitions[number]) for number in wanted if self._is_well_held(number)}
+        held = {
+            number: self.members[self.partitions[number].owner].slot for number in wanted if self._is_well_held(number)
+        }
         homes = {partition.number: partition.home for partition in self.partitions.values()}
         plan = assign(wanted, slots, held, homes)
         for partition in self.partitions.values():
@@ -391,8 +357,17 @@ class Leader:
             if partition.status in HELD and (slot is None or held.get(partition.number) != slot):
                 self._revoke(partition, now)
             elif partition.status is GrantStatus.ABSENT and slot is not None and self._may_have(partition, slots[slot]):
-                self._settle_in(partition, slot, slots)
+                partition.settle_in(slot, slots)
                 self._grant(partition, slots[slot], now)
+
+    def _must_wait(self, now: float) -> bool:
+        """Whether leases of a predecessor may still run; otherwise what was due is done now."""
+        if self._waits_for and now < self._waits_until:
+            self._reassign_at = min(self._waits_until, now + self._settings.rebalance_delay_s)
+            return True
+        self._waits_for.clear()
+        self._reassign_at = float("inf")
+        return False
 
     def _may_have(self, partition: Partition, member: GroupMember) -> bool:
         """Whether a member may have a partition now: of suspects it gets one after the other."""
@@ -406,25 +381,11 @@ class Leader:
     def _judge(self, partition: Partition) -> None:
         """Leases that nobody holds any more were left by somebody who died, or has shown since that it lives."""
         for lease in sorted(lease for lease in partition.leases if lease.borrower not in self.members):
-            if lease.borrower in self._alive:
+            if lease.borrower in self._group.alive:
                 partition.forget_holder(lease.borrower)
             else:
                 self.counters["crashed_holders"] += 1
                 partition.accuse(lease, self._settings.attempts_max)
-
-    def _settle_in(self, partition: Partition, slot: str, slots: Collection[str]) -> None:
-        """A partition that moves while its home is there has found a new one; otherwise it is only lent."""
-        if partition.home != slot and (not partition.home or partition.home in slots):
-            partition.home = slot
-            partition.is_dirty = True
-
-    def _slots(self) -> dict[str, GroupMember]:
-        """Slot -> the member that is to get its partitions: the youngest of that name."""
-        valid = [member for member in self.members.values() if not member.is_expelled]
-        return {member.slot: member for member in sorted(valid, key=lambda member: member.joined)}
-
-    def _slot_of(self, partition: Partition) -> str:
-        return self.members[partition.owner].slot
 
     def _is_well_held(self, number: int) -> bool:
         """Whether the partition is in the hands of the member that its slot means, and under today's conditions."""
@@ -432,7 +393,7 @@ class Leader:
         if partition.status not in HELD or partition.wished_until != self.declaration.until_of(number):
             return False
         owner = self.members[partition.owner]
-        return not owner.is_expelled and self._slots()[owner.slot] is owner
+        return not owner.is_expelled and self._group.slots()[owner.slot] is owner
 
     def _seek_free_partitions(self) -> None:
         for partition in self.partitions.values():
@@ -468,14 +429,9 @@ class Leader:
         end, count = redelivery.piece(partition.suspects, start, self._settings.attempts_max)
         if end >= 0 and (partition.until < 0 or end < partition.until):
             partition.until = end
-            self._count_alone(partition, start, end, count)
+            partition.count_alone(start, end, count)
         partition.is_suspect = count > 0
         partition.take_lease(Lease(member.id, start, -1 if end < 0 else partition.until))
-
-    def _count_alone(self, partition: Partition, start: int, end: int, count: int) -> None:
-        """A suspect that is delivered alone knows how often it was delivered before, if that was written down."""
-        if end - start == 1 and count > max(1, partition.attempts.get(start, 0)):
-            partition.attempts[start] = count
 
     def _revoke(self, partition: Partition, now: float) -> None:
         owner = self.members[partition.owner]
@@ -496,28 +452,19 @@ class Leader:
         partition.sent_at = now
         member = self.members[partition.owner]
         if partition.status is GrantStatus.GRANTING:
-            self._send(
+            self._group.send(
                 member, m.Grant, partition=partition.number, grant=partition.grant, progress=partition.progress(),
                 until=partition.until, expired=partition.untold,
             )  # fmt: skip
         elif partition.status is GrantStatus.REVOKING:
-            self._send(member, m.Revoke, partition=partition.number, grant=partition.grant)
+            self._group.send(member, m.Revoke, partition=partition.number, grant=partition.grant)
         elif partition.status is GrantStatus.REVOKED:
-            self._send(member, m.Revoked, partition=partition.number, grant=partition.grant)
+            self._group.send(member, m.Revoked, partition=partition.number, grant=partition.grant)
 
-    def _send(self, member: GroupMember, kind: type[m.ToBorrower], **fields: object) -> None:
-        member.sent += 1
-        message: m.ToBorrower = kind(borrower=member.id, seq=member.sent, epoch=self.epoch, **fields)  # type: ignore[arg-type]
-        self.messages.append(message)
-
-    def _invalidate(self, borrower: str, reason: str, *, is_final: bool = False) -> None:
-        member = self.members.get(borrower)
-        if member is not None:
-            self._send(member, m.Invalidate, reason=reason, is_final=is_final)
-            return
-        self.counters["invalidated"] += 1
-        unknown = m.Invalidate(borrower=borrower, seq=2**62, epoch=self.epoch, reason=reason, is_final=is_final)
-        self.messages.append(unknown)
+    def take_messages(self) -> list[m.ToBorrower]:
+        said = list(self.messages)
+        self.messages.clear()
+        return said
 
     def damaged(self) -> dict[int, list[tuple[int, int]]]:
         """Partition -> what of it the log cannot give, as its owners say, and is not done."""
@@ -527,35 +474,19 @@ class Leader:
 
     # -- storing
 
-    def changes(self) -> tuple[dict[int, PartitionRecord], set[int]]:
-        """Records to store and partitions whose records are to be deleted, since the last call of `stored`."""
-        return (
-            {partition.number: partition.record() for partition in self.partitions.values() if partition.is_dirty},
-            set(self._deleted),
-        )
-
-    @property
-    def has_changes(self) -> bool:
-        """Whether there is anything to store."""
-        return bool(self._deleted) or any(partition.is_dirty for partition in self.partitions.values())
-
     @property
     def wants_to_store(self) -> bool:
         """Whether somebody waits for `changes` to be stored."""
         return any(partition.is_waiting for partition in self.loans.values())
 
     def stored(self, records: Mapping[int, PartitionRecord], deleted: Collection[int], now: float) -> None:
-        """What `changes` returned is durable now.  Owners whose leases are among it are told what they have."""
+        """What `store` wanted is durable now.  Owners whose leases are among it are told what they have."""
         for loan in self.loans.values():
             record = records.get(loan.base.number)
             if loan.is_waiting and record is not None and loan.lease in record.leases:
                 loan.is_waiting = False
                 self._say_status(loan, now)
-        for number, record in records.items():
-            partition = self.partitions.get(number)
-            if partition is not None and partition.record() == record:
-                partition.is_dirty = False
-        self._deleted -= set(deleted)
+        self.store.written(records, deleted)
 
     # -- leaving
 

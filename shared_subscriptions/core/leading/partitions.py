@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Final, NamedTuple
 
 import msgspec
@@ -163,6 +163,11 @@ class Partition:
         """The partition whose record tells of this one."""
         return self
 
+    @property
+    def awaits_answer(self) -> bool:
+        """Its owner was told something that is repeated until it answers."""
+        return self.status not in (GrantStatus.ABSENT, GrantStatus.GRANTED) and not self.is_waiting
+
     def progress(self) -> GroupProgress:
         return snapshot(self.done, self.generation, self.attempts)
 
@@ -217,6 +222,17 @@ class Partition:
         self.leases.clear()
         self.suspects = ()
         self.is_dirty = True
+
+    def settle_in(self, slot: str, slots: Collection[str]) -> None:
+        """A partition that moves while its home is there has found a new one; otherwise it is only lent."""
+        if self.home != slot and (not self.home or self.home in slots):
+            self.home = slot
+            self.is_dirty = True
+
+    def count_alone(self, start: int, end: int, count: int) -> None:
+        """A suspect that is delivered alone knows how often it was delivered before, if that was written down."""
+        if end - start == 1 and count > max(1, self.attempts.get(start, 0)):
+            self.attempts[start] = count
 
     # -- who may have what
 

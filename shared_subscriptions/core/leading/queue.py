@@ -245,7 +245,9 @@ class QueueLeader(Leader):
         super()._update_progress(message, now)
         if message.partition not in self.portions:
             # It was dropped, and a grant of the past has brought it back to life there.
-            self._send(self.members[message.borrower], m.Revoked, partition=message.partition, grant=message.grant)
+            self._group.send(
+                self.members[message.borrower], m.Revoked, partition=message.partition, grant=message.grant
+            )
 
     def _finished(self, partition: Partition, now: float) -> None:
         super()._finished(partition, now)
@@ -295,12 +297,9 @@ class QueueLeader(Leader):
     # -- handing out
 
     def _reassign(self, now: float) -> None:
-        if self._waits_for and now < self._waits_until:
-            self._reassign_at = min(self._waits_until, now + self._settings.rebalance_delay_s)
+        if self._must_wait(now):
             return
-        self._waits_for.clear()
-        self._reassign_at = float("inf")
-        slots = self._slots()
+        slots = self._group.slots()
         for portion in list(self.portions.values()):
             if portion.status in HELD and not self._is_rightly_held(portion, slots.values()):
                 self._revoke(portion, now)
@@ -337,7 +336,7 @@ class QueueLeader(Leader):
 
     def _has_room(self) -> bool:
         loads = self._loads()
-        return any(loads[member.id] < member.portions_max for member in self._slots().values())
+        return any(loads[member.id] < member.portions_max for member in self._group.slots().values())
 
     def _hand_out_all(self, members: Sequence[GroupMember], now: float) -> None:
         """Portion by portion, to the member that has the least, as long as there is work and room."""
@@ -397,7 +396,7 @@ class QueueLeader(Leader):
         member.served = self._serial
         portion = QueuePortion(portion_number(self._serial, partition.number), partition, start, until)
         portion.attempts = {offset: tried for offset, tried in partition.attempts.items() if start <= offset < until}
-        self._count_alone(portion, start, until, count)
+        portion.count_alone(start, until, count)
         portion.is_suspect = count > 0
         portion.move(GrantCause.GRANT)
         portion.owner = member.id

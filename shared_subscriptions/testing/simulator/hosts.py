@@ -220,8 +220,7 @@ class SimHost:
             if home is not None:
                 self._network.send(self.name, home.id, message)
         if self.leader is not None:
-            said, self.leader.messages = self.leader.messages, []
-            for answer in said:
+            for answer in self.leader.take_messages():
                 self._oracle.leader_says(self.leader, answer)
                 if answer.borrower in self.homes:
                     self._network.send(self.name, self.homes[answer.borrower], answer)

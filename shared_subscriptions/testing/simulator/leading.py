@@ -112,7 +112,7 @@ class SimLeading:
         if now >= self._beat_at:
             self._beat(now)
         if (
-            ((now >= self._commit_at and leader.has_changes) or leader.wants_to_store)
+            ((now >= self._commit_at and leader.store.has_changes) or leader.wants_to_store)
             and not self.is_writing
             and self.candidate.role is CandidateRole.LEADING
         ):
@@ -182,7 +182,7 @@ class SimLeading:
         if claim.overthrows is not None:
             writes.append((claim.overthrows[0], None, claim.overthrows[1]))
         leader = self.leader
-        records, deleted = leader.changes() if leader is not None and with_partitions else ({}, set())
+        records, deleted = leader.store.changes() if leader is not None and with_partitions else ({}, set())
         writes += [
             (NAMES.partition(number), encode_partition(record, bytes_max=_RECORD_BYTES_MAX)[0], None)
             for number, record in records.items()

@@ -30,7 +30,7 @@ def queue(end: int, *members: str, portions: int = 2) -> QueueLeader:
 
 
 def store(made: Leader, now: float) -> None:
-    made.stored(*made.changes(), now)
+    made.stored(*made.store.changes(), now)
 
 
 def held(made: QueueLeader) -> dict[str, list[tuple[int, int]]]:
@@ -149,7 +149,7 @@ def test_crashes_narrow_the_suspicion_to_one_event_that_is_then_counted() -> Non
         seq = 1
         while True:
             made.poll(1.0)
-            (record,) = made.changes()[0].values()
+            (record,) = made.store.changes()[0].values()
             store(made, 1.0)
             partition = made.partitions[0]
             if partition.attempts.get(partition.done.low, 0) >= SETTINGS.attempts_max:
@@ -170,7 +170,7 @@ def test_a_member_that_comes_back_under_another_life_is_not_taken_for_dead() -> 
     before.on_message(m.Connect(borrower="b1", seq=1, name="b"), 0.0)
     before.on_partitions({0: PartitionInfo(0, 1000)}, 0.0)
     before.poll(1.0)
-    (record,) = before.changes()[0].values()
+    (record,) = before.store.changes()[0].values()
     assert record.leases == (Lease("b1", 0, -1),)
     for former, until in (("b1", -1), ("", redelivery.PIECES[0])):
         after = Leader(2, SETTINGS, Declaration("g", "#", "shared", 1, (0,)), {0: record}, now=0.0, held_until=1e9)
