@@ -111,7 +111,7 @@ def test_what_a_member_has_read_before_retention_dropped_it_is_not_expired(
         wait_until(lambda: member.subscriber.statistics().waiting == 100, PATIENCE_S, "all to be read")
         log.trim(0, 50)
         source.publish(TOPIC, 10)
-        group = member.subscriber._groups["billing"].leading
+        group = member.subscriber._memberships.groups["billing"].leading
         wait_until(lambda: group.leader and group.leader.partitions[0].info.start == 50, PATIENCE_S, "it to be noticed")
         member.gate.set()
         wait_until(lambda: groups.show(log, "billing").lag == 0, PATIENCE_S, "all of it done")
