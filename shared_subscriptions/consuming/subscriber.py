@@ -42,7 +42,7 @@ from shared_subscriptions.core.events import GroupEvent, Mode
 from shared_subscriptions.core.leading.candidate import LeaderRecord
 from shared_subscriptions.core.settings import LeaseSettings
 from shared_subscriptions.errors import GroupDestroyed, GroupNotFound, NotAGroupEvent
-from shared_subscriptions.leading.group import LeadershipListener
+from shared_subscriptions.leading.listener import LeadershipListener
 from shared_subscriptions.leading.recording import Recording
 from shared_subscriptions.leading.thread import LeaderThread
 

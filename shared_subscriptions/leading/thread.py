@@ -35,8 +35,10 @@ from shared_subscriptions import config, wire
 from shared_subscriptions.core.declaration import Declaration
 from shared_subscriptions.core.leading.process_lease import ProcessLease
 from shared_subscriptions.core.settings import LeaseSettings
-from shared_subscriptions.leading.group import Commit, LeadershipListener, Leading, LeadingProcess, Write
+from shared_subscriptions.leading.group import Commit, Leading, LeadingProcess
+from shared_subscriptions.leading.listener import LeadershipListener
 from shared_subscriptions.leading.listening import Listening
+from shared_subscriptions.leading.storing import Write
 from shared_subscriptions.names import CHANGES, LEASES
 
 LOG = logging.getLogger(__name__)
