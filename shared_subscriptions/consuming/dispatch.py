@@ -18,7 +18,7 @@ from typing import Any
 
 from durable_log.errors import LogError
 from pubsub_api.errors import Closed, UsageError
-from shared_subscriptions.consuming.dead_letters import DeadLetters
+from shared_subscriptions.consuming.memberships import Memberships
 from shared_subscriptions.core.consuming.handler import Handler, LoanState
 from shared_subscriptions.core.events import GroupEvent
 
@@ -58,12 +58,12 @@ class Dispatch:
         self,
         handler: Handler,
         lock: threading.Condition,
+        memberships: Memberships,
         options: Any,
         *,
         on_event: OnEvent | None,
         on_events: OnEvents | None,
         auto_ack: bool,
-        letters_of: Callable[[int], DeadLetters],
         wake: Callable[[], None],
         note: Callable[[], None],
         wake_reader: Callable[[], None],
@@ -76,7 +76,7 @@ class Dispatch:
         self._lock = lock
         self._on_event, self._on_events = on_event, on_events
         self._auto_ack = auto_ack
-        self._letters_of = letters_of
+        self._memberships = memberships
         self._wake, self._note = wake, note
         self._wake_reader = wake_reader
         self._limit: int = options.batch_events_max
@@ -388,7 +388,7 @@ class Dispatch:
 
     def _park(self, loan: LoanState, event: GroupEvent, reason: str) -> None:
         try:
-            self._letters_of(loan.subscription).park(event, reason)
+            self._memberships.group_of(loan.subscription).letters.park(event, reason)
         except (LogError, Closed) as error:
             LOG.warning("Shared subscription: offset %d cannot be parked now: %s", event.offset, error)
             with self._lock:

@@ -13,6 +13,7 @@ from durable_log.errors import LogCorrupt
 from durable_log.log_api import LogApi
 from pubsub_api.runtime.periodic import Failures, PeriodicThread
 from pubsub_api.runtime.rare_logging import SeldomLog
+from shared_subscriptions.consuming.memberships import Memberships
 from shared_subscriptions.consuming.reading import LogReader, offer
 from shared_subscriptions.core.consuming.handler import Handler, LoanState
 
@@ -37,12 +38,10 @@ class Feeder:
         log: LogApi,
         handler: Handler,
         lock: threading.Condition,
-        reader_of: Callable[[int], LogReader],
+        memberships: Memberships,
         *,
         tell: Callable[[], None],
         note: Callable[[], None],
-        is_leading: Callable[[], bool],
-        is_led_here: Callable[[int], bool],
         on_growth: Callable[[Mapping[int, int]], None],
     ) -> None:
         """``tell`` makes the protocol thread report what has changed, ``note`` lets it do so when it is due.  While
@@ -56,9 +55,8 @@ class Feeder:
         self._log = log
         self._handler = handler
         self._lock = lock
-        self._reader_of = reader_of
+        self._memberships = memberships
         self._tell, self._note, self._on_growth = tell, note, on_growth
-        self._is_leading, self._is_led_here = is_leading, is_led_here
         self._is_closed = False
         self._wakeup = threading.Event()
         self._watching = threading.Condition()
@@ -129,7 +127,7 @@ class Feeder:
             found = [loan for loan in self._hungry if self._handler.is_lent(loan) and loan.wants_events]
         more, damaged = list[LoanState](), list[LoanState]()
         for loan in found:
-            reader = self._reader_of(loan.subscription)
+            reader = self._memberships.group_of(loan.subscription).reader
             shard, offset = reader.place(loan.partition).shard, loan.delivery.next_offset
             try:
                 is_at_end = self._is_known_end(shard, offset) or not self._read(loan, reader)
@@ -149,7 +147,7 @@ class Feeder:
             self._wait_for_growth(queues)
 
     def _wait_for_growth(self, queues: list[int]) -> None:
-        ends = dict(self._found) if queues or self._is_leading() else {}
+        ends = dict(self._found) if queues or self._memberships.is_leading() else {}
         for shard, waiting in self._waiting.items():
             ends[shard] = min(loan.delivery.next_offset for loan in waiting.values())
         with self._watching:
@@ -210,7 +208,7 @@ class Feeder:
     def _tell_growth(self, queues: list[int]) -> None:
         """Where the log has grown: members hear it at once from their leader, and the leader of a queue from members
         that have time."""
-        is_leading = self._is_leading()
+        is_leading = self._memberships.is_leading()
         self._is_counting = bool(queues) or is_leading or len(self._handler.loans) > _READ_AT_ONCE
         if not self._is_counting:
             return
@@ -227,7 +225,7 @@ class Feeder:
             grown = {shard: end for shard, end in found.items() if end > known.get(shard, 0)}
             if grown:
                 known |= grown
-                if self._is_led_here(number):
+                if self._memberships.group_of(number).leading.is_leading:
                     continue  # its leader has been told just now
                 with self._lock:
                     self._handler.on_log_grown(number, grown)

@@ -95,16 +95,14 @@ class GroupSubscriber(Closeable):
             self._handler, self._lock, self._memberships, progress_interval_s=self._options.progress_interval,
             look_now=self._leaders.look_now,
         )  # fmt: skip
-        group_of = self._memberships.group_of
         self._feeder = Feeder(
-            log, self._handler, self._lock, lambda number: group_of(number).reader, tell=self._protocol.wake,
-            note=self._protocol.note_progress, is_leading=self._memberships.is_leading,
-            is_led_here=lambda number: group_of(number).leading.is_leading, on_growth=self._leaders.log_grown,
+            log, self._handler, self._lock, self._memberships, tell=self._protocol.wake,
+            note=self._protocol.note_progress, on_growth=self._leaders.log_grown,
         )  # fmt: skip
         self._dispatch = Dispatch(
-            self._handler, self._lock, self._options, on_event=on_event, on_events=on_events, auto_ack=auto_ack,
-            letters_of=lambda number: group_of(number).letters, wake=self._protocol.wake,
-            note=self._protocol.note_progress, wake_reader=self._feeder.wake,
+            self._handler, self._lock, self._memberships, self._options, on_event=on_event, on_events=on_events,
+            auto_ack=auto_ack, wake=self._protocol.wake, note=self._protocol.note_progress,
+            wake_reader=self._feeder.wake,
         )  # fmt: skip
         forking.register(self)
         try:

@@ -83,10 +83,6 @@ def check_name(name: str) -> str:
     return name
 
 
-def is_shared_filter(topic_filter: object) -> bool:
-    return isinstance(topic_filter, str) and topic_filter.partition("/")[0] in PREFIXES
-
-
 def parse(topic_filter: str) -> tuple[Mode, str, str]:
     """Mode, group and filter of ``$shared/GROUP/FILTER`` or ``$queue/GROUP/FILTER``.  Raises UsageError."""
     prefix, _, rest = topic_filter.partition("/")

@@ -59,7 +59,6 @@ class LeaderThread:
     def __init__(self, log: LogApi, conf: cfg.ConfigOpts) -> None:
         self._log = log
         self._conf = conf
-        self._options = conf[config.GROUP]
         self._log_trouble = SeldomLog(LOG)
         self._key = os.urandom(wire.KEY_BYTES)
         self._groups: dict[str, Leading] = {}
@@ -78,7 +77,7 @@ class LeaderThread:
         self._selector = selectors.DefaultSelector()
         self._waker = Waker()
         self._selector.register(self._waker, selectors.EVENT_READ, self._waker)
-        self.listening = Listening(self._selector, self._groups, self._key, self._options)
+        self.listening = Listening(self._selector, self._groups, self._key, conf[config.GROUP])
         self._leases: dict[float, ProcessLease] = {}
         """By claim time."""
         self._beat_at = 0.0
