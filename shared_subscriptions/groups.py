@@ -212,7 +212,7 @@ class PartitionView:
     retrying: int
     """Events that were delivered in vain and are not done."""
     expired: int
-    """Offsets that retention dropped before anybody could handle what was there, of whatever topic and lane."""
+    """Offsets that retention dropped before a member could handle what was there, of whatever topic and lane."""
     redelivered: int
     damaged: list[tuple[int, int]]
     """Offsets that the log cannot give, as the leader was told: from the first on, without the second."""
@@ -234,20 +234,20 @@ class GroupView:
     expired: int
     """Events that retention dropped before they were delivered are at most so many."""
     leader: str
-    """Where the leader is; empty when nobody leads."""
+    """Where the leader is; empty when the group has no leader."""
     heard_s: float | None
     """How long ago the leader, or the last one, was heard of, by the clocks of its host and of this one; None when
     nobody ever led."""
     status: GroupStatus | None
-    """What the leader said last, without members and owners when nobody leads; None when nobody ever did."""
+    """What the leader said last, without members and owners when there is no leader; None when there was none ever."""
     streams: list[PartitionView]
     missing: int
-    """Events of its topics that the log knows of and lacks: lost, or sent before anybody recorded."""
+    """Events of its topics that the log knows of and lacks: lost, or sent before a process recorded."""
 
 
 def show(log: LogApi, name: str, *, offsets_max: int = OFFSETS_MAX) -> GroupView:
-    """Who has what, how far it is and why it moved.  Reads at most ``offsets_max`` offsets of each shard, in order to
-    count what is not done.  Raises GroupNotFound."""
+    """Which member has what, how far it is and why it moved.  Reads at most ``offsets_max`` offsets of each shard, in
+    order to count what is not done.  Raises GroupNotFound."""
     found = get(log, name)
     group = Names(name)
     states = {state.shard: state for state in log.state()}
@@ -305,7 +305,7 @@ def _missing(log: LogApi, found: Declaration) -> int:
 
 def _stored(found: Declaration, item: PartitionRecord | None, state: ShardState) -> PartitionRecord:
     if item is None or item.progress.generation != found.generation:
-        # Nobody has led since it was declared or moved: this is what the next leader will find.
+        # No process has led since it was declared or moved: this is what the next leader will find.
         return PartitionRecord(GroupProgress(found.generation, found.positions[state.shard]))
     return item
 

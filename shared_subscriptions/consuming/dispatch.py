@@ -29,7 +29,7 @@ OnEvents = Callable[[Sequence[GroupEvent]], None]
 Batch = tuple[LoanState, list[GroupEvent]]
 
 _IDLE_S = 5.0
-"""Whoever waits is woken; this is for what nobody has thought of."""
+"""A thread that waits is woken; this is the longest wait should a wake-up be missing."""
 _PARK_RETRY_S = 1.0
 _CRASHED = "delivered {} times, and each time its consumer crashed or did not answer"
 
@@ -81,7 +81,7 @@ class Dispatch:
         self._wake_reader = wake_reader
         self._limit: int = options.batch_events_max
         self._timeout_s: float = options.handler_timeout or float("inf")
-        # With one dispatcher that settles whole batches there is nobody to be exclusive against.
+        # With one dispatcher that settles whole batches there is no other thread to be exclusive against.
         self._is_always_exclusive = not auto_ack or options.concurrency > 1
         self._iterations = 0
         self._is_closed = False
@@ -161,7 +161,7 @@ class Dispatch:
             self._calls.discard(call)
 
     def _ended(self, call: HandlerCall) -> None:
-        """The user has returned; perhaps from a call that was given up, and then there is somebody again."""
+        """The user has returned; perhaps from a call that was given up, and then a thread is free again."""
         with self._lock:
             self._calls.discard(call)
             if self._is_suspended and not self._is_closed:

@@ -23,7 +23,7 @@ _READ_EVENTS_MAX = 10_000
 _WAIT_S = 0.1
 """How long a wait for shards that are not of interest any more may go on."""
 _IDLE_S = 5.0
-"""Whoever wants something wakes the reader; this is for what nobody has thought of."""
+"""The reader is woken when there is something to do; this is the longest wait should a wake-up be missing."""
 _READ_AT_ONCE = 32
 """With more partitions that want events, only those are read that have grown."""
 _ERROR_PAUSE_S = 0.2
@@ -63,7 +63,7 @@ class Feeder:
         self._ends: Mapping[int, int] = {}
         """Shards that are watched, and where they ended."""
         self._found: dict[int, int] = {}
-        """Where all shards ended when somebody looked; a wait for more than that notices when it is stale."""
+        """Where all shards ended at the last look; a wait for more than that notices when it is stale."""
         self._is_stale = True
         self._is_counting = False
         """The ends of all shards are looked at."""
@@ -123,7 +123,7 @@ class Feeder:
             queues = self._handler.idle_queues()
         self._tell_growth(queues)
         self._hungry += self._take_grown()  # and stay there should the log fail
-        with self._lock:  # whoever is full now says so when it has room again
+        with self._lock:  # a loan that is full now says so when it has room again
             found = [loan for loan in self._hungry if self._handler.is_lent(loan) and loan.wants_events]
         more, damaged = list[LoanState](), list[LoanState]()
         for loan in found:
@@ -163,7 +163,7 @@ class Feeder:
         return self._is_counting and not self._is_stale and offset >= self._found.get(shard, 0)
 
     def _take_grown(self) -> list[LoanState]:
-        """Loans that waited for more, of shards that have grown; of all shards when nobody knows which have."""
+        """Loans that waited for more, of shards that have grown; of all shards when it is not known which have."""
         grown = [
             shard
             for shard, waiting in self._waiting.items()

@@ -21,7 +21,7 @@ from shared_subscriptions.leading.group import Leading
 LOG = logging.getLogger(__name__)
 
 _IDLE_S = 5.0
-"""The protocol thread is woken; this is for what nobody has thought of."""
+"""The thread is woken when there is something to do; this is the longest wait should a wake-up be missing."""
 
 
 class ProtocolThread:
@@ -200,7 +200,7 @@ class ProtocolThread:
 
     @property
     def _changes(self) -> int:
-        """While it stays the same, whoever has spoken on a link is there, and its group is led at the other end."""
+        """While it stays the same, the borrowers that have spoken on a link are there, and led at its other end."""
         return self._handler.agent.changes + self.links.moves
 
     def _speaks_on(self, link: LeaderLink, borrower: str) -> bool:

@@ -48,6 +48,6 @@ class GroupSubscriberStatistics:
     is_leading: int
     """Groups that this process leads."""
     missing: int
-    """Events that were lost to this process as leader, and that nobody had: the log, and so the group, lacks them."""
+    """Events that were lost to this process as leader, and that no cache had: the log, and so the group, lacks them."""
     standing_by: int
     """Groups whose leader this process stands by for: it keeps what was published last, should the leader die."""

@@ -119,7 +119,7 @@ class GroupSubscriber(Closeable):
     # -- subscriptions
 
     def subscribe(self, topic_filter: str) -> bool:
-        """Join a group; True when this is new.  Declares the group, from now on, when nobody has.
+        """Join a group; True when this is new.  Declares the group, from now on, when it does not exist.
 
         Raises InvalidTopic, GroupExists when the group is declared otherwise, GroupDestroyed when this subscriber was a
         member of a former group of that name, LogUnavailable.
@@ -298,7 +298,7 @@ class GroupSubscriber(Closeable):
         self._dispatch.close(timeout_s=patience_s)
         with self._lock:
             self._lock.wait_for(lambda: not self._handler.agent.subscriptions, patience_s)
-            self._handler.disconnect(time.monotonic())  # whoever is left tells what it knows
+            self._handler.disconnect(time.monotonic())  # borrowers that are left report what they know
         self._protocol.wake()
         self._leaders.close(timeout_s=config.REVOKE_TIMEOUT_S)
         self._protocol.stop()
@@ -326,7 +326,7 @@ class GroupSubscriber(Closeable):
 
 
 def _new_name() -> str:
-    """A name for somebody who has none: known again after a lost lease, not after a restart."""
+    """A name for a member that was given none: known again after a lost lease, not after a restart."""
     return f"{socket.gethostname()}-{os.getpid()}-{os.urandom(3).hex()}"
 
 

@@ -2,8 +2,8 @@
 
 The names are those of the protocol's specification; `leader_wanted` is `Connect` here, because it goes straight to the
 leader that the registry names.  What a network needs is added: every message has a sequence number of its sender.  Of
-the messages about one partition, or about the lease, whoever receives a number that is not higher than the last one
-drops it, so that delay and repetition look like loss, which resending heals.  The leader's epoch and the number of a
+the messages about one partition, or about the lease, a receiver drops a number that is not higher than the last
+one, so that delay and repetition look like loss, which resending heals.  The leader's epoch and the number of a
 grant fence what belongs to the past.
 """
 
@@ -26,7 +26,7 @@ class Connect(_Message, frozen=True, tag="leader_wanted", kw_only=True):
     """I want partitions.  Repeated until it is answered."""
 
     name: str = ""
-    """Who this is, the same after a restart.  Empty for somebody who will never come back."""
+    """The member's name, the same after a restart.  Empty for one that will never come back."""
     former: str = ""
     """This member's last borrower, which has stopped for good."""
     portions: int = 1
@@ -39,7 +39,7 @@ class Ping(_Message, frozen=True, tag="ping", kw_only=True):
     """Renew my lease."""
 
     ends: dict[int, int] = {}
-    """From somebody who waits for work in a queue: shards that have grown -> their ends."""
+    """From a member that waits for work in a queue: shards that have grown -> their ends."""
 
 
 class UpdateProgress(_Message, frozen=True, tag="update_progress", kw_only=True):
@@ -92,7 +92,7 @@ class Grant(_FromLeader, frozen=True, tag="grant", kw_only=True):
     until: int = -1
     """Deliver nothing from this offset on; -1 for no end."""
     expired: int = 0
-    """Offsets that retention dropped while nobody had the partition, and that no owner was told of."""
+    """Offsets that retention dropped while the partition had no owner, and that no owner was told of."""
 
 
 class Revoke(_FromLeader, frozen=True, tag="revoke", kw_only=True):
@@ -110,7 +110,7 @@ class Revoked(_FromLeader, frozen=True, tag="revoked", kw_only=True):
 
 
 class Invalidate(_FromLeader, frozen=True, tag="invalidate", kw_only=True):
-    """You are nobody (any more).  Begin anew."""
+    """The leader does not know you (any more).  Begin anew."""
 
     reason: str = ""
     is_final: bool = False
@@ -120,7 +120,7 @@ class Invalidate(_FromLeader, frozen=True, tag="invalidate", kw_only=True):
 class PingAll(msgspec.Struct, frozen=True, tag_field="type", tag="ping_all"):
     """Renew the leases of all borrowers that were heard of on this connection, whatever their groups.
 
-    Connections keep order, so the leader has heard of whoever spoke on it before.
+    Connections keep order, so the leader has heard of all borrowers that spoke on it before.
     """
 
     seq: int

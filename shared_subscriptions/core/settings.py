@@ -7,7 +7,7 @@ import dataclasses
 
 @dataclasses.dataclass(frozen=True)
 class LeaseSettings:
-    """Who may act until when.  Every pair of times is chosen so that a holder stops before others take its place."""
+    """How long each may act.  Every pair of times is chosen so that a holder stops before others take its place."""
 
     member_lease_s: float = 5.0
     """The leader gives a member's partitions away when it has heard nothing of it for this long."""

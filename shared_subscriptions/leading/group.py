@@ -1,4 +1,4 @@
-"""One group at a process that may lead it: who leads, and what is stored of it while this process does.
+"""One group at a process that may lead it: which process leads, and what is stored of it while this process does.
 
 Every member has one of these for each of its groups, and so has `heliograph group serve`.  While another process
 leads, it looks at the leader's record now and then and tells its owner where to find the leader.  When it leads itself,
@@ -155,7 +155,7 @@ class Leading:
             said += self.leader.take_messages()
         return said
 
-    # -- who leads
+    # -- which process leads
 
     def _watch(self, now: float) -> None:
         if now < self.look_at:
@@ -325,7 +325,7 @@ class Leading:
         self._last_words = leader.take_messages()
         self.candidate.refused()
         self.end()
-        self._process.send(self)  # members are told before anybody else is
+        self._process.send(self)  # members are told first
         self._owner.on_destroyed()
 
     # -- storing
@@ -360,7 +360,7 @@ class Leading:
         self._after_change()
 
     def refused(self) -> None:
-        """Somebody else has written the registration first, or the group is gone.  Raises LogError."""
+        """Another process has written the registration first, or the group is gone.  Raises LogError."""
         self.candidate.refused()
         try:
             if self.leader is not None and self._records.declaration() is None:

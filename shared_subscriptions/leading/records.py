@@ -25,7 +25,7 @@ class MoveStatus(msgspec.Struct, frozen=True):
 
 
 class GroupStatus(msgspec.Struct, frozen=True):
-    """What a leader says about its group.  It holds until the leader says something else, or nobody leads."""
+    """What a leader says about its group.  It holds until the leader says something else, or there is none."""
 
     epoch: int
     leader: str

@@ -50,7 +50,7 @@ def without_times(status: GroupStatus) -> GroupStatus:
 
 
 def _holding(leader: Leader, partition: Partition, names: Mapping[str, str]) -> tuple[str, str]:
-    """Its status, and who has it; of a queue, everybody who has a portion of it."""
+    """Its status, and its owner; of a queue, all members that have a portion of it."""
     if leader.loans is leader.partitions:
         return partition.status.value, names.get(partition.owner, "")
     owners = sorted({names.get(loan.owner, "") for loan in leader.loans.values() if loan.base is partition})

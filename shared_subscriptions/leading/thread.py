@@ -50,7 +50,7 @@ _TELL_S = 0.002
 """Members are told that the log has grown this often at most."""
 _WRITES_PER_ROUND = 256
 _READ_ALL_S = 30.0
-"""Declarations are read at least this often: somebody may have changed one without saying so."""
+"""Declarations are read at least this often: one may have been changed without a note of it."""
 
 
 class LeaderThread:
@@ -91,7 +91,7 @@ class LeaderThread:
     # -- from other threads
 
     def add(self, declaration: Declaration, owner: LeadershipListener) -> Leading:
-        """Watch who leads a group, and lead it when it is this process's turn.  One caller at a time."""
+        """Watch which process leads a group, and lead it when it is this process's turn.  One caller at a time."""
         group = Leading(
             self._log, declaration, self._conf, owner,
             key=self._key, process=self._process,

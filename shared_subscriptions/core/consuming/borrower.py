@@ -86,7 +86,7 @@ class Granted:
     progress: GroupProgress
     until: int
     expired: int = 0
-    """Offsets that retention dropped while nobody had the partition."""
+    """Offsets that retention dropped while the partition had no owner."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,7 +98,7 @@ class Revoking:
 
 @dataclasses.dataclass(frozen=True)
 class Lost:
-    """Forget the partition: somebody else has it, or will have it soon."""
+    """Forget the partition: another member has it, or will have it soon."""
 
     partition: int
 
@@ -154,7 +154,7 @@ class Borrower:
         self._settings = settings
         self._name = name
         self.former = former
-        """Whom it replaces, after a reset."""
+        """The borrower that it replaces, after a reset."""
         self._portions, self._offsets = portions, offsets
         self._dropped: OrderedDict[int, None] = OrderedDict()
         """Portions that are over: whatever comes about one of them is late."""
@@ -365,7 +365,7 @@ class Borrower:
             return
         if borrowed.loan is Loan.GRANTED:
             borrowed.loan = Loan.REVOKING
-            if not is_portion(message.partition):  # nobody waits for those that are left of a portion
+            if not is_portion(message.partition):  # no member waits for what is left of a portion
                 borrowed.give_up_at = now + self._settings.revoke_timeout_s
                 self._ending.add(message.partition)
             self.events.append(Revoking(message.partition))

@@ -1,7 +1,7 @@
 """The session's side of shared subscriptions: which partitions there are to deliver, and how far each is.
 
 It knows how events are read, delivered and acknowledged, and nothing of how partitions are obtained: that is the
-agent's.  What it does not do is I/O: whoever owns it reads the log for the loans that have room, calls the user with
+agent's.  It does no I/O: its owner reads the log for the loans that have room, calls the user with
 what `next_batch` gives, and sends what `take_messages` returns.
 """
 
@@ -104,7 +104,7 @@ class Handler:
         return [*self.agent.subscriptions, *self._suspended]
 
     def suspend(self, now: float) -> None:
-        """Nobody here can handle events at the moment: leave all groups, so that others get the partitions."""
+        """No thread here can handle events at the moment: leave all groups, so that others get the partitions."""
         self._suspended |= {
             number: self._is_ordered[number]
             for number in self.agent.subscriptions

@@ -40,7 +40,7 @@ class DeliveryCounters:
     dead: int = 0
     """Events parked as dead letters."""
     expired: int = 0
-    """Offsets that retention dropped before anybody could handle what was there, of whatever topic."""
+    """Offsets that retention dropped before a member could handle what was there, of whatever topic."""
     undecodable: int = 0
 
 
@@ -123,7 +123,7 @@ class PartitionDelivery:
         return room
 
     def take_relief(self) -> bool:
-        """Whether there is room again since somebody found it full."""
+        """Whether there is room again since it was found full."""
         if not self._was_full or self.is_stopped or 2 * self._load > self._settings.window:
             return False
         if 2 * self._load * self._event_bytes > WINDOW_BYTES:
@@ -280,7 +280,7 @@ class PartitionDelivery:
         """An attempt failed; the event comes again after ``delay_s``, or after the configured back-off.
 
         False when it has used up its attempts: store it elsewhere, then call `parked`; its object waits until then.  An
-        event that is not out is counted as late, and True is returned: somebody else has it.
+        event that is not out is counted as late, and True is returned: another member has it.
         """
         if not self._is_out(event):
             self._counters.late += 1
@@ -294,7 +294,7 @@ class PartitionDelivery:
         return True
 
     def _again(self, event: GroupEvent, now: float, delay_s: float) -> None:
-        """An event that is out is to be tried again: here, or in a queue by whoever is free then."""
+        """An event that is out is to be tried again: here, or in a queue by a member that is free then."""
         if self._is_ordered:
             self.postpone(event, now + delay_s)
         elif self._take_back(event):
@@ -397,7 +397,7 @@ class PartitionDelivery:
     # -- where it stands
 
     def stop(self) -> None:
-        """Give out nothing more and forget what nobody has; what is out may still be settled."""
+        """Give out nothing more and forget what is not out; what is out may still be settled."""
         self.is_stopped = True
         self._mark()
         self._waiting.clear()
@@ -432,7 +432,7 @@ class PartitionDelivery:
 
     def progress(self) -> GroupProgress:
         """What is done.  An event that is out counts as attempted: it may be what kills its consumer.  Among several
-        nobody knows which one it is, so that the last attempt is one that an event has for itself."""
+        it is not known which one it is, so that the last attempt is one that an event has for itself."""
         out = [*self._out.values(), *self._batch]
         most = self._settings.attempts_max - 1 if self._settings.attempts_max and len(out) > 1 else 1 << 30
         attempts = self._attempts | {event.offset: min(event.attempt, most) for event in out if most}

@@ -14,8 +14,9 @@ def assign(
 ) -> dict[int, str]:
     """Partition -> slot, for every partition.  Empty when there is no slot.
 
-    ``held`` is who has a partition now, ``former`` who had it before.  The numbers of two slots differ by one at most;
-    a slot gives up only what it holds beyond its share, first of all what was another's that is to get more.
+    ``held`` is the slot that has a partition now, ``former`` the one that had it before.  The numbers of two slots
+    differ by one at most; a slot gives up only what it holds beyond its share, first of all what was another's that is
+    to get more.
     """
     if not slots:
         return {}
@@ -27,7 +28,7 @@ def assign(
     needy = {slot for slot, share in shares.items() if len(holdings[slot]) < share}
     kept: dict[int, str] = {}
     for slot, holding in holdings.items():
-        # What somebody else is waiting for goes to the end of the list, and the end is given up.
+        # What another slot is waiting for goes to the end of the list, and the end is given up.
         ranked = sorted(holding, key=lambda partition: (former.get(partition) in needy, partition))
         kept.update(dict.fromkeys(ranked[: shares[slot]], slot))
     free = [partition for partition in sorted(partitions) if partition not in kept]
@@ -35,7 +36,7 @@ def assign(
 
 
 def _shares(count: int, holdings: Mapping[str, Sequence[int]]) -> dict[str, int]:
-    """How many partitions each slot should have.  Who holds most keeps the one that does not divide evenly."""
+    """How many partitions each slot should have.  The one that holds most keeps what does not divide evenly."""
     base, extra = divmod(count, len(holdings))
     ranked = sorted(holdings, key=lambda slot: (-len(holdings[slot]), slot))
     return {slot: base + (place < extra) for place, slot in enumerate(ranked)}

@@ -3,7 +3,7 @@
 Theory of operation.  Each partition walks through the table of `partitions`: absent, granting, granted, revoking,
 revoked and absent again.  Grant, revoke and revoked are repeated until the answer that moves the partition on arrives.
 Whenever the members, the partitions or the wishes change, and after a short delay in which more may change, `assign`
-says who should have what: partitions that somebody has and should not are revoked, partitions that nobody has are
+says which member should have what: partitions in other hands are revoked, partitions without an owner are
 granted.
 
 Safety rests on three clocks.  A member's partitions are free only when its lease has ended here, and it ended at the
@@ -38,14 +38,14 @@ from shared_subscriptions.core.settings import LeaderSettings
 GRANT_BITS = 32
 
 REACTIONS: Final[dict[type[m.ToLeader], str]] = {
-    m.Connect: "_connect",  # welcome from anybody
-    m.Disconnect: "_disconnect",  # welcome from anybody
+    m.Connect: "_connect",  # welcome from any borrower
+    m.Disconnect: "_disconnect",  # welcome from any borrower
     m.Ping: "_ping",
     m.UpdateProgress: "_update_progress",
     m.RevokeFinished: "_revoke_finished",
 }
 MEMBERS_ONLY: Final = (m.Ping, m.UpdateProgress, m.RevokeFinished)
-"""From anybody else these are answered with `Invalidate` and change nothing."""
+"""From others these are answered with `Invalidate` and change nothing."""
 
 
 class Leader:
@@ -118,7 +118,7 @@ class Leader:
         return self.store.load(number, info, self.declaration)
 
     def on_log_grown(self, ends: Mapping[int, int], _now: float) -> None:
-        """Shards end there now.  Whoever has a partition of one of them should look."""
+        """Shards end there now.  Owners of partitions of them should look."""
         lanes = self.declaration.lanes
         owners = {partition.owner for partition in self.loans.values() if partition.number // lanes in ends}
         for member in self.members.values():
@@ -167,7 +167,7 @@ class Leader:
         return min([self._reassign_at, *leases, *transient])
 
     def _nudge(self, partition: Partition, now: float) -> None:
-        """Say once more what was not answered; expel who does not finish."""
+        """Say once more what was not answered; expel a member that does not finish."""
         owner = self.members[partition.owner]
         if owner.is_expelled:
             partition.sent_at = now
@@ -188,7 +188,7 @@ class Leader:
     # -- messages
 
     def on_message(self, message: m.ToLeader, now: float) -> None:
-        """Any message, from anybody, at any time."""
+        """Any message, from any borrower, at any time."""
         if self.is_silent(now):
             self.counters["unheard"] += 1
             if message.borrower in self.members:
@@ -305,7 +305,7 @@ class Leader:
         self._reassign_soon(reason, now)
 
     def fall_silent(self, reason: str, *, is_final: bool) -> None:
-        """Tell everybody to look for another leader, or that the group is gone; then say nothing any more."""
+        """Tell all members to look for another leader, or that the group is gone; then say nothing any more."""
         for member in self.members.values():
             self._group.invalidate(member.id, reason, is_final=is_final)
         self._held_until = float("-inf")
@@ -320,11 +320,11 @@ class Leader:
             self._reason = f"{self._reason}; {reason}"[:200]
 
     def _freed(self, partition: Partition, now: float) -> None:
-        """Nobody has the partition any more."""
+        """The partition has no owner any more."""
         if partition.has_vanished:
             self._vanish(partition, now)
         elif self._reassign_at == float("inf"):
-            # The end of a revoke is a step of an assignment that was decided already: it waits for nobody.
+            # The end of a revoke is a step of an assignment that was decided already: it does not wait.
             self._reassign_at = now
 
     def _is_ended(self, partition: Partition) -> bool:
@@ -332,7 +332,7 @@ class Leader:
         return until >= 0 and partition.done.low >= until
 
     def _is_wanted(self, partition: Partition) -> bool:
-        """Whether somebody should have the partition, as it is."""
+        """Whether a member should have the partition, as it is."""
         return (
             self.declaration.wish is not Wish.PAUSED
             and not self._is_retiring
@@ -379,7 +379,7 @@ class Leader:
         return any(loan.is_suspect and loan.owner == member.id for loan in self.loans.values())
 
     def _judge(self, partition: Partition) -> None:
-        """Leases that nobody holds any more were left by somebody who died, or has shown since that it lives."""
+        """Leases of no member were left by a borrower that died, or has shown since that it lives."""
         for lease in sorted(lease for lease in partition.leases if lease.borrower not in self.members):
             if lease.borrower in self._group.alive:
                 partition.forget_holder(lease.borrower)
@@ -476,7 +476,7 @@ class Leader:
 
     @property
     def wants_to_store(self) -> bool:
-        """Whether somebody waits for `changes` to be stored."""
+        """Whether an owner waits for its lease to be stored."""
         return any(partition.is_waiting for partition in self.loans.values())
 
     def stored(self, records: Mapping[int, PartitionRecord], deleted: Collection[int], now: float) -> None:

@@ -31,9 +31,9 @@ class GroupMember:
     offsets_max: int = 0
     """Of a queue, how large its portions may be; 0 for no bound of its own."""
     rate: float = 0.0
-    """Offsets of a queue that it handles in a second; 0 when nobody knows."""
+    """Offsets of a queue that it handles in a second; 0 when that is not known."""
     served: int = 0
-    """Number of the portion that it got last: of those who have as little, whoever waits longest is next."""
+    """Number of the portion that it got last: of members that have as little, the one that waits longest is next."""
     finished_at: float = 0.0
     """When it had handled a portion last."""
 

@@ -1,4 +1,4 @@
-"""The leader's record of one partition: who has it, how far it is, and the table of what may happen to it."""
+"""The leader's record of one partition: its owner, how far it is, and the table of what may happen to it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from shared_subscriptions.core.progress import AcknowledgedOffsets, GroupProgres
 
 class GrantStatus(enum.Enum):
     ABSENT = "absent"
-    """Nobody has it."""
+    """It has no owner."""
     GRANTING = "granting"
     GRANTED = "granted"
     REVOKING = "revoking"
@@ -65,7 +65,7 @@ class PartitionInfo(NamedTuple):
 
 
 class Lease(NamedTuple):
-    """Who may have been delivering what when the record was stored."""
+    """A borrower that may have been delivering a range when the record was stored."""
 
     borrower: str
     start: int
@@ -84,7 +84,7 @@ class PartitionRecord(msgspec.Struct, frozen=True):
     expired: int = 0
     """Offsets that retention dropped before they were acknowledged, so far."""
     redelivered: int = 0
-    """Events that were with somebody who lost the partition before acknowledging them, so far."""
+    """Events that were with an owner which lost the partition before it acknowledged them, so far."""
     leases: tuple[Lease, ...] = ()
     """Stored before the first event is delivered, and removed when the partition was given back in good order: what a
     crash leaves here is suspect."""
@@ -112,7 +112,7 @@ class Partition:
     """Slot that should have it: others keep it only as long as that one is away."""
     expired: int = 0
     untold: int = 0
-    """Of these, dropped while nobody had it: its next owner is told."""
+    """Of these, dropped while it had no owner: the next one is told."""
     redelivered: int = 0
     owner_expired: int = 0
     """What the owner has said of this."""
@@ -129,7 +129,7 @@ class Partition:
     is_waiting: bool = False
     """The owner is not told before its lease is stored."""
     is_suspect: bool = False
-    """Granted as a piece of which somebody may have died: its owner has no other such piece, so that the next death
+    """Granted as a piece of which a member may have died: its owner has no other such piece, so that the next death
     accuses one of them."""
     wished_until: int = -1
     """What the group's declaration said when it was granted; `until` may be nearer, for caution."""
@@ -205,7 +205,7 @@ class Partition:
         return max(0, news)
 
     def expire(self) -> None:
-        """Give up what retention has dropped.  What somebody has is for its owner to tell: it may have read it."""
+        """Give up what retention has dropped.  What has an owner is for that one to tell: it may have read it."""
         if self.info.start > self.done.low and self.status is GrantStatus.ABSENT:
             lost = self.done.missing(self.done.low, self.info.start)
             self.expired += lost
@@ -215,7 +215,7 @@ class Partition:
             self.is_dirty = True
 
     def reset(self, generation: int, position: int) -> None:
-        """Begin at another place.  Only while nobody has it."""
+        """Begin at another place.  Only while it has no owner."""
         self.generation = generation
         self.done = AcknowledgedOffsets(position)
         self.attempts.clear()
@@ -252,7 +252,7 @@ class Partition:
         self.lease = None
 
     def forget_holder(self, borrower: str) -> None:
-        """Somebody who may have had something of it has left in good order."""
+        """A borrower that may have had something of it has left in good order."""
         ended = {lease for lease in self.leases if lease.borrower == borrower}
         self.leases -= ended
         self.is_dirty = self.is_dirty or bool(ended)

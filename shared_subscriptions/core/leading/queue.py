@@ -1,4 +1,4 @@
-"""The leader of a ``$queue`` group: hands out the events of each shard in small portions, to whoever has room.
+"""The leader of a ``$queue`` group: hands out the events of each shard in small portions, to members that have room.
 
 A portion is a range of offsets that one member has until it is done.  It walks through the same table as a partition,
 and rests on the same leases; what is not done when it comes back goes to the next one.  Everything else is about how
@@ -6,7 +6,7 @@ large a portion is.  It should be about `PORTION_S` of work for its member, by w
 with one event.  And of what is left, no portion is more than a fair part, so that the last events are spread over all
 members.  Should a member be idle all the same, it gets what another one has and has not begun.
 
-What the log cannot give is set aside, so that nobody waits for it with the room that it has for others.  A member
+What the log cannot give is set aside, so that no member waits for it with the room that it has for others.  A member
 reports the damaged range with the portion, and none of it is handed out any more, but for one offset now and then, in
 order to see whether it was repaired or given up.
 
@@ -42,7 +42,7 @@ OFFSETS_MAX: Final = 4096
 UNSETTLED_MAX: Final = 1000
 """Portions, and ranges that wait for another attempt, of one shard: they make its record large."""
 STEAL_S: Final = 0.05
-"""A portion that was handed out this long ago may be taken back for somebody who is idle."""
+"""A portion that was handed out this long ago may be taken back for a member that is idle."""
 PROBE_S: Final = 1.0
 """How often a damaged range is tried again; with more than `_PROBED_AT_ONCE` of them, less often."""
 _PROBED_AT_ONCE: Final = 10
@@ -56,7 +56,7 @@ class ShardQueue:
     def __init__(self, base: Partition) -> None:
         self.base = base
         self.out = 0
-        """Portions of it that somebody has."""
+        """Portions of it that members have."""
         self.cursor = base.done.highest
         self.returned: list[tuple[float, int, int]] = []
         self.damaged: dict[int, tuple[int, float]] = {}
@@ -78,7 +78,7 @@ class ShardQueue:
         return min((at for _, at in self.damaged.values()), default=returned) if self.damaged else returned
 
     def set_aside(self, first: int, end: int, now: float) -> None:
-        """The log cannot give a range: hand out nothing of it.  What somebody has of it may come back later."""
+        """The log cannot give a range: hand out nothing of it.  What a member has of it may come back later."""
         for start in [start for start, (stop, _) in self.damaged.items() if start < end and first < stop]:
             first, end = min(first, start), max(end, self.damaged.pop(start)[0])
         self.damaged[first] = end, now + PROBE_S * max(1.0, len(self.damaged) / _PROBED_AT_ONCE)
@@ -90,12 +90,12 @@ class ShardQueue:
                 self.give_back(begin, until, due)
 
     def sound(self, start: int, end: int) -> Sequence[tuple[int, int]]:
-        """The parts of a range that are not damaged, as far as anybody knows."""
+        """The parts of a range that are not damaged, as far as it is known."""
         damaged = sorted((first, stop) for first, (stop, _) in self.damaged.items())
         return redelivery.undone(AcknowledgedOffsets(0, damaged), start, end)
 
     def probe(self, held: AcknowledgedOffsets, now: float) -> int | None:
-        """An offset that is to be tried again, and is with nobody."""
+        """An offset that is to be tried again, and is with no member."""
         for first, (end, due) in list(self.damaged.items()):
             if due > now:
                 continue
@@ -209,7 +209,7 @@ class QueueLeader(Leader):
         return [portion for portion in self.portions.values() if portion.base is base]
 
     def _held(self, base: Partition) -> AcknowledgedOffsets:
-        """What of a shard is with somebody."""
+        """What of a shard is with members."""
         held = sorted((portion.start, portion.until) for portion in self._of(base) if not portion.is_returned)
         return AcknowledgedOffsets(0, held)
 
@@ -234,7 +234,7 @@ class QueueLeader(Leader):
         super().poll(now)
 
     def _is_overdue(self, partition: Partition, now: float) -> bool:  # noqa: ARG002
-        return False  # what is left of a portion keeps nobody waiting
+        return False  # what is left of a portion keeps no member waiting
 
     def _is_ended(self, partition: Partition) -> bool:  # noqa: ARG002
         return False  # there is nothing to hand out from then on, and nothing to take back
@@ -319,7 +319,7 @@ class QueueLeader(Leader):
         )
 
     def _begin_anew(self) -> None:
-        """After a seek: at the new position, as soon as nobody has anything from before."""
+        """After a seek: at the new position, as soon as no member has anything from before."""
         for partition in self.partitions.values():
             if partition.generation != self.declaration.generation and not self._of(partition):
                 partition.reset(self.declaration.generation, self.declaration.positions[partition.number])
@@ -415,10 +415,10 @@ class QueueLeader(Leader):
         return portion
 
     def _steal(self, members: Sequence[GroupMember], loads: Mapping[str, int], now: float) -> None:
-        """Nothing is left to hand out: for everybody who has nothing, take back what another one has not begun.
+        """Nothing is left to hand out: for each member that has nothing, take back what another one has not begun.
 
-        Nobody knows which of its portions a member has begun.  One that does not come back at once has been, and then
-        the next one is asked for.
+        The leader does not know which of its portions a member has begun.  One that does not come back at once has
+        been, and then the next one is asked for.
         """
         asked = [portion for portion in self.portions.values() if portion.status is GrantStatus.REVOKING]
         idle = sum(not loads[member.id] for member in members)

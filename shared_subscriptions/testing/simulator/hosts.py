@@ -137,7 +137,7 @@ class SimHost:
 
     def leave(self, *, patience_s: float = PATIENCE_S) -> None:
         """The good way out: give partitions back, resign, stop.  A leader takes all partitions back if ``patience_s``
-        is enough for that, and otherwise names who has them."""
+        is enough for that, and otherwise names their owners."""
         if not self.is_alive or self.is_frozen or self.is_leaving:
             return
         self.world.note(self.name, "leaves")

@@ -40,13 +40,13 @@ class SimLeading:
         self._is_beating = False
         self._beat_at = self._commit_at = self._look_at = self._renew_at = 0.0
 
-    # -- who leads
+    # -- which process leads
 
     def watch(self, now: float) -> None:
         if self.is_writing or now < self._look_at or self._host.is_leaving:
             return
         if self.leader is not None and self.candidate.role is CandidateRole.LEADING:
-            return  # it learns from its writes who leads
+            return  # it learns from its writes which process leads
         self._look_at = now + profiles.LEASE.watch_s
         before = self.candidate.leader
         stored = self._store.records.get(NAMES.leader)

@@ -103,7 +103,7 @@ class Oracle:
                 )
 
     def _position(self, shard: int, generation: int) -> int:
-        """Where a generation began; far away when it is over and nobody remembers."""
+        """Where a generation began; far away when it is over and not remembered."""
         current = self.declaration
         return current.positions[shard] if current.generation == generation else 1 << 60
 
@@ -128,7 +128,7 @@ class Oracle:
             raise Violation(f"L21: {' and '.join(acting)} lead at once")
 
     def _check_leases(self, promised: Collection[str]) -> None:
-        """Nobody can deliver under the lease of a former leader, but for those that it has named when it resigned."""
+        """No member can deliver under the lease of a former leader, but for those it named when it resigned."""
         for host in self.hosts:
             for subscription in host.handler.agent.subscriptions if host.is_alive else ():
                 borrower = host.handler.agent.borrower(subscription)
@@ -231,7 +231,7 @@ class Oracle:
         acked_at = self.acked.get(event)
         if acked_at is None or not self.is_crashing_only:
             return
-        # While its leader is dead, a member goes on until its lease ends, and nobody hears of it.
+        # While its leader is dead, a member goes on until its lease ends, and no leader hears of it.
         if not any(-LEASE.member_lease_s <= crash - acked_at <= REPETITION_S for crash in self.crashed_at):
             raise Violation(f"L19: {event} was acknowledged at {acked_at:.3f} and is delivered again")
 

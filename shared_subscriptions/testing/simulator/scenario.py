@@ -1,4 +1,4 @@
-"""One run: who is there, what befalls them, and when it is over.
+"""One run: which hosts there are, what befalls them, and when it is over.
 
 First comes a time of faults, then a quiet time after which nothing may be owed and nothing may move any more.
 """
@@ -121,7 +121,7 @@ class Scenario:
             self.store.append(shard, [f"k{self.random.randrange(4)}" for _ in range(self.random.randint(1, 8))])
 
     def _poison(self) -> None:
-        """The next event of a shard kills whoever handles it."""
+        """The next event of a shard kills the process that handles it."""
         shard = self.random.randrange(len(self.store.shards))
         self.store.poison.add((shard, len(self.store.shards[shard])))
         self.store.append(shard, [f"k{self.random.randrange(4)}" for _ in range(self.random.randint(1, 8))])

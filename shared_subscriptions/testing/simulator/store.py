@@ -46,7 +46,7 @@ class SimStore:
         self.hidden: set[int] = set()
         """Shards that retention has dropped altogether."""
         self.poison: set[tuple[int, int]] = set()
-        """Shard and offset of events that kill whoever handles them."""
+        """Shard and offset of events that kill the process that handles them."""
         self.records: dict[str, Stored] = {}
         self.on_commit: Callable[[Sequence[Write]], None] = lambda _writes: None
         self._version = 0

@@ -129,7 +129,7 @@ def check_poison(scenario: Scenario) -> None:
 
 
 def check_no_duplicates(scenario: Scenario) -> None:
-    """L11: without faults nothing is delivered twice, whoever joins, leaves or resubscribes."""
+    """L11: without faults nothing is delivered twice, whichever member joins, leaves or resubscribes."""
     twice = [event for event, count in scenario.oracle.deliveries.items() if count > 1]
     if twice:
         raise Violation(f"L11: delivered more than once without any fault: {twice[:5]}")
