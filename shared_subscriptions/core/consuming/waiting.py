@@ -81,10 +81,12 @@ class WaitingEvents:
 
     def take_and_hold(self, limit: int) -> list[GroupEvent]:
         """The next events, one of each object, which is held."""
+        if not self._is_ordered:
+            return list(self._next(limit))
         taken = []
         for event in self._next(limit):
             if not self._must_wait(event):
-                self.hold(event)
+                self._behind[object_of(event)] = deque()
                 taken.append(event)
         return taken
 
@@ -114,7 +116,7 @@ class WaitingEvents:
 
     def release(self, event: GroupEvent) -> bool:
         """The object of an event is held no more; True when events of it have waited for that."""
-        behind = self._behind.pop(object_of(event), None)
+        behind = self._behind.pop(object_of(event), None) if self._is_ordered else None
         if not behind:
             return False
         # Before everything else, because they are older; if they must wait for each other, they will when taken.
