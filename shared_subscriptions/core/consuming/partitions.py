@@ -41,7 +41,6 @@ class DeliveryCounters:
     """Events parked as dead letters."""
     expired: int = 0
     """Offsets that retention dropped before a member could handle what was there, of whatever topic."""
-    undecodable: int = 0
 
 
 WINDOW_BYTES = 16 << 20
