@@ -116,5 +116,5 @@ def _close(events: Iterator[GroupEvent]) -> None:
     assert isinstance(events, Generator)
     try:
         events.close()
-    except HeliographError as error:  # nobody waits for it any more, and the group delivers again what is not settled
+    except HeliographError as error:  # no caller waits for it, and the group delivers again what is not settled
         LOG.warning("Shared subscription: an iteration did not end in good order: %s", error)

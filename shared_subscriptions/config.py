@@ -10,7 +10,7 @@ from pubsub_api.config import check_group
 from pubsub_api.errors import InvalidConfig
 from pubsub_api.runtime.options import DAY_S, MIB, advanced, count, flag, seconds, text
 from shared_subscriptions.core.declaration import LANES_MAX
-from shared_subscriptions.core.settings import BorrowerSettings, LaneSettings, LeaderSettings, LeaseSettings
+from shared_subscriptions.core.settings import BorrowerSettings, DeliverySettings, LeaderSettings, LeaseSettings
 
 GROUP = "groups"
 
@@ -60,15 +60,15 @@ FIND_LEADER_INTERVAL_S = 1.0
 RESEND_INTERVAL_S = 1.0
 """How long grant, revoke and revoked wait before they are repeated."""
 REBALANCE_DELAY_S = 0.1
-"""Streams are assigned again this long after the first of several members has come or gone."""
+"""Partitions are assigned again this long after the first of several members has come or gone."""
 REVOKE_TIMEOUT_S = 10.0
-"""How long the events that are with the user may hold up a stream that goes to another member."""
-RENEW_STREAMS_INTERVAL_S = 0.5
-"""How often a leader looks for new streams and for wishes of operators: a read of the log."""
+"""How long the events that are with the user may hold up a partition that goes to another member."""
+RENEW_PARTITIONS_INTERVAL_S = 0.5
+"""How often a leader looks for new partitions and for wishes of operators: a read of the log."""
 MEMBERS_MAX = 10_000
 """Members of a group: a connection of the leader each."""
 MESSAGE_BYTES_MAX = 8 * MIB
-"""Largest message between member and leader: the progress of many streams."""
+"""Largest message between member and leader: the progress of many partitions."""
 RETRY_DELAYS_MAX = 60.0
 """The longest wait between attempts, as a multiple of the first one."""
 
@@ -118,9 +118,9 @@ def leader_settings(conf: cfg.ConfigOpts) -> LeaderSettings:
     )
 
 
-def lane_settings(conf: cfg.ConfigOpts) -> LaneSettings:
+def delivery_settings(conf: cfg.ConfigOpts) -> DeliverySettings:
     groups = conf[GROUP]
-    return LaneSettings(
+    return DeliverySettings(
         attempts_max=groups.attempts_max,
         retry_delay_s=groups.retry_delay,
         retry_delay_max_s=RETRY_DELAYS_MAX * groups.retry_delay,

@@ -24,12 +24,12 @@ from shared_subscriptions.core.declaration import LANES_MAX, Declaration, Wish, 
 from shared_subscriptions.core.events import Mode
 from shared_subscriptions.core.leading import candidate as candidates
 from shared_subscriptions.core.leading import process_lease
-from shared_subscriptions.core.leading.streams import StreamRecord
+from shared_subscriptions.core.leading.partitions import PartitionRecord
 from shared_subscriptions.core.progress import AcknowledgedOffsets, GroupProgress
 from shared_subscriptions.core.settings import LeaseSettings
 from shared_subscriptions.errors import GroupExists, GroupNotFound
 from shared_subscriptions.lag import OFFSETS_MAX, Lag, ShardLag
-from shared_subscriptions.leading.records import GroupStatus, decode_status, decode_stream
+from shared_subscriptions.leading.records import GroupStatus, decode_partition, decode_status
 from shared_subscriptions.names import CHANGES, PREFIX, Names, group_of
 
 Start = Literal["now", "earliest"] | datetime.datetime | Mapping[int, int]
@@ -131,7 +131,7 @@ def names(log: LogApi) -> list[str]:
 
 
 def pause(log: LogApi, name: str) -> Declaration:
-    """Take all streams back; events go on being kept.  Raises GroupNotFound."""
+    """Take all partitions back; events go on being kept.  Raises GroupNotFound."""
     return _change(log, name, lambda found: msgspec.structs.replace(found, wish=Wish.PAUSED))
 
 
@@ -190,10 +190,11 @@ def _change(log: LogApi, name: str, change: Callable[[Declaration], Declaration]
 
 
 @dataclasses.dataclass(frozen=True)
-class StreamView:
-    """One stream of a group."""
+class PartitionView:
+    """One partition of a group."""
 
     stream: int
+    """Its number."""
     shard: int
     lane: int
     status: str
@@ -202,16 +203,16 @@ class StreamView:
     """Everything before this offset is done."""
     end: int
     lag: int
-    """Events of this stream that are not done."""
+    """Events of this partition that are not done."""
     is_lag_exact: bool
     """False when there was too much to look at: then the lag is at most that, because all that nobody has looked at
-    counts as if it were of this stream."""
+    counts as if it were of this partition."""
     oldest_s: float | None
     """Age of the oldest of them, by the clock of this host; None when there is none."""
     retrying: int
     """Events that were delivered in vain and are not done."""
     expired: int
-    """Offsets that retention dropped before anybody could handle what was there, of whatever topic and lane."""
+    """Offsets that retention dropped before a member could handle what was there, of whatever topic and lane."""
     redelivered: int
     damaged: list[tuple[int, int]]
     """Offsets that the log cannot give, as the leader was told: from the first on, without the second."""
@@ -233,20 +234,20 @@ class GroupView:
     expired: int
     """Events that retention dropped before they were delivered are at most so many."""
     leader: str
-    """Where the leader is; empty when nobody leads."""
+    """Where the leader is; empty when the group has no leader."""
     heard_s: float | None
     """How long ago the leader, or the last one, was heard of, by the clocks of its host and of this one; None when
     nobody ever led."""
     status: GroupStatus | None
-    """What the leader said last, without members and owners when nobody leads; None when nobody ever did."""
-    streams: list[StreamView]
+    """What the leader said last, without members and owners when there is no leader; None when there was none ever."""
+    streams: list[PartitionView]
     missing: int
-    """Events of its topics that the log knows of and lacks: lost, or sent before anybody recorded."""
+    """Events of its topics that the log knows of and lacks: lost, or sent before a process recorded."""
 
 
 def show(log: LogApi, name: str, *, offsets_max: int = OFFSETS_MAX) -> GroupView:
-    """Who has what, how far it is and why it moved.  Reads at most ``offsets_max`` offsets of each shard, in order to
-    count what is not done.  Raises GroupNotFound."""
+    """Which member has what, how far it is and why it moved.  Reads at most ``offsets_max`` offsets of each shard, in
+    order to count what is not done.  Raises GroupNotFound."""
     found = get(log, name)
     group = Names(name)
     states = {state.shard: state for state in log.state()}
@@ -255,8 +256,10 @@ def show(log: LogApi, name: str, *, offsets_max: int = OFFSETS_MAX) -> GroupView
     status = None if record is None else decode_status(record.value)
     if status is not None and not leader:
         status = msgspec.structs.replace(status, members=[], streams={}, damaged={})
-    stored = {group.stream_number(item.name): decode_stream(item.value) for item in log.list_records(group.streams)}
-    streams: list[StreamView] = []
+    stored = {
+        group.partition_number(item.name): decode_partition(item.value) for item in log.list_records(group.partitions)
+    }
+    partitions: list[PartitionView] = []
     lag = expired = 0
     for shard in range(found.shards):
         numbers = range(shard * found.lanes, (shard + 1) * found.lanes)
@@ -272,12 +275,12 @@ def show(log: LogApi, name: str, *, offsets_max: int = OFFSETS_MAX) -> GroupView
             for lane, item in items.items()
         ]
         expired += max(view.expired for view in views)  # the same offsets for all lanes
-        streams += views
+        partitions += views
     return GroupView(
         name, found.mode, found.topic_filter, found.lanes, found.wish.value,
-        found.wish is Wish.DRAINING and all(view.low >= found.until_of(view.stream) for view in streams),
-        found.generation, lag, all(view.is_lag_exact for view in streams), expired, leader, heard_s, status, streams,
-        _missing(log, found),
+        found.wish is Wish.DRAINING and all(view.low >= found.until_of(view.stream) for view in partitions),
+        found.generation, lag, all(view.is_lag_exact for view in partitions), expired, leader, heard_s, status,
+        partitions, _missing(log, found),
     )  # fmt: skip
 
 
@@ -300,19 +303,19 @@ def _missing(log: LogApi, found: Declaration) -> int:
     return sum(high - low + 1 for one in streams for low, high in one.missing)
 
 
-def _stored(found: Declaration, item: StreamRecord | None, state: ShardState) -> StreamRecord:
+def _stored(found: Declaration, item: PartitionRecord | None, state: ShardState) -> PartitionRecord:
     if item is None or item.progress.generation != found.generation:
-        # Nobody has led since it was declared or moved: this is what the next leader will find.
-        return StreamRecord(GroupProgress(found.generation, found.positions[state.shard]))
+        # No process has led since it was declared or moved: this is what the next leader will find.
+        return PartitionRecord(GroupProgress(found.generation, found.positions[state.shard]))
     return item
 
 
 def _view(
-    number: int, lane: int, item: StreamRecord, state: ShardState, lag: Lag, status: GroupStatus | None
-) -> StreamView:
+    number: int, lane: int, item: PartitionRecord, state: ShardState, lag: Lag, status: GroupStatus | None
+) -> PartitionView:
     said, owner = (status.streams.get(number) if status else None) or ("absent", "")
     gone = 0 if owner else AcknowledgedOffsets(item.progress.low, item.progress.ranges).missing(0, state.start)
-    return StreamView(
+    return PartitionView(
         stream=number,
         shard=state.shard,
         lane=lane,

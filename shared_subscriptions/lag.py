@@ -25,12 +25,12 @@ _NOBODY = LoanOrigin(0, 0, 0)
 
 @dataclasses.dataclass
 class Lag:
-    """Of one stream."""
+    """Of one partition."""
 
     events: int = 0
     """Events that are not done; with `unread`, as many at most."""
     unread: int = 0
-    """Of these, offsets that nobody has looked at."""
+    """Of these, offsets that were not looked at."""
     oldest_ns: int | None = None
     """When the oldest of them was appended, by the clock of the log's store; None when none was found."""
 

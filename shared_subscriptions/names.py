@@ -21,16 +21,16 @@ class Names:
         """What the leader tells operators."""
         self.jobs = f"{PREFIX}{group}/jobs"
         """What jobs know that are no members, and take ranges of the log by themselves."""
-        self.streams = f"{PREFIX}{group}/stream/"
+        self.partitions = f"{PREFIX}{group}/stream/"
 
-    def stream(self, number: int) -> str:
-        return f"{self.streams}{number:05d}"
+    def partition(self, number: int) -> str:
+        return f"{self.partitions}{number:05d}"
 
-    def is_stream(self, name: str) -> bool:
-        return name.startswith(self.streams)
+    def is_partition(self, name: str) -> bool:
+        return name.startswith(self.partitions)
 
-    def stream_number(self, name: str) -> int:
-        return int(name[len(self.streams) :])
+    def partition_number(self, name: str) -> int:
+        return int(name[len(self.partitions) :])
 
 
 def group_of(name: str) -> str | None:

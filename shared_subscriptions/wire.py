@@ -1,7 +1,7 @@
 """How messages travel between a member and a leader: sealed with the key that stands in the leader's record.
 
-Whoever can read the log can speak to the leader, and nobody else can.  Every leader has a new key, so a message to the
-one before is no message to it.  The text itself is not secret: it names streams and offsets, never events.
+A process that can read the log can speak to the leader, and no other can.  Every leader has a new key, so a message to
+the one before is no message to it.  The text itself is not secret: it names partitions and offsets, never events.
 
 One message on the wire: its length in 4 bytes, 16 bytes of keyed BLAKE2b over the body, the body.
 """
@@ -34,7 +34,7 @@ class Unsealer:
     def __init__(self, key: bytes, *, bytes_max: int, is_stranger: bool = False) -> None:
         self._key = key
         self._bytes_max = bytes_max
-        # Whoever has not proven to know the key must not cost much memory.
+        # A peer that has not proven to know the key must not cost much memory.
         first_max = min(bytes_max, GREETING_BYTES_MAX) if is_stranger else bytes_max
         self._splitter = Splitter(first_max, OversizedFrame, uncounted=_SEAL_BYTES)
 

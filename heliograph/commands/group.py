@@ -25,7 +25,7 @@ Groups of consumers that share the events of a topic filter, over a durable log.
 
   declare  make a group; from now on its events are kept, also while it has no member
   list     every group, with its lag
-  show     who has which stream, lag, the oldest unacknowledged event, redeliveries, why streams moved, and Spark jobs
+  show     who has which partition, lag, oldest unacknowledged event, redeliveries, why partitions moved, Spark jobs
   pause    deliver nothing; events go on being kept
   resume   end a pause or a drain
   drain    deliver what is there now and nothing after it
@@ -56,8 +56,9 @@ EXAMPLES = """\
 _LISTED_OFFSETS_MAX = 10_000
 """Of each shard, that are looked at for each group of a list."""
 
-STREAM_COLUMNS = (
-    "stream", "shard", "lane", "status", "member", "low", "end", "lag", "oldest", "retrying", "redelivered", "expired",
+PARTITION_COLUMNS = (
+    "partition", "shard", "lane", "status", "member", "low", "end", "lag", "oldest", "retrying", "redelivered",
+    "expired",
 )  # fmt: skip
 
 
@@ -90,7 +91,7 @@ def _add_declare(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--queue", action="store_true", help="deliver event by event, in no order ($queue)")
     parser.add_argument(
         "--lanes", metavar="N", type=options.positive_int,
-        help="streams that each shard is divided into (default: [groups] lanes); not with --queue",
+        help="partitions that each shard is divided into (default: [groups] lanes); not with --queue",
     )  # fmt: skip
     _add_start(parser, is_required=False)
     options.add_config_file(parser)
@@ -211,7 +212,7 @@ def _list(args: argparse.Namespace, output: Output) -> int:
              _lag(view.lag, is_exact=view.is_lag_exact))
             for view in views
         ]  # fmt: skip
-        output.table("groups", ("name", "subscribe to", "state", "members", "streams", "lag"), rows)
+        output.table("groups", ("name", "subscribe to", "state", "members", "partitions", "lag"), rows)
     return exits.OK
 
 
@@ -250,24 +251,25 @@ def _print(output: Output, view: GroupView) -> None:
                     "there: as many of its events are lost at most", style="bold red")  # fmt: skip
     for one in view.streams:
         for first, end in one.damaged:
-            output.line(f"stream {one.stream} cannot read offsets {first} to {end - 1} of shard {one.shard}: they wait "
-                        "until 'heliograph log repair' repairs them or gives them up", style="bold red")  # fmt: skip
+            output.line(f"partition {one.stream} cannot read offsets {first} to {end - 1} of shard {one.shard}: they "
+                        "wait until 'heliograph log repair' repairs them or gives them up",
+                        style="bold red")  # fmt: skip
     rows = [
         (one.stream, one.shard, one.lane, one.status, one.owner, one.low, one.end,
          _lag(one.lag, is_exact=one.is_lag_exact),
          "" if one.oldest_s is None else f"{one.oldest_s:.1f} s", one.retrying, one.redelivered, one.expired)
         for one in view.streams
     ]  # fmt: skip
-    output.table("streams", STREAM_COLUMNS, rows)
+    output.table("partitions", PARTITION_COLUMNS, rows)
     if view.heard_s is None or view.status is None:
         output.line("nobody has led this group yet")
         return
     if view.status.is_cut:
-        output.line("there are too many members and streams for one record: some are not named", style="bold red")
+        output.line("there are too many members and partitions for one record: some are not named", style="bold red")
     if view.leader:
         members = [(one.name, one.state, ", ".join(map(str, one.streams))) for one in view.status.members]
         output.table(f"members, led from {view.leader} in epoch {view.status.epoch}, heard {view.heard_s:.1f} s ago",
-                     ("member", "state", "streams"), members)  # fmt: skip
+                     ("member", "state", "partitions"), members)  # fmt: skip
     else:
         output.line(f"nobody leads this group: its last leader was heard {view.heard_s:.1f} s ago, and its members are "
                     "not known", style="bold red")  # fmt: skip
@@ -276,7 +278,7 @@ def _print(output: Output, view: GroupView) -> None:
         (one.stream, one.source or "nobody", one.target, one.reason, f"{one.ago_s + since_s:.1f} s ago")
         for one in reversed(view.status.moves[-10:])
     ]
-    output.table("last moves", ("stream", "from", "to", "because", "when"), moves)
+    output.table("last moves", ("partition", "from", "to", "because", "when"), moves)
     output.line(", ".join(f"{name} {count}" for name, count in sorted(view.status.counters.items())))
 
 

@@ -1,7 +1,7 @@
 """Calling the user: dispatcher threads, or the user's own thread when it iterates.
 
-The fence at delivery is here.  Before every batch, and before every event of it, the lease must run and the stream must
-not have been asked back; what is left of a batch then returns to the lanes, unseen.
+The fence at delivery is here.  Before every batch, and before every event of it, the lease must run and the partition
+must not have been asked back; what is left of a batch then waits again, unseen.
 
 What the user is done with is settled with every report of progress, in the middle of a batch too, so that a crash
 repeats no more than what was not reported yet.  A user who does not answer loses the event: see `take_back_from_hung`.
@@ -18,7 +18,7 @@ from typing import Any
 
 from durable_log.errors import LogError
 from pubsub_api.errors import Closed, UsageError
-from shared_subscriptions.consuming.dead_letters import DeadLetters
+from shared_subscriptions.consuming.memberships import Memberships
 from shared_subscriptions.core.consuming.handler import Handler, LoanState
 from shared_subscriptions.core.events import GroupEvent
 
@@ -29,7 +29,7 @@ OnEvents = Callable[[Sequence[GroupEvent]], None]
 Batch = tuple[LoanState, list[GroupEvent]]
 
 _IDLE_S = 5.0
-"""Whoever waits is woken; this is for what nobody has thought of."""
+"""A thread that waits is woken; this is the longest wait should a wake-up be missing."""
 _PARK_RETRY_S = 1.0
 _CRASHED = "delivered {} times, and each time its consumer crashed or did not answer"
 
@@ -48,7 +48,7 @@ class HandlerCall:
     settled: int = 0
     """Events before this one are settled."""
     is_exclusive: bool = False
-    """Each of its events keeps its lane until it is settled (`StreamLanes.take`)."""
+    """Each of its events holds its object until it is settled (`PartitionDelivery.take`)."""
     is_abandoned: bool = False
     """Taken back: whatever comes of it is late."""
 
@@ -58,12 +58,12 @@ class Dispatch:
         self,
         handler: Handler,
         lock: threading.Condition,
+        memberships: Memberships,
         options: Any,
         *,
         on_event: OnEvent | None,
         on_events: OnEvents | None,
         auto_ack: bool,
-        letters_of: Callable[[int], DeadLetters],
         wake: Callable[[], None],
         note: Callable[[], None],
         wake_reader: Callable[[], None],
@@ -76,12 +76,12 @@ class Dispatch:
         self._lock = lock
         self._on_event, self._on_events = on_event, on_events
         self._auto_ack = auto_ack
-        self._letters_of = letters_of
+        self._memberships = memberships
         self._wake, self._note = wake, note
         self._wake_reader = wake_reader
         self._limit: int = options.batch_events_max
         self._timeout_s: float = options.handler_timeout or float("inf")
-        # With one dispatcher that settles whole batches there is nobody to be exclusive against.
+        # With one dispatcher that settles whole batches there is no other thread to be exclusive against.
         self._is_always_exclusive = not auto_ack or options.concurrency > 1
         self._iterations = 0
         self._is_closed = False
@@ -133,7 +133,7 @@ class Dispatch:
                 if found is None:
                     return None
                 loan, batch = found
-                if not loan.lanes.is_overdue(batch[0]):
+                if not loan.delivery.is_overdue(batch[0]):
                     call = HandlerCall(loan, batch, time.monotonic(), is_exclusive=self._is_exclusive)
                     self._calls.add(call)
                     if len(batch) > 1:
@@ -161,7 +161,7 @@ class Dispatch:
             self._calls.discard(call)
 
     def _ended(self, call: HandlerCall) -> None:
-        """The user has returned; perhaps from a call that was given up, and then there is somebody again."""
+        """The user has returned; perhaps from a call that was given up, and then a thread is free again."""
         with self._lock:
             self._calls.discard(call)
             if self._is_suspended and not self._is_closed:
@@ -200,11 +200,11 @@ class Dispatch:
             if call.is_abandoned:
                 return
             if len(batch) > 1:
-                loan.lanes.fail_batch(batch, time.monotonic())
+                loan.delivery.fail_batch(batch, time.monotonic())
                 self._after_settling(loan)
                 return
             if not call.is_exclusive:
-                loan.lanes.break_up(batch)
+                loan.delivery.break_up(batch)
         self._fail(loan, batch[0], None, f"{type(error).__name__}: {error}")
 
     def _call_one_by_one(self, call: HandlerCall, on_event: OnEvent) -> None:
@@ -225,7 +225,7 @@ class Dispatch:
     def _goes_on(self, call: HandlerCall) -> bool:
         """Before each event: whether the user may have it."""
         now = time.monotonic()
-        if call.is_abandoned or call.loan.lanes.is_stopped or now >= self._handler.lease_end(call.loan.subscription):
+        if call.is_abandoned or call.loan.delivery.is_stopped or now >= self._handler.lease_end(call.loan.subscription):
             return False
         call.since = now
         return not call.is_abandoned
@@ -243,7 +243,7 @@ class Dispatch:
         """The user settles what it has seen."""
         with self._lock:
             if seen < len(call.batch) and not call.is_abandoned:
-                call.loan.lanes.put_back(call.batch[seen:])
+                call.loan.delivery.put_back(call.batch[seen:])
                 self._after_settling(call.loan)
 
     def _split(self, call: HandlerCall, failure: str | None) -> None:
@@ -254,14 +254,14 @@ class Dispatch:
                 self._handler.counters.late += 1
                 return
             if not call.is_exclusive:
-                loan.lanes.break_up(call.batch[call.settled :])
+                loan.delivery.break_up(call.batch[call.settled :])
             for event in call.batch[call.settled : place]:
-                loan.lanes.ack(event)
+                loan.delivery.ack(event)
         if failure is not None:
             self._fail(loan, call.batch[place], None, failure)
             place += 1
         with self._lock:
-            loan.lanes.put_back(call.batch[place:])
+            loan.delivery.put_back(call.batch[place:])
             self._after_settling(loan)
 
     def settle_done(self) -> None:
@@ -281,9 +281,9 @@ class Dispatch:
             done = call.batch[call.settled : place]
             if call.is_exclusive:
                 for event in done:
-                    loan.lanes.ack(event)
+                    loan.delivery.ack(event)
             elif done:
-                loan.lanes.settle(done, call.batch[place:])
+                loan.delivery.settle(done, call.batch[place:])
             call.settled = place
             if not self._handler.is_lent(loan):
                 self._handler.note_late(loan, len(done))
@@ -322,10 +322,10 @@ class Dispatch:
             self._abandon(call, now)
         if not self._auto_ack:
             for loan in self._handler.loans:
-                for event in loan.lanes.overstayed(now, self._timeout_s):
+                for event in loan.delivery.overstayed(now, self._timeout_s):
                     LOG.error("Shared subscription: offset %d of %s was not settled within [groups] handler_timeout; "
                               "it is delivered again", event.offset, event.topic)  # fmt: skip
-                    loan.lanes.time_out(event, now)
+                    loan.delivery.time_out(event, now)
         consumers = len(self._threads) or len(self._calls)
         if not self._is_suspended and not self._is_closed and consumers and self.hung >= consumers:
             LOG.error("Shared subscription: all %d threads that handle events hang; this member leaves its groups "
@@ -343,19 +343,19 @@ class Dispatch:
 
     def _abandon(self, call: HandlerCall, now: float) -> None:
         """Under the lock.  What was done before counts; what has not been seen goes back."""
-        lanes, place = call.loan.lanes, call.place
+        delivery, place = call.loan.delivery, call.place
         if place == len(call.batch):
             return  # it has been handled just now
         call.is_abandoned = True
         if not call.is_exclusive:
-            lanes.break_up(call.batch[call.settled :])
+            delivery.break_up(call.batch[call.settled :])
         if self._on_events is not None:
-            lanes.time_out_batch(call.batch, now)
+            delivery.time_out_batch(call.batch, now)
         else:
             for event in call.batch[call.settled : place] if self._auto_ack else ():
-                lanes.ack(event)
-            lanes.time_out(call.batch[place], now)
-            lanes.put_back(call.batch[place + 1 :])
+                delivery.ack(event)
+            delivery.time_out(call.batch[place], now)
+            delivery.put_back(call.batch[place + 1 :])
         self._after_settling(call.loan)
 
     # -- settling single events
@@ -366,7 +366,7 @@ class Dispatch:
             if loan is None:
                 self._handler.counters.late += 1
                 return False
-            is_done = loan.lanes.ack(event)
+            is_done = loan.delivery.ack(event)
             self._after_settling(loan)
             return is_done
 
@@ -380,7 +380,7 @@ class Dispatch:
 
     def _fail(self, loan: LoanState, event: GroupEvent, delay_s: float | None, reason: str) -> None:
         with self._lock:
-            is_over = not loan.lanes.fail(event, time.monotonic(), delay_s)
+            is_over = not loan.delivery.fail(event, time.monotonic(), delay_s)
         if is_over:
             self._park(loan, event, reason)
         with self._lock:
@@ -388,21 +388,21 @@ class Dispatch:
 
     def _park(self, loan: LoanState, event: GroupEvent, reason: str) -> None:
         try:
-            self._letters_of(loan.subscription).park(event, reason)
+            self._memberships.group_of(loan.subscription).letters.park(event, reason)
         except (LogError, Closed) as error:
             LOG.warning("Shared subscription: offset %d cannot be parked now: %s", event.offset, error)
             with self._lock:
                 self.park_failures += 1
-                loan.lanes.postpone(event, time.monotonic() + _PARK_RETRY_S)
+                loan.delivery.postpone(event, time.monotonic() + _PARK_RETRY_S)
             return
         with self._lock:
-            loan.lanes.parked(event)
+            loan.delivery.parked(event)
 
     def _after_settling(self, loan: LoanState) -> None:
-        """Under the lock: wake whoever waits for room, for a lane, or for the end of the stream."""
-        if loan.lanes.is_stopped or loan.is_complete:
+        """Under the lock: wake the threads that wait for room, for an object, or for the end of the partition."""
+        if loan.delivery.is_stopped or loan.is_complete:
             self._wake()
-        elif loan.lanes.take_relief():
+        elif loan.delivery.take_relief():
             self._wake_reader()
         self._note()
         self._lock.notify_all()
@@ -437,13 +437,13 @@ class Dispatch:
         """Under the lock: a loop that had a batch to itself keeps the event that it has, and others get the rest."""
         if call.is_exclusive or call.is_abandoned:
             return
-        lanes, place, rest = call.loan.lanes, call.place, call.batch[call.place + 1 :]
-        lanes.break_up(call.batch[call.settled :])
+        delivery, place, rest = call.loan.delivery, call.place, call.batch[call.place + 1 :]
+        delivery.break_up(call.batch[call.settled :])
         for event in call.batch[call.settled : place]:
-            lanes.ack(event)
+            delivery.ack(event)
         del call.batch[place + 1 :]
         call.settled, call.is_exclusive = place, True
-        lanes.put_back(rest)
+        delivery.put_back(rest)
         self._after_settling(call.loan)
 
     def _one_after_the_other(self, call: HandlerCall) -> Iterator[GroupEvent]:

@@ -1,6 +1,6 @@
-"""The threads of a member that read: one keeps the lanes of all held streams supplied, one waits for the log to grow.
+"""The threads of a member that read: one reads for all partitions that are held, one waits for the log to grow.
 
-They are two so that a new stream is read at once, whatever the other one is waiting for.
+They are two so that a new partition is read at once, whatever the other one is waiting for.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from durable_log.errors import LogCorrupt
 from durable_log.log_api import LogApi
 from pubsub_api.runtime.periodic import Failures, PeriodicThread
 from pubsub_api.runtime.rare_logging import SeldomLog
+from shared_subscriptions.consuming.memberships import Memberships
 from shared_subscriptions.consuming.reading import LogReader, offer
 from shared_subscriptions.core.consuming.handler import Handler, LoanState
 
@@ -22,27 +23,25 @@ _READ_EVENTS_MAX = 10_000
 _WAIT_S = 0.1
 """How long a wait for shards that are not of interest any more may go on."""
 _IDLE_S = 5.0
-"""Whoever wants something wakes the reader; this is for what nobody has thought of."""
+"""The reader is woken when there is something to do; this is the longest wait should a wake-up be missing."""
 _READ_AT_ONCE = 32
-"""With more streams that want events, only those are read that have grown."""
+"""With more partitions that want events, only those are read that have grown."""
 _ERROR_PAUSE_S = 0.2
 _DAMAGES_KEPT = 10_000
 
 
 class Feeder:
-    """Reads outside the lock, and puts what it read into the lanes under it."""
+    """Reads outside the lock, and offers what it read under it."""
 
     def __init__(
         self,
         log: LogApi,
         handler: Handler,
         lock: threading.Condition,
-        reader_of: Callable[[int], LogReader],
+        memberships: Memberships,
         *,
         tell: Callable[[], None],
         note: Callable[[], None],
-        is_leading: Callable[[], bool],
-        is_led_here: Callable[[int], bool],
         on_growth: Callable[[Mapping[int, int]], None],
     ) -> None:
         """``tell`` makes the protocol thread report what has changed, ``note`` lets it do so when it is due.  While
@@ -56,16 +55,15 @@ class Feeder:
         self._log = log
         self._handler = handler
         self._lock = lock
-        self._reader_of = reader_of
+        self._memberships = memberships
         self._tell, self._note, self._on_growth = tell, note, on_growth
-        self._is_leading, self._is_led_here = is_leading, is_led_here
         self._is_closed = False
         self._wakeup = threading.Event()
         self._watching = threading.Condition()
         self._ends: Mapping[int, int] = {}
         """Shards that are watched, and where they ended."""
         self._found: dict[int, int] = {}
-        """Where all shards ended when somebody looked; a wait for more than that notices when it is stale."""
+        """Where all shards ended at the last look; a wait for more than that notices when it is stale."""
         self._is_stale = True
         self._is_counting = False
         """The ends of all shards are looked at."""
@@ -96,7 +94,7 @@ class Feeder:
             thread.start()
 
     def wake(self) -> None:
-        """There may be a new stream, or room in one that was full."""
+        """There may be a new partition, or room in one that was full."""
         self._wakeup.set()
 
     def close(self) -> None:
@@ -114,7 +112,7 @@ class Feeder:
 
     def _note_trouble(self, error: LogCorrupt) -> None:
         self.log_errors += 1
-        self._log_trouble("Shared subscription: a stream cannot be read now: %s", error)
+        self._log_trouble("Shared subscription: a partition cannot be read now: %s", error)
 
     # -- the reader
 
@@ -125,15 +123,15 @@ class Feeder:
             queues = self._handler.idle_queues()
         self._tell_growth(queues)
         self._hungry += self._take_grown()  # and stay there should the log fail
-        with self._lock:  # whoever is full now says so when it has room again
+        with self._lock:  # a loan that is full now says so when it has room again
             found = [loan for loan in self._hungry if self._handler.is_lent(loan) and loan.wants_events]
         more, damaged = list[LoanState](), list[LoanState]()
         for loan in found:
-            reader = self._reader_of(loan.subscription)
-            shard, offset = reader.place(loan.stream).shard, loan.lanes.next_offset
+            reader = self._memberships.group_of(loan.subscription).reader
+            shard, offset = reader.place(loan.partition).shard, loan.delivery.next_offset
             try:
                 is_at_end = self._is_known_end(shard, offset) or not self._read(loan, reader)
-            except LogCorrupt as error:  # which stops this stream, and no other
+            except LogCorrupt as error:  # which stops this partition, and no other
                 self._note_trouble(error)
                 (more if self._passes_over(loan, shard, error) else damaged).append(loan)
                 continue
@@ -149,9 +147,9 @@ class Feeder:
             self._wait_for_growth(queues)
 
     def _wait_for_growth(self, queues: list[int]) -> None:
-        ends = dict(self._found) if queues or self._is_leading() else {}
+        ends = dict(self._found) if queues or self._memberships.is_leading() else {}
         for shard, waiting in self._waiting.items():
-            ends[shard] = min(loan.lanes.next_offset for loan in waiting.values())
+            ends[shard] = min(loan.delivery.next_offset for loan in waiting.values())
         with self._watching:
             self._ends = ends
             self._watching.notify_all()
@@ -161,16 +159,16 @@ class Feeder:
             self._waiting.clear()
 
     def _is_known_end(self, shard: int, offset: int) -> bool:
-        """With many streams, those are not read that end where the shard does."""
+        """With many partitions, those are not read that end where the shard does."""
         return self._is_counting and not self._is_stale and offset >= self._found.get(shard, 0)
 
     def _take_grown(self) -> list[LoanState]:
-        """Loans that waited for more, of shards that have grown; of all shards when nobody knows which have."""
+        """Loans that waited for more, of shards that have grown; of all shards when it is not known which have."""
         grown = [
             shard
             for shard, waiting in self._waiting.items()
             if not self._is_counting
-            or any(loan.lanes.next_offset < self._found.get(shard, 0) for loan in waiting.values())
+            or any(loan.delivery.next_offset < self._found.get(shard, 0) for loan in waiting.values())
         ]
         return [loan for shard in grown for loan in self._waiting.pop(shard).values()]
 
@@ -184,16 +182,16 @@ class Feeder:
             self._damages.add((shard, error.end))
             self.damaged += 1
         with self._lock:
-            offset = loan.lanes.next_offset
+            offset = loan.delivery.next_offset
             if self._handler.is_lent(loan):
-                loan.lanes.damage(error.first, error.end)
+                loan.delivery.damage(error.first, error.end)
                 self._note()
                 if loan.is_complete:
                     self._tell()
-            return loan.lanes.next_offset > offset
+            return loan.delivery.next_offset > offset
 
     def _read(self, loan: LoanState, reader: LogReader) -> bool:
-        piece = reader.read(loan, events_max=min(max(loan.lanes.room, 1), _READ_EVENTS_MAX))
+        piece = reader.read(loan, events_max=min(max(loan.delivery.room, 1), _READ_EVENTS_MAX))
         if piece is None:
             return False
         self.undecodable += piece.undecodable
@@ -210,7 +208,7 @@ class Feeder:
     def _tell_growth(self, queues: list[int]) -> None:
         """Where the log has grown: members hear it at once from their leader, and the leader of a queue from members
         that have time."""
-        is_leading = self._is_leading()
+        is_leading = self._memberships.is_leading()
         self._is_counting = bool(queues) or is_leading or len(self._handler.loans) > _READ_AT_ONCE
         if not self._is_counting:
             return
@@ -227,7 +225,7 @@ class Feeder:
             grown = {shard: end for shard, end in found.items() if end > known.get(shard, 0)}
             if grown:
                 known |= grown
-                if self._is_led_here(number):
+                if self._memberships.group_of(number).leading.is_leading:
                     continue  # its leader has been told just now
                 with self._lock:
                     self._handler.on_log_grown(number, grown)

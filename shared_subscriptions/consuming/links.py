@@ -170,7 +170,7 @@ class LeaderLinks:
         return self._links.values()
 
     def of(self, group: str) -> LeaderLink | None:
-        """The way to the leader of a group; None when nobody leads it."""
+        """The way to the leader of a group; None when it has no leader."""
         return self._homes.get(group)
 
     def maintain(self, moved: Mapping[str, LeaderRecord | None], now: float) -> set[str]:

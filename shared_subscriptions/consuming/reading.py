@@ -1,4 +1,4 @@
-"""From the log to the lanes of a stream: reads frames, leaves out what is not for the stream, decodes the rest."""
+"""What a partition gets from the log: reads frames, leaves out what is not for the partition, decodes the rest."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pubsub_api.core.topics import FilterSet
 from pubsub_api.errors import FrameError
 from shared_subscriptions.core.consuming.handler import LoanState
 from shared_subscriptions.core.declaration import Declaration
-from shared_subscriptions.core.events import GroupEvent, LoanOrigin, StreamPlace, decode, is_portion
+from shared_subscriptions.core.events import GroupEvent, LoanOrigin, PartitionPlace, decode, is_portion
 
 LOG = logging.getLogger(__name__)
 
@@ -43,12 +43,12 @@ class LogReader:
         self._filters = FilterSet([declaration.topic_filter])
         self._known: dict[str, bool] = {}
 
-    def place(self, stream: int) -> StreamPlace:
-        return StreamPlace.of(stream, self._declaration.lanes)
+    def place(self, partition: int) -> PartitionPlace:
+        return PartitionPlace.of(partition, self._declaration.lanes)
 
     def read(self, loan: LoanState, *, events_max: int) -> Piece | None:
-        """The next piece of a stream; None at the end of the shard.  Raises LogError."""
-        place, start = self.place(loan.stream), loan.lanes.next_offset
+        """The next piece of a partition; None at the end of the shard.  Raises LogError."""
+        place, start = self.place(loan.partition), loan.delivery.next_offset
         if loan.until >= 0:
             events_max = min(events_max, loan.until - start)
         try:
@@ -61,7 +61,7 @@ class LogReader:
         if not stored:
             return self._hole(place.shard, start, loan.until)
         piece = Piece(start, stored[-1].end, [])
-        origin = LoanOrigin(place.shard if is_portion(loan.stream) else loan.stream, loan.grant, loan.number)
+        origin = LoanOrigin(place.shard if is_portion(loan.partition) else loan.partition, loan.grant, loan.number)
         for item in stored:
             self._take(piece, item, place, origin)
         if 0 <= loan.until < piece.end:
@@ -78,7 +78,7 @@ class LogReader:
             return None  # it came meanwhile, and is read next
         return Piece(start, min(end, until) if until >= 0 else end, [])
 
-    def _take(self, piece: Piece, item: StoredFrame, place: StreamPlace, origin: LoanOrigin) -> None:
+    def _take(self, piece: Piece, item: StoredFrame, place: PartitionPlace, origin: LoanOrigin) -> None:
         try:
             header = frames.unpack(item.frame, bytes_max=_FRAME_BYTES_MAX)
             if not self._is_wanted(header.topic):
@@ -86,7 +86,7 @@ class LogReader:
             # A frame whose middle was known before is stored twice; each time only its own events count.
             events = decode(item.frame, header, origin, skip=item.skipped, offset=item.offset)[: item.count]
         except FrameError as error:
-            # Whatever it was, no attempt will ever decode it: it must not stop the stream for ever.
+            # Whatever it was, no attempt will ever decode it: it must not stop the partition for ever.
             piece.undecodable += item.count
             LOG.error("Group %s: events %d to %d of shard %d are left out: %s", self._declaration.name, item.offset,
                       item.end - 1, place.shard, error)  # fmt: skip
@@ -108,13 +108,13 @@ class LogReader:
 
 
 def offer(loan: LoanState, piece: Piece) -> bool:
-    """Put a piece into the lanes it was read for; False when they have moved on meanwhile."""
-    lanes = loan.lanes
-    if lanes.is_stopped or lanes.next_offset != piece.start:
+    """Offer a piece to the loan that it was read for; False when that has moved on meanwhile."""
+    delivery = loan.delivery
+    if delivery.is_stopped or delivery.next_offset != piece.start:
         return False
     if piece.expired_to:
-        lanes.expire(piece.expired_to)
+        delivery.expire(piece.expired_to)
         return True
-    lanes.offer(piece.events, piece.size)
-    lanes.skip(piece.end)
+    delivery.offer(piece.events, piece.size)
+    delivery.skip(piece.end)
     return True

@@ -22,13 +22,13 @@ class GroupSubscriberStatistics:
     """Calls of the user that have not returned since."""
     dead_letters: int
     late: int
-    """Acknowledged or refused after the stream was lost: the group may deliver it again."""
+    """Acknowledged or refused after the partition was lost: the group may deliver it again."""
     expired: int
     """Offsets that retention dropped before they were delivered, of whatever topic, for each lane: at most so many
     events are lost."""
     undecodable: int
     streams: int
-    """Streams held now."""
+    """Partitions held now."""
     waiting: int
     """Events read and not settled."""
     grants: int
@@ -48,6 +48,6 @@ class GroupSubscriberStatistics:
     is_leading: int
     """Groups that this process leads."""
     missing: int
-    """Events that were lost to this process as leader, and that nobody had: the log, and so the group, lacks them."""
+    """Events that were lost to this process as leader, and that no cache had: the log, and so the group, lacks them."""
     standing_by: int
     """Groups whose leader this process stands by for: it keeps what was published last, should the leader die."""

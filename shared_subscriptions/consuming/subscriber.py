@@ -1,7 +1,7 @@
 """The subscriber of shared subscriptions: what `Session.subscriber` returns for ``$shared`` and ``$queue`` filters.
 
 Threads.  The *protocol* thread talks to leaders and drives the core's clock.  The *reader* reads the log for the
-streams that are held, and the *watcher* waits for it to grow.  *Dispatchers* call the user; when the user iterates
+partitions that are held, and the *watcher* waits for it to grow.  *Dispatchers* call the user; when the user iterates
 instead, its own thread is the dispatcher.  The *leader's* thread watches who leads which group, and leads some.  All of
 them meet in the core, under one lock that is never held during I/O or a call of the user.  There are as many threads
 and sockets for a thousand groups as for one.
@@ -11,10 +11,8 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 import logging
 import os
-import selectors
 import socket
 import threading
 import time
@@ -28,13 +26,13 @@ from pubsub_api.core.durability import HistoryOutcome
 from pubsub_api.errors import Closed, Forked, UsageError, WaitTimeout
 from pubsub_api.runtime import forking
 from pubsub_api.runtime.closing import Closeable
-from pubsub_api.runtime.waking import Waker
 from pubsub_api.subscribing.history import Mismatch
 from shared_subscriptions import config, groups
 from shared_subscriptions.consuming.dead_letters import DeadLetters
 from shared_subscriptions.consuming.dispatch import Dispatch, OnEvent, OnEvents
 from shared_subscriptions.consuming.feeding import Feeder
-from shared_subscriptions.consuming.links import LeaderLink, LeaderLinks
+from shared_subscriptions.consuming.memberships import MemberGroup, Memberships
+from shared_subscriptions.consuming.protocol import ProtocolThread
 from shared_subscriptions.consuming.reading import LogReader
 from shared_subscriptions.consuming.statistics import GroupSubscriberStatistics
 from shared_subscriptions.core import declaration as declarations
@@ -42,31 +40,15 @@ from shared_subscriptions.core.consuming.handler import Handler
 from shared_subscriptions.core.declaration import Declaration
 from shared_subscriptions.core.events import GroupEvent, Mode
 from shared_subscriptions.core.leading.candidate import LeaderRecord
-from shared_subscriptions.core.messages import PingAllResponse
 from shared_subscriptions.core.settings import LeaseSettings
 from shared_subscriptions.errors import GroupDestroyed, GroupNotFound, NotAGroupEvent
-from shared_subscriptions.leading.group import LeadershipListener, Leading
+from shared_subscriptions.leading.listener import LeadershipListener
 from shared_subscriptions.leading.recording import Recording
 from shared_subscriptions.leading.thread import LeaderThread
 
 LOG = logging.getLogger(__name__)
 
-_IDLE_S = 5.0
-"""The protocol thread is woken; this is for what nobody has thought of."""
 _CLOSE_EXTRA_S = 1.0
-_ENDED_KEPT = 100
-
-
-@dataclasses.dataclass
-class _Group:
-    """What belongs to one group in this process."""
-
-    declaration: Declaration
-    leading: Leading
-    reader: LogReader
-    letters: DeadLetters
-    leader: LeaderRecord | None = None
-    """Whom to talk to."""
 
 
 class GroupSubscriber(Closeable):
@@ -100,101 +82,84 @@ class GroupSubscriber(Closeable):
         self._recording = recording
         self._lock = threading.Condition(threading.RLock())
         self._handler = Handler(
-            config.borrower_settings(conf), config.lane_settings(conf), lambda: uuid.uuid4().hex,
+            config.borrower_settings(conf), config.delivery_settings(conf), lambda: uuid.uuid4().hex,
             name=name or self._options.member_name or _new_name(), progress_interval_s=self._options.progress_interval,
             portions_max=2 * self._options.concurrency if auto_ack else self._options.queue_in_flight,
             offsets_max=0 if auto_ack else 1,
         )  # fmt: skip
-        self._groups: dict[str, _Group] = {}
-        self._subscriptions: dict[int, str] = {}
-        """Number -> group, also of those that are ending."""
-        self._filters: dict[str, int] = {}
-        """Filters in use, as they were given -> number."""
-        self._serial = 0
-        self._destroyed: set[str] = set()
-        self._moved: set[str] = set()
-        """Groups whose leader is another one than the protocol thread knows."""
-        self._is_idle = False
-        """The protocol thread sleeps until something happens."""
-        self._protocol_errors = 0
-        self._expired_told = 0
+        self._memberships = Memberships()
         self._is_closed = False
-        self._is_stopping = False
         self._is_inherited = False
-        self._selector = selectors.DefaultSelector()
-        self._waker = Waker()
-        self._selector.register(self._waker, selectors.EVENT_READ, self._waker)
-        self._links = LeaderLinks(self._selector, bytes_max=config.MESSAGE_BYTES_MAX)
         self._leaders = LeaderThread(log, conf)
+        self._protocol = ProtocolThread(
+            self._handler, self._lock, self._memberships, progress_interval_s=self._options.progress_interval,
+            look_now=self._leaders.look_now,
+        )  # fmt: skip
         self._feeder = Feeder(
-            log, self._handler, self._lock, self._reader_of, tell=self._waker.wake, note=self._note_progress,
-            is_leading=self._is_leading, is_led_here=self._is_led_here, on_growth=self._leaders.log_grown,
+            log, self._handler, self._lock, self._memberships, tell=self._protocol.wake,
+            note=self._protocol.note_progress, on_growth=self._leaders.log_grown,
         )  # fmt: skip
         self._dispatch = Dispatch(
-            self._handler, self._lock, self._options, on_event=on_event, on_events=on_events, auto_ack=auto_ack,
-            letters_of=self._letters_of, wake=self._waker.wake, note=self._note_progress,
+            self._handler, self._lock, self._memberships, self._options, on_event=on_event, on_events=on_events,
+            auto_ack=auto_ack, wake=self._protocol.wake, note=self._protocol.note_progress,
             wake_reader=self._feeder.wake,
         )  # fmt: skip
-        self._protocol = threading.Thread(target=self._run_protocol, name="heliograph-group-protocol", daemon=True)
         forking.register(self)
         try:
             for topic_filter in topics:
                 self.subscribe(topic_filter)
         except BaseException:
             self._leaders.close(timeout_s=0.0)
-            self._waker.close()
-            self._selector.close()
+            self._protocol.close()
             raise
-        self._protocol.start()
+        self._protocol.start(self._dispatch, self._feeder.wake)
         self._feeder.start()
         self._dispatch.start()
 
     # -- subscriptions
 
     def subscribe(self, topic_filter: str) -> bool:
-        """Join a group; True when this is new.  Declares the group, from now on, when nobody has.
+        """Join a group; True when this is new.  Declares the group, from now on, when it does not exist.
 
         Raises InvalidTopic, GroupExists when the group is declared otherwise, GroupDestroyed when this subscriber was a
         member of a former group of that name, LogUnavailable.
         """
         self._check_usable()
         mode, name, inner = declarations.parse(topic_filter)
-        if topic_filter in self._filters:
+        if topic_filter in self._memberships.filters:
             return False
         lanes = self._options.lanes if mode == "shared" else 1
         declaration = _join(self._log, name, inner, mode, lanes, config.lease_settings(self._conf))
         with self._lock:
-            known = self._groups.get(name)
+            known = self._memberships.groups.get(name)
             if known is not None and known.declaration.incarnation != declaration.incarnation:
                 raise GroupDestroyed(
                     f"group {name!r} was destroyed and declared anew while this subscriber was a member: make a new one"
                 )
-            self._destroyed.discard(name)
-            if name not in self._groups:
-                self._groups[name] = self._make_group(declaration)
-            self._serial += 1
-            self._filters[topic_filter] = self._serial
-            self._subscriptions[self._serial] = name
-            self._handler.subscribe(self._serial, is_ordered=mode == "shared", now=time.monotonic())
-        self._waker.wake()
+            self._memberships.destroyed.discard(name)
+            if known is None:
+                self._memberships.groups[name] = self._make_group(declaration)
+            number = self._memberships.subscribe(topic_filter, name)
+            self._handler.subscribe(number, is_ordered=mode == "shared", now=time.monotonic())
+        self._protocol.wake()
         return True
 
     def unsubscribe(self, topic_filter: str) -> bool:
         """Leave a group in good order; True when it was there.  Events that are with the user may still be settled."""
         self._check_usable()
         with self._lock:
-            number = self._filters.pop(topic_filter, None)
+            number = self._memberships.filters.pop(topic_filter, None)
             if number is not None and number in self._handler.subscriptions:
                 self._handler.unsubscribe(number, time.monotonic())
-        self._waker.wake()
+        self._protocol.wake()
         return number is not None
 
     @property
     def topics(self) -> list[str]:
         """The filters in use."""
-        return sorted(self._filters)
+        return sorted(self._memberships.filters)
 
-    def _make_group(self, declaration: Declaration) -> _Group:
+    def _make_group(self, declaration: Declaration) -> MemberGroup:
         """Under the lock, which whatever the leader's thread says waits for."""
         name = declaration.name
         letters = DeadLetters(self._log, name, self._options.dead_letter_topic)
@@ -209,7 +174,7 @@ class GroupSubscriber(Closeable):
                 owner, on_rule=self._recording.on_rule, on_standby=self._recording.on_standby,
                 on_handover=self._recording.on_handover, is_recording=self._recording.is_recording,
             )  # fmt: skip
-        return _Group(declaration, self._leaders.add(declaration, owner), reader, letters)
+        return MemberGroup(declaration, self._leaders.add(declaration, owner), reader, letters)
 
     def _is_own(self, borrower: str) -> bool:
         """Whether a borrower is of this subscriber, or was before a reset: leases end with a dead leader, and what it
@@ -217,179 +182,24 @@ class GroupSubscriber(Closeable):
         with self._lock:
             return self._handler.agent.is_own(borrower)
 
-    def _reader_of(self, subscription: int) -> LogReader:
-        return self._groups[self._subscriptions[subscription]].reader
-
-    def _letters_of(self, subscription: int) -> DeadLetters:
-        return self._groups[self._subscriptions[subscription]].letters
-
-    def _is_leading(self) -> bool:
-        return any(group.leading.is_leading for group in list(self._groups.values()))
-
-    def _is_led_here(self, subscription: int) -> bool:
-        return self._groups[self._subscriptions[subscription]].leading.is_leading
-
     # -- what the leader's thread says
 
     def _on_leader(self, name: str, leader: LeaderRecord | None) -> None:
         with self._lock:
-            self._groups[name].leader = leader
-            self._moved.add(name)
-        self._waker.wake()
+            self._memberships.move(name, leader)
+        self._protocol.wake()
 
     def _on_destroyed(self, name: str) -> None:
         with self._lock:
-            if name not in self._destroyed:
-                self._destroyed.add(name)
+            if name not in self._memberships.destroyed:
+                self._memberships.destroyed.add(name)
                 LOG.warning("Group %s does not exist any more; nothing more will be delivered.", name)
             self._lock.notify_all()
-
-    # -- the protocol thread
-
-    def _run_protocol(self) -> None:
-        is_last = False
-        while not is_last:
-            is_last = self._is_stopping  # the last round is one that begins after the last thing was said
-            try:
-                self._exchange()
-                if not is_last:
-                    self._listen()
-            except Exception:
-                self._protocol_errors += 1
-                LOG.exception("Shared subscription: talking to a leader failed; it goes on")
-        self._links.close()
-
-    def _listen(self) -> None:
-        """Wait for what leaders say, until something is due."""
-        now = time.monotonic()
-        with self._lock:
-            deadline = min(self._handler.next_deadline(), self._dispatch.next_deadline())
-            if self._dispatch.is_calling:
-                deadline = min(deadline, now + self._options.progress_interval)
-            else:
-                self._is_idle = not self._handler.has_news
-        deadline = min([deadline, now + _IDLE_S, *(link.next_deadline() for link in self._links.all)])
-        is_quiet = True
-        while is_quiet and not self._is_stopping:
-            for key, _ in self._selector.select(max(0.0, deadline - time.monotonic())):
-                if key.data is self._waker:
-                    self._waker.clear()
-                    is_quiet = False
-                else:
-                    is_quiet &= self._hear(key.data)
-            is_quiet &= time.monotonic() < deadline
-
-    def _note_progress(self) -> None:
-        """Under the lock: there is something to report, or will be soon."""
-        if self._is_idle:
-            self._is_idle = False
-            self._waker.wake()
-
-    def _exchange(self) -> None:
-        """Let time pass in the core, and send what it wants to say."""
-        self._is_idle = False
-        now = time.monotonic()
-        with self._lock:
-            moved, self._moved = {name: self._groups[name].leader for name in self._moved}, set()
-        fresh = self._links.maintain(moved, now)
-        with self._lock:
-            if fresh:
-                self._ask_at_once(fresh, now)
-            self._dispatch.settle_done()
-            self._dispatch.take_back_from_hung(now)
-            self._handler.poll(now)
-            messages = [
-                (self._subscriptions[number], said, self._ping_s(number))
-                for number, said in self._handler.take_messages(now)
-            ]
-            self._note_ended()
-            self._warn_of_expired()
-            if messages or self._is_closed:
-                self._lock.notify_all()
-        for name, message, ping_s in messages:
-            link = self._links.of(name)
-            if link is not None:
-                link.send(name, message, ping_s=ping_s)
-        for link in self._links.all:
-            link.ping_all(now, self._changes, functools.partial(self._speaks_on, link))
-            link.flush()
-
-    def _ping_s(self, subscription: int) -> float:
-        borrower = self._handler.agent.borrower(subscription)
-        return float("inf") if borrower is None else borrower.ping_s
-
-    def _ask_at_once(self, names: set[str], now: float) -> None:
-        for number in self._handler.agent.subscriptions:
-            if self._subscriptions[number] in names:
-                self._handler.agent.on_leader_changed(number, now)
-
-    def _note_ended(self) -> None:
-        """Under the lock: forget subscriptions that are over, and remember why those ended that were not asked to."""
-        for number, reason in self._handler.ended.items():
-            LOG.warning("Group %s: %s.", self._subscriptions[number], reason)
-            self._destroyed.add(self._subscriptions[number])
-        if self._handler.ended:
-            self._handler.ended.clear()
-            self._lock.notify_all()
-        over = self._subscriptions.keys() - set(self._handler.subscriptions)
-        # Dispatchers may still hold an event of one that has just ended.
-        for number in sorted(over)[:-_ENDED_KEPT]:
-            del self._subscriptions[number]
-
-    def _warn_of_expired(self) -> None:
-        """Under the lock: say that retention was faster than the group."""
-        news = self._handler.counters.expired - self._expired_told
-        if news > 0:
-            self._expired_told += news
-            LOG.warning(
-                "Shared subscription: retention has dropped %d offsets before they were delivered; as many events of "
-                "the group are lost at most. It keeps too little, or the group is too slow.", news,
-            )  # fmt: skip
-
-    def _hear(self, link: LeaderLink) -> bool:
-        """Hear what has come on a link; True when leases were renewed, and nothing else."""
-        messages = link.receive()
-        if not link.is_connected:
-            self._leaders.look_now([self._groups[name].leading for name in link.groups])
-        if not messages:
-            return False
-        now = time.monotonic()
-        with self._lock:
-            for message in messages:
-                if isinstance(message, PingAllResponse):
-                    self._renew_all(link, message, now)
-                    continue
-                number = self._handler.agent.subscription_of(message.borrower)
-                if number is not None:
-                    self._handler.on_message(number, message, now)
-            is_quiet = all(isinstance(message, PingAllResponse) for message in messages)
-            if not is_quiet:
-                self._lock.notify_all()
-                self._feeder.wake()
-        return is_quiet
-
-    def _renew_all(self, link: LeaderLink, answer: PingAllResponse, now: float) -> None:
-        asked_at, renewed = link.heard(answer)
-        is_known = link.is_known(self._changes)
-        for borrower in renewed:
-            if is_known or self._speaks_on(link, borrower):
-                self._handler.agent.on_heard_of(borrower, asked_at, now)
-
-    @property
-    def _changes(self) -> int:
-        """While it stays the same, whoever has spoken on a link is there, and its group is led at the other end."""
-        return self._handler.agent.changes + self._links.moves
-
-    def _speaks_on(self, link: LeaderLink, borrower: str) -> bool:
-        """Whether a borrower is there, and its group is led at the other end of the link."""
-        with self._lock:
-            number = self._handler.agent.subscription_of(borrower)
-            return number is not None and self._links.of(self._subscriptions[number]) is link
 
     # -- what the user calls
 
     def ack(self, event: GroupEvent) -> bool:
-        """The event is done.  False when its stream was lost meanwhile: the group may deliver it again.
+        """The event is done.  False when its partition was lost meanwhile: the group may deliver it again.
 
         Raises NotAGroupEvent.
         """
@@ -410,7 +220,7 @@ class GroupSubscriber(Closeable):
     def __iter__(self) -> Iterator[GroupEvent]:
         """Events until the subscriber is closed.  Raises GroupDestroyed when all its groups are gone."""
         self._check_usable()
-        return self._dispatch.events(self._check_alive)
+        return self._dispatch.events(self._memberships.check_alive)
 
     def wait_ready(self, *, timeout_s: float) -> None:
         """Return when every subscription has found its leader, and what this process records as leader is recorded.
@@ -435,25 +245,18 @@ class GroupSubscriber(Closeable):
         return ()
 
     def wait_streams(self, count: int = 1, *, timeout_s: float) -> None:
-        """Return when at least so many streams are held.  Raises WaitTimeout."""
+        """Return when at least so many partitions are held.  Raises WaitTimeout."""
         self._check_usable()
-        self._wait_for(lambda: len(self._handler.loans) >= count, timeout_s, f"there are not yet {count} streams")
+        self._wait_for(lambda: len(self._handler.loans) >= count, timeout_s, f"there are not yet {count} partitions")
 
     def _is_ready(self) -> bool:
-        return all(self._handler.agent.is_connected(number) for number in self._filters.values())
+        return all(self._handler.agent.is_connected(number) for number in self._memberships.filters.values())
 
     def _wait_for(self, condition: Callable[[], bool], timeout_s: float, problem: str) -> None:
         with self._lock:
-            if not self._lock.wait_for(lambda: self._is_closed or self._is_gone() or condition(), timeout_s):
+            if not self._lock.wait_for(lambda: self._is_closed or self._memberships.is_gone or condition(), timeout_s):
                 raise WaitTimeout(f"{problem} within {timeout_s} s")
-            self._check_alive()
-
-    def _is_gone(self) -> bool:
-        return bool(self._destroyed) and self._destroyed >= set(self._groups)
-
-    def _check_alive(self) -> None:
-        if self._is_gone():
-            raise GroupDestroyed(f"group {', '.join(sorted(self._destroyed))} was destroyed")
+            self._memberships.check_alive()
 
     def statistics(self) -> GroupSubscriberStatistics:
         with self._lock:
@@ -463,14 +266,15 @@ class GroupSubscriber(Closeable):
                 failed=counters.failed, timed_out=counters.timed_out, hung=self._dispatch.hung,
                 dead_letters=counters.dead, late=counters.late, expired=counters.expired,
                 undecodable=self._feeder.undecodable, streams=len(self._handler.loans),
-                waiting=sum(loan.lanes.load for loan in self._handler.loans), grants=self._handler.granted,
+                waiting=sum(loan.delivery.load for loan in self._handler.loans), grants=self._handler.granted,
                 resets=self._handler.agent.resets, log_errors=self._feeder.log_errors,
                 damaged=self._feeder.damaged,
-                protocol_errors=self._protocol_errors,
-                bad_messages=self._links.counters["bad_messages"], link_failures=self._links.counters["link_failures"],
+                protocol_errors=self._protocol.errors,
+                bad_messages=self._protocol.links.counters["bad_messages"],
+                link_failures=self._protocol.links.counters["link_failures"],
                 park_failures=self._dispatch.park_failures,
                 callback_errors=self._dispatch.callback_errors,
-                is_leading=sum(group.leading.is_leading for group in self._groups.values()),
+                is_leading=sum(group.leading.is_leading for group in self._memberships.groups.values()),
                 missing=self._recording.missing if self._recording is not None else 0,
                 standing_by=self._recording.standing_by if self._recording is not None else 0,
             )  # fmt: skip
@@ -486,23 +290,20 @@ class GroupSubscriber(Closeable):
         with self._lock:
             if self._is_closed or self._is_inherited:
                 return
-            self._is_closed = True
+            self._is_closed = self._protocol.is_closing = True
             for number in self._handler.subscriptions:
                 self._handler.unsubscribe(number, time.monotonic())
-        self._waker.wake()
+        self._protocol.wake()
         patience_s = self._options.unsubscribe_timeout + _CLOSE_EXTRA_S
         self._dispatch.close(timeout_s=patience_s)
         with self._lock:
             self._lock.wait_for(lambda: not self._handler.agent.subscriptions, patience_s)
-            self._handler.disconnect(time.monotonic())  # whoever is left tells what it knows
-        self._waker.wake()
+            self._handler.disconnect(time.monotonic())  # borrowers that are left report what they know
+        self._protocol.wake()
         self._leaders.close(timeout_s=config.REVOKE_TIMEOUT_S)
-        self._is_stopping = True
-        self._waker.wake()
+        self._protocol.stop()
         self._feeder.close()
-        self._protocol.join()
-        self._waker.close()
-        self._selector.close()
+        self._protocol.close()
         if self._recording is not None:
             self._recording.close()
         self._log.close()
@@ -518,19 +319,15 @@ class GroupSubscriber(Closeable):
             raise NotAGroupEvent(f"{type(event).__name__} did not come from a shared subscription")
 
     def after_fork_in_child(self) -> None:
-        parts = self._selector, self._waker, self._groups, self._leaders, self._links, self._feeder, self._dispatch
+        parts = self._protocol, self._memberships, self._leaders, self._feeder, self._dispatch
         forking.set_aside((*parts, self._lock))
         self._is_inherited = True
         self._lock = threading.Condition(threading.RLock())
 
 
 def _new_name() -> str:
-    """A name for somebody who has none: known again after a lost lease, not after a restart."""
+    """A name for a member that was given none: known again after a lost lease, not after a restart."""
     return f"{socket.gethostname()}-{os.getpid()}-{os.urandom(3).hex()}"
-
-
-def _record_nothing(_group: str, _declaration: Declaration | None) -> None:
-    """Somebody else does."""
 
 
 def _join(log: LogApi, name: str, topic_filter: str, mode: Mode, lanes: int, lease: LeaseSettings) -> Declaration:

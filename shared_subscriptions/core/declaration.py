@@ -53,9 +53,9 @@ class Declaration(msgspec.Struct, frozen=True):
     def shards(self) -> int:
         return len(self.positions)
 
-    def until_of(self, stream: int) -> int:
-        """Where delivery of a stream ends; -1 for nowhere."""
-        return self.until[stream // self.lanes] if self.wish is Wish.DRAINING else -1
+    def until_of(self, partition: int) -> int:
+        """Where delivery of a partition ends; -1 for nowhere."""
+        return self.until[partition // self.lanes] if self.wish is Wish.DRAINING else -1
 
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -81,10 +81,6 @@ def check_name(name: str) -> str:
     if set(name) & set("/+#$@*? "):
         raise UsageError(f"group {name!r}: the name must not contain any of / + # $ @ * ? or a space")
     return name
-
-
-def is_shared_filter(topic_filter: object) -> bool:
-    return isinstance(topic_filter, str) and topic_filter.partition("/")[0] in PREFIXES
 
 
 def parse(topic_filter: str) -> tuple[Mode, str, str]:

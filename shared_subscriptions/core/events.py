@@ -1,9 +1,9 @@
-"""An event as a group delivers it, and how a shard is divided into streams.
+"""An event as a group delivers it, and how a shard is divided into partitions.
 
-A *stream* is what is assigned to members: a shard of the log, or one of the lanes that a shard is divided into.  Lanes
-let more members work than the log has shards.  In a ``$shared`` group the lane of an event is decided by its topic and
-key, so that their order is kept.  A ``$queue`` group has no lanes: what is assigned there are *portions*, short ranges
-of a shard that exist until they are done, and are numbered apart from streams.
+A *partition* is what is assigned to members: a shard of the log, or one of the lanes that a shard is divided into.
+Lanes let more members work than the log has shards.  In a ``$shared`` group the lane of an event is decided by its
+topic and key, so that their order is kept.  A ``$queue`` group has no lanes: what is assigned there are *portions*,
+short ranges of a shard that exist until they are done, and are numbered apart from partitions.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ def portion_number(serial: int, shard: int) -> int:
     return serial << _SHARD_BITS | shard
 
 
-def is_portion(stream: int) -> bool:
-    return stream >> _SHARD_BITS > 0
+def is_portion(partition: int) -> bool:
+    return partition >> _SHARD_BITS > 0
 
 
 def lane_of(topic: str, key: str, lanes: int) -> int:
@@ -41,31 +41,32 @@ class GroupEvent(Event, array_like=True, kw_only=True, gc=False):
     """An event with its place in the log: what `ack` and `nack` need.  On the wire it is an `Event` like any other."""
 
     stream: int = 0
+    """The partition that it was delivered from."""
     offset: int = 0
     """Its offset in the shard of the log."""
     attempt: int = 1
     """Which delivery this is, as far as the group knows."""
     grant: int = 0
-    """Fencing token: the number of the grant under which it was delivered.  Rises when the stream changes hands."""
+    """Fencing token: the number of the grant under which it was delivered.  Rises when the partition changes hands."""
     loan: int = 0
     """Which loan of this process it came from."""
 
 
-class StreamPlace(NamedTuple):
-    """What a stream is made of."""
+class PartitionPlace(NamedTuple):
+    """What a partition is made of."""
 
     shard: int
     lane: int
     lanes: int
 
     @classmethod
-    def of(cls, stream: int, lanes: int) -> StreamPlace:
-        if is_portion(stream):
-            return cls(stream & ((1 << _SHARD_BITS) - 1), 0, 1)
-        return cls(*divmod(stream, lanes), lanes)
+    def of(cls, partition: int, lanes: int) -> PartitionPlace:
+        if is_portion(partition):
+            return cls(partition & ((1 << _SHARD_BITS) - 1), 0, 1)
+        return cls(*divmod(partition, lanes), lanes)
 
     def owns(self, event: GroupEvent) -> bool:
-        """Whether an event of the shard belongs to this stream."""
+        """Whether an event of the shard belongs to this partition."""
         return self.lanes == 1 or lane_of(event.topic, event.key, self.lanes) == self.lane
 
 
@@ -75,7 +76,7 @@ _decode = msgspec.msgpack.Decoder(list[GroupEvent]).decode
 class LoanOrigin(NamedTuple):
     """What the events of one loan have in common."""
 
-    stream: int
+    partition: int
     grant: int
     loan: int
 
@@ -91,10 +92,10 @@ def decode(frame: bytes, header: frames.Header, origin: LoanOrigin, *, skip: int
     if skip:
         del events[:skip]
     topic = header.topic
-    stream, grant, loan = origin
+    partition, grant, loan = origin
     for event in events:
         event.topic = topic
-        event.stream = stream
+        event.stream = partition
         event.offset = offset
         event.attempt = 1
         event.grant = grant

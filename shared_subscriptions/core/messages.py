@@ -2,9 +2,9 @@
 
 The names are those of the protocol's specification; `leader_wanted` is `Connect` here, because it goes straight to the
 leader that the registry names.  What a network needs is added: every message has a sequence number of its sender.  Of
-the messages about one stream, or about the lease, whoever receives a number that is not higher than the last one drops
-it, so that delay and repetition look like loss, which resending heals.  The leader's epoch and the number of a grant
-fence what belongs to the past.
+the messages about one partition, or about the lease, a receiver drops a number that is not higher than the last
+one, so that delay and repetition look like loss, which resending heals.  The leader's epoch and the number of a
+grant fence what belongs to the past.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ class _Message(msgspec.Struct, frozen=True, tag_field="type", kw_only=True):
 
 
 class Connect(_Message, frozen=True, tag="leader_wanted", kw_only=True):
-    """I want streams.  Repeated until it is answered."""
+    """I want partitions.  Repeated until it is answered."""
 
     name: str = ""
-    """Who this is, the same after a restart.  Empty for somebody who will never come back."""
+    """The member's name, the same after a restart.  Empty for one that will never come back."""
     former: str = ""
     """This member's last borrower, which has stopped for good."""
     portions: int = 1
@@ -39,22 +39,22 @@ class Ping(_Message, frozen=True, tag="ping", kw_only=True):
     """Renew my lease."""
 
     ends: dict[int, int] = {}
-    """From somebody who waits for work in a queue: shards that have grown -> their ends."""
+    """From a member that waits for work in a queue: shards that have grown -> their ends."""
 
 
 class UpdateProgress(_Message, frozen=True, tag="update_progress", kw_only=True):
-    """How far a stream is.  The first one confirms a grant, one with ``finished`` ends a revoke."""
+    """How far a partition is.  The first one confirms a grant, one with ``finished`` ends a revoke."""
 
-    stream: int
+    partition: int = msgspec.field(name="stream")
     grant: int
     progress: GroupProgress
     finished: bool = False
 
 
 class RevokeFinished(_Message, frozen=True, tag="revoke_finished", kw_only=True):
-    """I have forgotten the stream."""
+    """I have forgotten the partition."""
 
-    stream: int
+    partition: int = msgspec.field(name="stream")
     grant: int
 
 
@@ -62,7 +62,7 @@ class Disconnect(_Message, frozen=True, tag="disconnect", kw_only=True):
     """I leave, and this is how far I came.  Not answered."""
 
     progresses: tuple[tuple[int, int, GroupProgress], ...] = ()
-    """Stream, grant and progress."""
+    """Partition, grant and progress."""
 
 
 class _FromLeader(_Message, frozen=True, kw_only=True):
@@ -84,33 +84,33 @@ class PingResponse(_FromLeader, frozen=True, tag="ping_response", kw_only=True):
 
 
 class Grant(_FromLeader, frozen=True, tag="grant", kw_only=True):
-    """The stream is yours, from this progress on.  Repeated until progress is reported."""
+    """The partition is yours, from this progress on.  Repeated until progress is reported."""
 
-    stream: int
+    partition: int = msgspec.field(name="stream")
     grant: int
     progress: GroupProgress
     until: int = -1
     """Deliver nothing from this offset on; -1 for no end."""
     expired: int = 0
-    """Offsets that retention dropped while nobody had the stream, and that no owner was told of."""
+    """Offsets that retention dropped while the partition had no owner, and that no owner was told of."""
 
 
 class Revoke(_FromLeader, frozen=True, tag="revoke", kw_only=True):
-    """Finish the stream.  Repeated until progress with ``finished`` comes."""
+    """Finish the partition.  Repeated until progress with ``finished`` comes."""
 
-    stream: int
+    partition: int = msgspec.field(name="stream")
     grant: int
 
 
 class Revoked(_FromLeader, frozen=True, tag="revoked", kw_only=True):
-    """Your last progress has arrived; forget the stream.  Repeated until `RevokeFinished` comes."""
+    """Your last progress has arrived; forget the partition.  Repeated until `RevokeFinished` comes."""
 
-    stream: int
+    partition: int = msgspec.field(name="stream")
     grant: int
 
 
 class Invalidate(_FromLeader, frozen=True, tag="invalidate", kw_only=True):
-    """You are nobody (any more).  Begin anew."""
+    """The leader does not know you (any more).  Begin anew."""
 
     reason: str = ""
     is_final: bool = False
@@ -120,7 +120,7 @@ class Invalidate(_FromLeader, frozen=True, tag="invalidate", kw_only=True):
 class PingAll(msgspec.Struct, frozen=True, tag_field="type", tag="ping_all"):
     """Renew the leases of all borrowers that were heard of on this connection, whatever their groups.
 
-    Connections keep order, so the leader has heard of whoever spoke on it before.
+    Connections keep order, so the leader has heard of all borrowers that spoke on it before.
     """
 
     seq: int
@@ -143,12 +143,12 @@ TO_LEADER = (Connect, Ping, UpdateProgress, RevokeFinished, Disconnect)
 TO_BORROWER = (ConnectResponse, PingResponse, Grant, Revoke, Revoked, Invalidate)
 
 LEASE = -1
-"""What a message is about when it is not about a stream."""
+"""What a message is about when it is not about a partition."""
 
 
 def concern(message: Message) -> int:
-    """The stream that a message is about, or `LEASE`: order matters among messages of one concern."""
-    return getattr(message, "stream", LEASE)
+    """The partition that a message is about, or `LEASE`: order matters among messages of one concern."""
+    return getattr(message, "partition", LEASE)
 
 
 encode = msgspec.msgpack.Encoder().encode

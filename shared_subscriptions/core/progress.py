@@ -1,4 +1,4 @@
-"""What of a stream is done: everything before a low watermark, and ranges above it.
+"""What of a partition is done: everything before a low watermark, and ranges above it.
 
 Acknowledgements come in any order.  Kept this way they cost next to nothing when they come in order, and a handover
 repeats nothing that was acknowledged, also in the middle of what is not.
@@ -13,7 +13,7 @@ import msgspec
 
 
 class GroupProgress(msgspec.Struct, frozen=True):
-    """How far a stream is: the value that is reported, granted and stored."""
+    """How far a partition is: the value that is reported, granted and stored."""
 
     generation: int = 0
     """Rises with every seek of the group: what was acknowledged before says nothing about what comes after."""

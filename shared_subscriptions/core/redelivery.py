@@ -2,8 +2,8 @@
 
 A consumer that dies says nothing about the event that it had.  So everything it may have had is *suspect*, and suspects
 are delivered in small pieces, each of which is written down before it is delivered.  Every crash makes the piece that
-is suspect smaller, until it is one event, whose deliveries are then counted one by one.  As long as nobody dies nothing
-is written.
+is suspect smaller, until it is one event, whose deliveries are then counted one by one.  As long as no member dies
+nothing is written.
 
     first crash: everything the consumer could have had; delivered again in pieces of 256 offsets
     second: one piece, delivered again in pieces of 16

@@ -7,10 +7,10 @@ import dataclasses
 
 @dataclasses.dataclass(frozen=True)
 class LeaseSettings:
-    """Who may act until when.  Every pair of times is chosen so that a holder stops before others take its place."""
+    """How long each may act.  Every pair of times is chosen so that a holder stops before others take its place."""
 
     member_lease_s: float = 5.0
-    """The leader gives a member's streams away when it has heard nothing of it for this long."""
+    """The leader gives a member's partitions away when it has heard nothing of it for this long."""
     claim_time_s: float = 10.0
     """Another process becomes leader when the leader's record has not changed for this long."""
     holder_share: float = 0.8
@@ -49,7 +49,7 @@ class BorrowerSettings:
     unsubscribe_timeout_s: float = 5.0
     """How long the last events may take after unsubscribing; then what is known is reported."""
     revoke_timeout_s: float = 10.0
-    """The same for a stream that is taken away."""
+    """The same for a partition that is taken away."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,7 +60,7 @@ class LeaderSettings:
     rebalance_delay_s: float = 0.1
     """Members come and go in packs: assignment waits this long for the rest of a pack."""
     revoke_timeout_s: float = 15.0
-    """A member that has not finished a stream this long after the revoke is expelled."""
+    """A member that has not finished a partition this long after the revoke is expelled."""
     attempts_max: int = 5
     """Deliveries of one event, also when each of them kills its consumer; 0 for no end."""
     members_max: int = 10_000
@@ -68,14 +68,14 @@ class LeaderSettings:
 
 
 @dataclasses.dataclass(frozen=True)
-class LaneSettings:
+class DeliverySettings:
     attempts_max: int = 5
     """Deliveries of one event before it is parked as a dead letter; 0 for no end."""
     retry_delay_s: float = 1.0
     """Before the second attempt; later waits double."""
     retry_delay_max_s: float = 60.0
     window: int = 20_000
-    """Events of one stream that are read and not acknowledged."""
+    """Events of one partition that are read and not acknowledged."""
 
     def backoff_s(self, attempt: int) -> float:
         """The wait after a failed attempt, the first being 1."""

@@ -1,4 +1,4 @@
-"""One group at a process that may lead it: who leads, and what is stored of it while this process does.
+"""One group at a process that may lead it: which process leads, and what is stored of it while this process does.
 
 Every member has one of these for each of its groups, and so has `heliograph group serve`.  While another process
 leads, it looks at the leader's record now and then and tells its owner where to find the leader.  When it leads itself,
@@ -20,63 +20,33 @@ from collections.abc import Callable, Sequence
 import msgspec
 from oslo_config import cfg
 
-from durable_log import config as log_config
-from durable_log.errors import LogError
-from durable_log.log_api import LogApi, Record, ShardState
-from pubsub_api.errors import UndecodableBody
+from durable_log.log_api import LogApi, ShardState
 from shared_subscriptions import config
-from shared_subscriptions.core import declaration as declarations
 from shared_subscriptions.core import messages as m
 from shared_subscriptions.core.declaration import Declaration
-from shared_subscriptions.core.leading import candidate as candidates
 from shared_subscriptions.core.leading.candidate import Candidate, CandidateRole, Claim, LeaderRecord, SeenRecord
 from shared_subscriptions.core.leading.leader import Leader
+from shared_subscriptions.core.leading.partitions import PartitionInfo, PartitionRecord
 from shared_subscriptions.core.leading.process_lease import ProcessLease
 from shared_subscriptions.core.leading.queue import QueueLeader
-from shared_subscriptions.core.leading.streams import StreamInfo, StreamRecord
 from shared_subscriptions.core.settings import LeaseSettings
-from shared_subscriptions.leading.records import GroupStatus, decode_stream, encode_status, encode_stream
+from shared_subscriptions.leading.listener import LeadershipListener
+from shared_subscriptions.leading.records import GroupStatus
+from shared_subscriptions.leading.standby import Standby
 from shared_subscriptions.leading.status import describe, without_times
-from shared_subscriptions.names import Names
+from shared_subscriptions.leading.storing import GroupRecords, Write
 from shared_subscriptions.sockets import MessageConnection
 
 LOG = logging.getLogger(__name__)
-
-Write = tuple[str, bytes | None, int | None]
 
 _GONE_S = 60.0
 """Between looks at a log that another one has replaced: this does not pass, but a store may be put back."""
 _IDLE_S = 0.5
 _SILENT_S = 0.05
 """Between looks at a group that cannot be led before the process has given a sign of life again."""
-_RELIEF_S = 60.0
-"""A standby waits this long for somebody else to record."""
 _ASK_S = 0.05
 _ASK_S_MAX = 5.0
 """Between two looks whether what is published is heard yet; the pauses double."""
-_COMPLAIN_S = 60.0
-"""Between two complaints about the same."""
-
-
-@dataclasses.dataclass(frozen=True)
-class LeadershipListener:
-    """Whom to tell.  All of it is called from the leader's thread."""
-
-    on_leader: Callable[[LeaderRecord | None], None] = lambda _leader: None
-    """Who leads."""
-    on_rule: Callable[[str, Declaration | None], None] = lambda _group, _declaration: None
-    """This process begins to lead a group or, with None, ends."""
-    on_standby: Callable[[str, Declaration | None], None] = lambda _group, _declaration: None
-    """The leader wants this process to stand by to record, or with None no longer."""
-    on_handover: Callable[[str], None] = lambda _group: None
-    """The leader that this process stands by for is gone, and the next one does not record yet: append what was heard,
-    and go on."""
-    is_recording: Callable[[str], bool] | None = None
-    """Whether this process, which leads the group, hears what is published; None when it does not record."""
-    on_destroyed: Callable[[], None] = lambda: None
-    """The group is gone."""
-    is_own: Callable[[str], bool] = lambda _borrower: False
-    """Whether a borrower is of this process."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -102,7 +72,7 @@ class Commit:
     writes: list[Write]
     overthrows: tuple[str, int] | None = None
     """The lease of a process that is dead, to be deleted with it."""
-    records: dict[int, StreamRecord] = dataclasses.field(default_factory=dict)
+    records: dict[int, PartitionRecord] = dataclasses.field(default_factory=dict)
     deleted: set[int] = dataclasses.field(default_factory=set)
     said: GroupStatus | None = None
 
@@ -131,14 +101,12 @@ class Leading:
         self.look_at = 0.0
         self.scheduled = float("inf")
         """When `step` is to be called next, as far as `LeaderThread` knows."""
-        self._log = log
         self._owner = owner
         self._process = process
         self._incarnation = declaration.incarnation
-        self._names = Names(declaration.name)
+        self._records = GroupRecords(log, declaration, self.counters)
+        self._standby = Standby(declaration.name, owner, self._records.declaration)
         self._commit_interval_s: float = conf[config.GROUP].commit_interval
-        self._record_bytes_max = log_config.RECORD_BYTES_MAX
-        self._complain_at = 0.0
         self.lease = declaration.lease
         self.beat_s = self.lease.beat_s
         self._settings = dataclasses.replace(config.leader_settings(conf), lease=self.lease)
@@ -146,17 +114,10 @@ class Leading:
             LeaderRecord(id=uuid.uuid4().hex, key=key, incarnation=self._incarnation), self.lease
         )  # fmt: skip
         self._last_words: list[m.ToBorrower] = []
-        self._is_standing_by = False
-        self._stands_for = ""
-        """The leader that it stands by for."""
-        self._relief_by = float("inf")
-        """When it stops to stand by, whether or not somebody records."""
         self._ask_at = float("inf")
         """When to look whether what is published is heard."""
         self._ask_pause_s = _ASK_S
         self._told: LeaderRecord | None = None
-        self._known: tuple[int, Declaration] | None = None
-        """The declaration as it was read last, with the version of its record."""
         self._commit_at = self._commit_early_at = 0.0
         self._is_urgent = self._is_touched = False
         self._said: GroupStatus | None = None
@@ -191,30 +152,29 @@ class Leading:
         """What members are to be told."""
         said, self._last_words = self._last_words, []
         if self.leader is not None:
-            said, self.leader.messages = [*said, *self.leader.messages], []
+            said += self.leader.take_messages()
         return said
 
-    # -- who leads
+    # -- which process leads
 
     def _watch(self, now: float) -> None:
         if now < self.look_at:
             return
         self.look_at = now + self.lease.watch_s
-        record = self._log.get_record(self._names.leader)
-        seen = None if record is None else self._see(record)
-        if seen is not None and seen.record.incarnation != self._incarnation:
-            self._is_gone()  # and declared anew: who leads that leads another group
-            return
+        found = self._records.leader()
+        seen = None
+        if found is not None:
+            leader, version = found
+            if leader.incarnation != self._incarnation:
+                self._is_gone()  # and declared anew: the process that leads that leads another group
+                return
+            seen = SeenRecord(leader, version, self._process.version_of(leader.lease) if leader.lease else 0)
         self.candidate.observed(seen, time.monotonic())
         self._after_change()
 
-    def _see(self, record: Record) -> SeenRecord:
-        leader = _decode(record.value)
-        return SeenRecord(leader, record.version, self._process.version_of(leader.lease) if leader.lease else 0)
-
     def _claim(self) -> Commit | None:
-        group = self._log.get_record(self._names.group)
-        if group is None or declarations.decode(group.value).incarnation != self._incarnation:
+        group = self._records.declared()
+        if group is None:
             self._is_gone()
             return None
         self.candidate.me = msgspec.structs.replace(
@@ -223,9 +183,8 @@ class Leading:
         )  # fmt: skip
         # The declaration is written again, as it is: a group that was destroyed a moment ago must not get a leader.
         claim = self.candidate.claim(time.monotonic())
-        return Commit(
-            self, [self._registration(claim), (self._names.group, group.value, group.version)], claim.overthrows
-        )  # fmt: skip
+        writes = [self._records.registration(claim), (group.name, group.value, group.version)]
+        return Commit(self, writes, claim.overthrows)
 
     def _is_gone(self) -> None:
         self._owner.on_destroyed()
@@ -242,44 +201,13 @@ class Leading:
             if role is CandidateRole.WATCHING:
                 LOG.warning("Group %s: somebody else leads now.", self.name)
             self.end()
-        self._stand_by(self.candidate.leader if role is CandidateRole.WATCHING else None)
+        is_watching = role is CandidateRole.WATCHING
+        self._standby.update(self.candidate.leader if is_watching else None, is_watching=is_watching)
         found = self.candidate.leader
         is_same = self._told is not None and found is not None and self._told.id == found.id
         if found != self._told and not is_same:
             self._told = found
             self._owner.on_leader(found)
-
-    def _stand_by(self, leader: LeaderRecord | None) -> None:
-        """Begin or end to stand by, as the leader's record says; not before somebody records what follows."""
-        is_wanted = leader is not None and bool(leader.standby) and self._owner.is_own(leader.standby)
-        if leader is not None and is_wanted and self._is_standing_by:
-            # For another leader than before: what came until that one records has to be appended as well.
-            if leader.id != self._stands_for and self._is_relieved(leader):
-                self._stands_for, self._relief_by = leader.id, float("inf")
-                self._owner.on_handover(self.name)
-            return
-        if is_wanted == self._is_standing_by:
-            return
-        if leader is not None and is_wanted:
-            self._stands_for = leader.id
-        if self.candidate.role is CandidateRole.WATCHING and self._is_standing_by and not self._is_relieved(leader):
-            return
-        self._set_standing_by(is_wanted=is_wanted)
-
-    def _is_relieved(self, leader: LeaderRecord | None) -> bool:
-        if leader is not None and leader.is_recording:
-            return True
-        now = time.monotonic()
-        if self._relief_by == float("inf"):
-            self._relief_by = now + _RELIEF_S
-            self._owner.on_handover(self.name)
-        return now >= self._relief_by
-
-    def _set_standing_by(self, *, is_wanted: bool) -> None:
-        self._relief_by = float("inf")
-        declaration = self._read_declaration() if is_wanted else None
-        self._is_standing_by = declaration is not None
-        self._owner.on_standby(self.name, declaration)
 
     def _name_standby(self, leader: Leader) -> None:
         """Say in the leader's record who stands by: the member of another process that is here longest."""
@@ -294,17 +222,13 @@ class Leading:
             self.candidate.me = msgspec.structs.replace(me, standby=standby)
 
     def _begin(self) -> None:
-        declaration = self._read_declaration()
+        declaration = self._records.declaration()
         if declaration is None:
             self._owner.on_destroyed()
             return
-        stored = {
-            self._names.stream_number(record.name): decode_stream(record.value)
-            for record in self._log.list_records(self._names.streams)
-        }
         predecessor = self.candidate.predecessor
         self.leader = (QueueLeader if declaration.mode == "queue" else Leader)(
-            self.candidate.epoch, self._settings, declaration, stored, now=time.monotonic(),
+            self.candidate.epoch, self._settings, declaration, self._records.partitions(), now=time.monotonic(),
             held_until=self.candidate.renewed_at + self.lease.leader_hold_s,
             waits_for=predecessor.leases if predecessor else (),
         )  # fmt: skip
@@ -327,8 +251,7 @@ class Leading:
 
     def close(self) -> None:
         self.end()
-        if self._is_standing_by:
-            self._set_standing_by(is_wanted=False)
+        self._standby.end()
 
     def resign(self, leader: Leader, now: float) -> Commit:
         """What to write in order to leave the place to others; members are told."""
@@ -371,7 +294,7 @@ class Leading:
             return 0.0
         if self._is_urgent:
             return self._commit_early_at
-        is_changed = self._is_touched or (self.leader is not None and self.leader.has_changes)
+        is_changed = self._is_touched or (self.leader is not None and self.leader.store.has_changes)
         return self._commit_at if is_changed else float("inf")
 
     def _note_time(self) -> None:
@@ -381,38 +304,28 @@ class Leading:
         """Look what there is to hand out and, with ``reads_declaration``, what operators want.  Raises LogError."""
         declaration = leader.declaration
         if reads_declaration or leader.is_outdated:
-            found = self._read_declaration()
+            found = self._records.declaration()
             if found is None:
                 self._end_group(leader)
                 return
             declaration = found
         infos = {
-            state.shard * declaration.lanes + lane: StreamInfo(state.start, state.end)
+            state.shard * declaration.lanes + lane: PartitionInfo(state.start, state.end)
             for state in states
             for lane in range(declaration.lanes)
             if state.end > 0
         }
-        self._is_touched |= infos.keys() != leader.streams.keys() or declaration != leader.declaration
+        self._is_touched |= infos.keys() != leader.partitions.keys() or declaration != leader.declaration
         leader.on_declaration(declaration, now)
-        leader.on_streams(infos, now)
-
-    def _read_declaration(self) -> Declaration | None:
-        """None when the group is gone, or was declared anew: then it is another one."""
-        record = self._log.get_record(self._names.group)
-        if record is None:
-            return None
-        if self._known is None or self._known[0] != record.version:
-            self._known = record.version, declarations.decode(record.value)
-        found = self._known[1]
-        return found if found.incarnation == self._incarnation else None
+        leader.on_partitions(infos, now)
 
     def _end_group(self, leader: Leader) -> None:
         LOG.warning("Group %s was destroyed.", self.name)
         leader.fall_silent("the group was destroyed", is_final=True)
-        self._last_words = leader.messages
+        self._last_words = leader.take_messages()
         self.candidate.refused()
         self.end()
-        self._process.send(self)  # members are told before anybody else is
+        self._process.send(self)  # members are told first
         self._owner.on_destroyed()
 
     # -- storing
@@ -422,40 +335,19 @@ class Leading:
         self._commit_at = now + min(self.beat_s, self._commit_interval_s)
         self._commit_early_at = now + self._commit_interval_s / 10
         is_touched, self._is_urgent, self._is_touched = self._is_touched, False, False
-        commit = Commit(self, [self._registration(claim)], said=self._said)
-        changes, commit.deleted = leader.changes()
-        for number, record in changes.items():
-            value = self._encode(number, record)
-            if value is not None:
-                commit.records[number] = record
-                commit.writes.append((self._names.stream(number), value, None))
-        commit.writes += [(self._names.stream(number), None, None) for number in commit.deleted]
+        changes, deleted = leader.store.changes()
+        records, writes = self._records.progress(changes, deleted)
+        commit = Commit(
+            self, [self._records.registration(claim), *writes], records=records, deleted=deleted, said=self._said
+        )  # fmt: skip
         if is_touched or changes or self._said is None:
             status = describe(leader, self.counters + self._process.counters, self.candidate.me.endpoint, now)
             said = without_times(status)
-            value = encode_status(status, bytes_max=self._record_bytes_max) if said != self._said else None
-            if value is not None:
+            write = self._records.status(status) if said != self._said else None
+            if write is not None:
                 commit.said = said
-                commit.writes.append((self._names.status, value, None))
+                commit.writes.append(write)
         return commit
-
-    def _registration(self, claim: Claim) -> Write:
-        return self._names.leader, candidates.encode(claim.record), claim.expected
-
-    def _encode(self, number: int, record: StreamRecord) -> bytes | None:
-        """What is stored of a stream: all, or as much as a record may hold; None when that says nothing."""
-        value, is_whole = encode_stream(record, bytes_max=self._record_bytes_max)
-        if value is None or not is_whole:
-            self.counters["records_cut" if value is not None else "records_too_large"] += 1
-            now = time.monotonic()
-            if now >= self._complain_at:
-                self._complain_at = now + _COMPLAIN_S
-                LOG.error(
-                    "Group %s: the progress of stream %d is larger than a record of the log, %d bytes, and stored %s; "
-                    "after a crash more is delivered again. Too many events are done before older ones are.",
-                    self.name, number, self._record_bytes_max, "in part" if value is not None else "not at all",
-                )  # fmt: skip
-        return value
 
     def written(self, commit: Commit, version: int) -> None:
         """A commit succeeded.  Raises LogError."""
@@ -468,10 +360,10 @@ class Leading:
         self._after_change()
 
     def refused(self) -> None:
-        """Somebody else has written the registration first, or the group is gone.  Raises LogError."""
+        """Another process has written the registration first, or the group is gone.  Raises LogError."""
         self.candidate.refused()
         try:
-            if self.leader is not None and self._read_declaration() is None:
+            if self.leader is not None and self._records.declaration() is None:
                 self._end_group(self.leader)
         finally:
             self._after_change()
@@ -509,10 +401,3 @@ class Leading:
         self.end()
         self._owner.on_destroyed()
         self.look_at = time.monotonic() + _GONE_S
-
-
-def _decode(value: bytes) -> LeaderRecord:
-    try:
-        return candidates.decode(value)
-    except UndecodableBody as error:
-        raise LogError(f"{error}; a newer release may have written it") from error

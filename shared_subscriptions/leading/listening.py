@@ -1,6 +1,6 @@
 """The door of a process that leads groups: one listening socket, and the connections of members of all its groups.
 
-Whoever connects is a stranger until its first valid message, and costs little until then.
+A peer that connects is a stranger until its first valid message, and costs little until then.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Listening:
         self, selector: selectors.BaseSelector, groups: Mapping[str, Leading], key: bytes, options: Any
     ) -> None:
         self.endpoint = ""
-        """Where members reach this process; empty while nobody listens."""
+        """Where members reach this process; empty while it does not listen."""
         self.counters: Counter[str] = Counter()
         self.strangers: dict[MessageConnection, float] = {}
         """Since when, the oldest first."""
@@ -50,10 +50,10 @@ class Listening:
         self._accept_at = 0.0
         """Accepting pauses until then; 0 when it does not."""
         self._borrowers: dict[MessageConnection, dict[str, Leading]] = {}
-        """Connection -> whom it was heard of on it, with the group of each."""
+        """Connection -> borrowers that were heard of on it, with the group of each."""
 
     def open(self) -> str:
-        """Listen, if nobody does yet, and return where.  Raises OSError."""
+        """Listen, if it does not yet, and return where.  Raises OSError."""
         if self._listener is None:
             self._listener = listen(self._options.bind_address)
             self._selector.register(self._listener, selectors.EVENT_READ, None)
@@ -141,7 +141,7 @@ class Listening:
         return concerned
 
     def _answer_all(self, connection: MessageConnection, message: m.PingAll, now: float) -> None:
-        """Renew the leases of all who were heard of on this connection.  Who is not renewed is named, once."""
+        """Renew the leases of all borrowers that were heard of on this connection; those not renewed are named once."""
         known = self._borrowers[connection]
         for borrower in message.gone:
             known.pop(borrower, None)

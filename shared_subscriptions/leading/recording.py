@@ -1,12 +1,12 @@
 """From the bus into the log, for the groups that this process leads, or stands by for.
 
-A declared group keeps its events only if somebody records them.  The process that leads the group does, unless
+A declared group keeps its events only if a process records them.  The process that leads the group does, unless
 ``[groups] record`` says that another service records; the log holds an event once, however many record it.  What was
 published since the group was declared, while one leader had gone and the next had not begun, is fetched from the caches
 of the bus.
 
 A publisher that ends takes its cache with it.  So the leader names a member that stands by: it hears the same topics
-and keeps the newest in memory.  When somebody else leads, whoever it is, or the standby is let go, it appends what it
+and keeps the newest in memory.  When another process leads, or the standby is let go, it appends what it
 has; and it goes on hearing until the next leader's record says that its process records.
 """
 
@@ -76,7 +76,7 @@ class Recording:
         self._end(group, standby, recorder)
 
     def on_standby(self, group: str, declaration: Declaration | None) -> None:
-        """The leader wants this process to stand by, or somebody else leads now, or it wants another one."""
+        """The leader wants this process to stand by, or another process leads now, or it wants another one."""
         with self._lock:
             former = self._standbys.pop(group, None)
         self._end(group, former, None)
@@ -91,7 +91,7 @@ class Recording:
             self._standbys[group] = standby
 
     def on_handover(self, group: str) -> None:
-        """The leader is gone: append what the standby has.  It goes on until somebody else records, or this process."""
+        """The leader is gone: append what the standby has.  It goes on until a leader records."""
         with self._lock:
             standby = self._standbys.get(group)
         if standby is not None:
@@ -133,8 +133,8 @@ class Recording:
         """Return when what this process has to record, or to keep as a standby, is heard from now on.  Raises
         WaitTimeout.
 
-        Where publishers own the addresses nobody is waited for: there may be none yet, and whoever comes is asked for
-        what it has published until then.
+        Where publishers own the addresses no publisher is waited for: there may be none yet, and one that comes is
+        asked for what it has published until then.
         """
         if self._session.capabilities.bind_based:
             return
@@ -145,7 +145,7 @@ class Recording:
 
     @property
     def missing(self) -> int:
-        """Events that recorders of this process have lost, and nobody had."""
+        """Events that recorders of this process have lost, and no cache had."""
         with self._lock:
             return self._missing + sum(one.statistics().missing for one in self._recorders.values())
 

@@ -1,11 +1,11 @@
-"""The stored form of what a leader knows: progress of streams, and the status that operators read."""
+"""The stored form of what a leader knows: progress of partitions, and the status that operators read."""
 
 from __future__ import annotations
 
 import msgspec
 
 from pubsub_api.core.errors import UndecodableBody
-from shared_subscriptions.core.leading.streams import StreamRecord
+from shared_subscriptions.core.leading.partitions import PartitionRecord
 
 
 class MemberStatus(msgspec.Struct, frozen=True):
@@ -25,29 +25,29 @@ class MoveStatus(msgspec.Struct, frozen=True):
 
 
 class GroupStatus(msgspec.Struct, frozen=True):
-    """What a leader says about its group.  It holds until the leader says something else, or nobody leads."""
+    """What a leader says about its group.  It holds until the leader says something else, or there is none."""
 
     epoch: int
     leader: str
     members: list[MemberStatus] = []
     streams: dict[int, tuple[str, str]] = {}
-    """Stream -> status and name of the member that has it."""
+    """Partition -> status and name of the member that has it."""
     damaged: dict[int, list[tuple[int, int]]] = {}
-    """Stream -> offsets that the log cannot give, and that are not done: from the first on, without the second."""
+    """Partition -> offsets that the log cannot give, and that are not done: from the first on, without the second."""
     moves: list[MoveStatus] = []
     counters: dict[str, int] = {}
     reported_ns: int = 0
     """When it was written, by the leader's clock.  The leader's record says when that one was heard of last."""
     is_cut: bool = False
-    """There were too many members, streams and moves for a record: some are left out."""
+    """There were too many members, partitions and moves for a record: some are left out."""
 
 
 _encode = msgspec.msgpack.Encoder().encode
-_decode_stream = msgspec.msgpack.Decoder(StreamRecord).decode
+_decode_partition = msgspec.msgpack.Decoder(PartitionRecord).decode
 _decode_status = msgspec.msgpack.Decoder(GroupStatus).decode
 
 
-def encode_stream(record: StreamRecord, *, bytes_max: int) -> tuple[bytes | None, bool]:
+def encode_partition(record: PartitionRecord, *, bytes_max: int) -> tuple[bytes | None, bool]:
     """The record, and whether it is whole.
 
     One that is too large leaves out what was done furthest ahead, which is repeated after a crash, and the attempts
@@ -65,16 +65,17 @@ def encode_stream(record: StreamRecord, *, bytes_max: int) -> tuple[bytes | None
     return (value if len(value) <= bytes_max else None), progress is record.progress
 
 
-def decode_stream(value: bytes) -> StreamRecord:
+def decode_partition(value: bytes) -> PartitionRecord:
     """Raises UndecodableBody."""
     try:
-        return _decode_stream(value)
+        return _decode_partition(value)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise UndecodableBody(f"the progress of a stream cannot be decoded: {error}") from error
+        raise UndecodableBody(f"the progress of a partition cannot be decoded: {error}") from error
 
 
 def encode_status(status: GroupStatus, *, bytes_max: int) -> bytes | None:
-    """One that is too large names fewer members, streams and moves, and says so.  None when there is still too much."""
+    """One that is too large names fewer members, partitions and moves, and says so.  None when there is still too
+    much."""
     damaged = max((len(ranges) for ranges in status.damaged.values()), default=0)
     value, kept = _encode(status), max(len(status.members), len(status.streams), len(status.moves), damaged)
     while len(value) > bytes_max and kept:
@@ -84,7 +85,7 @@ def encode_status(status: GroupStatus, *, bytes_max: int) -> bytes | None:
                 status,
                 members=[msgspec.structs.replace(one, streams=one.streams[:kept]) for one in status.members[:kept]],
                 streams=dict(list(status.streams.items())[:kept]),
-                damaged={stream: ranges[:kept] for stream, ranges in list(status.damaged.items())[:kept]},
+                damaged={number: ranges[:kept] for number, ranges in list(status.damaged.items())[:kept]},
                 moves=status.moves[len(status.moves) - min(kept, len(status.moves)) :],
                 is_cut=True,
             )

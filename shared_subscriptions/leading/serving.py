@@ -15,7 +15,7 @@ from pubsub_api.runtime.closing import Closeable
 from pubsub_api.runtime.periodic import Failures, PeriodicThread
 from shared_subscriptions import config, groups
 from shared_subscriptions.core.declaration import Declaration
-from shared_subscriptions.leading.group import LeadershipListener
+from shared_subscriptions.leading.listener import LeadershipListener
 from shared_subscriptions.leading.recording import Recording
 from shared_subscriptions.leading.thread import LeaderThread
 

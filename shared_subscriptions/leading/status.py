@@ -9,7 +9,7 @@ import msgspec
 
 from shared_subscriptions.core.leading.leader import Leader
 from shared_subscriptions.core.leading.members import GroupMember
-from shared_subscriptions.core.leading.streams import Stream
+from shared_subscriptions.core.leading.partitions import Partition
 from shared_subscriptions.leading.records import GroupStatus, MemberStatus, MoveStatus
 
 _OWNERS_CHARACTERS_MAX = 200
@@ -22,9 +22,9 @@ def describe(leader: Leader, office: Mapping[str, int], endpoint: str, now: floa
     """
     youngest = {member.slot: member for member in sorted(leader.members.values(), key=lambda member: member.joined)}
     holdings: dict[str, set[int]] = {}
-    for stream in leader.loans.values():
-        if stream.owner:
-            holdings.setdefault(stream.owner, set()).add(stream.base.number)
+    for partition in leader.loans.values():
+        if partition.owner:
+            holdings.setdefault(partition.owner, set()).add(partition.base.number)
     names = {member.id: member.slot for member in leader.members.values()}
     return GroupStatus(
         epoch=leader.epoch,
@@ -33,10 +33,10 @@ def describe(leader: Leader, office: Mapping[str, int], endpoint: str, now: floa
             MemberStatus(member.id, member.slot, sorted(holdings.get(member.id, ())), _state(member, youngest))
             for member in leader.members.values()
         ],
-        streams={stream.number: _holding(leader, stream, names) for stream in leader.streams.values()},
+        streams={partition.number: _holding(leader, partition, names) for partition in leader.partitions.values()},
         damaged=leader.damaged(),
         moves=[
-            MoveStatus(move.stream, move.source, move.target, move.reason, round(now - move.at, 3))
+            MoveStatus(move.partition, move.source, move.target, move.reason, round(now - move.at, 3))
             for move in leader.moves
         ],
         counters={**leader.counters, **office},
@@ -49,11 +49,11 @@ def without_times(status: GroupStatus) -> GroupStatus:
     return msgspec.structs.replace(status, moves=[], reported_ns=0)
 
 
-def _holding(leader: Leader, stream: Stream, names: Mapping[str, str]) -> tuple[str, str]:
-    """Its status, and who has it; of a queue, everybody who has a portion of it."""
-    if leader.loans is leader.streams:
-        return stream.status.value, names.get(stream.owner, "")
-    owners = sorted({names.get(loan.owner, "") for loan in leader.loans.values() if loan.base is stream})
+def _holding(leader: Leader, partition: Partition, names: Mapping[str, str]) -> tuple[str, str]:
+    """Its status, and its owner; of a queue, all members that have a portion of it."""
+    if leader.loans is leader.partitions:
+        return partition.status.value, names.get(partition.owner, "")
+    owners = sorted({names.get(loan.owner, "") for loan in leader.loans.values() if loan.base is partition})
     return ("handed out" if owners else "absent"), ", ".join(owners)[:_OWNERS_CHARACTERS_MAX]
 
 

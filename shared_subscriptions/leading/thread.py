@@ -35,8 +35,10 @@ from shared_subscriptions import config, wire
 from shared_subscriptions.core.declaration import Declaration
 from shared_subscriptions.core.leading.process_lease import ProcessLease
 from shared_subscriptions.core.settings import LeaseSettings
-from shared_subscriptions.leading.group import Commit, LeadershipListener, Leading, LeadingProcess, Write
+from shared_subscriptions.leading.group import Commit, Leading, LeadingProcess
+from shared_subscriptions.leading.listener import LeadershipListener
 from shared_subscriptions.leading.listening import Listening
+from shared_subscriptions.leading.storing import Write
 from shared_subscriptions.names import CHANGES, LEASES
 
 LOG = logging.getLogger(__name__)
@@ -48,7 +50,7 @@ _TELL_S = 0.002
 """Members are told that the log has grown this often at most."""
 _WRITES_PER_ROUND = 256
 _READ_ALL_S = 30.0
-"""Declarations are read at least this often: somebody may have changed one without saying so."""
+"""Declarations are read at least this often: one may have been changed without a note of it."""
 
 
 class LeaderThread:
@@ -57,7 +59,6 @@ class LeaderThread:
     def __init__(self, log: LogApi, conf: cfg.ConfigOpts) -> None:
         self._log = log
         self._conf = conf
-        self._options = conf[config.GROUP]
         self._log_trouble = SeldomLog(LOG)
         self._key = os.urandom(wire.KEY_BYTES)
         self._groups: dict[str, Leading] = {}
@@ -76,7 +77,7 @@ class LeaderThread:
         self._selector = selectors.DefaultSelector()
         self._waker = Waker()
         self._selector.register(self._waker, selectors.EVENT_READ, self._waker)
-        self.listening = Listening(self._selector, self._groups, self._key, self._options)
+        self.listening = Listening(self._selector, self._groups, self._key, conf[config.GROUP])
         self._leases: dict[float, ProcessLease] = {}
         """By claim time."""
         self._beat_at = 0.0
@@ -90,7 +91,7 @@ class LeaderThread:
     # -- from other threads
 
     def add(self, declaration: Declaration, owner: LeadershipListener) -> Leading:
-        """Watch who leads a group, and lead it when it is this process's turn.  One caller at a time."""
+        """Watch which process leads a group, and lead it when it is this process's turn.  One caller at a time."""
         group = Leading(
             self._log, declaration, self._conf, owner,
             key=self._key, process=self._process,
@@ -114,7 +115,7 @@ class LeaderThread:
         self._waker.wake()
 
     def close(self, *, timeout_s: float) -> None:
-        """Resign where it leads, taking all streams back in good order within the time given, and end the thread."""
+        """Resign where it leads, taking all partitions back in good order within the time given, and end the thread."""
         self._close_by = time.monotonic() + timeout_s
         self._is_closing = True
         self._waker.wake()
@@ -340,7 +341,7 @@ class LeaderThread:
 
     def _look_round(self, now: float) -> None:
         """Look what there is to hand out, and what operators want."""
-        self._look_round_at = now + config.RENEW_STREAMS_INTERVAL_S
+        self._look_round_at = now + config.RENEW_PARTITIONS_INTERVAL_S
         led = [group for group in self._groups.values() if group.leader is not None]
         if not led:
             return

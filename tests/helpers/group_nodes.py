@@ -34,7 +34,7 @@ HASTY = {**CALM, "member_lease": 1.0, "claim_time": 2.0}
 config.FIND_LEADER_INTERVAL_S = 0.2
 config.RESEND_INTERVAL_S = 0.5
 config.REBALANCE_DELAY_S = 0.05
-config.RENEW_STREAMS_INTERVAL_S = 0.1
+config.RENEW_PARTITIONS_INTERVAL_S = 0.1
 config.REVOKE_TIMEOUT_S = 60.0
 
 CALM_LEASE = LeaseSettings(CALM["member_lease"], CALM["claim_time"])

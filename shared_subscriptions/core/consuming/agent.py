@@ -1,7 +1,7 @@
 """All shared subscriptions of one member: a collection of borrowers, one per subscription.
 
 Borrowers do not know of each other.  After a quick unsubscribe and subscribe there are two for the same group, one that
-gives its streams back and one that asks for some.  A borrower that resets is replaced here.
+gives its partitions back and one that asks for some.  A borrower that resets is replaced here.
 """
 
 from __future__ import annotations
@@ -79,17 +79,17 @@ class Agent:
             borrower.on_log_grown(ends, now)
             self._note_due(borrower)
 
-    def on_stream_progress(
-        self, subscription: int, stream: int, progress: GroupProgress, *, is_settled: bool, is_complete: bool = False
+    def on_partition_progress(
+        self, subscription: int, partition: int, progress: GroupProgress, *, is_settled: bool, is_complete: bool = False
     ) -> None:
         borrower = self._borrowers.get(subscription)
         if borrower is not None:
-            borrower.on_stream_progress(stream, progress, is_settled=is_settled, is_complete=is_complete)
+            borrower.on_partition_progress(partition, progress, is_settled=is_settled, is_complete=is_complete)
             self._note_due(borrower)
 
-    def may_deliver(self, subscription: int, stream: int, now: float) -> bool:
+    def may_deliver(self, subscription: int, partition: int, now: float) -> bool:
         borrower = self._borrowers.get(subscription)
-        return borrower is not None and borrower.may_deliver(stream, now)
+        return borrower is not None and borrower.may_deliver(partition, now)
 
     def is_giving_up(self, now: float) -> bool:
         """Whether a subscription ends with the next `poll`, because its time to end in good order is over."""

@@ -1,11 +1,11 @@
-"""One subscription's side of the protocol: it finds the leader, holds a lease, and borrows streams.
+"""One subscription's side of the protocol: it finds the leader, holds a lease, and borrows partitions.
 
 Theory of operation.  A borrower lives once: connecting, connected, unsubscribing, gone.  Whatever goes wrong, it
-resets: it loses all streams, says so, and the agent makes another one with another identity, which the leader has never
-seen.  So no state is ever repaired, only left.
+resets: it loses all partitions, says so, and the agent makes another one with another identity, which the leader has
+never seen.  So no state is ever repaired, only left.
 
-A stream is delivered only while the borrower is connected, the stream is granted and the lease runs.  The lease counts
-from the moment at which the question was *sent* that the leader answered, so it ends here before it ends there.
+A partition is delivered only while the borrower is connected, the partition is granted and the lease runs.  The lease
+counts from the moment at which the question was *sent* that the leader answered, so it ends here before it ends there.
 
 Everything that the two tables below do not name is ignored, and a test goes through every pair.
 """
@@ -34,7 +34,7 @@ class BorrowerState(enum.Enum):
 
 
 class Loan(enum.Enum):
-    """The state of one stream.  Absent is not a state: the stream is not in the table."""
+    """The state of one partition.  Absent is not a state: the partition is not in the table."""
 
     GRANTED = "granted"
     REVOKING = "revoking"
@@ -79,28 +79,28 @@ LOAN_REACTIONS: Final[dict[tuple[Loan | None, type[m.ToBorrower]], Loan | None]]
 
 @dataclasses.dataclass(frozen=True)
 class Granted:
-    """Deliver the stream from here on, under this grant."""
+    """Deliver the partition from here on, under this grant."""
 
-    stream: int
+    partition: int
     grant: int
     progress: GroupProgress
     until: int
     expired: int = 0
-    """Offsets that retention dropped while nobody had the stream."""
+    """Offsets that retention dropped while the partition had no owner."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Revoking:
-    """Deliver nothing new of the stream, and report when nothing of it is with the user any more."""
+    """Deliver nothing new of the partition, and report when nothing of it is with the user any more."""
 
-    stream: int
+    partition: int
 
 
 @dataclasses.dataclass(frozen=True)
 class Lost:
-    """Forget the stream: somebody else has it, or will have it soon."""
+    """Forget the partition: another member has it, or will have it soon."""
 
-    stream: int
+    partition: int
 
 
 @dataclasses.dataclass(frozen=True)
@@ -154,7 +154,7 @@ class Borrower:
         self._settings = settings
         self._name = name
         self.former = former
-        """Whom it replaces, after a reset."""
+        """The borrower that it replaces, after a reset."""
         self._portions, self._offsets = portions, offsets
         self._dropped: OrderedDict[int, None] = OrderedDict()
         """Portions that are over: whatever comes about one of them is late."""
@@ -164,7 +164,7 @@ class Borrower:
         self._lease_s = 0.0
         self._lease_end = 0.0
         self._asked: OrderedDict[int, float] = OrderedDict()
-        self._streams: dict[int, _Borrowed] = {}
+        self._partitions: dict[int, _Borrowed] = {}
         self._ending: set[int] = set()
         """Those that are to be given back by some time."""
         self._timer = now
@@ -172,9 +172,9 @@ class Borrower:
 
     # -- what the session asks
 
-    def may_deliver(self, stream: int, now: float) -> bool:
+    def may_deliver(self, partition: int, now: float) -> bool:
         """The fence at delivery: asked before every batch."""
-        borrowed = self._streams.get(stream)
+        borrowed = self._partitions.get(partition)
         return (
             borrowed is not None
             and borrowed.loan is Loan.GRANTED
@@ -187,13 +187,13 @@ class Borrower:
         return self._lease_end if self.state is BorrowerState.CONNECTED else 0.0
 
     @property
-    def streams(self) -> dict[int, Loan]:
-        return {stream: borrowed.loan for stream, borrowed in self._streams.items()}
+    def partitions(self) -> dict[int, Loan]:
+        return {partition: borrowed.loan for partition, borrowed in self._partitions.items()}
 
     def next_deadline(self) -> float:
         if self.state is BorrowerState.GONE:
             return float("inf")
-        give_up = min((self._streams[number].give_up_at for number in self._ending), default=float("inf"))
+        give_up = min((self._partitions[number].give_up_at for number in self._ending), default=float("inf"))
         lease_end = float("inf") if self.state is BorrowerState.CONNECTING else self._lease_end
         return min(self._timer, self._give_up_at, lease_end, give_up)
 
@@ -219,17 +219,17 @@ class Borrower:
             self._lease_end = max(self._lease_end, asked_at + self._lease_s)
             self._timer = max(self._timer, now + 2 * self.ping_s)
 
-    def on_stream_progress(
-        self, stream: int, progress: GroupProgress, *, is_settled: bool, is_complete: bool = False
+    def on_partition_progress(
+        self, partition: int, progress: GroupProgress, *, is_settled: bool, is_complete: bool = False
     ) -> None:
-        """How far a stream is; ``is_settled`` when nothing of it is with the user, ``is_complete`` when nothing of it
-        is left to do either."""
-        borrowed = self._streams.get(stream)
+        """How far a partition is; ``is_settled`` when nothing of it is with the user, ``is_complete`` when nothing of
+        it is left to do either."""
+        borrowed = self._partitions.get(partition)
         if borrowed is None or self.state is BorrowerState.GONE:
             return
         borrowed.progress = progress
         borrowed.finished = borrowed.finished or (is_settled and (is_complete or self._is_ending(borrowed)))
-        self._report(stream, borrowed)
+        self._report(partition, borrowed)
         if self.state is BorrowerState.UNSUBSCRIBING:
             self._leave_if_finished()
 
@@ -238,7 +238,9 @@ class Borrower:
         if self.state is BorrowerState.CONNECTED:
             self.state = BorrowerState.UNSUBSCRIBING
             self._give_up_at = now + self._settings.unsubscribe_timeout_s
-            self.events += [Revoking(stream) for stream, item in self._streams.items() if item.loan is Loan.GRANTED]
+            self.events += [
+                Revoking(partition) for partition, item in self._partitions.items() if item.loan is Loan.GRANTED
+            ]
             self._leave_if_finished()
         elif self.state is BorrowerState.CONNECTING:
             self._leave()
@@ -288,16 +290,16 @@ class Borrower:
             return
         self._timer = now + self.ping_s
         self._ask(m.Ping(borrower=self.id, seq=self._next()), now)
-        for stream, borrowed in self._streams.items():
-            self._report(stream, borrowed)  # whatever report was lost is made up for here
+        for partition, borrowed in self._partitions.items():
+            self._report(partition, borrowed)  # whatever report was lost is made up for here
 
     def _give_up_revoked(self, now: float) -> None:
-        for stream in sorted(self._ending):
-            borrowed = self._streams[stream]
+        for partition in sorted(self._ending):
+            borrowed = self._partitions[partition]
             if now >= borrowed.give_up_at:
-                self._ending.discard(stream)
+                self._ending.discard(partition)
                 borrowed.finished = True
-                self._report(stream, borrowed)
+                self._report(partition, borrowed)
 
     # -- what the leader says
 
@@ -334,50 +336,52 @@ class Borrower:
         self.poll(now)
 
     def _granted(self, message: m.Grant, _now: float) -> None:
-        if message.stream in self._dropped:
+        if message.partition in self._dropped:
             self.ignored += 1
             return
-        borrowed = self._streams.get(message.stream)
+        borrowed = self._partitions.get(message.partition)
         if borrowed is not None and borrowed.grant != message.grant:
-            self._reset("a stream was granted that is still held under another grant")
+            self._reset("a partition was granted that is still held under another grant")
             return
         after = LOAN_REACTIONS[borrowed.loan if borrowed else None, m.Grant]
         if borrowed is None:
             assert after is Loan.GRANTED
-            borrowed = self._streams[message.stream] = _Borrowed(message.grant, message.progress)
-            self.events.append(Granted(message.stream, message.grant, message.progress, message.until, message.expired))
-        self._report(message.stream, borrowed)
+            borrowed = self._partitions[message.partition] = _Borrowed(message.grant, message.progress)
+            self.events.append(
+                Granted(message.partition, message.grant, message.progress, message.until, message.expired)
+            )
+        self._report(message.partition, borrowed)
 
     def _revoke(self, message: m.Revoke, now: float) -> None:
-        borrowed = self._streams.get(message.stream)
+        borrowed = self._partitions.get(message.partition)
         if borrowed is None or borrowed.grant != message.grant:
             # Granted and revoked before the grant arrived: nothing was delivered, and the progress is the leader's own.
             self._send(
                 m.UpdateProgress(
-                    borrower=self.id, seq=self._next(), stream=message.stream, grant=message.grant,
+                    borrower=self.id, seq=self._next(), partition=message.partition, grant=message.grant,
                     progress=GroupProgress(generation=-1), finished=True,
                 )
             )  # fmt: skip
             return
         if borrowed.loan is Loan.GRANTED:
             borrowed.loan = Loan.REVOKING
-            if not is_portion(message.stream):  # nobody waits for those that are left of a portion
+            if not is_portion(message.partition):  # no member waits for what is left of a portion
                 borrowed.give_up_at = now + self._settings.revoke_timeout_s
-                self._ending.add(message.stream)
-            self.events.append(Revoking(message.stream))
-        self._report(message.stream, borrowed)
+                self._ending.add(message.partition)
+            self.events.append(Revoking(message.partition))
+        self._report(message.partition, borrowed)
 
     def _revoked(self, message: m.Revoked, _now: float) -> None:
-        borrowed = self._streams.get(message.stream)
+        borrowed = self._partitions.get(message.partition)
         if borrowed is not None and borrowed.grant == message.grant:
-            del self._streams[message.stream]
-            self._ending.discard(message.stream)
-            self.events.append(Lost(message.stream))
-        if is_portion(message.stream):
-            self._drop(message.stream)
+            del self._partitions[message.partition]
+            self._ending.discard(message.partition)
+            self.events.append(Lost(message.partition))
+        if is_portion(message.partition):
+            self._drop(message.partition)
         self._send(
-            m.RevokeFinished(borrower=self.id, seq=self._next(), stream=message.stream, grant=message.grant)
-        )  # also for an unknown stream: the first one was lost
+            m.RevokeFinished(borrower=self.id, seq=self._next(), partition=message.partition, grant=message.grant)
+        )  # also for an unknown partition: the first one was lost
 
     def _invalidated(self, message: m.Invalidate, _now: float) -> None:
         self._reset(message.reason or "invalidated by the leader", is_final=message.is_final)
@@ -401,10 +405,10 @@ class Borrower:
             self._asked.popitem(last=False)
         self._send(message)
 
-    def _report(self, stream: int, borrowed: _Borrowed) -> None:
+    def _report(self, partition: int, borrowed: _Borrowed) -> None:
         self._send(
             m.UpdateProgress(
-                borrower=self.id, seq=self._next(), stream=stream, grant=borrowed.grant,
+                borrower=self.id, seq=self._next(), partition=partition, grant=borrowed.grant,
                 progress=borrowed.progress, finished=borrowed.finished,
             )
         )  # fmt: skip
@@ -416,23 +420,23 @@ class Borrower:
             self._dropped.popitem(last=False)
 
     def _leave_if_finished(self) -> None:
-        if all(borrowed.finished for borrowed in self._streams.values()):
+        if all(borrowed.finished for borrowed in self._partitions.values()):
             self._leave()
 
     def _leave(self) -> None:
-        progresses = tuple((stream, item.grant, item.progress) for stream, item in self._streams.items())
+        progresses = tuple((partition, item.grant, item.progress) for partition, item in self._partitions.items())
         self._send(m.Disconnect(borrower=self.id, seq=self._next(), progresses=progresses))
-        self._drop_streams()
+        self._drop_partitions()
         self.state = BorrowerState.GONE
         self.events.append(Stopped())
 
     def _reset(self, reason: str, *, is_final: bool = False) -> None:
         was_unsubscribing = self.state is BorrowerState.UNSUBSCRIBING
-        self._drop_streams()
+        self._drop_partitions()
         self.state = BorrowerState.GONE
         self.events.append(Stopped() if was_unsubscribing else Reset(reason, is_final))
 
-    def _drop_streams(self) -> None:
-        self.events += [Lost(stream) for stream in self._streams]
-        self._streams.clear()
+    def _drop_partitions(self) -> None:
+        self.events += [Lost(partition) for partition in self._partitions]
+        self._partitions.clear()
         self._ending.clear()

@@ -1,8 +1,8 @@
-"""The session's side of shared subscriptions: which streams there are to deliver, and how far each is.
+"""The session's side of shared subscriptions: which partitions there are to deliver, and how far each is.
 
-It knows how events are read, delivered and acknowledged, and nothing of how streams are obtained: that is the agent's.
-What it does not do is I/O: whoever owns it reads the log for the loans that have room, calls the user with what
-`next_batch` gives, and sends what `take_messages` returns.
+It knows how events are read, delivered and acknowledged, and nothing of how partitions are obtained: that is the
+agent's.  It does no I/O: its owner reads the log for the loans that have room, calls the user with
+what `next_batch` gives, and sends what `take_messages` returns.
 """
 
 from __future__ import annotations
@@ -14,37 +14,37 @@ from collections.abc import Callable, Mapping
 from shared_subscriptions.core import messages as m
 from shared_subscriptions.core.consuming.agent import Agent
 from shared_subscriptions.core.consuming.borrower import Granted, Lost, Revoking, SessionEvent, Stopped
-from shared_subscriptions.core.consuming.lanes import ChangedLanes, LaneCounters, StreamLanes
+from shared_subscriptions.core.consuming.partitions import ChangedLoans, DeliveryCounters, PartitionDelivery
 from shared_subscriptions.core.events import GroupEvent, is_portion
 from shared_subscriptions.core.progress import AcknowledgedOffsets, GroupProgress, snapshot
-from shared_subscriptions.core.settings import BorrowerSettings, LaneSettings
+from shared_subscriptions.core.settings import BorrowerSettings, DeliverySettings
 
 REMEMBERED_MAX = 1000
-"""Streams whose acknowledgements a member remembers after it has lost them."""
+"""Partitions whose acknowledgements a member remembers after it has lost them."""
 
 
 @dataclasses.dataclass
 class LoanState:
-    """A stream in this member's hands.  ``number`` is unique in the process."""
+    """A partition in this member's hands.  ``number`` is unique in the process."""
 
     number: int
     subscription: int
-    stream: int
+    partition: int
     grant: int
     until: int
     """Deliver nothing from this offset on; -1 for no end."""
-    lanes: StreamLanes
+    delivery: PartitionDelivery
     is_finish_told: bool = False
 
     @property
     def wants_events(self) -> bool:
         """Whether reading on makes sense."""
-        return self.lanes.room > 0 and not (0 <= self.until <= self.lanes.next_offset)
+        return self.delivery.room > 0 and not (0 <= self.until <= self.delivery.next_offset)
 
     @property
     def is_complete(self) -> bool:
         """All of it up to `until` has been settled, or refused."""
-        return 0 <= self.until <= self.lanes.next_offset and not self.lanes.load
+        return 0 <= self.until <= self.delivery.next_offset and not self.delivery.load
 
 
 class Handler:
@@ -53,7 +53,7 @@ class Handler:
     def __init__(
         self,
         borrower: BorrowerSettings,
-        lanes: LaneSettings,
+        delivery: DeliverySettings,
         new_id: Callable[[], str],
         *,
         name: str = "",
@@ -65,17 +65,17 @@ class Handler:
         0 for as large as the leader thinks right."""
         self.agent = Agent(borrower, new_id, name, portions_max, offsets_max)
         self._portions_max = portions_max
-        self.counters = LaneCounters()
+        self.counters = DeliveryCounters()
         self.granted = 0
         """Loans so far."""
         self.ended: dict[int, str] = {}
         """Subscriptions that will never get anything again, and why."""
-        self._lane_settings = lanes
+        self._delivery_settings = delivery
         self._progress_interval_s = progress_interval_s
         self._report_at = 0.0
         self._is_ordered: dict[int, bool] = {}
         self._loans: dict[int, LoanState] = {}
-        self._marks = ChangedLanes()
+        self._marks = ChangedLoans()
         self._remembered: OrderedDict[tuple[int, int], GroupProgress] = OrderedDict()
         self._grown: dict[int, dict[int, int]] = {}
         self._suspended: dict[int, bool] = {}
@@ -93,7 +93,7 @@ class Handler:
             self._work_off(now)
 
     def disconnect(self, now: float) -> None:
-        """Report everything that is known and give all streams back at once."""
+        """Report everything that is known and give all partitions back at once."""
         self._report_all()
         self.agent.disconnect()
         self._work_off(now)
@@ -104,7 +104,7 @@ class Handler:
         return [*self.agent.subscriptions, *self._suspended]
 
     def suspend(self, now: float) -> None:
-        """Nobody here can handle events at the moment: leave all groups, so that others get the streams."""
+        """No thread here can handle events at the moment: leave all groups, so that others get the partitions."""
         self._suspended |= {
             number: self._is_ordered[number]
             for number in self.agent.subscriptions
@@ -134,27 +134,27 @@ class Handler:
         return [self._loans[number] for number in hungry if number in self._loans]
 
     def loan_of(self, event: GroupEvent) -> LoanState | None:
-        """Where a delivered event belongs; None when its stream is not in this member's hands any more."""
+        """Where a delivered event belongs; None when its partition is not in this member's hands any more."""
         return self._loans.get(event.loan)
 
     def next_batch(self, now: float, limit: int, *, is_exclusive: bool) -> tuple[LoanState, list[GroupEvent]] | None:
-        """Events for the user, of one stream.  Streams take turns.
+        """Events for the user, of one partition.  Partitions take turns.
 
-        Fenced: nothing comes of a stream whose lease has ended by ``now``.
+        Fenced: nothing comes of a partition whose lease has ended by ``now``.
         """
         for number in list(self._marks.working):
             loan = self._loans.get(number)
-            if loan is None or not (loan.lanes.has_work or loan.lanes.has_retries):
+            if loan is None or not (loan.delivery.has_work or loan.delivery.has_retries):
                 del self._marks.working[number]
                 continue
-            if loan.lanes.has_batch_out:
+            if loan.delivery.has_batch_out:
                 continue
-            if not is_exclusive and not loan.lanes.is_settled:
+            if not is_exclusive and not loan.delivery.is_settled:
                 continue
-            if not self.agent.may_deliver(loan.subscription, loan.stream, now):
+            if not self.agent.may_deliver(loan.subscription, loan.partition, now):
                 continue
-            while loan.lanes.has_work or loan.lanes.next_retry() <= now:
-                batch = loan.lanes.take(now, limit, is_exclusive=is_exclusive)
+            while loan.delivery.has_work or loan.delivery.next_retry() <= now:
+                batch = loan.delivery.take(now, limit, is_exclusive=is_exclusive)
                 if batch:
                     self._marks.working.move_to_end(number)
                     return loan, batch
@@ -176,9 +176,9 @@ class Handler:
         self._grown[subscription] = {**self._grown.get(subscription, {}), **ends}
 
     def note_late(self, loan: LoanState, events: int) -> None:
-        """So many events were settled whose stream was lost before: should it come back, they count."""
+        """So many events were settled whose partition was lost before: should it come back, they count."""
         self.counters.late += events
-        if (loan.subscription, loan.stream) in self._remembered:
+        if (loan.subscription, loan.partition) in self._remembered:
             self._remember(loan)
 
     def is_lent(self, loan: LoanState) -> bool:
@@ -214,14 +214,14 @@ class Handler:
 
     def next_retry(self) -> float:
         working = (self._loans[number] for number in self._marks.working if number in self._loans)
-        return min((loan.lanes.next_retry() for loan in working), default=float("inf"))
+        return min((loan.delivery.next_retry() for loan in working), default=float("inf"))
 
     def take_messages(self, now: float) -> list[tuple[int, m.ToLeader]]:
         self._work_off(now)
         messages, self._messages = self._messages, []
         return messages
 
-    # -- between agent and streams
+    # -- between agent and partitions
 
     def _work_off(self, now: float, only: int | None = None) -> None:
         messages, events = self.agent.take(now, only)
@@ -236,11 +236,11 @@ class Handler:
         if isinstance(event, Granted):
             self._lend(subscription, event)
         elif isinstance(event, Revoking):
-            for loan in self._of(subscription, event.stream):
-                loan.lanes.stop()
+            for loan in self._of(subscription, event.partition):
+                loan.delivery.stop()
         elif isinstance(event, Lost):
-            for loan in self._of(subscription, event.stream):
-                loan.lanes.stop()
+            for loan in self._of(subscription, event.partition):
+                loan.delivery.stop()
                 self._remember(loan)
                 del self._loans[loan.number]
         elif isinstance(event, Stopped):
@@ -252,32 +252,34 @@ class Handler:
     def _lend(self, subscription: int, event: Granted) -> None:
         self.granted += 1
         self.counters.expired += event.expired
-        progress = self._recall(subscription, event.stream, event.progress)
-        lanes = StreamLanes(
-            progress, self._lane_settings, self.counters, is_ordered=self._is_ordered[subscription],
+        progress = self._recall(subscription, event.partition, event.progress)
+        delivery = PartitionDelivery(
+            progress, self._delivery_settings, self.counters, is_ordered=self._is_ordered[subscription],
             marks=self._marks, number=self.granted,
         )  # fmt: skip
         self._loans[self.granted] = LoanState(
-            self.granted, subscription, event.stream, event.grant, event.until, lanes
+            self.granted, subscription, event.partition, event.grant, event.until, delivery
         )  # fmt: skip
 
-    def _of(self, subscription: int, stream: int) -> list[LoanState]:
-        return [loan for loan in self._loans.values() if (loan.subscription, loan.stream) == (subscription, stream)]
+    def _of(self, subscription: int, partition: int) -> list[LoanState]:
+        return [
+            loan for loan in self._loans.values() if (loan.subscription, loan.partition) == (subscription, partition)
+        ]
 
     # -- what was acknowledged and perhaps never arrived
 
     def _remember(self, loan: LoanState) -> None:
-        """The leader may not know the last acknowledgements; should the stream come back, they count."""
-        if is_portion(loan.stream):
+        """The leader may not know the last acknowledgements; should the partition come back, they count."""
+        if is_portion(loan.partition):
             return  # it will never come back under its number
-        key = loan.subscription, loan.stream
-        self._remembered[key] = loan.lanes.progress()
+        key = loan.subscription, loan.partition
+        self._remembered[key] = loan.delivery.progress()
         self._remembered.move_to_end(key)
         if len(self._remembered) > REMEMBERED_MAX:
             self._remembered.popitem(last=False)
 
-    def _recall(self, subscription: int, stream: int, progress: GroupProgress) -> GroupProgress:
-        known = self._remembered.pop((subscription, stream), None)
+    def _recall(self, subscription: int, partition: int, progress: GroupProgress) -> GroupProgress:
+        known = self._remembered.pop((subscription, partition), None)
         if known is None or known.generation != progress.generation:
             return progress
         done = AcknowledgedOffsets(progress.low, progress.ranges)
@@ -291,26 +293,26 @@ class Handler:
         changed, self._marks.changed = self._marks.changed, {}
         for loan in [self._loans[number] for number in changed if number in self._loans]:
             if not loan.is_finish_told:
-                self._report(loan, loan.lanes.progress())
+                self._report(loan, loan.delivery.progress())
 
     def _report_all(self) -> None:
         for loan in self._loans.values():
-            self._report(loan, loan.lanes.progress())
+            self._report(loan, loan.delivery.progress())
 
     def _tell_finished(self) -> None:
-        """Streams that are complete, or to be given back with nothing of them with the user any more."""
+        """Partitions that are complete, or to be given back with nothing of them with the user any more."""
         touched, self._marks.touched = self._marks.touched, {}
         for loan in [self._loans[number] for number in touched if number in self._loans]:
             if loan.is_finish_told:
                 continue
             is_complete = loan.is_complete
             if is_complete:
-                loan.lanes.stop()
-            if is_complete or (loan.lanes.is_stopped and loan.lanes.is_settled):
+                loan.delivery.stop()
+            if is_complete or (loan.delivery.is_stopped and loan.delivery.is_settled):
                 loan.is_finish_told = True
-                self._report(loan, loan.lanes.progress(), is_complete=is_complete)
+                self._report(loan, loan.delivery.progress(), is_complete=is_complete)
 
     def _report(self, loan: LoanState, progress: GroupProgress, *, is_complete: bool = False) -> None:
-        self.agent.on_stream_progress(
-            loan.subscription, loan.stream, progress, is_settled=loan.lanes.is_settled, is_complete=is_complete
+        self.agent.on_partition_progress(
+            loan.subscription, loan.partition, progress, is_settled=loan.delivery.is_settled, is_complete=is_complete
         )

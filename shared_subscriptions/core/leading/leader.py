@@ -1,11 +1,12 @@
-"""The leader of a group: knows its members, hands out streams, and keeps their progress.
+"""The leader of a group: knows its members, hands out partitions, and keeps their progress.
 
-Theory of operation.  Each stream walks through the table of `streams`: absent, granting, granted, revoking, revoked and
-absent again.  Grant, revoke and revoked are repeated until the answer that moves the stream on arrives.  Whenever the
-members, the streams or the wishes change, and after a short delay in which more may change, `assign` says who should
-have what: streams that somebody has and should not are revoked, streams that nobody has are granted.
+Theory of operation.  Each partition walks through the table of `partitions`: absent, granting, granted, revoking,
+revoked and absent again.  Grant, revoke and revoked are repeated until the answer that moves the partition on arrives.
+Whenever the members, the partitions or the wishes change, and after a short delay in which more may change, `assign`
+says which member should have what: partitions in other hands are revoked, partitions without an owner are
+granted.
 
-Safety rests on three clocks.  A member's streams are free only when its lease has ended here, and it ended at the
+Safety rests on three clocks.  A member's partitions are free only when its lease has ended here, and it ended at the
 member before (`LeaseSettings`).  A leader whose own record is too old says nothing at all, so that it gives no lease
 that outlives its rule.  And what it stores is stored only together with its registration, so that a deposed one stores
 nothing.
@@ -13,7 +14,7 @@ nothing.
 
 from __future__ import annotations
 
-from collections import Counter, OrderedDict, deque
+from collections import Counter, deque
 from collections.abc import Collection, Mapping
 from typing import Final
 
@@ -21,42 +22,41 @@ from shared_subscriptions.core import messages as m
 from shared_subscriptions.core import redelivery
 from shared_subscriptions.core.declaration import Declaration, Wish
 from shared_subscriptions.core.leading.assignment import assign
-from shared_subscriptions.core.leading.members import GroupMember, Move
-from shared_subscriptions.core.leading.streams import (
+from shared_subscriptions.core.leading.members import GroupMember, GroupMembers, Move
+from shared_subscriptions.core.leading.partitions import (
     HELD,
     GrantCause,
     GrantStatus,
     Lease,
-    Stream,
-    StreamInfo,
-    StreamRecord,
+    Partition,
+    PartitionInfo,
+    PartitionRecord,
 )
-from shared_subscriptions.core.progress import GroupProgress
+from shared_subscriptions.core.leading.stored import PartitionStore
 from shared_subscriptions.core.settings import LeaderSettings
 
-DEPARTED_KEPT = 10_000
 GRANT_BITS = 32
 
 REACTIONS: Final[dict[type[m.ToLeader], str]] = {
-    m.Connect: "_connect",  # welcome from anybody
-    m.Disconnect: "_disconnect",  # welcome from anybody
+    m.Connect: "_connect",  # welcome from any borrower
+    m.Disconnect: "_disconnect",  # welcome from any borrower
     m.Ping: "_ping",
     m.UpdateProgress: "_update_progress",
     m.RevokeFinished: "_revoke_finished",
 }
 MEMBERS_ONLY: Final = (m.Ping, m.UpdateProgress, m.RevokeFinished)
-"""From anybody else these are answered with `Invalidate` and change nothing."""
+"""From others these are answered with `Invalidate` and change nothing."""
 
 
 class Leader:
-    """Sans-IO and not thread-safe.  After each call take `messages`; store what `changes` returns now and then."""
+    """Sans-IO and not thread-safe.  After each call `take_messages`; write what `store` has now and then."""
 
     def __init__(
         self,
         epoch: int,
         settings: LeaderSettings,
         declaration: Declaration,
-        stored: Mapping[int, StreamRecord],
+        stored: Mapping[int, PartitionRecord],
         *,
         now: float,
         held_until: float,
@@ -65,28 +65,26 @@ class Leader:
         """``waits_for`` are borrowers whose leases a predecessor that resigned has left behind."""
         self.epoch = epoch
         self.declaration = declaration
-        self.members: dict[str, GroupMember] = {}
-        self.streams: dict[int, Stream] = {}
-        self.loans: Mapping[int, Stream] = self.streams
+        self.partitions: dict[int, Partition] = {}
+        self.loans: Mapping[int, Partition] = self.partitions
         """What is handed out."""
         self.is_outdated = False
-        """There are streams that it has not been told of: call `on_streams` soon."""
-        self.messages: list[m.ToBorrower] = []
+        """There are partitions that it has not been told of: call `on_partitions` soon."""
         self.moves: deque[Move] = deque(maxlen=settings.moves_kept)
         self.counters: Counter[str] = Counter()
         self._settings = settings
-        self._stored = dict(stored)
+        self._group = GroupMembers(epoch, self.counters)
+        self.members = self._group.known
+        self.messages = self._group.messages
+        """What is to be sent: see `take_messages`."""
+        self.store = PartitionStore(self.partitions, stored)
+        """What to write now and then; call `stored` when that was done."""
         self._held_until = held_until
         self._waits_for = set(waits_for)
         self._waits_until = now + settings.lease.member_lease_s
-        self._departed: OrderedDict[str, None] = OrderedDict()
         self._reassign_at = float("inf")
         self._reason = "the leader took over"
         self._grants = 0
-        self._joined = 0
-        self._deleted: set[int] = set()
-        self._alive: OrderedDict[str, None] = OrderedDict()
-        """Borrowers of the past whose members have come back: they did not die."""
         self._is_retiring = False
 
     # -- the outside world
@@ -100,52 +98,41 @@ class Leader:
         """Whether the registration is too old to act on."""
         return now >= self._held_until
 
-    def on_streams(self, infos: Mapping[int, StreamInfo], now: float) -> None:
-        """The streams there are.  New ones appear, missing ones vanish, the start of others has moved."""
+    def on_partitions(self, infos: Mapping[int, PartitionInfo], now: float) -> None:
+        """The partitions there are.  New ones appear, missing ones vanish, the start of others has moved."""
         self.is_outdated = False
         for number, info in infos.items():
-            stream = self.streams.get(number)
-            if stream is None:
-                self.streams[number] = self._load(number, info)
-                self._reassign_soon(f"stream {number} appeared", now)
+            partition = self.partitions.get(number)
+            if partition is None:
+                self.partitions[number] = self._load(number, info)
+                self._reassign_soon(f"partition {number} appeared", now)
             else:
-                stream.info = info
-                stream.has_vanished = False
-                stream.expire()
-        for number in self.streams.keys() - infos.keys():
-            self._vanish(self.streams[number], now)
-        self._deleted |= self._stored.keys() - infos.keys()
-        self._stored.clear()
+                partition.info = info
+                partition.has_vanished = False
+                partition.expire()
+        for number in self.partitions.keys() - infos.keys():
+            self._vanish(self.partitions[number], now)
+        self.store.delete_rest(infos.keys())
 
-    def _load(self, number: int, info: StreamInfo) -> Stream:
-        record = self._stored.pop(number, None)
-        self._deleted.discard(number)
-        if record is None:
-            position = self.declaration.positions[number // self.declaration.lanes]
-            record = StreamRecord(GroupProgress(self.declaration.generation, position))
-            stream = Stream.load(number, info, record)
-            stream.is_dirty = True
-        else:
-            stream = Stream.load(number, info, record)
-        stream.expire()
-        return stream
+    def _load(self, number: int, info: PartitionInfo) -> Partition:
+        return self.store.load(number, info, self.declaration)
 
     def on_log_grown(self, ends: Mapping[int, int], _now: float) -> None:
-        """Shards end there now.  Whoever has a stream of one of them should look."""
+        """Shards end there now.  Owners of partitions of them should look."""
         lanes = self.declaration.lanes
-        owners = {stream.owner for stream in self.loans.values() if stream.number // lanes in ends}
+        owners = {partition.owner for partition in self.loans.values() if partition.number // lanes in ends}
         for member in self.members.values():
             if member.id in owners:
-                self._send(member, m.PingResponse, answers=0)
+                self._group.send(member, m.PingResponse, answers=0)
 
-    def _vanish(self, stream: Stream, now: float) -> None:
-        stream.has_vanished = True
-        if stream.status is GrantStatus.ABSENT:
-            del self.streams[stream.number]
-            self._deleted.add(stream.number)
-            self._reassign_soon(f"stream {stream.number} vanished", now)
-        elif stream.move(GrantCause.VANISHED):
-            self._say_status(stream, now)
+    def _vanish(self, partition: Partition, now: float) -> None:
+        partition.has_vanished = True
+        if partition.status is GrantStatus.ABSENT:
+            del self.partitions[partition.number]
+            self.store.delete(partition.number)
+            self._reassign_soon(f"partition {partition.number} vanished", now)
+        elif partition.move(GrantCause.VANISHED):
+            self._say_status(partition, now)
 
     def on_declaration(self, declaration: Declaration, now: float) -> None:
         """The group's record, which may have changed."""
@@ -168,41 +155,40 @@ class Leader:
             self._remove(member, f"the lease of {member.slot} ended", now)
         if now >= self._reassign_at:
             self._reassign(now)
-        for stream in list(self.loans.values()):
-            if (
-                stream.status in (GrantStatus.GRANTING, GrantStatus.REVOKING, GrantStatus.REVOKED)
-                and not stream.is_waiting
-            ):
-                self._nudge(stream, now)
+        for partition in list(self.loans.values()):
+            if partition.awaits_answer:
+                self._nudge(partition, now)
 
     def next_deadline(self) -> float:
         transient = [
-            stream.sent_at + self._settings.resend_s
-            for stream in self.loans.values()
-            if stream.status in (GrantStatus.GRANTING, GrantStatus.REVOKING, GrantStatus.REVOKED)
-            and not stream.is_waiting
+            partition.sent_at + self._settings.resend_s for partition in self.loans.values() if partition.awaits_answer
         ]
         leases = [member.expires for member in self.members.values()]
         return min([self._reassign_at, *leases, *transient])
 
-    def _nudge(self, stream: Stream, now: float) -> None:
-        """Say once more what was not answered; expel who does not finish."""
-        owner = self.members[stream.owner]
+    def _nudge(self, partition: Partition, now: float) -> None:
+        """Say once more what was not answered; expel a member that does not finish."""
+        owner = self.members[partition.owner]
         if owner.is_expelled:
-            stream.sent_at = now
-        elif self._is_overdue(stream, now):
-            self._expel(owner, f"stream {stream.number} was not given back in time")
-        elif now >= stream.sent_at + self._settings.resend_s:
+            partition.sent_at = now
+        elif self._is_overdue(partition, now):
+            # It does not keep to the protocol.  What it has waits until its lease has ended.
+            owner.is_expelled = True
+            self.counters["expelled"] += 1
+            self._group.invalidate(owner.id, f"partition {partition.number} was not given back in time")
+        elif now >= partition.sent_at + self._settings.resend_s:
             self.counters["resent"] += 1
-            self._say_status(stream, now)
+            self._say_status(partition, now)
 
-    def _is_overdue(self, stream: Stream, now: float) -> bool:
-        return stream.status is GrantStatus.REVOKING and now >= stream.revoked_at + self._settings.revoke_timeout_s
+    def _is_overdue(self, partition: Partition, now: float) -> bool:
+        return (
+            partition.status is GrantStatus.REVOKING and now >= partition.revoked_at + self._settings.revoke_timeout_s
+        )
 
     # -- messages
 
     def on_message(self, message: m.ToLeader, now: float) -> None:
-        """Any message, from anybody, at any time."""
+        """Any message, from any borrower, at any time."""
         if self.is_silent(now):
             self.counters["unheard"] += 1
             if message.borrower in self.members:
@@ -210,7 +196,7 @@ class Leader:
             return
         member = self.members.get(message.borrower)
         if isinstance(message, MEMBERS_ONLY) and (member is None or member.is_expelled or member.expires <= now):
-            self._invalidate(message.borrower, "the leader does not know this borrower (any more)")
+            self._group.invalidate(message.borrower, "the leader does not know this borrower (any more)")
             return
         if member is not None:
             if message.seq <= member.seen.get(m.concern(message), 0):
@@ -222,31 +208,31 @@ class Leader:
 
     def _connect(self, message: m.Connect, now: float) -> None:
         member = self.members.get(message.borrower)
-        if message.borrower in self._departed or (member is not None and (member.is_expelled or member.expires <= now)):
-            self._invalidate(message.borrower, "this borrower has left")
+        if message.borrower in self._group.departed or (
+            member is not None and (member.is_expelled or member.expires <= now)
+        ):
+            self._group.invalidate(message.borrower, "this borrower has left")
             return
         if member is None:
             if len(self.members) >= self._settings.members_max:
                 self.counters["refused"] += 1
-                self._invalidate(message.borrower, f"the group has {len(self.members)} members, which is the limit")
+                self._group.invalidate(
+                    message.borrower, f"the group has {len(self.members)} members, which is the limit"
+                )
                 return
-            self._joined += 1
-            member = GroupMember(
-                message.borrower, message.name, self._joined, 0.0, seen={m.LEASE: message.seq},
-                portions_max=max(1, message.portions), offsets_max=message.offsets,
-            )  # fmt: skip
-            self.members[member.id] = member
+            member = self._group.add(message)
             self._reassign_soon(f"{member.slot} joined", now)
         self._waits_for.discard(message.former)
-        self._note_alive(message.former)
+        if message.former:
+            self._group.alive.add(message.former)
         self._renew(member, now)
-        self._send(member, m.ConnectResponse, answers=message.seq, lease_s=self._settings.lease.holder_lease_s)
+        self._group.send(member, m.ConnectResponse, answers=message.seq, lease_s=self._settings.lease.holder_lease_s)
 
     def _ping(self, message: m.Ping, now: float) -> None:
         member = self.members[message.borrower]
         member.is_unheard = member.is_unheard and bool(message.ends)  # reports follow a ping that tells nothing else
         self._renew(member, now)
-        self._send(member, m.PingResponse, answers=message.seq)
+        self._group.send(member, m.PingResponse, answers=message.seq)
 
     def hear_of(self, borrower: str, now: float) -> bool:
         """A member lives, says its process, and its lease is renewed; False when it is not."""
@@ -258,86 +244,70 @@ class Leader:
         self._renew(member, now)
         return True
 
-    def _note_alive(self, former: str) -> None:
-        if not former:
-            return
-        self._alive[former] = None
-        if len(self._alive) > DEPARTED_KEPT:
-            self._alive.popitem(last=False)
+    def _loan_of(self, message: m.UpdateProgress | m.RevokeFinished) -> Partition | None:
+        """What a member speaks of; None, and counted, when it does not have that (any more)."""
+        partition = self.loans.get(message.partition)
+        if partition is None or partition.owner != message.borrower or partition.grant != message.grant:
+            self.counters["fenced"] += 1
+            return None
+        return partition
 
     def _update_progress(self, message: m.UpdateProgress, now: float) -> None:
-        stream = self.loans.get(message.stream)
-        if stream is None or stream.owner != message.borrower or stream.grant != message.grant:
-            self.counters["fenced"] += 1
+        partition = self._loan_of(message)
+        if partition is None or partition.status is GrantStatus.REVOKED:
             return
-        if stream.status is GrantStatus.REVOKED:
-            return
-        stream.untold = 0
-        stream.merge(message.progress)
-        stream.move(GrantCause.FINAL if message.finished else GrantCause.PROGRESS)
+        partition.untold = 0
+        partition.merge(message.progress)
+        partition.move(GrantCause.FINAL if message.finished else GrantCause.PROGRESS)
         if message.finished:
-            self._finished(stream, now)
-            self._say_status(stream, now)
-        if self._is_ended(stream):
-            self._reassign_soon(f"stream {stream.number} came to its end", now)
+            self._finished(partition, now)
+            self._say_status(partition, now)
+        if self._is_ended(partition):
+            self._reassign_soon(f"partition {partition.number} came to its end", now)
 
-    def _finished(self, stream: Stream, _now: float) -> None:
-        """Nothing of the stream is with its owner any more."""
-        stream.end_lease()
+    def _finished(self, partition: Partition, _now: float) -> None:
+        """Nothing of the partition is with its owner any more."""
+        partition.end_lease()
 
     def _revoke_finished(self, message: m.RevokeFinished, now: float) -> None:
-        stream = self.loans.get(message.stream)
-        if stream is None or stream.owner != message.borrower or stream.grant != message.grant:
-            self.counters["fenced"] += 1
-            return
-        if stream.move(GrantCause.FINISHED):
-            self._freed(stream, now)
+        partition = self._loan_of(message)
+        if partition is not None and partition.move(GrantCause.FINISHED):
+            self._freed(partition, now)
 
     def _disconnect(self, message: m.Disconnect, now: float) -> None:
         for number, grant, progress in message.progresses:
-            stream = self.loans.get(number)
-            if stream is not None and (stream.owner, stream.grant) == (message.borrower, grant):
-                stream.merge(progress)
-        self._note_alive(message.borrower)
+            partition = self.loans.get(number)
+            if partition is not None and (partition.owner, partition.grant) == (message.borrower, grant):
+                partition.merge(progress)
+        self._group.alive.add(message.borrower)
         self._waits_for.discard(message.borrower)
         member = self.members.get(message.borrower)
         if member is not None:
             self._remove(member, f"{member.slot} left", now)
         else:
-            self._depart(message.borrower)
+            self._group.departed.add(message.borrower)
 
     # -- members
 
     def _renew(self, member: GroupMember, now: float) -> None:
         member.expires = now + self._settings.lease.member_lease_s
 
-    def _expel(self, member: GroupMember, reason: str) -> None:
-        """Somebody who does not keep to the protocol.  The streams wait until the lease has ended."""
-        member.is_expelled = True
-        self.counters["expelled"] += 1
-        self._invalidate(member.id, reason)
-
     def _remove(self, member: GroupMember, reason: str, now: float) -> None:
         del self.members[member.id]
-        self._depart(member.id)
-        for stream in list(self.loans.values()):
-            if stream.owner == member.id and stream.move(GrantCause.OWNER_LOST):
-                stream.base.redelivered += len(stream.attempts)
-                self._freed(stream, now)
-        if member.id in self._alive:
-            for stream in self.streams.values():
-                stream.forget_holder(member.id)
+        self._group.departed.add(member.id)
+        for partition in list(self.loans.values()):
+            if partition.owner == member.id and partition.move(GrantCause.OWNER_LOST):
+                partition.base.redelivered += len(partition.attempts)
+                self._freed(partition, now)
+        if member.id in self._group.alive:
+            for partition in self.partitions.values():
+                partition.forget_holder(member.id)
         self._reassign_soon(reason, now)
 
-    def _depart(self, borrower: str) -> None:
-        self._departed[borrower] = None
-        if len(self._departed) > DEPARTED_KEPT:
-            self._departed.popitem(last=False)
-
     def fall_silent(self, reason: str, *, is_final: bool) -> None:
-        """Tell everybody to look for another leader, or that the group is gone; then say nothing any more."""
+        """Tell all members to look for another leader, or that the group is gone; then say nothing any more."""
         for member in self.members.values():
-            self._invalidate(member.id, reason, is_final=is_final)
+            self._group.invalidate(member.id, reason, is_final=is_final)
         self._held_until = float("-inf")
 
     # -- assignment
@@ -349,216 +319,182 @@ class Leader:
         elif reason not in self._reason:
             self._reason = f"{self._reason}; {reason}"[:200]
 
-    def _freed(self, stream: Stream, now: float) -> None:
-        """Nobody has the stream any more."""
-        if stream.has_vanished:
-            self._vanish(stream, now)
+    def _freed(self, partition: Partition, now: float) -> None:
+        """The partition has no owner any more."""
+        if partition.has_vanished:
+            self._vanish(partition, now)
         elif self._reassign_at == float("inf"):
-            # The end of a revoke is a step of an assignment that was decided already: it waits for nobody.
+            # The end of a revoke is a step of an assignment that was decided already: it does not wait.
             self._reassign_at = now
 
-    def _is_ended(self, stream: Stream) -> bool:
-        until = self.declaration.until_of(stream.number)
-        return until >= 0 and stream.done.low >= until
+    def _is_ended(self, partition: Partition) -> bool:
+        until = self.declaration.until_of(partition.number)
+        return until >= 0 and partition.done.low >= until
 
-    def _is_wanted(self, stream: Stream) -> bool:
-        """Whether somebody should have the stream, as it is."""
+    def _is_wanted(self, partition: Partition) -> bool:
+        """Whether a member should have the partition, as it is."""
         return (
             self.declaration.wish is not Wish.PAUSED
             and not self._is_retiring
-            and not stream.has_vanished
-            and stream.generation == self.declaration.generation
-            and not self._is_ended(stream)
+            and not partition.has_vanished
+            and partition.generation == self.declaration.generation
+            and not self._is_ended(partition)
         )
 
     def _reassign(self, now: float) -> None:
+        if self._must_wait(now):
+            return
+        self._seek_free_partitions()
+        slots = self._group.slots()
+        wanted = {partition.number for partition in self.partitions.values() if self._is_wanted(partition)}
+        held = {
+            number: self.members[self.partitions[number].owner].slot for number in wanted if self._is_well_held(number)
+        }
+        homes = {partition.number: partition.home for partition in self.partitions.values()}
+        plan = assign(wanted, slots, held, homes)
+        for partition in self.partitions.values():
+            slot = plan.get(partition.number)
+            if partition.status in HELD and (slot is None or held.get(partition.number) != slot):
+                self._revoke(partition, now)
+            elif partition.status is GrantStatus.ABSENT and slot is not None and self._may_have(partition, slots[slot]):
+                partition.settle_in(slot, slots)
+                self._grant(partition, slots[slot], now)
+
+    def _must_wait(self, now: float) -> bool:
+        """Whether leases of a predecessor may still run; otherwise what was due is done now."""
         if self._waits_for and now < self._waits_until:
             self._reassign_at = min(self._waits_until, now + self._settings.rebalance_delay_s)
-            return
+            return True
         self._waits_for.clear()
         self._reassign_at = float("inf")
-        self._seek_free_streams()
-        slots = self._slots()
-        wanted = {stream.number for stream in self.streams.values() if self._is_wanted(stream)}
-        held = {number: self._slot_of(self.streams[number]) for number in wanted if self._is_well_held(number)}
-        homes = {stream.number: stream.home for stream in self.streams.values()}
-        plan = assign(wanted, slots, held, homes)
-        for stream in self.streams.values():
-            slot = plan.get(stream.number)
-            if stream.status in HELD and (slot is None or held.get(stream.number) != slot):
-                self._revoke(stream, now)
-            elif stream.status is GrantStatus.ABSENT and slot is not None and self._may_have(stream, slots[slot]):
-                self._settle_in(stream, slot, slots)
-                self._grant(stream, slots[slot], now)
+        return False
 
-    def _may_have(self, stream: Stream, member: GroupMember) -> bool:
-        """Whether a member may have a stream now: of suspects it gets one after the other."""
-        self._judge(stream)
-        _, count = redelivery.piece(stream.suspects, stream.done.low, self._settings.attempts_max)
+    def _may_have(self, partition: Partition, member: GroupMember) -> bool:
+        """Whether a member may have a partition now: of suspects it gets one after the other."""
+        self._judge(partition)
+        _, count = redelivery.piece(partition.suspects, partition.done.low, self._settings.attempts_max)
         return not count or not self._has_suspect(member)
 
     def _has_suspect(self, member: GroupMember) -> bool:
         return any(loan.is_suspect and loan.owner == member.id for loan in self.loans.values())
 
-    def _judge(self, stream: Stream) -> None:
-        """Leases that nobody holds any more were left by somebody who died, or has shown since that it lives."""
-        for lease in sorted(lease for lease in stream.leases if lease.borrower not in self.members):
-            if lease.borrower in self._alive:
-                stream.forget_holder(lease.borrower)
+    def _judge(self, partition: Partition) -> None:
+        """Leases of no member were left by a borrower that died, or has shown since that it lives."""
+        for lease in sorted(lease for lease in partition.leases if lease.borrower not in self.members):
+            if lease.borrower in self._group.alive:
+                partition.forget_holder(lease.borrower)
             else:
                 self.counters["crashed_holders"] += 1
-                stream.accuse(lease, self._settings.attempts_max)
-
-    def _settle_in(self, stream: Stream, slot: str, slots: Collection[str]) -> None:
-        """A stream that moves while its home is there has found a new one; otherwise it is only lent."""
-        if stream.home != slot and (not stream.home or stream.home in slots):
-            stream.home = slot
-            stream.is_dirty = True
-
-    def _slots(self) -> dict[str, GroupMember]:
-        """Slot -> the member that is to get its streams: the youngest of that name."""
-        valid = [member for member in self.members.values() if not member.is_expelled]
-        return {member.slot: member for member in sorted(valid, key=lambda member: member.joined)}
-
-    def _slot_of(self, stream: Stream) -> str:
-        return self.members[stream.owner].slot
+                partition.accuse(lease, self._settings.attempts_max)
 
     def _is_well_held(self, number: int) -> bool:
-        """Whether the stream is in the hands of the member that its slot means, and under today's conditions."""
-        stream = self.streams[number]
-        if stream.status not in HELD or stream.wished_until != self.declaration.until_of(number):
+        """Whether the partition is in the hands of the member that its slot means, and under today's conditions."""
+        partition = self.partitions[number]
+        if partition.status not in HELD or partition.wished_until != self.declaration.until_of(number):
             return False
-        owner = self.members[stream.owner]
-        return not owner.is_expelled and self._slots()[owner.slot] is owner
+        owner = self.members[partition.owner]
+        return not owner.is_expelled and self._group.slots()[owner.slot] is owner
 
-    def _seek_free_streams(self) -> None:
-        for stream in self.streams.values():
-            if stream.status is GrantStatus.ABSENT and stream.generation != self.declaration.generation:
-                position = self.declaration.positions[stream.number // self.declaration.lanes]
-                stream.reset(self.declaration.generation, position)
-                stream.expire()
+    def _seek_free_partitions(self) -> None:
+        for partition in self.partitions.values():
+            if partition.status is GrantStatus.ABSENT and partition.generation != self.declaration.generation:
+                position = self.declaration.positions[partition.number // self.declaration.lanes]
+                partition.reset(self.declaration.generation, position)
+                partition.expire()
 
-    def _grant(self, stream: Stream, member: GroupMember, now: float) -> None:
-        stream.expire()
-        stream.move(GrantCause.GRANT)
-        stream.owner = member.id
-        stream.grant = self._new_grant()
-        stream.owner_expired = 0
-        self._limit(stream, member)
-        if stream.former != member.slot:
-            self.moves.append(Move(stream.number, stream.former, member.slot, self._reason, now))
+    def _grant(self, partition: Partition, member: GroupMember, now: float) -> None:
+        partition.expire()
+        partition.move(GrantCause.GRANT)
+        partition.owner = member.id
+        partition.grant = self._new_grant()
+        partition.owner_expired = 0
+        self._limit(partition, member)
+        if partition.former != member.slot:
+            self.moves.append(Move(partition.number, partition.former, member.slot, self._reason, now))
             self.counters["moves"] += 1
-            stream.former = member.slot
-            stream.is_dirty = True
+            partition.former = member.slot
+            partition.is_dirty = True
         self.counters["grants"] += 1
-        if not stream.is_waiting:
-            self._say_status(stream, now)
+        if not partition.is_waiting:
+            self._say_status(partition, now)
 
     def _new_grant(self) -> int:
         self._grants += 1
         return (self.epoch << GRANT_BITS) + self._grants
 
-    def _limit(self, stream: Stream, member: GroupMember) -> None:
+    def _limit(self, partition: Partition, member: GroupMember) -> None:
         """How far the new owner may go.  What its predecessors died of, perhaps, it gets in small pieces."""
-        stream.wished_until = stream.until = self.declaration.until_of(stream.number)
-        start = stream.done.low
-        end, count = redelivery.piece(stream.suspects, start, self._settings.attempts_max)
-        if end >= 0 and (stream.until < 0 or end < stream.until):
-            stream.until = end
-            self._count_alone(stream, start, end, count)
-        stream.is_suspect = count > 0
-        stream.take_lease(Lease(member.id, start, -1 if end < 0 else stream.until))
+        partition.wished_until = partition.until = self.declaration.until_of(partition.number)
+        start = partition.done.low
+        end, count = redelivery.piece(partition.suspects, start, self._settings.attempts_max)
+        if end >= 0 and (partition.until < 0 or end < partition.until):
+            partition.until = end
+            partition.count_alone(start, end, count)
+        partition.is_suspect = count > 0
+        partition.take_lease(Lease(member.id, start, -1 if end < 0 else partition.until))
 
-    def _count_alone(self, stream: Stream, start: int, end: int, count: int) -> None:
-        """A suspect that is delivered alone knows how often it was delivered before, if that was written down."""
-        if end - start == 1 and count > max(1, stream.attempts.get(start, 0)):
-            stream.attempts[start] = count
-
-    def _revoke(self, stream: Stream, now: float) -> None:
-        owner = self.members[stream.owner]
-        if stream.is_waiting:  # for a moment: its owner has not been told of it yet
+    def _revoke(self, partition: Partition, now: float) -> None:
+        owner = self.members[partition.owner]
+        if partition.is_waiting:  # for a moment: its owner has not been told of it yet
             self._reassign_at = min(self._reassign_at, now + self._settings.rebalance_delay_s)
             return
         if owner.is_expelled:
             return
-        stream.move(GrantCause.REVOKE)
-        stream.revoked_at = now
+        partition.move(GrantCause.REVOKE)
+        partition.revoked_at = now
         self.counters["revokes"] += 1
-        self._say_status(stream, now)
+        self._say_status(partition, now)
 
     # -- sending
 
-    def _say_status(self, stream: Stream, now: float) -> None:
-        """Tell the owner what the stream's status asks of it."""
-        stream.sent_at = now
-        member = self.members[stream.owner]
-        if stream.status is GrantStatus.GRANTING:
-            self._send(
-                member, m.Grant, stream=stream.number, grant=stream.grant, progress=stream.progress(),
-                until=stream.until, expired=stream.untold,
+    def _say_status(self, partition: Partition, now: float) -> None:
+        """Tell the owner what the partition's status asks of it."""
+        partition.sent_at = now
+        member = self.members[partition.owner]
+        if partition.status is GrantStatus.GRANTING:
+            self._group.send(
+                member, m.Grant, partition=partition.number, grant=partition.grant, progress=partition.progress(),
+                until=partition.until, expired=partition.untold,
             )  # fmt: skip
-        elif stream.status is GrantStatus.REVOKING:
-            self._send(member, m.Revoke, stream=stream.number, grant=stream.grant)
-        elif stream.status is GrantStatus.REVOKED:
-            self._send(member, m.Revoked, stream=stream.number, grant=stream.grant)
+        elif partition.status is GrantStatus.REVOKING:
+            self._group.send(member, m.Revoke, partition=partition.number, grant=partition.grant)
+        elif partition.status is GrantStatus.REVOKED:
+            self._group.send(member, m.Revoked, partition=partition.number, grant=partition.grant)
 
-    def _send(self, member: GroupMember, kind: type[m.ToBorrower], **fields: object) -> None:
-        member.sent += 1
-        message: m.ToBorrower = kind(borrower=member.id, seq=member.sent, epoch=self.epoch, **fields)  # type: ignore[arg-type]
-        self.messages.append(message)
-
-    def _invalidate(self, borrower: str, reason: str, *, is_final: bool = False) -> None:
-        member = self.members.get(borrower)
-        if member is not None:
-            self._send(member, m.Invalidate, reason=reason, is_final=is_final)
-            return
-        self.counters["invalidated"] += 1
-        unknown = m.Invalidate(borrower=borrower, seq=2**62, epoch=self.epoch, reason=reason, is_final=is_final)
-        self.messages.append(unknown)
+    def take_messages(self) -> list[m.ToBorrower]:
+        said = list(self.messages)
+        self.messages.clear()
+        return said
 
     def damaged(self) -> dict[int, list[tuple[int, int]]]:
-        """Stream -> what of it the log cannot give, as its owners say, and is not done."""
-        return {stream.number: list(stream.damaged) for stream in self.streams.values() if stream.damaged}
+        """Partition -> what of it the log cannot give, as its owners say, and is not done."""
+        return {
+            partition.number: list(partition.damaged) for partition in self.partitions.values() if partition.damaged
+        }
 
     # -- storing
 
-    def changes(self) -> tuple[dict[int, StreamRecord], set[int]]:
-        """Records to store and streams whose records are to be deleted, since the last call of `stored`."""
-        return (
-            {stream.number: stream.record() for stream in self.streams.values() if stream.is_dirty},
-            set(self._deleted),
-        )
-
-    @property
-    def has_changes(self) -> bool:
-        """Whether there is anything to store."""
-        return bool(self._deleted) or any(stream.is_dirty for stream in self.streams.values())
-
     @property
     def wants_to_store(self) -> bool:
-        """Whether somebody waits for `changes` to be stored."""
-        return any(stream.is_waiting for stream in self.loans.values())
+        """Whether an owner waits for its lease to be stored."""
+        return any(partition.is_waiting for partition in self.loans.values())
 
-    def stored(self, records: Mapping[int, StreamRecord], deleted: Collection[int], now: float) -> None:
-        """What `changes` returned is durable now.  Owners whose leases are among it are told what they have."""
+    def stored(self, records: Mapping[int, PartitionRecord], deleted: Collection[int], now: float) -> None:
+        """What `store` wanted is durable now.  Owners whose leases are among it are told what they have."""
         for loan in self.loans.values():
             record = records.get(loan.base.number)
             if loan.is_waiting and record is not None and loan.lease in record.leases:
                 loan.is_waiting = False
                 self._say_status(loan, now)
-        for number, record in records.items():
-            stream = self.streams.get(number)
-            if stream is not None and stream.record() == record:
-                stream.is_dirty = False
-        self._deleted -= set(deleted)
+        self.store.written(records, deleted)
 
     # -- leaving
 
     def retire(self, now: float) -> None:
-        """Take all streams back in good order, so that a successor can hand them out at once."""
+        """Take all partitions back in good order, so that a successor can hand them out at once."""
         self._is_retiring = True
         self._reassign_soon("the leader resigns", now)
 
     def holders(self) -> list[str]:
-        """Borrowers that still have streams."""
-        return sorted({stream.owner for stream in self.loans.values() if stream.owner})
+        """Borrowers that still have partitions."""
+        return sorted({partition.owner for partition in self.loans.values() if partition.owner})

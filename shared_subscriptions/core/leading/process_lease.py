@@ -1,7 +1,7 @@
 """The sign of life of a process that leads groups: one record, renewed for all of them.
 
 The registration of each group names it, and stays as it is while nothing happens to the group.  So a process that leads
-a thousand idle groups writes one record.  Whoever takes a group over from a process that has given no sign of life for
+a thousand idle groups writes one record.  A process that takes a group over from one that has given no sign of life for
 the claim time deletes the record in the same write: should the process only have stood still, its next renewal is
 refused, and it leads nothing any more.  A name is never used again.
 
@@ -44,7 +44,7 @@ class ProcessLease:
         self.renewed_at = float("-inf")
         """When the last write that is known to have succeeded began."""
         self.is_lost = False
-        """Somebody has taken a group over: nothing can be led under this lease any more."""
+        """Another process has taken a group over: nothing can be led under this lease any more."""
         self.is_uncertain = False
         """A write may have happened or not."""
         self._beat = 0

@@ -1,12 +1,12 @@
-"""The leader of a ``$queue`` group: hands out the events of each shard in small portions, to whoever has room.
+"""The leader of a ``$queue`` group: hands out the events of each shard in small portions, to members that have room.
 
-A portion is a range of offsets that one member has until it is done.  It walks through the same table as a stream, and
-rests on the same leases; what is not done when it comes back goes to the next one.  Everything else is about how large
-a portion is.  It should be about `PORTION_S` of work for its member, by what that member did lately; it begins with one
-event.  And of what is left, no portion is more than a fair part, so that the last events are spread over all members.
-Should a member be idle all the same, it gets what another one has and has not begun.
+A portion is a range of offsets that one member has until it is done.  It walks through the same table as a partition,
+and rests on the same leases; what is not done when it comes back goes to the next one.  Everything else is about how
+large a portion is.  It should be about `PORTION_S` of work for its member, by what that member did lately; it begins
+with one event.  And of what is left, no portion is more than a fair part, so that the last events are spread over all
+members.  Should a member be idle all the same, it gets what another one has and has not begun.
 
-What the log cannot give is set aside, so that nobody waits for it with the room that it has for others.  A member
+What the log cannot give is set aside, so that no member waits for it with the room that it has for others.  A member
 reports the damaged range with the portion, and none of it is handed out any more, but for one offset now and then, in
 order to see whether it was repaired or given up.
 
@@ -26,14 +26,14 @@ from shared_subscriptions.core.declaration import Wish
 from shared_subscriptions.core.events import portion_number
 from shared_subscriptions.core.leading.leader import Leader
 from shared_subscriptions.core.leading.members import GroupMember
-from shared_subscriptions.core.leading.streams import (
+from shared_subscriptions.core.leading.partitions import (
     HELD,
     GrantCause,
     GrantStatus,
     Lease,
+    Partition,
+    PartitionInfo,
     QueuePortion,
-    Stream,
-    StreamInfo,
 )
 from shared_subscriptions.core.progress import AcknowledgedOffsets
 
@@ -42,7 +42,7 @@ OFFSETS_MAX: Final = 4096
 UNSETTLED_MAX: Final = 1000
 """Portions, and ranges that wait for another attempt, of one shard: they make its record large."""
 STEAL_S: Final = 0.05
-"""A portion that was handed out this long ago may be taken back for somebody who is idle."""
+"""A portion that was handed out this long ago may be taken back for a member that is idle."""
 PROBE_S: Final = 1.0
 """How often a damaged range is tried again; with more than `_PROBED_AT_ONCE` of them, less often."""
 _PROBED_AT_ONCE: Final = 10
@@ -53,10 +53,10 @@ _SHORTEST_S: Final = 0.001
 class ShardQueue:
     """What of a shard is to be handed out: all from `cursor` on, and ranges that came back."""
 
-    def __init__(self, base: Stream) -> None:
+    def __init__(self, base: Partition) -> None:
         self.base = base
         self.out = 0
-        """Portions of it that somebody has."""
+        """Portions of it that members have."""
         self.cursor = base.done.highest
         self.returned: list[tuple[float, int, int]] = []
         self.damaged: dict[int, tuple[int, float]] = {}
@@ -78,7 +78,7 @@ class ShardQueue:
         return min((at for _, at in self.damaged.values()), default=returned) if self.damaged else returned
 
     def set_aside(self, first: int, end: int, now: float) -> None:
-        """The log cannot give a range: hand out nothing of it.  What somebody has of it may come back later."""
+        """The log cannot give a range: hand out nothing of it.  What a member has of it may come back later."""
         for start in [start for start, (stop, _) in self.damaged.items() if start < end and first < stop]:
             first, end = min(first, start), max(end, self.damaged.pop(start)[0])
         self.damaged[first] = end, now + PROBE_S * max(1.0, len(self.damaged) / _PROBED_AT_ONCE)
@@ -90,12 +90,12 @@ class ShardQueue:
                 self.give_back(begin, until, due)
 
     def sound(self, start: int, end: int) -> Sequence[tuple[int, int]]:
-        """The parts of a range that are not damaged, as far as anybody knows."""
+        """The parts of a range that are not damaged, as far as it is known."""
         damaged = sorted((first, stop) for first, (stop, _) in self.damaged.items())
         return redelivery.undone(AcknowledgedOffsets(0, damaged), start, end)
 
     def probe(self, held: AcknowledgedOffsets, now: float) -> int | None:
-        """An offset that is to be tried again, and is with nobody."""
+        """An offset that is to be tried again, and is with no member."""
         for first, (end, due) in list(self.damaged.items()):
             if due > now:
                 continue
@@ -163,19 +163,19 @@ class QueueLeader(Leader):
 
     # -- shards
 
-    def on_streams(self, infos: Mapping[int, StreamInfo], now: float) -> None:
-        super().on_streams(infos, now)
+    def on_partitions(self, infos: Mapping[int, PartitionInfo], now: float) -> None:
+        super().on_partitions(infos, now)
         self._look_for_work(now)
 
-    def _load(self, number: int, info: StreamInfo) -> Stream:
-        stream = super()._load(number, info)
-        self._queues[number] = ShardQueue(stream)
-        return stream
+    def _load(self, number: int, info: PartitionInfo) -> Partition:
+        partition = super()._load(number, info)
+        self._queues[number] = ShardQueue(partition)
+        return partition
 
-    def _vanish(self, stream: Stream, now: float) -> None:
-        self._queues.pop(stream.number, None)
-        super()._vanish(stream, now)
-        for portion in self._of(stream):
+    def _vanish(self, partition: Partition, now: float) -> None:
+        self._queues.pop(partition.number, None)
+        super()._vanish(partition, now)
+        for portion in self._of(partition):
             portion.has_vanished = True
             if portion.move(GrantCause.VANISHED):
                 self._say_status(portion, now)
@@ -187,11 +187,11 @@ class QueueLeader(Leader):
 
     def on_log_grown(self, ends: Mapping[int, int], now: float) -> None:
         for number, end in ends.items():
-            stream = self.streams.get(number)
-            if stream is None:
+            partition = self.partitions.get(number)
+            if partition is None:
                 self.is_outdated = True
-            elif end > stream.info.end:
-                stream.info = stream.info._replace(end=end)
+            elif end > partition.info.end:
+                partition.info = partition.info._replace(end=end)
         self._look_for_work(now)
 
     def _look_for_work(self, now: float) -> None:
@@ -201,15 +201,15 @@ class QueueLeader(Leader):
     def _waiting(self, now: float) -> int:
         return sum(queue.waiting(self._limit_of(queue.base), now) for queue in self._queues.values())
 
-    def _limit_of(self, stream: Stream) -> int:
-        until = self.declaration.until_of(stream.number)
-        return stream.info.end if until < 0 else min(stream.info.end, until)
+    def _limit_of(self, partition: Partition) -> int:
+        until = self.declaration.until_of(partition.number)
+        return partition.info.end if until < 0 else min(partition.info.end, until)
 
-    def _of(self, base: Stream) -> list[QueuePortion]:
+    def _of(self, base: Partition) -> list[QueuePortion]:
         return [portion for portion in self.portions.values() if portion.base is base]
 
-    def _held(self, base: Stream) -> AcknowledgedOffsets:
-        """What of a shard is with somebody."""
+    def _held(self, base: Partition) -> AcknowledgedOffsets:
+        """What of a shard is with members."""
         held = sorted((portion.start, portion.until) for portion in self._of(base) if not portion.is_returned)
         return AcknowledgedOffsets(0, held)
 
@@ -233,23 +233,25 @@ class QueueLeader(Leader):
             self._reassign_at = min(self._reassign_at, now)
         super().poll(now)
 
-    def _is_overdue(self, stream: Stream, now: float) -> bool:  # noqa: ARG002
-        return False  # what is left of a portion keeps nobody waiting
+    def _is_overdue(self, partition: Partition, now: float) -> bool:  # noqa: ARG002
+        return False  # what is left of a portion keeps no member waiting
 
-    def _is_ended(self, stream: Stream) -> bool:  # noqa: ARG002
+    def _is_ended(self, partition: Partition) -> bool:  # noqa: ARG002
         return False  # there is nothing to hand out from then on, and nothing to take back
 
     # -- portions that come back
 
     def _update_progress(self, message: m.UpdateProgress, now: float) -> None:
         super()._update_progress(message, now)
-        if message.stream not in self.portions:
+        if message.partition not in self.portions:
             # It was dropped, and a grant of the past has brought it back to life there.
-            self._send(self.members[message.borrower], m.Revoked, stream=message.stream, grant=message.grant)
+            self._group.send(
+                self.members[message.borrower], m.Revoked, partition=message.partition, grant=message.grant
+            )
 
-    def _finished(self, stream: Stream, now: float) -> None:
-        super()._finished(stream, now)
-        portion = self.portions[stream.number]
+    def _finished(self, partition: Partition, now: float) -> None:
+        super()._finished(partition, now)
+        portion = self.portions[partition.number]
         self._measure(self.members[portion.owner], portion, now)
         self._return(portion, now)
         self._reassign_at = min(self._reassign_at, now)
@@ -283,8 +285,8 @@ class QueueLeader(Leader):
             if start < end:
                 queue.give_back(start, end, now)
 
-    def _freed(self, stream: Stream, now: float) -> None:
-        portion = self.portions.pop(stream.number)
+    def _freed(self, partition: Partition, now: float) -> None:
+        portion = self.portions.pop(partition.number)
         self._return(portion, now)
         if (queue := self._queues.get(portion.base.number)) is not None:
             queue.out -= 1
@@ -295,18 +297,15 @@ class QueueLeader(Leader):
     # -- handing out
 
     def _reassign(self, now: float) -> None:
-        if self._waits_for and now < self._waits_until:
-            self._reassign_at = min(self._waits_until, now + self._settings.rebalance_delay_s)
+        if self._must_wait(now):
             return
-        self._waits_for.clear()
-        self._reassign_at = float("inf")
-        slots = self._slots()
+        slots = self._group.slots()
         for portion in list(self.portions.values()):
             if portion.status in HELD and not self._is_rightly_held(portion, slots.values()):
                 self._revoke(portion, now)
         self._begin_anew()
-        for stream in self.streams.values():
-            self._judge(stream)
+        for partition in self.partitions.values():
+            self._judge(partition)
         if self.declaration.wish is Wish.PAUSED or self._is_retiring:
             return
         self._hand_out_all(list(slots.values()), now)
@@ -320,12 +319,12 @@ class QueueLeader(Leader):
         )
 
     def _begin_anew(self) -> None:
-        """After a seek: at the new position, as soon as nobody has anything from before."""
-        for stream in self.streams.values():
-            if stream.generation != self.declaration.generation and not self._of(stream):
-                stream.reset(self.declaration.generation, self.declaration.positions[stream.number])
-                stream.expire()
-                self._queues[stream.number] = ShardQueue(stream)
+        """After a seek: at the new position, as soon as no member has anything from before."""
+        for partition in self.partitions.values():
+            if partition.generation != self.declaration.generation and not self._of(partition):
+                partition.reset(self.declaration.generation, self.declaration.positions[partition.number])
+                partition.expire()
+                self._queues[partition.number] = ShardQueue(partition)
 
     def _loads(self) -> dict[str, int]:
         """Borrower -> portions that it has."""
@@ -337,7 +336,7 @@ class QueueLeader(Leader):
 
     def _has_room(self) -> bool:
         loads = self._loads()
-        return any(loads[member.id] < member.portions_max for member in self._slots().values())
+        return any(loads[member.id] < member.portions_max for member in self._group.slots().values())
 
     def _hand_out_all(self, members: Sequence[GroupMember], now: float) -> None:
         """Portion by portion, to the member that has the least, as long as there is work and room."""
@@ -364,22 +363,22 @@ class QueueLeader(Leader):
         """Give a portion of about that size to a member.  Returns its offsets; 0 when there is none."""
         may_be_suspect = not self._has_suspect(member)
         for queue in self._in_turn():
-            stream = queue.base
+            partition = queue.base
             is_full = queue.out + len(queue.returned) >= UNSETTLED_MAX and queue.next_due() > now
-            if is_full or stream.generation != self.declaration.generation:
+            if is_full or partition.generation != self.declaration.generation:
                 continue
             found: tuple[int, int, int] | None
-            probed = queue.probe(self._held(stream), now) if queue.damaged and may_be_suspect else None
+            probed = queue.probe(self._held(partition), now) if queue.damaged and may_be_suspect else None
             if probed is not None:
-                _, count = redelivery.piece(stream.suspects, probed, self._settings.attempts_max)
+                _, count = redelivery.piece(partition.suspects, probed, self._settings.attempts_max)
                 found = probed, probed + 1, count
             else:
                 found = queue.take(
-                    self._limit_of(stream), size, now, self._settings.attempts_max, may_be_suspect=may_be_suspect
+                    self._limit_of(partition), size, now, self._settings.attempts_max, may_be_suspect=may_be_suspect
                 )
             if found is not None:
                 queue.out += 1
-                portion = self._grant_portion(member, stream, *found, now)
+                portion = self._grant_portion(member, partition, *found, now)
                 portion.is_probe = probed is not None
                 return found[1] - found[0]
         return 0
@@ -391,24 +390,24 @@ class QueueLeader(Leader):
             yield self._queues[numbers[(place + self._turn) % len(numbers)]]
 
     def _grant_portion(
-        self, member: GroupMember, stream: Stream, start: int, until: int, count: int, now: float
+        self, member: GroupMember, partition: Partition, start: int, until: int, count: int, now: float
     ) -> QueuePortion:
         self._serial += 1
         member.served = self._serial
-        portion = QueuePortion(portion_number(self._serial, stream.number), stream, start, until)
-        portion.attempts = {offset: tried for offset, tried in stream.attempts.items() if start <= offset < until}
-        self._count_alone(portion, start, until, count)
+        portion = QueuePortion(portion_number(self._serial, partition.number), partition, start, until)
+        portion.attempts = {offset: tried for offset, tried in partition.attempts.items() if start <= offset < until}
+        portion.count_alone(start, until, count)
         portion.is_suspect = count > 0
         portion.move(GrantCause.GRANT)
         portion.owner = member.id
         portion.grant = self._new_grant()
         portion.granted_at = now
-        portion.untold, stream.untold = stream.untold, 0
+        portion.untold, partition.untold = partition.untold, 0
         self.portions[portion.number] = portion
-        is_watched = bool(stream.suspects)
+        is_watched = bool(partition.suspects)
         open_lease = Lease(member.id, 0, -1)
-        if is_watched and not any(one.lease == open_lease for one in self._of(stream)):
-            stream.leases.discard(open_lease)
+        if is_watched and not any(one.lease == open_lease for one in self._of(partition)):
+            partition.leases.discard(open_lease)
         portion.take_lease(Lease(member.id, start, until) if is_watched else open_lease)
         self.counters["portions"] += 1
         if not portion.is_waiting:
@@ -416,10 +415,10 @@ class QueueLeader(Leader):
         return portion
 
     def _steal(self, members: Sequence[GroupMember], loads: Mapping[str, int], now: float) -> None:
-        """Nothing is left to hand out: for everybody who has nothing, take back what another one has not begun.
+        """Nothing is left to hand out: for each member that has nothing, take back what another one has not begun.
 
-        Nobody knows which of its portions a member has begun.  One that does not come back at once has been, and then
-        the next one is asked for.
+        The leader does not know which of its portions a member has begun.  One that does not come back at once has
+        been, and then the next one is asked for.
         """
         asked = [portion for portion in self.portions.values() if portion.status is GrantStatus.REVOKING]
         idle = sum(not loads[member.id] for member in members)

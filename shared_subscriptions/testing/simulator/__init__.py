@@ -6,7 +6,7 @@ network and a store that fails now and then.  The same seed gives the same run, 
 =============  ============================================================================
 ``store``      the log: events in shards, records by compare-and-set, writes that fail
 ``network``    messages between hosts: lost, repeated, late, cut off
-``hosts``      a process: consumer, candidate and perhaps leader, with a clock of its own
+``hosts``      a process with a clock of its own; ``programs``: what its user does; ``leading``: how it leads
 ``oracle``     what must hold at every step, L1 to L11; ``verdict``: when all is quiet
 ``scenario``   one run; ``profiles``: kinds of runs; ``runner``: many runs
 =============  ============================================================================

@@ -11,12 +11,12 @@ from shared_subscriptions.core import declaration as declarations
 from shared_subscriptions.core import messages as m
 from shared_subscriptions.core.consuming.borrower import BorrowerState
 from shared_subscriptions.core.consuming.handler import LoanState
-from shared_subscriptions.core.events import GroupEvent, StreamPlace, is_portion
+from shared_subscriptions.core.events import GroupEvent, PartitionPlace, is_portion
 from shared_subscriptions.core.leading import candidate as candidates
 from shared_subscriptions.core.leading.leader import MEMBERS_ONLY, Leader
-from shared_subscriptions.core.leading.streams import GrantStatus, QueuePortion
+from shared_subscriptions.core.leading.partitions import GrantStatus, QueuePortion
 from shared_subscriptions.core.progress import AcknowledgedOffsets, GroupProgress, covers
-from shared_subscriptions.leading.records import decode_stream
+from shared_subscriptions.leading.records import decode_partition
 from shared_subscriptions.testing.simulator.profiles import LEASE, PROGRESS_S
 from shared_subscriptions.testing.simulator.store import SimStore, Write
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 LEADER_RECORD = "group/g/leader"
 GROUP_RECORD = "group/g"
-STREAM_RECORDS = "group/g/stream/"
+PARTITION_RECORDS = "group/g/stream/"
 
 REPETITION_S = PROGRESS_S + LEASE.beat_s + 0.3
 """How old an acknowledgement may be that a crash undoes: a report, a commit, and a moment for each of the steps."""
@@ -54,7 +54,7 @@ class Oracle:
         self._finals: dict[int, GroupProgress] = {}
         self._said_goodbye: set[str] = set()
         self._first: dict[tuple[int, int, str], int] = {}
-        """The highest offset of a lane that was delivered, by generation, shard and key."""
+        """The highest offset of an object that was delivered, by generation, shard and key."""
         self._in_loan: dict[tuple[str, int, str], int] = {}
         store.on_commit = self._on_commit
 
@@ -72,12 +72,12 @@ class Oracle:
         for name, value, _ in writes:
             if name == LEADER_RECORD and value is not None:
                 self._check_reign(candidates.decode(value))
-            elif name.startswith(STREAM_RECORDS):
-                number = int(name[len(STREAM_RECORDS) :])
+            elif name.startswith(PARTITION_RECORDS):
+                number = int(name[len(PARTITION_RECORDS) :])
                 if value is None:
                     self.committed.pop(number, None)
                 else:
-                    self._check_progress(number, decode_stream(value).progress)
+                    self._check_progress(number, decode_partition(value).progress)
 
     def _check_reign(self, record: candidates.LeaderRecord) -> None:
         if record.beat == 1 and not record.is_vacant:
@@ -88,9 +88,9 @@ class Oracle:
     def _check_progress(self, number: int, progress: GroupProgress) -> None:
         before = self.committed.get(number)
         if before is not None and not covers(progress, before):
-            raise Violation(f"L4: stream {number} went back from {before} to {progress}")
+            raise Violation(f"L4: partition {number} went back from {before} to {progress}")
         self.committed[number] = progress
-        place = StreamPlace.of(number, self.declaration.lanes)
+        place = PartitionPlace.of(number, self.declaration.lanes)
         done = AcknowledgedOffsets(progress.low, progress.ranges)
         for event in self._store.read(
             place.shard, self._store.starts[place.shard], len(self._store.shards[place.shard])
@@ -98,10 +98,12 @@ class Oracle:
             key = (progress.generation, place.shard, event.offset)
             is_ours = place.owns(event) and event.offset >= self._position(place.shard, progress.generation)
             if is_ours and event.offset in done and key not in self.acked:
-                raise Violation(f"L5: stream {number} was stored with {event.offset} done, which nobody acknowledged")
+                raise Violation(
+                    f"L5: partition {number} was stored with {event.offset} done, which nobody acknowledged"
+                )
 
     def _position(self, shard: int, generation: int) -> int:
-        """Where a generation began; far away when it is over and nobody remembers."""
+        """Where a generation began; far away when it is over and not remembered."""
         current = self.declaration
         return current.positions[shard] if current.generation == generation else 1 << 60
 
@@ -126,12 +128,14 @@ class Oracle:
             raise Violation(f"L21: {' and '.join(acting)} lead at once")
 
     def _check_leases(self, promised: Collection[str]) -> None:
-        """Nobody can deliver under the lease of a former leader, but for those that it has named when it resigned."""
+        """No member can deliver under the lease of a former leader, but for those it named when it resigned."""
         for host in self.hosts:
             for subscription in host.handler.agent.subscriptions if host.is_alive else ():
                 borrower = host.handler.agent.borrower(subscription)
                 assert borrower is not None
-                if borrower.id not in promised and any(borrower.may_deliver(one, host.now) for one in borrower.streams):
+                if borrower.id not in promised and any(
+                    borrower.may_deliver(one, host.now) for one in borrower.partitions
+                ):
                     raise Violation(f"L22: {borrower.id} holds a lease that the new leader does not know of")
 
     # -- L7, L9: what a leader hears and says
@@ -158,32 +162,34 @@ class Oracle:
         if isinstance(message, m.Disconnect):
             told = list(message.progresses)
         elif isinstance(message, m.UpdateProgress) and message.finished:
-            told = [(message.stream, message.grant, message.progress)]
+            told = [(message.partition, message.grant, message.progress)]
         for number, grant, progress in told:
-            stream = leader.loans.get(number)
-            if stream is not None and (stream.owner, stream.grant) == (message.borrower, grant):
+            partition = leader.loans.get(number)
+            if partition is not None and (partition.owner, partition.grant) == (message.borrower, grant):
                 self._finals[number] = progress
 
     def _check_ownership(self, leader: Leader) -> None:
-        for stream in leader.loans.values():
-            if (stream.status is GrantStatus.ABSENT) != (stream.owner == ""):
-                raise Violation(f"L2: stream {stream.number} is {stream.status.value} and owned by {stream.owner!r}")
-            if stream.owner and stream.owner not in leader.members:
-                raise Violation(f"L2: stream {stream.number} is owned by {stream.owner}, whom nobody knows")
+        for partition in leader.loans.values():
+            if (partition.status is GrantStatus.ABSENT) != (partition.owner == ""):
+                raise Violation(
+                    f"L2: partition {partition.number} is {partition.status.value} and owned by {partition.owner!r}"
+                )
+            if partition.owner and partition.owner not in leader.members:
+                raise Violation(f"L2: partition {partition.number} is owned by {partition.owner}, whom nobody knows")
 
     def leader_says(self, leader: Leader, message: m.ToBorrower) -> None:
         if not isinstance(message, m.Grant):
             return
         self.grants += 1
         self._check_portion(leader, message)
-        for known in (self._finals.get(message.stream), self.committed.get(message.stream)):
+        for known in (self._finals.get(message.partition), self.committed.get(message.partition)):
             if known is None or known.generation != message.progress.generation:
                 continue
             if not covers(message.progress, known) and leader.epoch == self._epoch:
-                raise Violation(f"L7: stream {message.stream} was granted behind what its last owner had done")
+                raise Violation(f"L7: partition {message.partition} was granted behind what its last owner had done")
 
     def _check_portion(self, leader: Leader, message: m.Grant) -> None:
-        portion = leader.loans.get(message.stream)
+        portion = leader.loans.get(message.partition)
         if not isinstance(portion, QueuePortion):
             return
         for other in leader.loans.values():
@@ -206,93 +212,93 @@ class Oracle:
     def delivered(self, host: SimHost, loan: LoanState, batch: Sequence[GroupEvent]) -> None:
         borrower = host.handler.agent.borrower(loan.subscription)
         if borrower is None or borrower.state is not BorrowerState.CONNECTED:
-            raise Violation(f"L8: {host.name} delivers stream {loan.stream} while it is not connected")
-        self.check_single_delivery(loan.stream)
-        generation = loan.lanes.progress().generation
+            raise Violation(f"L8: {host.name} delivers partition {loan.partition} while it is not connected")
+        self.check_single_delivery(loan.partition)
+        generation = loan.delivery.progress().generation
         for event in batch:
-            shard = StreamPlace.of(loan.stream, self.declaration.lanes).shard
+            shard = PartitionPlace.of(loan.partition, self.declaration.lanes).shard
             self.deliveries[generation, shard, event.offset] += 1
             self._check_repetition((generation, shard, event.offset))
-            if is_portion(loan.stream):
+            if is_portion(loan.partition):
                 self._check_alone(host, loan, shard, event.offset)
             else:
                 self._check_order((generation, shard, event.key), event.offset)
                 self._check_order_in_loan((host.name, loan.number, event.key), event.offset)
-        self.world.note(host.name, "delivers", loan.stream, *[event.offset for event in batch])
+        self.world.note(host.name, "delivers", loan.partition, *[event.offset for event in batch])
 
     def _check_repetition(self, event: EventId) -> None:
         """Where processes die and nothing else goes wrong: only what was acknowledged just before is repeated."""
         acked_at = self.acked.get(event)
         if acked_at is None or not self.is_crashing_only:
             return
-        # While its leader is dead, a member goes on until its lease ends, and nobody hears of it.
+        # While its leader is dead, a member goes on until its lease ends, and no leader hears of it.
         if not any(-LEASE.member_lease_s <= crash - acked_at <= REPETITION_S for crash in self.crashed_at):
             raise Violation(f"L19: {event} was acknowledged at {acked_at:.3f} and is delivered again")
 
     def _check_alone(self, host: SimHost, loan: LoanState, shard: int, offset: int) -> None:
         """No other process can deliver the same event of a queue."""
-        generation = loan.lanes.progress().generation
+        generation = loan.delivery.progress().generation
         for other in self.hosts:
             if other is host or not other.is_alive or other.is_frozen:
                 continue
             for theirs in other.handler.loans:
-                known = theirs.lanes.progress()
-                if theirs.lanes.is_stopped:
+                known = theirs.delivery.progress()
+                if theirs.delivery.is_stopped:
                     continue
-                is_same = StreamPlace.of(theirs.stream, 1).shard == shard and known.generation == generation
+                is_same = PartitionPlace.of(theirs.partition, 1).shard == shard and known.generation == generation
                 if (
                     is_same
                     and known.low <= offset < theirs.until
                     and offset not in AcknowledgedOffsets(known.low, known.ranges)
-                    and other.handler.agent.may_deliver(theirs.subscription, theirs.stream, other.now)
+                    and other.handler.agent.may_deliver(theirs.subscription, theirs.partition, other.now)
                 ):
                     raise Violation(f"L3: {offset} of shard {shard} can be delivered by {host.name} and {other.name}")
 
-    def _check_order(self, lane: tuple[int, int, str], offset: int) -> None:
-        highest = self._first.get(lane, -1)
-        if offset < highest and not self.deliveries[lane[0], lane[1], offset] > 1:
-            raise Violation(f"L10: {offset} of key {lane[2]} came for the first time after {highest}")
-        self._first[lane] = max(highest, offset)
+    def _check_order(self, key: tuple[int, int, str], offset: int) -> None:
+        highest = self._first.get(key, -1)
+        if offset < highest and not self.deliveries[key[0], key[1], offset] > 1:
+            raise Violation(f"L10: {offset} of key {key[2]} came for the first time after {highest}")
+        self._first[key] = max(highest, offset)
 
-    def _check_order_in_loan(self, lane: tuple[str, int, str], offset: int) -> None:
-        if offset < self._in_loan.get(lane, -1):
-            raise Violation(f"L10: {lane[0]} delivered {offset} of key {lane[2]} after {self._in_loan[lane]}")
-        self._in_loan[lane] = offset
+    def _check_order_in_loan(self, key: tuple[str, int, str], offset: int) -> None:
+        if offset < self._in_loan.get(key, -1):
+            raise Violation(f"L10: {key[0]} delivered {offset} of key {key[2]} after {self._in_loan[key]}")
+        self._in_loan[key] = offset
 
     def starts_again(self, host: SimHost, loan: LoanState) -> None:
         """A whole batch failed, so what was delivered comes again, in order."""
-        for lane in [lane for lane in self._in_loan if lane[:2] == (host.name, loan.number)]:
-            del self._in_loan[lane]
+        for key in [key for key in self._in_loan if key[:2] == (host.name, loan.number)]:
+            del self._in_loan[key]
 
     def acknowledged(self, loan: LoanState, batch: Sequence[GroupEvent]) -> None:
-        shard = StreamPlace.of(loan.stream, self.declaration.lanes).shard
-        generation = loan.lanes.progress().generation
+        shard = PartitionPlace.of(loan.partition, self.declaration.lanes).shard
+        generation = loan.delivery.progress().generation
         for event in batch:
             self.acked.setdefault((generation, shard, event.offset), self.world.now)
 
     def parked(self, loan: LoanState, event: GroupEvent) -> None:
         self.acknowledged(loan, [event])
-        self.letters.add((StreamPlace.of(loan.stream, self.declaration.lanes).shard, event.offset))
+        self.letters.add((PartitionPlace.of(loan.partition, self.declaration.lanes).shard, event.offset))
 
-    def check_single_delivery(self, stream: int | None = None) -> None:
-        """No stream can be delivered by two processes at once."""
+    def check_single_delivery(self, partition: int | None = None) -> None:
+        """No partition can be delivered by two processes at once."""
         deliverers: Counter[int] = Counter()
         for host in self.hosts:
             if host.is_alive and not host.is_frozen:
                 for subscription in host.handler.agent.subscriptions:
                     borrower = host.handler.agent.borrower(subscription)
                     assert borrower is not None
-                    numbers = borrower.streams if stream is None else (stream,)
+                    numbers = borrower.partitions if partition is None else (partition,)
                     deliverers.update(number for number in numbers if borrower.may_deliver(number, host.now))
         twice = [number for number, count in deliverers.items() if count > 1]
         if twice:
-            raise Violation(f"L3: streams {twice} can be delivered by several members")
+            raise Violation(f"L3: partitions {twice} can be delivered by several members")
 
 
 def _picture(leader: Leader) -> Any:
     """Everything that a stranger must not change."""
-    streams = {
-        number: (stream.status, stream.owner, stream.grant, stream.record())
-        for number, stream in (*leader.streams.items(), *leader.loans.items())
+    partitions = {
+        number: (partition.status, partition.owner, partition.grant, partition.record())
+        for number, partition in (*leader.partitions.items(), *leader.loans.items())
     }
-    return streams, {member.id: (member.expires, member.is_expelled) for member in leader.members.values()}
+    return partitions, {member.id: (member.expires, member.is_expelled) for member in leader.members.values()}

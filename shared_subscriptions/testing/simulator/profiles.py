@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from pubsub_api.testing.simulator.seeds import profile_for
-from shared_subscriptions.core.settings import BorrowerSettings, LaneSettings, LeaderSettings, LeaseSettings
+from shared_subscriptions.core.settings import BorrowerSettings, DeliverySettings, LeaderSettings, LeaseSettings
 
 LEASE = LeaseSettings(member_lease_s=1.0, claim_time_s=2.0)
 ATTEMPTS_MAX = 3
@@ -15,7 +15,7 @@ LEADER = LeaderSettings(
     lease=LEASE, resend_s=0.3, rebalance_delay_s=0.05, revoke_timeout_s=2.0, attempts_max=ATTEMPTS_MAX
 )  # fmt: skip
 BORROWER = BorrowerSettings(find_leader_s=0.3, ping_s=LEASE.ping_s, unsubscribe_timeout_s=1.0, revoke_timeout_s=1.0)
-LANES = LaneSettings(attempts_max=ATTEMPTS_MAX, retry_delay_s=0.1, retry_delay_max_s=0.5, window=16)
+DELIVERY = DeliverySettings(attempts_max=ATTEMPTS_MAX, retry_delay_s=0.1, retry_delay_max_s=0.5, window=16)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,7 +45,7 @@ class Profile:
     slow_writes: float = 0.0
     """Share of writes that take a good part of a second."""
     hurry: bool = False
-    """Leaders that leave do not always wait until they have all streams back."""
+    """Leaders that leave do not always wait until they have all partitions back."""
     servers: int = 0
     """Processes that may lead and are no members."""
     clock_drift: float = 0.0

@@ -1,4 +1,4 @@
-"""One run: who is there, what befalls them, and when it is over.
+"""One run: which hosts there are, what befalls them, and when it is over.
 
 First comes a time of faults, then a quiet time after which nothing may be owed and nothing may move any more.
 """
@@ -18,11 +18,11 @@ from shared_subscriptions.core.leading.leader import Leader
 from shared_subscriptions.core.leading.process_lease import ProcessLease
 from shared_subscriptions.core.leading.queue import QueueLeader
 from shared_subscriptions.testing.simulator import verdict
-from shared_subscriptions.testing.simulator.hosts import NAMES, PATIENCE_S, SimHost
+from shared_subscriptions.testing.simulator.hosts import PATIENCE_S, SimHost
 from shared_subscriptions.testing.simulator.network import Network
 from shared_subscriptions.testing.simulator.oracle import Oracle
 from shared_subscriptions.testing.simulator.profiles import LEASE, Profile
-from shared_subscriptions.testing.simulator.store import SimStore
+from shared_subscriptions.testing.simulator.store import NAMES, SimStore
 
 SLICE_S = 0.5
 
@@ -121,7 +121,7 @@ class Scenario:
             self.store.append(shard, [f"k{self.random.randrange(4)}" for _ in range(self.random.randint(1, 8))])
 
     def _poison(self) -> None:
-        """The next event of a shard kills whoever handles it."""
+        """The next event of a shard kills the process that handles it."""
         shard = self.random.randrange(len(self.store.shards))
         self.store.poison.add((shard, len(self.store.shards[shard])))
         self.store.append(shard, [f"k{self.random.randrange(4)}" for _ in range(self.random.randint(1, 8))])
@@ -242,6 +242,6 @@ class Scenario:
         for host in self.living:
             host.thaw()
             host.reach_store()
-            host.stop_failing()
+            host.program.stop_failing()
         if not any(host.subscriptions for host in self.living):
             self.join()

@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from pubsub_api.testing.simulator.world import World
+from shared_subscriptions.core import declaration as declarations
+from shared_subscriptions.core.declaration import Declaration
 from shared_subscriptions.core.events import GroupEvent
+from shared_subscriptions.names import Names
+
+NAMES = Names("g")
+
+_decode_declaration = functools.lru_cache(declarations.decode)
 
 
 class Stored(NamedTuple):
@@ -38,10 +46,14 @@ class SimStore:
         self.hidden: set[int] = set()
         """Shards that retention has dropped altogether."""
         self.poison: set[tuple[int, int]] = set()
-        """Shard and offset of events that kill whoever handles them."""
+        """Shard and offset of events that kill the process that handles them."""
         self.records: dict[str, Stored] = {}
         self.on_commit: Callable[[Sequence[Write]], None] = lambda _writes: None
         self._version = 0
+
+    def declaration(self) -> Declaration:
+        """That of the only group."""
+        return _decode_declaration(self.records[NAMES.group].value)
 
     def append(self, shard: int, keys: Sequence[str]) -> None:
         self.shards[shard] += keys

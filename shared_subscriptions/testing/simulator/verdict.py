@@ -7,27 +7,27 @@ from typing import TYPE_CHECKING
 
 from pubsub_api.testing.simulator.world import Violation
 from shared_subscriptions.core.leading.leader import Leader
-from shared_subscriptions.core.leading.streams import GrantStatus
+from shared_subscriptions.core.leading.partitions import GrantStatus
 from shared_subscriptions.core.progress import AcknowledgedOffsets
-from shared_subscriptions.leading.records import decode_stream
-from shared_subscriptions.testing.simulator.hosts import NAMES
-from shared_subscriptions.testing.simulator.profiles import BORROWER, LANES, LEADER, LEASE
+from shared_subscriptions.leading.records import decode_partition
+from shared_subscriptions.testing.simulator.profiles import BORROWER, DELIVERY, LEADER, LEASE
+from shared_subscriptions.testing.simulator.store import NAMES
 
 if TYPE_CHECKING:
     from shared_subscriptions.testing.simulator.scenario import Scenario
 
 RECOVERY_S = 2 * LEASE.claim_time_s + LEASE.member_lease_s + BORROWER.find_leader_s + LEADER.revoke_timeout_s
 """L15: a new leader, expired leases, reassignment; twice the claim time, because the first claimer may be a loser."""
-RETRIES_S = LANES.attempts_max * LANES.retry_delay_max_s
+RETRIES_S = DELIVERY.attempts_max * DELIVERY.retry_delay_max_s
 SETTLING_S = RECOVERY_S + RETRIES_S + 3.0
 JOB_S = 0.2
-POISON_S = LANES.attempts_max * (RECOVERY_S + 3.0)
+POISON_S = DELIVERY.attempts_max * (RECOVERY_S + 3.0)
 """What an event that kills its consumers costs beyond that."""
 STABLE_S = 1.5
 
 
 def check_settled(scenario: Scenario) -> None:
-    """Everything was delivered and acknowledged, stored, and every stream has an owner."""
+    """Everything was delivered and acknowledged, stored, and every partition has an owner."""
     leader = _leader(scenario)
     _check_joined(scenario, leader)
     _check_granted(scenario, leader)
@@ -64,15 +64,15 @@ def _check_granted(scenario: Scenario, leader: Leader) -> None:
         for lane in range(declaration.lanes)
         if shard not in scenario.store.hidden
     }
-    if set(leader.streams) != there:
-        raise Violation(f"L14: the leader has streams {sorted(leader.streams)}, there are {sorted(there)}")
+    if set(leader.partitions) != there:
+        raise Violation(f"L14: the leader has partitions {sorted(leader.partitions)}, there are {sorted(there)}")
     if scenario.profile.is_queue:
         if leader.loans:
             raise Violation(f"L12: portions {sorted(leader.loans)} are still with somebody")
         return
-    for stream in leader.streams.values():
-        if stream.status is not GrantStatus.GRANTED:
-            raise Violation(f"L12: stream {stream.number} is still {stream.status.value}")
+    for partition in leader.partitions.values():
+        if partition.status is not GrantStatus.GRANTED:
+            raise Violation(f"L12: partition {partition.number} is still {partition.status.value}")
 
 
 def _check_balanced(leader: Leader) -> None:
@@ -80,9 +80,9 @@ def _check_balanced(leader: Leader) -> None:
     if not slots:
         raise Violation("L12: the group has no member")
     counts = Counter(dict.fromkeys(sorted(slots), 0))
-    counts.update(leader.members[stream.owner].slot for stream in leader.streams.values())
+    counts.update(leader.members[partition.owner].slot for partition in leader.partitions.values())
     if max(counts.values()) - min(counts.values()) > 1:
-        raise Violation(f"L12: streams are not balanced: {dict(counts)}")
+        raise Violation(f"L12: partitions are not balanced: {dict(counts)}")
 
 
 def _check_everything_acknowledged(scenario: Scenario) -> None:
@@ -96,19 +96,19 @@ def _check_everything_acknowledged(scenario: Scenario) -> None:
 
 
 def _check_records(scenario: Scenario) -> None:
-    """What is stored is what there is: complete, and nothing of streams that are gone."""
+    """What is stored is what there is: complete, and nothing of partitions that are gone."""
     store, declaration = scenario.store, scenario.oracle.declaration
     for name, record in store.records.items():
-        if not NAMES.is_stream(name):
+        if not NAMES.is_partition(name):
             continue
-        number = NAMES.stream_number(name)
+        number = NAMES.partition_number(name)
         shard = number // declaration.lanes
         if shard in store.hidden:
-            raise Violation(f"L14: stream {number} is gone and its record is not")
-        progress = decode_stream(record.value).progress
+            raise Violation(f"L14: partition {number} is gone and its record is not")
+        progress = decode_partition(record.value).progress
         end = len(store.shards[shard])
         if AcknowledgedOffsets(progress.low, progress.ranges).low < end:
-            raise Violation(f"L10: the stored progress of stream {number} is {progress}, the shard ends at {end}")
+            raise Violation(f"L10: the stored progress of partition {number} is {progress}, the shard ends at {end}")
 
 
 def check_stable(scenario: Scenario, grants_before: int) -> None:
@@ -122,14 +122,14 @@ def check_poison(scenario: Scenario) -> None:
     oracle, poison = scenario.oracle, scenario.store.poison
     for shard, offset in poison:
         count = oracle.deliveries[1, shard, offset]
-        if count > LANES.attempts_max or (shard, offset) not in oracle.letters:
+        if count > DELIVERY.attempts_max or (shard, offset) not in oracle.letters:
             raise Violation(f"L18: {offset} of shard {shard} killed {count} processes")
-    if oracle.letters - poison and len(oracle.crashed_at) < LANES.attempts_max:
+    if oracle.letters - poison and len(oracle.crashed_at) < DELIVERY.attempts_max:
         raise Violation(f"L18: parked without having killed anybody: {sorted(oracle.letters - poison)}")
 
 
 def check_no_duplicates(scenario: Scenario) -> None:
-    """L11: without faults nothing is delivered twice, whoever joins, leaves or resubscribes."""
+    """L11: without faults nothing is delivered twice, whichever member joins, leaves or resubscribes."""
     twice = [event for event, count in scenario.oracle.deliveries.items() if count > 1]
     if twice:
         raise Violation(f"L11: delivered more than once without any fault: {twice[:5]}")

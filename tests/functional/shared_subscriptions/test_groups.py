@@ -135,7 +135,7 @@ def test_leases_are_those_of_the_declaration_whatever_a_member_is_configured_wit
         leader.subscriber.wait_ready(timeout_s=PATIENCE_S)
         with Member(url, [SHARED], **HASTY) as hasty:
             hasty.subscriber.wait_ready(timeout_s=PATIENCE_S)
-            group = hasty.subscriber._groups["billing"].leading
+            group = hasty.subscriber._memberships.groups["billing"].leading
             assert group.lease == CALM_LEASE
             assert group.candidate._settings == CALM_LEASE
             publish_everywhere(source)

@@ -195,7 +195,7 @@ def test_a_standby_hears_until_whoever_leads_next_records(
         wait_until(lambda: standing.statistics().standing_by, PATIENCE_S, "a standby")
         standing.wait_ready(timeout_s=PATIENCE_S)
         if follower == "another":
-            standing._groups["billing"].leading.candidate._may_lead = False
+            standing._memberships.groups["billing"].leading.candidate._may_lead = False
             stack.enter_context(member(bus_url, log_url, [], **CALM)).wait_ready(timeout_s=PATIENCE_S)
         assert standing._recording is not None
         (standby,) = standing._recording._standbys.values()

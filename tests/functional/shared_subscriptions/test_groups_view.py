@@ -111,8 +111,8 @@ def test_what_a_member_has_read_before_retention_dropped_it_is_not_expired(
         wait_until(lambda: member.subscriber.statistics().waiting == 100, PATIENCE_S, "all to be read")
         log.trim(0, 50)
         source.publish(TOPIC, 10)
-        group = member.subscriber._groups["billing"].leading
-        wait_until(lambda: group.leader and group.leader.streams[0].info.start == 50, PATIENCE_S, "it to be noticed")
+        group = member.subscriber._memberships.groups["billing"].leading
+        wait_until(lambda: group.leader and group.leader.partitions[0].info.start == 50, PATIENCE_S, "it to be noticed")
         member.gate.set()
         wait_until(lambda: groups.show(log, "billing").lag == 0, PATIENCE_S, "all of it done")
         assert len(member.seen) == 110
@@ -169,7 +169,7 @@ def test_a_window_is_bounded_in_bytes_too(url: str, log: LogApi) -> None:
         big.publish(TOPIC, 80, per_frame=1)
         wait_until(lambda: member.subscriber.statistics().waiting >= 32, PATIENCE_S, "a full window")
         loan = member.subscriber._handler.loans[0]
-        wait_until(lambda: loan.lanes.room == 0, PATIENCE_S, "reading to stop")
+        wait_until(lambda: loan.delivery.room == 0, PATIENCE_S, "reading to stop")
         assert member.subscriber.statistics().waiting < 60
         member.gate.set()
         wait_until(lambda: len(member.seen) == 80, PATIENCE_S, "all of it")

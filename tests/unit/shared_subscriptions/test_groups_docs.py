@@ -8,7 +8,7 @@ import msgspec
 
 from shared_subscriptions import GroupSubscriberStatistics
 from shared_subscriptions.core.consuming.borrower import REACTIONS
-from shared_subscriptions.core.leading.streams import TRANSITIONS
+from shared_subscriptions.core.leading.partitions import TRANSITIONS
 from tests.helpers import documents
 from tests.helpers.documents import plain
 
@@ -23,8 +23,8 @@ def test_the_reactions_of_a_borrower_are_those_of_the_code() -> None:
     ]
 
 
-def test_the_life_of_a_stream_is_that_of_the_code() -> None:
-    stated = [tuple(row) for row in documents.table(PAGE, "A stream at the leader")]
+def test_the_life_of_a_partition_is_that_of_the_code() -> None:
+    stated = [tuple(row) for row in documents.table(PAGE, "A partition at the leader")]
     assert stated == [(before.value, cause.value, after.value) for (before, cause), after in TRANSITIONS.items()]
 
 

@@ -9,8 +9,8 @@ from shared_subscriptions.core import messages as m
 from shared_subscriptions.core import redelivery
 from shared_subscriptions.core.declaration import Declaration
 from shared_subscriptions.core.leading.leader import Leader
+from shared_subscriptions.core.leading.partitions import Lease, PartitionInfo
 from shared_subscriptions.core.leading.queue import STEAL_S, QueueLeader
-from shared_subscriptions.core.leading.streams import Lease, StreamInfo
 from shared_subscriptions.core.progress import AcknowledgedOffsets, GroupProgress
 from shared_subscriptions.core.settings import LeaderSettings, LeaseSettings
 
@@ -23,14 +23,14 @@ def queue(end: int, *members: str, portions: int = 2) -> QueueLeader:
     made = QueueLeader(7, SETTINGS, Declaration("g", "#", "queue", 1, (0,)), {}, now=0.0, held_until=1e9)
     for member in members:
         made.on_message(m.Connect(borrower=member, seq=1, name=member, portions=portions), 0.0)
-    made.on_streams({0: StreamInfo(0, end)}, 0.0)
+    made.on_partitions({0: PartitionInfo(0, end)}, 0.0)
     made.poll(0.0)
     store(made, 0.0)
     return made
 
 
 def store(made: Leader, now: float) -> None:
-    made.stored(*made.changes(), now)
+    made.stored(*made.store.changes(), now)
 
 
 def held(made: QueueLeader) -> dict[str, list[tuple[int, int]]]:
@@ -48,12 +48,12 @@ def finish(made: QueueLeader, start: int, now: float, **fields: object) -> None:
     seq = known.seen.get(portion.number, 0) + 1
     made.on_message(
         m.UpdateProgress(
-            borrower=owner, seq=seq, stream=portion.number, grant=portion.grant, progress=progress, finished=True
+            borrower=owner, seq=seq, partition=portion.number, grant=portion.grant, progress=progress, finished=True
         ),
         now,
     )  # fmt: skip
     made.on_message(
-        m.RevokeFinished(borrower=owner, seq=seq + 1, stream=portion.number, grant=portion.grant), now
+        m.RevokeFinished(borrower=owner, seq=seq + 1, partition=portion.number, grant=portion.grant), now
     )  # fmt: skip
     made.poll(now)
 
@@ -67,12 +67,12 @@ def test_a_burst_is_spread_event_by_event_over_all_members() -> None:
 def test_nobody_is_told_of_a_portion_before_its_lease_is_stored() -> None:
     made = QueueLeader(7, SETTINGS, Declaration("g", "#", "queue", 1, (0,)), {}, now=0.0, held_until=1e9)
     made.on_message(m.Connect(borrower="a", seq=1, name="a"), 0.0)
-    made.on_streams({0: StreamInfo(0, 1)}, 0.0)
+    made.on_partitions({0: PartitionInfo(0, 1)}, 0.0)
     made.poll(0.0)
     assert made.wants_to_store
     assert not [message for message in made.messages if isinstance(message, m.Grant)]
     store(made, 0.0)
-    assert [message.stream for message in made.messages if isinstance(message, m.Grant)] == list(made.portions)
+    assert [message.partition for message in made.messages if isinstance(message, m.Grant)] == list(made.portions)
     assert not made.wants_to_store
 
 
@@ -102,14 +102,14 @@ def test_what_a_busy_member_has_goes_to_an_idle_one() -> None:
         finish(made, start, 1.0)
     for portion in made.portions.values():
         report = m.UpdateProgress(
-            borrower="a", seq=1, stream=portion.number, grant=portion.grant, progress=GroupProgress(1, portion.start)
+            borrower="a", seq=1, partition=portion.number, grant=portion.grant, progress=GroupProgress(1, portion.start)
         )  # fmt: skip
         made.on_message(report, 1.0)
     made.messages.clear()
     made.poll(1.0)
     made.poll(1.0 + STEAL_S)
     (asked,) = [message for message in made.messages if isinstance(message, m.Revoke)]
-    (doomed,) = [portion for portion in made.portions.values() if portion.number == asked.stream]
+    (doomed,) = [portion for portion in made.portions.values() if portion.number == asked.partition]
     finish(made, doomed.start, 1.1, low=doomed.start)
     assert held(made)["b"] == [(doomed.start, doomed.until)]
 
@@ -122,16 +122,16 @@ def test_members_that_have_time_bring_the_news() -> None:
     assert held(made)["a"] == [(0, 1), (1, 2)]
 
 
-def test_owners_of_streams_hear_that_the_log_has_grown() -> None:
+def test_owners_of_partitions_hear_that_the_log_has_grown() -> None:
     made = Leader(7, SETTINGS, Declaration("g", "#", "shared", 1, (0, 0)), {}, now=0.0, held_until=1e9)
     for member in ("a", "b"):
         made.on_message(m.Connect(borrower=member, seq=1, name=member), 0.0)
-    made.on_streams({0: StreamInfo(0, 1), 1: StreamInfo(0, 1)}, 0.0)
+    made.on_partitions({0: PartitionInfo(0, 1), 1: PartitionInfo(0, 1)}, 0.0)
     made.poll(0.0)
     made.messages.clear()
     made.on_log_grown({1: 5}, 1.0)
     assert [(message.borrower, type(message)) for message in made.messages] == [
-        (made.streams[1].owner, m.PingResponse)
+        (made.partitions[1].owner, m.PingResponse)
     ]  # fmt: skip
 
 
@@ -139,28 +139,28 @@ def test_owners_of_streams_hear_that_the_log_has_grown() -> None:
 
 
 def test_crashes_narrow_the_suspicion_to_one_event_that_is_then_counted() -> None:
-    """A stream whose event 700 kills everybody who gets it."""
+    """A partition whose event 700 kills everybody who gets it."""
     record, deaths, poison = None, 0, 700
     while True:
         stored = {} if record is None else {0: record}
         made = Leader(deaths + 1, SETTINGS, Declaration("g", "#", "shared", 1, (0,)), stored, now=0.0, held_until=1e9)
         made.on_message(m.Connect(borrower=f"b{deaths}", seq=1, name="b"), 0.0)
-        made.on_streams({0: StreamInfo(0, 1000)}, 0.0)
+        made.on_partitions({0: PartitionInfo(0, 1000)}, 0.0)
         seq = 1
         while True:
             made.poll(1.0)
-            (record,) = made.changes()[0].values()
+            (record,) = made.store.changes()[0].values()
             store(made, 1.0)
-            stream = made.streams[0]
-            if stream.attempts.get(stream.done.low, 0) >= SETTINGS.attempts_max:
-                assert (stream.done.low, deaths) == (poison, SETTINGS.attempts_max)
+            partition = made.partitions[0]
+            if partition.attempts.get(partition.done.low, 0) >= SETTINGS.attempts_max:
+                assert (partition.done.low, deaths) == (poison, SETTINGS.attempts_max)
                 return
-            if stream.until < 0 or stream.until > poison:
+            if partition.until < 0 or partition.until > poison:
                 deaths += 1
                 break
             seq += 2
-            progress = GroupProgress(1, stream.until)
-            said = {"borrower": f"b{deaths}", "stream": 0, "grant": stream.grant}
+            progress = GroupProgress(1, partition.until)
+            said = {"borrower": f"b{deaths}", "partition": 0, "grant": partition.grant}
             made.on_message(m.UpdateProgress(seq=seq, progress=progress, finished=True, **said), 1.0)  # type: ignore[arg-type]
             made.on_message(m.RevokeFinished(seq=seq + 1, **said), 1.0)  # type: ignore[arg-type]
 
@@ -168,16 +168,16 @@ def test_crashes_narrow_the_suspicion_to_one_event_that_is_then_counted() -> Non
 def test_a_member_that_comes_back_under_another_life_is_not_taken_for_dead() -> None:
     before = Leader(1, SETTINGS, Declaration("g", "#", "shared", 1, (0,)), {}, now=0.0, held_until=1e9)
     before.on_message(m.Connect(borrower="b1", seq=1, name="b"), 0.0)
-    before.on_streams({0: StreamInfo(0, 1000)}, 0.0)
+    before.on_partitions({0: PartitionInfo(0, 1000)}, 0.0)
     before.poll(1.0)
-    (record,) = before.changes()[0].values()
+    (record,) = before.store.changes()[0].values()
     assert record.leases == (Lease("b1", 0, -1),)
     for former, until in (("b1", -1), ("", redelivery.PIECES[0])):
         after = Leader(2, SETTINGS, Declaration("g", "#", "shared", 1, (0,)), {0: record}, now=0.0, held_until=1e9)
         after.on_message(m.Connect(borrower="b2", seq=1, name="b", former=former), 0.0)
-        after.on_streams({0: StreamInfo(0, 1000)}, 0.0)
+        after.on_partitions({0: PartitionInfo(0, 1000)}, 0.0)
         after.poll(1.0)
-        assert after.streams[0].until == until
+        assert after.partitions[0].until == until
 
 
 RANGES = st.lists(st.tuples(st.integers(0, 30), st.integers(1, 10)).map(lambda pair: (pair[0], sum(pair))), max_size=6)

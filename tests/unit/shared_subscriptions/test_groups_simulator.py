@@ -10,9 +10,9 @@ from shared_subscriptions.core.consuming.handler import Handler
 from shared_subscriptions.core.leading.candidate import Candidate, Claim
 from shared_subscriptions.core.leading.leader import Leader
 from shared_subscriptions.core.leading.members import GroupMember
+from shared_subscriptions.core.leading.partitions import Partition, QueuePortion
 from shared_subscriptions.core.leading.process_lease import ProcessLease
 from shared_subscriptions.core.leading.queue import QueueLeader
-from shared_subscriptions.core.leading.streams import QueuePortion, Stream
 from shared_subscriptions.testing.simulator import PROFILES, Cores, run_seeds, simulate
 
 SEEDS = 80
@@ -33,34 +33,34 @@ def test_faults_really_happen() -> None:
 
 
 class GivesAwayTooEarly(Leader):
-    """Frees the streams of a member before its lease has ended there."""
+    """Frees the partitions of a member before its lease has ended there."""
 
     def _renew(self, member: GroupMember, now: float) -> None:
         member.expires = now + 0.5 * self._settings.lease.holder_lease_s
 
 
 class ForgetsProgress(Leader):
-    """Grants streams from their beginning."""
+    """Grants partitions from their beginning."""
 
-    def _grant(self, stream: Stream, member: GroupMember, now: float) -> None:
-        stream.reset(stream.generation, 0)
-        super()._grant(stream, member, now)
+    def _grant(self, partition: Partition, member: GroupMember, now: float) -> None:
+        partition.reset(partition.generation, 0)
+        super()._grant(partition, member, now)
 
 
 class BelievesStrangers(Leader):
     """Takes progress from whoever reports it."""
 
     def on_message(self, message: m.ToLeader, now: float) -> None:
-        if isinstance(message, m.UpdateProgress) and message.stream in self.streams:
-            self.streams[message.stream].merge(message.progress)
+        if isinstance(message, m.UpdateProgress) and message.partition in self.partitions:
+            self.partitions[message.partition].merge(message.progress)
         super().on_message(message, now)
 
 
 class NeverRepeats(Leader):
     """Says everything once."""
 
-    def _nudge(self, stream: Stream, now: float) -> None:
-        stream.sent_at = now
+    def _nudge(self, partition: Partition, now: float) -> None:
+        partition.sent_at = now
 
 
 class OverstaysItsLease(Handler):
@@ -76,25 +76,25 @@ class HandsOutTwice(QueueLeader):
     """Takes what it has handed out for free."""
 
     def _grant_portion(
-        self, member: GroupMember, stream: Stream, start: int, until: int, count: int, now: float
+        self, member: GroupMember, partition: Partition, start: int, until: int, count: int, now: float
     ) -> QueuePortion:
-        self._queues[stream.number].give_back(start, until, now + 0.01)
-        return super()._grant_portion(member, stream, start, until, count, now)
+        self._queues[partition.number].give_back(start, until, now + 0.01)
+        return super()._grant_portion(member, partition, start, until, count, now)
 
 
 class ForgetsTheDead(Leader):
     """Suspects nothing when a holder dies."""
 
-    def _judge(self, stream: Stream) -> None:
-        stream.leases.clear()
+    def _judge(self, partition: Partition) -> None:
+        partition.leases.clear()
 
 
 class TellsBeforeItStores(Leader):
     """Does not wait until a lease is stored."""
 
-    def _limit(self, stream: Stream, member: GroupMember) -> None:
-        super()._limit(stream, member)
-        stream.is_waiting = False
+    def _limit(self, partition: Partition, member: GroupMember) -> None:
+        super()._limit(partition, member)
+        partition.is_waiting = False
 
 
 class ReportsSeldom(Handler):

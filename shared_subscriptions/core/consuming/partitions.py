@@ -1,39 +1,32 @@
-"""One stream at one member: what may be delivered next, what is tried again, and how far it all is.
-
-Events wait in the order of the log.  Events of one topic and key form a *lane*: while one of them is with the user, or
-waits for another attempt, those behind it in the lane wait, and all other lanes go on.  In a queue there is no order to
-keep, so nothing waits for anything, and an event that failed is given back to the leader, who finds somebody for it.
+"""One partition at one member: what may be delivered next, what is tried again, and how far it all is.
 
 Where an event is:
 
 ========  ==================================================================================
-fresh     read from the log, in order
-waiting   behind an event of its lane
-ready     its lane has become free
+waiting   read from the log, and not with the user (`WaitingEvents`)
 out       with the user
-retry     failed, waits for its next attempt
-refused   failed in a queue: given back when the rest of the portion is done
-done      acknowledged, parked as a dead letter, or not for this stream: part of the progress
+refused   failed in a queue: given back to the leader when the rest of the portion is done
+done      acknowledged, parked as a dead letter, or not for this partition: part of the progress
 ========  ==================================================================================
+
+In a queue there is no order to keep, so an event that failed is given back to the leader, which finds a member for it.
 """
 
 from __future__ import annotations
 
 import copy
 import dataclasses
-import heapq
-from collections import OrderedDict, deque
-from collections.abc import Iterator, Sequence
+from collections import OrderedDict
+from collections.abc import Sequence
 
+from shared_subscriptions.core.consuming.waiting import ObjectKey, WaitingEvents, object_of
 from shared_subscriptions.core.events import GroupEvent
 from shared_subscriptions.core.progress import AcknowledgedOffsets, GroupProgress, snapshot
-from shared_subscriptions.core.settings import LaneSettings
-
-LaneKey = tuple[str, str]
+from shared_subscriptions.core.settings import DeliverySettings
 
 
 @dataclasses.dataclass
-class LaneCounters:
+class DeliveryCounters:
     delivered: int = 0
     redelivered: int = 0
     """Deliveries beyond the first of their event, as far as the group knows."""
@@ -47,16 +40,15 @@ class LaneCounters:
     dead: int = 0
     """Events parked as dead letters."""
     expired: int = 0
-    """Offsets that retention dropped before anybody could handle what was there, of whatever topic."""
-    undecodable: int = 0
+    """Offsets that retention dropped before a member could handle what was there, of whatever topic."""
 
 
 WINDOW_BYTES = 16 << 20
-"""A stream of which so much is loaded is full, however few events that are.  One read more may come on top."""
+"""A partition of which so much is loaded is full, however few events that are.  One read more may come on top."""
 
 
-class ChangedLanes:
-    """Numbers of lanes to which something has happened, so that nobody has to look at all."""
+class ChangedLoans:
+    """Numbers of loans to which something has happened, so that it is not necessary to look at all."""
 
     def __init__(self) -> None:
         self.changed: dict[int, None] = {}
@@ -69,24 +61,24 @@ class ChangedLanes:
         """Those that may have something to deliver, now or later; they take turns."""
 
 
-class StreamLanes:
+class PartitionDelivery:
     """Not thread-safe.  Offsets given to `skip` and `offer` rise; what is done already is left out."""
 
     def __init__(
         self,
         progress: GroupProgress,
-        settings: LaneSettings,
-        counters: LaneCounters,
+        settings: DeliverySettings,
+        counters: DeliveryCounters,
         *,
         is_ordered: bool,
-        marks: ChangedLanes | None = None,
+        marks: ChangedLoans | None = None,
         number: int = 0,
     ) -> None:
-        """``number`` is what ``marks`` know these lanes by."""
+        """``number`` is that of the loan, which ``marks`` know it by."""
         self.next_offset = progress.low
         """Where to read on."""
         self.is_stopped = False
-        self._marks, self._mark_as = marks or ChangedLanes(), number
+        self._marks, self._mark_as = marks or ChangedLoans(), number
         self._settings = settings
         self._counters = counters
         self._marks.hungry[number] = None
@@ -97,10 +89,7 @@ class StreamLanes:
         self._delays: dict[int, float] = {}
         self._expired = 0
         self._damaged: list[tuple[int, int]] = []
-        self._fresh: deque[list[GroupEvent]] = deque()
-        self._ready: deque[GroupEvent] = deque()
-        self._waiting: dict[LaneKey, deque[GroupEvent]] = {}
-        self._retries: list[tuple[float, int, GroupEvent]] = []
+        self._waiting = WaitingEvents(is_ordered=is_ordered)
         self._out: dict[int, GroupEvent] = {}
         self._out_at: dict[int, float] = {}
         """When each of them went out, the oldest first."""
@@ -133,7 +122,7 @@ class StreamLanes:
         return room
 
     def take_relief(self) -> bool:
-        """Whether there is room again since somebody found it full."""
+        """Whether there is room again since it was found full."""
         if not self._was_full or self.is_stopped or 2 * self._load > self._settings.window:
             return False
         if 2 * self._load * self._event_bytes > WINDOW_BYTES:
@@ -143,7 +132,7 @@ class StreamLanes:
         return True
 
     def skip(self, end: int) -> None:
-        """Everything from `next_offset` up to ``end`` is not for this stream."""
+        """Everything from `next_offset` up to ``end`` is not for this partition."""
         self._done.add(self.next_offset, end)
         self.next_offset = max(self.next_offset, end)
         if self._is_ordered:
@@ -158,8 +147,8 @@ class StreamLanes:
         self.skip(start)
 
     def damage(self, first: int, end: int) -> None:
-        """The log cannot give what lies from ``first`` up to but without ``end``.  An ordered stream waits for it; of a
-        queue the rest goes on, and this part is given back."""
+        """The log cannot give what lies from ``first`` up to but without ``end``.  An ordered partition waits for it;
+        of a queue the rest goes on, and this part is given back."""
         if self.is_stopped or not first <= self.next_offset < end:
             return
         if (first, end) not in self._damaged:
@@ -169,8 +158,8 @@ class StreamLanes:
             self.next_offset = end
 
     def offer(self, events: list[GroupEvent], size: int = 0) -> None:
-        """Events at or beyond `next_offset`, in order; offsets between them are not for this stream.  ``size`` is what
-        they take as bytes."""
+        """Events at or beyond `next_offset`, in order; offsets between them are not for this partition.  ``size`` is
+        what they take as bytes."""
         if events and (len(self._done) or events[0].offset < self._done.low):
             events = [event for event in events if event.offset not in self._done]
         if not events:
@@ -184,7 +173,7 @@ class StreamLanes:
         if self._attempts and self._settings.attempts_max:
             events = self._set_overdue_aside(events)
         if events:
-            self._fresh.append(events)
+            self._waiting.add(events)
             self._mark_work()
 
     def _set_overdue_aside(self, events: list[GroupEvent]) -> list[GroupEvent]:
@@ -207,12 +196,13 @@ class StreamLanes:
     def take(self, now: float, limit: int, *, is_exclusive: bool) -> list[GroupEvent]:
         """The next events for the user, none when there are none.
 
-        Exclusive: each event keeps its lane until it is settled, and more may be taken meanwhile.  Otherwise the batch
-        may hold several events of one lane, is in the order of the log, and must be settled before more is taken.
+        Exclusive: each event holds its object until it is settled, and more may be taken meanwhile.  Otherwise the
+        batch may have several events of one object, is in the order of the log, and must be settled before more is
+        taken.
         """
         if self.is_stopped:
             return []
-        retry = self._take_retry(now)
+        retry = self._waiting.take_retry(now)
         if retry is not None and self.is_overdue(retry):
             retry.attempt = self._attempts[retry.offset]
             self._out[retry.offset] = retry
@@ -220,9 +210,9 @@ class StreamLanes:
         if retry is not None:
             taken = [retry]  # alone, so that a failure concerns nothing else
         elif is_exclusive:
-            taken = list(self._exclusive(limit))
+            taken = self._waiting.take_and_hold(limit)
         else:
-            taken = self._shared(limit)
+            taken = self._waiting.take(limit)
         if not taken:
             return taken
         if is_exclusive:
@@ -240,52 +230,10 @@ class StreamLanes:
         """Whether the event has used up its attempts without failing in one: its consumers crashed, or hung."""
         return 0 < self._settings.attempts_max <= self._attempts.get(event.offset, 0)
 
-    def _take_retry(self, now: float) -> GroupEvent | None:
-        if self._retries and self._retries[0][0] <= now:
-            return heapq.heappop(self._retries)[2]
-        return None
-
     def _number(self, taken: Sequence[GroupEvent]) -> None:
         for event in taken:
             event.attempt = self._attempts.get(event.offset, 0) + 1
             self._counters.redelivered += event.attempt > 1
-
-    def _shared(self, limit: int) -> list[GroupEvent]:
-        if self._ready or self._waiting:
-            events = [event for event in self._next_events(limit) if not self._must_wait(event)]
-            return sorted(events, key=_offset)
-        if not self._fresh:
-            return []
-        events = self._fresh.popleft()
-        if len(events) > limit:
-            self._fresh.appendleft(events[limit:])
-            return events[:limit]
-        return events
-
-    def _exclusive(self, limit: int) -> Iterator[GroupEvent]:
-        for event in self._next_events(limit):
-            if not self._is_ordered:
-                yield event
-            elif not self._must_wait(event):
-                self._waiting[_lane(event)] = deque()
-                yield event
-
-    def _must_wait(self, event: GroupEvent) -> bool:
-        """Queue an event behind its lane when that is taken."""
-        queue = self._waiting.get(_lane(event)) if self._is_ordered else None
-        if queue is None:
-            return False
-        queue.append(event)
-        return True
-
-    def _next_events(self, limit: int) -> Iterator[GroupEvent]:
-        """At most ``limit`` events that are ready or fresh.  Those yielded are in no queue any more."""
-        for _ in range(limit):
-            if not self._ready:
-                if not self._fresh:
-                    return
-                self._ready.extend(self._fresh.popleft())
-            yield self._ready.popleft()
 
     # -- back from the user
 
@@ -296,7 +244,7 @@ class StreamLanes:
             return False
         self._take_back(event)
         self._finish(event)
-        self._free_lane(event)
+        self._release(event)
         return True
 
     def _is_out(self, event: GroupEvent) -> bool:
@@ -312,8 +260,8 @@ class StreamLanes:
     def settle(self, batch: Sequence[GroupEvent], rest: Sequence[GroupEvent] = ()) -> None:
         """A batch that was taken without exclusivity is done; ``rest`` is the part that is still with the user."""
         self._batch = rest
-        if len(batch) == 1 and _lane(batch[0]) in self._waiting:
-            self._free_lane(batch[0])  # it was a retry
+        if len(batch) == 1:
+            self._release(batch[0])  # it may have been a retry
         first, last = batch[0].offset, batch[-1].offset
         if last - first + 1 == len(batch):
             self._done.add(first, last + 1)
@@ -330,8 +278,8 @@ class StreamLanes:
     def fail(self, event: GroupEvent, now: float, delay_s: float | None = None) -> bool:
         """An attempt failed; the event comes again after ``delay_s``, or after the configured back-off.
 
-        False when it has used up its attempts: store it elsewhere, then call `parked`; its lane waits until then.  An
-        event that is not out is counted as late, and True is returned: somebody else has it.
+        False when it has used up its attempts: store it elsewhere, then call `parked`; its object waits until then.  An
+        event that is not out is counted as late, and True is returned: another member has it.
         """
         if not self._is_out(event):
             self._counters.late += 1
@@ -345,7 +293,7 @@ class StreamLanes:
         return True
 
     def _again(self, event: GroupEvent, now: float, delay_s: float) -> None:
-        """An event that is out is to be tried again: here, or in a queue by whoever is free then."""
+        """An event that is out is to be tried again: here, or in a queue by a member that is free then."""
         if self._is_ordered:
             self.postpone(event, now + delay_s)
         elif self._take_back(event):
@@ -354,23 +302,21 @@ class StreamLanes:
             self._mark()
 
     def postpone(self, event: GroupEvent, due: float) -> None:
-        """Deliver an event that is out once more, when it is due.  Its lane waits.  When it has been given away
+        """Deliver an event that is out once more, when it is due.  Its object waits.  When it has been given away
         meanwhile, nothing happens."""
         if not self._take_back(event) or self.is_stopped:
             return
-        if self._is_ordered:
-            self._waiting.setdefault(_lane(event), deque())
-        heapq.heappush(self._retries, (due, event.offset, event))
+        self._waiting.retry(event, due)
         self._mark_work()
 
     def fail_batch(self, batch: Sequence[GroupEvent], now: float) -> None:
-        """A batch of several failed as a whole: the first event of each lane comes again, at once and alone, so that
-        the guilty one is found; the rest of the lane waits behind it."""
+        """A batch of several failed as a whole: the first event of each object comes again, at once and alone, so that
+        the guilty one is found; the others of the object wait behind it."""
         self.break_up(batch)
         self._counters.failed += 1
-        heads: dict[LaneKey | int, GroupEvent] = {}
+        heads: dict[ObjectKey | int, GroupEvent] = {}
         for event in batch:
-            heads.setdefault(_lane(event) if self._is_ordered else event.offset, event)
+            heads.setdefault(object_of(event) if self._is_ordered else event.offset, event)
             if not self._settings.attempts_max or event.attempt < self._settings.attempts_max:
                 self._attempts[event.offset] = event.attempt  # the last attempt is one that it has for itself
         for event in heads.values():
@@ -406,12 +352,11 @@ class StreamLanes:
         self.fail_batch([copy.copy(event) for event in batch], now)
 
     def break_up(self, batch: Sequence[GroupEvent]) -> None:
-        """Make a batch exclusive after the fact: each of its events is out and keeps its lane until it is settled."""
+        """Make a batch exclusive after the fact: each of its events is out and holds its object until it is settled."""
         self._batch = ()
         for event in batch:
             self._out[event.offset] = event
-            if self._is_ordered:
-                self._waiting.setdefault(_lane(event), deque())
+            self._waiting.hold(event)
 
     def put_back(self, events: Sequence[GroupEvent]) -> None:
         """Events of a broken-up batch that did not reach the user after all."""
@@ -419,7 +364,7 @@ class StreamLanes:
         self._put_behind(events)
 
     def _put_behind(self, events: Sequence[GroupEvent]) -> None:
-        """Events that are out wait in their lanes again, before everything else there; free lanes are ready."""
+        """Events that are out wait again, before all others of their objects."""
         self._mark()
         self._mark_work()
         for event in events:
@@ -427,14 +372,7 @@ class StreamLanes:
         if self.is_stopped:
             self._load = len(self._out)
             return
-        taken = {_lane(event) for event in self._out.values()} | {_lane(event) for _, _, event in self._retries}
-        for event in reversed(events):
-            lane = _lane(event)
-            if self._is_ordered and lane in taken:
-                self._waiting.setdefault(lane, deque()).appendleft(event)
-                continue
-            self._ready.extendleft(reversed(self._waiting.pop(lane, ())))
-            self._ready.appendleft(event)
+        self._waiting.put_back(events, self._out.values())
 
     def parked(self, event: GroupEvent) -> None:
         """The event was stored as a dead letter."""
@@ -442,7 +380,7 @@ class StreamLanes:
         if self._take_back(event):
             self._finish(event)
             self._counters.acknowledged -= 1
-            self._free_lane(event)
+            self._release(event)
 
     def _finish(self, event: GroupEvent) -> None:
         self._done.add(event.offset, event.offset + 1)
@@ -451,24 +389,16 @@ class StreamLanes:
         self._counters.acknowledged += 1
         self._mark()
 
-    def _free_lane(self, event: GroupEvent) -> None:
-        if not self._is_ordered:
-            return
-        queue = self._waiting.pop(_lane(event), None)
-        if queue:
-            # Before everything else, because they are older; if they must wait for each other, they will when taken.
-            self._ready.extendleft(reversed(queue))
+    def _release(self, event: GroupEvent) -> None:
+        if self._waiting.release(event):
             self._mark_work()
 
     # -- where it stands
 
     def stop(self) -> None:
-        """Give out nothing more and forget what nobody has; what is out may still be settled."""
+        """Give out nothing more and forget what is not out; what is out may still be settled."""
         self.is_stopped = True
         self._mark()
-        self._fresh.clear()
-        self._ready.clear()
-        self._retries.clear()
         self._waiting.clear()
         self._load = len(self._out) + len(self._batch)
 
@@ -484,11 +414,11 @@ class StreamLanes:
 
     @property
     def has_work(self) -> bool:
-        return bool(self._fresh or self._ready)
+        return bool(self._waiting)
 
     @property
     def has_retries(self) -> bool:
-        return bool(self._retries)
+        return self._waiting.has_retries
 
     @property
     def load(self) -> int:
@@ -497,20 +427,12 @@ class StreamLanes:
 
     def next_retry(self) -> float:
         """When the next attempt is due; infinity when there is none."""
-        return self._retries[0][0] if self._retries and not self.is_stopped else float("inf")
+        return self._waiting.next_retry()
 
     def progress(self) -> GroupProgress:
         """What is done.  An event that is out counts as attempted: it may be what kills its consumer.  Among several
-        nobody knows which one it is, so that the last attempt is one that an event has for itself."""
+        it is not known which one it is, so that the last attempt is one that an event has for itself."""
         out = [*self._out.values(), *self._batch]
         most = self._settings.attempts_max - 1 if self._settings.attempts_max and len(out) > 1 else 1 << 30
         attempts = self._attempts | {event.offset: min(event.attempt, most) for event in out if most}
         return snapshot(self._done, self._generation, attempts, self._delays, self._expired, self._damaged)
-
-
-def _offset(event: GroupEvent) -> int:
-    return event.offset
-
-
-def _lane(event: GroupEvent) -> LaneKey:
-    return event.topic, event.key

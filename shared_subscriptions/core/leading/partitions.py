@@ -1,10 +1,10 @@
-"""The leader's record of one stream: who has it, how far it is, and the table of what may happen to it."""
+"""The leader's record of one partition: its owner, how far it is, and the table of what may happen to it."""
 
 from __future__ import annotations
 
 import dataclasses
 import enum
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Final, NamedTuple
 
 import msgspec
@@ -15,7 +15,7 @@ from shared_subscriptions.core.progress import AcknowledgedOffsets, GroupProgres
 
 class GrantStatus(enum.Enum):
     ABSENT = "absent"
-    """Nobody has it."""
+    """It has no owner."""
     GRANTING = "granting"
     GRANTED = "granted"
     REVOKING = "revoking"
@@ -28,7 +28,7 @@ class GrantCause(enum.Enum):
     REVOKE = "revoke"
     FINAL = "final progress"
     FINISHED = "revoke finished"
-    VANISHED = "stream vanished"
+    VANISHED = "partition vanished"
     OWNER_LOST = "owner lost"
 
 
@@ -56,8 +56,8 @@ TRANSITIONS: Final[dict[tuple[GrantStatus, GrantCause], GrantStatus]] = {
 HELD = (GrantStatus.GRANTING, GrantStatus.GRANTED)
 
 
-class StreamInfo(NamedTuple):
-    """What the log says about a stream."""
+class PartitionInfo(NamedTuple):
+    """What the log says about a partition."""
 
     start: int
     """The oldest offset that can be read."""
@@ -65,7 +65,7 @@ class StreamInfo(NamedTuple):
 
 
 class Lease(NamedTuple):
-    """Who may have been delivering what when the record was stored."""
+    """A borrower that may have been delivering a range when the record was stored."""
 
     borrower: str
     start: int
@@ -73,8 +73,8 @@ class Lease(NamedTuple):
     """-1 for no end."""
 
 
-class StreamRecord(msgspec.Struct, frozen=True):
-    """What is stored of a stream."""
+class PartitionRecord(msgspec.Struct, frozen=True):
+    """What is stored of a partition."""
 
     progress: GroupProgress
     owner: str = ""
@@ -84,19 +84,19 @@ class StreamRecord(msgspec.Struct, frozen=True):
     expired: int = 0
     """Offsets that retention dropped before they were acknowledged, so far."""
     redelivered: int = 0
-    """Events that were with somebody who lost the stream before acknowledging them, so far."""
+    """Events that were with an owner which lost the partition before it acknowledged them, so far."""
     leases: tuple[Lease, ...] = ()
-    """Stored before the first event is delivered, and removed when the stream was given back in good order: what a
+    """Stored before the first event is delivered, and removed when the partition was given back in good order: what a
     crash leaves here is suspect."""
     suspects: redelivery.Suspects = ()
 
 
 @dataclasses.dataclass
-class Stream:
-    """One stream, as the leader sees it."""
+class Partition:
+    """One partition, as the leader sees it."""
 
     number: int
-    info: StreamInfo
+    info: PartitionInfo
     done: AcknowledgedOffsets
     generation: int
     attempts: dict[int, int] = dataclasses.field(default_factory=dict)
@@ -112,7 +112,7 @@ class Stream:
     """Slot that should have it: others keep it only as long as that one is away."""
     expired: int = 0
     untold: int = 0
-    """Of these, dropped while nobody had it: its next owner is told."""
+    """Of these, dropped while it had no owner: the next one is told."""
     redelivered: int = 0
     owner_expired: int = 0
     """What the owner has said of this."""
@@ -129,13 +129,13 @@ class Stream:
     is_waiting: bool = False
     """The owner is not told before its lease is stored."""
     is_suspect: bool = False
-    """Granted as a piece of which somebody may have died: its owner has no other such piece, so that the next death
+    """Granted as a piece of which a member may have died: its owner has no other such piece, so that the next death
     accuses one of them."""
     wished_until: int = -1
     """What the group's declaration said when it was granted; `until` may be nearer, for caution."""
 
     @classmethod
-    def load(cls, number: int, info: StreamInfo, record: StreamRecord) -> Stream:
+    def load(cls, number: int, info: PartitionInfo, record: PartitionRecord) -> Partition:
         progress = record.progress
         return cls(
             number,
@@ -152,16 +152,21 @@ class Stream:
             suspects=record.suspects,
         )
 
-    def record(self) -> StreamRecord:
-        return StreamRecord(
+    def record(self) -> PartitionRecord:
+        return PartitionRecord(
             self.progress(), self.former, self.home, self.expired, self.redelivered, tuple(sorted(self.leases)),
             self.suspects,
         )  # fmt: skip
 
     @property
-    def base(self) -> Stream:
-        """The stream whose record tells of this one."""
+    def base(self) -> Partition:
+        """The partition whose record tells of this one."""
         return self
+
+    @property
+    def awaits_answer(self) -> bool:
+        """Its owner was told something that is repeated until it answers."""
+        return self.status not in (GrantStatus.ABSENT, GrantStatus.GRANTED) and not self.is_waiting
 
     def progress(self) -> GroupProgress:
         return snapshot(self.done, self.generation, self.attempts)
@@ -200,7 +205,7 @@ class Stream:
         return max(0, news)
 
     def expire(self) -> None:
-        """Give up what retention has dropped.  What somebody has is for its owner to tell: it may have read it."""
+        """Give up what retention has dropped.  What has an owner is for that one to tell: it may have read it."""
         if self.info.start > self.done.low and self.status is GrantStatus.ABSENT:
             lost = self.done.missing(self.done.low, self.info.start)
             self.expired += lost
@@ -210,13 +215,24 @@ class Stream:
             self.is_dirty = True
 
     def reset(self, generation: int, position: int) -> None:
-        """Begin at another place.  Only while nobody has it."""
+        """Begin at another place.  Only while it has no owner."""
         self.generation = generation
         self.done = AcknowledgedOffsets(position)
         self.attempts.clear()
         self.leases.clear()
         self.suspects = ()
         self.is_dirty = True
+
+    def settle_in(self, slot: str, slots: Collection[str]) -> None:
+        """A partition that moves while its home is there has found a new one; otherwise it is only lent."""
+        if self.home != slot and (not self.home or self.home in slots):
+            self.home = slot
+            self.is_dirty = True
+
+    def count_alone(self, start: int, end: int, count: int) -> None:
+        """A suspect that is delivered alone knows how often it was delivered before, if that was written down."""
+        if end - start == 1 and count > max(1, self.attempts.get(start, 0)):
+            self.attempts[start] = count
 
     # -- who may have what
 
@@ -236,7 +252,7 @@ class Stream:
         self.lease = None
 
     def forget_holder(self, borrower: str) -> None:
-        """Somebody who may have had something of it has left in good order."""
+        """A borrower that may have had something of it has left in good order."""
         ended = {lease for lease in self.leases if lease.borrower == borrower}
         self.leases -= ended
         self.is_dirty = self.is_dirty or bool(ended)
@@ -254,10 +270,10 @@ class Stream:
             self.suspects = redelivery.accuse(self.suspects, begin, stop, most)
 
 
-class QueuePortion(Stream):
+class QueuePortion(Partition):
     """A short range of a shard of a queue, from `start` up to but without `until`."""
 
-    def __init__(self, number: int, base: Stream, start: int, until: int) -> None:
+    def __init__(self, number: int, base: Partition, start: int, until: int) -> None:
         super().__init__(number, base.info, AcknowledgedOffsets(start), base.generation, is_dirty=False)
         self._base = base
         self.start = start
@@ -270,7 +286,7 @@ class QueuePortion(Stream):
         """What was not done of it is free again."""
 
     @property
-    def base(self) -> Stream:
+    def base(self) -> Partition:
         return self._base
 
     def merge(self, progress: GroupProgress) -> None:
