@@ -1,6 +1,6 @@
 """Logging of what others can make happen as often as they like: one line at first, then a summary now and then.
 
-A stranger who sends garbage must not fill the disk with log lines.  What happened is counted elsewhere, every time;
+A stranger that sends garbage must not fill the disk with log lines.  What happened is counted elsewhere, every time;
 the log only has to say that it happens, and an example of it.  For drivers to use, too.
 """
 
@@ -11,8 +11,10 @@ import threading
 import time
 from collections.abc import Callable
 
+from pubsub_api.runtime import forking
+
 INTERVAL_S = 60.0
-"""Often enough to be seen by who looks at the log, seldom enough to be a few kilobytes a day."""
+"""Often enough to be seen by a reader of the log, seldom enough to be a few kilobytes a day."""
 
 
 class SeldomLog:
@@ -33,6 +35,10 @@ class SeldomLog:
         self._lock = threading.Lock()
         self._next_at = float("-inf")
         self._left_out = 0
+        forking.register(self)
+
+    def after_fork_in_child(self) -> None:
+        self._lock = threading.Lock()  # another thread of the parent may have held it
 
     def __call__(self, message: str, *arguments: object, exc_info: BaseException | None = None) -> None:
         """As ``logger.log``, or nothing when the last line was written lately."""

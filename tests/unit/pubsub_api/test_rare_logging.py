@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import logging
+import os
+import signal
+import threading
 
 import pytest
 
 from pubsub_api.runtime.rare_logging import SeldomLog
+from tests.helpers.waiting import WAIT_S
 
 
 def test_a_thousand_messages_are_one_line_and_then_a_summary(caplog: pytest.LogCaptureFixture) -> None:
@@ -28,3 +32,32 @@ def test_a_thousand_messages_are_one_line_and_then_a_summary(caplog: pytest.LogC
     now[0] = 50.0
     log("refused %s", "one after a pause")
     assert messages()[3:] == ["refused one after a pause"]
+
+
+def test_a_child_that_was_forked_while_a_line_was_being_written_can_log() -> None:
+    parent = os.getpid()
+    is_inside, may_leave = threading.Event(), threading.Event()
+
+    def clock() -> float:
+        if os.getpid() == parent:
+            is_inside.set()
+            may_leave.wait(WAIT_S)
+        return 0.0
+
+    logger = logging.getLogger("seldom-after-fork")
+    logger.disabled = True  # the child must not write into what pytest captures
+    log = SeldomLog(logger, clock=clock)
+    thread = threading.Thread(target=log, args=("in the parent",))
+    thread.start()
+    assert is_inside.wait(WAIT_S)
+    child = os.fork()
+    if not child:
+        try:
+            signal.alarm(int(WAIT_S))  # ends a child that hangs
+            log("in the child")
+            os._exit(0)
+        finally:
+            os._exit(1)
+    may_leave.set()
+    thread.join()
+    assert os.waitpid(child, 0)[1] == 0
