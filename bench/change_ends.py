@@ -19,7 +19,6 @@ OBJECTS = 500
 TABLE = events.TABLE
 BROKER_IS_DATABASE = "database"
 """The database server passes the bus's frames on as well."""
-_OBJECTS_PER_TENANT = 100
 _LOOK_INTERVAL_S = 0.01
 
 
@@ -33,10 +32,10 @@ def key_of(place: int) -> str:
     return f"port-{place:05d}"
 
 
-def object_write(place: int, number: int) -> ObjectWrite:
+def object_write(place: int, number: int, *, tenant_size: int = 100) -> ObjectWrite:
     """The object at this place with a new value, about 150 bytes as msgpack, stamped now.  The objects of a tenant
     are next to each other, so that a transaction of up to 100 objects belongs to one topic."""
-    at, tenant = place % events.POOL, place // _OBJECTS_PER_TENANT
+    at, tenant = place % events.POOL, place // tenant_size
     value = {"id": events.KEYS[at], **events.VALUES[at], "tenant": tenant, "number": number, "at": time.monotonic_ns()}
     return ObjectWrite(key_of(place), events.topic(tenant), value)
 

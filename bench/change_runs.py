@@ -31,7 +31,7 @@ from bench.ours import QUIET_S
 from bench.ours_nb import nb_conf, split_bus
 from bench.runs import RUN_TIMEOUT_S
 from bench.sinks import NS_PER_S
-from bench.workers import Usage, Worker, usage_now
+from bench.workers import Usage, Worker, allow_many_files, usage_now
 from publisher_service.service import PublisherService
 
 _EARLY_NS = 50_000
@@ -182,7 +182,7 @@ def write(pipe: Connection, system: ChangeSystem, database: str, bus: str, posit
         writer.fill([object_write(place, -1) for place in places])
         pipe.send(writer.addresses)
         first = 0
-        for phase in _phases(pipe):
+        for phase in phases_of(pipe):
             before = usage_now()
             begun_ns = time.monotonic_ns()
             after = first + write_for(phase, writer_step(writer, places, first, phase.size))
@@ -198,7 +198,8 @@ def write(pipe: Connection, system: ChangeSystem, database: str, bus: str, posit
         writer.close()
 
 
-def _phases(pipe: Connection) -> Iterator[Phase]:
+def phases_of(pipe: Connection) -> Iterator[Phase]:
+    """What the parent asks for, until it says something else."""
     while isinstance(phase := pipe.recv(), Phase):
         yield phase
 
@@ -263,6 +264,7 @@ def follow(pipe: Connection, system: ChangeSystem, database: str, bus: str, addr
 
 
 def serve(pipe: Connection, database: str, bus: str) -> None:
+    allow_many_files()
     url, workers = split_bus(bus)
     with PublisherService(nb_conf(url, workers=workers, database=database)) as service:
         pipe.send(service.publisher.address)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 from oslo_config import cfg
 
@@ -75,22 +76,28 @@ class PutWriter(ChangeWriter):
         self._nb.close()
 
 
-class CacheFollower(ChangeFollower):
-    def __init__(self, database: str, bus: str, addresses: Sequence[str], sink: CopySink) -> None:
-        self._sink = sink
-        with contextlib.ExitStack() as stack:
-            self._nb = stack.enter_context(NbApi.open(conf=nb_conf(split_bus(bus)[0]), url=database))
-            self._cache = stack.enter_context(
-                LocalCache(self._nb, tables=[TABLE], on_changes=self._on_changes, addresses=list(addresses) or None)
-            )
-            self._cache.wait_synced(timeout_s=OPEN_TIMEOUT_S)
-            self._stack = stack.pop_all()
+def tell_changes(on_change: Callable[[str, Any], None]) -> Callable[[Sequence[CacheChange]], None]:
+    """A cache's callback that passes every new value on, with its key."""
 
-    def _on_changes(self, changes: Sequence[CacheChange]) -> None:
-        on_change = self._sink.on_change
+    def on_changes(changes: Sequence[CacheChange]) -> None:
         for change in changes:
             if not isinstance(change, Resynced | Deleted):
                 on_change(change.key, change.entry.value)
+
+    return on_changes
+
+
+class CacheFollower(ChangeFollower):
+    def __init__(self, database: str, bus: str, addresses: Sequence[str], sink: CopySink) -> None:
+        with contextlib.ExitStack() as stack:
+            self._nb = stack.enter_context(NbApi.open(conf=nb_conf(split_bus(bus)[0]), url=database))
+            self._cache = stack.enter_context(
+                LocalCache(
+                    self._nb, tables=[TABLE], on_changes=tell_changes(sink.on_change), addresses=list(addresses) or None
+                )
+            )
+            self._cache.wait_synced(timeout_s=OPEN_TIMEOUT_S)
+            self._stack = stack.pop_all()
 
     def numbers(self) -> dict[str, int]:
         return {found.key: found.value["number"] for found in self._cache.get_all(TABLE)}

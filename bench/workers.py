@@ -52,6 +52,11 @@ class Worker:
         self._process.start()
         theirs.close()
 
+    @property
+    def pid(self) -> int:
+        assert self._process.pid is not None
+        return self._process.pid
+
     def tell(self, message: object) -> None:
         try:
             self._pipe.send(message)
@@ -118,3 +123,9 @@ def usage_now() -> Usage:
     with open("/proc/self/statm") as statm:
         resident_bytes = int(statm.read().split()[1]) * _PAGE_BYTES
     return Usage(spent.ru_utime + spent.ru_stime, resident_bytes)
+
+
+def allow_many_files() -> None:
+    """As many as the system lets this process have: a local cache takes a dozen, its publisher two for each cache."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
