@@ -21,6 +21,8 @@ from multiprocessing.connection import Connection
 from types import TracebackType
 from typing import Any
 
+from bench import profiles
+
 ANSWER_TIMEOUT_S = 120.0
 _JOIN_TIMEOUT_S = 10.0
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
@@ -96,7 +98,8 @@ def _work(pipe: Connection, role: Callable[[], None]) -> None:
     # Loss is provoked on purpose and counted; what a library says about it would only disturb the display.
     logging.getLogger().addHandler(logging.NullHandler())
     try:
-        role()
+        with profiles.recording(multiprocessing.current_process().name):
+            role()
     except Exception:  # noqa: BLE001  it is told to the parent, which raises it
         # When the parent is gone there is nobody to tell.
         with contextlib.suppress(OSError):
