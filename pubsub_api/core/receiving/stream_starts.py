@@ -230,6 +230,9 @@ class StreamStarts:
         elif stream is not None and stream.is_anchored:
             self._raise_head(stream, head, stamp, now, is_shown=True)
         elif stream is not None:
+            if stream.deadline and stamp == NO_STAMP and not is_final:
+                # A cache was faster than the publisher, which may prove that nothing is missing.  Its time is bounded.
+                return
             self._anchor(stream, head, stamp, now)
             self._stay_unknown(stream, now)
         elif self.joined.match(topic) and (self.knows_starts(publisher) or not head):
