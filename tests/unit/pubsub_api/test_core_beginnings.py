@@ -230,6 +230,22 @@ def test_a_cache_that_answers_first_does_not_speak_for_a_young_publisher() -> No
     assert rig.numbers("a") == list(range(1, 9))
 
 
+def test_a_stream_that_only_a_cache_tells_of_waits_for_its_publisher() -> None:
+    """The publisher started after the join and is not reached yet; a periodic question reaches a cache that knows of it."""
+    rig = Rig(settings=dataclasses.replace(SUBSCRIBER, query_interval_s=1.5))
+    cache = rig.cache()
+    rig.join()
+    rig.run(1)
+    publisher = rig.publisher("late", is_heard=False, is_asked=False)
+    for frame in rig.publish(publisher, "a", 7):
+        cache.store(header_of(frame), frame, rig.now)
+    rig.run(0.6)
+    rig.responders.append(lambda query: publisher.answer(query, rig.stamp, rig.now))
+    rig.run(3)
+    assert rig.reasons == ["initial"]
+    assert rig.numbers("a") == list(range(1, 8))
+
+
 def test_a_cache_alone_does_not_keep_a_stream_from_its_resync() -> None:
     rig = Rig()
     cache = rig.cache()
