@@ -231,7 +231,7 @@ def test_a_cache_that_answers_first_does_not_speak_for_a_young_publisher() -> No
 
 
 def test_a_stream_that_only_a_cache_tells_of_waits_for_its_publisher() -> None:
-    """The publisher started after the join and is not reached yet; a periodic question reaches a cache that knows of it."""
+    """The publisher started after the join and is not reached yet; a periodic question reaches a cache that has it."""
     rig = Rig(settings=dataclasses.replace(SUBSCRIBER, query_interval_s=1.5))
     cache = rig.cache()
     rig.join()
