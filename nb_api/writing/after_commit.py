@@ -32,22 +32,6 @@ _STALLED_S = 0.5
 """A thread that took nothing from a full queue for so long waits for a publisher service or database that is away."""
 
 
-@dataclasses.dataclass(frozen=True)
-class Committed:
-    """What one transaction committed: changes that are known, and revisions of which the feed tells the rest."""
-
-    changes: Sequence[Change] = ()
-    unknown: Sequence[int] = ()
-
-    @property
-    def count(self) -> int:
-        return len(self.changes) + len(self.unknown)
-
-    @property
-    def revisions(self) -> list[int]:
-        return [*(change.revision for change in self.changes), *self.unknown]
-
-
 @dataclasses.dataclass
 class AfterCommitCounters:
     committed: int = 0
@@ -87,9 +71,10 @@ class AfterCommitPublisher:
 
     def _start_afresh(self) -> None:
         self._changed = threading.Condition()
-        self._queue: deque[Committed] = deque()
+        self._queue: deque[Sequence[Change]] = deque()
+        """The changes of each transaction."""
         self._queued = 0
-        self._in_work: list[Committed] = []
+        self._in_work: list[Change] = []
         self._unconfirmed: deque[int] = deque()
         self._last_confirmed = 0.0
         self._last_published = 0.0
@@ -107,20 +92,20 @@ class AfterCommitPublisher:
 
     # -- what writers call
 
-    def put(self, committed: Committed) -> None:
-        """Have it published.  Never raises.
+    def put(self, changes: Sequence[Change]) -> None:
+        """Have what a transaction committed published.  Never raises.
 
         Waits for room in the queue only while what is in it is being published, and then for a moment: a commit does
         not wait for a publisher service that is away.  What finds no room is left to the sweeper.
         """
         with self._changed:
-            self.counters.committed += committed.count
+            self.counters.committed += len(changes)
             is_full = self._queued >= self._queue_max
             if self._is_closed or (is_full and not self._wait_for_room()) or not self._has_thread():
-                self._leave(committed.count)
+                self._leave(len(changes))
                 return
-            self._queue.append(committed)
-            self._queued += committed.count
+            self._queue.append(changes)
+            self._queued += len(changes)
             if self._is_asleep:
                 self._changed.notify_all()
 
@@ -164,7 +149,7 @@ class AfterCommitPublisher:
     def in_hand(self) -> set[int]:
         """Revisions that are on their way: they need not be swept."""
         with self._changed:
-            waiting = [revision for committed in (*self._queue, *self._in_work) for revision in committed.revisions]
+            waiting = [change.revision for changes in (*self._queue, self._in_work) for change in changes]
             return {*waiting, *self._unconfirmed}
 
     def close(self) -> None:
@@ -196,7 +181,7 @@ class AfterCommitPublisher:
                 if not self._unconfirmed or time.monotonic() > deadline:
                     return
 
-    def _take(self) -> list[Committed]:
+    def _take(self) -> list[Change]:
         """All that waits, up to a batch.  Blocks while there is nothing to do."""
         with self._changed:
             self._pause()
@@ -206,12 +191,10 @@ class AfterCommitPublisher:
                 self._changed.wait(max(rest_s, 0.0) if self._unconfirmed else None)
                 self._is_asleep = False
             self._progress_at = time.monotonic()
-            batch: list[Committed] = []
-            count = 0
-            while self._queue and count < self._batch_max:
-                batch.append(self._queue.popleft())
-                count += batch[-1].count
-            self._queued -= count
+            batch: list[Change] = []
+            while self._queue and len(batch) < self._batch_max:
+                batch += self._queue.popleft()
+            self._queued -= len(batch)
             self._in_work = batch
             if batch:
                 self._changed.notify_all()
@@ -224,12 +207,11 @@ class AfterCommitPublisher:
         if rest_s > 0 and self._queued < self._queue_max and not self._is_hurried and not self._is_closed:
             self._changed.wait(rest_s)
 
-    def _publish(self, batch: Sequence[Committed]) -> None:
-        count = sum(committed.count for committed in batch)
+    def _publish(self, batch: Sequence[Change]) -> None:
         changes: list[Change] = []
         refused: list[PublishRefusal] = []
         try:
-            changes = sorted(self._resolve(batch), key=lambda change: change.revision)
+            changes = sorted(batch, key=lambda change: change.revision)
             refused = self._publisher.publish(changes)
         except HeliographError as error:
             self._failed("published", error)
@@ -249,17 +231,11 @@ class AfterCommitPublisher:
             self.counters.refused += len(refused)
             self.counters.published += len(changes)
             self._unconfirmed.extend(change.revision for change in changes)
-            self._leave(count - len(changes))
+            self._leave(len(batch) - len(changes))
             self._in_work = []
             for _ in range(len(self._unconfirmed) - self._queue_max):
                 self._unconfirmed.popleft()
                 self._leave(1)
-
-    def _resolve(self, batch: Sequence[Committed]) -> list[Change]:
-        """All changes of a batch.  What is not in the feed any more is left to the sweeper, which reads the outbox."""
-        known = [change for committed in batch for change in committed.changes]
-        unknown = [revision for committed in batch for revision in committed.unknown]
-        return known + (self._db.changes_of(unknown) if unknown else [])
 
     def _is_confirmation_due(self) -> bool:
         if not self._unconfirmed:

@@ -20,7 +20,7 @@ and a snapshot holds changes that the feed does not show yet.  A counter in a ro
 correct as the lock, but the dead rows it leaves cannot be removed while a snapshot is read, and every change walks over
 them.
 
-Whoever changes the tables past the function ``change`` breaks the rule; whoever calls it in a long transaction of his
+Whoever changes the tables past the function ``write`` breaks the rule; whoever calls it in a long transaction of his
 own makes all others wait, and they give up after ``[db] operation_timeout``.  ``synchronous_commit = off`` is
 overruled: a crash would take back changes that were seen.
 """
@@ -42,7 +42,7 @@ from drivers.db.postgres.snapshot import PostgresSnapshot
 from drivers.db.postgres.writer import SharedWriter, Transfer, WriteOutcome
 from nb_api.core import checks
 from nb_api.core.writes import CheckedWrite, not_found, refusal_error
-from nb_api.db_api import Change, DbApi, DbObject, Snapshot
+from nb_api.db_api import Change, DbApi, DbObject, Snapshot, Written
 from nb_api.revisions import HistoryCheck, judge
 from nb_api.writing.outbox_age import OutboxAge
 from pubsub_api.errors import Closed
@@ -79,15 +79,15 @@ class PostgresDb(DbApi):
 
     # -- objects
 
-    def commit(self, writes: Sequence[CheckedWrite]) -> list[int]:
-        versions = []
+    def commit(self, writes: Sequence[CheckedWrite]) -> list[Written]:
+        written = []
         for position, outcome in enumerate(self._writer.write(writes)):
             if outcome.name == schema.UNTOUCHED:  # another one of them was refused
                 continue
             if outcome.name != schema.DONE or outcome.version is None:
                 raise refusal_error(writes, position, outcome.name, outcome.version)
-            versions.append(outcome.version)
-        return versions
+            written.append(Written(outcome.version, outcome.action, outcome.topic, outcome.left_topic))
+        return written
 
     def get(self, table: str, key: str) -> DbObject:
         checks.check_object(table, key)
@@ -168,9 +168,9 @@ class PostgresDb(DbApi):
         """One statement, so one transaction and one round trip."""
         rows = [(number, *write) for number, transfer in enumerate(transfers) for write in transfer]
         if len(rows) == 1:
-            answers = self._query(self._statements.change, *rows[0][1:])
+            answers = self._query(self._statements.write, *rows[0][1:])
         else:
-            answers = self._query(self._statements.change_all, *map(list, zip(*rows, strict=True)))
+            answers = self._query(self._statements.write_all, *map(list, zip(*rows, strict=True)))
         outcomes = iter([WriteOutcome(*row) for row in answers])
         return [list(itertools.islice(outcomes, len(transfer))) for transfer in transfers]
 
@@ -218,9 +218,9 @@ class _Statements:
 
     def __init__(self, schema: str) -> None:
         columns = "revision, action, tbl, key, topic, left_topic, value"
-        self.change = f"SELECT * FROM {schema}.change(%s, %s, %s, %s, %s, %s, %s)"
-        self.change_all = f"""SELECT * FROM {schema}.change_all(%s::integer[], %s::text[], %s::text[], %s::text[],
-            %s::text[], %s::bytea[], %s::bigint[], %s::boolean[])"""
+        self.write = f"SELECT * FROM {schema}.write(%s, %s, %s, %s, %s, %s, %s, %s, false)"
+        self.write_all = f"""SELECT * FROM {schema}.write_all(%s::integer[], %s::text[], %s::text[], %s::text[],
+            %s::text[], %s::bytea[], %s::bigint[], %s::boolean[], %s::boolean[])"""
         self.get = f"""SELECT topic, value, version, deleted_at IS NOT NULL FROM {schema}.objects
             WHERE tbl = %s AND key = %s"""
         self.allocate = f"""INSERT INTO {schema}.counters AS c VALUES (%s, 1)

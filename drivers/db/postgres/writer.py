@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from nb_api.core.writes import CheckedWrite
+from nb_api.db_api import Action
 from nb_api.errors import DbUnavailable
 from pubsub_api.errors import HeliographError
 from pubsub_api.runtime import forking
@@ -25,6 +26,9 @@ class WriteOutcome(NamedTuple):
 
     name: str
     version: int | None
+    action: Action | None
+    topic: str
+    left_topic: str | None
 
 
 Transfer = Sequence[CheckedWrite]
