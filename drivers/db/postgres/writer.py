@@ -31,6 +31,20 @@ class WriteOutcome(NamedTuple):
     left_topic: str | None
 
 
+def outcome_of(
+    name: bytes | None, version: bytes | None, action: bytes | None, topic: bytes | None, left_topic: bytes | None
+) -> WriteOutcome:
+    """From what they return as text."""
+    kind: Action | None = None if action is None else action.decode()  # type: ignore[assignment]  # only ours says it
+    return WriteOutcome(
+        (name or b"").decode(),
+        None if version is None else int(version),
+        kind,
+        (topic or b"").decode(),
+        None if left_topic is None else left_topic.decode(),
+    )
+
+
 Transfer = Sequence[CheckedWrite]
 """Writes of one caller, all or nothing."""
 

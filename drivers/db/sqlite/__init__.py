@@ -243,7 +243,8 @@ class SqliteDb(DbApi):
         if not revisions:
             self._check_open()
             return
-        self._write(lambda connection: outbox.mark(connection, revisions))
+        # Not synced: what a power failure takes back is published again.
+        self._writer.write(lambda connection: outbox.mark(connection, revisions), is_durable=False)
 
     # -- inside
 
