@@ -75,7 +75,7 @@ class DirectWay:
     def published(self, load: Load, *, begun: float, now: float) -> None:
         """So much was published, from then till now."""
         self._published = self._published.plus(load)
-        if now - begun > SLOW_S:
+        if self._is_proven and now - begun > SLOW_S:  # what opens the publisher takes its time
             self._slow_until = now + SLOW_PAUSE_S
 
     def mark(self) -> Load:
