@@ -9,7 +9,7 @@ import threading
 from collections.abc import Sequence
 
 from nb_api.core.writes import CheckedWrite
-from nb_api.db_api import Change, DbApi, DbObject, Snapshot, Write
+from nb_api.db_api import Change, DbApi, DbObject, Snapshot, Write, Written
 from nb_api.revisions import HistoryCheck
 
 
@@ -48,7 +48,7 @@ class LateDb(DbApi):
     def check(self, writes: Sequence[Write]) -> list[CheckedWrite]:
         return self._db.check(writes)
 
-    def commit(self, writes: Sequence[CheckedWrite]) -> list[int]:
+    def commit(self, writes: Sequence[CheckedWrite]) -> list[Written]:
         return self._ready().commit(writes)
 
     def get(self, table: str, key: str) -> DbObject:
