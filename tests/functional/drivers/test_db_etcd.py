@@ -153,7 +153,17 @@ class TestLimits:
                 list(objects)
 
     @pytest.mark.parametrize(
-        "rest", ["user:secret@127.0.0.1:1/x", "127.0.0.1:1/x?a=b", "127.0.0.1:1/a/b", "127.0.0.1:1/a%20b"]
+        "rest",
+        [
+            "user:secret@127.0.0.1:1/x?a=b",
+            ":secret@127.0.0.1:1/x",
+            "user@127.0.0.1:1/x",
+            "127.0.0.1:1/a/b",
+            "127.0.0.1:1/a%20b",
+            "127.0.0.1:1,127.0.0.1:nonsense/x",
+            "127.0.0.1:1,127.0.0.1:1/x",
+            "127.0.0.1:1,/x",
+        ],
     )
     def test_a_url_with_more_than_is_understood_is_refused(self, rest: str) -> None:
         with pytest.raises(InvalidConfig) as refused:
