@@ -75,6 +75,7 @@ class Effort:
         self.is_repeatable = is_repeatable
         self.deadline = time.monotonic() + settings.operation_timeout_s
         self.tried: dict[Endpoint, DbError | InvalidConfig] = {}
+        self._is_any_alive = False
         self.is_sent = False
         """The request itself is on its way: it may be done."""
 
@@ -88,15 +89,19 @@ class Effort:
         left = max(1, len(self._endpoints.listed) - len(self.tried))
         return max(0.0, self.deadline - time.monotonic()) / left
 
-    def failed(self, endpoint: Endpoint, error: DbError | InvalidConfig) -> None:
-        """The next attempt is for another one."""
+    def failed(self, endpoint: Endpoint, error: DbError | InvalidConfig, *, is_alive: bool = False) -> None:
+        """The next attempt is for another one.  ``is_alive``: it is there, but cannot do it at the moment."""
         self.tried[endpoint] = error
+        self._is_any_alive |= is_alive
         self._endpoints.failed(endpoint)
 
-    def can_wait_for_leader(self) -> bool:
-        """Whether to begin again: all that was wrong is that there is no leader, and there is time."""
-        untouched = any("no leader" in str(error) for error in self.tried.values())
-        return untouched and time.monotonic() + LEADER_PAUSE_S < self.deadline
+    def can_begin_again(self) -> bool:
+        """Whether to ask all of them once more: members elect a new leader, and there is time."""
+        if not self._is_any_alive or time.monotonic() + LEADER_PAUSE_S >= self.deadline:
+            return False
+        self.tried.clear()
+        self._is_any_alive = False
+        return True
 
     def error(self) -> HeliographError:
         """What has come of it when no endpoint is left."""

@@ -146,6 +146,14 @@ class _TryAgain(Exception):
     """The attempt has failed, and another one may follow."""
 
 
+class _LoginRefused(Exception):
+    """The server has refused the login, and was not asked for more."""
+
+    def __init__(self, refusal: Refusal) -> None:
+        super().__init__(refusal.message)
+        self.refusal = refusal
+
+
 class WatchBroken(DbUnavailable):
     """The server is gone, or has ended the watch.  It can go on elsewhere, from what was heard last."""
 
@@ -295,8 +303,7 @@ class EtcdClient:
         """Make one, if there is none, to the best endpoint that can be had."""
         while connection.endpoint is None:
             endpoint = self.endpoints.choose(effort.tried)
-            if endpoint is None and effort.can_wait_for_leader():
-                effort.tried.clear()
+            if endpoint is None and effort.can_begin_again():
                 time.sleep(LEADER_PAUSE_S)
                 continue
             if endpoint is None:
@@ -349,14 +356,16 @@ class EtcdClient:
             begun, refusal, deadline = self._send(connection, path, body, effort)
             if refusal is None:
                 return finish(connection, begun, deadline)
+        except _LoginRefused as refused:
+            refusal = refused.refusal
         except _FAILURES as error:
             connection.close()
             self.check_open()
             raise self._broken(endpoint, was_kept, effort, error) from error
         failure = refusal_error(refusal, self.settings)
         if isinstance(failure, DbUnavailable) and refusal.is_passing and self.endpoints.are_several:
-            effort.failed(endpoint, failure)
-            if refusal.is_untouched or effort.is_repeatable:
+            effort.failed(endpoint, failure, is_alive=True)
+            if refusal.is_untouched or effort.is_repeatable or not effort.is_sent:
                 raise _TryAgain
         raise failure
 
@@ -389,7 +398,7 @@ class EtcdClient:
         return begun, refusal, deadline
 
     def _token(self, connection: HttpConnection, refused: str, deadline: float) -> str:
-        """For the next request, empty when nobody logs in.  ``refused``: not this one.  Raises InvalidConfig."""
+        """For the next request, empty when nobody logs in.  ``refused``: not this one.  Raises _LoginRefused."""
         if not self.settings.user:
             return ""
 
@@ -398,7 +407,7 @@ class EtcdClient:
             begun = connection.send("auth/authenticate", msgspec.json.encode(request), "", deadline)
             body = connection.read_body(begun, deadline)
             if begun.status != http.HTTPStatus.OK:
-                raise refusal_error(read_refusal(body), self.settings)
+                raise _LoginRefused(read_refusal(body))
             return msgspec.json.decode(body, type=_LoginAnswer, strict=False).token
 
         return self._login.token(refused, authenticate, deadline)
