@@ -108,7 +108,9 @@ class Effort:
         errors = list(self.tried.values())
         if len(errors) == 1 or all(isinstance(error, InvalidConfig) for error in errors):
             return errors[-1]
-        return DbUnavailable("no endpoint can be used. " + "; ".join(map(str, errors)))
+        address = self._settings.address
+        reasons = "; ".join(str(error).removeprefix(f"{address}: ") for error in errors)
+        return DbUnavailable(f"{address}: no endpoint can be used: {reasons}")
 
 
 def judge_clusters(found: Mapping[Endpoint, int], known: int | None, listed_count: int) -> int | None:
@@ -123,8 +125,8 @@ def judge_clusters(found: Mapping[Endpoint, int], known: int | None, listed_coun
     if len(numbers) > 1:
         told = ", ".join(f"{endpoint} is of {number:x}" for endpoint, number in found.items())
         raise InvalidConfig(
-            f"the endpoints are members of different clusters: {told}. Name members of one cluster in [db] url; one that "
-            "was restored from a snapshot alone is a cluster of its own"
+            f"the endpoints are members of different clusters: {told}. Name members of one cluster in [db] url; one "
+            "that was restored from a snapshot alone is a cluster of its own"
         )
     if not numbers:
         return known

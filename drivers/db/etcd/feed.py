@@ -26,8 +26,6 @@ _BRIEF_S = 0.1
 """Who waits for less wants to know what there is now: the head is read."""
 _ARRIVAL_S = 0.5
 """What the head shows has reached a watch that is alive by then."""
-_BREAKS_MAX = 2
-"""Watches that break while one `wait` goes on: then the database counts as unavailable."""
 
 _decode_record = msgspec.msgpack.Decoder(EtcdRecord).decode
 _decode_marker = msgspec.msgpack.Decoder(Marker).decode
@@ -113,29 +111,25 @@ class EtcdFeed:
         if watch is not None and not watch.advance(after):
             watch.close()
             watch = None
-        breaks_left = _BREAKS_MAX
         try:
-            while True:
-                try:
-                    if watch is not None and watch.listen(0.0):
-                        return True
-                    now = time.monotonic()
-                    if watch is None or watch.is_over or min(watch.proved_at + _SILENCE_S, deadline - _BRIEF_S) < now:
-                        watch, is_newer = self._compare_with_head(watch, after, deadline)
-                        if watch is None or is_newer:
-                            return is_newer
-                    if watch.listen(min(deadline, watch.proved_at + _SILENCE_S)):
-                        return True
-                except WatchBroken:
-                    # The server may have been restarted; if it is away, reading the head tells.
-                    assert watch is not None
-                    watch.close()
-                    watch, breaks_left = None, breaks_left - 1
-                    if not breaks_left:
-                        raise
-                else:
-                    if time.monotonic() >= deadline and not watch.is_over:
-                        return False
+            return self._wait_with(watch, after, deadline)
+        except WatchBroken:
+            # The server may have been restarted.  If it is away, reading the head tells.
+            return self._wait_with(None, after, deadline)
+
+    def _wait_with(self, watch: EtcdWatch | None, after: int, deadline: float) -> bool:
+        """The watch is kept, or another one, or closed.  Raises WatchBroken, RevisionUnknown."""
+        try:
+            while watch is None or not watch.listen(0.0):
+                now = time.monotonic()
+                if watch is None or watch.is_over or min(watch.proved_at + _SILENCE_S, deadline - _BRIEF_S) < now:
+                    watch, is_newer = self._compare_with_head(watch, after, deadline)
+                    if watch is None or is_newer:
+                        return is_newer
+                if watch.listen(min(deadline, watch.proved_at + _SILENCE_S)):
+                    return True
+                if time.monotonic() >= deadline and not watch.is_over:
+                    return False
         except BaseException:
             if watch is not None:
                 watch.close()
@@ -144,10 +138,9 @@ class EtcdFeed:
         finally:
             if watch is not None:
                 self._watches.keep(watch)
+        return True
 
-    def _compare_with_head(
-        self, watch: EtcdWatch | None, after: int, deadline: float
-    ) -> tuple[EtcdWatch | None, bool]:
+    def _compare_with_head(self, watch: EtcdWatch | None, after: int, deadline: float) -> tuple[EtcdWatch | None, bool]:
         """The watch to listen to, and whether the head is newer than the caller.  None when there is no need for one,
         because there is news or no time.  Raises RevisionUnknown; the watch is the caller's to close then."""
         head, store_revision = self._head_and_store_revision()

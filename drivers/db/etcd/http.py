@@ -1,7 +1,7 @@
 """Conversations with etcd over HTTP: the JSON gateway that every etcd 3.4 and later has at ``/v3/``.
 
 Why not gRPC: its library runs threads of its own that do not survive a fork, and the writers here are forked workers.
-Why not a client from PyPI: those that exist stand on gRPC or on a web framework, and what is needed is seven calls.  The
+Why not a client from PyPI: those that exist stand on gRPC or on a web framework, and what is needed is few calls.  The
 gateway costs base64 on the way; msgspec reads that, and numbers written as strings, straight into the structs below.
 
 A request goes to one endpoint.  When that fails, the next one is asked if nothing can have happened yet, or if it does
@@ -165,6 +165,7 @@ class WatchStream:
         self._client = client
         self._connection = connection
         self._endpoint = endpoint
+        self._is_closed = False
 
     def read(self, deadline: float) -> WatchResult | None:
         """The next report, None when the time is over; one that has passed takes what is there already.
@@ -190,8 +191,10 @@ class WatchStream:
 
     def close(self) -> None:
         """Idempotent."""
-        self._connection.close()  # the stream has no end of its own
-        self._client.release(self._connection)
+        if not self._is_closed:
+            self._is_closed = True
+            self._connection.close()  # the stream has no end of its own
+            self._client.release(self._connection)
 
     @property
     def is_doubtful(self) -> bool:
@@ -265,8 +268,8 @@ class EtcdClient:
             try:
                 connection.connect(endpoint, self.settings.security, timeout_s)
                 found[endpoint] = self._read_cluster_id(connection, time.monotonic() + timeout_s)
-            except (*_FAILURES, DbError):
-                self.endpoints.failed(endpoint)
+            except (*_FAILURES, DbError, InvalidConfig):
+                self.endpoints.failed(endpoint)  # why, the next request tells
             finally:
                 connection.close()
         self.endpoints.cluster_id = judge_clusters(found, self.endpoints.cluster_id, len(self.endpoints.listed))
@@ -315,13 +318,13 @@ class EtcdClient:
                     self._identify(connection, endpoint, effort)
                 connection.is_kept = False
                 self.endpoints.works(endpoint)
-            except _FAILURES as error:
-                connection.close()
-                self.check_open()
-                effort.failed(endpoint, failure_error(error, endpoint, self.settings))
             except (DbError, InvalidConfig) as error:
                 connection.close()
                 effort.failed(endpoint, error)
+            except _FAILURES as error:
+                connection.close()
+                self.check_open()
+                effort.failed(endpoint, failure_error(error, endpoint, self.settings, is_new=True))
 
     def _identify(self, connection: HttpConnection, endpoint: Endpoint, effort: Effort) -> None:
         """Before anything is written there: a member of another cluster would take it."""
@@ -337,7 +340,7 @@ class EtcdClient:
         begun = connection.send("maintenance/status", b"{}", "", deadline)
         body = connection.read_body(begun, deadline)
         if begun.status != http.HTTPStatus.OK:
-            raise DbUnavailable(f"{self.settings.address}: {read_refusal(body).message}")
+            raise refusal_error(read_refusal(body, begun.status), self.settings)
         return msgspec.json.decode(body, type=StatusAnswer, strict=False).header.cluster_id
 
     def _attempt(
@@ -358,6 +361,8 @@ class EtcdClient:
                 return finish(connection, begun, deadline)
         except _LoginRefused as refused:
             refusal = refused.refusal
+        except HeliographError:
+            raise
         except _FAILURES as error:
             connection.close()
             self.check_open()
@@ -371,7 +376,7 @@ class EtcdClient:
 
     def _broken(self, endpoint: Endpoint, was_kept: bool, effort: Effort, error: Exception) -> Exception:
         """What to raise after a connection broke."""
-        failure = failure_error(error, endpoint, self.settings)
+        failure = failure_error(error, endpoint, self.settings, is_new=not was_kept)
         # A server that was restarted has hung up; the same endpoint may be asked once more.
         if not was_kept or isinstance(error, TimeoutError):
             effort.failed(endpoint, failure)
@@ -391,7 +396,7 @@ class EtcdClient:
             self.clock.observe(begun.date)
             if begun.status == http.HTTPStatus.OK:
                 return begun, None, deadline
-            refusal = read_refusal(connection.read_body(begun, deadline))
+            refusal = read_refusal(connection.read_body(begun, deadline), begun.status)
             if not token or not refusal.is_about_token or attempt == _LOGINS_MAX:
                 break
             effort.is_sent = False
@@ -407,7 +412,7 @@ class EtcdClient:
             begun = connection.send("auth/authenticate", msgspec.json.encode(request), "", deadline)
             body = connection.read_body(begun, deadline)
             if begun.status != http.HTTPStatus.OK:
-                raise _LoginRefused(read_refusal(body))
+                raise _LoginRefused(read_refusal(body, begun.status))
             return msgspec.json.decode(body, type=_LoginAnswer, strict=False).token
 
         return self._login.token(refused, authenticate, deadline)

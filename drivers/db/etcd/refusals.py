@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http
 import ssl
 
 import msgspec
@@ -10,9 +11,12 @@ from drivers.db.etcd.config import GROUP, Endpoint, EtcdSettings
 from nb_api.errors import DbError, DbUnavailable
 from pubsub_api.errors import InvalidConfig, LimitReached
 
-_CODE_INVALID_ARGUMENT, _CODE_EXHAUSTED, _CODE_OUT_OF_RANGE, _CODE_UNAUTHENTICATED = 3, 8, 11, 16
+_CODE_UNKNOWN, _CODE_INVALID_ARGUMENT, _CODE_EXHAUSTED, _CODE_OUT_OF_RANGE, _CODE_UNAUTHENTICATED = 2, 3, 8, 11, 16
+_CODE_UNAVAILABLE = 14
 _CODES_PERMISSION = (7, 16)
-_CODES_PASSING = (1, 4, 10, 14)  # cancelled, deadline exceeded, aborted, unavailable
+_CODES_PASSING = (1, 4, 10, _CODE_UNAVAILABLE)  # cancelled, deadline exceeded, aborted, unavailable
+_STOPPING = ("transport", "connection", "stopped", "raft", "context")
+"""In what the gateway says, without a code of its own, when the server behind it ends."""
 _UNTOUCHED = ("no leader", "not capable", "not supported for learner")
 """In refusals of a member that has not begun with the request."""
 
@@ -37,6 +41,8 @@ class Refusal(msgspec.Struct, frozen=True):
     @property
     def is_passing(self) -> bool:
         """Another member, or the same one later, may do it."""
+        if self.code == _CODE_UNKNOWN:
+            return any(text in self.message for text in _STOPPING)
         return self.code in _CODES_PASSING or (self.code == _CODE_EXHAUSTED and "too many requests" in self.message)
 
     @property
@@ -45,14 +51,15 @@ class Refusal(msgspec.Struct, frozen=True):
         return self.is_passing and any(text in self.message for text in _UNTOUCHED)
 
 
-def read_refusal(body: bytes) -> Refusal:
+def read_refusal(body: bytes, status: int = http.HTTPStatus.OK) -> Refusal:
     """A stream wraps its refusals, a plain call does not, and a proxy in between says what it likes."""
     try:
         found = msgspec.json.decode(body)
         wrapped = found.get("error", found)
         return msgspec.convert(wrapped if isinstance(wrapped, dict) else found, Refusal)
     except (msgspec.MsgspecError, AttributeError):
-        return Refusal(message=body[:200].decode(errors="replace").strip())
+        code = _CODE_UNAVAILABLE if status >= http.HTTPStatus.BAD_GATEWAY else 0
+        return Refusal(code, body[:200].decode(errors="replace").strip())
 
 
 def refusal_error(refusal: Refusal, settings: EtcdSettings) -> Exception:
@@ -92,8 +99,10 @@ def _advice(refusal: Refusal, settings: EtcdSettings) -> str:
     return ""
 
 
-def failure_error(error: Exception, endpoint: Endpoint, settings: EtcdSettings) -> DbError | InvalidConfig:
-    """The error for a connection that could not be made, or broke."""
+def failure_error(
+    error: Exception, endpoint: Endpoint, settings: EtcdSettings, *, is_new: bool = False
+) -> DbError | InvalidConfig:
+    """The error for a connection that could not be made, or broke, before anything was answered when it ``is_new``."""
     reason = str(error) or type(error).__name__
     message = f"{settings.address}: {endpoint}: {reason}"
     if isinstance(error, ssl.SSLCertVerificationError):
@@ -103,8 +112,8 @@ def failure_error(error: Exception, endpoint: Endpoint, settings: EtcdSettings) 
     if is_certificate_refused(error):
         mine = "another one as" if settings.has_certificate else "a certificate as"
         return InvalidConfig(f"{message}. The server wants {mine} [{GROUP}] tls_cert_file, signed by whom it trusts")
-    if isinstance(error, ssl.SSLError) and error.reason == "WRONG_VERSION_NUMBER":
-        return InvalidConfig(f"{message}. The server does not speak TLS: write etcd:// in [db] url")
+    if is_new and settings.security is None and isinstance(error, ConnectionResetError):
+        message += ". If it always does so, it may want TLS: write etcds:// in [db] url"
     return DbUnavailable(message)
 
 

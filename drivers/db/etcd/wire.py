@@ -75,13 +75,16 @@ class HttpConnection:
             connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             if security is not None:
                 connected = security.wrap_socket(connected, server_hostname=endpoint.host)
+        except (ssl.SSLEOFError, ConnectionResetError) as error:
+            connected.close()
+            raise ConnectionResetError(
+                "the server hung up instead of beginning with TLS. If it always does so, write etcd:// in [db] url"
+            ) from error
         except BaseException:
             connected.close()
             raise
         self._socket, self.endpoint = connected, endpoint
-        self._head = (
-            f" HTTP/1.1\r\nHost: {endpoint}\r\nContent-Type: application/json\r\n{self._more_headers}".encode()
-        )
+        self._head = f" HTTP/1.1\r\nHost: {endpoint}\r\nContent-Type: application/json\r\n{self._more_headers}".encode()
 
     def send(self, path: str, body: bytes, token: str, deadline: float) -> Answer:
         """One request; returns when its answer begins.  Then `read_body`, or `read_line` again and again."""
