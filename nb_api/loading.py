@@ -42,7 +42,7 @@ def build_db(url: str | None = None, conf: cfg.ConfigOpts | None = None, *, with
     conf.register_opts(config.OPTIONS, group=config.GROUP)
     check_group(conf, config.GROUP, config.OPTIONS, others=notify_config.NOTIFY_OPTIONS)
     given = conf[config.GROUP].url if url is None else url
-    parts = split_url(given, what="database", example="sqlite:///path/file.db")
+    parts = split_url(given, what="database", example="sqlite:///path/file.db", has_hosts=True)
     # A URL given by the caller speaks for itself; the option belongs to the option ``url``.
     configured = conf[config.GROUP].driver if url is None else ""
     driver_class = load_db_driver(configured or parts.scheme)

@@ -18,8 +18,7 @@ how many changes there were, which compaction needs to know.
 Compaction is etcd's own and concerns everything in it: one by an operator, or for another prefix, shortens this feed
 too.  Other transactions count too (an entry leaves the outbox, another application writes), and most have fewer writes
 than they may have, so revisions skip numbers.  etcd has no clock that can be asked: ages are measured by the Date of
-its answers, to the second.  It has no index by topic either: a snapshot reads all objects of its tables.  TLS and
-etcd's users are not supported.
+its answers, to the second.  It has no index by topic either: a snapshot reads all objects of its tables.
 """
 
 from __future__ import annotations
@@ -77,8 +76,7 @@ _encode = msgspec.msgpack.Encoder().encode
 class EtcdDb(DbApi):
     """The driver.  See the module's description."""
 
-    options: ClassVar[Mapping[str, Sequence[cfg.Opt]]] = {"db_etcd": ()}
-    """None any more: a file that still has some is refused."""
+    options: ClassVar[Mapping[str, Sequence[cfg.Opt]]] = {config.GROUP: config.OPTIONS}
     transaction_limit: ClassVar[int] = _WRITES_MAX
 
     def __init__(self, conf: cfg.ConfigOpts, url: SplitResult) -> None:
@@ -91,19 +89,24 @@ class EtcdDb(DbApi):
         self._feed = EtcdFeed(self._client, self._keys, self._settings.operation_timeout_s, _OPERATIONS_MAX)
 
     def initialize(self) -> None:
+        if self._client.endpoints.are_several:
+            self._client.find_clusters()
         version = self._client.call("maintenance/status", {}, StatusAnswer).version
         if version in _FORGETFUL:
             LOG.warning("etcd %s may lose acknowledged writes when it is killed: use 3.5.3 or later", version)
-        if not is_loopback(self._settings.host):
-            LOG.warning("etcd at %s is used without TLS and login: whoever gets there can change everything",
-                        self._settings.host)  # fmt: skip
+        is_remote = not all(is_loopback(endpoint.host) for endpoint in self._settings.endpoints)
+        if is_remote and (self._settings.security is None or not self._settings.user):
+            LOG.warning("%s is used without TLS or login: whoever gets there can read or change everything",
+                        self._settings.address)  # fmt: skip
         self.revision()
 
     def close(self) -> None:
         self._client.close()
+        self._feed.close()
 
     def release_idle(self) -> None:
         self._client.close_idle()
+        self._feed.release_idle()
 
     # -- objects
 
@@ -238,7 +241,8 @@ class EtcdDb(DbApi):
     def _read_all(self, names: Sequence[bytes]) -> list[KeyValue | None]:
         if len(names) == 1:
             return [self._read(names[0])]
-        return self._saw(names, found_in(self._client.call("kv/txn", {"success": ranges(names)}, TxnAnswer)))
+        request = {"success": ranges(names)}
+        return self._saw(names, found_in(self._client.call("kv/txn", request, TxnAnswer, is_repeatable=True)))
 
     def _recall(self, writes: Sequence[CheckedWrite], names: Sequence[bytes]) -> tuple[Sequence[KeyValue | None], bool]:
         """The keys of the objects as far as they are known, and whether they were read for this.  What is created is
@@ -274,4 +278,5 @@ class EtcdDb(DbApi):
     def _remove(self, keys: Iterable[bytes]) -> None:
         removals = [{"request_delete_range": {"key": key}} for key in keys]
         for start in range(0, len(removals), _OPERATIONS_MAX):
-            self._client.call("kv/txn", {"success": removals[start : start + _OPERATIONS_MAX]}, TxnAnswer)
+            request = {"success": removals[start : start + _OPERATIONS_MAX]}
+            self._client.call("kv/txn", request, TxnAnswer, is_repeatable=True)
