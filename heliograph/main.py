@@ -58,7 +58,7 @@ def build_parser(only: str | None = None) -> argparse.ArgumentParser:
     subparsers = parser.add_subparsers(title="commands", metavar="COMMAND", dest="command")
     for name, summary in commands.SUMMARIES.items():
         if only is None or name == only:
-            module = importlib.import_module(f"{commands.__name__}.{name.replace('-', '_')}")
+            module = importlib.import_module(commands.MODULES[name])
             if hasattr(module, "make_parser"):
                 module.make_parser(subparsers)
             else:

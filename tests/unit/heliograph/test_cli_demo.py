@@ -7,7 +7,7 @@ import json
 import pytest
 
 from heliograph import exits, main
-from heliograph.commands import demo
+from heliograph.commands.trials import demo
 from heliograph.demo import processes, steps
 from pubsub_api import loading
 from pubsub_api.errors import DriverDependencyMissing

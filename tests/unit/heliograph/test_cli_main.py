@@ -33,8 +33,9 @@ def test_help_lists_every_command_and_the_exit_codes(capsys: pytest.CaptureFixtu
 
 
 def test_every_command_has_a_module_and_every_module_a_summary() -> None:
-    modules = sorted(module.name.replace("_", "-") for module in pkgutil.iter_modules(commands.__path__))
-    assert sorted(COMMANDS) == modules
+    found = pkgutil.walk_packages(commands.__path__, f"{commands.__name__}.")
+    assert sorted(commands.MODULES.values()) == sorted(module.name for module in found if not module.ispkg)
+    assert list(COMMANDS) == sorted(commands.MODULES)
 
 
 def test_the_help_waits_for_no_library() -> None:
@@ -127,7 +128,7 @@ def test_a_bug_is_called_one(capsys: pytest.CaptureFixture[str], monkeypatch: py
     def stumble(*_: object) -> int:
         raise ZeroDivisionError("oops")
 
-    monkeypatch.setattr("heliograph.commands.drivers.run", stumble)
+    monkeypatch.setattr("heliograph.commands.bus.drivers.run", stumble)
     assert main.main(["drivers"]) == exits.FAILED
     err = capsys.readouterr().err
     assert "internal error" in err
@@ -144,7 +145,7 @@ def test_a_signal_ends_a_command(
         while True:
             signal.pause()
 
-    monkeypatch.setattr("heliograph.commands.drivers.run", wait_for_it)
+    monkeypatch.setattr("heliograph.commands.bus.drivers.run", wait_for_it)
     before = signal.getsignal(signal.SIGTERM)
     assert main.main(["drivers"]) == exits.INTERRUPTED
     assert signal.getsignal(signal.SIGTERM) is before
