@@ -32,6 +32,10 @@ _FOLDERS = {
         "publisher-service": "publish for all workers of this host",
         "status": "ask the publisher service how it is",
     },
+    "setup": {
+        "completion": "print what makes a shell complete commands",
+        "context": "give a bus, a database and a log a name",
+    },
     "trials": {
         "bench": "run the benchmarks of a checkout",
         "demo": "see it work, under faults, with a proof at the end",

@@ -150,11 +150,11 @@ def install(connection: PostgresConnection, settings: PostgresSettings) -> None:
     encoding = connection.info.parameter_status("server_encoding")
     if encoding != "UTF8":
         raise InvalidConfig(f"{settings.address} is encoded in {encoding}; Heliograph needs a database in UTF8")
-    if _is_installed(connection, settings):  # also the way of a user who may write but not create
+    if is_installed(connection, settings):  # also the way of a user who may write but not create
         return
     with connection.transaction():
         connection.execute("SELECT pg_advisory_xact_lock(%s)", (_lock("install", settings.schema),))
-        if not _is_installed(connection, settings):
+        if not is_installed(connection, settings):
             names = {
                 "schema": settings.schema,
                 "channel": settings.channel,
@@ -165,7 +165,8 @@ def install(connection: PostgresConnection, settings: PostgresSettings) -> None:
             connection.execute((_TABLES + _EXAMINE + _CHANGE + _CHANGE_ALL).format(**names).encode())
 
 
-def _is_installed(connection: PostgresConnection, settings: PostgresSettings) -> bool:
+def is_installed(connection: PostgresConnection, settings: PostgresSettings) -> bool:
+    """Whether the schema has what `install` makes.  Raises InvalidConfig for another format, psycopg.Error."""
     # Asked of the catalogue itself: to_regclass() may answer from a cache that is older than the lock.
     found = connection.execute(
         """SELECT FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace

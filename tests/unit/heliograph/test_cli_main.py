@@ -99,6 +99,9 @@ def test_an_error_is_one_line_with_blame_and_advice(capsys: pytest.CaptureFixtur
     assert main.main(["subscribe", "#", "--url", "carrier-pigeon://x"]) == exits.USAGE
     [line] = capsys.readouterr().err.splitlines()
     assert line.startswith("heliograph subscribe: no driver is installed under the name 'carrier-pigeon'")
+    assert "[" not in line
+    assert main.main(["subscribe", "#", "--bus", "carrier-pigeon://x", "--verbose"]) == exits.USAGE
+    [line] = capsys.readouterr().err.splitlines()
     assert line.endswith("[DriverNotFound; the fault is with the request; trying again does not help]")
 
 
@@ -206,7 +209,9 @@ def test_the_logging_of_the_caller_is_left_alone(capsys: pytest.CaptureFixture[s
         (float("nan"), '"nan"'),
         (float("-inf"), '"-inf"'),
         ("\x1b[31m\u2603", '"\\u001b[31m\\u2603"'),
-        (2**64, "18446744073709551616"),
+        (2**64, '"18446744073709551616"'),
+        (2**53, "9007199254740992"),
+        (output.Payload({"n": 2**64}), '{"n": 18446744073709551616}'),
         (exits, f'"{exits}"'.replace("\\", "\\\\")),
     ],
 )
@@ -232,7 +237,7 @@ def test_a_timestamp_that_is_no_time_is_shown_as_it_is() -> None:
     assert output.clock_text(2**70) == str(2**70)
 
 
-@pytest.mark.parametrize("text", ["-1", "x", "inf", "nan", "1e9"])
+@pytest.mark.parametrize("text", ["-1", "x", "inf", "nan", "1e9", "10x", "s", "400d", "1h 5m"])
 def test_seconds_refuses(text: str) -> None:
     with pytest.raises(options.argparse.ArgumentTypeError, match="seconds"):
         options.seconds(text)
