@@ -12,10 +12,9 @@ from typing import TYPE_CHECKING, Any
 from heliograph import exits, options
 from heliograph.hosts import explained
 from heliograph.output import Output, clock_text, compact, event_record, note
-from pubsub_api import Durability, Event, History, HistoryOutcome, Resync, loading
+from pubsub_api import Durability, Event, History, HistoryOutcome, Resync
 from pubsub_api.core.topics import check_filter
 from pubsub_api.errors import UsageError, WaitTimeout
-from pubsub_api.subscribing.scheme import scheme_of
 
 if TYPE_CHECKING:
     from pubsub_api import Session, Subscriber
@@ -124,6 +123,8 @@ class Printer:
 
 def run(args: argparse.Namespace, output: Output) -> int:
     """Raises WaitTimeout when the time is over and the subscription was never in effect."""
+    from pubsub_api.subscribing.scheme import scheme_of
+
     printer = Printer(output, args.count)
     if scheme_of(args.filters) is not None:  # it would take the work of the group, and do nothing with it
         raise UsageError(f"{args.filters[0]}: printing events is not handling them; a program joins a group")
@@ -158,7 +159,9 @@ def run(args: argparse.Namespace, output: Output) -> int:
 
 
 def _addresses(session: Session) -> list[str]:
-    return loading.build_driver(session.conf).listen_addresses()
+    from pubsub_api.loading import build_driver
+
+    return build_driver(session.conf).listen_addresses()
 
 
 def _wait(printer: Printer, subscriber: Subscriber, timeout_s: float | None, addresses: list[str]) -> bool:

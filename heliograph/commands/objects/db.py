@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 from heliograph import exits, options
 from heliograph.databases import add_database, object_line, object_record, open_nb
 from heliograph.output import Output, Payload, compact, note
-from nb_api.errors import RevisionUnknown
 from pubsub_api.errors import UsageError, WaitTimeout
 
 if TYPE_CHECKING:
@@ -236,6 +235,8 @@ def _watch(nb: NbApi, args: argparse.Namespace, output: Output) -> int:
 
 def _known_revision(nb: NbApi, revision: int) -> int:
     """Raises UsageError: that the database never had it is said by who asked, not by a feed that was followed."""
+    from nb_api.errors import RevisionUnknown
+
     try:
         nb.db.changes(revision, limit=1)
     except RevisionUnknown:

@@ -39,9 +39,11 @@ def test_every_command_has_a_module_and_every_module_a_summary() -> None:
 
 
 def test_the_help_waits_for_no_library() -> None:
+    # What these say of themselves comes from the drivers, the checks and the processes that they are about.
+    light = [[name, "--help"] for name in COMMANDS if name not in ("bench", "demo", "doctor", "drivers")]
     code = (
-        "import sys; from heliograph.main import main; assert main(['--help']) == 0; "
-        "sys.exit(str(sorted({'pubsub_api', 'oslo_config', 'rich'} & set(sys.modules)) or ''))"
+        f"import sys; from heliograph.main import main; assert not any(map(main, {[['--help'], *light]})); "
+        "sys.exit(str(sorted({'nb_api', 'pubsub_api.session', 'oslo_config', 'rich'} & set(sys.modules)) or ''))"
     )
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60)
     assert ended.stderr.strip() == ""
