@@ -82,6 +82,11 @@ class DbApi(abc.ABC):
             count_max, config.transaction_bytes_max(conf), conf[config.GROUP].value_bytes_max
         )
 
+    def exists(self) -> bool:
+        """Whether there is a database that `initialize`, which is called after this, would not make.  Makes nothing.  A
+        driver that makes nothing, or cannot tell, says True.  Raises DbUnavailable."""
+        return True
+
     @abc.abstractmethod
     def initialize(self) -> None:
         """Connect and create what is missing (tables, scripts).  Safe to call from many processes at once.

@@ -23,6 +23,9 @@ class LateDb(DbApi):
         self._lock = threading.Lock()
         self._is_ready = False
 
+    def exists(self) -> bool:
+        return self._db.exists()
+
     def initialize(self) -> None:
         with self._lock:
             if not self._is_ready:

@@ -8,6 +8,8 @@ connection.
 from __future__ import annotations
 
 import dataclasses
+import os
+from collections.abc import Iterable
 
 from oslo_config import cfg
 
@@ -72,14 +74,15 @@ def build_driver(conf: cfg.ConfigOpts, name: str | None = None) -> PubSubApi:
     return driver_class(conf)
 
 
-def conf_from_url(url: str) -> cfg.ConfigOpts:
+def conf_from_url(url: str, config_files: Iterable[str | os.PathLike[str]] = ()) -> cfg.ConfigOpts:
     """A new ``conf`` for the driver that the scheme of ``url`` names, for example ``zmq://127.0.0.1:8866``.
 
-    Raises InvalidConfig when the URL cannot be understood, and what `load_driver` raises.
+    What the URL does not say is read from the files, if any.  Raises InvalidConfig when the URL cannot be understood
+    or a file cannot be used, and what `load_driver` raises.
     """
     parts = split_url(url, what="driver", example="zmq://127.0.0.1:8866")
     driver_class = load_driver(parts.scheme)
-    conf = config.new_conf()
+    conf = config.new_conf(config_files)
     register_options(conf, driver_class, driver_class.options)
     conf.set_override("pub_sub_driver", parts.scheme, group=config.GROUP)
     try:

@@ -67,6 +67,10 @@ class PostgresDb(DbApi):
         self._writer = SharedWriter(self._execute)
         self._age = OutboxAge()
 
+    def exists(self) -> bool:
+        with self._pool.connection() as connection:
+            return schema.is_installed(connection, self._settings)
+
     def initialize(self) -> None:
         with self._pool.connection() as connection:
             schema.install(connection, self._settings)

@@ -163,6 +163,12 @@ def install(connection: PostgresConnection, settings: PostgresSettings) -> None:
         connection.execute("".join(_missing(connection, settings)).format(**names).encode())
 
 
+def is_installed(connection: PostgresConnection, settings: PostgresSettings) -> bool:
+    """Whether the schema has the tables, also of an earlier release.  Raises InvalidConfig for another format, and
+    psycopg.Error."""
+    return _TABLES not in _missing(connection, settings)
+
+
 def _missing(connection: PostgresConnection, settings: PostgresSettings) -> list[str]:
     """What is to be created.  The tables of an earlier release are ours, and only its functions are others."""
     # Asked of the catalogue itself: to_regclass() may answer from a cache that is older than the lock.

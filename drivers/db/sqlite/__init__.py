@@ -90,6 +90,9 @@ class SqliteDb(DbApi):
         self._news = threading.Condition()
         self._age = OutboxAge()
 
+    def exists(self) -> bool:
+        return self._path.exists()
+
     def initialize(self) -> None:
         make_file(self._path)
         try:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from heliograph import exits, options
 from heliograph.databases import add_database, object_line, object_record, open_nb
-from heliograph.output import Output, compact, note
+from heliograph.output import Output, Payload, compact, note
 from pubsub_api.errors import UsageError, WaitTimeout
 
 if TYPE_CHECKING:
@@ -87,8 +87,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         )
     for name in ("create", "set", "delete"):
         made[name].add_argument(
-            "--flush-timeout", metavar="S", type=options.seconds, default=10.0,
-            help="seconds that publishing may take (default: %(default)s)",
+            "--flush-timeout", metavar="TIME", type=options.seconds, default=10.0,
+            help="how long publishing may take (default: 10s)",
         )  # fmt: skip
     made["list"].add_argument("table", metavar="TABLE", nargs="?")
     made["snapshot"].add_argument("directory", metavar="DIR", help="where the snapshot goes, or is")
@@ -100,8 +100,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="how many of the newest changes to keep (default: %(default)s)",
     )  # fmt: skip
     made["compact"].add_argument(
-        "--keep-tombstones", metavar="S", type=options.seconds, default=86_400.0,
-        help="seconds for which tombstones are kept (default: a day)",
+        "--keep-tombstones", metavar="TIME", type=options.seconds, default=86_400.0,
+        help="how long tombstones are kept (default: 1d)",
     )  # fmt: skip
 
 
@@ -113,10 +113,29 @@ def _add_watch(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace, output: Output) -> int:
-    with open_nb(args) as nb:
+    _check(args)
+    is_making = args.verb == "create" or (args.verb == "set" and args.create)
+    with open_nb(args, must_exist=not is_making) as nb:
         if args.verb not in _WRITING and nb.db.revision() == 0:  # a mistyped URL looks like this
             note("heliograph db: nothing was ever written to this database")
         return _RUN[args.verb](nb, args, output)
+
+
+def _check(args: argparse.Namespace) -> None:
+    """Refuse what can never work before anything is connected to.  Raises UsageError, InvalidTopic, InvalidObject."""
+    from nb_api.core.checks import TopicSelection, check_object
+    from pubsub_api.core.topics import check_topic
+
+    if args.verb in _WRITING | {"get"}:
+        check_object(args.table, args.key)
+    if getattr(args, "topic", None) is not None:
+        check_topic(args.topic)
+    if args.verb in ("create", "set"):
+        args.value = _value(args)
+    if args.verb == "set" and args.create and (args.topic is None or args.expected_version is not None):
+        raise UsageError("--create needs --topic, and does not go with --expected-version")
+    if args.verb in ("list", "watch"):
+        TopicSelection(None, args.topics)
 
 
 def _get(nb: NbApi, args: argparse.Namespace, output: Output) -> int:
@@ -131,36 +150,55 @@ def _list(nb: NbApi, args: argparse.Namespace, output: Output) -> int:
         for table, count in sorted(counts.items()):
             output.result({"table": table, "objects": count}, f"{table} {count:,}")
         return exits.OK
-    for found in nb.get_all(args.table, topics=args.topics):
-        output.result(object_record(found), object_line(found))
+    found = nb.get_all(args.table, topics=args.topics)
+    for one in found:
+        output.result(object_record(one), object_line(one))
+    if not found:
+        _note_no_table(nb, args.table)
     return exits.OK
 
 
+def _note_no_table(nb: NbApi, table: str) -> None:
+    """A table is there as long as it has objects: a mistyped one looks like an empty one, so say which there are."""
+    with nb.db.snapshot() as snapshot:
+        tables = sorted({found.table for found in snapshot})
+    if table not in tables:
+        note(f"heliograph db: no object is in a table {table!r}; tables with objects: {', '.join(tables) or 'none'}")
+
+
 def _create(nb: NbApi, args: argparse.Namespace, output: Output) -> int:
-    return _written(nb, output, args, nb.create(args.table, args.key, _value(args), topic=args.topic))
+    version = nb.create(args.table, args.key, args.value, topic=args.topic)
+    return _written(nb, output, args, version, "created")
 
 
 def _set(nb: NbApi, args: argparse.Namespace, output: Output) -> int:
-    if not args.create:
-        version = nb.update(
-            args.table, args.key, _value(args), topic=args.topic, expected_version=args.expected_version
-        )
-    elif args.topic is None or args.expected_version is not None:
-        raise UsageError("--create needs --topic, and does not go with --expected-version")
+    if args.create:
+        version = nb.put(args.table, args.key, args.value, topic=args.topic)
     else:
-        version = nb.put(args.table, args.key, _value(args), topic=args.topic)
-    return _written(nb, output, args, version)
+        version = nb.update(
+            args.table, args.key, args.value, topic=args.topic, expected_version=args.expected_version
+        )  # fmt: skip
+    return _written(nb, output, args, version, "unchanged" if nb.statistics().unchanged else "set")
 
 
 def _delete(nb: NbApi, args: argparse.Namespace, output: Output) -> int:
-    return _written(nb, output, args, nb.delete(args.table, args.key, expected_version=args.expected_version))
+    version = nb.delete(args.table, args.key, expected_version=args.expected_version)
+    return _written(nb, output, args, version, "deleted")
 
 
-def _written(nb: NbApi, output: Output, args: argparse.Namespace, version: int) -> int:
+_WRITTEN = {
+    "created": "has version {version} now",
+    "set": "has version {version} now",
+    "unchanged": "is unchanged, version {version}: it has that value already",
+    "deleted": "is deleted; its tombstone has version {version}",
+}
+
+
+def _written(nb: NbApi, output: Output, args: argparse.Namespace, version: int, what: str) -> int:
     """Say what was stored, then see to it that it is told.  Raises WaitTimeout when it is not told yet."""
     output.result(
-        {"table": args.table, "key": args.key, "version": version},
-        f"{args.table}/{args.key} has version {version} now",
+        {"table": args.table, "key": args.key, "version": version, "result": what},
+        f"{args.table}/{args.key} {_WRITTEN[what].format(version=version)}",
     )
     output.flush()
     nb.flush(timeout_s=args.flush_timeout)
@@ -174,7 +212,7 @@ def _watch(nb: NbApi, args: argparse.Namespace, output: Output) -> int:
     from nb_api.core.checks import TopicSelection
 
     selection = TopicSelection(args.tables, args.topics)
-    after = nb.db.revision() if args.after is None else args.after
+    after = nb.db.revision() if args.after is None else _known_revision(nb, args.after)
     deadline = math.inf if args.timeout is None else time.monotonic() + args.timeout
     printed = 0
     while (left_s := deadline - time.monotonic()) > 0:
@@ -195,6 +233,20 @@ def _watch(nb: NbApi, args: argparse.Namespace, output: Output) -> int:
     return exits.OK
 
 
+def _known_revision(nb: NbApi, revision: int) -> int:
+    """Raises UsageError: that the database never had it is said by who asked, not by a feed that was followed."""
+    from nb_api.errors import RevisionUnknown
+
+    try:
+        nb.db.changes(revision, limit=1)
+    except RevisionUnknown:
+        raise UsageError(
+            f"--after {revision}: no change of this database has that revision; 'heliograph db watch --after 0' shows "
+            "those that are kept"
+        ) from None
+    return revision
+
+
 def _compact(nb: NbApi, args: argparse.Namespace, output: Output) -> int:
     gone = nb.db.compact(keep_changes=args.keep_changes, keep_tombstones_s=args.keep_tombstones)
     output.result({"forgotten": gone}, f"{gone:,} changes forgotten")
@@ -205,8 +257,10 @@ def _snapshot(nb: NbApi, args: argparse.Namespace, output: Output) -> int:
     from nb_api.cache.snapshot_source import load_source
 
     load_source("snapshot")  # says what to install when a library is missing
-    from nb_api.cache.snapshot_files import complete
+    from nb_api.cache.snapshot_files import complete, is_complete
 
+    if is_complete(args.directory):
+        raise UsageError(f"{args.directory} is a complete snapshot already: name another directory")
     manifest = complete(args.directory, nb.db)
     output.result(
         {"objects": manifest.objects, "revision": manifest.revision},
@@ -228,6 +282,7 @@ _RUN: dict[str, Callable[[NbApi, argparse.Namespace, Output], int]] = {
 
 
 def _value(args: argparse.Namespace) -> Any:
+    """Raises UsageError."""
     try:
         return options.json_value(args.value)
     except ValueError as error:
@@ -241,7 +296,7 @@ def _change_record(change: Change) -> dict[str, Any]:
         "table": change.table,
         "key": change.key,
         "topic": change.topic,
-        "value": change.value,
+        "value": Payload(change.value),
     }
     return record if change.left_topic is None else {**record, "left_topic": change.left_topic}
 

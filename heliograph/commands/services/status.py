@@ -32,7 +32,11 @@ _MAIN = (
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--timeout", metavar="S", type=options.seconds, default=15.0, help="wait S seconds for an answer (default: 15)"
+        "--timeout",
+        metavar="TIME",
+        type=options.seconds,
+        default=15.0,
+        help="how long to wait (default: 15s)",
     )
     options.add_session(parser)
     options.add_json(parser, 'one JSON object: {"ok": ..., "service": {...}, "database": {...}, "problems": [...]}')
@@ -93,7 +97,7 @@ def _look_at_database(conf: Any, service: dict[str, Any] | None, problems: list[
     from nb_api.loading import open_db
 
     try:
-        db = open_db(None, conf, with_outbox=False)
+        db = open_db(None, conf, with_outbox=False, must_exist=True)
     except HeliographError as error:
         problems.append(f"the database: {error}")
         return None

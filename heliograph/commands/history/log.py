@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 from heliograph import exits, options
 from heliograph.logs import add_log, opened_log
-from heliograph.output import Output, clock_text, compact, counted, note_empty
+from heliograph.output import Output, Payload, clock_text, compact, counted, note_empty
 from heliograph.reporting import add_report, report_until_end
+from heliograph.units import Moment
 from pubsub_api.errors import UsageError
 
 if TYPE_CHECKING:
@@ -32,16 +33,14 @@ A durable log keeps what was published: every frame in a shard, every event with
 --log names the log, as in sqlite:///dir/log.db or redis://127.0.0.1:6379/0; without it, [log] url does.
 """
 EXAMPLES = """\
-  heliograph log record 'tenant-7/#' --log sqlite:///var/lib/heliograph/log.db --url zmq://127.0.0.1:8866
+  heliograph log record 'tenant-7/#' --log sqlite:///var/lib/heliograph/log.db --bus zmq://127.0.0.1:8866
   heliograph log info --log sqlite:///var/lib/heliograph/log.db
   heliograph log tail --log sqlite:///var/lib/heliograph/log.db --follow --json
   heliograph log seal --log sqlite:///var/lib/heliograph/log.db
-  heliograph log trim --log sqlite:///var/lib/heliograph/log.db --older-than 604800
+  heliograph log trim --log sqlite:///var/lib/heliograph/log.db --older-than 7d
   heliograph log verify --log sqlite:///var/lib/heliograph/log.db
   heliograph log repair --log sqlite:///var/lib/heliograph/log.db --dry-run
 """
-
-_SECOND_NS = 1_000_000_000
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -52,6 +51,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         add(verb)
         if name != "record":
             options.add_config_file(verb)
+            options.add_context(verb)
         verb.set_defaults(run=run)
 
 
@@ -72,7 +72,8 @@ def _add_tail(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--count", metavar="N", type=options.positive_int, default=10,
                         help="the newest N events of each shard (default: 10)")  # fmt: skip
     parser.add_argument("--offset", metavar="N", type=options.natural_int, help="from this offset on instead")
-    parser.add_argument("--since", metavar="S", type=options.seconds, help="what came in the last S seconds instead")
+    parser.add_argument("--since", metavar="TIME", type=Moment,
+                        help="what came since 2026-11-16T10:00 (UTC), or in the last 2h, instead")  # fmt: skip
     parser.add_argument("--follow", action="store_true", help="go on with what comes, until interrupted")
 
 
@@ -85,8 +86,10 @@ def _add_trim(parser: argparse.ArgumentParser) -> None:
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("--before", metavar="OFFSET", type=options.natural_int, help="drop what is before this offset")
     what.add_argument(
-        "--older-than", metavar="S", type=options.seconds, help="drop what came longer than S seconds ago"
-    )
+        "--older-than", metavar="TIME", type=Moment,
+        help="drop what came before 2026-11-16T10:00 (UTC), or longer than 7d ago",
+    )  # fmt: skip
+    parser.add_argument("--dry-run", action="store_true", help="only say what would be dropped")
 
 
 def _add_repair(parser: argparse.ArgumentParser) -> None:
@@ -175,7 +178,11 @@ def _info(args: argparse.Namespace, output: Output) -> int:
         output.record(record)
         return exits.OK
     columns = ("shard", "start", "sealed", "end", "bytes", "sealed_bytes")
-    output.table("", columns, [[shard[column] for column in columns] for shard in shards])
+    used = [shard for shard in shards if shard["end"]]
+    if used:
+        output.table("", columns, [[shard[column] for column in columns] for shard in used])
+    if len(used) < len(shards):
+        output.line(f"{len(shards) - len(used)} of {counted(len(shards), 'shard')} were never appended to")
     events = sum(state.end - state.start for state in states)
     missing = sum(high - low + 1 for _, stream in streams for low, high in stream.missing)
     output.line(f"{counted(events, 'event')}, {counted(len(segments), 'segment')}, {counted(len(streams), 'stream')}, "
@@ -225,7 +232,7 @@ def _first_offset(args: argparse.Namespace, log: LogApi, start: int, end: int, s
     if args.offset is not None:
         return max(start, int(args.offset))
     if args.since is not None:
-        return log.find(shard, log.now_ns() - int(args.since * _SECOND_NS))
+        return log.find(shard, args.since.ns(log.now_ns()))
     return max(start, end - int(args.count))
 
 
@@ -238,8 +245,8 @@ def _print_frame(output: Output, stored: StoredFrame, first: int) -> None:
         record = {
             "shard": stored.shard, "offset": offset, "guid": header.guid.hex(), "topic": event.topic,
             "number": header.first + stored.skipped + position, "table": event.table, "key": event.key,
-            "action": event.action, "value": event.value, "version": event.version, "timestamp": event.timestamp,
-            "appended_ns": stored.appended_ns,
+            "action": event.action, "value": Payload(event.value), "version": event.version,
+            "timestamp": str(event.timestamp), "appended_ns": str(stored.appended_ns),
         }  # fmt: skip
         what = f"{event.action} {event.table}/{event.key} v{event.version} {compact(event.value)}"
         output.result(record, f"{stored.shard}:{offset} {clock_text(stored.appended_ns)} {event.topic} {what}")
@@ -267,11 +274,20 @@ def _seal(args: argparse.Namespace, output: Output) -> int:
 def _trim(args: argparse.Namespace, output: Output) -> int:
     dropped = {}
     with _open(args) as log:
+        states = log.state()
         for shard in _shards(args, log):
             before = args.before
             if before is None:
-                before = log.find(shard, log.now_ns() - int(args.older_than * _SECOND_NS))
-            dropped[shard] = log.trim(shard, before)
+                before = log.find(shard, args.older_than.ns(log.now_ns()))
+            if args.dry_run:
+                state = states[shard]
+                dropped[shard] = max(0, min(before, state.end) - state.start)
+            else:
+                dropped[shard] = log.trim(shard, before)
+    if args.dry_run:
+        output.result({"dry_run": True, "dropped": dropped},
+                      f"would drop at most {counted(sum(dropped.values()), 'event')}")  # fmt: skip
+        return exits.OK
     output.result({"dropped": dropped}, f"dropped {counted(sum(dropped.values()), 'event')}")
     return exits.OK
 

@@ -30,7 +30,7 @@ EXAMPLES = """\
   heliograph demo
   heliograph demo --controllers 8 --seconds 20
   heliograph demo --driver zenoh
-  heliograph demo --url redis://127.0.0.1:6379/0
+  heliograph demo --bus redis://127.0.0.1:6379/0
 """
 
 SERVER_TIMEOUT_S = 10.0
@@ -52,7 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     bus.add_argument(
         "--driver", metavar="NAME", default="zmq", help="on this machine, at its usual address (default: zmq)"
     )
-    bus.add_argument("--url", metavar="URL", help="driver and server, as in redis://127.0.0.1:6379/0")
+    options.add_bus(bus, "driver and server, as in redis://127.0.0.1:6379/0")
     options.add_json(parser, "the outcome as one JSON object")
 
 
@@ -71,15 +71,15 @@ def run(args: argparse.Namespace, output: Output) -> int:
 
 def make_plan(args: argparse.Namespace) -> Plan:
     """Choose driver and address.  Without pyzmq the default becomes the memory driver, and that is said."""
-    driver = args.url.partition("://")[0] if args.url else args.driver
+    driver = args.bus.partition("://")[0] if args.bus else args.driver
     try:
         loading.load_driver(driver)
     except DriverDependencyMissing as error:
-        if args.url or driver != "zmq":
+        if args.bus or driver != "zmq":
             raise
         note(f"{error}; the demonstration goes on inside this process, with the driver memory")
         driver = "memory"
-    url = args.url or _default_url(driver)
+    url = args.bus or _default_url(driver)
     return Plan(
         driver=driver,
         url=url,

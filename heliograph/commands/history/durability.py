@@ -11,7 +11,10 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from heliograph import exits, options
-from heliograph.output import Output, compact, note
+from heliograph.asking import may_go_on
+from heliograph.databases import add_db
+from heliograph.hosts import explained
+from heliograph.output import Output, compact, event_record, note
 from pubsub_api.errors import HeliographError
 
 if TYPE_CHECKING:
@@ -35,12 +38,12 @@ Delete and snapshot need the [durability] admin_key of the services.
 With zmq and other bind-based drivers --service names the addresses of services.
 """
 EXAMPLES = """\
-  heliograph durability status --url redis://127.0.0.1:6379/0
-  heliograph durability status --json --service tcp://127.0.0.1:8870 --url zmq://127.0.0.1:8866
-  heliograph durability history 'tenant-7/#' --url redis://127.0.0.1:6379/0
+  heliograph durability status --bus redis://127.0.0.1:6379/0
+  heliograph durability status --json --service tcp://127.0.0.1:8870 --bus zmq://127.0.0.1:8866
+  heliograph durability history 'tenant-7/#' --bus redis://127.0.0.1:6379/0
   heliograph durability delete 'tenant-7/#' --config-file /etc/heliograph/heliograph.conf
   heliograph durability snapshot '#' --config-file /etc/heliograph/heliograph.conf
-  heliograph durability checkpoint '#' --db sqlite:///tmp/objects.db --url redis://127.0.0.1:6379/0
+  heliograph durability checkpoint '#' --db sqlite:///tmp/objects.db --bus redis://127.0.0.1:6379/0
   heliograph durability checkpoint '#' --every 300 --config-file /etc/heliograph/heliograph.conf
 """
 
@@ -55,14 +58,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             help="a service to ask, on a bind-based driver; may be repeated (default: [durability] fellows)",
         )  # fmt: skip
         verb.add_argument(
-            "--timeout", metavar="S", type=options.seconds, default=10.0, help="wait at most S seconds (default: 10)"
+            "--timeout", metavar="TIME", type=options.seconds, default=10.0, help="wait at most so long (default: 10s)"
         )
         if name == "checkpoint":
-            verb.add_argument("--db", metavar="URL", help="the database (default: [db] url of the file)")
+            add_db(verb)
             verb.add_argument(
-                "--every", metavar="S", type=options.seconds, default=0.0,
-                help="go on, and make one every S seconds; what goes wrong is said and tried again (default: one)",
+                "--every", metavar="TIME", type=options.seconds, default=0.0,
+                help="go on, and make one so often; what goes wrong is said and tried again (default: one)",
             )  # fmt: skip
+        if name == "delete":
+            options.add_confirmation(verb)
         options.add_session(verb)
         options.add_json(verb, "JSON, one object per line")
         verb.set_defaults(run=_with_client(run))
@@ -71,6 +76,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def _with_client(run: Any) -> Any:
     def call(args: argparse.Namespace, output: Output) -> int:
         from durability_service.client import DurabilityClient
+        from pubsub_api.core.topics import check_filter
+
+        for topic_filter in getattr(args, "topics", ()):
+            check_filter(topic_filter)
 
         with (
             options.open_session(args) as session,
@@ -150,7 +159,7 @@ def _plain(service: ServiceStatus) -> dict[str, Any]:
 def _no_service(args: argparse.Namespace) -> NoReturn:
     from durability_service.errors import NoService
 
-    raise NoService(f"no durability service answered within {args.timeout} s")
+    raise NoService(f"no durability service answered within {args.timeout:g} s{explained(args.service)}")
 
 
 def _history(client: DurabilityClient, args: argparse.Namespace, output: Output) -> int:
@@ -163,15 +172,20 @@ def _history(client: DurabilityClient, args: argparse.Namespace, output: Output)
     for sample in samples:
         event = event_of(sample)
         output.result(
-            {name: getattr(event, name) for name in event.__struct_fields__},
+            event_record(event),
             f"{event.topic} {event.table}/{event.key} {event.action} {compact(event.value)}",
         )
     return exits.OK if outcome is Outcome.COMPLETE else exits.FAILED
 
 
 def _delete(client: DurabilityClient, args: argparse.Namespace, output: Output) -> int:
-    client.delete_historical_data(args.topics, timeout_s=args.timeout)
     topics = ", ".join(args.topics)
+    if not args.yes:
+        _, samples = client.history(args.topics, timeout_s=args.timeout)
+        what = f"delete the history of {topics}, {len(samples):,} samples now, in all services"
+        if not may_go_on(args, output, what):
+            return exits.OK if args.dry_run else exits.FAILED
+    client.delete_historical_data(args.topics, timeout_s=args.timeout)
     output.result({"deleted": topics}, f"deleted: {topics}")
     return exits.OK
 
@@ -185,7 +199,7 @@ def _snapshot(client: DurabilityClient, args: argparse.Namespace, output: Output
 def _checkpoint(client: DurabilityClient, args: argparse.Namespace, output: Output) -> int:
     from nb_api.loading import open_db
 
-    with contextlib.closing(open_db(args.db, args.session.conf, with_outbox=False)) as db:
+    with contextlib.closing(open_db(args.db, args.session.conf, with_outbox=False, must_exist=True)) as db:
         publisher = args.session.publisher()
         if not args.every:
             _make_checkpoint(publisher, client, db, args, output)

@@ -21,7 +21,7 @@ reads the configuration again.  `heliograph status` asks how it is.
 LOG_LEVEL = "info"
 EXAMPLES = """\
   heliograph publisher-service --config-file /etc/heliograph/heliograph.conf
-  heliograph publisher-service --url zmq://127.0.0.1:8866
+  heliograph publisher-service --bus zmq://127.0.0.1:8866
 """
 
 

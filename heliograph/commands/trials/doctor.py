@@ -23,7 +23,7 @@ LOG_LEVEL = "error"
 EXAMPLES = """\
   heliograph doctor
   heliograph doctor --config-file /etc/heliograph.conf
-  heliograph doctor --url redis://127.0.0.1:6379/0 --json | jq '.findings[] | select(.status == "failed")'
+  heliograph doctor --bus redis://127.0.0.1:6379/0 --json | jq '.findings[] | select(.status == "failed")'
 """
 
 CHECKS: tuple[Check, ...] = (
@@ -37,15 +37,15 @@ _INDENT = " " * 24
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--timeout", metavar="S", type=options.seconds, default=5.0,
-        help="seconds to wait for a server, a publisher or an event (default: 5)",
+        "--timeout", metavar="TIME", type=options.seconds, default=5.0,
+        help="how long to wait for a server, a publisher or an event (default: 5s)",
     )  # fmt: skip
     options.add_session(parser)
     options.add_json(parser, "one JSON object with all findings")
 
 
 def run(args: argparse.Namespace, output: Output) -> int:
-    source = ", ".join(args.config_file) or ("the URL" if args.url else "the embedded defaults")
+    source = ", ".join(args.config_file) or ("the URL" if args.bus else "the embedded defaults")
     context = CheckContext(lambda: options.read_conf(args), source, list(args.config_file), args.timeout)
     findings: list[Finding] = []
     for check in CHECKS:

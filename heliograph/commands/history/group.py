@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import datetime
 import threading
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from heliograph import exits, options
+from heliograph.asking import may_go_on
 from heliograph.logs import add_log, opened_log
 from heliograph.output import Output, counted
+from heliograph.units import Moment
 from pubsub_api.errors import UsageError
 
 if TYPE_CHECKING:
+    from durable_log import LogApi
     from shared_subscriptions.core.declaration import Declaration
     from shared_subscriptions.groups import GroupView, Start
     from spark_pipeline.reading.group_jobs import JobsView
@@ -45,10 +47,10 @@ EXAMPLES = """\
   heliograph group pause billing --log sqlite:///var/lib/heliograph/log.db
   heliograph group resume billing --log sqlite:///var/lib/heliograph/log.db
   heliograph group drain billing --log sqlite:///var/lib/heliograph/log.db
-  heliograph group seek billing --start 2026-01-31T12:00:00+00:00 --log sqlite:///var/lib/heliograph/log.db
+  heliograph group seek billing --start 2026-11-16T10:00 --log sqlite:///var/lib/heliograph/log.db
   heliograph group release billing job-1 --log sqlite:///var/lib/heliograph/log.db
-  heliograph group destroy billing --log sqlite:///var/lib/heliograph/log.db
-  heliograph group serve billing --log sqlite:///var/lib/heliograph/log.db --url zmq://127.0.0.1:8866
+  heliograph group destroy billing --yes --log sqlite:///var/lib/heliograph/log.db
+  heliograph group serve billing --log sqlite:///var/lib/heliograph/log.db --bus zmq://127.0.0.1:8866
   heliograph group simulate --seeds 5000 --profile chaos
   heliograph group simulate --seed 4711
 """
@@ -67,6 +69,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         add, run = _VERBS[name]
         if name != "simulate":
             add_log(verb)
+        if name not in ("simulate", "serve"):
+            options.add_context(verb)
         options.add_json(verb, "JSON")
         add(verb)
         verb.set_defaults(run=run)
@@ -80,8 +84,8 @@ def _add_name(parser: argparse.ArgumentParser) -> None:
 def _add_start(parser: argparse.ArgumentParser, *, is_required: bool) -> None:
     parser.add_argument(
         "--start", metavar="WHERE", type=_start, required=is_required, default="now",
-        help="now, earliest, a time as in 2026-01-31T12:00:00+00:00, or offsets as in 0=1200,3=70 (shards not named: "
-             "now)" + ("" if is_required else " (default: now)"),
+        help="now, earliest, a time as in 2026-11-16T10:00 (UTC) or 2h (ago), or offsets as in 0=1200,3=70 (shards not "
+             "named: now)" + ("" if is_required else " (default: now)"),
     )  # fmt: skip
 
 
@@ -107,6 +111,11 @@ def _add_release(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("job", metavar="JOB", help='the job, as its option "query" names it')
 
 
+def _add_destroy(parser: argparse.ArgumentParser) -> None:
+    _add_name(parser)
+    options.add_confirmation(parser)
+
+
 def _add_serve(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("name", metavar="NAME", help="the group")
     options.add_timeout(parser)
@@ -118,7 +127,7 @@ def _add_simulate(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--profile", metavar="NAME", help="the same kind of trouble for all seeds")
 
 
-def _start(text: str) -> Start:
+def _start(text: str) -> Start | Moment:
     """An argparse type."""
     if text == "now":
         return "now"
@@ -127,9 +136,16 @@ def _start(text: str) -> Start:
     try:
         if "=" in text:
             return {int(shard): int(offset) for shard, offset in (pair.split("=") for pair in text.split(","))}
-        return datetime.datetime.fromisoformat(text.replace("Z", "+00:00"))
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is neither now, earliest, a time nor offsets") from None
+        return Moment(text)
+    except (ValueError, argparse.ArgumentTypeError):
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is neither now, earliest, a time such as 2026-11-16T10:00 or 2h (ago), nor offsets"
+        ) from None
+
+
+def _place(start: Start | Moment, log: LogApi) -> Start:
+    """By the clock of the log's store, as the log's own times are."""
+    return start.at(log.now_ns()) if isinstance(start, Moment) else start
 
 
 # -- verbs
@@ -143,7 +159,8 @@ def _declare(args: argparse.Namespace, output: Output) -> int:
     lanes = args.lanes or (1 if args.queue else conf[config.GROUP].lanes)
     with opened_log(args, must_exist=False) as log:
         found = groups.declare(
-            log, args.name, args.filter, mode="queue" if args.queue else "shared", lanes=lanes, start=args.start,
+            log, args.name, args.filter, mode="queue" if args.queue else "shared", lanes=lanes,
+            start=_place(args.start, log),
             lease=config.lease_settings(conf),
         )  # fmt: skip
     return _tell(output, found, "is declared")
@@ -163,7 +180,7 @@ def _seek(args: argparse.Namespace, output: Output) -> int:
     from shared_subscriptions import groups
 
     with opened_log(args) as log:
-        return _tell(output, groups.seek(log, args.name, args.start), "goes on at another place")
+        return _tell(output, groups.seek(log, args.name, _place(args.start, log)), "goes on at another place")
 
 
 def _release(args: argparse.Namespace, output: Output) -> int:
@@ -182,6 +199,10 @@ def _destroy(args: argparse.Namespace, output: Output) -> int:
     from shared_subscriptions import groups
 
     with opened_log(args) as log:
+        view = groups.show(log, args.name, offsets_max=_LISTED_OFFSETS_MAX)
+        lag = _lag(view.lag, is_exact=view.is_lag_exact)
+        if not may_go_on(args, output, f"destroy group {args.name} and its progress; its lag is {lag}"):
+            return exits.OK if args.dry_run else exits.FAILED
         groups.destroy(log, args.name)
     output.result({"name": args.name, "destroyed": True}, f"group {args.name} is destroyed")
     return exits.OK
@@ -299,11 +320,11 @@ def _serve(args: argparse.Namespace, output: Output) -> int:
     from shared_subscriptions import groups
     from shared_subscriptions.leading.serving import GroupService
 
-    if args.url is None and not args.config_file:
-        raise UsageError("name the bus whose events are recorded, with --url or --config-file")
+    if args.bus is None and not args.config_file:
+        raise UsageError("name the bus whose events are recorded, with --bus or --config-file")
     with (
         options.open_session(args) as session,
-        contextlib.closing(durable_log.open(args.log, conf=session.conf)) as log,
+        contextlib.closing(durable_log.open(args.log, conf=session.conf, must_exist=True)) as log,
     ):
         found = groups.get(log, args.name)
         with GroupService(session, log, args.name) as service:
@@ -353,7 +374,7 @@ _VERBS: dict[str, tuple[Callable[[argparse.ArgumentParser], None], options.Run]]
     "drain": (_add_name, _wish("drain", "is draining")),
     "seek": (_add_seek, _seek),
     "release": (_add_release, _release),
-    "destroy": (_add_name, _destroy),
+    "destroy": (_add_destroy, _destroy),
     "serve": (_add_serve, _serve),
     "simulate": (_add_simulate, _simulate),
 }

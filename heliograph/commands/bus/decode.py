@@ -9,7 +9,7 @@ import re
 import sys
 
 from heliograph import exits, options
-from heliograph.output import Output, clock_text, compact
+from heliograph.output import Output, Payload, clock_text, compact
 from heliograph.wire_reader import EVENT_FIELDS, DecodedFrame, read_frames
 from pubsub_api.errors import UsageError
 
@@ -40,10 +40,21 @@ def run(args: argparse.Namespace, output: Output) -> int:
     data = _read(args.file)
     for frame in read_frames(_from_hex(data) if args.hex else data):
         if args.json:
-            output.record(frame)
+            output.record(_record(frame))
         else:
             _show(output, frame)
     return exits.OK
+
+
+def _record(frame: DecodedFrame) -> dict[str, object]:
+    """Fields by name; the values of events as they were sent."""
+    record = {field.name: getattr(frame, field.name) for field in dataclasses.fields(frame)}
+    if frame.events is not None:
+        record["events"] = [
+            {name: Payload(value) if name == "value" else value for name, value in event.items()}
+            for event in frame.events
+        ]
+    return record
 
 
 def _read(name: str) -> bytes:

@@ -10,13 +10,14 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from heliograph import exits, options
-from heliograph.output import Output, clock_text, compact, note
+from heliograph.hosts import explained
+from heliograph.output import Output, clock_text, compact, event_record, note
 from pubsub_api import Durability, Event, History, HistoryOutcome, Resync
+from pubsub_api.core.topics import check_filter
 from pubsub_api.errors import UsageError, WaitTimeout
-from pubsub_api.subscribing.scheme import scheme_of
 
 if TYPE_CHECKING:
-    from pubsub_api import Subscriber
+    from pubsub_api import Session, Subscriber
 
 DESCRIPTION = """\
 Print the events of topics, in order, until --count or --timeout is reached or Ctrl-C is pressed.
@@ -33,7 +34,7 @@ server could be reached at all.
 EXAMPLES = """\
   heliograph subscribe 'tenant-7/#'
   heliograph subscribe '#' --history all --count 10 --timeout 5 --json
-  heliograph subscribe 'orders/#' --durability persistent --url redis://127.0.0.1:6379/0
+  heliograph subscribe 'orders/#' --durability persistent --bus redis://127.0.0.1:6379/0
   heliograph subscribe --config-file /etc/heliograph.conf '+/port' --statistics
 """
 
@@ -88,7 +89,7 @@ class Printer:
     def on_events(self, events: Sequence[Event]) -> None:
         for event in events:
             if not self.done.is_set():
-                self._print(_event_record(event) if self._output.is_json else _event_line(event))
+                self._print(event_record(event) if self._output.is_json else _event_line(event))
                 self.printed += 1
                 if self.printed == self._count:
                     self.done.set()
@@ -122,9 +123,13 @@ class Printer:
 
 def run(args: argparse.Namespace, output: Output) -> int:
     """Raises WaitTimeout when the time is over and the subscription was never in effect."""
+    from pubsub_api.subscribing.scheme import scheme_of
+
     printer = Printer(output, args.count)
     if scheme_of(args.filters) is not None:  # it would take the work of the group, and do nothing with it
         raise UsageError(f"{args.filters[0]}: printing events is not handling them; a program joins a group")
+    for topic_filter in args.filters:
+        check_filter(topic_filter)
     with options.open_session(args) as session:
         if args.history is not None and not session.capabilities.queries:
             raise UsageError("this driver has no queries, so caches cannot be asked for --history")
@@ -133,7 +138,7 @@ def run(args: argparse.Namespace, output: Output) -> int:
             durability=args.durability,
         )  # fmt: skip
         try:
-            is_reached = _wait(printer, subscriber, args.timeout)
+            is_reached = _wait(printer, subscriber, args.timeout, addresses := _addresses(session))
         finally:
             for mismatch in subscriber.durability_mismatches():
                 note(f"heliograph subscribe: {mismatch}")
@@ -144,7 +149,8 @@ def run(args: argparse.Namespace, output: Output) -> int:
         raise printer.failure
     if not is_reached:
         raise WaitTimeout(
-            f"no publisher or server was reached within {args.timeout} s; heliograph doctor looks into it"
+            f"no publisher or server was reached within {args.timeout:g} s{explained(addresses)}; heliograph doctor "
+            "looks into it"
         )
     if args.count is not None and printer.printed < args.count:
         note(f"heliograph subscribe: {printer.printed} of {args.count} events came within {args.timeout} s")
@@ -152,12 +158,18 @@ def run(args: argparse.Namespace, output: Output) -> int:
     return exits.OK
 
 
-def _wait(printer: Printer, subscriber: Subscriber, timeout_s: float | None) -> bool:
+def _addresses(session: Session) -> list[str]:
+    from pubsub_api.loading import build_driver
+
+    return build_driver(session.conf).listen_addresses()
+
+
+def _wait(printer: Printer, subscriber: Subscriber, timeout_s: float | None, addresses: list[str]) -> bool:
     """Wait until the printer is done or the time is over.  False when the subscription was never in effect."""
     deadline = math.inf if timeout_s is None else time.monotonic() + timeout_s
     is_done = printer.done.wait(min(_PATIENCE_S, deadline - time.monotonic()))
     if not is_done and not _is_ready(subscriber) and time.monotonic() < deadline:
-        note("no publisher or server was reached yet; still trying")
+        note(f"no publisher or server was reached yet{explained(addresses)}; still trying")
     if not is_done and subscriber.wait_for_historical_data(timeout_s=0.0) is not HistoryOutcome.COMPLETE:
         note("no complete history yet; heliograph durability status tells who keeps it")
     while not is_done and (left_s := deadline - time.monotonic()) > 0:
@@ -171,18 +183,6 @@ def _is_ready(subscriber: Subscriber) -> bool:
     except WaitTimeout:
         return False
     return True
-
-
-def _event_record(event: Event) -> dict[str, Any]:
-    return {
-        "topic": event.topic,
-        "table": event.table,
-        "key": event.key,
-        "action": event.action,
-        "value": event.value,
-        "version": event.version,
-        "timestamp": event.timestamp,
-    }
 
 
 def _event_line(event: Event) -> str:

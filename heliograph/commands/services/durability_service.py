@@ -23,8 +23,8 @@ It runs until SIGTERM or Ctrl-C, says good-bye, writes what is left and ends wit
 LOG_LEVEL = "info"
 EXAMPLES = """\
   heliograph durability-service --config-file /etc/heliograph/heliograph.conf
-  heliograph durability-service --url redis://127.0.0.1:6379/0 --store /var/lib/heliograph/durability.db
-  heliograph durability-service --url zmq://127.0.0.1:8870 --publisher tcp://127.0.0.1:8866
+  heliograph durability-service --bus redis://127.0.0.1:6379/0 --store /var/lib/heliograph/durability.db
+  heliograph durability-service --bus zmq://127.0.0.1:8870 --publisher tcp://127.0.0.1:8866
 """
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import itertools
+import json
 import sys
 import time
 from collections.abc import Iterable, Iterator
@@ -13,7 +14,8 @@ from heliograph import exits, options
 from heliograph.output import Output, compact, counted, note
 from heliograph.progress import Progress
 from pubsub_api import Event
-from pubsub_api.core.events import ACTIONS
+from pubsub_api.core.events import ACTIONS, encode_event
+from pubsub_api.core.topics import check_topic
 from pubsub_api.errors import InvalidEvent, UsageError
 
 if TYPE_CHECKING:
@@ -23,6 +25,9 @@ DESCRIPTION = """\
 Publish events: one from the arguments, the same one again and again (--repeat, --rate), or one per line of standard
 input (--stdin), each a JSON object with topic, table, key, and if wanted action, value, version.
 
+`heliograph publish TOPIC VALUE` is enough: the event is then one of the table `message`, with the topic as its key.  A
+VALUE is JSON; one that does not look like JSON is taken as a text.
+
 With zmq and other bind-based drivers this process is the one that subscribers connect to.  An event that is sent while
 nobody is connected is gone, so the command waits 2.5 seconds before the first event (--wait), in which subscribers that
 are already running connect, and stays 1 second after the last (--linger), in which they can ask for what they missed.
@@ -30,10 +35,12 @@ Where a broker stands between, both are 0.  How many subscribers there are canno
 publishing cheap.
 """
 EXAMPLES = """\
+  heliograph publish tenant-7/port '{"up": true}'
+  heliograph publish greetings hello
   heliograph publish --topic tenant-7/port --table port --key p1 --value '{"up": true}' --version 42
   heliograph publish --topic tenant-7/port --table port --key 'p{n}' --repeat 100000 --rate 5000
   echo '{"topic": "t", "table": "port", "key": "p1", "action": "delete"}' | heliograph publish --stdin
-  heliograph publish --url redis://127.0.0.1:6379/0 --topic t --table port --key p1
+  heliograph publish --bus redis://127.0.0.1:6379/0 --topic t --table port --key p1
 """
 
 BIND_BASED_WAIT_S = 2.5
@@ -42,10 +49,15 @@ BIND_BASED_LINGER_S = 1.0
 LINE_CHARACTERS_MAX = 64 * 1024 * 1024
 _FIELDS = frozenset({"topic", "table", "key", "action", "value", "version", "timestamp"})
 _PROGRESS_STEP = 256
+_SHORT_TABLE = "message"
+_JSON_BEGINNINGS = tuple('{["-0123456789')
+_JSON_WORDS = frozenset({"true", "false", "null", "NaN", "Infinity"})
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     event = parser.add_argument_group("the event (with --stdin: what a line does not say)")
+    parser.add_argument("short_topic", metavar="TOPIC", nargs="?", help="the same as --topic")
+    parser.add_argument("short_value", metavar="VALUE", nargs="?", help="the same as --value, or a text")
     event.add_argument("--topic", help="levels separated by /, as in tenant-7/port")
     event.add_argument("--table", help="kind of the object that changed")
     event.add_argument("--key", help="which object; with --repeat, {n} in it is replaced by 1, 2, 3, ...")
@@ -59,11 +71,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     many.add_argument("--stdin", action="store_true", help="read events from standard input, one JSON object per line")
     many.add_argument("--repeat", metavar="N", type=options.positive_int, default=1, help="send the event N times")
     many.add_argument("--rate", metavar="R", type=options.rate, help="at most R events per second")
-    many.add_argument("--wait", metavar="S", type=options.seconds, help="seconds to wait before the first event")
-    many.add_argument("--linger", metavar="S", type=options.seconds, help="seconds to stay after the last event")
+    many.add_argument("--wait", metavar="TIME", type=options.seconds, help="how long to wait before the first event")
+    many.add_argument("--linger", metavar="TIME", type=options.seconds, help="how long to stay after the last event")
     many.add_argument(
-        "--flush-timeout", metavar="S", type=options.seconds, default=10.0,
-        help="seconds that handing the events to the transport may take at the end (default: 10)",
+        "--flush-timeout", metavar="TIME", type=options.seconds, default=10.0,
+        help="how long handing the events to the transport may take at the end (default: 10s)",
     )  # fmt: skip
     many.add_argument("--name", default="", help="the publisher's stable name (default: host and program)")
     options.add_session(parser)
@@ -71,11 +83,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace, output: Output) -> int:
+    _take_short_form(args)
     events = _events(args)
     with options.open_session(args) as session:
         is_bind_based = session.capabilities.bind_based
         publisher = session.publisher(name=args.name)
-        if args.url and args.url.startswith("memory:"):
+        if args.bus and args.bus.startswith("memory:"):
             note("a bus in memory ends at this process: nobody else can hear these events")
         time.sleep(_pause_s(args.wait, BIND_BASED_WAIT_S, is_bind_based))
         start = time.monotonic()
@@ -87,10 +100,12 @@ def run(args: argparse.Namespace, output: Output) -> int:
         except BaseException:
             publisher.close()
             sent = publisher.statistics()
-            refused = counted(sent.send_failures, "frame")
-            note(f"{counted(sent.events, 'event')} published, {refused} refused by the transport, before this:")
+            note(_before_failure(sent.events, sent.send_failures))
             raise
         sent = publisher.statistics()
+    if sent.send_failures:
+        note(f"the transport refused {counted(sent.send_failures, 'frame')} meanwhile: who missed events of them could "
+             "ask for them only until now")  # fmt: skip
     rate = f", {sent.events / elapsed_s:,.0f}/s" if sent.events > 1 else ""
     what = counted(sent.events, "event")
     output.result(
@@ -98,6 +113,30 @@ def run(args: argparse.Namespace, output: Output) -> int:
         f"sent {what} in {elapsed_s:.3f} s{rate}, as {sent.name} at {sent.address}",
     )
     return exits.OK
+
+
+def _before_failure(events: int, refusals: int) -> str:
+    """What is known of events that were accepted before an error."""
+    if refusals:
+        return (f"{counted(events, 'event')} accepted here, and none is known to have reached anybody: the transport "
+                f"refused {counted(refusals, 'frame')}")  # fmt: skip
+    return f"{counted(events, 'event')} published before this:"
+
+
+def _take_short_form(args: argparse.Namespace) -> None:
+    """Make ``TOPIC VALUE`` what ``--topic`` and the others would say.  Raises UsageError when both say something."""
+    for name, short in (("topic", args.short_topic), ("value", args.short_value)):
+        if short is not None and getattr(args, name) is not None:
+            raise UsageError(f"the {name} is given twice, as {short!r} and with --{name}")
+    if args.short_topic is None:
+        return
+    args.topic = args.short_topic
+    args.table = _SHORT_TABLE if args.table is None else args.table
+    args.key = args.topic if args.key is None else args.key
+    if args.short_value is not None:
+        text = args.short_value.strip()
+        is_json = text.startswith(_JSON_BEGINNINGS) or text in _JSON_WORDS
+        args.value = args.short_value if is_json else json.dumps(args.short_value)
 
 
 def _pause_s(asked_for: float | None, default: float, is_bind_based: bool) -> float:
@@ -137,7 +176,16 @@ def _events(args: argparse.Namespace) -> Iterator[Event]:
     missing = [f"--{name}" for name in ("topic", "table", "key") if getattr(args, name) is None]
     if missing:
         raise UsageError(f"an event needs {', '.join(missing)} (or --stdin)")
-    return _from_arguments(args, _json_value("null" if args.value is None else args.value, "--value"))
+    value = _json_value("null" if args.value is None else args.value, "--value")
+    _check(next(_from_arguments(args, value)))
+    return _from_arguments(args, value)
+
+
+def _check(event: Event) -> None:
+    """Refuse what the publisher would refuse, before an address is taken or a server asked.  Raises InvalidEvent,
+    InvalidTopic."""
+    check_topic(event.topic)
+    encode_event(event, 1)
 
 
 def _from_arguments(args: argparse.Namespace, value: object) -> Iterator[Event]:
@@ -175,6 +223,9 @@ def _from_line(line: str, where: str, defaults: dict[str, Any]) -> Event:
     if unknown:
         raise InvalidEvent(f"{where}: {unknown[0]!r} is no field of an event; those are {', '.join(sorted(_FIELDS))}")
     merged = {**defaults, **fields}
+    for name in ("version", "timestamp"):  # `--json` writes large numbers as texts
+        if isinstance(merged.get(name), str) and merged[name].isdecimal():
+            merged[name] = int(merged[name])
     for name in ("topic", "table", "key"):
         if not isinstance(merged[name], str):
             problem = "is missing" if merged[name] is None else f"must be a string, not {compact(merged[name])}"

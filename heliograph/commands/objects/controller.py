@@ -11,6 +11,7 @@ import msgspec
 
 from heliograph import exits, options
 from heliograph.databases import add_database, object_line, object_record, open_nb
+from heliograph.hosts import explained
 from heliograph.output import Output, compact, note
 from pubsub_api.errors import WaitTimeout
 
@@ -63,17 +64,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace, output: Output) -> int:
     """Raises WaitTimeout when the time is over and the copy was never complete."""
     from nb_api import LocalCache
+    from nb_api.core.checks import TopicSelection
+    from pubsub_api.loading import build_driver
 
+    TopicSelection(args.tables, args.topics)  # told before anything is connected to
     given = {"resync_source": args.resync_source, "snapshot_directory": args.snapshot_directory}
     cache_options = {name: value for name, value in given.items() if value is not None}
     with open_nb(args, cache_options) as nb, LocalCache(nb, tables=args.tables, topics=args.topics) as cache:
         try:
             printed, is_complete = _follow(cache, output, args)
+            why = "" if is_complete or nb.session is None else explained(build_driver(nb.conf).listen_addresses())
         finally:
             if args.statistics:
                 output.statistics(cache.statistics())
     if not is_complete:
-        raise WaitTimeout(f"the copy was not complete within {args.timeout} s")
+        raise WaitTimeout(f"the copy was not complete within {args.timeout:g} s{why}")
     if args.count is not None and printed < args.count:
         note(f"heliograph controller: {printed} of {args.count} changes came within {args.timeout} s")
         return exits.FAILED
