@@ -84,3 +84,12 @@ class SourceUnavailable(HeliographError):
 
     fault: ClassVar[Fault] = "environment"
     retriable = True
+
+
+class GiveUp(HeliographError):
+    """Raised by a program's reconcile function: this key cannot be brought into order before it changes.
+
+    A `nb_api.Controller` does not try it again until then.
+    """
+
+    fault: ClassVar[Fault] = "caller"
