@@ -173,7 +173,8 @@ class AsyncController:
     async def _run(self, taken: Taken) -> None:
         try:
             request = self._work.request(taken)
-            result = await asyncio.wait_for(self._reconcile(request), self._timeout_s)
+            run = self._reconcile(request)
+            result = await (run if self._timeout_s is None else asyncio.wait_for(run, self._timeout_s))
         except asyncio.TimeoutError as error:
             self._work.fail(taken, error if str(error) else TimeoutError(f"not done within {self._timeout_s} s"))
         except Exception as error:  # noqa: BLE001  counted and logged

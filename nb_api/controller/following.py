@@ -7,13 +7,14 @@ import itertools
 import logging
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from nb_api.cache.local_cache import LocalCache
 from nb_api.controller.core.keys import Key
 from nb_api.controller.core.owners import OwnerMap
 from nb_api.controller.work import Work
-from nb_api.core.differences import CacheChange, CachedObject, Deleted, Resynced
+from nb_api.core.changes import DbObject
+from nb_api.core.differences import CacheChange, Deleted, Resynced
 from nb_api.errors import ObjectNotFound
 from pubsub_api.errors import Closed, WaitTimeout
 from pubsub_api.runtime.backoff import Backoff
@@ -107,7 +108,7 @@ class CacheFollower:
                 keys += self._owners.remove(change.table, change.key)
                 ends[Key(change.table, change.key)] = change
             else:
-                keys += self._map(change.table, change.key, change.entry)
+                keys += self._map(change.table, change.key, lambda change=change: change.object)  # type: ignore[misc]
                 ends[Key(change.table, change.key)] = None
         self._work.put(keys, ends=ends)
 
@@ -117,8 +118,8 @@ class CacheFollower:
         for table in filter(self._owners.is_followed, self._cache.tables):
             for found in self._cache.get_all(table):
                 gone.discard((table, found.key))
-                entry = CachedObject(found.version, found.topic, found.value)
-                self._work.put(self._map(table, found.key, entry), is_bulk=True)
+                keys = self._map(table, found.key, lambda found=found: found)  # type: ignore[misc]
+                self._work.put(keys, is_bulk=True)
         for table, key in gone:
             self._unmapped.discard((table, key))
             self._work.put(self._owners.remove(table, key), is_bulk=True)
@@ -126,10 +127,10 @@ class CacheFollower:
 
     # -- owners
 
-    def _map(self, table: str, key: str, entry: CachedObject) -> Sequence[Key]:
+    def _map(self, table: str, key: str, get: Callable[[], DbObject]) -> Sequence[Key]:
         """The keys that an object concerns; those it concerned before, when its owners cannot be told."""
         try:
-            keys = self._owners.put(table, key, entry)
+            keys = self._owners.put(table, key, get)
         except Exception as error:  # noqa: BLE001  a function of the program: counted, logged, called again
             self._work.mapping_errors += 1
             if not self._unmapped:
@@ -154,5 +155,5 @@ class CacheFollower:
         for table, key in list(self._unmapped):
             with contextlib.suppress(ObjectNotFound):  # its end is told, or was
                 found = self._cache.get(table, key)
-                self._work.put(self._map(table, key, CachedObject(found.version, found.topic, found.value)))
+                self._work.put(self._map(table, key, lambda found=found: found))  # type: ignore[misc]
         self._retry_at = time.monotonic() + self._backoff.next_s()

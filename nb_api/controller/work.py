@@ -142,7 +142,7 @@ class Work:
             self._queue.done(key, now, again_after_s=None if result is None else result.seconds)
             if request.deleted is not None:
                 end = self._deleted.get(key)
-                if end is not None and end.entry.version == request.deleted.version:  # else deleted once more
+                if end is not None and end.object.version == request.deleted.version:  # else deleted once more
                     del self._deleted[key]
             self._after_run()
 

@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from nb_api.controller.core.keys import Key
 from nb_api.core.changes import DbObject
-from nb_api.core.differences import CachedObject
 from pubsub_api.errors import UsageError
 
 OwnersOf = Callable[[DbObject], Iterable[tuple[str, str]]]
@@ -31,8 +30,8 @@ class OwnerMap:
     def _is_own(self, table: str) -> bool:
         return table not in self._functions if self._own is None else table in self._own
 
-    def put(self, table: str, key: str, entry: CachedObject) -> Sequence[Key]:
-        """The object is there, new or changed: the keys that are concerned.
+    def put(self, table: str, key: str, get: Callable[[], DbObject]) -> Sequence[Key]:
+        """The object is there, new or changed: the keys that are concerned.  ``get`` gives it, if that is needed.
 
         Raises what the function of its table raises; then the owners it had are still known as its owners.
         """
@@ -41,7 +40,7 @@ class OwnerMap:
         if function is None:
             owners: tuple[Key, ...] = ()
         else:
-            owners = tuple(dict.fromkeys(map(_checked, function(entry.named(table, key)))))
+            owners = tuple(dict.fromkeys(map(_checked, function(get()))))
         before = known.get(key, ())
         # Most objects keep their owners: then one tuple serves both.
         known[key] = before if owners == before else owners

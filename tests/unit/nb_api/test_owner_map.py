@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
 from nb_api.controller.core.keys import Key
 from nb_api.controller.core.owners import OwnerMap
-from nb_api.core.differences import CachedObject
 from nb_api.db_api import DbObject
 
 
-def held(value: object) -> CachedObject:
-    return CachedObject(1, "topic", value)
+def held(value: object) -> Callable[[], DbObject]:
+    return lambda: DbObject("port", "p", "topic", value, 1)
 
 
 def owners_of(found: DbObject) -> list[tuple[str, str]]:
