@@ -24,6 +24,7 @@ from nb_api.db_api import DbApi, DbObject, Write, Written
 from nb_api.errors import DbUnavailable, VersionConflict
 from nb_api.late_db import LateDb
 from nb_api.loading import build_db
+from nb_api.opening import settle
 from nb_api.writing.after_commit import AfterCommitCounters, AfterCommitPublisher
 from nb_api.writing.compaction import CompactionCounters, FeedCompactor
 from nb_api.writing.publishing import ChangePublisher, change_publisher, uses_service
@@ -31,9 +32,9 @@ from nb_api.writing.sweeper import OutboxSweeper, SweepCounters
 from nb_api.writing.transaction import Transaction
 from pubsub_api import Session
 from pubsub_api import open as open_session
-from pubsub_api.config import GROUP, check_group, new_conf
+from pubsub_api.config import GROUP, check_group
 from pubsub_api.core.frame import FRAME_OVERHEAD_BYTES_MAX
-from pubsub_api.errors import InvalidConfig, UsageError
+from pubsub_api.errors import InvalidConfig
 from pubsub_api.runtime import forking
 from pubsub_api.runtime.closing import Closeable
 
@@ -99,20 +100,22 @@ class NbApi(Closeable):
     @classmethod
     def open(
         cls,
+        url: str | None = None,
         *,
+        bus: str | None = None,
         config_files: Iterable[str | os.PathLike[str]] | None = None,
         conf: cfg.ConfigOpts | None = None,
-        url: str | None = None,
     ) -> NbApi:
-        """Connect to the database that the configuration names, or to ``url``.  Close it when done.
+        """Connect to the database at ``url``, and tell of its changes on ``bus``.  Close it when done.
 
-        ``conf`` may be any parsed oslo.config object: what it lacks is registered on it.  Opens no link to a bus; that
-        happens with the first write.  A database that is away is no error when ``[local_cache] resync_source`` can
-        stand in for it.  Raises InvalidConfig, DbUnavailable, and what loading a driver raises.
+        URLs count before the configuration: files, or any parsed oslo.config object as ``conf``, on which what it lacks
+        is registered.  With no argument the environment configures it (`pubsub_api.opening`).  Opens no link to a bus;
+        that happens with the first write.  A database that is away is no error when ``[local_cache] resync_source``
+        can stand in for it.
+
+        Raises NoDatabase when nothing names one, InvalidConfig, DbUnavailable, and what loading a driver raises.
         """
-        if conf is not None and config_files is not None:
-            raise UsageError("give config_files or conf, not both")
-        conf = new_conf(config_files or ()) if conf is None else conf
+        url, conf = settle(url, bus, config_files, conf)
         notify_config.register(conf)
         session = open_session(conf=conf) if conf[GROUP].enable_df_pub_sub else None
         db = build_db(url, conf, with_outbox=session is not None)

@@ -5,7 +5,11 @@ from __future__ import annotations
 from typing import ClassVar
 
 from pubsub_api.core.errors import Fault
-from pubsub_api.errors import HeliographError, UsageError
+from pubsub_api.errors import HeliographError, InvalidConfig, UsageError
+
+
+class NoDatabase(InvalidConfig):
+    """Neither the program, nor the environment, nor a configuration file names a database."""
 
 
 class InvalidObject(UsageError):
@@ -90,3 +94,12 @@ class SourceUnavailable(HeliographError):
 
     fault: ClassVar[Fault] = "environment"
     retriable = True
+
+
+class GiveUp(HeliographError):
+    """Raised by a program's reconcile function: this key cannot be brought into order before it changes.
+
+    A `nb_api.Controller` does not try it again until then.
+    """
+
+    fault: ClassVar[Fault] = "caller"

@@ -156,6 +156,11 @@ class LocalCache(Closeable):
         self._check_usable()
         return self._core.find_all(table, None if topics is None else FilterSet(topics))
 
+    @property
+    def tables(self) -> list[str]:
+        """The tables of which objects are held, or were."""
+        return sorted(list(self._core.tables))  # noqa: C414  a copy first: others add tables
+
     def changes(self, *, timeout_s: float | None = None) -> Iterator[CacheChange]:
         """What changed since the cache was made, in order; ends when it is closed, or when nothing came for that long.
 
