@@ -13,7 +13,10 @@ The contract of a database driver is in `nb_api.db_api`, errors are in `nb_api.e
 """
 
 from nb_api.api import NbApi, NbStatistics
-from nb_api.cache.local_cache import LocalCache, LocalCacheStatistics
+from nb_api.cache.index import Index
+from nb_api.cache.local_cache import LocalCache
+from nb_api.cache.statistics import LocalCacheStatistics
+from nb_api.cache.subscriptions import Subscription
 from nb_api.core.differences import CacheChange, Created, Deleted, Resynced, Updated
 from nb_api.db_api import Change, DbApi, DbObject, Write
 from nb_api.writing.transaction import Transaction
@@ -25,11 +28,13 @@ __all__ = [
     "DbApi",
     "DbObject",
     "Deleted",
+    "Index",
     "LocalCache",
     "LocalCacheStatistics",
     "NbApi",
     "NbStatistics",
     "Resynced",
+    "Subscription",
     "Transaction",
     "Updated",
     "Write",

@@ -11,7 +11,7 @@ from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from nb_api.core.cache import CacheCore
-from nb_api.core.differences import CachedObject, Created, Deleted, Difference, Updated
+from nb_api.core.differences import CachedObject, Created, Deleted, Difference, Ending, Updated
 from nb_api.core.events import events_of
 from nb_api.core.snapshot_merge import SnapshotMerge
 from nb_api.db_api import Change, DbObject
@@ -283,8 +283,8 @@ def updated(now: DbObject, before: DbObject) -> Updated:
     return Updated(now.table, now.key, _entry(now), _entry(before))
 
 
-def deleted(last: DbObject, version: int) -> Deleted:
-    return Deleted(last.table, last.key, _entry(last), version)
+def deleted(last: DbObject, version: int, reason: Ending = "deleted") -> Deleted:
+    return Deleted(last.table, last.key, _entry(last), version, reason)
 
 
 def _entry(found: DbObject) -> CachedObject:
@@ -330,7 +330,7 @@ def test_a_resync_tells_exactly_the_differences(core: CacheCore) -> None:
     assert told == [
         updated(row(8, key="changed"), row(2, key="changed")),
         created(row(9, key="new")),
-        deleted(row(3, key="gone"), 9),
+        deleted(row(3, key="gone"), 9, "absent"),  # it may have moved to a topic that is not followed
     ]
 
 
@@ -441,7 +441,7 @@ def test_an_absurd_version_shows_as_a_database_that_went_back(core: CacheCore) -
 def test_removing_a_topic_drops_what_no_other_filter_selects() -> None:
     core = CacheCore(None, ["a/#", "a/x"], tombstones_max=10)
     core.apply([event(1, topic="a/x", key="k"), event(2, topic="a/y", key="l")])
-    assert core.remove_topic("a/#") == [deleted(row(2, topic="a/y", key="l"), 2)]
+    assert core.remove_topic("a/#") == [deleted(row(2, topic="a/y", key="l"), 2, "unfollowed")]
     assert core.remove_topic("a/#") == []
 
 
