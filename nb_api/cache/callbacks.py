@@ -85,21 +85,25 @@ class CallbackQueue:
             self.overruns += 1
             self._wants_changed()
 
-    def call(self, now: float, *, more_follows: bool = False) -> None:
+    def call(self, now: float, *, more_follows: bool = False) -> bool:
         """Call back with what waits, unless it is too early; what the callback itself changes follows after it.
 
-        ``more_follows``: further changes are on their way, so that it pays to wait for them a moment.
+        ``more_follows``: further changes are on their way, so that it pays to wait for them a moment.  Returns whether
+        something still waits and `due` has become sooner.
         """
         if self._is_calling or not self._waiting or self._is_closed:
-            return
+            return False
         if now < self._not_before or (more_follows and len(self._waiting) < PORTION):
-            self._deadline = max(self._not_before, min(self._deadline, now + PATIENCE_S))
-            return
+            was_due = self._deadline
+            self._deadline = max(self._not_before, min(was_due, now + PATIENCE_S))
+            return self._deadline < was_due
         self._is_calling = True
         self._deadline = math.inf
         try:
-            while self._waiting and not self._is_closed and self._call(now):
-                pass
+            while self._waiting and not self._is_closed:
+                if not self._call(now):
+                    return True
+            return False
         finally:
             self._is_calling = False
 

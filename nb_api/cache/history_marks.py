@@ -59,7 +59,8 @@ class HistoryMarks:
         with self._lock:
             last = self._heard[-1] if self._heard else None
             if last is not None and last.interval == interval and len(others) == len(last.others) == 2:
-                self._heard[-1] = _Heard(interval, newest, max(others, last.others, key=_distance))
+                is_later = others[1] - others[0] >= last.others[1] - last.others[0]
+                self._heard[-1] = _Heard(interval, newest, others if is_later else last.others)
                 return
             self._heard.append(_Heard(interval, newest, others))
             self._kept += len(others) - 1

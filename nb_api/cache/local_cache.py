@@ -280,7 +280,7 @@ class LocalCache(Closeable):
             self._requests.forget_topic(topic_filter)
             with self._indexes.moment:
                 differences = self._core.remove_topic(topic_filter)
-            self._after_change(differences)
+            self._after_change(differences, time.monotonic())
         if self._core.wants_resync:
             self.need_delta("a topic was dropped while an object moved")
         return True
@@ -312,7 +312,7 @@ class LocalCache(Closeable):
                 self._marks.heard(core.newest, (core.late, core.peak, *(core.heard or ())), now)
                 core.late = core.peak = 0
                 core.heard = None
-                self._after_change(differences)
+                self._after_change(differences, now)
         except Closed:
             return
         if core.wants_resync:
@@ -359,24 +359,24 @@ class LocalCache(Closeable):
             self._check_usable()
             with self._indexes.moment:
                 differences = work()
-            self._after_change(differences)
+            self._after_change(differences, time.monotonic())
 
-    def _after_change(self, differences: Sequence[Difference]) -> None:
+    def _after_change(self, differences: Sequence[Difference], now: float) -> None:
         """In turn."""
-        self._versions.on_change()
+        if self._versions.waiting:
+            self._versions.on_change()
         if differences:
-            self._pass_on(differences)
+            self._pass_on(differences, now)
 
-    def _pass_on(self, changes: Sequence[CacheChange]) -> None:
+    def _pass_on(self, changes: Sequence[CacheChange], now: float) -> None:
         """In turn."""
-        if not changes:
-            return
-        subscriptions = self._subscriptions
-        was_due = subscriptions.due
+        is_sooner = True
         try:
-            subscriptions.pass_on(changes, self._core.position, time.monotonic(), more_follows=self._source.has_more)
+            is_sooner = self._subscriptions.pass_on(
+                changes, self._core.position, now, more_follows=self._source.has_more()
+            )
         finally:
-            if subscriptions.due < was_due:
+            if is_sooner:
                 self._source.wake()  # the thread has to come back to it
 
     def _call_again(self) -> None:
@@ -438,7 +438,7 @@ class LocalCache(Closeable):
                 one.kind, one.reason, one.revision, one.created, one.updated, one.deleted,
             )  # fmt: skip
         with self._turn:
-            self._pass_on(told)
+            self._pass_on(told, time.monotonic())
 
     def _pause(self, task: SyncTask | None, error: Exception) -> None:
         """The attempt failed: it is made again.  What is no error of ours or of the database's is shown in full."""

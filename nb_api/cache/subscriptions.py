@@ -160,10 +160,14 @@ class Subscriptions:
         """When `call` has something to do.  May be asked at any time."""
         return min([queue.due for queue in self._callbacks], default=float("inf"))
 
-    def pass_on(self, changes: Sequence[CacheChange], revision: int, now: float, *, more_follows: bool) -> None:
+    def pass_on(self, changes: Sequence[CacheChange], revision: int, now: float, *, more_follows: bool) -> bool:
+        """Returns whether `due` has become sooner."""
         for one in self._all:
             one.add(changes, revision)
-        self.call(now, more_follows=more_follows)
+        is_sooner = False
+        for queue in self._callbacks:
+            is_sooner |= queue.call(now, more_follows=more_follows)
+        return is_sooner
 
     @property
     def has_new(self) -> bool:
@@ -176,10 +180,9 @@ class Subscriptions:
             if one.present is not None:
                 one.add([Resynced("snapshot", "a new subscription", revision, created=one.present)], revision)
 
-    def call(self, now: float, *, more_follows: bool = False) -> None:
+    def call(self, now: float) -> None:
         for queue in self._callbacks:
-            if queue.waiting:
-                queue.call(now, more_follows=more_follows)
+            queue.call(now)
 
     def close(self) -> None:
         """Iterations end.  From any thread."""

@@ -38,13 +38,13 @@ class VersionWaits:
         self._need_delta = need_delta
         self._is_read = is_read
         self._check = check
-        self._waiting = 0
+        self.waiting = 0
+        """Threads that wait: while there are any, `on_change` is to be called."""
 
     def on_change(self) -> None:
         """The copy has changed."""
-        if self._waiting:
-            with self._changed:
-                self._changed.notify_all()
+        with self._changed:
+            self._changed.notify_all()
 
     def wait(self, revision: int, is_there: Callable[[], bool], what: str, timeout_s: float, patience_s: float) -> None:
         """Until ``is_there``, or everything up to ``revision`` is reflected.
@@ -53,7 +53,7 @@ class VersionWaits:
         """
         deadline = time.monotonic() + timeout_s
         with self._changed:
-            self._waiting += 1
+            self.waiting += 1
             try:
                 if self._wait(revision, is_there, min(patience_s, timeout_s / 2)):
                     return
@@ -67,7 +67,7 @@ class VersionWaits:
                     if time.monotonic() >= deadline:
                         raise WaitTimeout(f"{what} was not in the local cache within {timeout_s} s")
             finally:
-                self._waiting -= 1
+                self.waiting -= 1
 
     def _wait(self, revision: int, is_there: Callable[[], bool], timeout_s: float, *, until_read: bool = False) -> bool:
         """Whether the copy is that far."""
