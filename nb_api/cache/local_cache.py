@@ -198,9 +198,9 @@ class LocalCache(Closeable):
         Returns the object; None when it is not, or no longer, part of this copy: deleted, moved, not selected, not of a
         topic that is followed.  When nothing is heard of it for a second, the changes are read from the database.
 
-        Raises WaitTimeout; RevisionUnknown when the database has never given that version, or gave it in a history
-        that is lost; Closed; UsageError in a callback, which would wait for itself, and for a table that is not
-        followed.
+        Raises WaitTimeout; RevisionUnknown when the database has not come as far as that version, as one does not that
+        was restored from a backup; Closed; UsageError in a callback, which would wait for itself, and for a table that
+        is not followed.
         """
         self._check_waiting()
         check_revision(version, "version")
