@@ -7,7 +7,6 @@ view would cost less, but it is no dict: programs encode, merge and compare valu
 from __future__ import annotations
 
 import copy
-import datetime
 from collections.abc import Mapping
 from typing import Any
 
@@ -16,8 +15,8 @@ import msgspec
 from pubsub_api.core.events import PLAIN_TYPES
 from pubsub_api.errors import UsageError
 
-_AS_THEY_ARE = (bytes, datetime.datetime)
-"""What `msgspec.to_builtins` would turn into text; neither can be changed."""
+_AS_THEY_ARE = (bytes, type(msgspec.msgpack.decode(b"\xd6\xff\0\0\0\0")))
+"""What `msgspec.to_builtins` would turn into text, bytes and timestamps of msgpack; neither can be changed."""
 
 FieldValues = tuple[tuple[str, Any], ...]
 """Fields of a value, each with what it must be."""
