@@ -82,7 +82,7 @@ def tell_changes(on_change: Callable[[str, Any], None]) -> Callable[[Sequence[Ca
     def on_changes(changes: Sequence[CacheChange]) -> None:
         for change in changes:
             if not isinstance(change, Resynced | Deleted):
-                on_change(change.key, change.entry.value)
+                on_change(change.key, change.object.value)
 
     return on_changes
 
