@@ -13,7 +13,10 @@ The contract of a database driver is in `nb_api.db_api`, errors are in `nb_api.e
 """
 
 from nb_api.api import NbApi, NbStatistics
-from nb_api.cache.local_cache import LocalCache, LocalCacheStatistics
+from nb_api.cache.index import Index
+from nb_api.cache.local_cache import LocalCache
+from nb_api.cache.statistics import LocalCacheStatistics
+from nb_api.cache.subscriptions import Subscription
 from nb_api.controller.aio import AsyncController
 from nb_api.controller.controller import Controller
 from nb_api.controller.core.keys import Key, RequeueAfter, RetryPauses
@@ -33,6 +36,7 @@ __all__ = [
     "DbApi",
     "DbObject",
     "Deleted",
+    "Index",
     "Key",
     "LocalCache",
     "LocalCacheStatistics",
@@ -42,6 +46,7 @@ __all__ = [
     "RequeueAfter",
     "Resynced",
     "RetryPauses",
+    "Subscription",
     "Transaction",
     "Updated",
     "Write",

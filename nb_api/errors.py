@@ -30,6 +30,12 @@ class DbUnavailable(DbError):
     retriable = True
 
 
+class DbNotFound(DbError):
+    """There is no database at the place that was named, and the caller does not want one to be made."""
+
+    fault = "caller"
+
+
 class ObjectNotFound(DbError):
     """There is no object of that table and key."""
 
