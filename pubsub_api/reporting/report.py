@@ -137,7 +137,7 @@ class ProcessReport:
         """Everything as plain data, for JSON."""
         problems = self.problems()
         objects = [
-            {"role": one.role, **one.labels, "statistics": _plain(one.statistics)}
+            {"role": one.role, "labels": dict(one.labels), "statistics": _plain(one.statistics)}
             for one in self._readings()
             if one.role != "process"
         ]
