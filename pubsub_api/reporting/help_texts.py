@@ -170,10 +170,14 @@ HELP: dict[str, dict[str, str]] = {
     },
     "nb": {
         "writes": "Of a writer: transactions committed.",
-        "unchanged": "Of a writer: updates that changed nothing, so that nothing was written and nothing told.",
+        "unchanged": (
+            "Of a writer: updates and puts that changed nothing, so that nothing was written and nothing told."
+        ),
         "conflicts": "Of a writer: updates tried again because another writer was faster.",
         "handover.committed": "Of a writer: changes that this process committed.",
-        "handover.published": "Of a writer: of these, given to the publisher.",
+        "handover.published": (
+            "Of a writer: of these, given to the publisher, by the thread that committed or by the one that confirms."
+        ),
         "handover.confirmed": "Of a writer: of these, removed from the outbox.",
         "handover.left": "Of a writer: changes left to the sweeper, because the bus or the queue did not take them.",
         "handover.refused": (
@@ -202,6 +206,7 @@ HELP: dict[str, dict[str, str]] = {
             "Of a local cache: events that were not newer than the copy: repeated, late, or overtaken by a resync."
         ),
         "news.unwanted": "Of a local cache: events of tables or topics that are not followed.",
+        "news.unselected": "Of a local cache: events of objects that where does not select.",
         "news.unversioned": "Of a local cache: events without a version, which cannot be compared with the copy.",
         "news.moves": "Of a local cache: deletes that were one half of a move between two followed topics.",
         "news.doubtful": (
@@ -246,7 +251,13 @@ HELP: dict[str, dict[str, str]] = {
         ),
         "overruns": "Of a local cache: times changes were not told one by one, because the program did not take them.",
         "callback_errors": "Of a local cache: times the callback raised; it is called again with the same changes.",
-        "untold": "Of a local cache: changes that the callback has not taken yet.",
+        "untold": "Of a local cache: changes that callbacks have not taken yet.",
+        "subscriptions": "Of a local cache: consumers: the one that the cache was made with, and those of subscribe.",
+        "index_errors": (
+            "Of a local cache: times the function of an index raised, or gave what cannot be a key; that object "
+            "is not in that index."
+        ),
+        "index_conflicts": "Of a local cache: times an object got a value of a unique index that another object had.",
         "bus": "Of a local cache: the numbers of its subscriber; None when it follows the feed of the database.",
     },
     "recorder": {
