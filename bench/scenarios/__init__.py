@@ -6,7 +6,10 @@ from collections.abc import Callable
 
 from bench.plan import Outcome, Plan
 from bench.scenarios import (
+    changes,
+    changes_further,
     commit,
+    controllers,
     durability,
     fanout,
     groups,
@@ -34,6 +37,12 @@ SCENARIOS: dict[str, Scenario] = {
     "slow": slow.measure,
     "repair": repair.measure,
     "commit": commit.measure,
+    "changes": changes.measure,
+    "changes_followers": changes_further.measure_followers,
+    "changes_transactions": changes_further.measure_transactions,
+    "changes_service": changes_further.measure_service,
+    "changes_writers": changes_further.measure_writers,
+    "controllers": controllers.measure,
     "sync": sync.measure,
     "subscriptions": subscriptions.measure,
     "service": service.measure,
