@@ -7,6 +7,7 @@ from collections.abc import Callable
 from bench.plan import Outcome, Plan
 from bench.scenarios import (
     commit,
+    controller,
     durability,
     fanout,
     groups,
@@ -35,6 +36,7 @@ SCENARIOS: dict[str, Scenario] = {
     "repair": repair.measure,
     "commit": commit.measure,
     "sync": sync.measure,
+    "controller": controller.measure,
     "subscriptions": subscriptions.measure,
     "service": service.measure,
     "log": log.measure,
