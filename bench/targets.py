@@ -122,6 +122,10 @@ _ROWS: tuple[tuple[str, str, str, str, Literal[">=", "<="], float, str], ...] = 
     ("spark_live", "missing", "zmq", "events that did not become a row, or became two", "<=", 0.0, ""),
     ("spark_memory", "peak", "zmq", "memory of the JVM, of which 4 GB are the driver's", "<=", 5.0, "GB"),
     ("spark_memory", "missing", "zmq", "objects missing in the snapshot", "<=", 0.0, ""),
+    ("controller", "memory", "", "memory of a copy with two indexes, of a dict of the values", "<=", 1.5, "x"),
+    ("controller", "look-up", "", "a look-up in that copy, by key or by index", "<=", 2.0, "us"),
+    ("controller", "changes", "", "changes/s decoded, applied, indexed and told, per core", ">=", 100_000.0, ""),
+    ("controller", "wrong", "", "objects that an index does not have as a scan finds them", "<=", 0.0, ""),
 )
 
 TARGETS: tuple[Target, ...] = tuple(
