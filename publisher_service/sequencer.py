@@ -72,7 +72,7 @@ class Sequencer:
         later, why = self.flush(of=_OWN)
         return refused + later, reason or why
 
-    def take(self, worker: bytes, number: int, groups: Sequence[Group], payload: bytes) -> tuple[int, str]:
+    def take(self, worker: bytes, number: int, groups: Sequence[Group], payload: bytes | memoryview) -> tuple[int, str]:
         """Publish a worker's batch.  Returns how many of its events cannot be, and why.  `flush` must follow."""
         with self._lock:
             return self._publish(worker, number, groups, payload)
@@ -118,9 +118,12 @@ class Sequencer:
         with self._lock:
             self._topics.clear()  # which of them is barred now is not known: all count as new again
 
-    def _publish(self, worker: bytes, number: int, groups: Sequence[Group], payload: bytes) -> tuple[int, str]:
+    def _publish(
+        self, worker: bytes, number: int, groups: Sequence[Group], payload: bytes | memoryview
+    ) -> tuple[int, str]:
         good, refused, reason = groups, 0, ""
-        if len(payload) > self._event_bytes_max or any(topic not in self._topics for topic, _ in groups):
+        topics = self._topics
+        if len(payload) > self._event_bytes_max or any(topic not in topics for topic, _ in groups):
             good, refused, reason = self._sort_out(groups)
         if refused:
             self.counters.refused_events += refused
@@ -128,11 +131,15 @@ class Sequencer:
             payload = messages.encode(WorkerBatch(number, list(good)))
             if number:
                 self._write_down(lambda journal: journal.refuse(worker, refused))
-        self._write_down(lambda journal: journal.append(worker, number, time.time_ns(), good, payload))
+        if self._journal is not None:
+            try:
+                self._journal.append(worker, number, time.time_ns(), good, payload)
+            except JournalError as error:
+                self._give_up_journal(self._journal, error)
         refused_later = 0
         for topic, encoded in good:
             try:
-                self._publisher.send_encoded(topic, encoded)
+                self._publisher.send_encoded(topic, encoded, is_flush_next=True)
             except (LimitReached, NotPermitted) as error:
                 refused_later, reason = refused_later + len(encoded), str(error)
         if refused_later:
@@ -179,8 +186,11 @@ class Sequencer:
         try:
             write(self._journal)
         except JournalError as error:
-            LOG.warning("%s. Going on without a journal: subscribers resync should this service die.", error)
-            self.counters.journal_failures += 1
-            # What it says is true no longer from here on, so the next service must not find it.
-            self._journal.discard()
-            self._journal = None
+            self._give_up_journal(self._journal, error)
+
+    def _give_up_journal(self, journal: Journal, error: JournalError) -> None:
+        LOG.warning("%s. Going on without a journal: subscribers resync should this service die.", error)
+        self.counters.journal_failures += 1
+        # What it says is true no longer from here on, so the next service must not find it.
+        journal.discard()
+        self._journal = None

@@ -29,6 +29,7 @@ import dataclasses
 import enum
 from collections import OrderedDict
 from collections.abc import Iterator
+from typing import NamedTuple
 
 from publisher_service.core import messages
 from publisher_service.core.messages import (
@@ -86,14 +87,13 @@ class IntakeCounters:
     """Left out of the table for want of room."""
 
 
-@dataclasses.dataclass(frozen=True)
-class TakenBatch:
-    """A new batch.  ``payload`` is the message as it came, for the journal."""
+class TakenBatch(NamedTuple):
+    """A new batch.  ``payload`` is the message as it came, for the journal: good until more is fed."""
 
     worker: Worker
     number: int
     groups: list[messages.Group]
-    payload: bytes
+    payload: bytes | memoryview
 
 
 class ServiceCore:
@@ -114,6 +114,8 @@ class ServiceCore:
             (worker, Worker(worker, number, (refused or {}).get(worker, 0))) for worker, number in (taken or {}).items()
         )
         self.connected = 0
+        self.endings = 0
+        """How many connections have ended, by whichever side: the owner looks for them when this has grown."""
 
     def connect(self) -> WorkerConnection:
         """A process connected."""
@@ -169,8 +171,8 @@ class WorkerConnection:
         self._told_refused = 0
         """Of the worker's refused events, those that this connection has told of."""
 
-    def feed(self, data: bytes) -> Iterator[TakenBatch]:
-        """Bytes came; yields the new batches, in order.
+    def feed(self, data: bytes | memoryview) -> Iterator[TakenBatch]:
+        """Bytes came; yields the new batches, in order.  A view is not kept after the last of them.
 
         Raises WorkerProtocolError: then the connection is ended, and what was yielded before is good."""
         try:
@@ -182,7 +184,9 @@ class WorkerConnection:
             self.end()
             raise
 
-    def _on_message(self, message: WorkerHello | WorkerBatch | WorkerBye, payload: bytes) -> TakenBatch | None:
+    def _on_message(
+        self, message: WorkerHello | WorkerBatch | WorkerBye, payload: bytes | memoryview
+    ) -> TakenBatch | None:
         if self.state is ConnectionState.OPEN and isinstance(message, WorkerBatch):
             return self._on_batch(message, payload)
         if self.state is ConnectionState.NEW and isinstance(message, WorkerHello):
@@ -201,7 +205,7 @@ class WorkerConnection:
         if isinstance(outcome, str):
             self._core.counters.refused_workers += 1
             self.outgoing += messages.pack(RefusalMessage(outcome))
-            self.state = ConnectionState.ENDED
+            self.end()
             return
         self.worker = outcome
         self.state = ConnectionState.OPEN
@@ -211,7 +215,7 @@ class WorkerConnection:
         )
         self.outgoing += messages.pack(welcome)
 
-    def _on_batch(self, batch: WorkerBatch, payload: bytes) -> TakenBatch | None:
+    def _on_batch(self, batch: WorkerBatch, payload: bytes | memoryview) -> TakenBatch | None:
         assert self.worker is not None
         if batch.number > self.worker.taken + 1 or batch.number < 1:
             raise UnexpectedMessage(f"batch {batch.number} of worker {self.worker.name} after {self.worker.taken}")
@@ -242,4 +246,6 @@ class WorkerConnection:
         if self.worker is not None and self.worker.connection is self:
             self.worker.connection = None
             self._core.connected -= 1
-        self.state = ConnectionState.ENDED
+        if self.state is not ConnectionState.ENDED:
+            self.state = ConnectionState.ENDED
+            self._core.endings += 1

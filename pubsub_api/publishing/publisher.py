@@ -272,14 +272,16 @@ class Publisher(Closeable):
             else:
                 self._batcher.try_drain()
 
-    def send_encoded(self, topic: str, encoded: Sequence[bytes]) -> None:
+    def send_encoded(self, topic: str, encoded: Sequence[bytes], *, is_flush_next: bool = False) -> None:
         """Send events of one topic that `encode_event` has made already, in order: all of them or, on an error, none.
 
         For programs that forward events of other processes without looking into them.  Blocks and raises as
-        `send_event`.
+        `send_event`.  ``is_flush_next``: the caller promises to call `flush` at once, which sends them; so the
+        publisher's thread is not woken, which would only compete with the caller for its locks.
         """
         self._queue_run(topic, encoded)
-        self._batcher.leave_to_thread()
+        if not is_flush_next:
+            self._batcher.leave_to_thread()
 
     def _queue_run(self, topic: str, encoded: Sequence[bytes]) -> None:
         self._check_usable()
@@ -289,13 +291,13 @@ class Publisher(Closeable):
             stream = self._streams[topic]
         except (KeyError, TypeError):
             stream = self._open_stream(topic)
-        sizes = list(map(len, encoded))
-        if max(sizes) > self._event_bytes_max:
+        size = sum(map(len, encoded))
+        if size > self._event_bytes_max and (largest := max(map(len, encoded))) > self._event_bytes_max:
             raise InvalidEvent(
-                f"an event of topic {topic!r} takes {max(sizes)} bytes, more than frame_bytes_max allows "
+                f"an event of topic {topic!r} takes {largest} bytes, more than frame_bytes_max allows "
                 f"({self._event_bytes_max})"
             )
-        self._batcher.queue(stream, encoded, sum(sizes))
+        self._batcher.queue(stream, encoded, size)
 
     def _too_large(self, event: Event, size: int) -> InvalidEvent:
         return InvalidEvent(

@@ -31,9 +31,9 @@ import nb_api.errors
 import nb_api.loading
 import pubsub_api
 from bench import cli as bench_cli
-from heliograph import main as command
+from heliograph import parsing as command
 from heliograph import wire_reader
-from heliograph.commands import drivers
+from heliograph.commands.bus import drivers
 from pubsub_api import cache_node, config, loading
 from pubsub_api.core import frame as frames
 from pubsub_api.core import messages
@@ -323,6 +323,14 @@ def test_examples_are_short() -> None:
 
 
 # -- blocks of code
+
+
+def test_programs_need_no_oslo_config_of_their_own() -> None:
+    """One line opens what there is.  A driver is configured by such calls: the page about drivers may have them."""
+    calls = re.compile(r"\b(?:set_override|register_opts)\(")
+    texts = {str(block): block.text for block in documents.blocks("python") if "writing-a-driver" not in str(block)}
+    texts |= {path.name: path.read_text() for path in (ROOT / "examples").glob("*.py")}
+    assert [name for name, text in texts.items() if calls.search(text)] == []
 
 
 def test_every_block_has_a_language_that_is_checked() -> None:
