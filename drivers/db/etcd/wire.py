@@ -14,7 +14,8 @@ import time
 
 from drivers.db.etcd.config import Endpoint
 
-_PORTION = 256 * 1024
+_PORTION = 32 * 1024
+"""Read at once.  Memory for more would be asked of the system for each answer, and that takes longer than the rest."""
 _HEADER_MAX = 64 * 1024
 
 
