@@ -311,7 +311,7 @@ HELP: dict[str, dict[str, str]] = {
         "is_lag_exact": "Of a group of consumers: 1 when the lag was counted to the end.",
         "oldest_seconds": "Of a group of consumers: age of the oldest event that is not acknowledged.",
         "members": "Of a group of consumers: members that its leader knows.",
-        "is_led": "Of a group of consumers: 1 when somebody leads the group.",
+        "is_led": "Of a group of consumers: 1 when the group has a leader.",
         "missing": "Of a group of consumers: events of its topics that are not in the log.",
         "expired": "Of a group of consumers: offsets that retention dropped before the group had handled them.",
     },
