@@ -111,6 +111,11 @@ class WorkerCore:
         """Events in the window."""
         return self.position - self.acknowledged
 
+    @property
+    def under_way(self) -> int:
+        """Batches that were made and that the service has not acknowledged."""
+        return len(self._sealed)
+
     def add(self, topic: str, encoded: bytes) -> bool:
         """Put an event into the window; its position is ``position`` then.  True when something should be written now:
         a batch is full, or nothing is under way whose acknowledgement would give the occasion."""
