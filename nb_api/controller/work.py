@@ -125,8 +125,8 @@ class Work:
             found, end = self._cache.get(key.table, key.key), None
         except ObjectNotFound:
             found, end = None, self._deleted.get(key)
-        deleted = None if end is None else end.object
-        return Request(key.table, key.key, found, deleted, taken.attempt, self._cache, self._asks_to_stop)
+        deleted, ending = (None, None) if end is None else (end.object, end.reason)
+        return Request(key.table, key.key, found, deleted, ending, taken.attempt, self._cache, self._asks_to_stop)
 
     def _asks_to_stop(self) -> bool:
         return self.is_stopping

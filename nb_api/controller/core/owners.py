@@ -24,6 +24,11 @@ class OwnerMap:
         self._functions = dict(owners)
         self._known: dict[str, dict[str, tuple[Key, ...]]] = {}
 
+    @property
+    def tables(self) -> frozenset[str] | None:
+        """The tables that are followed; None: all."""
+        return None if self._own is None else self._own | self._functions.keys()
+
     def is_followed(self, table: str) -> bool:
         return table in self._functions or self._is_own(table)
 
