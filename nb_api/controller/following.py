@@ -101,7 +101,8 @@ class CacheFollower:
             elif isinstance(change, Deleted):
                 self._unmapped.discard((change.table, change.key))
                 keys += self._owners.remove(change.table, change.key)
-                ends[Key(change.table, change.key)] = change
+                if self._owners.is_own(change.table):
+                    ends[Key(change.table, change.key)] = change
             else:
                 keys += self._map(change.table, change.key, lambda change=change: change.object)  # type: ignore[misc]
                 ends[Key(change.table, change.key)] = None
@@ -114,7 +115,7 @@ class CacheFollower:
             for found in self._cache.get_all(table):
                 gone.discard((table, found.key))
                 keys = self._map(table, found.key, lambda found=found: found)  # type: ignore[misc]
-                self._work.put(keys, is_bulk=True)
+                self._work.put(keys, ends={Key(table, found.key): None}, is_bulk=True)
         for table, key in gone:
             self._unmapped.discard((table, key))
             self._work.put(self._owners.remove(table, key), is_bulk=True)

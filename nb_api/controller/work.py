@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import random
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -87,6 +88,7 @@ class Work:
             self.is_stopping = True
             self._queue.close()
             self._idle.notify_all()
+            self._wake(sys.maxsize)
 
     def inherit(self) -> None:
         """In a forked child: nothing runs, and a lock that was held at the fork is replaced."""
