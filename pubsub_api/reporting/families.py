@@ -24,13 +24,17 @@ _GAUGES = {
     "member": {"streams", "waiting", "hung", "is_leading", "standing_by"},
     "nb": {"sweeper.refused"},
     "local_cache": {"objects", "tombstones", "position", "untold", "subscriptions"},
+    "controller": {
+        "has_begun", "ready", "running", "waiting", "unmapped", "oldest_ready_s", "oldest_running_s", "waited_max_s",
+        "run_max_s",
+    },
     "log": {"events", "bytes", "sealed_bytes", "segments"},
     "group": {"lag", "oldest_seconds", "members", "missing", "expired"},
     "publisher_service": {"workers", "workers_remembered", "database_revision", "outbox"},
     "durability": {"lag", "peers", "troubles"},
     "name_space": {"samples", "conflicts"},
     "process": {"start_time_seconds"},
-}
+}  # fmt: skip
 _ELSEWHERE = {"local_cache": {"bus"}}
 """Statistics of an object that has a role of its own."""
 
