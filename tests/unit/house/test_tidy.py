@@ -15,12 +15,15 @@ from tests.helpers.paths import ROOT
 FILE_LINES_MAX = 600
 PRODUCT_FILE_LINES_MAX = 500
 FUNCTION_LINES_MAX = 70
+ATTRIBUTES_MAX = 25
 
 # Packages that are imported by other people's programs, which own the terminal.
 LIBRARIES = (
     "pubsub_api", "drivers", "nb_api", "durable_log", "publisher_service", "durability_service", "shared_subscriptions",
     "spark_pipeline",
 )  # fmt: skip
+
+PRODUCT = (*LIBRARIES, "heliograph")
 
 SUFFIXES = {"", ".cfg", ".conf", ".ini", ".md", ".py", ".sh", ".toml", ".txt", ".yaml", ".yml"}
 SKIPPED = {"__pycache__", "build", "dist", "results", "venv"}
@@ -52,6 +55,15 @@ def functions(tree: ast.AST) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]
     return (node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef))
 
 
+def own_attributes(class_: ast.ClassDef) -> set[str]:
+    """What methods of the class assign to ``self``."""
+    return {
+        node.attr
+        for node in ast.walk(class_)
+        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and ast.unparse(node.value) == "self"
+    }
+
+
 def matching_lines(pattern: re.Pattern[str]) -> list[str]:
     return [
         f"{path}:{number}: {line.strip()}"
@@ -67,7 +79,7 @@ def test_files_are_short_enough_to_read() -> None:
 
 
 def _lines_max(path: pathlib.Path) -> int:
-    is_product = path.suffix == ".py" and path.parts[0] in (*LIBRARIES, "heliograph")
+    is_product = path.suffix == ".py" and path.parts[0] in PRODUCT
     return PRODUCT_FILE_LINES_MAX if is_product else FILE_LINES_MAX
 
 
@@ -79,6 +91,17 @@ def test_functions_are_short_enough_to_read() -> None:
         if (function.end_lineno or 0) - function.lineno >= FUNCTION_LINES_MAX
     ]
     assert long == []
+
+
+def test_objects_have_few_enough_attributes_to_hold_in_mind() -> None:
+    large = [
+        f"{path}:{node.lineno}: {node.name}"
+        for path in python_files()
+        if path.parts[0] in PRODUCT
+        for node in ast.walk(ast.parse((ROOT / path).read_text()))
+        if isinstance(node, ast.ClassDef) and len(own_attributes(node)) > ATTRIBUTES_MAX
+    ]
+    assert large == []
 
 
 def test_every_module_says_what_it_is() -> None:
