@@ -9,7 +9,7 @@ from typing import Any
 import hypothesis
 import pytest
 
-from tests.helpers import distribution
+from tests.helpers import distribution, hang_limit
 
 # The longpoll driver sets this, too late when some other test has imported gRPC before: a forked child could crash.
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
@@ -38,6 +38,11 @@ _exploring = hypothesis.settings(deadline=None, suppress_health_check=[hypothesi
 hypothesis.settings.register_profile("exploring", _exploring)
 hypothesis.settings.register_profile("heliograph", _exploring, derandomize=True)
 hypothesis.settings.load_profile("heliograph")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """No test hangs for ever."""
+    hang_limit.install(config)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
