@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import atexit
+import gc
 import os
 import signal
 from typing import Any
@@ -49,6 +51,19 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """With several processes, what takes longest begins first."""
     if hasattr(config, "workerinput"):
         items.sort(key=lambda item: distribution.place_of(item.nodeid))
+
+
+def pytest_collection_finish() -> None:
+    """Thousands of tests stay in memory.  A full garbage collection would look at them all and take a second, and the
+    long-poll driver makes one whenever its last end closes."""
+    gc.freeze()
+    atexit.register(_unfreeze, os.getpid())
+
+
+def _unfreeze(pid: int) -> None:
+    """Let libraries find at the end of the process that nothing of theirs is left."""
+    if os.getpid() == pid:  # what a fork inherited from the driver must stay as it is
+        gc.unfreeze()
 
 
 @pytest.hookimpl(optionalhook=True)
