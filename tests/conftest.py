@@ -11,7 +11,7 @@ from typing import Any
 import hypothesis
 import pytest
 
-from tests.helpers import distribution, hang_limit
+from tests.helpers import compiling, distribution, hang_limit
 
 # The longpoll driver sets this, too late when some other test has imported gRPC before: a forked child could crash.
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
@@ -45,6 +45,11 @@ hypothesis.settings.load_profile("heliograph")
 def pytest_configure(config: pytest.Config) -> None:
     """No test hangs for ever."""
     hang_limit.install(config)
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """A fresh checkout is compiled by all processes together."""
+    compiling.import_own_files(session.config)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
