@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import os
 import pathlib
 import re
@@ -51,6 +52,11 @@ def python_files() -> list[pathlib.Path]:
     return [path for path in text_files() if path.suffix == ".py"]
 
 
+@functools.cache
+def tree_of(path: pathlib.Path) -> ast.Module:
+    return ast.parse((ROOT / path).read_text())
+
+
 def functions(tree: ast.AST) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
     return (node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef))
 
@@ -60,7 +66,8 @@ def own_attributes(class_: ast.ClassDef) -> set[str]:
     return {
         node.attr
         for node in ast.walk(class_)
-        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and ast.unparse(node.value) == "self"
+        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)
+        if isinstance(node.value, ast.Name) and node.value.id == "self"
     }
 
 
@@ -87,7 +94,7 @@ def test_functions_are_short_enough_to_read() -> None:
     long = [
         f"{path}:{function.lineno}: {function.name}"
         for path in python_files()
-        for function in functions(ast.parse((ROOT / path).read_text()))
+        for function in functions(tree_of(path))
         if (function.end_lineno or 0) - function.lineno >= FUNCTION_LINES_MAX
     ]
     assert long == []
@@ -98,18 +105,14 @@ def test_objects_have_few_enough_attributes_to_hold_in_mind() -> None:
         f"{path}:{node.lineno}: {node.name}"
         for path in python_files()
         if path.parts[0] in PRODUCT
-        for node in ast.walk(ast.parse((ROOT / path).read_text()))
+        for node in ast.walk(tree_of(path))
         if isinstance(node, ast.ClassDef) and len(own_attributes(node)) > ATTRIBUTES_MAX
     ]
     assert large == []
 
 
 def test_every_module_says_what_it_is() -> None:
-    silent = [
-        str(path)
-        for path in python_files()
-        if (source := (ROOT / path).read_text()).strip() and not ast.get_docstring(ast.parse(source))
-    ]
+    silent = [str(path) for path in python_files() if tree_of(path).body and not ast.get_docstring(tree_of(path))]
     assert silent == []
 
 
@@ -127,7 +130,7 @@ def test_libraries_do_not_print(package: str) -> None:
         f"{path}:{node.lineno}"
         for path in text_files(under=package)
         if path.suffix == ".py"
-        for node in ast.walk(ast.parse((ROOT / path).read_text()))
+        for node in ast.walk(tree_of(path))
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "print"
     ]
     assert prints == []
@@ -138,7 +141,7 @@ def test_tests_wait_on_conditions_and_not_for_a_time() -> None:
         f"{path}:{node.lineno}"
         for path in text_files(under="tests")
         if path.suffix == ".py" and path != pathlib.Path("tests/helpers/waiting.py")
-        for node in ast.walk(ast.parse((ROOT / path).read_text()))
+        for node in ast.walk(tree_of(path))
         if isinstance(node, ast.Call) and ast.unparse(node.func) in ("time.sleep", "sleep")
     ]
     assert sleeping == []
