@@ -6,18 +6,17 @@ from collections.abc import Sequence
 
 from oslo_config import cfg
 
+from pubsub_api.config import LOG_GROUP, LOG_URL
 from pubsub_api.runtime.options import DAY_S, MIB, advanced, count, seconds, size, text
 
-GROUP = "log"
+GROUP = LOG_GROUP
 SHARDS_DEFAULT = 16
 SHARDS_MAX = 4096
 
 _CENTURY_S = 100 * 365 * DAY_S
 
 OPTIONS: Sequence[cfg.Opt] = (
-    text("url", "sqlite:///var/lib/heliograph/log.db",
-         "The log: sqlite:///path/log.db for the processes of one host, or redis://[user:password@]host:port/db for "
-         "several hosts.", secret=True),
+    LOG_URL,
     cfg.IntOpt("shards", min=1, max=SHARDS_MAX,
                help=f"Shards of a log that is made now; one that exists must have as many. Unset: {SHARDS_DEFAULT} "
                     "for a new log, and whatever an existing one has."),

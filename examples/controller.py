@@ -34,7 +34,7 @@ class Host:
 
 
 def main() -> None:
-    with tempfile.TemporaryDirectory() as directory, NbApi.open(url=f"sqlite://{directory}/objects.db") as nb:
+    with tempfile.TemporaryDirectory() as directory, NbApi.open(f"sqlite://{directory}/objects.db") as nb:
         nb.create("net", "n7", {"mtu": 1500}, topic="tenant-7")
         nb.create("net", "n8", {"mtu": 9000}, topic="tenant-8")
         host = Host(nb, "host-1")

@@ -12,7 +12,7 @@ import tempfile
 import time
 
 import pubsub_api
-from pubsub_api import Event, Resync, loading
+from pubsub_api import Event, Resync
 from pubsub_api.core.frame import Kind
 from pubsub_api.testing.faults import Faults
 from pubsub_api.testing.faulty import FaultyPubSub
@@ -38,14 +38,15 @@ class Follower:
 
 
 faults = Faults(drop=0.2, kinds={Kind.DATA})
-conf = loading.conf_from_url("memory://follow")
-for name, value in {"history": 100, "max_idle_time": 1.0, "message_delay_window": 0.02}.items():
-    conf.set_override(name, value, group="pubsub")
 with tempfile.TemporaryDirectory() as directory:
+    options = pathlib.Path(directory) / "heliograph.conf"
+    options.write_text("[pubsub]\nhistory = 100\nmax_idle_time = 1.0\nmessage_delay_window = 0.02\n")
     follower = Follower(pathlib.Path(directory) / "truth.db")
     with contextlib.closing(sqlite3.connect(follower.path)) as truth:
         truth.executescript("PRAGMA synchronous = OFF; CREATE TABLE port (key TEXT PRIMARY KEY, version INT)")
-        session = pubsub_api.open(conf=conf, wrap_driver=lambda driver: FaultyPubSub(driver, faults))
+        session = pubsub_api.open(
+            "memory://follow", config_files=[options], wrap_driver=lambda driver: FaultyPubSub(driver, faults)
+        )
         subscriber = session.subscriber(["port"], follower.on_event, on_resync=follower.on_resync)
         publisher = session.publisher()
         for n in range(1, 1001):

@@ -36,8 +36,7 @@ def main(url: str) -> None:
             has_all.set()
 
     with tempfile.TemporaryDirectory() as directory:
-        conf = loading.conf_from_url(url)
-        conf.set_override("publisher_multiproc_socket", f"{directory}/workers", group="pubsub")
+        conf = loading.conf_from_url(f"{url}?publisher_multiproc_socket={directory}/workers")
         publisher = multiproc.worker_publisher(conf)
         for number in range(WORKERS):  # The service is not there yet: what they send waits for it.
             if os.fork() == 0:

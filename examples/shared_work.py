@@ -7,10 +7,8 @@ import tempfile
 import threading
 from collections import Counter
 
-import durable_log
 import pubsub_api
 from pubsub_api import Event
-from pubsub_api.config import new_conf
 from shared_subscriptions import GroupEvent
 
 JOBS = 40
@@ -33,12 +31,8 @@ class Worker:
 
 def main() -> None:
     logging.getLogger("shared_subscriptions").setLevel(logging.CRITICAL)  # Refusals are wanted here.
-    conf = new_conf()
-    conf.set_override("pub_sub_driver", "memory", group="pubsub")
-    conf.register_opts(durable_log.config.OPTIONS, group="log")
     with tempfile.TemporaryDirectory() as directory:
-        conf.set_override("url", f"sqlite://{directory}/log.db", group="log")
-        with pubsub_api.open(conf=conf) as session:
+        with pubsub_api.open("memory://jobs", log=f"sqlite://{directory}/log.db") as session:
             members = [session.subscriber(["$queue/print/jobs/#"], Worker().on_event) for _ in range(2)]
             for member in members:
                 member.wait_ready(timeout_s=TIMEOUT_S)

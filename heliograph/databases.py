@@ -3,48 +3,60 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from heliograph.options import add_config_file
+from heliograph.options import add_bus, add_config_file, add_context, read_conf
+from heliograph.output import Payload, compact
 
 if TYPE_CHECKING:
     from nb_api import DbObject, NbApi
 
 
 def add_database(parser: argparse.ArgumentParser) -> None:
-    """``--db``, ``--bus`` and ``--config-file``: which database, and on which bus its changes are published."""
+    """``--db``, ``--bus``, ``--config-file`` and ``--context``: which database, and where its changes are published."""
     group = parser.add_argument_group("the database and the bus")
-    group.add_argument(
-        "--db", metavar="URL", help="the database, as in sqlite:///tmp/objects.db (default: [db] url of the file)"
-    )  # fmt: skip
-    group.add_argument(
-        "--bus", metavar="URL",
-        help="driver and address of the bus (default: none, unless the configuration has enable_df_pub_sub)",
-    )  # fmt: skip
+    add_db(group)
+    add_bus(
+        group,
+        "driver and address of the bus (default: none, unless the configuration has enable_df_pub_sub); also "
+        "HELIOGRAPH_BUS",
+    )
     add_config_file(group, "read the configuration from FILE; may be repeated, later files win")
+    add_context(group)
 
 
-def open_nb(args: argparse.Namespace, cache_options: Mapping[str, str] | None = None) -> NbApi:
+def add_db(parser: argparse._ActionsContainer) -> None:
+    parser.add_argument(
+        "--db", metavar="URL",
+        help="the database, as in sqlite:///tmp/objects.db (default: [db] url of the file); also HELIOGRAPH_DB",
+    )  # fmt: skip
+
+
+def open_nb(
+    args: argparse.Namespace, cache_options: Mapping[str, str] | None = None, *, must_exist: bool = True
+) -> NbApi:
     """``cache_options`` are options of ``[local_cache]`` that the command line has.
 
-    Raises UsageError, InvalidConfig, DbUnavailable, and what loading a driver may raise.
+    ``must_exist`` is for who reads.  Raises InvalidConfig, DbNotFound, DbUnavailable, and what loading a driver may
+    raise.
     """
     from nb_api import NbApi, notify_config
-    from pubsub_api import loading
-    from pubsub_api.config import GROUP, new_conf
-    from pubsub_api.errors import UsageError
+    from nb_api.errors import DbUnavailable
+    from nb_api.loading import build_db, check_exists
+    from pubsub_api.config import GROUP
 
-    if args.bus is not None and args.config_file:
-        raise UsageError("give --bus or --config-file, not both")
-    if args.bus is None:
-        conf = new_conf(args.config_file)
-    else:
-        conf = loading.conf_from_url(args.bus)
+    conf = read_conf(args)
+    if args.bus is not None:
         conf.set_override("enable_df_pub_sub", True, group=GROUP)
     notify_config.register(conf)
     for name, value in (cache_options or {}).items():
         conf.set_override(name, value, group=notify_config.CACHE_GROUP)
+    if must_exist:
+        # One that is away may have others that stand in for it: opening decides.
+        with contextlib.closing(build_db(args.db, conf)) as db, contextlib.suppress(DbUnavailable):
+            check_exists(db)
     return NbApi.open(conf=conf, url=args.db)
 
 
@@ -54,11 +66,9 @@ def object_record(found: DbObject) -> dict[str, Any]:
         "key": found.key,
         "topic": found.topic,
         "version": found.version,
-        "value": found.value,
+        "value": Payload(found.value),
     }
 
 
 def object_line(found: DbObject) -> str:
-    from heliograph.output import compact
-
     return f"{found.table}/{found.key} v{found.version} {found.topic} {compact(found.value)}"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from pubsub_api.errors import HeliographError
@@ -31,7 +31,21 @@ def code_for(error: HeliographError) -> int:
 
 
 def explain(error: HeliographError) -> str:
-    """One line: what was wrong, whose fault it is, whether trying again can help."""
+    """What was wrong, on one line."""
+    return " ".join(str(error).split())
+
+
+def judge(error: HeliographError) -> str:
+    """For ``--verbose``: the kind of error, whose fault it is, whether trying again can help."""
     blame = {"caller": "the request", "environment": "the environment", "peer": "the sender"}[error.fault]
     retry = "trying again can help" if error.retriable else "trying again does not help"
-    return f"{' '.join(str(error).split())} [{type(error).__name__}; the fault is with {blame}; {retry}]"
+    return f"[{type(error).__name__}; the fault is with {blame}; {retry}]"
+
+
+def record(error: Exception | None, problem: str, code: int) -> dict[str, Any]:
+    """An error for scripts.  ``fault`` and ``retriable`` are there when it is one of `pubsub_api.errors`."""
+    found: dict[str, Any] = {"message": problem, "exit_code": code}
+    if error is not None:
+        found["class"] = type(error).__name__
+        found |= {name: getattr(error, name) for name in ("fault", "retriable") if hasattr(error, name)}
+    return {"error": found}

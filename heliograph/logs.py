@@ -10,8 +10,8 @@ if TYPE_CHECKING:
     from durable_log import LogApi
 
 
-def add_log(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--log", metavar="URL", help="the log, as in sqlite:///dir/log.db (default: [log] url)")
+def add_log(parser: argparse._ActionsContainer, what: str = "the log, as in sqlite:///dir/log.db") -> None:
+    parser.add_argument("--log", metavar="URL", help=f"{what} (default: [log] url); also HELIOGRAPH_LOG")
 
 
 def opened_log(args: argparse.Namespace, *, must_exist: bool = True) -> contextlib.closing[LogApi]:

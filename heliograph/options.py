@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
-from heliograph import exits
+from heliograph import exits, units
 
 if TYPE_CHECKING:
     from oslo_config import cfg
@@ -22,7 +22,7 @@ Subparsers = argparse._SubParsersAction
 Run = Callable[[argparse.Namespace, "Output"], int]
 """What does the work of a command or a verb, and returns the exit code."""
 
-DEFAULT_URL = "zmq://127.0.0.1:8866"
+DEFAULT_BUS = "zmq://127.0.0.1:8866"
 LOG_LEVELS = ("debug", "info", "warning", "error")
 
 
@@ -65,6 +65,9 @@ def add_parser(
         allow_abbrev=False,
     )
     trouble = parser.add_argument_group("when something is wrong")
+    trouble.add_argument(
+        "--verbose", action="store_true", help="say of an error what kind it is, and whether trying again can help"
+    )
     trouble.add_argument("--debug", action="store_true", help="show the traceback of an error")
     trouble.add_argument(
         "--log-level",
@@ -84,7 +87,7 @@ def add_config_file(parser: argparse._ActionsContainer, what: str = "read option
 
 
 def add_timeout(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--timeout", metavar="S", type=seconds, help="end after S seconds")
+    parser.add_argument("--timeout", metavar="TIME", type=seconds, help=f"end after this long, as in {units.DURATIONS}")
 
 
 def add_seeds(parser: argparse.ArgumentParser) -> None:
@@ -96,25 +99,40 @@ def add_seeds(parser: argparse.ArgumentParser) -> None:
 
 
 def add_session(parser: argparse.ArgumentParser) -> None:
-    """``--url`` and ``--config-file``: which bus to use."""
+    """``--bus``, ``--config-file`` and ``--context``: which bus to use."""
     group = parser.add_argument_group("the bus")
-    group.add_argument("--url", metavar="URL", help=f"driver and address, as in {DEFAULT_URL} (the default)")
-    add_config_file(group, "read the configuration from FILE instead; may be repeated, later files win")
+    add_bus(group, f"driver and address, as in {DEFAULT_BUS} (the default); also HELIOGRAPH_BUS")
+    add_config_file(group, "read the configuration from FILE; may be repeated, later files win; --bus wins over them")
+    add_context(group)
+
+
+def add_bus(parser: argparse._ActionsContainer, what: str) -> None:
+    """``--bus``; ``--url``, its former name in some commands, is understood."""
+    parser.add_argument("--bus", metavar="URL", help=what)
+    parser.add_argument("--url", dest="bus", default=argparse.SUPPRESS, help=argparse.SUPPRESS)
+
+
+def add_context(parser: argparse._ActionsContainer) -> None:
+    parser.add_argument("--context", metavar="NAME", help="take what is not said here from `heliograph context add`")
+
+
+def add_confirmation(parser: argparse.ArgumentParser) -> None:
+    """``--dry-run`` and ``--yes``, for what cannot be undone; `heliograph.asking` heeds them."""
+    which = parser.add_mutually_exclusive_group()
+    which.add_argument("--dry-run", action="store_true", help="only say what would be done")
+    which.add_argument("--yes", action="store_true", help="do not ask")
 
 
 def read_conf(args: argparse.Namespace) -> cfg.ConfigOpts:
-    """The configuration that ``--url`` or ``--config-file`` names, or the defaults.
+    """The configuration that ``--config-file`` and ``--bus`` name, or the defaults.
 
-    Raises UsageError, InvalidConfig, and for a URL what loading its driver may raise.
+    Raises InvalidConfig, and for a URL what loading its driver may raise.
     """
     from pubsub_api import loading
     from pubsub_api.config import new_conf
-    from pubsub_api.errors import UsageError
 
-    if args.url is not None and args.config_file:
-        raise UsageError("give --url or --config-file, not both")
-    if args.url is not None:
-        return loading.conf_from_url(args.url)
+    if args.bus is not None:
+        return loading.conf_from_url(args.bus, config_files=args.config_file)
     return new_conf(args.config_file)
 
 
@@ -158,5 +176,13 @@ def number(kind: type[T], is_valid: Callable[[T], bool], what: str) -> Callable[
 
 positive_int = number(int, lambda value: value >= 1, "a whole number of 1 or more")
 natural_int = number(int, lambda value: value >= 0, "a whole number of 0 or more")
-seconds = number(float, lambda value: 0.0 <= value <= 365 * 86_400.0, "a number of seconds from 0 to a year")
+seconds = units.seconds
 rate = number(float, lambda value: 0.0 < value <= 1e9, "a number of events per second greater than 0")
+
+
+def choices_of(parser: argparse.ArgumentParser, option: str) -> list[str]:
+    """The values that an option takes, when there are only some."""
+    for action in parser._actions:
+        if option in action.option_strings:
+            return [str(choice) for choice in action.choices or ()]
+    return []

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
+import functools
 import json
 import math
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -20,13 +21,25 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from durable_log import LogApi
+    from pubsub_api import Event
 
 PIPE_COLUMNS = 200
 """Width of a table when standard output is no terminal: wide, so that hardly anything is wrapped."""
 
+_WIDTH_MAX = 1_000_000
+
 DEPTH_MAX = 100
+EXACT_INTEGER_MAX = 1 << 53
+"""Readers of JSON that know no integers lose digits of what is larger: it is written as a string."""
 
 STATUS_STYLES = {"ok": "green", "warning": "yellow", "failed": "bold red", "skipped": "dim"}
+
+
+class Payload:
+    """What a user has stored or sent, inside a record: its numbers stay numbers, so that it can be stored again."""
+
+    def __init__(self, value: object) -> None:
+        self.value = value
 
 
 class Output:
@@ -34,7 +47,11 @@ class Output:
 
     def __init__(self, *, is_json: bool) -> None:
         self.is_json = is_json
-        self.console = stdout_console()
+
+    @functools.cached_property
+    def console(self) -> Console:
+        """Made when it is first needed: many commands print nothing but lines."""
+        return stdout_console()
 
     def record(self, value: object) -> None:
         """One JSON object, from a mapping or a dataclass, on a line of its own."""
@@ -57,12 +74,15 @@ class Output:
         if self.is_json:
             self.record({"statistics": statistics})
         else:
-            rows = [(name, compact(value)) for name, value in vars(statistics).items()]
+            rows = [(name, compact(value)) for name, value in leaves(statistics) if value not in (0, None, "", {}, [])]
             self.table("statistics", ("counter", "value"), rows)
+            hidden = sum(1 for _ in leaves(statistics)) - len(rows)
+            if hidden:
+                self.line(f"{counted(hidden, 'counter')} more: 0 or empty")
 
     def line(self, text: str, style: str = "") -> None:
         """One line for people.  ``text`` may hold anything."""
-        if self.console.is_terminal and style:
+        if style and self.console.is_terminal:
             from rich.text import Text
 
             self.console.print(Text(printable(text), style=style), soft_wrap=True)
@@ -70,8 +90,23 @@ class Output:
             sys.stdout.write(printable(text) + "\n")
 
     def table(self, title: str, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
-        """A table for people."""
-        self.console.print(make_table(title, columns, rows))
+        """A table for people.  Where it is wider than the terminal, each row becomes a paragraph."""
+        from rich.measure import Measurement
+
+        rows = list(rows)
+        table = make_table(title, columns, rows)
+        unbounded = self.console.options.update(width=_WIDTH_MAX)
+        if Measurement.get(self.console, unbounded, table).maximum <= self.console.width:
+            self.console.print(table)
+            return
+        if title:
+            self.line(title)
+        name_width = max(map(len, columns))
+        for row in rows:
+            self.line("")
+            for column, cell in zip(columns, row, strict=True):
+                if str(cell):
+                    self.line(f"{column:<{name_width}}  {cell}", style=STATUS_STYLES.get(str(cell), ""))
 
     def flush(self) -> None:
         sys.stdout.flush()
@@ -111,6 +146,15 @@ def note_empty(log: LogApi, command: str) -> None:
         note(f"{command}: nothing was ever appended to this log")
 
 
+def leaves(statistics: object, prefix: str = "") -> Iterator[tuple[str, object]]:
+    """The fields of a dataclass, and of those in it, each with its path."""
+    for name, value in vars(statistics).items():
+        if dataclasses.is_dataclass(value):
+            yield from leaves(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", value
+
+
 def printable(text: str) -> str:
     """The text with everything that is not printable, but for line ends, replaced by its Python escape."""
     if text.isprintable():
@@ -130,16 +174,23 @@ def dumps(value: object) -> str:
 
 def compact(value: object) -> str:
     """A value inside a line for people."""
-    return printable(json.dumps(jsonable(value), allow_nan=False, ensure_ascii=False, separators=(",", ":")))
+    return printable(
+        json.dumps(jsonable(value, is_payload=True), allow_nan=False, ensure_ascii=False, separators=(",", ":"))
+    )
 
 
-def jsonable(value: Any, depth: int = 0) -> Any:
+def jsonable(value: Any, depth: int = 0, *, is_payload: bool = False) -> Any:
     """The nearest JSON: bytes become ``{"bytes": hex}``, a number that JSON lacks and an unknown type become a string.
 
-    What is nested too deep to be read is left out, and a sentence stands in its place.
+    An integer that not every reader can hold becomes a string too, unless it is in a `Payload`.  What is nested too
+    deep to be read is left out, and a sentence stands in its place.
     """
+    if isinstance(value, int) and not is_payload and abs(value) > EXACT_INTEGER_MAX:
+        return str(value)
     if value is None or isinstance(value, bool | int | str):
         return value
+    if isinstance(value, Payload):
+        return jsonable(value.value, depth, is_payload=True)
     if isinstance(value, float):
         return value if math.isfinite(value) else str(value)
     if isinstance(value, bytes | bytearray | memoryview):
@@ -149,10 +200,23 @@ def jsonable(value: Any, depth: int = 0) -> Any:
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         value = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
     if isinstance(value, Mapping):
-        return {_key(key): jsonable(item, depth + 1) for key, item in value.items()}
+        return {_key(key): jsonable(item, depth + 1, is_payload=is_payload) for key, item in value.items()}
     if isinstance(value, list | tuple | set | frozenset):
-        return [jsonable(item, depth + 1) for item in value]
+        return [jsonable(item, depth + 1, is_payload=is_payload) for item in value]
     return str(value)
+
+
+def event_record(event: Event) -> dict[str, Any]:
+    """An event for scripts.  Its time is in nanoseconds, and so a string."""
+    return {
+        "topic": event.topic,
+        "table": event.table,
+        "key": event.key,
+        "action": event.action,
+        "value": Payload(event.value),
+        "version": event.version,
+        "timestamp": str(event.timestamp),
+    }
 
 
 def _key(key: object) -> str:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from types import TracebackType
-
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
-from rich.progress import Progress as RichProgress
+from typing import TYPE_CHECKING
 
 from heliograph.output import note
+
+if TYPE_CHECKING:
+    from rich.progress import Progress as RichProgress
 
 _LINE_INTERVAL_S = 5.0
 
@@ -23,12 +24,8 @@ class Progress:
         self._start = time.monotonic()
         self._last_line = self._start
         self._bar: RichProgress | None = None
-        console = Console(stderr=True)
-        if console.is_terminal:
-            self._bar = RichProgress(
-                TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[rate]}"),
-                TimeRemainingColumn(), console=console, transient=True,
-            )  # fmt: skip
+        if sys.stderr.isatty():
+            self._bar = _make_bar()
             self._task = self._bar.add_task(what, total=total, rate="")
 
     def __enter__(self) -> Progress:
@@ -56,3 +53,14 @@ class Progress:
             self._last_line = time.monotonic()
             left_s = (self._total - done) / max(per_second, 1e-9)
             note(f"{self._what}: {done:,} of {self._total:,}, {rate}, {left_s:.0f} s left")
+
+
+def _make_bar() -> RichProgress:
+    """Imported here: where there is no terminal, nobody waits for the library."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    return Progress(
+        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[rate]}"),
+        TimeRemainingColumn(), console=Console(stderr=True), transient=True,
+    )  # fmt: skip

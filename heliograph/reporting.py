@@ -16,8 +16,8 @@ def add_report(parser: argparse.ArgumentParser) -> None:
     """``--timeout`` and ``--report``."""
     options.add_timeout(parser)
     parser.add_argument(
-        "--report", metavar="S", type=options.seconds, default=60.0,
-        help="print the counters every S seconds, 0 for never (default: 60)",
+        "--report", metavar="TIME", type=options.seconds, default=60.0,
+        help="print the counters so often, 0 for never (default: 60s)",
     )  # fmt: skip
 
 

@@ -13,23 +13,40 @@ The contract of a database driver is in `nb_api.db_api`, errors are in `nb_api.e
 """
 
 from nb_api.api import NbApi, NbStatistics
-from nb_api.cache.local_cache import LocalCache, LocalCacheStatistics
+from nb_api.cache.index import Index
+from nb_api.cache.local_cache import LocalCache
+from nb_api.cache.statistics import LocalCacheStatistics
+from nb_api.cache.subscriptions import Subscription
+from nb_api.controller.aio import AsyncController
+from nb_api.controller.controller import Controller
+from nb_api.controller.core.keys import Key, RequeueAfter, RetryPauses
+from nb_api.controller.request import Request
+from nb_api.controller.statistics import ControllerStatistics
 from nb_api.core.differences import CacheChange, Created, Deleted, Resynced, Updated
 from nb_api.db_api import Change, DbApi, DbObject, Write
 from nb_api.writing.transaction import Transaction
 
 __all__ = [
+    "AsyncController",
     "CacheChange",
     "Change",
+    "Controller",
+    "ControllerStatistics",
     "Created",
     "DbApi",
     "DbObject",
     "Deleted",
+    "Index",
+    "Key",
     "LocalCache",
     "LocalCacheStatistics",
     "NbApi",
     "NbStatistics",
+    "Request",
+    "RequeueAfter",
     "Resynced",
+    "RetryPauses",
+    "Subscription",
     "Transaction",
     "Updated",
     "Write",

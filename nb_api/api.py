@@ -7,37 +7,34 @@ enable_df_pub_sub`` false, the default) there is no outbox either: controllers f
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import logging
 import os
 import random
-import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-import msgspec
 from oslo_config import cfg
 
 from nb_api import config, notify_config
 from nb_api.cache.snapshot_source import may_stand_in
-from nb_api.core import checks
-from nb_api.core.writes import CheckedWrite
-from nb_api.db_api import Change, DbApi, DbObject, Write
-from nb_api.errors import DbUnavailable, ObjectExists, ObjectNotFound, VersionConflict
+from nb_api.core.writes import CheckedWrite, committed_changes
+from nb_api.db_api import DbApi, DbObject, Write, Written
+from nb_api.errors import DbUnavailable, VersionConflict
 from nb_api.late_db import LateDb
 from nb_api.loading import build_db
-from nb_api.writing.after_commit import AfterCommitCounters, AfterCommitPublisher, Committed
+from nb_api.opening import settle
+from nb_api.writing.after_commit import AfterCommitCounters, AfterCommitPublisher
 from nb_api.writing.compaction import CompactionCounters, FeedCompactor
 from nb_api.writing.publishing import ChangePublisher, change_publisher, uses_service
 from nb_api.writing.sweeper import OutboxSweeper, SweepCounters
 from nb_api.writing.transaction import Transaction
 from pubsub_api import Session
 from pubsub_api import open as open_session
-from pubsub_api.config import GROUP, check_group, new_conf
+from pubsub_api.config import GROUP, check_group
 from pubsub_api.core.frame import FRAME_OVERHEAD_BYTES_MAX
-from pubsub_api.errors import InvalidConfig, UsageError
+from pubsub_api.errors import InvalidConfig
 from pubsub_api.runtime import forking
 from pubsub_api.runtime.closing import Closeable
 
@@ -55,7 +52,7 @@ class NbStatistics:
     writes: int
     """Transactions committed."""
     unchanged: int
-    """Updates that changed nothing, and so wrote and told nothing."""
+    """Updates and puts that changed nothing, and so wrote and told nothing."""
     conflicts: int
     """Updates tried again because another writer was faster."""
     handover: AfterCommitCounters
@@ -103,20 +100,22 @@ class NbApi(Closeable):
     @classmethod
     def open(
         cls,
+        url: str | None = None,
         *,
+        bus: str | None = None,
         config_files: Iterable[str | os.PathLike[str]] | None = None,
         conf: cfg.ConfigOpts | None = None,
-        url: str | None = None,
     ) -> NbApi:
-        """Connect to the database that the configuration names, or to ``url``.  Close it when done.
+        """Connect to the database at ``url``, and tell of its changes on ``bus``.  Close it when done.
 
-        ``conf`` may be any parsed oslo.config object: what it lacks is registered on it.  Opens no link to a bus; that
-        happens with the first write.  A database that is away is no error when ``[local_cache] resync_source`` can
-        stand in for it.  Raises InvalidConfig, DbUnavailable, and what loading a driver raises.
+        URLs count before the configuration: files, or any parsed oslo.config object as ``conf``, on which what it lacks
+        is registered.  With no argument the environment configures it (`pubsub_api.opening`).  Opens no link to a bus;
+        that happens with the first write.  A database that is away is no error when ``[local_cache] resync_source``
+        can stand in for it.
+
+        Raises NoDatabase when nothing names one, InvalidConfig, DbUnavailable, and what loading a driver raises.
         """
-        if conf is not None and config_files is not None:
-            raise UsageError("give config_files or conf, not both")
-        conf = new_conf(config_files or ()) if conf is None else conf
+        url, conf = settle(url, bus, config_files, conf)
         notify_config.register(conf)
         session = open_session(conf=conf) if conf[GROUP].enable_df_pub_sub else None
         db = build_db(url, conf, with_outbox=session is not None)
@@ -146,16 +145,18 @@ class NbApi(Closeable):
     ) -> int:
         """Give an object a new value; returns its version.  ``topic`` None keeps the topic.
 
-        ``value`` may be a function from the present value to the new one.  It is called again when another writer
-        changed the object meanwhile, so that no update is lost; at most a hundred times.  With
-        ``expected_version`` there is one attempt.  An update that changes neither value nor topic writes nothing and
-        tells nobody; the present version is returned.
+        One round trip to the database, unless ``value`` is a function from the present value to the new one, which is
+        read first.  The function is called again when another writer changed the object meanwhile, so that no update is
+        lost; at most a hundred times.  With ``expected_version`` there is one attempt.  An update that changes neither
+        value nor topic writes nothing and tells nobody; the present version is returned.
 
         Raises ObjectNotFound, VersionConflict, InvalidObject, InvalidTopic, LimitReached, and what the function raises.
         """
+        if not callable(value):
+            return self._apply([Write("set", table, key, value, topic, expected_version, if_changed=True)])[0]
         for attempt in range(self._attempts_max):
             try:
-                return self._update_once(table, key, value, topic, expected_version)
+                return self._update_by(value, table, key, topic, expected_version)
             except VersionConflict:
                 if expected_version is not None or attempt == self._attempts_max - 1:
                     raise
@@ -163,35 +164,27 @@ class NbApi(Closeable):
                 time.sleep(random.uniform(0, _CONFLICT_PAUSE_S) * min(attempt, 10))
         raise AssertionError("update_attempts_max is at least 1")
 
-    def _update_once(self, table: str, key: str, value: Any, topic: str | None, expected_version: int | None) -> int:
+    def _update_by(
+        self, function: Callable[[Any], Any], table: str, key: str, topic: str | None, expected_version: int | None
+    ) -> int:
         found = self._db.get(table, key)
         if expected_version not in (None, found.version):
             raise VersionConflict(f"{table} {key!r} has version {found.version}, not {expected_version} as expected")
-        # Before the function is called, which may change what it is given.  And as bytes, because 1 == True.
-        before = checks.encode_value(found.value, bytes_max=sys.maxsize)
-        wanted = value(found.value) if callable(value) else value
-        goal = found.topic if topic is None else topic
-        (write,) = self._db.check([Write("set", table, key, wanted, goal, found.version)])
-        if write.value == before and goal == found.topic:
-            self._unchanged += 1
-            return found.version
-        (version,) = self._db.commit([write])
-        self._committed(Committed([_change(version, write, None if goal == found.topic else found.topic)]))
-        return version
+        wanted = function(found.value)
+        return self._apply([Write("set", table, key, wanted, topic, found.version, if_changed=True)])[0]
 
     def delete(self, table: str, key: str, *, expected_version: int | None = None) -> int:
         """Remove an object; returns the version of its tombstone.  Raises ObjectNotFound, VersionConflict.  A delete
         that is refused publishes nothing."""
         return self._apply([Write("delete", table, key, expected_version=expected_version)])[0]
 
-    def put(self, table: str, key: str, value: Any, *, topic: str) -> int:
-        """Create the object, or update it when it exists; returns its version.  Raises as both."""
-        while True:
-            try:
-                return self.create(table, key, value, topic=topic)
-            except ObjectExists:
-                with contextlib.suppress(ObjectNotFound):  # deleted in between: once more
-                    return self.update(table, key, value, topic=topic)
+    def put(self, table: str, key: str, value: Any, *, topic: str, expected_version: int | None = None) -> int:
+        """Create the object, or give it this value and topic when it exists; returns its version.  One round trip.
+
+        A put that changes nothing writes nothing and tells nobody; the present version is returned.  Raises
+        InvalidObject, InvalidTopic, LimitReached, and with ``expected_version`` as `update`.
+        """
+        return self._apply([Write("put", table, key, value, topic, expected_version)])[0]
 
     def transaction(self) -> Transaction:
         """``with nb.transaction() as txn:`` collects writes that happen all or not at all, and are told together."""
@@ -201,19 +194,23 @@ class NbApi(Closeable):
         if not writes:
             return []
         checked = self._db.check(writes)
-        versions = self._db.commit(checked)
-        self._committed(None if self._after_commit is None else _known(checked, versions))
-        return versions
+        written = self._db.commit(checked)
+        unchanged = sum(outcome.action is None for outcome in written)
+        if unchanged:
+            self._unchanged += unchanged
+        if unchanged < len(written):
+            self._committed(checked, written)
+        return [outcome.version for outcome in written]
 
     def allocate(self, name: str) -> int:
         """The next number, from 1, of the named counter: never the same twice, not even after a crash."""
         return self._db.allocate(name)
 
-    def _committed(self, committed: Committed | None) -> None:
-        """Something was written; ``committed`` None when there is no bus."""
+    def _committed(self, writes: Sequence[CheckedWrite], written: Sequence[Written]) -> None:
+        """Something was written."""
         self._writes += 1
-        if self._after_commit is not None and committed is not None:
-            self._after_commit.put(committed)
+        if self._after_commit is not None:
+            self._after_commit.put(committed_changes(writes, written))
         if not self._is_kept_up:  # else the next write tries again
             self._is_kept_up = all(thread.try_start() for thread in self._upkeep)
 
@@ -277,21 +274,6 @@ class NbApi(Closeable):
         if self._session is not None:
             self._session.close()
         self._db.close()
-
-
-def _known(writes: Sequence[CheckedWrite], versions: Sequence[int]) -> Committed:
-    """What is known of a transaction without reading: of a create everything, of others not the topic."""
-    pairs = list(zip(versions, writes, strict=True))
-    return Committed(
-        [_change(version, write) for version, write in pairs if write.action == "create"],
-        [version for version, write in pairs if write.action != "create"],
-    )
-
-
-def _change(version: int, write: CheckedWrite, left_topic: str | None = None) -> Change:
-    """A write that has a value and a topic, as the feed has it; the value stays as it was encoded for the database."""
-    value = msgspec.Raw(write.value or b"")
-    return Change(version, write.action, write.table, write.key, write.topic or "", value, left_topic)
 
 
 def _initialized(db: DbApi) -> DbApi:

@@ -27,12 +27,12 @@ from urllib.parse import SplitResult
 from oslo_config import cfg
 
 from nb_api import config
-from nb_api.core.changes import Action, Change, DbObject, Write
+from nb_api.core.changes import Action, Change, DbObject, Write, Written
 from nb_api.core.writes import CheckedWrite, WriteLimits, check_writes
 from nb_api.revisions import HistoryCheck
 from pubsub_api.runtime.closing import Closeable
 
-__all__ = ["Action", "Change", "DbApi", "DbObject", "Snapshot", "Write"]
+__all__ = ["Action", "Change", "DbApi", "DbObject", "Snapshot", "Write", "Written"]
 
 
 class Snapshot(Closeable):
@@ -82,6 +82,11 @@ class DbApi(abc.ABC):
             count_max, config.transaction_bytes_max(conf), conf[config.GROUP].value_bytes_max
         )
 
+    def exists(self) -> bool:
+        """Whether there is a database that `initialize`, which is called after this, would not make.  Makes nothing.  A
+        driver that makes nothing, or cannot tell, says True.  Raises DbUnavailable."""
+        return True
+
     @abc.abstractmethod
     def initialize(self) -> None:
         """Connect and create what is missing (tables, scripts).  Safe to call from many processes at once.
@@ -110,19 +115,28 @@ class DbApi(abc.ABC):
         """
         return self.apply((Write("set", table, key, value, topic, expected_version),))[0]
 
+    def put(self, table: str, key: str, value: Any, *, topic: str, expected_version: int | None = None) -> int:
+        """Create the object, or replace its value and topic; returns its version.
+
+        One that has this value and this topic already stays as it is: the feed shows nothing, and its present version
+        is returned.  Values are equal when they are equal as msgpack.  Refused only by ``expected_version``, as `set`.
+        """
+        return self.apply((Write("put", table, key, value, topic, expected_version),))[0]
+
     def delete(self, table: str, key: str, *, expected_version: int | None = None) -> int:
         """Remove an object and leave a tombstone; returns the tombstone's version.  Raises as `set`."""
         return self.apply((Write("delete", table, key, expected_version=expected_version),))[0]
 
     def apply(self, writes: Sequence[Write]) -> list[int]:
-        """Several writes in one transaction, all or nothing; returns their versions, in order and rising.
+        """Several writes in one transaction, all or nothing; returns their versions, in order and rising, but for
+        those that wrote nothing because the object was so already (`put`, ``Write.if_changed``).
 
         Each is a change with a revision of its own, and no change of another writer comes between them in the feed.  An
         object may be written once.  Raises what the single calls raise, naming the write that is refused by its
         position, and LimitReached for more than `writes_max` writes, or bytes of values than eight times ``[db]
         value_bytes_max``.
         """
-        return self.commit(self.check(writes)) if writes else []
+        return [written.version for written in self.commit(self.check(writes))] if writes else []
 
     def check(self, writes: Sequence[Write]) -> list[CheckedWrite]:
         """The first half of `apply`, which asks no database: the writes as `commit` wants them."""
@@ -134,8 +148,12 @@ class DbApi(abc.ABC):
         return self._write_limits.count_max
 
     @abc.abstractmethod
-    def commit(self, writes: Sequence[CheckedWrite]) -> list[int]:
-        """The second half of `apply`, for what `check` has returned, which is at least one write."""
+    def commit(self, writes: Sequence[CheckedWrite]) -> list[Written]:
+        """The second half of `apply`, for what `check` has returned, which is at least one write: what became of each.
+
+        With the writes that is all that the feed shows of them (`nb_api.core.writes.committed_changes`), so that
+        nobody has to read it.  One round trip to the store, two when the driver has to look at the objects first.
+        """
 
     @abc.abstractmethod
     def get(self, table: str, key: str) -> DbObject:

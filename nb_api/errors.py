@@ -5,7 +5,11 @@ from __future__ import annotations
 from typing import ClassVar
 
 from pubsub_api.core.errors import Fault
-from pubsub_api.errors import HeliographError, UsageError
+from pubsub_api.errors import HeliographError, InvalidConfig, UsageError
+
+
+class NoDatabase(InvalidConfig):
+    """Neither the program, nor the environment, nor a configuration file names a database."""
 
 
 class InvalidObject(UsageError):
@@ -24,6 +28,12 @@ class DbUnavailable(DbError):
     """The database cannot be reached, or did not answer in time.  Whether a write happened is not known."""
 
     retriable = True
+
+
+class DbNotFound(DbError):
+    """There is no database at the place that was named, and the caller does not want one to be made."""
+
+    fault = "caller"
 
 
 class ObjectNotFound(DbError):
@@ -84,3 +94,12 @@ class SourceUnavailable(HeliographError):
 
     fault: ClassVar[Fault] = "environment"
     retriable = True
+
+
+class GiveUp(HeliographError):
+    """Raised by a program's reconcile function: this key cannot be brought into order before it changes.
+
+    A `nb_api.Controller` does not try it again until then.
+    """
+
+    fault: ClassVar[Fault] = "caller"

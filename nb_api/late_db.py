@@ -9,7 +9,7 @@ import threading
 from collections.abc import Sequence
 
 from nb_api.core.writes import CheckedWrite
-from nb_api.db_api import Change, DbApi, DbObject, Snapshot, Write
+from nb_api.db_api import Change, DbApi, DbObject, Snapshot, Write, Written
 from nb_api.revisions import HistoryCheck
 
 
@@ -22,6 +22,9 @@ class LateDb(DbApi):
         self._db = db
         self._lock = threading.Lock()
         self._is_ready = False
+
+    def exists(self) -> bool:
+        return self._db.exists()
 
     def initialize(self) -> None:
         with self._lock:
@@ -48,7 +51,7 @@ class LateDb(DbApi):
     def check(self, writes: Sequence[Write]) -> list[CheckedWrite]:
         return self._db.check(writes)
 
-    def commit(self, writes: Sequence[CheckedWrite]) -> list[int]:
+    def commit(self, writes: Sequence[CheckedWrite]) -> list[Written]:
         return self._ready().commit(writes)
 
     def get(self, table: str, key: str) -> DbObject:

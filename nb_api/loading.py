@@ -10,27 +10,44 @@ from oslo_config import cfg
 
 from nb_api import config, notify_config
 from nb_api.db_api import DbApi
+from nb_api.errors import DbNotFound
 from pubsub_api.config import check_group, new_conf
-from pubsub_api.runtime.plugins import Plugins, register_options, split_url
+from pubsub_api.runtime.plugins import Plugins, register_options, split_url, without_password
 
 NAMESPACE = "heliograph.db_driver"
 
 _PLUGINS = Plugins(NAMESPACE, DbApi, "database driver")  # type: ignore[type-abstract]  # only its subclasses are made
 
 
-def open_db(url: str | None = None, conf: cfg.ConfigOpts | None = None, *, with_outbox: bool = True) -> DbApi:
-    """A database, connected and ready.  Close it when done.
+def open_db(
+    url: str | None = None,
+    conf: cfg.ConfigOpts | None = None,
+    *,
+    with_outbox: bool = True,
+    must_exist: bool = False,
+) -> DbApi:
+    """A database, connected and ready; made when there is none yet.  Close it when done.
 
     ``conf`` may be any parsed oslo.config object: what it lacks is registered on it.  ``url`` None takes ``[db] url``.
-    Raises what `build_db` and `DbApi.initialize` raise.
+    ``must_exist`` is for readers: a path with a typing error shall not become an empty database.  Raises what
+    `build_db` and `DbApi.initialize` raise, and DbNotFound.
     """
     db = build_db(url, conf, with_outbox=with_outbox)
     try:
+        if must_exist:
+            check_exists(db)
         db.initialize()
     except BaseException:
         db.close()
         raise
     return db
+
+
+def check_exists(db: DbApi) -> None:
+    """Raises DbNotFound when there is no such database, and DbUnavailable.  Makes nothing."""
+    if not db.exists():
+        place = without_password(f"{db.url.scheme}://{db.url.netloc}{db.url.path}")
+        raise DbNotFound(f"there is no database at {place}, and who reads does not make one")
 
 
 def build_db(url: str | None = None, conf: cfg.ConfigOpts | None = None, *, with_outbox: bool = True) -> DbApi:
@@ -42,7 +59,7 @@ def build_db(url: str | None = None, conf: cfg.ConfigOpts | None = None, *, with
     conf.register_opts(config.OPTIONS, group=config.GROUP)
     check_group(conf, config.GROUP, config.OPTIONS, others=notify_config.NOTIFY_OPTIONS)
     given = conf[config.GROUP].url if url is None else url
-    parts = split_url(given, what="database", example="sqlite:///path/file.db")
+    parts = split_url(given, what="database", example="sqlite:///path/file.db", has_hosts=True)
     # A URL given by the caller speaks for itself; the option belongs to the option ``url``.
     configured = conf[config.GROUP].driver if url is None else ""
     driver_class = load_db_driver(configured or parts.scheme)

@@ -23,7 +23,7 @@ except ImportError as error:
     ) from error
 
 # What may go down.  Everything else only ever grows.
-_GAUGES = frozenset({"objects", "tombstones", "position", "is_synced", "is_provisional", "untold"})
+_GAUGES = frozenset({"objects", "tombstones", "position", "is_synced", "is_provisional", "untold", "subscriptions"})
 _ELSEWHERE = frozenset({"bus"})
 
 

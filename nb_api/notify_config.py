@@ -77,8 +77,6 @@ TOMBSTONES_KEPT_S = DAY_S
 """How long it is remembered that an object was deleted: longer than any writer stands still."""
 UPDATE_ATTEMPTS_MAX = 100
 """How often an update is tried when others change the object between reading and writing it."""
-PUBLISH_INTERVAL_S = 0.005
-"""In a flood of commits, the pause between two batches.  A change that comes alone is not delayed."""
 SWEEP_BATCH = 500
 """Changes that are published, or swept, in one go: a few milliseconds of the database."""
 TOMBSTONES_MAX = 100_000

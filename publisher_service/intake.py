@@ -74,6 +74,8 @@ class Intake:
         self.counters = IntakeCounters()
         self.turned_at = time.monotonic()
         """When the loop turned last: how the watchdog knows that it lives."""
+        self._buffer = memoryview(bytearray(limits.read_bytes_max))
+        """What was read last, from any worker: fresh memory for every read would cost more than the read."""
         self._peers: dict[int, _Peer] = {}
         self._is_accepting = True
         self._accept_at = 0.0
@@ -178,19 +180,19 @@ class Intake:
 
     def _read(self, peer: _Peer) -> bool:
         try:
-            data = peer.sock.recv(self.limits.read_bytes_max)
+            size = peer.sock.recv_into(self._buffer)
         except BlockingIOError:
             return False
         except OSError as error:
             LOG.debug("A worker's connection failed: %s", error)
-            data = b""
-        if not data:
+            size = 0
+        if not size:
             self._close(peer)
             return False
-        peer.has_more = len(data) == self.limits.read_bytes_max
+        peer.has_more = size == len(self._buffer)
         worker = peer.connection.worker
         try:
-            for taken in peer.connection.feed(data):
+            for taken in peer.connection.feed(self._buffer[:size]):
                 refused, reason = self._sequencer.take(taken.worker.guid, taken.number, taken.groups, taken.payload)
                 if refused:
                     peer.connection.refuse(refused, reason)

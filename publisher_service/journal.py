@@ -163,7 +163,9 @@ class Journal(Closeable):
         else:
             self._begin_segment()
 
-    def append(self, worker: bytes, number: int, stamp: int, groups: Iterable[Group], payload: bytes) -> None:
+    def append(
+        self, worker: bytes, number: int, stamp: int, groups: Iterable[Group], payload: bytes | memoryview
+    ) -> None:
         """A batch is about to be published: ``payload`` is its message, ``groups`` what that says.  Number 0 is for
         batches that no worker would send again.  Raises JournalError."""
         if self._at + _RECORD.size + _BATCH.size + len(payload) > self._segment_bytes:
@@ -271,7 +273,7 @@ class Journal(Closeable):
             )
         return checkpoint
 
-    def _write(self, start: bytes, rest: bytes) -> None:
+    def _write(self, start: bytes, rest: bytes | memoryview) -> None:
         self._number += 1
         size = len(start) + len(rest)
         checksum = zlib.crc32(rest, zlib.crc32(start, zlib.crc32(_NUMBER.pack(self._number))))

@@ -72,7 +72,7 @@ class Sequencer:
         later, why = self.flush(of=_OWN)
         return refused + later, reason or why
 
-    def take(self, worker: bytes, number: int, groups: Sequence[Group], payload: bytes) -> tuple[int, str]:
+    def take(self, worker: bytes, number: int, groups: Sequence[Group], payload: bytes | memoryview) -> tuple[int, str]:
         """Publish a worker's batch.  Returns how many of its events cannot be, and why.  `flush` must follow."""
         with self._lock:
             return self._publish(worker, number, groups, payload)
@@ -118,7 +118,9 @@ class Sequencer:
         with self._lock:
             self._topics.clear()  # which of them is barred now is not known: all count as new again
 
-    def _publish(self, worker: bytes, number: int, groups: Sequence[Group], payload: bytes) -> tuple[int, str]:
+    def _publish(
+        self, worker: bytes, number: int, groups: Sequence[Group], payload: bytes | memoryview
+    ) -> tuple[int, str]:
         good, refused, reason = groups, 0, ""
         if len(payload) > self._event_bytes_max or any(topic not in self._topics for topic, _ in groups):
             good, refused, reason = self._sort_out(groups)
@@ -132,7 +134,7 @@ class Sequencer:
         refused_later = 0
         for topic, encoded in good:
             try:
-                self._publisher.send_encoded(topic, encoded)
+                self._publisher.send_encoded(topic, encoded, is_flush_next=True)
             except (LimitReached, NotPermitted) as error:
                 refused_later, reason = refused_later + len(encoded), str(error)
         if refused_later:

@@ -9,18 +9,24 @@
 The contract for drivers is in `pubsub_api.driver`, errors are in `pubsub_api.errors`.
 """
 
-from pubsub_api.core.durability import Durability, HistoryOutcome
-from pubsub_api.core.events import Event
-from pubsub_api.core.publisher import Predecessor
-from pubsub_api.core.receiving.resync_requests import LostRange, Reason, Resync
-from pubsub_api.core.settings import History
-from pubsub_api.driver import Capabilities, PublisherApi, PubSubApi, SubscriberApi
-from pubsub_api.publishing.publisher import Publisher
-from pubsub_api.publishing.statistics import PublisherStatistics
-from pubsub_api.session import Session, open
-from pubsub_api.subscribing.history import HistorySource, Mismatch
-from pubsub_api.subscribing.statistics import SubscriberStatistics
-from pubsub_api.subscribing.subscriber import Subscriber
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pubsub_api.core.durability import Durability, HistoryOutcome
+    from pubsub_api.core.events import Event
+    from pubsub_api.core.publisher import Predecessor
+    from pubsub_api.core.receiving.resync_requests import LostRange, Reason, Resync
+    from pubsub_api.core.settings import History
+    from pubsub_api.driver import Capabilities, PublisherApi, PubSubApi, SubscriberApi
+    from pubsub_api.publishing.publisher import Publisher
+    from pubsub_api.publishing.statistics import PublisherStatistics
+    from pubsub_api.session import Session, open
+    from pubsub_api.subscribing.history import HistorySource, Mismatch
+    from pubsub_api.subscribing.statistics import SubscriberStatistics
+    from pubsub_api.subscribing.subscriber import Subscriber
 
 __all__ = [
     "Capabilities",
@@ -44,3 +50,40 @@ __all__ = [
     "SubscriberStatistics",
     "open",
 ]
+
+_HOMES = {
+    "Capabilities": "pubsub_api.driver",
+    "Durability": "pubsub_api.core.durability",
+    "Event": "pubsub_api.core.events",
+    "History": "pubsub_api.core.settings",
+    "HistoryOutcome": "pubsub_api.core.durability",
+    "HistorySource": "pubsub_api.subscribing.history",
+    "LostRange": "pubsub_api.core.receiving.resync_requests",
+    "Mismatch": "pubsub_api.subscribing.history",
+    "Predecessor": "pubsub_api.core.publisher",
+    "PubSubApi": "pubsub_api.driver",
+    "Publisher": "pubsub_api.publishing.publisher",
+    "PublisherApi": "pubsub_api.driver",
+    "PublisherStatistics": "pubsub_api.publishing.statistics",
+    "Reason": "pubsub_api.core.receiving.resync_requests",
+    "Resync": "pubsub_api.core.receiving.resync_requests",
+    "Session": "pubsub_api.session",
+    "Subscriber": "pubsub_api.subscribing.subscriber",
+    "SubscriberApi": "pubsub_api.driver",
+    "SubscriberStatistics": "pubsub_api.subscribing.statistics",
+    "open": "pubsub_api.session",
+}
+"""Where each name is.  Its module is imported when the name is first used: who needs the errors only, or a help text,
+does not wait for the rest."""
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(importlib.import_module(_HOMES[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

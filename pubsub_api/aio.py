@@ -215,11 +215,12 @@ class AsyncSession:
 def open(
     url: str | None = None,
     *,
+    log: str | None = None,
     config_files: Iterable[str | os.PathLike[str]] | None = None,
     conf: cfg.ConfigOpts | None = None,
 ) -> AsyncSession:
     """As `pubsub_api.open`."""
-    return AsyncSession(blocking.open(url, config_files=config_files, conf=conf))
+    return AsyncSession(blocking.open(url, log=log, config_files=config_files, conf=conf))
 
 
 __all__ = ["AsyncPublisher", "AsyncSession", "AsyncSubscriber", "open"]

@@ -20,6 +20,11 @@ from pubsub_api.runtime.options import DAY_S, KIB, MIB, advanced, count, flag, s
 
 GROUP = "pubsub"
 OLD_GROUP = "df"
+LOG_GROUP = "log"
+LOG_URL = text("url", "sqlite:///var/lib/heliograph/log.db",
+               "The log: sqlite:///path/log.db for the processes of one host, or redis://[user:password@]host:port/db "
+               "for several hosts.", secret=True)  # fmt: skip
+"""Named when a session is opened, for what is built on it; the bus itself has no log."""
 
 HMAC_KEY_BYTES_MIN = 16
 """As long as a random number that nobody can try through."""
@@ -112,7 +117,8 @@ REPAIR_OPTIONS: Sequence[cfg.Opt] = advanced(
 PUBSUB_OPTIONS: Sequence[cfg.Opt] = _old(
     *SPECIFIED_OPTIONS, *OPERATOR_OPTIONS, *LINK_OPTIONS, *ENVELOPE_OPTIONS, *REPAIR_OPTIONS
 )
-URL_OPTIONS = tuple(one for one in PUBSUB_OPTIONS if one in LINK_OPTIONS or one.name == "receive_queue_bytes_max")
+_IN_URLS = ("receive_queue_bytes_max", "pub_sub_use_multiproc", "publisher_multiproc_socket")
+URL_OPTIONS = tuple(one for one in PUBSUB_OPTIONS if one in LINK_OPTIONS or one.name in _IN_URLS)
 """What the URL of every driver may give, beside the options of the driver's own group."""
 
 

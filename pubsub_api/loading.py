@@ -8,6 +8,8 @@ connection.
 from __future__ import annotations
 
 import dataclasses
+import os
+from collections.abc import Iterable
 
 from oslo_config import cfg
 
@@ -72,14 +74,24 @@ def build_driver(conf: cfg.ConfigOpts, name: str | None = None) -> PubSubApi:
     return driver_class(conf)
 
 
-def conf_from_url(url: str) -> cfg.ConfigOpts:
+def conf_from_url(url: str, *, config_files: Iterable[str | os.PathLike[str]] = ()) -> cfg.ConfigOpts:
     """A new ``conf`` for the driver that the scheme of ``url`` names, for example ``zmq://127.0.0.1:8866``.
 
-    Raises InvalidConfig when the URL cannot be understood, and what `load_driver` raises.
+    The URL counts before what the files say.  Raises InvalidConfig when it cannot be understood, and what
+    `load_driver` raises.
+    """
+    conf = config.new_conf(config_files)
+    configure_from_url(conf, url)
+    return conf
+
+
+def configure_from_url(conf: cfg.ConfigOpts, url: str) -> None:
+    """Have ``conf``, which has the ``[pubsub]`` group, select the driver and the place that a URL names.
+
+    Raises as `conf_from_url`.
     """
     parts = split_url(url, what="driver", example="zmq://127.0.0.1:8866")
     driver_class = load_driver(parts.scheme)
-    conf = config.new_conf()
     register_options(conf, driver_class, driver_class.options)
     conf.set_override("pub_sub_driver", parts.scheme, group=config.GROUP)
     try:
@@ -88,4 +100,3 @@ def conf_from_url(url: str) -> cfg.ConfigOpts:
         raise
     except (ValueError, cfg.Error) as error:  # what oslo.config raises when an override is out of bounds
         raise InvalidConfig(f"URL {without_password(url)!r} cannot be used: {error}") from error
-    return conf

@@ -8,9 +8,9 @@ from typing import Any
 
 from oslo_config import cfg
 
-from pubsub_api import loading, settings
+from pubsub_api import loading, opening, settings
 from pubsub_api.cache_node import CacheNode, CacheStatistics, FrameStore
-from pubsub_api.config import GROUP, new_conf
+from pubsub_api.config import GROUP
 from pubsub_api.core.clock import HybridClock
 from pubsub_api.core.durability import Durability
 from pubsub_api.core.errors import Closed, UsageError
@@ -271,21 +271,25 @@ def _check_past(history: object, durability: object) -> None:
 def open(
     url: str | None = None,
     *,
+    log: str | None = None,
     config_files: Iterable[str | os.PathLike[str]] | None = None,
     conf: cfg.ConfigOpts | None = None,
     wrap_driver: Callable[[PubSubApi], PubSubApi] | None = None,
 ) -> Session:
     """Open a session from a URL (``zmq://127.0.0.1:8866``), from configuration files, or from a ``conf`` object.
 
+    ``log`` is the URL of the durable log, for groups of consumers.  URLs count before the files.  With no argument the
+    environment configures it (`pubsub_api.opening`); when that says nothing, the defaults of the options do.
+
     Opens no connection yet.  ``wrap_driver`` may put something between Heliograph and the driver, such as the fault
     injector of `pubsub_api.testing`.  Raises InvalidConfig, DriverNotFound, DriverDependencyMissing.
     """
-    given = [source for source in (url, config_files, conf) if source is not None]
-    if len(given) > 1:
-        raise UsageError("give one of url, config_files and conf")
-    if url is not None:
-        conf = loading.conf_from_url(url)
-    elif conf is None:
-        conf = new_conf(config_files or ())
+    if conf is not None and not url is log is config_files is None:
+        raise UsageError("give conf, or url, log and config_files: a conf says itself what they say")
+    if conf is None:
+        if url is log is config_files is None:
+            found = opening.surroundings()
+            url, log, config_files = found.bus, found.log, found.config_files
+        conf = opening.conf_of(bus=url, log=log, config_files=config_files or ())
     driver = loading.build_driver(conf)
     return Session(conf, wrap_driver(driver) if wrap_driver else driver)

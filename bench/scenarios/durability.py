@@ -70,7 +70,7 @@ def measure(plan: Plan, driver: str) -> Outcome:
 
 @contextlib.contextmanager
 def _collecting_seldom() -> Iterator[None]:
-    """As in the service's own process, see `heliograph.commands.durability_service`."""
+    """As in the service's own process, see `heliograph.commands.services.durability_service`."""
     before = gc.get_threshold()
     gc.set_threshold(200_000, 50, 100)
     try:

@@ -2,6 +2,8 @@
 
 The thread that has the turn runs all operations that wait, commits once, and gives each caller its own result or error.
 An operation checks before it writes, so one that is refused has changed nothing and does not disturb the others.
+
+What need not survive a power failure does not wait for the disk, unless it shares a transaction with what must.
 """
 
 from __future__ import annotations
@@ -24,10 +26,11 @@ Operation = Callable[[sqlite3.Connection], T]
 
 
 class _Job:
-    __slots__ = ("error", "is_done", "operation", "result")
+    __slots__ = ("error", "is_done", "is_durable", "operation", "result")
 
-    def __init__(self, operation: Operation[Any]) -> None:
+    def __init__(self, operation: Operation[Any], is_durable: bool) -> None:
         self.operation = operation
+        self.is_durable = is_durable
         self.result: Any = None
         self.error: HeliographError | None = None
         self.is_done = False
@@ -51,9 +54,12 @@ class GroupCommit:
     def after_fork_in_child(self) -> None:
         self._start()  # what waits is the business of the parent's threads
 
-    def write(self, operation: Operation[T]) -> T:
-        """The result of the operation, when it is committed.  Raises what it raises, and DbUnavailable."""
-        job = _Job(operation)
+    def write(self, operation: Operation[T], *, is_durable: bool = True) -> T:
+        """The result of the operation, when it is committed.  Raises what it raises, and DbUnavailable.
+
+        Without ``is_durable`` it is not synced to the disk before something else is: a power failure may take it back.
+        """
+        job = _Job(operation, is_durable)
         self._waiting.append(job)
         try:
             self._commit_in_turn(job)
@@ -88,9 +94,23 @@ class GroupCommit:
                 job.is_done = True
 
     def _transaction(self, connection: sqlite3.Connection, batch: list[_Job]) -> None:
+        # Others only append, so that what is there can be looked at.
+        is_durable = any(self._waiting[position].is_durable for position in range(len(self._waiting)))
+        if is_durable:
+            self._run_all(connection, batch, is_durable)
+            return
+        [level] = connection.execute("PRAGMA synchronous").fetchone()
+        connection.execute("PRAGMA synchronous = normal")
+        try:
+            self._run_all(connection, batch, is_durable)
+        finally:
+            if not connection.in_transaction:  # else the pool closes it
+                connection.execute(f"PRAGMA synchronous = {level}")
+
+    def _run_all(self, connection: sqlite3.Connection, batch: list[_Job], is_durable: bool) -> None:
         connection.execute("BEGIN IMMEDIATE")
         try:
-            while self._waiting and len(batch) < BATCH_MAX:
+            while self._waiting and len(batch) < BATCH_MAX and (is_durable or not self._waiting[0].is_durable):
                 job = self._waiting.popleft()
                 if job.is_done:
                     continue

@@ -91,8 +91,7 @@ class Controller:
                 self._reasons.append(f"{change.kind}: {change.reason}")
                 self._newest = max(self._newest, change.revision)
             else:
-                version = getattr(change, "version", 0) or change.entry.version
-                self._newest = max(self._newest, version)
+                self._newest = max(self._newest, change.version)
 
     def report(self, cache: LocalCacheStatistics, dropped: int) -> dict[str, Any]:
         bus = cache.bus

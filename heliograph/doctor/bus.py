@@ -15,6 +15,7 @@ from oslo_config import cfg
 import pubsub_api
 from heliograph.doctor import addresses
 from heliograph.doctor.findings import CheckContext, Finding
+from heliograph.hosts import explained
 from pubsub_api import Event, PubSubApi, loading
 from pubsub_api.config import GROUP
 from pubsub_api.driver import Connected, Disconnected, LinkReport
@@ -113,7 +114,7 @@ def _check_remote(context: CheckContext, address: str) -> Finding:
     if found and addresses.answers(*found, timeout_s=context.timeout_s):
         return Finding("publisher", "ok", f"{address} accepts connections")
     fix = "start the publisher there; check publishers_ips, publisher_port and the firewall between"
-    return Finding("publisher", "warning", f"nobody answers at {address}", fix)
+    return Finding("publisher", "warning", f"nobody answers at {address}{explained([address])}", fix)
 
 
 def _is_local(address: str, bind_host: str) -> bool:

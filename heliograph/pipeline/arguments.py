@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import datetime
 import pathlib
+import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from heliograph import options
+from heliograph.logs import add_log
 from heliograph.output import note_empty
+from heliograph.units import Moment
 from pubsub_api.errors import UsageError
 
 if TYPE_CHECKING:
@@ -24,12 +26,13 @@ def add_spark(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("Spark")
     group.add_argument("--master", metavar="URL", help="where the job runs: local[*], local[N], spark://host:port, ...")
     options.add_config_file(group, "read [spark] and [log] from FILE; may be repeated, later files win")
+    options.add_context(group)
 
 
 def add_source(parser: argparse.ArgumentParser) -> None:
     """``--log`` or ``--lake``, and a choice of topics."""
     group = parser.add_argument_group("the events").add_mutually_exclusive_group()
-    group.add_argument("--log", metavar="URL", help="a durable log, as in sqlite:///dir/log.db (default: [log] url)")
+    add_log(group, "a durable log, as in sqlite:///dir/log.db")
     group.add_argument("--lake", metavar="DIR", help="a table that `heliograph pipeline ingest` wrote")
     add_topics(parser)
 
@@ -111,14 +114,8 @@ def read_events(spark: SparkSession, args: argparse.Namespace, conf: cfg.ConfigO
 
 
 def moment(text: str) -> int:
-    """An argparse type: a point in time, as nanoseconds.  ISO 8601; without a zone it is UTC."""
-    try:
-        parsed = datetime.datetime.fromisoformat(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a time such as 2026-05-01T12:00:00") from error
-    if parsed.tzinfo is None:
-        parsed = parsed.replace(tzinfo=datetime.timezone.utc)
-    return int(parsed.timestamp() * 1_000_000) * 1000
+    """An argparse type: a point in time, as nanoseconds."""
+    return Moment(text).ns(time.time_ns())
 
 
 def require_place(file: str | None) -> None:

@@ -25,7 +25,7 @@ The exit code is 1 when anything is wrong.
 EXAMPLES = """\
   heliograph pipeline audit --log sqlite:///var/log.db
   heliograph pipeline audit --lake /data/events --topics 'tenant-7/#' --html audit.html
-  heliograph pipeline heads --url zmq://127.0.0.1:8866 --out heads.json
+  heliograph pipeline heads --bus zmq://127.0.0.1:8866 --out heads.json
   heliograph pipeline audit --log sqlite:///var/log.db --heads heads.json --json
 """
 _SHOWN_MAX = 20

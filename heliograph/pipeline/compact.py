@@ -27,7 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     arguments.add_source(parser)
     parser.add_argument("--out", metavar="DIR", required=True, help="where the snapshot goes; must not exist")
     parser.add_argument(
-        "--keep-tombstones", metavar="S", type=options.seconds, default=0.0,
+        "--keep-tombstones", metavar="TIME", type=options.seconds, default=0.0,
         help="keep deletes of the last S seconds as rows of their own (default: 0, none)",
     )  # fmt: skip
     arguments.add_spark(parser)

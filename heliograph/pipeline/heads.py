@@ -19,19 +19,23 @@ Ask the publishers on a bus, and the caches, for the last number of each stream,
 found. Or write what a log knows of its streams: the last number, and those that never came. Needs no Spark.
 """
 EXAMPLES = """\
-  heliograph pipeline heads --url zmq://127.0.0.1:8866 --out heads.json
+  heliograph pipeline heads --bus zmq://127.0.0.1:8866 --out heads.json
   heliograph pipeline heads --log sqlite:///var/log.db --out heads.json
 """
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     source = parser.add_argument_group("whom to ask").add_mutually_exclusive_group(required=True)
-    source.add_argument("--url", metavar="URL", help="the bus")
+    options.add_bus(source, "the bus")
     source.add_argument("--log", metavar="URL", help="a durable log, as in sqlite:///dir/log.db")
     parser.add_argument("--out", metavar="FILE", required=True, help="where they go; replaced when it exists")
     arguments.add_topics(parser)
     parser.add_argument(
-        "--timeout", metavar="S", type=options.seconds, default=10.0, help="how long to wait for the bus (default: 10)"
+        "--timeout",
+        metavar="TIME",
+        type=options.seconds,
+        default=10.0,
+        help="how long to wait for the bus (default: 10s)",
     )
     options.add_config_file(parser, "read [log] from FILE")
     options.add_json(parser, "the outcome as one JSON object")
@@ -62,6 +66,6 @@ def _of_bus(args: argparse.Namespace) -> list[StreamHead]:
     import pubsub_api
     from spark_pipeline.jobs.stream_heads import StreamHead
 
-    with pubsub_api.open(args.url) as session, session.subscriber(args.topics, lambda _: None) as subscriber:
+    with pubsub_api.open(args.bus) as session, session.subscriber(args.topics, lambda _: None) as subscriber:
         subscriber.wait_ready(timeout_s=args.timeout)
         return [StreamHead(guid.hex(), topic, last) for (guid, topic), last in sorted(subscriber.heads().items())]

@@ -7,6 +7,7 @@ import time
 from typing import TYPE_CHECKING
 
 from heliograph import exits, options
+from heliograph.logs import add_log
 from heliograph.output import Output, note
 from heliograph.pipeline import arguments
 from heliograph.progress import Progress
@@ -30,9 +31,9 @@ EXAMPLES = """\
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--log", metavar="URL", help="the durable log (default: [log] url)")
+    add_log(parser, "the durable log")
     parser.add_argument("--lake", metavar="DIR", required=True, help="the table; made when there is none")
-    parser.add_argument("--every", metavar="S", type=options.seconds, help="begin again every S seconds, until Ctrl-C")
+    parser.add_argument("--every", metavar="TIME", type=options.seconds, help="begin again so often, until Ctrl-C")
     parser.add_argument(
         "--commit-events", metavar="N", type=options.positive_int, default=5_000_000,
         help="most events of one commit (default: 5,000,000)",

@@ -27,7 +27,7 @@ With --progress-file the replay can be stopped and started again: it goes on beh
 the transport, and repeats at most what was sent since the file was written: a second, or 5,000 events.
 """
 EXAMPLES = """\
-  heliograph pipeline replay --log sqlite:///var/log.db --url zmq://127.0.0.1:8866 --speed 10 --prefix replayed
+  heliograph pipeline replay --log sqlite:///var/log.db --bus zmq://127.0.0.1:8866 --speed 10 --prefix replayed
   heliograph pipeline replay --lake /data/events --from 2026-05-01T00:00:00 --to 2026-05-02T00:00:00 --speed 0 \\
       --config-file etc/heliograph.conf --progress-file /var/tmp/replay.json
 """
@@ -37,7 +37,7 @@ _SAVE_S = 1.0
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     arguments.add_source(parser)
-    parser.add_argument("--url", metavar="URL", help="the bus to publish on (default: that of --config-file)")
+    options.add_bus(parser, "the bus to publish on (default: that of --config-file)")
     parser.add_argument("--from", dest="time_from", metavar="TIME", type=arguments.moment, help="the first time")
     parser.add_argument("--to", dest="time_to", metavar="TIME", type=arguments.moment, help="the time to stop before")
     parser.add_argument("--version-from", metavar="N", type=options.natural_int, help="the first version")
@@ -56,12 +56,12 @@ def run(args: argparse.Namespace, output: Output) -> int:
     import pubsub_api
     from pubsub_api.errors import UsageError
 
-    if args.url is None and not args.config_file:
-        raise UsageError("name the bus: --url, or --config-file")
+    if args.bus is None and not args.config_file:
+        raise UsageError("name the bus: --bus, or --config-file")
     conf = arguments.read_conf(args)
     arguments.check_source(args, conf)
     arguments.require_place(args.progress_file)
-    bus = pubsub_api.open(args.url) if args.url else pubsub_api.open(conf=conf)
+    bus = pubsub_api.open(args.bus) if args.bus else pubsub_api.open(conf=conf)
     with bus, arguments.spark_session(args, conf, "replay") as spark:
         events = arguments.read_events(spark, args, conf)
         with bus.publisher() as publisher:

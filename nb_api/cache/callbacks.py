@@ -28,8 +28,8 @@ PATIENCE_S = 0.02
 class CallbackQueue:
     """Changes that wait for the callback, which runs inside of `call`.
 
-    Not thread-safe: the owner serialises calls, but for `due` and the counters.  ``want_differences`` is called with
-    whether differences are wanted: not after an overrun, until the callback took that.
+    Not thread-safe: the owner serialises calls, but for `due`, `close` and the counters.  ``wants_changed`` is called
+    when `is_overrun` has changed: differences are not wanted after an overrun, until the callback took that.
     """
 
     def __init__(
@@ -39,15 +39,18 @@ class CallbackQueue:
         size_max: int,
         pause_s: float,
         pause_max_s: float,
-        want_differences: Callable[[bool], None],
+        wants_changed: Callable[[], None],
     ) -> None:
         self._on_changes = on_changes
         self._size_max = size_max
         self._backoff = Backoff(pause_s, pause_max_s)
-        self._want_differences = want_differences
+        self._wants_changed = wants_changed
         self._waiting: list[CacheChange] = []
         self._is_calling = False
-        self._is_overrun = False
+        self.is_overrun = False
+        self.is_primed = True
+        """It has taken the objects that were there when it came."""
+        self._is_closed = False
         self._not_before = -math.inf
         """The callback has raised."""
         self._deadline = math.inf
@@ -64,38 +67,49 @@ class CallbackQueue:
         """When `call` has something to do."""
         return self._deadline if self._waiting else math.inf
 
+    def prime(self, changes: Sequence[CacheChange], now: float) -> None:
+        """Begin with these, the objects that are there; they do not count as changes that were not taken in time."""
+        self._size_max += len(changes)
+        self._waiting = list(changes)
+        self._deadline = now
+        self.is_primed = not changes
+
     def add(self, changes: Sequence[CacheChange], revision: int) -> None:
         """``revision``: up to where the copy is complete."""
-        if self._is_overrun:
+        if self.is_overrun:
             return
         self._waiting += changes
         if len(self._waiting) > max(self._size_max, PORTION):
             self._waiting = [Resynced("overrun", "the callback did not take the changes", revision)]
-            self._is_overrun = True
+            self.is_overrun = True
             self.overruns += 1
-            self._want_differences(False)
+            self._wants_changed()
 
-    def call(self, now: float, *, more_follows: bool = False) -> None:
+    def call(self, now: float, *, more_follows: bool = False) -> bool:
         """Call back with what waits, unless it is too early; what the callback itself changes follows after it.
 
-        ``more_follows``: further changes are on their way, so that it pays to wait for them a moment.
+        ``more_follows``: further changes are on their way, so that it pays to wait for them a moment.  Returns whether
+        something still waits and `due` has become sooner.
         """
-        if self._is_calling or not self._waiting:
-            return
+        if self._is_calling or not self._waiting or self._is_closed:
+            return False
         if now < self._not_before or (more_follows and len(self._waiting) < PORTION):
-            self._deadline = max(self._not_before, min(self._deadline, now + PATIENCE_S))
-            return
+            was_due = self._deadline
+            self._deadline = max(self._not_before, min(was_due, now + PATIENCE_S))
+            return self._deadline < was_due
         self._is_calling = True
         self._deadline = math.inf
         try:
-            while self._waiting and self._call(now):
-                pass
+            while self._waiting and not self._is_closed:
+                if not self._call(now):
+                    return True
+            return False
         finally:
             self._is_calling = False
 
     def _call(self, now: float) -> bool:
         """False when it raised."""
-        was_overrun = self._is_overrun
+        was_overrun = self.is_overrun
         batch, self._waiting = self._waiting, []
         try:
             self._on_changes(batch)
@@ -110,7 +124,12 @@ class CallbackQueue:
             return False
         self._backoff.reset()
         self._not_before = -math.inf
+        self.is_primed = True
         if was_overrun:
-            self._is_overrun = False
-            self._want_differences(True)
+            self.is_overrun = False
+            self._wants_changed()
         return True
+
+    def close(self) -> None:
+        """Call back no more."""
+        self._is_closed = True

@@ -7,40 +7,68 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
+from typing import ClassVar
 
 from nb_api.core.differences import CacheChange, Resynced
+from pubsub_api.errors import Closed
 
 
 class ChangeQueue:
     """When it overflows, everything in it is replaced by one `Resynced` of kind ``overrun``.
 
     Until that is taken nothing more is kept: a reader that takes it reads the whole cache, which is newer.
-    ``want_differences`` is called with whether differences are wanted.  ``turn`` is held while the cache changes, so
-    that what happens after the overrun was taken is not missed.
+    ``wants_changed`` is called when `is_overrun` has changed.  ``turn`` is held while the cache changes, so that what
+    happens after the overrun was taken is not missed.
     """
 
-    def __init__(
-        self, size_max: int, want_differences: Callable[[bool], None], turn: AbstractContextManager[object]
-    ) -> None:
+    errors: ClassVar[int] = 0
+    """Of callbacks: there is none here."""
+
+    def __init__(self, size_max: int, wants_changed: Callable[[], None], turn: AbstractContextManager[None]) -> None:
         self._size_max = size_max
-        self._want_differences = want_differences
+        self._wants_changed = wants_changed
         self._turn = turn
         self._changed = threading.Condition()
         self._changes: deque[CacheChange] = deque()
         self._overrun: Resynced | None = None
         self._is_closed = False
+        self._first = 0
+        """How many of the objects that were there at the beginning have not been taken."""
         self.overruns = 0
 
-    def put(self, changes: Sequence[CacheChange], revision: int) -> None:
+    @property
+    def is_overrun(self) -> bool:
+        return self._overrun is not None
+
+    @property
+    def is_primed(self) -> bool:
+        """The objects that were there at the beginning have been taken."""
+        return not self._first
+
+    @property
+    def waiting(self) -> int:
+        """Changes that were not taken."""
+        return len(self._changes) + self.is_overrun
+
+    def prime(self, changes: Sequence[CacheChange], now: float) -> None:  # noqa: ARG002  as that of `CallbackQueue`
+        """Begin with these, the objects that are there; they do not count as changes that were not taken in time."""
+        with self._changed:
+            self._size_max += len(changes)
+            self._changes.extend(changes)
+            self._first = len(changes)
+            self._changed.notify_all()
+
+    def add(self, changes: Sequence[CacheChange], revision: int) -> None:
         """Called with ``turn`` held."""
         with self._changed:
             if self._overrun is not None:
                 return
             if len(self._changes) + len(changes) > self._size_max:
                 self._changes.clear()
+                self._first = 0
                 self._overrun = Resynced("overrun", "nobody took the changes in time", revision)
                 self.overruns += 1
-                self._want_differences(False)
+                self._wants_changed()
             else:
                 self._changes.extend(changes)
             self._changed.notify_all()
@@ -55,11 +83,15 @@ class ChangeQueue:
                     return None
                 self._changed.wait(rest_s)
             if self._overrun is None:
+                self._first -= self._first > 0
                 return self._changes.popleft()
-        with self._turn, self._changed:
-            overrun, self._overrun = self._overrun, None
-            self._want_differences(True)
-            return overrun
+        try:
+            with self._turn, self._changed:
+                overrun, self._overrun = self._overrun, None
+                self._wants_changed()
+                return overrun
+        except Closed:
+            return None
 
     def close(self) -> None:
         with self._changed:

@@ -75,7 +75,6 @@ class ChangeSource(abc.ABC):
         """A filter was added and is not in effect yet."""
         return False
 
-    @property
     def has_more(self) -> bool:
         """Asked while the listener is called: further news is there already, and follows at once."""
         return False
@@ -173,7 +172,6 @@ class BusSource(ChangeSource):
     def is_joining(self) -> bool:
         return bool(self._waiting) and not self._is_away
 
-    @property
     def has_more(self) -> bool:
         return self._subscriber is not None and self._subscriber.has_more()
 

@@ -55,8 +55,14 @@ class HistoryMarks:
     def heard(self, newest: int, others: tuple[int, ...], now: float) -> None:
         """``newest`` is the highest version so far; of ``others`` the first two are the one that came furthest behind a
         higher one and that, or 0."""
+        interval = int(now / self._interval_s)
         with self._lock:
-            self._heard.append(_Heard(int(now / self._interval_s), newest, others))
+            last = self._heard[-1] if self._heard else None
+            if last is not None and last.interval == interval and len(others) == len(last.others) == 2:
+                is_later = others[1] - others[0] >= last.others[1] - last.others[0]
+                self._heard[-1] = _Heard(interval, newest, others if is_later else last.others)
+                return
+            self._heard.append(_Heard(interval, newest, others))
             self._kept += len(others) - 1
             if self._kept > _HEARD_MAX + _INTERVALS:
                 self._thin_out()

@@ -99,6 +99,14 @@ def write_manifest(directory: str | os.PathLike[str], manifest: Manifest) -> Non
 # -- completing
 
 
+def is_complete(directory: str | os.PathLike[str]) -> bool:
+    """Whether `complete` was done already, and would be refused.  Makes nothing."""
+    try:
+        return bool(read_manifest(directory).files)
+    except SourceUnavailable:
+        return False
+
+
 def complete(directory: str | os.PathLike[str], db: DbApi) -> Manifest:
     """Make a snapshot prove the present revision of the database.  Blocks while all objects are read once.
 

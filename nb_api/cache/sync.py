@@ -23,7 +23,7 @@ from nb_api.coordination.snapshot_limit import SnapshotLimit, SnapshotLimitCount
 from nb_api.core.cache import CacheCore
 from nb_api.core.differences import Difference, Resynced
 from nb_api.core.resync_schedule import SyncTask
-from nb_api.core.snapshot_merge import SnapshotMerge
+from nb_api.core.snapshot_merge import EVERYTHING, SnapshotMerge
 from nb_api.db_api import Snapshot
 from nb_api.errors import ObjectNotFound, RevisionGone, RevisionUnknown, SourceUnavailable
 from nb_api.notify_config import CACHE_GROUP, DELTA_PORTION, SLOT_WAIT_MAX_S, SOURCE_REPAIRS_MAX
@@ -31,8 +31,6 @@ from pubsub_api.core.events import Event
 
 LOG = logging.getLogger(__name__)
 
-EVERYTHING = "#"
-"""The filter that selects every topic."""
 _AFTER_REPLACING = "a new history"
 
 

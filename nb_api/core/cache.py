@@ -13,6 +13,9 @@ the two does not matter, and nothing has to wait in a buffer.
 the position a tombstone is kept.  There is a limit on tombstones; beyond it the oldest are forgotten, what they would
 have refused is refused as *doubtful*, and a delta resync is wanted, which moves the position.
 
+**Selection.**  An object whose value is not what ``where`` asks for is treated as one that was deleted with that
+version: the tombstone keeps out what is older.
+
 **Topics.**  A filter that is added later is read by a snapshot of its own, so it may be ahead of the position: it has
 a *base*.  An object that moves leaves one topic with a delete and enters another with a set of the same version, on
 two streams; of these the set wins.  A cache that follows both topics leaves the delete to the set.
@@ -28,9 +31,11 @@ import itertools
 from collections.abc import Iterable, Mapping
 
 from nb_api.core.changes import Change, DbObject
-from nb_api.core.differences import CachedObject, Difference, Updated
+from nb_api.core.differences import CachedObject, Difference, Ending, Updated
 from nb_api.core.events import events_of, moved_to
-from nb_api.core.held_objects import CacheCounters, HeldObjects
+from nb_api.core.held_objects import CacheCounters, HeldObjects, Tables, Where
+from nb_api.core.indexes import IndexData
+from nb_api.core.plain_values import FieldValues, is_selected
 from nb_api.core.snapshot_merge import SnapshotMerge
 from pubsub_api.core.events import Event
 from pubsub_api.core.topics import FilterSet
@@ -44,7 +49,9 @@ class CacheCore:
     highest version that was ever seen, of the history that the copy belongs to.
     """
 
-    def __init__(self, tables: Iterable[str] | None, filters: Iterable[str], *, tombstones_max: int) -> None:
+    def __init__(
+        self, tables: Tables | None, filters: Iterable[str], *, tombstones_max: int, where: Where | None = None
+    ) -> None:
         self.position = 0
         self.newest = 0
         self.late = self.peak = 0
@@ -53,7 +60,7 @@ class CacheCore:
         """The versions of what was applied, when the owner wants them."""
         self.wants_resync = False
         """Tombstones were forgotten: a delta resync is needed to be sure again."""
-        self._objects = HeldObjects(tables, filters)
+        self._objects = HeldObjects(tables, filters, where)
         self._tombstones_max = tombstones_max
         self._doubtful_up_to = 0
         self._bases: dict[str, int] = {}
@@ -88,6 +95,15 @@ class CacheCore:
     def tombstones(self) -> int:
         return len(self._objects.tombstones)
 
+    def is_followed(self, table: str) -> bool:
+        return self._objects.is_followed(table)
+
+    def reflects(self, table: str, key: str, version: int) -> bool:
+        """Whether what is known of this very object, held or gone, is at least as new as ``version``."""
+        entry = self._objects.tables.get(table, {}).get(key)
+        known = entry.version if entry is not None else self._objects.tombstones.get((table, key), 0)
+        return known >= version
+
     def find(self, table: str, key: str) -> DbObject | None:
         entry = self._objects.tables.get(table, {}).get(key)
         return None if entry is None else entry.named(table, key)
@@ -115,7 +131,7 @@ class CacheCore:
         self.newest = max(self.newest, revision)
         self._forget_up_to(revision)
 
-    def _apply(self, events: Iterable[Event], *, is_feed: bool) -> list[Difference]:  # noqa: PLR0912  see below
+    def _apply(self, events: Iterable[Event], *, is_feed: bool) -> list[Difference]:  # noqa: PLR0912, PLR0915  see below
         out: list[Difference] = []
         # This runs for every event there is.  So what a frame's events share is looked up once, and an update, which
         # most of them are, is written out here and not called.
@@ -126,6 +142,8 @@ class CacheCore:
         topic: str | None = None
         table: str | None = None
         entries: dict[str, CachedObject] | None = None
+        where: FieldValues = ()
+        indexes = None
         updated = 0
         for event in events:
             if event.topic is not name:
@@ -134,6 +152,8 @@ class CacheCore:
             if event.table != table:
                 table = event.table
                 entries = objects.entries_of(table)
+                where = objects.where_of(table)
+                indexes = objects.indexes.get(table)
             version = event.version
             if topic is None or entries is None or not version:
                 self._count_useless(version, is_wanted=topic is not None and entries is not None)
@@ -150,7 +170,10 @@ class CacheCore:
             key = event.key
             held = entries.get(key)
             if event.action == "delete":
-                self._delete(entries, event, held, out)
+                self._delete(event, held, out)
+                continue
+            if where and not is_selected(event.value, where):
+                self._unselect(event, held, out)
                 continue
             if not (version > held.version if held is not None else self._is_news(event, topic, is_feed=is_feed)):
                 counters.stale += 1
@@ -160,6 +183,8 @@ class CacheCore:
                 objects.put(entries, event.table, key, None, entry, out)
             else:
                 entries[key] = entry
+                if indexes is not None:
+                    indexes.put(key, entry)
                 updated += 1
                 if wants_differences:
                     out.append(Updated(event.table, key, entry, held))
@@ -190,11 +215,8 @@ class CacheCore:
             return False
         return True
 
-    def _delete(
-        self, entries: dict[str, CachedObject], event: Event, held: CachedObject | None, out: list[Difference]
-    ) -> None:
-        version = event.version
-        if held is not None and version <= held.version:
+    def _delete(self, event: Event, held: CachedObject | None, out: list[Difference]) -> None:
+        if held is not None and event.version <= held.version:
             self.counters.stale += 1
             return
         goal = moved_to(event)
@@ -202,12 +224,38 @@ class CacheCore:
             self.counters.moves += 1
             self._has_open_moves = True
             return
-        name, tombstones = (event.table, event.key), self._objects.tombstones
+        self._end(event, held, out, "deleted" if goal is None else "moved", goal)
+
+    def _unselect(self, event: Event, held: CachedObject | None, out: list[Difference]) -> None:
+        if held is not None and event.version <= held.version:
+            self.counters.stale += 1
+            return
+        self.counters.unselected += 1
+        self._end(event, held, out, "unselected", None)
+        if len(self._objects.tombstones) > self._tombstones_max // 2:
+            self.wants_resync = True  # before any is forgotten: a delta then has not too much to read
+
+    def _end(
+        self, event: Event, held: CachedObject | None, out: list[Difference], reason: Ending, goal: str | None
+    ) -> None:
+        """An object is not to be held, as of this event."""
+        name, tombstones, version = (event.table, event.key), self._objects.tombstones, event.version
         if version > tombstones.get(name, 0):
             tombstones.pop(name, None)  # so that it is the youngest again
             tombstones[name] = version
         if held is not None:
-            self._objects.remove(entries, event.table, event.key, version, out)
+            self._objects.remove(event.table, event.key, version, out, reason, goal)
+
+    # -- indexes
+
+    def add_index(self, index: IndexData) -> None:
+        """Build an index of what is held; it follows every change from then on."""
+        self._objects.add_index(index)
+
+    def entries(self, table: str, keys: Iterable[str]) -> list[tuple[str, CachedObject]]:
+        """What is held of these objects; all of them are."""
+        held = self._objects.tables.get(table, {})
+        return [(key, held[key]) for key in keys]
 
     # -- snapshots
 
@@ -255,7 +303,7 @@ class CacheCore:
         for table, entries in self._objects.tables.items():
             gone = [(key, entry) for key, entry in entries.items() if followed(entry.topic) is None]
             for key, entry in gone:
-                self._objects.remove(entries, table, key, entry.version, out)
+                self._objects.remove(table, key, entry.version, out, "unfollowed")
         return out
 
     def _base_of(self, topic: str) -> int:

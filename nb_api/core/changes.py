@@ -5,11 +5,14 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 
 Action = Literal["create", "set", "delete"]
+"""What happened to an object, as the feed and the bus say it."""
+WriteAction = Literal["create", "set", "delete", "put"]
+"""What can be asked for.  A ``put`` becomes a ``create`` or a ``set``, whichever it takes."""
 
 
 class DbObject(msgspec.Struct, frozen=True):
@@ -39,12 +42,28 @@ class Change(msgspec.Struct, frozen=True, gc=False):
 
 
 class Write(msgspec.Struct, frozen=True, gc=False):
-    """A change that is asked for.  A ``create`` needs a topic and expects no version; a ``delete`` has no value."""
+    """A change that is asked for.  A ``create`` or ``put`` needs a topic; a ``create`` expects no version; a ``delete``
+    has no value."""
 
-    action: Action
+    action: WriteAction
     table: str
     key: str
     value: Any = None
     topic: str | None = None
     """None in a ``set`` keeps the topic."""
     expected_version: int | None = None
+    if_changed: bool = False
+    """A ``set`` of the value and the topic that the object has already writes nothing.  A ``put`` never does."""
+
+
+class Written(NamedTuple):
+    """What became of a write that was not refused."""
+
+    version: int
+    """Of the object from now on: the revision of the change, or what it was before when there was none."""
+    action: Action | None
+    """As the feed shows it; None when nothing was written, because the object was so already."""
+    topic: str
+    """Of a delete the one that the object had."""
+    left_topic: str | None = None
+    """The topic that the object was moved away from, if it was."""

@@ -1,6 +1,7 @@
 """What a local cache tells its user: an object appeared, changed or went away, or the copy was brought up to date.
 
-Changes come by the hundred thousand, so they hold what the cache holds, and make an object of it when one asks.
+Changes come by the hundred thousand, so they hold what the cache holds, and make an object of it when one asks.  Such
+an object belongs to who asked: its value is a copy.
 """
 
 from __future__ import annotations
@@ -10,11 +11,21 @@ from typing import Any, Literal
 import msgspec
 
 from nb_api.core.changes import DbObject
+from nb_api.core.plain_values import copied
 
 SyncKind = Literal["snapshot", "topics", "delta", "provisional", "overrun"]
 """How a copy was brought up to date: by all objects, by those of topics that are new, or by the changes it had missed.
 ``provisional``: the database is away, and what another source has of it was applied; the database is still to be asked.
 ``overrun``: it is up to date, and what led there was not told one by one because it was not taken in time."""
+
+Ending = Literal["deleted", "absent", "moved", "unfollowed", "unselected"]
+"""Why an object is no longer in a copy.
+
+``deleted``: it was deleted in the database.  ``moved``: it has a topic now that is not followed.  ``unfollowed``: its
+topic is not followed any more, because of `LocalCache.remove_topic`.  ``unselected``: its value is no longer what
+``where`` asks for.  ``absent``: it was not among the objects of a snapshot, which tells that it was deleted or moved,
+and not which of them.
+"""
 
 
 class CachedObject(msgspec.Struct, frozen=True, gc=False):
@@ -25,7 +36,8 @@ class CachedObject(msgspec.Struct, frozen=True, gc=False):
     value: Any
 
     def named(self, table: str, key: str) -> DbObject:
-        return DbObject(table, key, self.topic, self.value, self.version)
+        """With a value of its own."""
+        return DbObject(table, key, self.topic, copied(self.value), self.version)
 
 
 class Created(msgspec.Struct, frozen=True, gc=False):
@@ -33,11 +45,15 @@ class Created(msgspec.Struct, frozen=True, gc=False):
 
     table: str
     key: str
-    entry: CachedObject
+    _entry: CachedObject
 
     @property
     def object(self) -> DbObject:
-        return self.entry.named(self.table, self.key)
+        return self._entry.named(self.table, self.key)
+
+    @property
+    def version(self) -> int:
+        return self._entry.version
 
 
 class Updated(msgspec.Struct, frozen=True, gc=False):
@@ -45,31 +61,38 @@ class Updated(msgspec.Struct, frozen=True, gc=False):
 
     table: str
     key: str
-    entry: CachedObject
-    entry_before: CachedObject
+    _entry: CachedObject
+    _entry_before: CachedObject
 
     @property
     def object(self) -> DbObject:
-        return self.entry.named(self.table, self.key)
+        return self._entry.named(self.table, self.key)
 
     @property
     def before(self) -> DbObject:
-        return self.entry_before.named(self.table, self.key)
+        return self._entry_before.named(self.table, self.key)
+
+    @property
+    def version(self) -> int:
+        return self._entry.version
 
 
 class Deleted(msgspec.Struct, frozen=True, gc=False):
-    """An object is gone: deleted, moved to a topic that is not followed, or its topic is no longer followed."""
+    """An object is gone from this copy; ``reason`` tells whether it is gone from the database."""
 
     table: str
     key: str
-    entry: CachedObject
+    _entry: CachedObject
     version: int
     """Of its end: the version of the tombstone, or as much of it as is known."""
+    reason: Ending = "deleted"
+    moved_to: str | None = None
+    """The topic that it has now, when ``reason`` is ``moved``."""
 
     @property
     def object(self) -> DbObject:
         """As it was last."""
-        return self.entry.named(self.table, self.key)
+        return self._entry.named(self.table, self.key)
 
 
 class Resynced(msgspec.Struct, frozen=True):

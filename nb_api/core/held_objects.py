@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import Any
 
-from nb_api.core.differences import CachedObject, Created, Deleted, Difference, Updated
+from nb_api.core.differences import CachedObject, Created, Deleted, Difference, Ending, Updated
+from nb_api.core.indexes import IndexData, TableIndexes
 from nb_api.core.own_tables import is_own
+from nb_api.core.plain_values import FieldValues, field_values
 from pubsub_api.core.topics import FilterSet
 
 _TOPICS_KNOWN_MAX = 100_000
+
+Where = Mapping[str, Any]
+"""Fields of an object's value, and what they must be."""
+Tables = Iterable[str] | Mapping[str, Where | None]
+"""Names of tables, or each with a selection of its own."""
 
 
 @dataclasses.dataclass
@@ -23,6 +31,8 @@ class CacheCounters:
     """Events that were not newer than what was known: repeated, late, or overtaken by a resync."""
     unwanted: int = 0
     """Events of tables or topics that are not followed."""
+    unselected: int = 0
+    """Events of objects that ``where`` does not select."""
     unversioned: int = 0
     """Events without a version: it cannot be said what they are newer than."""
     moves: int = 0
@@ -33,12 +43,12 @@ class CacheCounters:
 
 
 class HeldObjects:
-    """Not thread-safe.  ``tables`` None follows all but Heliograph's own.
+    """Not thread-safe.  ``tables`` None follows all but Heliograph's own.  ``where`` selects objects of all tables.
 
-    `put` and `remove` do what they are told: the caller has compared the versions.
+    `put` and `remove` do what they are told: the caller has compared the versions.  Indexes follow in the same call.
     """
 
-    def __init__(self, tables: Iterable[str] | None, filters: Iterable[str]) -> None:
+    def __init__(self, tables: Tables | None, filters: Iterable[str], where: Where | None = None) -> None:
         self.tables: dict[str, dict[str, CachedObject]] = {}
         self.tombstones: dict[tuple[str, str], int] = {}
         """Version of the delete, by table and key; the youngest is the last."""
@@ -48,13 +58,32 @@ class HeldObjects:
         self.filters = FilterSet(filters)
         self._wanted_tables = None if tables is None else frozenset(tables)
         self._topics: dict[str, str | None] = {}
+        self._where = field_values(where)
+        self._where_of = (
+            {table: self._where + field_values(own) for table, own in tables.items()}
+            if isinstance(tables, Mapping)
+            else {}
+        )
+        self.indexes: dict[str, TableIndexes] = {}
+        """Of the tables that have any."""
+
+    def is_followed(self, table: str) -> bool:
+        return not is_own(table) if self._wanted_tables is None else table in self._wanted_tables
+
+    def where_of(self, table: str) -> FieldValues:
+        """What the objects of a table must have to be selected; empty when all are."""
+        return self._where_of.get(table, self._where)
+
+    def add_index(self, index: IndexData) -> None:
+        indexes = self.indexes.get(index.table) or TableIndexes(index.table)
+        indexes.add(index, self.tables.get(index.table, {}))
+        self.indexes[index.table] = indexes
 
     def entries_of(self, table: str) -> dict[str, CachedObject] | None:
         """What is held of a table; None when it is not followed."""
         entries = self.tables.get(table)
         if entries is None:
-            is_wanted = not is_own(table) if self._wanted_tables is None else table in self._wanted_tables
-            return self.tables.setdefault(table, {}) if is_wanted else None
+            return self.tables.setdefault(table, {}) if self.is_followed(table) else None
         return entries
 
     def followed(self, topic: str) -> str | None:
@@ -92,6 +121,8 @@ class HeldObjects:
     ) -> None:
         """Hold ``entry`` in the place of ``held``; what that changes is added to ``out``."""
         entries[key] = entry
+        if (indexes := self.indexes.get(table)) is not None:
+            indexes.put(key, entry)
         if held is None:
             self.counters.created += 1
             if self.tombstones:
@@ -104,10 +135,18 @@ class HeldObjects:
                 out.append(Updated(table, key, entry, held))
 
     def remove(
-        self, entries: dict[str, CachedObject], table: str, key: str, version: int, out: list[Difference]
+        self,
+        table: str,
+        key: str,
+        version: int,
+        out: list[Difference],
+        reason: Ending = "deleted",
+        moved_to: str | None = None,
     ) -> None:
         """Hold the object no longer.  ``version`` is that of its end."""
-        entry = entries.pop(key)
+        entry = self.tables[table].pop(key)
+        if (indexes := self.indexes.get(table)) is not None:
+            indexes.remove(key)
         self.counters.deleted += 1
         if self.wants_differences:
-            out.append(Deleted(table, key, entry, version))
+            out.append(Deleted(table, key, entry, version, reason, moved_to))

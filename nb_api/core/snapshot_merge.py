@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from nb_api.core.changes import DbObject
-from nb_api.core.differences import CachedObject, Difference
+from nb_api.core.differences import CachedObject, Difference, Ending
 from nb_api.core.held_objects import HeldObjects
+from nb_api.core.plain_values import is_selected
 from pubsub_api.core.events import Event
 from pubsub_api.core.topics import FilterSet
 
+EVERYTHING = "#"
+"""The filter that selects every topic."""
 _NOTHING: set[str] = set()
 
 
@@ -54,6 +57,7 @@ class SnapshotMerge:
         held_objects, unseen = self._objects, self._unseen
         tombstones = held_objects.tombstones
         entries_of, followed, put = held_objects.entries_of, held_objects.followed, held_objects.put
+        where_of = held_objects.where_of
         out: list[Difference] = []
         for row in objects:
             table, key, version = row.table, row.key, row.version
@@ -62,6 +66,10 @@ class SnapshotMerge:
             if entries is None or topic is None:  # the filter was removed while the snapshot was read
                 continue
             held = entries.get(key)
+            if (where := where_of(table)) and not is_selected(row.value, where):
+                if held is not None and self._is_newer(row, held):
+                    held_objects.remove(table, key, version, out, "unselected")
+                continue
             if held is None:
                 if tombstones and version < tombstones.get((table, key), 0):
                     continue
@@ -83,12 +91,14 @@ class SnapshotMerge:
     def finish(self) -> list[Difference]:
         """All rows were given: what is left over is gone."""
         out: list[Difference] = []
+        # Of all topics: what is in none of them is deleted.  Else it may have moved to one that was not read.
+        reason: Ending = "deleted" if EVERYTHING in self.scope else "absent"
         for table, keys in self._unseen.items():
             entries = self._objects.tables[table]
             for key in keys:
                 entry = entries.get(key)
                 if entry is not None and (entry.version <= self.revision or self._replaces):
-                    self._objects.remove(entries, table, key, self.revision, out)
+                    self._objects.remove(table, key, self.revision, out, reason)
         self._ended(self, True)
         return out
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
+import msgspec
+
 from nb_api.core import checks
-from nb_api.core.changes import Action, Write
+from nb_api.core.changes import Change, Write, WriteAction, Written
 from nb_api.core.own_tables import is_own
 from nb_api.errors import DbError, ObjectExists, ObjectNotFound, VersionConflict
 from pubsub_api.core.topics import check_topic
@@ -19,7 +21,7 @@ Refusal = Literal["exists", "missing", "conflict"]
 class CheckedWrite(NamedTuple):
     """A `Write` that obeys the rules.  ``value`` is msgpack, None for a delete; ``topic`` None keeps the topic."""
 
-    action: Action
+    action: WriteAction
     table: str
     key: str
     topic: str | None
@@ -27,6 +29,8 @@ class CheckedWrite(NamedTuple):
     expected_version: int | None
     with_outbox: bool
     """Whether the change waits in the outbox until it is published."""
+    if_changed: bool
+    """Whether nothing is to be written when the object has this value and this topic already."""
 
 
 class WriteLimits(NamedTuple):
@@ -69,11 +73,11 @@ def _check_together(writes: Sequence[CheckedWrite], bytes_max: int) -> None:
 def _check(write: Write, value_bytes_max: int, with_outbox: bool) -> CheckedWrite:
     action, topic, value = write.action, write.topic, None
     checks.check_object(write.table, write.key)
-    if action == "create" or topic is not None:
+    if action in ("create", "put") or topic is not None:
         check_topic(topic)  # type: ignore[arg-type]  # it refuses None, which is the point
     checks.check_expected(write.expected_version)
-    if action not in ("create", "set", "delete"):
-        raise UsageError(f"an action is create, set or delete, not {action!r}")
+    if action not in ("create", "set", "delete", "put"):
+        raise UsageError(f"an action is create, set, delete or put, not {action!r}")
     if action == "create" and write.expected_version is not None:
         raise UsageError("a create expects no version: it expects that there is no object")
     if action == "delete" and not (write.value is None and topic is None):
@@ -81,16 +85,54 @@ def _check(write: Write, value_bytes_max: int, with_outbox: bool) -> CheckedWrit
     if action != "delete":
         value = checks.encode_value(write.value, bytes_max=value_bytes_max)
     is_published = with_outbox and not is_own(write.table)
-    return CheckedWrite(action, write.table, write.key, topic, value, write.expected_version, is_published)
+    if_changed = action == "put" or (action == "set" and write.if_changed)
+    return CheckedWrite(action, write.table, write.key, topic, value, write.expected_version, is_published, if_changed)
 
 
 def find_refusal(write: CheckedWrite, version: int | None, is_alive: bool) -> Refusal | None:
     """Why the write cannot be done on an object of that version, None when it can.  ``is_alive``: no tombstone."""
     if write.action == "create":
         return "exists" if is_alive else None
+    if write.action == "put" and write.expected_version is None:
+        return None
     if not is_alive:
         return "missing"
     return "conflict" if write.expected_version not in (None, version) else None
+
+
+def plan_write(
+    write: CheckedWrite, version: int | None, old_topic: str | None, *, is_alive: bool, is_equal: bool
+) -> Written:
+    """What a write that is not refused does to an object of that version and topic, or to a tombstone or to nothing.
+
+    ``is_equal``: the object has the value of the write.  Who carries the plan out replaces the version by the revision,
+    unless nothing is to be written.
+    """
+    topic = write.topic if write.topic is not None else old_topic or ""
+    if write.action == "delete":
+        return Written(0, "delete", topic)
+    if not is_alive:
+        return Written(0, "create", topic)
+    if write.if_changed and is_equal and topic == old_topic:
+        return Written(version or 0, None, topic)
+    return Written(0, "set", topic, old_topic if topic != old_topic else None)
+
+
+def committed_changes(writes: Sequence[CheckedWrite], written: Sequence[Written]) -> list[Change]:
+    """The changes as the feed has them; values stay as they were encoded for the database."""
+    return [
+        Change(
+            outcome.version,
+            outcome.action,
+            write.table,
+            write.key,
+            outcome.topic,
+            None if write.value is None else msgspec.Raw(write.value),
+            outcome.left_topic,
+        )
+        for write, outcome in zip(writes, written, strict=True)
+        if outcome.action is not None
+    ]
 
 
 def refusal_error(writes: Sequence[CheckedWrite], position: int, refusal: str, version: int | None) -> HeliographError:

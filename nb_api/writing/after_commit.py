@@ -1,14 +1,19 @@
-"""From the commit to the bus, off the writers' path: one thread publishes what the process commits and confirms it.
+"""From the commit to the bus: published by the thread that committed, confirmed by a thread that nobody waits for.
 
-A writer only puts what it committed into a bounded queue.  The thread publishes all that waits, together.  Now and then
-it waits until everything has left this process's responsibility, and takes it out of the outbox in one transaction.
-Whatever goes wrong, the change is still in the outbox, and the sweeper publishes it.
+Whoever has committed publishes all that waits, at once, if nobody else is doing that and if it cannot make him wait
+(`nb_api.writing.direct_way`).  What is committed meanwhile waits in a bounded queue, and leaves together as soon as the
+way is free: in the next writer's thread, or in the thread of this object, which is woken.  So there is no timer between
+a commit and the wire.
+
+Now and then the thread waits until everything has left this process's responsibility, and takes it out of the outbox
+in one transaction.  Whatever goes wrong, the change is still in the outbox, and the sweeper publishes it.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import logging
+import operator
 import threading
 import time
 from collections import deque
@@ -20,6 +25,7 @@ from nb_api import notify_config
 from nb_api.config import GROUP
 from nb_api.db_api import Change, DbApi
 from nb_api.errors import DbError
+from nb_api.writing.direct_way import DirectWay, Load, load_of
 from nb_api.writing.publishing import ChangePublisher, PublishRefusal
 from pubsub_api.errors import HeliographError, LimitReached, NotPermitted, WaitTimeout
 from pubsub_api.runtime import forking
@@ -32,20 +38,10 @@ _STALLED_S = 0.5
 """A thread that took nothing from a full queue for so long waits for a publisher service or database that is away."""
 
 
-@dataclasses.dataclass(frozen=True)
-class Committed:
-    """What one transaction committed: changes that are known, and revisions of which the feed tells the rest."""
+_CONFIRM_PAUSE_S = 0.02
+"""In a flood confirmations are at least so far apart."""
 
-    changes: Sequence[Change] = ()
-    unknown: Sequence[int] = ()
-
-    @property
-    def count(self) -> int:
-        return len(self.changes) + len(self.unknown)
-
-    @property
-    def revisions(self) -> list[int]:
-        return [*(change.revision for change in self.changes), *self.unknown]
+_revision = operator.attrgetter("revision")
 
 
 @dataclasses.dataclass
@@ -78,7 +74,6 @@ class AfterCommitPublisher:
         self._batch_max: int = notify_config.SWEEP_BATCH
         self._timeout_s: float = options.publish_timeout
         self._confirm_interval_s: float = options.confirm_interval
-        self._publish_interval_s: float = notify_config.PUBLISH_INTERVAL_S
         self.counters = AfterCommitCounters()
         self._log_refused = SeldomLog(LOG, level=logging.ERROR)
         self._is_closed = False
@@ -87,16 +82,18 @@ class AfterCommitPublisher:
 
     def _start_afresh(self) -> None:
         self._changed = threading.Condition()
-        self._queue: deque[Committed] = deque()
-        self._queued = 0
-        self._in_work: list[Committed] = []
+        self._queue: deque[Sequence[Change]] = deque()
+        """The changes of each transaction."""
+        self._queued = Load(0, 0)
+        self._in_work: Sequence[Change] = ()
+        self._sender: int | None = None
+        """The thread that publishes: it alone, so that what it took before is on the wire before what comes now."""
         self._unconfirmed: deque[int] = deque()
         self._last_confirmed = 0.0
-        self._last_published = 0.0
+        self._way = DirectWay()
         self._progress_at = time.monotonic()
-        """When the thread last took something from the queue, or had nothing to do."""
+        """When something was last taken from the queue, or put into an empty one."""
         self._is_hurried = False
-        self._is_asleep = False
         self._failure: HeliographError | None = None
         self._thread: threading.Thread | None = None
 
@@ -107,22 +104,37 @@ class AfterCommitPublisher:
 
     # -- what writers call
 
-    def put(self, committed: Committed) -> None:
-        """Have it published.  Never raises.
+    def put(self, changes: Sequence[Change]) -> None:
+        """Publish what a transaction committed, or have it published.  Never raises.
 
         Waits for room in the queue only while what is in it is being published, and then for a moment: a commit does
-        not wait for a publisher service that is away.  What finds no room is left to the sweeper.
+        not wait for a publisher service or a bus that is away.  What finds no room is left to the sweeper.
         """
-        with self._changed:
-            self.counters.committed += committed.count
-            is_full = self._queued >= self._queue_max
-            if self._is_closed or (is_full and not self._wait_for_room()) or not self._has_thread():
-                self._leave(committed.count)
-                return
-            self._queue.append(committed)
-            self._queued += committed.count
-            if self._is_asleep:
-                self._changed.notify_all()
+        try:
+            with self._changed:
+                if not self._is_taken(changes) or self._sender is not None:
+                    return  # left to the sweeper, or to who sends
+                if not self._way.is_free(self._queued, time.monotonic()):
+                    self._changed.notify_all()
+                    return
+                batch = self._take()
+            self._publish(batch)
+        except BaseException:  # an interrupt
+            self._stop_sending()
+            raise
+
+    def _is_taken(self, changes: Sequence[Change]) -> bool:
+        """Queue it.  False when that cannot be."""
+        self.counters.committed += len(changes)
+        is_full = self._queued.changes >= self._queue_max
+        if self._is_closed or (is_full and not self._wait_for_room()) or not self._has_thread():
+            self._leave(len(changes))
+            return False
+        if not self._queue:
+            self._progress_at = time.monotonic()
+        self._queue.append(changes)
+        self._queued = self._queued.plus(load_of(changes))
+        return True
 
     def _has_thread(self) -> bool:
         """Begin it with the first change.  False when there is no room for a thread: the next change tries again."""
@@ -140,7 +152,7 @@ class AfterCommitPublisher:
         if self._failure is not None or time.monotonic() - self._progress_at > _STALLED_S:
             return False
         self.counters.waits += 1
-        return self._changed.wait_for(lambda: self._queued < self._queue_max, _STALLED_S)
+        return self._changed.wait_for(lambda: self._queued.changes < self._queue_max, _STALLED_S)
 
     def flush(self, *, timeout_s: float) -> None:
         """Return when everything committed before is published and out of the outbox, or left to the sweeper.
@@ -164,7 +176,7 @@ class AfterCommitPublisher:
     def in_hand(self) -> set[int]:
         """Revisions that are on their way: they need not be swept."""
         with self._changed:
-            waiting = [revision for committed in (*self._queue, *self._in_work) for revision in committed.revisions]
+            waiting = [change.revision for changes in (*self._queue, self._in_work) for change in changes]
             return {*waiting, *self._unconfirmed}
 
     def close(self) -> None:
@@ -181,108 +193,143 @@ class AfterCommitPublisher:
                     "After commit: %d changes could not be published before the end; the outbox has them.", rest
                 )
 
+    # -- publishing, in a writer's thread or in ours
+
+    def _take(self) -> list[Change]:
+        """All that waits, up to a batch, in the order of revisions.  From now on the caller sends, and nobody else."""
+        self._sender = threading.get_ident()
+        self._progress_at = time.monotonic()
+        batch: list[Change] = []
+        while self._queue and len(batch) < self._batch_max:
+            batch += self._queue.popleft()
+        self._in_work = batch
+        if self._queued.changes >= self._queue_max:
+            self._changed.notify_all()
+        self._queued = self._queued.minus(load_of(batch)) if self._queue else Load(0, 0)
+        if len(batch) > 1:
+            batch.sort(key=_revision)
+        return batch
+
+    def _publish(self, batch: Sequence[Change]) -> None:
+        """What `_take` has returned.  Then somebody else may send."""
+        begun = time.monotonic()
+        published: Sequence[Change] = ()
+        refused: list[PublishRefusal] = []
+        try:
+            refused = self._publisher.publish(batch)
+            published = batch
+        except HeliographError as error:
+            self._failed("published", error)
+        except Exception:
+            self.counters.failures += 1
+            LOG.exception("After commit: publishing failed in an unforeseen way. The outbox has the changes.")
+        if refused:
+            without = {refusal.revision for refusal in refused}
+            published = [change for change in batch if change.revision not in without]
+        self._sent(batch, published, len(refused), begun)
+        if refused:
+            self._log_refused(
+                "After commit: %d changes cannot be published and stay in the outbox: %s", len(refused), refused[0]
+            )
+
+    def _sent(self, batch: Sequence[Change], published: Sequence[Change], refused: int, begun: float) -> None:
+        with self._changed:
+            self._way.published(load_of(batch), begun=begun, now=time.monotonic())
+            if not published and not refused:
+                self._way.lost()
+            # The thread sleeps without an end while nothing is to be confirmed.
+            must_wake = bool(self._queue) or not self._unconfirmed or self._is_hurried or self._is_closed
+            self.counters.refused += refused
+            self.counters.published += len(published)
+            self._unconfirmed.extend(map(_revision, published))
+            self._leave(len(batch) - len(published))
+            for _ in range(len(self._unconfirmed) - self._queue_max):
+                self._unconfirmed.popleft()
+                self._leave(1)
+            self._in_work = ()
+            self._sender = None
+            if must_wake:
+                self._changed.notify_all()
+
+    def _stop_sending(self) -> None:
+        """This thread does not go on.  What it had taken is left to the sweeper."""
+        with self._changed:
+            if self._sender == threading.get_ident():
+                self._leave(len(self._in_work))
+                self._in_work = ()
+                self._sender = None
+                self._changed.notify_all()
+
     # -- the thread
 
     def _run(self) -> None:
         deadline: float | None = None
         while True:
-            batch = self._take()
+            batch = self._await_work()
             if batch:
                 self._publish(batch)
             if self._is_confirmation_due():
                 self._confirm()
-            if self._is_closed and not self._queue:
+            if self._is_closed and self._is_idle():
                 deadline = deadline or time.monotonic() + self._timeout_s
                 if not self._unconfirmed or time.monotonic() > deadline:
                     return
 
-    def _take(self) -> list[Committed]:
-        """All that waits, up to a batch.  Blocks while there is nothing to do."""
+    def _await_work(self) -> list[Change]:
+        """All that waits, up to a batch; empty when something else is to do.  Blocks while there is nothing to do."""
         with self._changed:
-            self._pause()
-            if not self._queue and not self._is_confirmation_due() and (self._unconfirmed or not self._is_closed):
-                self._is_asleep = True
+            while True:
+                if self._queue and self._sender is None:
+                    return self._take()
+                if self._is_confirmation_due() or (self._is_closed and self._is_idle() and not self._unconfirmed):
+                    return []
                 rest_s = self._last_confirmed + self._confirm_interval_s - time.monotonic()
                 self._changed.wait(max(rest_s, 0.0) if self._unconfirmed else None)
-                self._is_asleep = False
-            self._progress_at = time.monotonic()
-            batch: list[Committed] = []
-            count = 0
-            while self._queue and count < self._batch_max:
-                batch.append(self._queue.popleft())
-                count += batch[-1].count
-            self._queued -= count
-            self._in_work = batch
-            if batch:
-                self._changed.notify_all()
-            return batch
 
-    def _pause(self) -> None:
-        """After a batch, let some more come: a thread that runs for every commit costs the writers more than it sends.
-        Only `flush` and `close` wake it."""
-        rest_s = self._last_published + self._publish_interval_s - time.monotonic()
-        if rest_s > 0 and self._queued < self._queue_max and not self._is_hurried and not self._is_closed:
-            self._changed.wait(rest_s)
-
-    def _publish(self, batch: Sequence[Committed]) -> None:
-        count = sum(committed.count for committed in batch)
-        changes: list[Change] = []
-        refused: list[PublishRefusal] = []
-        try:
-            changes = sorted(self._resolve(batch), key=lambda change: change.revision)
-            refused = self._publisher.publish(changes)
-        except HeliographError as error:
-            self._failed("published", error)
-            changes = []
-        except Exception:
-            self.counters.failures += 1
-            LOG.exception("After commit: publishing failed in an unforeseen way. The outbox has the changes.")
-            changes = []
-        self._last_published = time.monotonic()
-        if refused:
-            self._log_refused(
-                "After commit: %d changes cannot be published and stay in the outbox: %s", len(refused), refused[0]
-            )
-            without = {refusal.revision for refusal in refused}
-            changes = [change for change in changes if change.revision not in without]
-        with self._changed:
-            self.counters.refused += len(refused)
-            self.counters.published += len(changes)
-            self._unconfirmed.extend(change.revision for change in changes)
-            self._leave(count - len(changes))
-            self._in_work = []
-            for _ in range(len(self._unconfirmed) - self._queue_max):
-                self._unconfirmed.popleft()
-                self._leave(1)
-
-    def _resolve(self, batch: Sequence[Committed]) -> list[Change]:
-        """All changes of a batch.  What is not in the feed any more is left to the sweeper, which reads the outbox."""
-        known = [change for committed in batch for change in committed.changes]
-        unknown = [revision for committed in batch for revision in committed.unknown]
-        return known + (self._db.changes_of(unknown) if unknown else [])
+    def _is_idle(self) -> bool:
+        """Nothing is published or waits for that."""
+        return not self._queue and self._sender is None
 
     def _is_confirmation_due(self) -> bool:
         if not self._unconfirmed:
-            self._is_hurried = self._is_hurried and bool(self._queue)
+            self._is_hurried = self._is_hurried and not self._is_idle()
             return False
-        if time.monotonic() >= self._last_confirmed + self._confirm_interval_s:
+        since_s = time.monotonic() - self._last_confirmed
+        if since_s >= self._confirm_interval_s:
             return True
-        # A caller waits; but what has just failed is not tried again at once.
-        return (self._is_hurried or self._is_closed) and not self._queue and self._failure is None
+        if self._failure is not None:
+            return False  # what has just failed is not tried again at once
+        # A caller waits; or writers do not publish themselves until it is known that what they did has left.
+        return ((self._is_hurried or self._is_closed) and self._is_idle()) or (
+            since_s >= _CONFIRM_PAUSE_S and self._way.is_full
+        )
+
+    def _flush_publisher(self) -> None:
+        """Wait until what was published is out of our hands.  Raises as `ChangePublisher.flush`."""
+        mark, is_proven = self._way.mark(), True
+        try:
+            self._publisher.flush(timeout_s=self._timeout_s)
+        except (LimitReached, NotPermitted):
+            raise  # it was refused, and not held up
+        except BaseException:
+            is_proven = False
+            raise
+        finally:
+            with self._changed:
+                self._way.flushed(mark, is_proven=is_proven)
 
     def _confirm(self) -> None:
         """Wait until the changes are out of our hands, then take them out of the outbox."""
-        revisions = list(self._unconfirmed)
+        with self._changed:
+            revisions = list(self._unconfirmed)
         try:
-            self._publisher.flush(timeout_s=self._timeout_s)
+            self._flush_publisher()
             self._db.mark_published(revisions)
         except (LimitReached, NotPermitted) as error:
             # Which of them, is not known here; the sweeper, which publishes them again, finds out.
             self._log_refused("After commit: %s. %d changes are left to the sweeper.", error, len(revisions))
             with self._changed:
-                for _ in revisions:
-                    self._unconfirmed.popleft()
-                self._leave(len(revisions))
+                self._leave(self._forget(revisions))
         except HeliographError as error:
             self._failed("confirmed", error)
         except Exception as error:
@@ -290,14 +337,20 @@ class AfterCommitPublisher:
             self._failed("confirmed", DbError(f"{type(error).__name__}: {error}"))
         else:
             with self._changed:
-                for _ in revisions:
-                    self._unconfirmed.popleft()
-                self.counters.confirmed += len(revisions)
+                self.counters.confirmed += self._forget(revisions)
                 if self._failure is not None:
                     LOG.info("After commit: changes are published again.")
                 self._failure = None
                 self._changed.notify_all()
         self._last_confirmed = time.monotonic()
+
+    def _forget(self, revisions: Sequence[int]) -> int:
+        """They are not to be confirmed any more; returns of how many that was not known."""
+        done, count = frozenset(revisions), 0
+        while self._unconfirmed and self._unconfirmed[0] in done:  # what came meanwhile is behind them
+            self._unconfirmed.popleft()
+            count += 1
+        return count
 
     def _leave(self, count: int) -> None:
         if count:

@@ -14,8 +14,8 @@ class Transaction:
     """Collects writes and commits them when its ``with`` block ends without an exception; made by `NbApi.transaction`.
 
     Nothing is read and nothing is written before that, so a conflict shows at the end of the block: the error names the
-    write by its ``position``, and nothing was changed.  A write is done as it is given, also when it changes nothing.
-    An object may be written once.  Not for several threads.
+    write by its ``position``, and nothing was changed.  A write is done as it is given, also when it changes nothing,
+    except for a `put`.  An object may be written once.  Not for several threads.
     """
 
     def __init__(self, commit: Callable[[Sequence[Write]], list[int]]) -> None:
@@ -32,6 +32,11 @@ class Transaction:
     ) -> None:
         """Replace a value; ``topic`` None keeps the topic.  At the end: ObjectNotFound, VersionConflict."""
         self._add(Write("set", table, key, value, topic, expected_version))
+
+    def put(self, table: str, key: str, value: Any, *, topic: str, expected_version: int | None = None) -> None:
+        """Create or replace an object; one that is so already keeps its version, and nobody is told.  At the end:
+        ObjectNotFound and VersionConflict, when a version is expected."""
+        self._add(Write("put", table, key, value, topic, expected_version))
 
     def delete(self, table: str, key: str, *, expected_version: int | None = None) -> None:
         """Remove an object.  At the end: ObjectNotFound, VersionConflict."""

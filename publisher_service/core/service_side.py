@@ -88,12 +88,12 @@ class IntakeCounters:
 
 @dataclasses.dataclass(frozen=True)
 class TakenBatch:
-    """A new batch.  ``payload`` is the message as it came, for the journal."""
+    """A new batch.  ``payload`` is the message as it came, for the journal: good until more is fed."""
 
     worker: Worker
     number: int
     groups: list[messages.Group]
-    payload: bytes
+    payload: bytes | memoryview
 
 
 class ServiceCore:
@@ -169,8 +169,8 @@ class WorkerConnection:
         self._told_refused = 0
         """Of the worker's refused events, those that this connection has told of."""
 
-    def feed(self, data: bytes) -> Iterator[TakenBatch]:
-        """Bytes came; yields the new batches, in order.
+    def feed(self, data: bytes | memoryview) -> Iterator[TakenBatch]:
+        """Bytes came; yields the new batches, in order.  A view is not kept after the last of them.
 
         Raises WorkerProtocolError: then the connection is ended, and what was yielded before is good."""
         try:
@@ -182,7 +182,9 @@ class WorkerConnection:
             self.end()
             raise
 
-    def _on_message(self, message: WorkerHello | WorkerBatch | WorkerBye, payload: bytes) -> TakenBatch | None:
+    def _on_message(
+        self, message: WorkerHello | WorkerBatch | WorkerBye, payload: bytes | memoryview
+    ) -> TakenBatch | None:
         if self.state is ConnectionState.OPEN and isinstance(message, WorkerBatch):
             return self._on_batch(message, payload)
         if self.state is ConnectionState.NEW and isinstance(message, WorkerHello):
@@ -211,7 +213,7 @@ class WorkerConnection:
         )
         self.outgoing += messages.pack(welcome)
 
-    def _on_batch(self, batch: WorkerBatch, payload: bytes) -> TakenBatch | None:
+    def _on_batch(self, batch: WorkerBatch, payload: bytes | memoryview) -> TakenBatch | None:
         assert self.worker is not None
         if batch.number > self.worker.taken + 1 or batch.number < 1:
             raise UnexpectedMessage(f"batch {batch.number} of worker {self.worker.name} after {self.worker.taken}")

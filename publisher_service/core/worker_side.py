@@ -5,8 +5,8 @@ it reads.
 
 Theory of operation
 -------------------
-Events collect in an *open* batch.  It is *sealed*, numbered and encoded, when it is full, when nothing is under way, or
-when an acknowledgement comes; so batches grow under load and a lone event leaves at once.  Sealed batches wait, in
+Events collect in an *open* batch.  It is *sealed*, numbered and encoded, when it is full, or when nothing is under way;
+so batches grow under load and a lone event leaves at once.  Sealed batches wait, in
 order, until the service acknowledges them.  Open and sealed events together are the *window*, which is bounded in
 events and bytes.
 
@@ -89,7 +89,13 @@ class WorkerCore:
         self.refused_events = 0
         self.refused_reason = ""
         """Why the service could not publish the newest of them."""
-        self._open: dict[str, list[bytes]] = {}
+        self.open: dict[str, list[bytes]] = {}
+        """The events of the open batch by topic.  The owner may append to the lists that are there, without `add`,
+        while ``position`` and ``window_bytes``, which it raises then, stay below the two that follow."""
+        self.quick_position = 0
+        self.quick_bytes = 0
+        """Below both, an event reaches neither the end of its batch nor that of the window, and something is under way
+        whose acknowledgement gives the occasion to write it."""
         self._sealed: deque[_Sealed] = deque()
         self._sealed_bytes = 0
         self._sealed_position = 0
@@ -111,13 +117,10 @@ class WorkerCore:
         size = len(encoded)
         if self.window_bytes + size > self._bytes_limit:
             self._make_room(size)
-        try:
-            self._open[topic].append(encoded)
-        except KeyError:
-            self._open[topic] = [encoded]
-        self.position = position = self.position + 1
-        self.window_bytes = window_bytes = self.window_bytes + size
-        if position >= self._position_limit or window_bytes >= self._bytes_limit:
+        self.open.setdefault(topic, []).append(encoded)
+        self.position += 1
+        self.window_bytes += size
+        if self.position >= self._position_limit or self.window_bytes >= self._bytes_limit:
             return self._reached_limit()
         return not self._sealed
 
@@ -136,13 +139,13 @@ class WorkerCore:
 
     def seal(self) -> None:
         """Number and encode the open batch, if there is anything in it."""
-        if not self._open:
+        if not self.open:
             return
         self.batches += 1
-        message = messages.pack(WorkerBatch(self.batches, list(self._open.items())))
+        message = messages.pack(WorkerBatch(self.batches, list(self.open.items())))
         size = self.window_bytes - self._sealed_bytes
         self._sealed.append(_Sealed(self.batches, self.position, size, message))
-        self._open = {}
+        self.open = {}
         self._sealed_bytes = self.window_bytes
         self._sealed_position = self.position
         self._set_limits()
@@ -153,6 +156,8 @@ class WorkerCore:
             self._sealed_position + self._batch_events_max, self.acknowledged + self._window_events_max
         )
         self._bytes_limit = min(self._sealed_bytes + self._batch_bytes_max, self._window_bytes_max)
+        self.quick_position = self._position_limit if self._sealed else 0
+        self.quick_bytes = self._bytes_limit
 
     def _is_window_full(self) -> bool:
         return self.waiting >= self._window_events_max or self.window_bytes >= self._window_bytes_max
@@ -170,11 +175,17 @@ class WorkerCore:
         self.state = WorkerState.AWAY
         self._next = 0
 
-    def next_message(self) -> bytes | None:
-        """The next batch to write, sealing the open one when there is no other; None when there is nothing to do."""
+    def next_message(self, *, is_urgent: bool = True) -> bytes | None:
+        """The next batch to write, sealing the open one when there is no other; None when there is nothing to do.
+
+        What is not urgent is sealed only when nothing is under way: in a flood, whose full batches are under way, it
+        would leave half empty at every acknowledgement.
+        """
         if self.state is not WorkerState.OPEN:
             return None
         if self._next >= len(self._sealed):
+            if self._sealed and not is_urgent:
+                return None
             self.seal()
             if self._next >= len(self._sealed):
                 return None

@@ -50,6 +50,8 @@ class WorkerLink:
         self._on_progress = on_progress
         self._backoff = backoff
         self._sock: socket.socket | None = None
+        self._lost: list[socket.socket] = []
+        """Connections that are given up and not closed yet."""
         self._inbox = MessageReader(_REPLY_BYTES_MAX)
         self._outgoing = memoryview(b"")
         self._is_blocked = False
@@ -87,15 +89,15 @@ class WorkerLink:
             self._is_asleep = False
             self._waker.wake()
 
-    def write(self) -> None:
-        """Write what there is to write, as far as the socket takes it."""
+    def write(self, *, is_urgent: bool = True) -> None:
+        """Write what there is, as far as the socket takes it.  ``is_urgent``: see `WorkerCore.next_message`."""
         sock = self._sock
         if sock is None or self._is_blocked:
             return
         try:
             while True:
                 if not self._outgoing:
-                    message = self._core.next_message()
+                    message = self._core.next_message(is_urgent=is_urgent)
                     if message is None:
                         return
                     self._outgoing = memoryview(message)
@@ -138,23 +140,30 @@ class WorkerLink:
                 self._is_asleep = True
             ready = dict(poll.poll(None if wait_s is None else max(0.0, wait_s) * 1000 + 1))
             if sock is not None:
-                poll.unregister(fd)  # by number: a thread that wrote to it may have closed it meanwhile
+                poll.unregister(fd)
+            if self._waker.fd in ready:
+                self._waker.clear()
+            events = ready.get(fd, 0)
+            # Without the lock, which senders would have to wait for: only this thread reads, and only it closes.
+            data = _read(sock) if sock is not None and events & ~select.POLLOUT else None
             with self._lock:
                 self._is_asleep = False
-                if self._waker.fd in ready:
-                    self._waker.clear()
                 if sock is not None and sock is self._sock:
-                    self._handle(sock, ready.get(fd, 0))
+                    self._handle(data, events)
+                self._close_lost()
         with self._lock:
-            self._close_socket()
+            self._drop_socket()
+            self._close_lost()
             self._waker.close()
 
-    def _handle(self, sock: socket.socket, events: int) -> None:
+    def _handle(self, data: bytes | OSError | None, events: int) -> None:
         if events & select.POLLOUT:
             self._is_blocked = False
-        if events & ~select.POLLOUT:
-            self._read(sock)
-        self.write()
+        if isinstance(data, OSError):
+            self._lose(f"{data}")
+        elif data is not None:
+            self._take(data)
+        self.write(is_urgent=False)
 
     def _connect(self) -> None:
         sock: socket.socket | None = None
@@ -178,14 +187,8 @@ class WorkerLink:
         self._is_blocked = False
         self.write()
 
-    def _read(self, sock: socket.socket) -> None:
-        try:
-            data = sock.recv(_READ_BYTES)
-        except BlockingIOError:
-            return
-        except OSError as error:
-            self._lose(f"{error}")
-            return
+    def _take(self, data: bytes) -> None:
+        """Bytes came, none at the end of the connection."""
         if not data:
             self._lose("the service closed it")
             return
@@ -213,7 +216,7 @@ class WorkerLink:
 
     def _lose(self, reason: str) -> None:
         self.disconnects += self.is_open
-        self._close_socket()
+        self._drop_socket()
         self._later(reason)
 
     def _later(self, reason: str) -> None:
@@ -225,10 +228,26 @@ class WorkerLink:
                         self._core.name, self._path, reason)  # fmt: skip
         self.wake()
 
-    def _close_socket(self) -> None:
+    def _drop_socket(self) -> None:
+        """Have nothing more to do with the connection.  The thread closes it: it may be about to read from it, and its
+        number must not be another file's by then."""
         self._core.lost()
         self._outgoing = memoryview(b"")
         self._is_blocked = False
         if self._sock is not None:
-            self._sock.close()
+            self._lost.append(self._sock)
             self._sock = None
+
+    def _close_lost(self) -> None:
+        while self._lost:
+            self._lost.pop().close()
+
+
+def _read(sock: socket.socket) -> bytes | OSError | None:
+    """What came, nothing at the end, or why that is not known; None when nothing came after all."""
+    try:
+        return sock.recv(_READ_BYTES)
+    except BlockingIOError:
+        return None
+    except OSError as error:
+        return error

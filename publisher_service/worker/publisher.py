@@ -27,7 +27,15 @@ from publisher_service.worker.link import WorkerLink
 from pubsub_api import settings
 from pubsub_api.config import GROUP as PUBSUB
 from pubsub_api.core import frame as frames
-from pubsub_api.core.events import CHECK_INTERVAL, Event, encode_event
+from pubsub_api.core.events import (
+    ACTIONS,
+    CHECK_INTERVAL,
+    ENCODING_ERRORS,
+    PLAIN_TYPES,
+    Event,
+    encode_event,
+    encode_fields,
+)
 from pubsub_api.core.topics import check_topic
 from pubsub_api.errors import Closed, InvalidEvent, WaitTimeout
 from pubsub_api.publishing.multiproc import MultiprocDriver, WorkerPublisherApi, WorkerStatistics
@@ -84,7 +92,8 @@ class WorkerPublisher(WorkerPublisherApi):
         self._lock = threading.Lock()
         self._progress = threading.Condition(self._lock)
         self._stamp = 0
-        """Of the last event.  No other clock is listened to here, so this is all of a hybrid clock that is needed."""
+        """Of the last event.  No other clock is listened to here, so this is all of a hybrid clock that is needed.
+        Taken without the lock: threads that send at the same moment may get equal ones."""
         self._blocked_sends = 0
         self._timeouts = 0
         self._core = WorkerCore(self._settings, guid=os.urandom(frames.GUID_BYTES), name=self._name, pid=os.getpid())
@@ -93,32 +102,71 @@ class WorkerPublisher(WorkerPublisherApi):
     # -- sending
 
     def send_event(self, event: Event) -> int:
+        core = self._core
+        stamp = time_ns()
+        if stamp <= self._stamp:  # the wall clock has not moved, or was set back
+            stamp = self._stamp + 1
+        self._stamp = stamp
+        # `encode_event` is written out here for the usual event of a flood, which saves a call; it does what is
+        # unusual, and says what is wrong.  Of a flood's dicts one in CHECK_INTERVAL is looked into.
+        table = event.table
+        key = event.key
+        action = event.action
+        version = event.version
+        value = event.value
+        try:
+            if (
+                core.quick_position
+                and core.position % CHECK_INTERVAL
+                and (type(value) is dict or type(value) in PLAIN_TYPES)
+                and type(table) is str
+                and type(key) is str
+                and action in ACTIONS
+                and type(version) is int
+                and not version >> 63
+                and not event.timestamp
+            ):
+                encoded = encode_fields((table, key, action, value, version, stamp))
+            else:
+                encoded = encode_event(event, stamp)
+        except ENCODING_ERRORS:
+            encoded = encode_event(event, stamp)
         with self._lock:
-            if self._is_closing:
-                raise Closed(f"worker {self._name} is closed")
-            topic = event.topic
-            try:
-                if topic not in self._topics:
-                    self._note_topic(topic)
-            except TypeError:  # what cannot be hashed is no topic, and is refused with the same error
-                check_topic(topic)
-            stamp = time_ns()
-            if stamp <= self._stamp:  # the wall clock has not moved, or was set back
-                stamp = self._stamp + 1
-            self._stamp = stamp
-            is_looked_into = self._core.position % CHECK_INTERVAL == 0 or not self._core.waiting
-            encoded = encode_event(event, stamp, looks_inside=is_looked_into)
-            if len(encoded) > self._event_bytes_max:
-                raise InvalidEvent(
-                    f"event {event.table}/{event.key} takes {len(encoded)} bytes, more than frame_bytes_max allows "
-                    f"({self._event_bytes_max})"
-                )
-            core, link = self._core, self._link or self._start_link()
-            if core.is_full:
-                self._wait_for_room(link)
-            if core.add(topic, encoded):
-                link.write()
-            return core.position
+            position = core.position + 1
+            window_bytes = core.window_bytes + len(encoded)
+            # `WorkerCore.add` for an event that reaches no limit, without the call.
+            if position < core.quick_position and window_bytes < core.quick_bytes and not self._is_closing:
+                try:
+                    core.open[event.topic].append(encoded)
+                except (KeyError, TypeError):  # the first of its topic in this batch, or a topic that is none
+                    return self._add(event, encoded)
+                core.position = position
+                core.window_bytes = window_bytes
+                return position
+            return self._add(event, encoded)
+
+    def _add(self, event: Event, encoded: bytes) -> int:
+        """Put an event into the window and write what should be written.  With the lock held, which is released while
+        the window is full.  Raises as `send_event`."""
+        if self._is_closing:
+            raise Closed(f"worker {self._name} is closed")
+        topic = event.topic
+        try:
+            if topic not in self._topics:
+                self._note_topic(topic)
+        except TypeError:  # what cannot be hashed is no topic, and is refused with the same error
+            check_topic(topic)
+        if len(encoded) > self._event_bytes_max:
+            raise InvalidEvent(
+                f"event {event.table}/{event.key} takes {len(encoded)} bytes, more than frame_bytes_max allows "
+                f"({self._event_bytes_max})"
+            )
+        core, link = self._core, self._link or self._start_link()
+        if core.is_full:
+            self._wait_for_room(link)
+        if core.add(topic, encoded):
+            link.write()
+        return core.position
 
     def send_events(self, events: Iterable[Event]) -> int:
         for event in events:

@@ -18,7 +18,9 @@ def join_thread(thread: threading.Thread | None, timeout_s: float | None = None)
         return
     thread.join(timeout_s)
     if thread.is_alive():
-        LOG.warning("thread %s does not end: a callback or the name resolution blocks it", thread.name)
+        LOG.warning(
+            "thread %s does not end: a callback, the name resolution or the transport's library blocks it", thread.name
+        )
 
 
 def _nothing() -> None:

@@ -272,14 +272,16 @@ class Publisher(Closeable):
             else:
                 self._batcher.try_drain()
 
-    def send_encoded(self, topic: str, encoded: Sequence[bytes]) -> None:
+    def send_encoded(self, topic: str, encoded: Sequence[bytes], *, is_flush_next: bool = False) -> None:
         """Send events of one topic that `encode_event` has made already, in order: all of them or, on an error, none.
 
         For programs that forward events of other processes without looking into them.  Blocks and raises as
-        `send_event`.
+        `send_event`.  ``is_flush_next``: the caller promises to call `flush` at once, which sends them; so the
+        publisher's thread is not woken, which would only compete with the caller for its locks.
         """
         self._queue_run(topic, encoded)
-        self._batcher.leave_to_thread()
+        if not is_flush_next:
+            self._batcher.leave_to_thread()
 
     def _queue_run(self, topic: str, encoded: Sequence[bytes]) -> None:
         self._check_usable()

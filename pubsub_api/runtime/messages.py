@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Iterator
+from typing import overload
 
 BYTES_MAX = 2**32 - 1
 """The largest message that its length can tell."""
@@ -29,21 +30,52 @@ class Splitter:
         self._before = _LENGTH.size + uncounted
         self._rest = b""
 
-    def feed(self, data: bytes) -> Iterator[bytes]:
-        """The messages that are complete now; to be gone through before more is fed."""
-        data = self._rest + data if self._rest else data
-        self._rest = b""
+    @overload
+    def feed(self, data: bytes) -> Iterator[bytes]: ...
+
+    @overload
+    def feed(self, data: memoryview) -> Iterator[bytes | memoryview]: ...
+
+    def feed(self, data: bytes | memoryview) -> Iterator[bytes | memoryview]:
+        """The messages that are complete now; to be gone through before more is fed.
+
+        Of a memoryview the messages are views as well, which saves copying them: they are good until the buffer behind
+        them is written to again.  Only a message that came in pieces is copied, and then it is bytes.
+        """
         at = 0
+        if self._rest:
+            at = self._complete(data)
+            if at < 0:
+                return
+            message, self._rest = self._rest[_LENGTH.size :], b""
+            yield message
         while len(data) - at >= _LENGTH.size:
-            (size,) = _LENGTH.unpack_from(data, at)
-            if not 0 < size <= self.bytes_max:
-                raise self._refuse(f"a message of {size} bytes; at most {self.bytes_max} are accepted")
-            end = at + self._before + size
+            end = at + self._size(data, at)
             if end > len(data):
                 break
             yield data[at + _LENGTH.size : end]
             at = end
-        self._rest = data[at:]
+        self._rest = bytes(data[at:])
+
+    def _complete(self, data: bytes | memoryview) -> int:
+        """Add to the incomplete message what it lacks; returns how many bytes that were, -1 when it lacks more."""
+        taken = 0
+        if len(self._rest) < _LENGTH.size:
+            taken = min(_LENGTH.size - len(self._rest), len(data))
+            self._rest += data[:taken]
+            if len(self._rest) < _LENGTH.size:
+                return -1
+        rest, self._rest = self._rest, b""  # nothing of it is kept when it is refused
+        lacking = self._size(rest, 0) - len(rest)
+        self._rest = b"".join((rest, data[taken : taken + lacking]))
+        return taken + lacking if len(data) - taken >= lacking else -1
+
+    def _size(self, data: bytes | memoryview, at: int) -> int:
+        """Of the message that begins there, with its length."""
+        size: int = _LENGTH.unpack_from(data, at)[0]
+        if not 0 < size <= self.bytes_max:
+            raise self._refuse(f"a message of {size} bytes; at most {self.bytes_max} are accepted")
+        return self._before + size
 
     @property
     def waiting_bytes(self) -> int:

@@ -105,12 +105,14 @@ def register_options(conf: cfg.ConfigOpts, driver_class: type[Any], options: Map
             raise DriverError(f"{driver_class.__name__} redefines an option of group [{group}]: {error}") from error
 
 
-def split_url(url: str, *, what: str, example: str) -> SplitResult:
-    """The parts of a URL whose scheme names a driver.  Raises InvalidConfig, without showing a password."""
+def split_url(url: str, *, what: str, example: str, has_hosts: bool = False) -> SplitResult:
+    """The parts of a URL whose scheme names a driver.  ``has_hosts``: several may be listed, divided by commas; then
+    ``port`` is not one number, and the driver reads them.  Raises InvalidConfig, without showing a password."""
     shown = without_password(url)
     try:
         parts = urlsplit(url)
-        _ = parts.port  # computed on access: an impossible port is refused here, for every driver alike
+        for place in parts.netloc.rpartition("@")[2].split(",") if has_hosts else [parts.netloc]:
+            _ = urlsplit(f"//{place}").port  # computed on access: an impossible port is refused here, for every driver
     except ValueError as error:
         raise InvalidConfig(f"URL {shown!r} cannot be understood: {error}") from error
     if not parts.scheme or "://" not in url:

@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
-from nb_api import NbApi
+from nb_api import LocalCache, NbApi
 from nb_api.errors import DbError
-from tests.helpers.nb_nodes import ControllerNode, Row, ServiceNode, WriterNode, rows_of
+from tests.helpers.nb_nodes import TABLES, ControllerNode, MortalWriters, Row, ServiceNode, WriterNode, rows_of
 from tests.helpers.nb_tools import open_nb, sqlite_url
 from tests.helpers.server_process import ServerProcess
 from tests.helpers.servers import RedisServer, free_port
@@ -33,6 +33,10 @@ PAIRS = [
     ("sqlite", "zenoh"), ("postgres", "longpoll"),
 ]  # fmt: skip
 """A database, and how it is followed: by its own feed, over redis, or through a publisher service that binds."""
+
+
+MORTALS = 10 * MOMENTS
+"""Writers that are killed between a commit and its publication."""
 
 
 class World:
@@ -147,3 +151,16 @@ def test_everybody_is_killed_at_random_moments(world: World) -> None:
             world.let_write()
             world.kill(victim)
         world.check()
+
+
+@pytest.mark.parametrize("database", ["sqlite", "redis", "postgres", "etcd"])
+def test_writers_are_killed_between_commit_and_direct_publication(database: str, tmp_path: pathlib.Path) -> None:
+    with _database(database, tmp_path) as (url, _), RedisServer() as redis, open_nb(url, redis.address) as nb:
+        nb.put("port", "the survivor sweeps", None, topic="tenant-2")
+        with LocalCache(nb, tables=TABLES) as cache, MortalWriters(url, redis.address, seed=1) as writers:
+            cache.wait_synced(timeout_s=WAIT_S)
+            for _ in range(MORTALS):
+                writers.die()
+            wait_until(lambda: nb.db.unpublished() == [], WAIT_S, "the outbox to be swept")
+            wait_until(lambda: rows_of(cache) == rows_of(nb), WAIT_S, "the cache to equal the database")
+        assert nb.statistics().sweeper.swept >= MORTALS

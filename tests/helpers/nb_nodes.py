@@ -7,12 +7,18 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import random
+import signal
 import sys
+import threading
+from collections.abc import Sequence
 from typing import Any
 
 from nb_api import LocalCache, NbApi
+from nb_api.db_api import Change
 from nb_api.errors import DbError, ObjectNotFound
+from nb_api.writing.publishing import PublishRefusal
 from publisher_service.service import PublisherService
 from pubsub_api.testing.child import ChildProcess
 from tests.helpers.nb_tools import nb_conf, open_nb
@@ -39,6 +45,23 @@ class WriterNode(ChildProcess):
     def write(self, count: int) -> None:
         """That many writes; returns when they are published and confirmed."""
         self.ask(do="write", count=count)
+
+
+class MortalWriters(ChildProcess):
+    """Writers, each a forked process, that die between the commit of a change and its publication.
+
+    The bus must be one that survives a fork.
+    """
+
+    def __init__(self, url: str, bus: str, *, seed: int, **settings: Any) -> None:
+        super().__init__(
+            "mortal", url, json.dumps({"bus": bus, "seed": seed, **settings}), module="tests.helpers.nb_nodes"
+        )
+        assert self.receive()["ready"]
+
+    def die(self) -> None:
+        """One of them writes a little and is killed when it is about to publish from the thread that committed."""
+        assert self.ask(do="die")["status"] == -signal.SIGKILL
 
 
 class ControllerNode(ChildProcess):
@@ -112,6 +135,38 @@ def _writer(url: str, settings: dict[str, Any]) -> None:
             _say(ok=True)
 
 
+def _mortal(url: str, settings: dict[str, Any]) -> None:
+    chance = random.Random(settings.pop("seed"))
+    with open_nb(url, settings.pop("bus"), **settings) as nb:
+        _say(ready=True)
+        for _ in sys.stdin:
+            seed = chance.getrandbits(32)
+            child = os.fork()
+            if child == 0:
+                _die_before_publication(nb, random.Random(seed))
+            _say(status=os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+
+
+def _die_before_publication(nb: NbApi, chance: random.Random) -> None:
+    assert nb.publisher is not None
+    publish = nb.publisher.publish
+
+    def die_or_publish(changes: Sequence[Change]) -> list[PublishRefusal]:
+        if threading.current_thread() is threading.main_thread():
+            os.kill(os.getpid(), signal.SIGKILL)
+        return publish(changes)
+
+    try:
+        for _ in range(chance.randrange(1, 4)):
+            write_something(nb, chance)
+        nb.flush(timeout_s=60)  # now it is known that a writer may publish itself
+        nb.publisher.publish = die_or_publish  # type: ignore[method-assign]
+        while True:
+            write_something(nb, chance)
+    finally:
+        os._exit(1)  # it should not come to this; and the rest of the program is the parent's
+
+
 def _controller(url: str, settings: dict[str, Any]) -> None:
     topics = settings.pop("topics")
     with open_nb(url, settings.pop("bus"), **settings) as nb, LocalCache(nb, tables=TABLES, topics=topics) as cache:
@@ -133,4 +188,6 @@ def _service(url: str, settings: dict[str, Any]) -> None:
 
 if __name__ == "__main__":
     role, node_url, arguments = sys.argv[1:]
-    {"writer": _writer, "controller": _controller, "service": _service}[role](node_url, json.loads(arguments))
+    {"writer": _writer, "mortal": _mortal, "controller": _controller, "service": _service}[role](
+        node_url, json.loads(arguments)
+    )

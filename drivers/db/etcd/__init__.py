@@ -18,18 +18,16 @@ how many changes there were, which compaction needs to know.
 Compaction is etcd's own and concerns everything in it: one by an operator, or for another prefix, shortens this feed
 too.  Other transactions count too (an entry leaves the outbox, another application writes), and most have fewer writes
 than they may have, so revisions skip numbers.  etcd has no clock that can be asked: ages are measured by the Date of
-its answers, to the second.  It has no index by topic either: a snapshot reads all objects of its tables.  TLS and
-etcd's users are not supported.
+its answers, to the second.  It has no index by topic either: a snapshot reads all objects of its tables.
 """
 
 from __future__ import annotations
 
 import contextlib
 import logging
-import os
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, ClassVar
+from typing import ClassVar
 from urllib.parse import SplitResult
 
 import msgspec
@@ -48,13 +46,15 @@ from drivers.db.etcd.http import (
     TxnAnswer,
     found_in,
 )  # fmt: skip
-from drivers.db.etcd.keys import PLACES, EtcdHead, EtcdKeys, EtcdRecord, Marker, WaitingWrite, end_of, place_of
+from drivers.db.etcd.keys import PLACES, EtcdKeys, EtcdRecord, Marker, WaitingWrite, end_of
+from drivers.db.etcd.known import KnownObjects
 from drivers.db.etcd.snapshot import EtcdSnapshot
+from drivers.db.etcd.transaction import CommitAttempt, decode_record, ranges
 from nb_api.core import checks
-from nb_api.core.writes import CheckedWrite, find_refusal, not_found, refusal_error
-from nb_api.db_api import Change, DbApi, DbObject, Snapshot
-from nb_api.errors import DbUnavailable
-from nb_api.revisions import HistoryCheck, new_nonce
+from nb_api.core.writes import CheckedWrite, not_found
+from nb_api.db_api import Change, DbApi, DbObject, Snapshot, Written
+from nb_api.errors import DbError, DbUnavailable
+from nb_api.revisions import HistoryCheck
 from nb_api.writing.outbox_age import OutboxAge
 from pubsub_api.errors import Closed
 from pubsub_api.runtime.addresses import is_loopback
@@ -69,7 +69,6 @@ _OPERATIONS_MAX = 100
 _WRITES_MAX = 40
 """In one transaction: each is up to three operations, and two are for all of them."""
 
-_decode_record = msgspec.msgpack.Decoder(EtcdRecord).decode
 _decode_waiting = msgspec.msgpack.Decoder(WaitingWrite).decode
 _encode = msgspec.msgpack.Encoder().encode
 
@@ -77,8 +76,7 @@ _encode = msgspec.msgpack.Encoder().encode
 class EtcdDb(DbApi):
     """The driver.  See the module's description."""
 
-    options: ClassVar[Mapping[str, Sequence[cfg.Opt]]] = {"db_etcd": ()}
-    """None any more: a file that still has some is refused."""
+    options: ClassVar[Mapping[str, Sequence[cfg.Opt]]] = {config.GROUP: config.OPTIONS}
     transaction_limit: ClassVar[int] = _WRITES_MAX
 
     def __init__(self, conf: cfg.ConfigOpts, url: SplitResult) -> None:
@@ -86,47 +84,60 @@ class EtcdDb(DbApi):
         self._settings = config.read_settings(conf, url)
         self._keys = EtcdKeys(self._settings.prefix)
         self._client = EtcdClient(self._settings)
+        self._known = KnownObjects()
         self._age = OutboxAge()
         self._feed = EtcdFeed(self._client, self._keys, self._settings.operation_timeout_s, _OPERATIONS_MAX)
 
     def initialize(self) -> None:
+        if self._client.endpoints.are_several:
+            self._client.find_clusters()
         version = self._client.call("maintenance/status", {}, StatusAnswer).version
         if version in _FORGETFUL:
             LOG.warning("etcd %s may lose acknowledged writes when it is killed: use 3.5.3 or later", version)
-        if not is_loopback(self._settings.host):
-            LOG.warning("etcd at %s is used without TLS and login: whoever gets there can change everything",
-                        self._settings.host)  # fmt: skip
+        is_remote = not all(is_loopback(endpoint.host) for endpoint in self._settings.endpoints)
+        if is_remote and (self._settings.security is None or not self._settings.user):
+            LOG.warning("%s is used without TLS or login: whoever gets there can read or change everything",
+                        self._settings.address)  # fmt: skip
         self.revision()
 
     def close(self) -> None:
         self._client.close()
+        self._feed.close()
 
     def release_idle(self) -> None:
         self._client.close_idle()
+        self._feed.release_idle()
 
     # -- objects
 
-    def commit(self, writes: Sequence[CheckedWrite]) -> list[int]:
-        """Try on what is known of the objects until no other writer was faster.  A single `create` begins with the hope
-        that there is none, which saves it a read."""
+    def commit(self, writes: Sequence[CheckedWrite]) -> list[Written]:
+        """Try on what is known of the objects until no other writer was faster."""
         deadline = time.monotonic() + self._settings.operation_timeout_s
         names = [self._keys.object(write.table, write.key) for write in writes]
-        is_hopeful = len(writes) == 1 and writes[0].action == "create"
-        found = [None] if is_hopeful else self._read_all(names)
+        found, is_read = self._recall(writes, names)
         while True:
-            nonce = new_nonce()
-            records = self._examine(writes, found, nonce)
-            answer = self._put(writes, names, found, records, EtcdHead(names, nonce))
+            try:
+                attempt = CommitAttempt(self._keys, writes, names, found, self._client.clock.now())
+            except DbError:
+                if is_read:
+                    raise
+                found, is_read = self._read_all(names), True  # what was seen before is no reason to refuse
+                continue
+            if is_read and attempt.writes_nothing:
+                return attempt.outcome(0)
+            answer = self._client.call("kv/txn", attempt.request(compares_values=not is_read), TxnAnswer)
             if answer.succeeded:
-                return [record.revision(answer.header.revision) for record in records]
-            found = found_in(answer)
+                for left in attempt.left_behind(answer.header.revision):
+                    self._known.saw(left.key, left)
+                return attempt.outcome(answer.header.revision)
+            found, is_read = self._saw(names, found_in(answer)), True
             if time.monotonic() > deadline:
                 raise DbUnavailable(f"{writes[0].table} {writes[0].key!r} was changed by others all the time")
 
     def get(self, table: str, key: str) -> DbObject:
         checks.check_object(table, key)
         found = self._read(self._keys.object(table, key))
-        record = _decode_record(found.value) if found else None
+        record = decode_record(found.value) if found else None
         version = record.revision(found.mod_revision) if found and record else None
         if record is None or record.value is None or version is None:
             raise not_found(table, key, version)
@@ -225,66 +236,28 @@ class EtcdDb(DbApi):
 
     def _read(self, key: bytes) -> KeyValue | None:
         kvs = self._client.call("kv/range", {"key": key}, RangeAnswer).kvs
-        return kvs[0] if kvs else None
+        return self._saw([key], [kvs[0] if kvs else None])[0]
 
     def _read_all(self, names: Sequence[bytes]) -> list[KeyValue | None]:
         if len(names) == 1:
             return [self._read(names[0])]
-        return found_in(self._client.call("kv/txn", {"success": _ranges(names)}, TxnAnswer))
+        request = {"success": ranges(names)}
+        return self._saw(names, found_in(self._client.call("kv/txn", request, TxnAnswer, is_repeatable=True)))
 
-    def _examine(
-        self, writes: Sequence[CheckedWrite], found: Sequence[KeyValue | None], nonce: int
-    ) -> list[EtcdRecord]:
-        """What is to be put, on what was found.  Raises what refuses a write."""
-        records, now = [], self._client.clock.now
-        for position, (write, kv) in enumerate(zip(writes, found, strict=True)):
-            before = _decode_record(kv.value) if kv else None
-            version = before.revision(kv.mod_revision) if kv and before else None
-            refusal = find_refusal(write, version, is_alive=before is not None and before.value is not None)
-            if refusal is not None:
-                raise refusal_error(writes, position, refusal, version)
-            old_topic = before.topic if before else ""
-            topic = old_topic if write.topic is None else write.topic
-            left = old_topic if write.action == "set" and old_topic != topic else None
-            place = place_of(position, len(writes), nonce)
-            records.append(EtcdRecord(write.action, topic, left, write.value, now(), place))
-        return records
+    def _recall(self, writes: Sequence[CheckedWrite], names: Sequence[bytes]) -> tuple[Sequence[KeyValue | None], bool]:
+        """The keys of the objects as far as they are known, and whether they were read for this.  What is created is
+        hoped not to be there, which saves a read."""
+        known = [self._known.get(name) for name in names]
+        for write, kv in zip(writes, known, strict=True):
+            may_be_new = write.action in ("create", "put") and write.expected_version is None
+            if kv is None and not may_be_new:
+                return self._read_all(names), True
+        return known, False
 
-    def _put(
-        self,
-        writes: Sequence[CheckedWrite],
-        names: Sequence[bytes],
-        found: Sequence[KeyValue | None],
-        records: Sequence[EtcdRecord],
-        head: EtcdHead,
-    ) -> TxnAnswer:
-        keys = self._keys
-        puts = [(keys.head, _encode(head))]
-        if len(writes) > 1:
-            puts.append((keys.size(len(writes)), b""))
-        operations: list[dict[str, Any]] = []
-        for write, name, kv, record in zip(writes, names, found, records, strict=True):
-            puts.append((name, _encode(record)))
-            if write.with_outbox:
-                puts.append(
-                    (
-                        keys.outbox_entry(os.urandom(16), record.place),
-                        _encode(WaitingWrite(write.table, write.key, record)),
-                    )
-                )
-            if write.action == "delete":
-                puts.append((keys.tombstone(name), b""))
-            elif write.action == "create" and kv is not None:
-                operations.append({"request_delete_range": {"key": keys.tombstone(name)}})
-        request = {
-            "compare": [
-                {"key": name, "target": "MOD", "result": "EQUAL", "mod_revision": kv.mod_revision if kv else 0}
-                for name, kv in zip(names, found, strict=True)
-            ],
-            "success": [{"request_put": {"key": key, "value": value}} for key, value in puts] + operations,
-            "failure": _ranges(names),
-        }
-        return self._client.call("kv/txn", request, TxnAnswer)
+    def _saw(self, names: Sequence[bytes], found: list[KeyValue | None]) -> list[KeyValue | None]:
+        for name, kv in zip(names, found, strict=True):
+            self._known.saw(name, kv)
+        return found
 
     def _is_older(self, record: EtcdRecord, age_s: float) -> bool:
         return age_s == 0 or record.time <= self._client.clock.now() - age_s
@@ -294,11 +267,7 @@ class EtcdDb(DbApi):
         for entry in self._client.call("kv/range", request, RangeAnswer).kvs:
             name = entry.key[len(self._keys.tombstones) :]
             found = self._read(name)
-            if (
-                found
-                and found.mod_revision == entry.mod_revision
-                and self._is_older(_decode_record(found.value), age_s)
-            ):
+            if found and found.mod_revision == entry.mod_revision and self._is_older(decode_record(found.value), age_s):
                 self._remove_if_unchanged(name, entry)
 
     def _remove_if_unchanged(self, name: bytes, entry: KeyValue) -> None:
@@ -309,8 +278,5 @@ class EtcdDb(DbApi):
     def _remove(self, keys: Iterable[bytes]) -> None:
         removals = [{"request_delete_range": {"key": key}} for key in keys]
         for start in range(0, len(removals), _OPERATIONS_MAX):
-            self._client.call("kv/txn", {"success": removals[start : start + _OPERATIONS_MAX]}, TxnAnswer)
-
-
-def _ranges(names: Sequence[bytes]) -> list[dict[str, Any]]:
-    return [{"request_range": {"key": name}} for name in names]
+            request = {"success": removals[start : start + _OPERATIONS_MAX]}
+            self._client.call("kv/txn", request, TxnAnswer, is_repeatable=True)

@@ -1,9 +1,12 @@
-"""What the options of ``[db]`` and the URL say, checked once."""
+"""The ``[db_etcd]`` option group and what the URL adds to it, checked once."""
 
 from __future__ import annotations
 
 import dataclasses
 import re
+import ssl
+import urllib.parse
+from collections.abc import Sequence
 from urllib.parse import SplitResult
 
 from oslo_config import cfg
@@ -11,18 +14,44 @@ from oslo_config import cfg
 from drivers.db.handles import HandleLimits, read_limits
 from nb_api import config
 from pubsub_api.errors import InvalidConfig
+from pubsub_api.runtime.options import advanced, tls_files
 
+GROUP = "db_etcd"
+
+_SCHEMES = {"etcd": False, "etcds": True, "http": False, "https": True}
+"""And whether connections are encrypted.  The last two are for ``[db] driver = etcd``."""
+_DEFAULT_HOST = "127.0.0.1"
 _DEFAULT_PORT = 2379
 _DEFAULT_PREFIX = "heliograph"
 _PREFIX = re.compile(r"[A-Za-z0-9._-]{1,100}")
+_FORM = "etcd://[user:password@]host:port[,host:port...]/prefix, or etcds:// for TLS"
+
+OPTIONS: Sequence[cfg.Opt] = advanced(*tls_files())
+
+
+@dataclasses.dataclass(frozen=True)
+class Endpoint:
+    """Where a member of the cluster listens."""
+
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
 
 @dataclasses.dataclass(frozen=True)
 class EtcdSettings:
     """Everything the driver needs to know."""
 
-    host: str
-    port: int
+    endpoints: tuple[Endpoint, ...]
+    """In the order of preference."""
+    security: ssl.SSLContext | None
+    has_certificate: bool
+    """Whether we show one of our own."""
+    user: str
+    """Empty when nobody logs in."""
+    password: str = dataclasses.field(repr=False)
     prefix: bytes
     connect_timeout_s: float
     operation_timeout_s: float
@@ -31,23 +60,83 @@ class EtcdSettings:
 
     @property
     def address(self) -> str:
-        return f"etcd://{self.host}:{self.port}/{self.prefix.decode()}"
+        """The URL without credentials: what errors show."""
+        scheme = "etcd" if self.security is None else "etcds"
+        return f"{scheme}://{','.join(map(str, self.endpoints))}/{self.prefix.decode()}"
 
 
 def read_settings(conf: cfg.ConfigOpts, url: SplitResult) -> EtcdSettings:
-    """Translate the groups and the URL, ``etcd://host:port/prefix``.  Raises InvalidConfig."""
+    """Translate the groups and the URL.  Raises InvalidConfig, which never shows a password."""
     common = conf[config.GROUP]
-    if url.username is not None or url.query or url.fragment:
-        raise InvalidConfig("the URL of an etcd is etcd://host:port/prefix, without credentials and without options")
+    if url.scheme not in _SCHEMES or url.query or url.fragment:
+        raise InvalidConfig(f"the URL of an etcd is {_FORM}, and has no options")
     prefix = url.path.strip("/") or _DEFAULT_PREFIX
     if not _PREFIX.fullmatch(prefix):
         raise InvalidConfig(f"{prefix!r} cannot begin keys: it is 1 to 100 letters, digits, dots, dashes, underscores")
+    user, password = _read_login(url)
+    own = conf[GROUP]
     return EtcdSettings(
-        host=url.hostname or "127.0.0.1",
-        port=url.port or _DEFAULT_PORT,
+        endpoints=_read_endpoints(url),
+        security=_read_security(own, has_tls=_SCHEMES[url.scheme]),
+        has_certificate=own.tls_cert_file is not None,
+        user=user,
+        password=password,
         prefix=prefix.encode(),
         connect_timeout_s=common.connect_timeout,
         operation_timeout_s=common.operation_timeout,
         snapshot_portion=common.snapshot_portion,
         limits=read_limits(conf),
     )
+
+
+def _read_login(url: SplitResult) -> tuple[str, str]:
+    """User and password, both empty when there are none."""
+    credentials, has_login, _ = url.netloc.rpartition("@")
+    if not has_login:
+        return "", ""
+    user, _, password = credentials.partition(":")
+    if not user or not password:
+        raise InvalidConfig(f"the URL of an etcd has a user and a password, or neither: write {_FORM}")
+    return urllib.parse.unquote(user), urllib.parse.unquote(password)
+
+
+def _read_endpoints(url: SplitResult) -> tuple[Endpoint, ...]:
+    found = []
+    for place in url.netloc.rpartition("@")[2].split(","):
+        try:
+            parts = urllib.parse.urlsplit(f"//{place}")
+            endpoint = Endpoint(parts.hostname or _DEFAULT_HOST, _DEFAULT_PORT if parts.port is None else parts.port)
+        except ValueError as error:
+            raise InvalidConfig(f"{place!r} is no host:port of an etcd: {error}") from error
+        if endpoint.port == 0 or (not place and "," in url.netloc):
+            raise InvalidConfig(f"{place!r} is no host:port of an etcd: write {_FORM}")
+        found.append(endpoint)
+    if len(set(found)) < len(found):
+        raise InvalidConfig(f"an endpoint of {', '.join(map(str, found))} is named twice")
+    return tuple(found)
+
+
+def _read_security(own: cfg.ConfigOpts.GroupAttr, *, has_tls: bool) -> ssl.SSLContext | None:
+    """Without ``tls_ca_file`` the authorities that the system trusts count."""
+    if not has_tls:
+        if any(getattr(own, option.name) is not None for option in OPTIONS):
+            raise InvalidConfig(f"[{GROUP}] has files for TLS, but the URL is not encrypted: write etcds://")
+        return None
+    if own.tls_key_file is not None and own.tls_cert_file is None:
+        raise InvalidConfig(f"[{GROUP}] tls_key_file needs tls_cert_file, the certificate that the key belongs to")
+    try:
+        context = ssl.create_default_context(cafile=own.tls_ca_file)
+    except OSError as error:
+        raise InvalidConfig(f"[{GROUP}] tls_ca_file {own.tls_ca_file} cannot be read: {error}") from error
+    if own.tls_cert_file is not None:
+        try:
+            context.load_cert_chain(own.tls_cert_file, own.tls_key_file)
+        except OSError as error:
+            files = " and ".join(filter(None, (own.tls_cert_file, own.tls_key_file)))
+            raise InvalidConfig(f"[{GROUP}] tls_cert_file, tls_key_file: {files} cannot be used: {error}") from error
+    return context
+
+
+def list_opts() -> list[tuple[str, Sequence[cfg.Opt]]]:
+    """Entry point for oslo-config-generator."""
+    return [(GROUP, OPTIONS)]

@@ -10,8 +10,9 @@ from typing import Any
 
 import msgspec
 
-from drivers.db.etcd.http import Compacted, EtcdClient, KeyValue, RangeAnswer, TxnAnswer, found_in
+from drivers.db.etcd.http import Compacted, EtcdClient, KeyValue, RangeAnswer, TxnAnswer, WatchBroken, found_in
 from drivers.db.etcd.keys import PLACES, EtcdKeys, EtcdRecord, Marker, named_by, newest_of, revisions_of
+from drivers.db.etcd.watches import EtcdWatch, EtcdWatches
 from nb_api.core import checks
 from nb_api.db_api import Change
 from nb_api.errors import DbUnavailable
@@ -19,7 +20,12 @@ from nb_api.revisions import HistoryCheck, judge
 
 _SHORT = 4
 """A stretch of the feed is short when so many transactions can ask for the head at each of its revisions."""
-_FOREVER_S = 86_400.0 * 365
+_SILENCE_S = 2.0
+"""A watch that has told nothing for so long is compared with the head."""
+_BRIEF_S = 0.1
+"""Who waits for less wants to know what there is now: the head is read."""
+_ARRIVAL_S = 0.5
+"""What the head shows has reached a watch that is alive by then."""
 
 _decode_record = msgspec.msgpack.Decoder(EtcdRecord).decode
 _decode_marker = msgspec.msgpack.Decoder(Marker).decode
@@ -33,6 +39,7 @@ class EtcdFeed:
         self._keys = keys
         self._timeout_s = timeout_s
         self._operations_max = operations_max
+        self._watches = EtcdWatches(client, keys)
 
     def revision(self) -> int:
         """The newest one, 0 when there is none."""
@@ -43,7 +50,21 @@ class EtcdFeed:
         return self._head_and_store_revision()[0]
 
     def changes(self, after: int, limit: int) -> list[Change]:
-        """Raises RevisionTooOld, RevisionUnknown."""
+        """After a `wait` of this thread has said that there are some, those that it has heard of, without asking again.
+
+        Raises RevisionTooOld, RevisionUnknown.
+        """
+        return self._heard_changes(after, limit) or self._read_changes(after, limit)
+
+    def _heard_changes(self, after: int, limit: int) -> list[Change]:
+        watch = self._watches.take()
+        if watch is None:
+            return []
+        changes = watch.read(after, limit)
+        self._watches.keep(watch)
+        return changes
+
+    def _read_changes(self, after: int, limit: int) -> list[Change]:
         # From the transaction that the caller has seen on: it proves the history, and may not be read to its end.
         start, is_proved = max(1, after // PLACES), after == 0
         while True:
@@ -81,22 +102,69 @@ class EtcdFeed:
     def wait(self, after: int, deadline: float) -> bool:
         """Block until the head is newer.  The watch begins where the look at the head ended.
 
+        A kept watch that has told everything a moment ago is believed; one that is silent for longer is compared with
+        the head, for a connection may be gone without a word.
+
         Raises RevisionUnknown.
         """
+        watch = self._watches.take()
+        if watch is not None and not watch.advance(after):
+            watch.close()
+            watch = None
+        try:
+            return self._wait_with(watch, after, deadline)
+        except WatchBroken:
+            # The server may have been restarted.  If it is away, reading the head tells.
+            return self._wait_with(None, after, deadline)
+
+    def _wait_with(self, watch: EtcdWatch | None, after: int, deadline: float) -> bool:
+        """The watch is kept, or another one, or closed.  Raises WatchBroken, RevisionUnknown."""
+        try:
+            while watch is None or not watch.listen(0.0):
+                now = time.monotonic()
+                if watch is None or watch.is_over or min(watch.proved_at + _SILENCE_S, deadline - _BRIEF_S) < now:
+                    watch, is_newer = self._compare_with_head(watch, after, deadline)
+                    if watch is None or is_newer:
+                        return is_newer
+                if watch.listen(min(deadline, watch.proved_at + _SILENCE_S)):
+                    return True
+                if time.monotonic() >= deadline and not watch.is_over:
+                    return False
+        except BaseException:
+            if watch is not None:
+                watch.close()
+                watch = None
+            raise
+        finally:
+            if watch is not None:
+                self._watches.keep(watch)
+        return True
+
+    def _compare_with_head(self, watch: EtcdWatch | None, after: int, deadline: float) -> tuple[EtcdWatch | None, bool]:
+        """The watch to listen to, and whether the head is newer than the caller.  None when there is no need for one,
+        because there is news or no time.  Raises RevisionUnknown; the watch is the caller's to close then."""
         head, store_revision = self._head_and_store_revision()
         newest = newest_of(head)
         checks.check_in_feed(after, compacted=0, newest=newest)
-        if newest > after:
-            return True
-        request = {"key": self._keys.head, "start_revision": store_revision + 1}
-        timeout_s = min(deadline - time.monotonic(), _FOREVER_S)
-        with contextlib.closing(self._client.watch(request, timeout_s)) as results:
-            for result in results:
-                if result.canceled:
-                    raise DbUnavailable("etcd has cancelled the watch")
-                if result.events:
-                    return True
-        return False
+        is_newer = newest > after
+        if watch is not None:
+            # What the head shows is on its way here, or the watch is dead.
+            is_sound = not watch.is_over and (not is_newer or watch.listen(time.monotonic() + _ARRIVAL_S))
+            if is_sound:
+                watch.proved_at = time.monotonic()
+                return watch, is_newer
+            watch.close()
+        if is_newer or time.monotonic() >= deadline:
+            return None, is_newer
+        return self._watches.open(after, store_revision), False
+
+    def release_idle(self) -> None:
+        """Close watches that nobody has used for a while."""
+        self._watches.close_idle()
+
+    def close(self) -> None:
+        """After the client was closed.  Idempotent."""
+        self._watches.close()
 
     def find_cut(self, keep_changes: int) -> tuple[int, int]:
         """The last transaction to forget, and how many changes are forgotten with it and those before it."""
@@ -156,7 +224,7 @@ class EtcdFeed:
         operations: list[dict[str, Any]] = [
             {"request_range": {"key": key, "revision": revision}} for key, revision in wanted
         ]
-        return found_in(self._client.call("kv/txn", {"success": operations}, TxnAnswer))
+        return found_in(self._client.call("kv/txn", {"success": operations}, TxnAnswer, is_repeatable=True))
 
     def revision_as_of(self, store_revision: int) -> int:
         """The newest one when etcd was there, 0 when there was none.  Raises Compacted."""
@@ -221,7 +289,7 @@ class EtcdFeed:
             {"request_range": {"key": first, "range_end": end, "revision": revision, "keys_only": True}}
             for revision in store_revisions
         ]
-        answer = self._client.call("kv/txn", {"success": operations}, TxnAnswer)
+        answer = self._client.call("kv/txn", {"success": operations}, TxnAnswer, is_repeatable=True)
         ranges = [part.response_range for part in answer.responses]
         return [sum(kv.version * self._keys.size_of(kv.key) for kv in one.kvs) if one else 0 for one in ranges]
 

@@ -20,7 +20,7 @@ and a snapshot holds changes that the feed does not show yet.  A counter in a ro
 correct as the lock, but the dead rows it leaves cannot be removed while a snapshot is read, and every change walks over
 them.
 
-Whoever changes the tables past the function ``change`` breaks the rule; whoever calls it in a long transaction of his
+Whoever changes the tables past the function ``write`` breaks the rule; whoever calls it in a long transaction of his
 own makes all others wait, and they give up after ``[db] operation_timeout``.  ``synchronous_commit = off`` is
 overruled: a crash would take back changes that were seen.
 """
@@ -37,12 +37,12 @@ from urllib.parse import SplitResult
 from oslo_config import cfg
 
 from drivers.db.postgres import config, schema
-from drivers.db.postgres.pool import PostgresConnection, PostgresPool, Row
+from drivers.db.postgres.pool import PostgresConnection, PostgresPool, PreparedStatement, Row
 from drivers.db.postgres.snapshot import PostgresSnapshot
-from drivers.db.postgres.writer import SharedWriter, Transfer, WriteOutcome
+from drivers.db.postgres.writer import SharedWriter, Transfer, WriteOutcome, outcome_of
 from nb_api.core import checks
 from nb_api.core.writes import CheckedWrite, not_found, refusal_error
-from nb_api.db_api import Change, DbApi, DbObject, Snapshot
+from nb_api.db_api import Change, DbApi, DbObject, Snapshot, Written
 from nb_api.revisions import HistoryCheck, judge
 from nb_api.writing.outbox_age import OutboxAge
 from pubsub_api.errors import Closed
@@ -67,6 +67,10 @@ class PostgresDb(DbApi):
         self._writer = SharedWriter(self._execute)
         self._age = OutboxAge()
 
+    def exists(self) -> bool:
+        with self._pool.connection() as connection:
+            return schema.is_installed(connection, self._settings)
+
     def initialize(self) -> None:
         with self._pool.connection() as connection:
             schema.install(connection, self._settings)
@@ -79,15 +83,15 @@ class PostgresDb(DbApi):
 
     # -- objects
 
-    def commit(self, writes: Sequence[CheckedWrite]) -> list[int]:
-        versions = []
+    def commit(self, writes: Sequence[CheckedWrite]) -> list[Written]:
+        written = []
         for position, outcome in enumerate(self._writer.write(writes)):
             if outcome.name == schema.UNTOUCHED:  # another one of them was refused
                 continue
             if outcome.name != schema.DONE or outcome.version is None:
                 raise refusal_error(writes, position, outcome.name, outcome.version)
-            versions.append(outcome.version)
-        return versions
+            written.append(Written(outcome.version, outcome.action, outcome.topic, outcome.left_topic))
+        return written
 
     def get(self, table: str, key: str) -> DbObject:
         checks.check_object(table, key)
@@ -168,11 +172,26 @@ class PostgresDb(DbApi):
         """One statement, so one transaction and one round trip."""
         rows = [(number, *write) for number, transfer in enumerate(transfers) for write in transfer]
         if len(rows) == 1:
-            answers = self._query(self._statements.change, *rows[0][1:])
-        else:
-            answers = self._query(self._statements.change_all, *map(list, zip(*rows, strict=True)))
+            return [[self._execute_one(transfers[0][0])]]
+        answers = self._query(self._statements.write_all, *map(list, zip(*rows, strict=True)))
         outcomes = iter([WriteOutcome(*row) for row in answers])
         return [list(itertools.islice(outcomes, len(transfer))) for transfer in transfers]
+
+    def _execute_one(self, write: CheckedWrite) -> WriteOutcome:
+        topic, expected = write.topic, write.expected_version
+        parameters = (
+            write.action.encode(),
+            write.table.encode(),
+            write.key.encode(),
+            None if topic is None else topic.encode(),
+            write.value,
+            None if expected is None else b"%d" % expected,
+            b"t" if write.with_outbox else b"f",
+            b"t" if write.if_changed else b"f",
+        )
+        with self._pool.connection() as connection:
+            [answer] = connection.call(self._statements.write, parameters)
+        return outcome_of(*answer)
 
     @staticmethod
     def _is_newer(newest: int, after_revision: int) -> bool:
@@ -218,9 +237,13 @@ class _Statements:
 
     def __init__(self, schema: str) -> None:
         columns = "revision, action, tbl, key, topic, left_topic, value"
-        self.change = f"SELECT * FROM {schema}.change(%s, %s, %s, %s, %s, %s, %s)"
-        self.change_all = f"""SELECT * FROM {schema}.change_all(%s::integer[], %s::text[], %s::text[], %s::text[],
-            %s::text[], %s::bytea[], %s::bigint[], %s::boolean[])"""
+        self.write = PreparedStatement(
+            b"heliograph_write",
+            f"SELECT * FROM {schema}.write($1, $2, $3, $4, $5, $6, $7, $8, false)".encode(),
+            (0, 0, 0, 0, 1, 0, 0, 0),
+        )
+        self.write_all = f"""SELECT * FROM {schema}.write_all(%s::integer[], %s::text[], %s::text[], %s::text[],
+            %s::text[], %s::bytea[], %s::bigint[], %s::boolean[], %s::boolean[])"""
         self.get = f"""SELECT topic, value, version, deleted_at IS NOT NULL FROM {schema}.objects
             WHERE tbl = %s AND key = %s"""
         self.allocate = f"""INSERT INTO {schema}.counters AS c VALUES (%s, 1)
@@ -244,10 +267,14 @@ class _Statements:
                     AND (committed_at <= clock_timestamp() - make_interval(secs => %s) OR revision <= %s)
                 ORDER BY revision LIMIT %s
             ) c ON true ORDER BY c.revision"""
-        # Locked in one order, so that two who confirm the same changes cannot block each other for good.
-        self.mark_published = f"""WITH marked AS MATERIALIZED (
+        # Locked in one order, so that two who confirm the same changes cannot block each other for good.  The commit
+        # does not wait for the disk: what a crash takes back is published again.
+        self.mark_published = f"""WITH lazily AS MATERIALIZED (
+                SELECT set_config('synchronous_commit', 'off', true) AS level
+            ), marked AS MATERIALIZED (
                 SELECT revision FROM {schema}.outbox WHERE revision = ANY(%s) ORDER BY revision FOR UPDATE
-            ) DELETE FROM {schema}.outbox o USING marked WHERE o.revision = marked.revision"""
+            ) DELETE FROM {schema}.outbox o USING marked, lazily
+            WHERE o.revision = marked.revision AND lazily.level = 'off'"""
         self.cut = f"SELECT revision FROM {schema}.changes ORDER BY revision DESC OFFSET %s LIMIT 1"
         # Oldest first, so that what is compacted is a true statement after every portion.
         self.drop_changes = f"""WITH doomed AS (

@@ -13,12 +13,13 @@ import random
 import select
 import socket
 import time
-from collections.abc import Iterator
-from typing import Any, TypeVar
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple, TypeVar
 
 import psycopg
 from psycopg.abc import PQGen
-from psycopg.pq import TransactionStatus
+from psycopg.pq import ExecStatus, TransactionStatus
+from psycopg.pq.abc import PGresult
 
 from drivers.db.handles import Handles
 from drivers.db.postgres.config import PostgresSettings
@@ -27,6 +28,7 @@ from pubsub_api.errors import Closed, HeliographError, InvalidConfig
 
 T = TypeVar("T")
 Row = tuple[Any, ...]
+RawRow = tuple[bytes | None, ...]
 
 _GRACE_S = 1.0
 """The server ends a statement at its timeout; one that has not even done that a moment later is given up."""
@@ -51,11 +53,22 @@ SELECT set_config('statement_timeout', %s, false), set_config('idle_in_transacti
 """
 
 
+class PreparedStatement(NamedTuple):
+    """A statement for `PostgresConnection.call`."""
+
+    name: bytes
+    source: bytes
+    formats: Sequence[int]
+    """Of the parameters: 0 for text, 1 for the bytes themselves."""
+
+
 class PostgresConnection(psycopg.Connection[Row]):
     """A connection in autocommit whose every wait for the server is bounded."""
 
     answer_timeout_s: float = math.inf
     was_notified = False
+    _known_calls: frozenset[bytes] = frozenset()
+    """The names of statements that `call` has prepared here."""
 
     def wait(self, gen: PQGen[T], *_: Any, **__: Any) -> T:
         """Drive one of psycopg's generators.  Raises psycopg.OperationalError when the server says nothing in time."""
@@ -63,12 +76,57 @@ class PostgresConnection(psycopg.Connection[Row]):
         try:
             wanted = int(next(gen))
             while True:
-                ready = self.poll(wanted, deadline - time.monotonic())
-                if not ready:
-                    raise psycopg.OperationalError(f"the server has not answered for {self.answer_timeout_s:g} s")
-                wanted = int(gen.send(ready))
+                wanted = int(gen.send(self._await_socket(wanted, deadline)))
         except StopIteration as end:
             return end.value  # type: ignore[no-any-return]
+
+    def call(self, statement: PreparedStatement, parameters: Sequence[bytes | None]) -> list[RawRow]:
+        """The rows that a statement answers with, as text; one round trip once it is prepared here.
+
+        For what is called all the time: a cursor of psycopg takes longer than a server on the same host.  Raises
+        psycopg.Error.
+        """
+        try:
+            return self._call_prepared(statement, parameters)
+        except psycopg.errors.InvalidSqlStatementName:  # somebody between us and the server has forgotten it
+            self._known_calls -= {statement.name}
+            return self._call_prepared(statement, parameters)
+
+    def _call_prepared(self, statement: PreparedStatement, parameters: Sequence[bytes | None]) -> list[RawRow]:
+        if statement.name not in self._known_calls:
+            self.pgconn.send_prepare(statement.name, statement.source)
+            self._await_result()
+            self._known_calls |= {statement.name}
+        self.pgconn.send_query_prepared(statement.name, parameters, statement.formats)
+        result = self._await_result()
+        columns = range(result.nfields)
+        return [tuple(result.get_value(row, column) for column in columns) for row in range(result.ntuples)]
+
+    def _await_result(self) -> PGresult:
+        """Of the one statement that was sent.  Raises psycopg.Error, also when the server says nothing in time."""
+        pgconn, deadline = self.pgconn, time.monotonic() + self.answer_timeout_s
+        while pgconn.flush():
+            if self._await_socket(_READ | _WRITE, deadline) & _READ:
+                pgconn.consume_input()
+        while pgconn.is_busy():
+            self._await_socket(_READ, deadline)
+            pgconn.consume_input()
+        result = pgconn.get_result()
+        if result is None:
+            raise psycopg.OperationalError("the server has sent no result")
+        while pgconn.is_busy():  # its last words about it
+            self._await_socket(_READ, deadline)
+            pgconn.consume_input()
+        pgconn.get_result()
+        if result.status not in (ExecStatus.COMMAND_OK, ExecStatus.TUPLES_OK):
+            raise psycopg.errors.error_from_result(result)
+        return result
+
+    def _await_socket(self, wanted: int, deadline: float) -> int:
+        ready = self.poll(wanted, deadline - time.monotonic())
+        if not ready:
+            raise psycopg.OperationalError(f"the server has not answered for {self.answer_timeout_s:g} s")
+        return ready
 
     def poll(self, wanted: int, timeout_s: float) -> int:
         """Which of ``wanted`` the socket is ready for; 0 when the time is over.  An error counts as ready."""

@@ -53,63 +53,60 @@ INSERT INTO {schema}.state (format) VALUES ({format});
 """
 
 # VOLATILE, so that every statement in it sees what was committed before the lock was granted.  A refusal is a result,
-# not an exception: PostgreSQL logs exceptions, and a lost race is nothing to log.
-_EXAMINE = """
-CREATE FUNCTION {schema}.examine(
-    p_action text, p_tbl text, p_key text, p_expected bigint,
-    OUT outcome text, OUT found_version bigint, OUT found_topic text
+# not an exception: PostgreSQL logs exceptions, and a lost race is nothing to log.  With ``p_only_looks`` it says what
+# is refused and writes nothing.  No action in the answer: the object was so already.
+_WRITE = """
+CREATE FUNCTION {schema}.write(
+    p_action text, p_tbl text, p_key text, p_topic text, p_value bytea, p_expected bigint, p_with_outbox boolean,
+    p_if_changed boolean, p_only_looks boolean,
+    OUT r_outcome text, OUT r_version bigint, OUT r_action text, OUT r_topic text, OUT r_left_topic text
 ) LANGUAGE plpgsql VOLATILE AS $$
 DECLARE
     is_alive boolean;
-BEGIN
-    PERFORM pg_advisory_xact_lock({lock});
-    SELECT o.topic, o.version, o.deleted_at IS NULL INTO found_topic, found_version, is_alive
-        FROM {schema}.objects o WHERE o.tbl = p_tbl AND o.key = p_key;
-    is_alive := coalesce(is_alive, false);
-    outcome := CASE
-        WHEN p_action = 'create' AND is_alive THEN 'exists'
-        WHEN p_action <> 'create' AND NOT is_alive THEN 'missing'
-        WHEN p_action <> 'create' AND p_expected <> found_version THEN 'conflict'
-        ELSE 'done' END;
-END $$;
-"""
-
-_CHANGE = """
-CREATE FUNCTION {schema}.change(
-    p_action text, p_tbl text, p_key text, p_topic text, p_value bytea, p_expected bigint, p_with_outbox boolean,
-    OUT outcome text, OUT found_version bigint
-) LANGUAGE plpgsql VOLATILE AS $$
-DECLARE
+    is_equal boolean;
     found_topic text;
     committed timestamptz;
 BEGIN
-    SELECT * INTO outcome, found_version, found_topic FROM {schema}.examine(p_action, p_tbl, p_key, p_expected);
-    IF outcome <> 'done' THEN RETURN; END IF;
+    PERFORM pg_advisory_xact_lock({lock});
+    SELECT o.topic, o.version, o.deleted_at IS NULL, p_if_changed AND o.value = p_value
+        INTO found_topic, r_version, is_alive, is_equal
+        FROM {schema}.objects o WHERE o.tbl = p_tbl AND o.key = p_key;
+    is_alive := coalesce(is_alive, false);
+    r_outcome := CASE
+        WHEN p_action = 'create' THEN CASE WHEN is_alive THEN 'exists' ELSE 'done' END
+        WHEN p_action = 'put' AND p_expected IS NULL THEN 'done'
+        WHEN NOT is_alive THEN 'missing'
+        WHEN p_expected <> r_version THEN 'conflict'
+        ELSE 'done' END;
+    IF r_outcome <> 'done' OR p_only_looks THEN RETURN; END IF;
 
+    r_topic := coalesce(p_topic, found_topic);
+    IF is_alive AND is_equal AND r_topic = found_topic THEN RETURN; END IF;
+    r_action := CASE WHEN p_action = 'delete' THEN 'delete' WHEN is_alive THEN 'set' ELSE 'create' END;
+    IF r_action = 'set' AND r_topic <> found_topic THEN r_left_topic := found_topic; END IF;
     -- The number, and below it bits by chance: see nb_api.revisions.
-    found_version := (nextval('{schema}.revisions') << {nonce_bits}) + floor(random() * (1 << {nonce_bits}))::bigint;
+    r_version := (nextval('{schema}.revisions') << {nonce_bits}) + floor(random() * (1 << {nonce_bits}))::bigint;
     committed := clock_timestamp();
-    p_topic := coalesce(p_topic, found_topic);
     INSERT INTO {schema}.objects AS o (tbl, key, topic, value, version, deleted_at)
-        VALUES (p_tbl, p_key, p_topic, p_value, found_version, CASE p_action WHEN 'delete' THEN committed END)
+        VALUES (p_tbl, p_key, r_topic, p_value, r_version, CASE p_action WHEN 'delete' THEN committed END)
         ON CONFLICT (tbl, key) DO UPDATE SET topic = excluded.topic, value = excluded.value,
             version = excluded.version, deleted_at = excluded.deleted_at;
     INSERT INTO {schema}.changes (revision, action, tbl, key, topic, left_topic, value, committed_at)
-        VALUES (found_version, p_action, p_tbl, p_key, p_topic,
-                CASE WHEN p_action = 'set' AND found_topic <> p_topic THEN found_topic END, p_value, committed);
+        VALUES (r_version, r_action, p_tbl, p_key, r_topic, r_left_topic, p_value, committed);
     IF p_with_outbox THEN
-        INSERT INTO {schema}.outbox VALUES (found_version);
+        INSERT INTO {schema}.outbox VALUES (r_version);
     END IF;
     NOTIFY {channel};
 END $$;
 """
 
 # Writes of the same transfer stand together and are done all or not at all, each transfer for itself.
-_CHANGE_ALL = """
-CREATE FUNCTION {schema}.change_all(
+_WRITE_ALL = """
+CREATE FUNCTION {schema}.write_all(
     p_transfer integer[], p_action text[], p_tbl text[], p_key text[], p_topic text[], p_value bytea[],
-    p_expected bigint[], p_with_outbox boolean[]
-) RETURNS TABLE (outcome text, found_version bigint) LANGUAGE plpgsql VOLATILE AS $$
+    p_expected bigint[], p_with_outbox boolean[], p_if_changed boolean[]
+) RETURNS TABLE (r_outcome text, r_version bigint, r_action text, r_topic text, r_left_topic text)
+LANGUAGE plpgsql VOLATILE AS $$
 DECLARE
     total integer := cardinality(p_action);
     first integer := 1;
@@ -122,18 +119,20 @@ BEGIN
         WHILE last < total AND p_transfer[last + 1] = p_transfer[first] LOOP last := last + 1; END LOOP;
         refused := 0;
         FOR i IN first .. last LOOP
-            EXIT WHEN first = last;  -- change() examines it
-            SELECT * INTO refusal FROM {schema}.examine(p_action[i], p_tbl[i], p_key[i], p_expected[i]);
-            IF refusal.outcome <> 'done' THEN refused := i; EXIT; END IF;
+            EXIT WHEN first = last;  -- write() looks by itself
+            SELECT * INTO refusal FROM {schema}.write(p_action[i], p_tbl[i], p_key[i], p_topic[i], p_value[i],
+                p_expected[i], p_with_outbox[i], p_if_changed[i], true);
+            IF refusal.r_outcome <> 'done' THEN refused := i; EXIT; END IF;
         END LOOP;
         FOR i IN first .. last LOOP
             IF refused = 0 THEN
-                SELECT * INTO outcome, found_version FROM {schema}.change(
-                    p_action[i], p_tbl[i], p_key[i], p_topic[i], p_value[i], p_expected[i], p_with_outbox[i]);
+                SELECT * INTO r_outcome, r_version, r_action, r_topic, r_left_topic FROM {schema}.write(
+                    p_action[i], p_tbl[i], p_key[i], p_topic[i], p_value[i],
+                    p_expected[i], p_with_outbox[i], p_if_changed[i], false);
             ELSIF refused = i THEN
-                outcome := refusal.outcome; found_version := refusal.found_version;
+                r_outcome := refusal.r_outcome; r_version := refusal.r_version;
             ELSE
-                outcome := 'untouched'; found_version := NULL;
+                r_outcome := 'untouched'; r_version := NULL;
             END IF;
             RETURN NEXT;
         END LOOP;
@@ -150,34 +149,42 @@ def install(connection: PostgresConnection, settings: PostgresSettings) -> None:
     encoding = connection.info.parameter_status("server_encoding")
     if encoding != "UTF8":
         raise InvalidConfig(f"{settings.address} is encoded in {encoding}; Heliograph needs a database in UTF8")
-    if _is_installed(connection, settings):  # also the way of a user who may write but not create
+    if not _missing(connection, settings):  # also the way of a user who may write but not create
         return
     with connection.transaction():
         connection.execute("SELECT pg_advisory_xact_lock(%s)", (_lock("install", settings.schema),))
-        if not _is_installed(connection, settings):
-            names = {
-                "schema": settings.schema,
-                "channel": settings.channel,
-                "lock": _lock("change", settings.schema),
-                "format": FORMAT,
-                "nonce_bits": NONCE_BITS,
-            }
-            connection.execute((_TABLES + _EXAMINE + _CHANGE + _CHANGE_ALL).format(**names).encode())
+        names = {
+            "schema": settings.schema,
+            "channel": settings.channel,
+            "lock": _lock("change", settings.schema),
+            "format": FORMAT,
+            "nonce_bits": NONCE_BITS,
+        }
+        connection.execute("".join(_missing(connection, settings)).format(**names).encode())
 
 
-def _is_installed(connection: PostgresConnection, settings: PostgresSettings) -> bool:
+def is_installed(connection: PostgresConnection, settings: PostgresSettings) -> bool:
+    """Whether the schema has the tables, also of an earlier release.  Raises InvalidConfig for another format, and
+    psycopg.Error."""
+    return _TABLES not in _missing(connection, settings)
+
+
+def _missing(connection: PostgresConnection, settings: PostgresSettings) -> list[str]:
+    """What is to be created.  The tables of an earlier release are ours, and only its functions are others."""
     # Asked of the catalogue itself: to_regclass() may answer from a cache that is older than the lock.
     found = connection.execute(
-        """SELECT FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
-           WHERE n.nspname = %s AND c.relname = 'state'""",
-        (settings.schema,),
-    )
-    if found.rowcount == 0:
-        return False
+        """SELECT c.relname FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+               WHERE n.nspname = %s AND c.relname = 'state'
+           UNION ALL SELECT p.proname FROM pg_proc p JOIN pg_namespace n ON n.oid = p.pronamespace
+               WHERE n.nspname = %s AND p.proname = 'write_all'""",
+        (settings.schema, settings.schema),
+    ).fetchall()
+    if ("state",) not in found:
+        return [_TABLES, _WRITE, _WRITE_ALL]
     row = connection.execute(f"SELECT format FROM {settings.schema}.state").fetchone()
     if row != (FORMAT,):
         raise InvalidConfig(f"{settings.address} has format {row and row[0]}; this Heliograph reads format {FORMAT}")
-    return True
+    return [] if ("write_all",) in found else [_WRITE, _WRITE_ALL]
 
 
 def _lock(purpose: str, schema: str) -> int:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from nb_api.core.writes import CheckedWrite
+from nb_api.db_api import Action
 from nb_api.errors import DbUnavailable
 from pubsub_api.errors import HeliographError
 from pubsub_api.runtime import forking
@@ -25,6 +26,23 @@ class WriteOutcome(NamedTuple):
 
     name: str
     version: int | None
+    action: Action | None
+    topic: str
+    left_topic: str | None
+
+
+def outcome_of(
+    name: bytes | None, version: bytes | None, action: bytes | None, topic: bytes | None, left_topic: bytes | None
+) -> WriteOutcome:
+    """From what they return as text."""
+    kind: Action | None = None if action is None else action.decode()  # type: ignore[assignment]  # only ours says it
+    return WriteOutcome(
+        (name or b"").decode(),
+        None if version is None else int(version),
+        kind,
+        (topic or b"").decode(),
+        None if left_topic is None else left_topic.decode(),
+    )
 
 
 Transfer = Sequence[CheckedWrite]

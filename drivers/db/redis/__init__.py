@@ -40,7 +40,7 @@ from drivers.db.redis.link import Command, Links, Script
 from drivers.db.redis.snapshot import RedisSnapshot
 from nb_api.core import checks
 from nb_api.core.writes import CheckedWrite, not_found, refusal_error
-from nb_api.db_api import Change, DbApi, DbObject, Snapshot
+from nb_api.db_api import Action, Change, DbApi, DbObject, Snapshot, Written
 from nb_api.revisions import HistoryCheck, judge
 from nb_api.writing.outbox_age import OutboxAge
 from pubsub_api.errors import Closed, InvalidConfig
@@ -91,13 +91,16 @@ class RedisDb(DbApi):
 
     # -- objects
 
-    def commit(self, writes: Sequence[CheckedWrite]) -> list[int]:
+    def commit(self, writes: Sequence[CheckedWrite]) -> list[Written]:
         keys = self._keys
         arguments: list[bytes | str | int] = []
         for write in writes:
             expected = "" if write.expected_version is None else write.expected_version
             name = name_of(write.table, write.key)
-            arguments += (write.action, name, write.topic or "", write.value or b"", expected, int(write.with_outbox))
+            arguments += (
+                write.action, name, write.topic or "", write.value or b"", expected, int(write.with_outbox),
+                int(write.if_changed),
+            )  # fmt: skip
         with self._links.link() as link:
             outcome, *found = link.run_script(
                 scripts.COMMIT,
@@ -106,7 +109,7 @@ class RedisDb(DbApi):
                 (link.run, *arguments),
             )  # fmt: skip
         if outcome == b"done":
-            return [int(revision) for revision in found]
+            return [_written(*found[start : start + 4]) for start in range(0, len(found), 4)]
         position, version = found[0] - 1, found[1] if len(found) > 1 else None
         raise refusal_error(writes, position, outcome.decode(), None if version is None else int(version))
 
@@ -242,3 +245,8 @@ class RedisDb(DbApi):
         (seconds, micros), *found = self._links.transaction(("TIME",), *queries)
         entries = [read_entry(*entry) for part in found for entry in part]
         return int(seconds) + int(micros) / 1e6, entries
+
+
+def _written(version: bytes, action: bytes, topic: bytes, left_topic: bytes) -> Written:
+    kind: Action | None = action.decode() or None  # type: ignore[assignment]  # only our script says it
+    return Written(int(version), kind, topic.decode(), left_topic.decode() or None)

@@ -35,23 +35,39 @@ COMMIT = make_script(
     + _HAS_SNAPSHOTS
     + """
 local state, objects, names, deleted, deletions, feed, outbox, snapshots, undo = unpack(KEYS)
-local run, count = ARGV[1], (#ARGV - 1) / 6
-local records, topics = {}, {}
+local run, count = ARGV[1], (#ARGV - 1) / 7
+local records, topics, actions, answer, total = {}, {}, {}, {'done'}, 0
+
+-- Four fields for each write: the version, the action (empty: nothing is written), the topic, the topic that is left.
+local function tell(i, version, action, topic, left)
+    local at = 4 * i - 2
+    answer[at], answer[at + 1], answer[at + 2], answer[at + 3] = version, action, topic, left
+end
 
 for i = 1, count do
-    local at = 6 * i - 4
-    local action, name, expected = ARGV[at], ARGV[at + 1], ARGV[at + 4]
+    local at = 7 * i - 5
+    local action, name, topic, value, expected = unpack(ARGV, at, at + 4)
     local record = redis.call('HGET', objects, name)
     if record then
         local version, length = string.match(record, '^(%d+) (%d+) ')
         local start = #version + #length + 3
         if action == 'create' then return {'exists', i, version} end
         if expected ~= '' and expected ~= version then return {'conflict', i, version} end
-        records[i], topics[i] = record, string.sub(record, start, start + length - 1)
-    elseif action ~= 'create' then
+        local old_topic = string.sub(record, start, start + length - 1)
+        if action == 'put' then action = 'set' end
+        local is_there = (topic == '' or topic == old_topic) and string.sub(record, start + length) == value
+        if is_there and ARGV[at + 6] == '1' then
+            tell(i, version, '', old_topic, '')
+        else
+            records[i], topics[i], actions[i], total = record, old_topic, action, total + 1
+        end
+    elseif action == 'create' or (action == 'put' and expected == '') then
+        actions[i], total = 'create', total + 1
+    else
         return {'missing', i, redis.call('HGET', deleted, name)}
     end
 end
+if total == 0 then return answer end
 
 -- A revision is the server's clock in microseconds, or one more than the last.  There are fewer writes than
 -- microseconds, so it is above all that were given, also above those that this server has lost or that were taken from
@@ -65,10 +81,10 @@ end
 redis.call('HSET', state, 'run', run, 'revision', digits(first - 1))
 
 local is_watched = has_snapshots(snapshots, undo)
-local answer = {'done'}
-for i = 1, count do
-    local at = 6 * i - 4
-    local action, name, topic, value, with_outbox = ARGV[at], ARGV[at + 1], ARGV[at + 2], ARGV[at + 3], ARGV[at + 5]
+
+local function write(i, action)
+    local at = 7 * i - 5
+    local name, topic, value, with_outbox = ARGV[at + 1], ARGV[at + 2], ARGV[at + 3], ARGV[at + 5]
     local old_topic = topics[i]
     local left = ''
     if topic == '' then topic = old_topic
@@ -92,7 +108,11 @@ for i = 1, count do
     redis.call('XADD', feed, revision .. '-0', 'action', action, 'name', name, 'topic', topic, 'left', left,
                'time', now, 'value', value)
     if with_outbox == '1' then redis.call('ZADD', outbox, revision, revision) end
-    answer[i + 1] = revision
+    tell(i, revision, action, topic, left)
+end
+
+for i = 1, count do
+    if actions[i] then write(i, actions[i]) end
 end
 return answer
 """.replace("RUN_STEP", str(RUN_STEP))

@@ -27,7 +27,7 @@ from drivers.sqlite_common.pool import SqlitePool
 from drivers.sqlite_common.writer import GroupCommit, Operation
 from nb_api.core import checks
 from nb_api.core.writes import CheckedWrite, not_found
-from nb_api.db_api import Action, Change, DbApi, DbObject
+from nb_api.db_api import Action, Change, DbApi, DbObject, Written
 from nb_api.errors import DbError, DbUnavailable
 from nb_api.revisions import HistoryCheck, judge, number_of
 from nb_api.writing.outbox_age import OutboxAge
@@ -90,6 +90,9 @@ class SqliteDb(DbApi):
         self._news = threading.Condition()
         self._age = OutboxAge()
 
+    def exists(self) -> bool:
+        return self._path.exists()
+
     def initialize(self) -> None:
         make_file(self._path)
         try:
@@ -107,7 +110,7 @@ class SqliteDb(DbApi):
 
     # -- objects
 
-    def commit(self, writes: Sequence[CheckedWrite]) -> list[int]:
+    def commit(self, writes: Sequence[CheckedWrite]) -> list[Written]:
         return self._write(lambda connection: record(connection, writes, time.time()))
 
     def get(self, table: str, key: str) -> DbObject:
@@ -243,7 +246,8 @@ class SqliteDb(DbApi):
         if not revisions:
             self._check_open()
             return
-        self._write(lambda connection: outbox.mark(connection, revisions))
+        # Not synced: what a power failure takes back is published again.
+        self._writer.write(lambda connection: outbox.mark(connection, revisions), is_durable=False)
 
     # -- inside
 

@@ -11,13 +11,11 @@ import sqlite3
 from collections.abc import Sequence
 
 from drivers.db.sqlite import schema
-from nb_api.core.writes import CheckedWrite, find_refusal, refusal_error
+from nb_api.core.writes import CheckedWrite, find_refusal, plan_write, refusal_error
+from nb_api.db_api import Written
 from nb_api.revisions import next_revisions
 
-_Place = tuple[str | None, str | None]
-"""The topic of an object and, when it has left another one, that."""
-
-_LOOK = "SELECT version, topic, deleted_at FROM objects WHERE table_name = ? AND key = ?"
+_LOOK = "SELECT version, topic, deleted_at, value = ? FROM objects WHERE table_name = ? AND key = ?"
 _PUT = (
     "INSERT INTO objects (table_name, key, topic, version, deleted_at, value) VALUES (?, ?, ?, ?, ?, ?) "
     "ON CONFLICT (table_name, key) DO UPDATE "
@@ -30,32 +28,46 @@ _APPEND = (
 )
 
 
-def record(connection: sqlite3.Connection, writes: Sequence[CheckedWrite], now: float) -> list[int]:
-    """Write objects and feed; returns the revisions.  ``now`` is the time of day.
+def record(connection: sqlite3.Connection, writes: Sequence[CheckedWrite], now: float) -> list[Written]:
+    """Write objects and feed; returns what became of the writes.  ``now`` is the time of day.
 
     Raises what refuses one of the writes, and then has changed nothing; and sqlite3.Error.
     """
+    if any(write.action != "create" for write in writes):
+        return _record_each(connection, writes, now)
     revisions = next_revisions(schema.newest(connection), len(writes))
-    if _create_all(connection, writes, revisions):
-        places: list[_Place] = [(write.topic, None) for write in writes]
-    else:
-        places = [_place(connection, writes, position) for position in range(len(writes))]
-        _put_all(connection, writes, revisions, places, now)
-    rows = [
-        (revision, write.action, write.table, write.key, *place, now if write.with_outbox else None, write.value)
-        for write, revision, place in zip(writes, revisions, places, strict=True)
+    if not _create_all(connection, writes, revisions):
+        return _record_each(connection, writes, now)  # one of them exists: it says which
+    written = [
+        Written(revision, "create", write.topic or "") for write, revision in zip(writes, revisions, strict=True)
     ]
-    if len(rows) == 1:  # `executemany` takes its time to begin
-        connection.execute(_APPEND, rows[0])
-    else:
-        connection.executemany(_APPEND, rows)
-    return revisions
+    _append(connection, writes, written, now)
+    return written
+
+
+def _record_each(connection: sqlite3.Connection, writes: Sequence[CheckedWrite], now: float) -> list[Written]:
+    plans = [_plan(connection, writes, position) for position in range(len(writes))]
+    # Numbers have no gaps here, so what writes nothing gets none.
+    count = sum(plan.action is not None for plan in plans)
+    if not count:
+        return plans
+    revisions = iter(next_revisions(schema.newest(connection), count))
+    written = [plan if plan.action is None else plan._replace(version=next(revisions)) for plan in plans]
+    _execute(
+        connection,
+        _PUT,
+        [
+            (write.table, write.key, one.topic, one.version, now if one.action == "delete" else None, write.value)
+            for write, one in zip(writes, written, strict=True)
+            if one.action is not None
+        ],
+    )
+    _append(connection, writes, written, now)
+    return written
 
 
 def _create_all(connection: sqlite3.Connection, writes: Sequence[CheckedWrite], revisions: Sequence[int]) -> bool:
-    """Create the objects.  False when that is not what is asked for or one of them exists: nothing has changed."""
-    if any(write.action != "create" for write in writes):
-        return False
+    """Create the objects.  False when one of them exists: nothing has changed."""
     rows = [
         (write.table, write.key, write.topic, revision, None, write.value)
         for write, revision in zip(writes, revisions, strict=True)
@@ -70,29 +82,33 @@ def _create_all(connection: sqlite3.Connection, writes: Sequence[CheckedWrite], 
     return is_done
 
 
-def _place(connection: sqlite3.Connection, writes: Sequence[CheckedWrite], position: int) -> _Place:
-    """Where the object that is about to be written will be, and where it leaves.  Raises what refuses the write."""
+def _plan(connection: sqlite3.Connection, writes: Sequence[CheckedWrite], position: int) -> Written:
+    """What the write will do to the object that is there.  Raises what refuses it."""
     write = writes[position]
-    found = connection.execute(_LOOK, (write.table, write.key)).fetchone()
-    version, old_topic, deleted_at = (None, None, None) if found is None else found
-    refusal = find_refusal(write, version, is_alive=found is not None and deleted_at is None)
+    found = connection.execute(_LOOK, (write.value, write.table, write.key)).fetchone()
+    version, old_topic, deleted_at, is_equal = (None, None, None, False) if found is None else found
+    is_alive = found is not None and deleted_at is None
+    refusal = find_refusal(write, version, is_alive=is_alive)
     if refusal is not None:
         raise refusal_error(writes, position, refusal, version)
-    topic = old_topic if write.topic is None else write.topic
-    return topic, old_topic if write.action == "set" and old_topic != topic else None
+    return plan_write(write, version, old_topic, is_alive=is_alive, is_equal=bool(is_equal))
 
 
-def _put_all(
-    connection: sqlite3.Connection,
-    writes: Sequence[CheckedWrite],
-    revisions: Sequence[int],
-    places: Sequence[_Place],
-    now: float,
+def _append(
+    connection: sqlite3.Connection, writes: Sequence[CheckedWrite], written: Sequence[Written], now: float
 ) -> None:
-    connection.executemany(
-        _PUT,
-        [
-            (write.table, write.key, topic, revision, now if write.action == "delete" else None, write.value)
-            for write, revision, (topic, _) in zip(writes, revisions, places, strict=True)
-        ],
-    )
+    """Write the feed, which is the outbox too."""
+    rows = [
+        (one.version, one.action, write.table, write.key, one.topic, one.left_topic,
+         now if write.with_outbox else None, write.value)
+        for write, one in zip(writes, written, strict=True)
+        if one.action is not None
+    ]  # fmt: skip
+    _execute(connection, _APPEND, rows)
+
+
+def _execute(connection: sqlite3.Connection, sql: str, rows: Sequence[tuple[object, ...]]) -> None:
+    if len(rows) == 1:  # `executemany` takes its time to begin
+        connection.execute(sql, rows[0])
+    else:
+        connection.executemany(sql, rows)

@@ -20,7 +20,7 @@ from collections.abc import Callable, Mapping
 import zenoh
 
 from drivers.pubsub.zenoh.config import ZenohSettings
-from drivers.pubsub.zenoh.session import ZenohSession, brief, make_config
+from drivers.pubsub.zenoh.session import STUCK_S, ZenohSession, brief, make_config
 from pubsub_api.driver_kit import Backoff, Tally, join_thread, start_thread
 from pubsub_api.errors import LimitReached
 
@@ -80,8 +80,9 @@ class ZenohConnection:
         self._post(_nothing)
 
     def join(self) -> None:
-        """Wait until the session is closed and the thread has ended.  Takes open_timeout and a close() at most."""
-        join_thread(self._thread)
+        """Wait until the session is closed and the thread has ended.  Takes open_timeout and a close() at most; a
+        thread that Zenoh keeps for longer is given up and logged."""
+        join_thread(self._thread, 2 * STUCK_S + self._settings.common.connect_timeout)
 
     @property
     def is_alive(self) -> bool:

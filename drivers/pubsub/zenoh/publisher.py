@@ -16,10 +16,10 @@ import zenoh
 from drivers.pubsub.zenoh import config
 from drivers.pubsub.zenoh.config import ZenohSettings
 from drivers.pubsub.zenoh.connection import COUNTED, ZenohConnection
-from drivers.pubsub.zenoh.session import PROCESS, ZenohSession, brief, listen
+from drivers.pubsub.zenoh.session import PROCESS, STUCK_S, ZenohSession, brief, listen, within_limit
 from pubsub_api.core.scopes import SCOPES_MAX, group
 from pubsub_api.driver import Connected, Disconnected, PublisherReport
-from pubsub_api.driver_kit import DriverPublisher, GuardedHandler, Tally, start_thread
+from pubsub_api.driver_kit import DriverPublisher, GuardedHandler, Tally, join_thread, start_thread
 from pubsub_api.errors import TransportUnavailable, UsageError
 from pubsub_api.runtime.rare_logging import SeldomLog
 
@@ -111,7 +111,7 @@ class ZenohPublisher(DriverPublisher):
     def _open(self, report: PublisherReport) -> None:
         PROCESS.ends.add(self)
         if self._settings.is_bind_based:
-            session, self._address = listen(self._settings)
+            session, self._address = within_limit(lambda: listen(self._settings), "opening a session")
             try:
                 self._prepare(session)
             except BaseException:
@@ -178,7 +178,7 @@ class ZenohPublisher(DriverPublisher):
             self._router.join()
         if threading.current_thread() not in self._answerers:
             for thread in self._answerers:
-                thread.join()
+                join_thread(thread, STUCK_S)
         self._sender = None  # it holds what was declared, and with it the session's shared memory
         PROCESS.ends.discard(self)
 

@@ -5,24 +5,30 @@ sending, closing, opening a new session, even freeing an object that was declare
 opened a session refuses to work, and never frees what it inherited.
 
 Sessions that are still open when the program ends are closed then.
+
+Zenoh's own threads have been seen to wait for one another for ever while a session was opened or closed, seldom and
+without a way to tell why.  So nothing here waits for that without a limit (`within_limit`).
 """
 
 from __future__ import annotations
 
 import atexit
+import concurrent.futures
 import ctypes
 import errno
 import json
 import logging
 import socket
-from collections.abc import Mapping
+import threading
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol, TypeVar
 
 import zenoh
 
 from drivers.pubsub.zenoh import config as settings_module
 from drivers.pubsub.zenoh.config import SESSIONS_MAX, ZenohSettings, make_address, split_address
-from pubsub_api.errors import AddressInUse, Forked, InvalidConfig
+from pubsub_api.driver_kit import start_thread
+from pubsub_api.errors import AddressInUse, Forked, InvalidConfig, LimitReached, TransportUnavailable
 from pubsub_api.runtime import forking
 
 if not hasattr(zenoh.SessionInfo, "declare_link_events_listener"):
@@ -31,6 +37,11 @@ if not hasattr(zenoh.SessionInfo, "declare_link_events_listener"):
 LOG = logging.getLogger(__name__)
 
 _EPHEMERAL_ATTEMPTS = 20
+
+STUCK_S = 60.0
+"""A call that Zenoh ends by itself within 10 s, and that has not returned for so long, never will."""
+
+_Result = TypeVar("_Result")
 
 
 class _Closable(Protocol):
@@ -42,6 +53,11 @@ class _Declared(Protocol):
 
 
 _Entity = TypeVar("_Entity", bound=_Declared)
+
+
+def never_free(kept: object) -> None:
+    """One reference too many: not even the end of the interpreter frees it."""
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(kept))
 
 
 class ZenohProcess:
@@ -77,8 +93,7 @@ class ZenohProcess:
     def after_fork_in_child(self) -> None:
         self._is_forked = self._is_forked or self._has_opened
         for session in self.sessions:
-            # One reference too many: not even the end of the interpreter may free these objects.
-            ctypes.pythonapi.Py_IncRef(ctypes.py_object(session))
+            never_free(session)
 
     def _on_exit(self) -> None:
         if not self._is_forked:
@@ -87,6 +102,28 @@ class ZenohProcess:
 
 
 PROCESS = ZenohProcess()
+
+
+def within_limit(call: Callable[[], _Result], doing: str) -> _Result:
+    """Return or raise what ``call`` does, on a thread of its own.  Raises TransportUnavailable when it is stuck."""
+    future: concurrent.futures.Future[_Result] = concurrent.futures.Future()
+
+    def run() -> None:
+        try:
+            future.set_result(call())
+        except BaseException as error:  # noqa: BLE001  raised by the caller's thread
+            future.set_exception(error)
+
+    try:
+        start_thread(threading.Thread(target=run, name="zenoh call", daemon=True))
+    except LimitReached:  # also when the interpreter ends
+        return call()
+    try:
+        return future.result(STUCK_S)
+    except concurrent.futures.TimeoutError:
+        raise TransportUnavailable(
+            f"zenoh is stuck {doing}: it did not return for {STUCK_S:g} s. Start this program again"
+        ) from None
 
 
 class ZenohSession:
@@ -109,15 +146,22 @@ class ZenohSession:
         entity.undeclare()
 
     def close(self) -> None:
-        """Flush and close.  Takes milliseconds, or Zenoh's own limit of 10 s when a peer has stopped to read."""
+        """Flush and close.  Takes milliseconds, or Zenoh's own limit of 10 s when a peer has stopped to read.
+
+        A session that is stuck is given up, and never freed, because freeing it would get stuck as well.
+        """
         if PROCESS.is_child:
             return
         try:
-            self.zenoh.close()  # type: ignore[no-untyped-call]
+            within_limit(self.zenoh.close, "closing a session")
+            self._declared.clear()
         except zenoh.ZError as error:
             LOG.warning("a zenoh session was closed by force: %s", brief(error))
+            self._declared.clear()
+        except TransportUnavailable as error:
+            LOG.error("a zenoh session is given up: %s", error)
+            never_free(self)
         PROCESS.sessions.discard(self)
-        self._declared.clear()
 
 
 def make_config(settings: ZenohSettings, mode: str, values: Mapping[str, object]) -> zenoh.Config:

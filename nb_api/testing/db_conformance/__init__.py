@@ -16,8 +16,8 @@ from __future__ import annotations
 import pytest
 
 _PARTS = (
-    "base", "concurrency", "feed", "histories", "lifecycle", "objects", "outbox", "processes", "snapshots",
-    "transactions", "values",
+    "base", "concurrency", "feed", "histories", "lifecycle", "objects", "outbox", "processes", "puts",
+    "snapshots", "transactions", "values",
 )  # fmt: skip
 pytest.register_assert_rewrite(*(f"{__name__}.{part}" for part in _PARTS))
 
@@ -29,6 +29,7 @@ from nb_api.testing.db_conformance.lifecycle import LifecycleConformance  # noqa
 from nb_api.testing.db_conformance.objects import ObjectConformance  # noqa: E402
 from nb_api.testing.db_conformance.outbox import OutboxConformance  # noqa: E402
 from nb_api.testing.db_conformance.processes import ProcessConformance  # noqa: E402
+from nb_api.testing.db_conformance.puts import PutConformance  # noqa: E402
 from nb_api.testing.db_conformance.snapshots import SnapshotConformance  # noqa: E402
 from nb_api.testing.db_conformance.transactions import TransactionConformance  # noqa: E402
 from nb_api.testing.db_conformance.values import ValueConformance  # noqa: E402
@@ -43,6 +44,7 @@ __all__ = [
     "ObjectConformance",
     "OutboxConformance",
     "ProcessConformance",
+    "PutConformance",
     "SnapshotConformance",
     "TransactionConformance",
     "ValueConformance",
@@ -51,6 +53,7 @@ __all__ = [
 
 class DbConformance(
     ObjectConformance,
+    PutConformance,
     ValueConformance,
     TransactionConformance,
     SnapshotConformance,

@@ -9,6 +9,8 @@ from collections.abc import Callable
 import pytest
 
 from nb_api.db_api import DbApi, Write
+from nb_api.errors import DbNotFound
+from nb_api.loading import build_db, open_db
 from nb_api.testing.db_conformance.base import DbConformanceBase, NewUrl
 from nb_api.testing.replay import stored
 from pubsub_api.errors import Closed
@@ -32,6 +34,17 @@ CALLS: dict[str, Callable[[DbApi], object]] = {
 
 
 class LifecycleConformance(DbConformanceBase):
+    def test_asking_whether_it_exists_makes_nothing(self, db_url: str) -> None:
+        with contextlib.closing(build_db(db_url)) as db:
+            is_made_by_initialize = not db.exists()
+            if is_made_by_initialize:
+                with pytest.raises(DbNotFound):
+                    open_db(db_url, must_exist=True)
+            assert db.exists() is not is_made_by_initialize
+        with contextlib.closing(self.open_db(db_url)) as db:
+            assert db.exists()
+        open_db(db_url, must_exist=True).close()
+
     def test_initialize_again_changes_nothing(self, db: DbApi) -> None:
         db.create("t", "k", 1, topic="t")
         before = stored(db)

@@ -230,6 +230,8 @@ class StreamStarts:
         elif stream is not None and stream.is_anchored:
             self._raise_head(stream, head, stamp, now, is_shown=True)
         elif stream is not None:
+            if stream.deadline and stamp == NO_STAMP and not is_final:
+                return  # a cache was faster than the publisher, which has some time to prove that nothing is missing
             self._anchor(stream, head, stamp, now)
             self._stay_unknown(stream, now)
         elif self.joined.match(topic) and (self.knows_starts(publisher) or not head):
@@ -239,6 +241,8 @@ class StreamStarts:
         elif self._roster.is_full:
             # Only what is heard may push others out; a stream that lives will be.
             publisher.has_evicted = True
+        elif stamp == NO_STAMP and not is_final and self.joined.match(topic):
+            self.open_stream(publisher, topic, head, now)
         else:
             stream = self._roster.add_stream(publisher, topic, head + 1, is_anchored=False)
             self._anchor(stream, head, stamp, now)

@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
-from nb_api.db_api import DbApi
+from nb_api.db_api import DbApi, Write
 from nb_api.errors import DbUnavailable, RevisionTooOld, RevisionUnknown
 from nb_api.loading import open_db
 from nb_api.revisions import NONCE_BITS, HistoryCheck
-from nb_api.testing.replay import WAIT_S, stored
+from nb_api.testing.replay import WAIT_S, follow, stored
 from pubsub_api.errors import Closed, InvalidConfig, LimitReached
 from tests.helpers.db_faults import ServerInTrouble, opened
 from tests.helpers.servers_db import EtcdServer
@@ -121,6 +121,59 @@ class TestCompactionByOthers:
                 list(objects)
 
 
+class TestFollower:
+    def test_a_follower_reads_nothing_but_its_watch(self, server: EtcdServer, url: str, db: DbApi) -> None:
+        """A read now and then is for a watch that was silent, as it seems to be when the machine stands still."""
+        with opened(url) as other:
+            position = other.create("t", "k", 0, topic="t")
+            assert db.wait(position, timeout_s=0.2) is False
+            before = ranges(server)
+            for number in range(100):
+                written = other.create("t", f"k{number}", number, topic="t")
+                assert db.wait(position, timeout_s=WAIT_S) is True
+                [change] = db.changes(position)
+                assert (change.revision, change.key, change.value) == (written, f"k{number}", number)
+                position = written
+            assert ranges(server) - before < 200  # the transactions compare one key each
+
+    def test_what_is_written_after_a_wait_is_not_hidden_by_it(self, db: DbApi, url: str) -> None:
+        """The first reading answers with what the wait has heard, the next one with what there is."""
+        first = db.create("t", "k", 0, topic="t")
+        with opened(url) as other, ThreadPoolExecutor(1) as pool:
+            waiting = pool.submit(db.wait, first, timeout_s=WAIT_S)
+            second = other.set("t", "k", 1)
+            assert waiting.result(WAIT_S) is True
+            third = other.set("t", "k", 2)
+            assert [change.revision for change in db.changes(first)] == [second, third]  # of another thread
+            assert db.wait(first, timeout_s=WAIT_S) is True
+            fourth = other.set("t", "k", 3)
+            seen = [change.revision for change in db.changes(first)]
+            seen += [change.revision for change in db.changes(seen[-1])]
+            assert seen == [second, third, fourth]
+
+    def test_transactions_and_limits(self, db: DbApi, url: str) -> None:
+        first = db.create("t", "k", 0, topic="t")
+        assert db.wait(first, timeout_s=0.2) is False
+        with opened(url) as other:
+            versions = other.apply([Write("create", "t", f"k{number}", number, "t") for number in range(30)])
+        seen = follow(db, lambda seen: len(seen) == 30, after=first, limit=7)
+        assert [change.revision for change in seen] == versions
+
+    def test_keys_that_somebody_deletes_end_the_watch(self, server: EtcdServer, url: str, db: DbApi) -> None:
+        first = db.create("t", "k", 0, topic="t")
+        assert db.wait(first, timeout_s=0.2) is False
+        everything = base64.b64encode(b"\0").decode()
+        ask(server, "kv/deleterange", key=everything, range_end=everything)
+        with pytest.raises(RevisionUnknown):
+            wait_until(lambda: db.wait(first, timeout_s=1.0), WAIT_S, "the loss to be told")
+
+
+def ranges(server: EtcdServer) -> int:
+    """How often something was read."""
+    lines = read(f"http://127.0.0.1:{server.port}/metrics").decode().splitlines()
+    return int(float(next(line for line in lines if line.startswith("etcd_mvcc_range_total ")).split()[1]))
+
+
 class TestLimits:
     def test_a_request_that_etcd_finds_too_large_is_a_typed_error(self, url: str) -> None:
         with opened(url, value_bytes_max=8 * 1024 * 1024) as db:
@@ -153,7 +206,17 @@ class TestLimits:
                 list(objects)
 
     @pytest.mark.parametrize(
-        "rest", ["user:secret@127.0.0.1:1/x", "127.0.0.1:1/x?a=b", "127.0.0.1:1/a/b", "127.0.0.1:1/a%20b"]
+        "rest",
+        [
+            "user:secret@127.0.0.1:1/x?a=b",
+            ":secret@127.0.0.1:1/x",
+            "user@127.0.0.1:1/x",
+            "127.0.0.1:1/a/b",
+            "127.0.0.1:1/a%20b",
+            "127.0.0.1:1,127.0.0.1:nonsense/x",
+            "127.0.0.1:1,127.0.0.1:1/x",
+            "127.0.0.1:1,/x",
+        ],
     )
     def test_a_url_with_more_than_is_understood_is_refused(self, rest: str) -> None:
         with pytest.raises(InvalidConfig) as refused:

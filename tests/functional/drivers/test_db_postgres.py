@@ -22,7 +22,7 @@ from tests.helpers.servers_db import PostgresServer
 from tests.helpers.waiting import wait_until
 
 Client = psycopg.Connection[tuple[object, ...]]
-CHANGE = "SELECT found_version FROM heliograph.change('create', 't', %s, 't', '\\x01', NULL, true)"
+CHANGE = "SELECT r_version FROM heliograph.write('create', 't', %s, 't', '\\x01', NULL, true, false, false)"
 
 
 @pytest.fixture(scope="module")

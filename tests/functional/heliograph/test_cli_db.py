@@ -43,7 +43,7 @@ def run(url: str, capsys: pytest.CaptureFixture[str]) -> Run:
 def test_an_object_is_created_changed_listed_and_deleted(run: Run) -> None:
     created = run("db", "create", "port", "p1", '{"up": false}', "--topic", "tenant-7")[0]
     version = created["version"]
-    assert created == {"table": "port", "key": "p1", "version": version}
+    assert created == {"table": "port", "key": "p1", "version": version, "result": "created"}
     changed = run("db", "set", "port", "p1", '{"up": true}', "--expected-version", str(version))[0]["version"]
     assert changed > version
     found = {"table": "port", "key": "p1", "topic": "tenant-7", "version": changed, "value": {"up": True}}
@@ -59,6 +59,7 @@ def test_an_object_is_created_changed_listed_and_deleted(run: Run) -> None:
 
 
 def test_a_database_that_nobody_ever_wrote_to_is_told(run: Run, url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    open_db(url).close()
     assert main(["db", "list", "--db", url]) == exits.OK
     assert capsys.readouterr().err == "heliograph db: nothing was ever written to this database\n"
     run("db", "create", "port", "p1", "1", "--topic", "tenant-7")
@@ -94,7 +95,9 @@ def test_lines_for_people(url: str, capsys: pytest.CaptureFixture[str]) -> None:
         f'{second} set port/p1 b (from a) {{"up":true}}',
         f'created port/p1 v{second} b {{"up":true}}',
     ]
-    assert any("callback_errors" in line for line in lines)
+    assert any("news.created" in line for line in lines)
+    assert not any("callback_errors" in line for line in lines)  # it is 0
+    assert lines[-1].endswith("counters more: 0 or empty")
 
 
 def test_a_controller_prints_what_is_there_and_what_changes(run: Run, url: str) -> None:
@@ -139,7 +142,7 @@ def test_a_controller_resyncs_from_a_snapshot(run: Run, tmp_path: pathlib.Path) 
     run("db", "create", "port", "p1", "1", "--topic", "tenant-7")
     snapshot = str(tmp_path / "snapshots" / "1")
     assert run("db", "snapshot", snapshot)[0]["objects"] == 1
-    run("db", "snapshot", snapshot, code=exits.ENVIRONMENT)  # complete already
+    run("db", "snapshot", snapshot, code=exits.USAGE)  # complete already
     run("db", "set", "port", "p1", "2")
     source = ["--resync-source", "snapshot", "--snapshot-directory", str(tmp_path / "snapshots")]
     shown = run("controller", "--count", "2", "--timeout", str(WAIT_S), "--statistics", *source)
@@ -153,12 +156,14 @@ def test_a_controller_resyncs_from_a_snapshot(run: Run, tmp_path: pathlib.Path) 
 
 
 def test_a_controller_that_reaches_nothing_says_so(run: Run, tmp_path: pathlib.Path) -> None:
+    run("db", "create", "port", "p1", "1", "--topic", "t")
     bus = f"redis://127.0.0.1:{free_port()}/0"
     run("controller", "--bus", bus, "--timeout", "0.3", code=exits.ENVIRONMENT)
 
 
 def test_a_controller_that_sees_too_little_says_so(url: str) -> None:
     """When the time is too short for the first copy, on a machine that stands still, that is what it says instead."""
+    open_db(url).close()
     for timeout_s in ("0.3", "3", "30"):
         code = main(["controller", "--count", "1", "--timeout", timeout_s, "--db", url])
         if code != exits.ENVIRONMENT:

@@ -70,7 +70,15 @@ def test_the_service_from_its_start_to_its_end(redis_server: RedisServer, tmp_pa
             maker.process.send_signal(signal.SIGTERM)
             assert maker.wait() == exits.OK
         assert [one["published"] for one in found] == [0, 0]
-        assert run("durability", "delete", "a/#", *where).process.returncode == exits.OK
+        refused = run("durability", "delete", "a/#", *where)
+        assert refused.process.returncode == exits.USAGE
+        assert "would delete the history of a/#, 1 samples now, in all services" in refused.errors
+        (shown_only,) = [
+            json.loads(line) for line in run("durability", "delete", "a/#", "--dry-run", "--json", *where).out
+        ]
+        assert shown_only["dry_run"]
+        assert len(run("durability", "history", "a/#", *where).out) == 1
+        assert run("durability", "delete", "a/#", "--yes", *where).process.returncode == exits.OK
         assert run("durability", "history", "a/#", *where).out == []
         service.process.send_signal(signal.SIGTERM)
         assert service.wait() == exits.OK

@@ -14,13 +14,14 @@ import pytest
 
 from nb_api import LocalCache, NbApi
 from pubsub_api import Event
-from tests.helpers.nb_nodes import ControllerNode, WriterNode, rows_of
+from tests.helpers.nb_nodes import TABLES, ControllerNode, MortalWriters, WriterNode, rows_of
 from tests.helpers.nb_tools import PATIENT_DB, open_nb, sqlite_url
 from tests.helpers.servers import RedisServer
 from tests.helpers.waiting import wait_until
 
 WAIT_S = 60.0
 KILLS = 3
+MORTALS = 6
 
 
 @pytest.fixture
@@ -69,6 +70,28 @@ def test_a_writer_killed_between_commit_and_publication_loses_nothing(
             change.revision for change in nb.db.changes(first, limit=100_000) if change.table.startswith("heliograph")
         }
         wait_until(lambda: set(published) >= expected - own, WAIT_S, "every change to be told")
+
+
+def test_writers_killed_between_commit_and_direct_publication_lose_nothing(
+    nb: NbApi, bus: str, tmp_path: pathlib.Path
+) -> None:
+    told: set[int] = set()
+    assert nb.session is not None
+    with (
+        nb.session.subscriber(["#"], lambda event: told.add(event.version)) as listener,
+        LocalCache(nb, tables=TABLES) as cache,
+        MortalWriters(sqlite_url(tmp_path), bus, seed=2) as writers,
+    ):
+        listener.wait_ready(timeout_s=WAIT_S)
+        cache.wait_synced(timeout_s=WAIT_S)
+        first = nb.db.revision()
+        for _ in range(MORTALS):
+            writers.die()
+        wait_until(lambda: nb.db.unpublished() == [], WAIT_S, "the outbox to be swept")
+        changes = [change for change in nb.db.changes(first, limit=100_000) if change.table in TABLES]
+        wait_until(lambda: told >= {change.revision for change in changes}, WAIT_S, "every change to be told")
+        wait_until(lambda: rows_of(cache) == rows_of(nb), WAIT_S, "the cache to equal the database")
+        assert nb.statistics().sweeper.swept >= MORTALS  # each has left at least one
 
 
 def test_without_a_kill_nothing_is_published_twice(bus: str, tmp_path: pathlib.Path) -> None:

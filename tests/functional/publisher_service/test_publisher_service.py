@@ -21,7 +21,7 @@ from collections.abc import Iterator
 import pytest
 
 import pubsub_api
-from heliograph.main import build_parser
+from heliograph.parsing import build_parser
 from publisher_service import health, ownership, runner
 from publisher_service.core import messages
 from publisher_service.core.messages import Ack, MessageReader, RefusalMessage, Welcome, WorkerBatch, WorkerHello

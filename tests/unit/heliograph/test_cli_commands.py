@@ -12,7 +12,8 @@ import pytest
 
 import heliograph
 from heliograph import exits, main
-from heliograph.commands import drivers, simulate
+from heliograph.commands.bus import drivers
+from heliograph.commands.trials import simulate
 from heliograph.progress import Progress
 from pubsub_api import loading
 from pubsub_api.errors import DriverDependencyMissing, DriverError
@@ -259,7 +260,7 @@ def test_a_broken_driver_is_listed_with_its_problem(
 def test_a_line_without_end_is_refused_as_such(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("heliograph.commands.publish.LINE_CHARACTERS_MAX", 40)
+    monkeypatch.setattr("heliograph.commands.bus.publish.LINE_CHARACTERS_MAX", 40)
     monkeypatch.setattr(sys, "stdin", io.StringIO('{"topic": "t", "table": "port", "key": "' + "k" * 40))
     assert main.main(["publish", "--stdin", "--url", "memory://endless"]) == exits.USAGE
     assert "line 1 of the input: longer than 40 characters" in capsys.readouterr().err

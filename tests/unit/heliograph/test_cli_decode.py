@@ -75,7 +75,7 @@ def test_concatenated_frames_come_out_one_by_one(tmp_path: pathlib.Path, capsys:
     assert [it["offset"] for it in decoded] == [sum(sizes[:number]) for number in range(len(sizes))]
     assert decoded[0]["events"][1] == {
         "table": "port", "key": "p1", "action": "set", "value": {"b": {"bytes": "00"}}, "version": 2,
-        "timestamp": STAMP,
+        "timestamp": str(STAMP),
     }  # fmt: skip
     assert decoded[1]["flags"] == ["START"]
     assert decoded[1]["body"] == {"name": "h", "predecessor": {"bytes": GUID.hex()}, "heads": {"a": 3}}

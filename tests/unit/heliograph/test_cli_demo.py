@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from heliograph import exits, main
-from heliograph.commands import demo
+from heliograph import exits, main, parsing
+from heliograph.commands.trials import demo
 from heliograph.demo import processes, steps
 from pubsub_api import loading
 from pubsub_api.errors import DriverDependencyMissing
@@ -37,7 +37,7 @@ def test_without_pyzmq_it_goes_on_in_memory_and_says_so(
         return load(name)
 
     monkeypatch.setattr(loading, "load_driver", load_without_zmq)
-    plan = demo.make_plan(main.build_parser().parse_args(["demo"]))
+    plan = demo.make_plan(parsing.build_parser().parse_args(["demo"]))
     assert (plan.driver, plan.in_threads, plan.url) == ("memory", True, demo.MEMORY_URL)
     assert "needs the Python library 'zmq'; the demonstration goes on" in capsys.readouterr().err
     assert main.main(["demo", "--url", "zmq://127.0.0.1:0"]) == exits.ENVIRONMENT
@@ -47,7 +47,7 @@ def test_without_pyzmq_it_goes_on_in_memory_and_says_so(
     ("driver", "url"), [("zmq", "zmq://127.0.0.1:0"), ("zenoh", "zenoh://127.0.0.1:0"), ("redis", "redis://127.0.0.1")]
 )
 def test_every_driver_has_a_home_on_this_machine(driver: str, url: str) -> None:
-    plan = demo.make_plan(main.build_parser().parse_args(["demo", "--driver", driver]))
+    plan = demo.make_plan(parsing.build_parser().parse_args(["demo", "--driver", driver]))
     assert plan.url == url
     assert not plan.in_threads
 

@@ -13,6 +13,7 @@ import pytest
 
 import nb_api.api
 import nb_api.cache.local_cache
+import nb_api.controller.statistics
 import nb_api.coordination.discovery
 import nb_api.coordination.election
 import pubsub_api.publishing.multiproc
@@ -146,6 +147,7 @@ def _fields(statistics: type, prefix: str = "") -> Iterator[str]:
     [
         nb_api.api.NbStatistics,
         nb_api.cache.local_cache.LocalCacheStatistics,
+        nb_api.controller.statistics.ControllerStatistics,
         nb_api.coordination.election.ElectionStatistics,
         nb_api.coordination.discovery.RegistrationStatistics,
         nb_api.coordination.discovery.DirectoryStatistics,

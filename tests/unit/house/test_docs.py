@@ -31,9 +31,9 @@ import nb_api.errors
 import nb_api.loading
 import pubsub_api
 from bench import cli as bench_cli
-from heliograph import main as command
+from heliograph import parsing as command
 from heliograph import wire_reader
-from heliograph.commands import drivers
+from heliograph.commands.bus import drivers
 from pubsub_api import cache_node, config, loading
 from pubsub_api.core import frame as frames
 from pubsub_api.core import messages

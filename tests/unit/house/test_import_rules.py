@@ -48,6 +48,7 @@ LAYERS = {
         f"{package}.core": Layer((*_PURE, f"{package}.core", f"{package}.errors"))
         for package in ("nb_api", "durable_log", "publisher_service", "spark_pipeline")
     },
+    "nb_api.controller.core": Layer((*_PURE, "nb_api.core", "nb_api.errors", "nb_api.controller.core")),
     "drivers.pubsub.longpoll.core": Layer((*_PURE, "drivers.pubsub.longpoll.core"), denied=()),
     "pubsub_api.testing": Layer(("pubsub_api",)),
     # Shipped for tests and simulations; the bus itself must not need it.

@@ -158,6 +158,60 @@ def test_a_lone_event_is_written_and_others_wait_for_the_occasion() -> None:
     assert core.add("a", b"3"), "nothing is under way"
 
 
+def test_in_a_flood_what_has_collected_waits_until_nothing_is_under_way() -> None:
+    core = worker_in(worker_side.WorkerState.OPEN)
+    for _ in range(2):
+        core.add("a", b"full")
+        assert core.next_message() is not None
+    core.add("a", b"rest")
+    core.receive(payload(Ack(1)))
+    assert core.next_message(is_urgent=False) is None, "batch 2 is under way"
+    core.receive(payload(Ack(2)))
+    assert core.next_message(is_urgent=False) == messages.pack(WorkerBatch(3, [("a", [b"rest"])]))
+    core.add("a", b"flushed")
+    assert core.next_message() == messages.pack(WorkerBatch(4, [("a", [b"flushed"])])), "somebody waits for it"
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_events_that_are_appended_the_quick_way_make_the_same_batches(seed: int) -> None:
+    dice = random.Random(seed)
+    limits = {"window_events_max": 40, "window_bytes_max": 500, "batch_events_max": 7, "batch_bytes_max": 90}
+    plain, quick = make_worker(**limits), make_worker(**limits)
+    for core in (plain, quick):
+        core.connected()
+        core.receive(payload(Welcome(0, SERVICE, 1000)))
+    sent, appended, acknowledged = 0, 0, 0
+    for _ in range(300):
+        if not plain.is_full:
+            topic, encoded = dice.choice("ab"), b"x" * dice.randrange(1, 40)
+            is_due = plain.add(topic, encoded)
+            is_quick = (
+                quick.position + 1 < quick.quick_position and quick.window_bytes + len(encoded) < quick.quick_bytes
+            )
+            if is_quick and topic in quick.open:
+                assert not is_due, "nobody has to write now"
+                quick.open[topic].append(encoded)
+                quick.position += 1
+                quick.window_bytes += len(encoded)
+                appended += 1
+            else:
+                assert quick.add(topic, encoded) == is_due
+        if dice.random() < 0.2:
+            message = plain.next_message()
+            assert quick.next_message() == message
+            sent += message is not None
+        if sent > acknowledged and dice.random() < 0.2:
+            acknowledged += 1
+            for core in (plain, quick):
+                core.receive(payload(Ack(acknowledged)))
+        assert (quick.position, quick.window_bytes, quick.is_full) == (
+            plain.position,
+            plain.window_bytes,
+            plain.is_full,
+        )
+    assert appended > 20
+
+
 def test_the_window_is_bounded_in_events_and_in_bytes() -> None:
     core = make_worker(window_events_max=2, window_bytes_max=100)
     core.add("a", b"1")

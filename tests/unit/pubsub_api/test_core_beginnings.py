@@ -213,6 +213,52 @@ def test_who_is_older_than_the_newest_filter_is_not_repaired_under_it() -> None:
     assert rig.numbers("b") == [4]
 
 
+def test_a_cache_that_answers_first_does_not_speak_for_a_young_publisher() -> None:
+    """A cache cannot tell how old the publisher is, and its answer must not turn into a resync."""
+    rig = Rig()
+    cache = rig.cache()
+    rig.join()
+    rig.run(1)
+    publisher = rig.publisher("late", is_heard=False, is_asked=False)
+    for frame in rig.publish(publisher, "a", 7):
+        cache.store(header_of(frame), frame, rig.now)
+    rig.deliver(*rig.publish(publisher, "a"))
+    rig.run(READY_S / 8)
+    rig.responders.append(lambda query: publisher.answer(query, rig.stamp, rig.now))
+    rig.run(3)
+    assert rig.reasons == ["initial"]
+    assert rig.numbers("a") == list(range(1, 9))
+
+
+def test_a_stream_that_only_a_cache_tells_of_waits_for_its_publisher() -> None:
+    """The publisher started after the join and is not reached yet; a periodic question reaches a cache that has it."""
+    rig = Rig(settings=dataclasses.replace(SUBSCRIBER, query_interval_s=1.5))
+    cache = rig.cache()
+    rig.join()
+    rig.run(1)
+    publisher = rig.publisher("late", is_heard=False, is_asked=False)
+    for frame in rig.publish(publisher, "a", 7):
+        cache.store(header_of(frame), frame, rig.now)
+    rig.run(0.6)
+    rig.responders.append(lambda query: publisher.answer(query, rig.stamp, rig.now))
+    rig.run(3)
+    assert rig.reasons == ["initial"]
+    assert rig.numbers("a") == list(range(1, 8))
+
+
+def test_a_cache_alone_does_not_keep_a_stream_from_its_resync() -> None:
+    rig = Rig()
+    cache = rig.cache()
+    rig.join()
+    rig.run(1)
+    publisher = rig.publisher("late", is_heard=False, is_asked=False)
+    for frame in rig.publish(publisher, "a", 7):
+        cache.store(header_of(frame), frame, rig.now)
+    rig.deliver(*rig.publish(publisher, "a"))
+    rig.run(READY_S + 1)
+    assert rig.reasons == ["initial", "unknown stream"]
+
+
 def test_the_question_of_a_stream_met_in_mid_flow_is_asked_again() -> None:
     rig = Losing()
     rig.join()

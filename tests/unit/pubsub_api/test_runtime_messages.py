@@ -20,6 +20,36 @@ def test_messages_come_out_as_they_went_in(step: int, signature: bytes) -> None:
     assert splitter.waiting_bytes == 0
 
 
+@pytest.mark.parametrize("step", [1, 2, 3, 5, 64, 10_000])
+def test_views_of_a_buffer_that_is_used_again_are_good_until_then(step: int) -> None:
+    stream = b"".join(map(pack, MESSAGES * 2))
+    splitter = Splitter(100, OversizedFrame)
+    buffer = bytearray(step)
+    got = []
+    for at in range(0, len(stream), step):
+        part = stream[at : at + step]
+        buffer[: len(part)] = part
+        got += [bytes(one) for one in splitter.feed(memoryview(buffer)[: len(part)])]
+        buffer[:] = b"\xff" * step
+    assert got == MESSAGES * 2
+    assert splitter.waiting_bytes == 0
+
+
+def test_whole_messages_of_a_view_are_not_copied() -> None:
+    buffer = bytearray(pack(b"one") + pack(b"two") + pack(b"three")[:-1])
+    found = list(Splitter(100, OversizedFrame).feed(memoryview(buffer)))
+    assert [type(one) for one in found] == [memoryview, memoryview]
+    assert all(one.obj is buffer for one in found if isinstance(one, memoryview))
+
+
+def test_a_length_that_came_in_pieces_is_refused_as_well() -> None:
+    splitter = Splitter(100, OversizedFrame)
+    assert list(splitter.feed(b"\0\0")) == []
+    with pytest.raises(OversizedFrame, match="a message of 257 bytes"):
+        list(splitter.feed(b"\1\1x"))
+    assert splitter.waiting_bytes == 0
+
+
 def test_an_incomplete_message_waits() -> None:
     splitter = Splitter(100, OversizedFrame)
     assert list(splitter.feed(pack(b"one") + pack(b"two")[:-1])) == [b"one"]

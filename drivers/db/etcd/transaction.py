@@ -1,0 +1,126 @@
+"""One attempt to commit: a transaction of etcd that is right if the objects are as they are believed to be.
+
+`drivers.db.etcd` tells what a transaction puts.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from drivers.db.etcd.http import KeyValue
+from drivers.db.etcd.keys import EtcdHead, EtcdKeys, EtcdRecord, WaitingWrite, place_of
+from nb_api.core.writes import CheckedWrite, find_refusal, plan_write, refusal_error
+from nb_api.db_api import Written
+from nb_api.revisions import new_nonce
+
+decode_record = msgspec.msgpack.Decoder(EtcdRecord).decode
+_encode = msgspec.msgpack.Encoder().encode
+
+
+class CommitAttempt:
+    """``found``: the keys of the objects as they are believed to be, None for one that is not there."""
+
+    def __init__(
+        self,
+        keys: EtcdKeys,
+        writes: Sequence[CheckedWrite],
+        names: Sequence[bytes],
+        found: Sequence[KeyValue | None],
+        now: float,
+    ) -> None:
+        """``now``: the time by etcd's clock.  Raises what refuses a write."""
+        self._keys = keys
+        self._writes = writes
+        self._names = names
+        self._found = found
+        self._plans = [_plan(writes, position, kv) for position, kv in enumerate(found)]
+        self._written = [position for position, plan in enumerate(self._plans) if plan.action is not None]
+        self._nonce = new_nonce()
+        self._records: dict[int, EtcdRecord] = {}
+        """By the position of the write; those that write something."""
+        for place, position in enumerate(self._written):
+            plan = self._plans[position]
+            assert plan.action is not None
+            self._records[position] = EtcdRecord(
+                plan.action, plan.topic, plan.left_topic, writes[position].value, now,
+                place_of(place, len(self._written), self._nonce),
+            )  # fmt: skip
+        self._encoded = {position: _encode(record) for position, record in self._records.items()}
+
+    @property
+    def writes_nothing(self) -> bool:
+        """All objects are so already."""
+        return not self._written
+
+    def request(self, *, compares_values: bool) -> dict[str, Any]:
+        """What etcd is asked to do.  If the objects are otherwise, it does nothing and answers with what they are."""
+        compare: list[dict[str, Any]] = []
+        for name, kv in zip(self._names, self._found, strict=True):
+            compare.append(
+                {"key": name, "target": "MOD", "result": "EQUAL", "mod_revision": kv.mod_revision if kv else 0}
+            )
+            if compares_values and kv is not None:
+                compare.append({"key": name, "target": "VALUE", "result": "EQUAL", "value": kv.value})
+        operations = [{"request_put": {"key": key, "value": value}} for key, value in self._puts()]
+        revived = [position for position in self._written if self._is_revived(position)]
+        operations += [
+            {"request_delete_range": {"key": self._keys.tombstone(self._names[position])}} for position in revived
+        ]
+        return {"compare": compare, "success": operations, "failure": ranges(self._names)}
+
+    def _puts(self) -> list[tuple[bytes, bytes]]:
+        if not self._written:
+            return []
+        keys = self._keys
+        head = EtcdHead([self._names[position] for position in self._written], self._nonce)
+        puts = [(keys.head, _encode(head))]
+        if len(self._written) > 1:
+            puts.append((keys.size(len(self._written)), b""))
+        for position, record in self._records.items():
+            write, name = self._writes[position], self._names[position]
+            puts.append((name, self._encoded[position]))
+            if write.with_outbox:
+                entry = WaitingWrite(write.table, write.key, record)
+                puts.append((keys.outbox_entry(os.urandom(16), record.place), _encode(entry)))
+            if record.action == "delete":
+                puts.append((keys.tombstone(name), b""))
+        return puts
+
+    def _is_revived(self, position: int) -> bool:
+        return self._records[position].action == "create" and self._found[position] is not None
+
+    def outcome(self, store_revision: int) -> list[Written]:
+        """What became of the writes, when etcd has done it under that number."""
+        return [
+            plan if plan.action is None else plan._replace(version=self._records[position].revision(store_revision))
+            for position, plan in enumerate(self._plans)
+        ]
+
+    def left_behind(self, store_revision: int) -> list[KeyValue]:
+        """The keys of the objects as they are then, those that were written."""
+        return [
+            KeyValue(self._names[position], store_revision, value=encoded)
+            for position, encoded in self._encoded.items()
+        ]
+
+
+def _plan(writes: Sequence[CheckedWrite], position: int, kv: KeyValue | None) -> Written:
+    """Raises what refuses the write."""
+    write = writes[position]
+    before = decode_record(kv.value) if kv else None
+    version = before.revision(kv.mod_revision) if kv and before else None
+    is_alive = before is not None and before.value is not None
+    refusal = find_refusal(write, version, is_alive=is_alive)
+    if refusal is not None:
+        raise refusal_error(writes, position, refusal, version)
+    is_equal = before is not None and before.value == write.value
+    return plan_write(write, version, before.topic if before else None, is_alive=is_alive, is_equal=is_equal)
+
+
+def ranges(names: Sequence[bytes]) -> list[dict[str, Any]]:
+    """Operations that read these keys."""
+    return [{"request_range": {"key": name}} for name in names]

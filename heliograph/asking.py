@@ -1,0 +1,30 @@
+"""Before something that cannot be undone: say what it is, and ask."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from heliograph.output import Output, note, printable
+
+
+def may_go_on(args: argparse.Namespace, output: Output, what: str) -> bool:
+    """Whether to do ``what``, which begins with a verb.  ``--yes`` says so; with ``--dry-run`` it is only told.
+
+    Without a terminal nobody can be asked.  Raises UsageError then.
+    """
+    if args.dry_run:
+        output.result({"dry_run": True, "would": what}, f"would {what}")
+        return False
+    if args.yes:
+        return True
+    if not (sys.stdin and sys.stdin.isatty()):
+        from pubsub_api.errors import UsageError
+
+        raise UsageError(f"this would {what}, and nobody can be asked: give --yes, or --dry-run to see it only")
+    sys.stderr.write(f"This will {printable(what)}. It cannot be undone. Go on? [y/N] ")
+    sys.stderr.flush()
+    if sys.stdin.readline().strip().lower() in ("y", "yes"):
+        return True
+    note("nothing was done")
+    return False

@@ -1,0 +1,1 @@
+"""Commands that send, receive and show events, and list the drivers that carry them."""

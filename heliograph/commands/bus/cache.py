@@ -1,0 +1,86 @@
+"""``heliograph cache``: a reliability cache that stands alone."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from heliograph import exits, options
+from heliograph.output import Output
+from heliograph.reporting import add_report, report_until_end
+from pubsub_api.errors import NotSupported, UsageError
+
+if TYPE_CHECKING:
+    from pubsub_api.cache_node import FrameStore
+
+DESCRIPTION = """\
+Listen to publishers, keep their frames, and answer subscribers that miss some.
+
+Run one near subscribers, so that repair does not travel to the publisher, or for publishers that have no memory to
+spare (with_cache = false).  How much it keeps is set by [pubsub] history, cache_bytes_max and cache_age_max.
+
+Where a broker or a router stands between, --bus is that of the broker and nothing else is needed.  With zmq and other
+bind-based drivers, --bus is where this cache listens, subscribers add it to the publishers they listen to, and
+--listen names the publishers.
+
+With --log it also answers from a durable log, for ranges far older than its memory; `heliograph log record` fills one.
+
+It runs until it is interrupted, which is its normal end: the exit code is 0.
+"""
+EXAMPLES = """\
+  heliograph cache --topics '#' --bus redis://127.0.0.1:6379/0
+  heliograph cache --topics 'tenant-7/#' --bus zmq://127.0.0.1:8870 --listen tcp://127.0.0.1:8866
+  heliograph cache --topics '#' --bus redis://127.0.0.1:6379/0 --log sqlite:///var/lib/heliograph/log.db
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--topics", metavar="FILTER", nargs="+", required=True, help="topics to keep, as in 'tenant-7/#'"
+    )
+    parser.add_argument(
+        "--listen", metavar="ADDRESS", action="append", default=[],
+        help="a publisher to listen to; may be repeated (default: those of the configuration)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--log", metavar="URL", help="a durable log to look into for what is not in memory; also HELIOGRAPH_LOG"
+    )
+    parser.add_argument("--name", default="", help="the cache's name in logs (default: host and program)")
+    add_report(parser)
+    options.add_session(parser)
+    options.add_json(parser, 'JSON lines: {"address": ...} when it serves, then the counters')
+
+
+def run(args: argparse.Namespace, output: Output) -> int:
+    """Raises AddressInUse, NotSupported, UsageError."""
+    with options.open_session(args) as session:
+        if not session.capabilities.queries:
+            raise NotSupported("this driver has no queries, so nobody could ask the cache")
+        if session.capabilities.bind_based and args.bus and not args.listen:
+            raise UsageError(
+                "on a bind-based driver --bus is the cache's own address: name the publishers with --listen"
+            )
+        with (
+            _store(args.log) as store,
+            session.cache(args.topics, name=args.name, addresses=args.listen or None, store=store) as cache,
+        ):
+            topics = ", ".join(args.topics)
+            output.result({"address": cache.address}, f"caching {topics} at {cache.address}; Ctrl-C ends it")
+            output.flush()
+            report_until_end(output, args, lambda: vars(cache.statistics()))
+    return exits.OK
+
+
+@contextlib.contextmanager
+def _store(url: str | None) -> Iterator[FrameStore | None]:
+    """What is behind the cache, if anything.  Raises what opening a log raises."""
+    if url is None:
+        yield None
+        return
+    import durable_log
+    from durable_log.recording.log_cache import LogStore
+
+    with contextlib.closing(durable_log.open(url, must_exist=True)) as log:
+        yield LogStore(log)

@@ -1,0 +1,380 @@
+"""``heliograph group``: groups of consumers over a durable log."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import threading
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from heliograph import exits, options
+from heliograph.asking import may_go_on
+from heliograph.logs import add_log, opened_log
+from heliograph.output import Output, counted
+from heliograph.units import Moment
+from pubsub_api.errors import UsageError
+
+if TYPE_CHECKING:
+    from durable_log import LogApi
+    from shared_subscriptions.core.declaration import Declaration
+    from shared_subscriptions.groups import GroupView, Start
+    from spark_pipeline.reading.group_jobs import JobsView
+
+DESCRIPTION = """\
+Groups of consumers that share the events of a topic filter, over a durable log.
+
+  declare  make a group; from now on its events are kept, also while it has no member
+  list     every group, with its lag
+  show     who has which partition, lag, oldest unacknowledged event, redeliveries, why partitions moved, Spark jobs
+  pause    deliver nothing; events go on being kept
+  resume   end a pause or a drain
+  drain    deliver what is there now and nothing after it
+  seek     go on at another place: now, earliest, a time or offsets
+  release  free the name of a Spark job whose checkpoint is gone; its next one is given what it had in work
+  destroy  remove the group and its progress; the log keeps its events
+  serve    lead the group and record its events from the bus, without being a member, until interrupted
+  simulate put the protocol of groups through thousands of bad days in virtual time
+
+A program becomes a member by subscribing to $shared/NAME/FILTER or $queue/NAME/FILTER.
+"""
+EXAMPLES = """\
+  heliograph group declare billing 'tenant-7/#' --log sqlite:///var/lib/heliograph/log.db
+  heliograph group declare audit '#' --start earliest --queue --lanes 8 --log sqlite:///var/lib/heliograph/log.db
+  heliograph group list --json --log sqlite:///var/lib/heliograph/log.db
+  heliograph group show billing --log sqlite:///var/lib/heliograph/log.db
+  heliograph group pause billing --log sqlite:///var/lib/heliograph/log.db
+  heliograph group resume billing --log sqlite:///var/lib/heliograph/log.db
+  heliograph group drain billing --log sqlite:///var/lib/heliograph/log.db
+  heliograph group seek billing --start 2026-11-16T10:00 --log sqlite:///var/lib/heliograph/log.db
+  heliograph group release billing job-1 --log sqlite:///var/lib/heliograph/log.db
+  heliograph group destroy billing --yes --log sqlite:///var/lib/heliograph/log.db
+  heliograph group serve billing --log sqlite:///var/lib/heliograph/log.db --bus zmq://127.0.0.1:8866
+  heliograph group simulate --seeds 5000 --profile chaos
+  heliograph group simulate --seed 4711
+"""
+
+_LISTED_OFFSETS_MAX = 10_000
+"""Of each shard, that are looked at for each group of a list."""
+
+PARTITION_COLUMNS = (
+    "partition", "shard", "lane", "status", "member", "low", "end", "lag", "oldest", "retrying", "redelivered",
+    "expired",
+)  # fmt: skip
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    for name, verb in options.add_verbs(parser, _VERBS, description=DESCRIPTION, examples=EXAMPLES):
+        add, run = _VERBS[name]
+        if name != "simulate":
+            add_log(verb)
+        if name not in ("simulate", "serve"):
+            options.add_context(verb)
+        options.add_json(verb, "JSON")
+        add(verb)
+        verb.set_defaults(run=run)
+
+
+def _add_name(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("name", metavar="NAME", help="the group")
+    options.add_config_file(parser)
+
+
+def _add_start(parser: argparse.ArgumentParser, *, is_required: bool) -> None:
+    parser.add_argument(
+        "--start", metavar="WHERE", type=_start, required=is_required, default="now",
+        help="now, earliest, a time as in 2026-11-16T10:00 (UTC) or 2h (ago), or offsets as in 0=1200,3=70 (shards not "
+             "named: now)" + ("" if is_required else " (default: now)"),
+    )  # fmt: skip
+
+
+def _add_declare(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("name", metavar="NAME", help="the group")
+    parser.add_argument("filter", metavar="FILTER", help="its topics, as in 'tenant-7/#'")
+    parser.add_argument("--queue", action="store_true", help="deliver event by event, in no order ($queue)")
+    parser.add_argument(
+        "--lanes", metavar="N", type=options.positive_int,
+        help="partitions that each shard is divided into (default: [groups] lanes); not with --queue",
+    )  # fmt: skip
+    _add_start(parser, is_required=False)
+    options.add_config_file(parser)
+
+
+def _add_seek(parser: argparse.ArgumentParser) -> None:
+    _add_name(parser)
+    _add_start(parser, is_required=True)
+
+
+def _add_release(parser: argparse.ArgumentParser) -> None:
+    _add_name(parser)
+    parser.add_argument("job", metavar="JOB", help='the job, as its option "query" names it')
+
+
+def _add_destroy(parser: argparse.ArgumentParser) -> None:
+    _add_name(parser)
+    options.add_confirmation(parser)
+
+
+def _add_serve(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("name", metavar="NAME", help="the group")
+    options.add_timeout(parser)
+    options.add_session(parser)
+
+
+def _add_simulate(parser: argparse.ArgumentParser) -> None:
+    options.add_seeds(parser)
+    parser.add_argument("--profile", metavar="NAME", help="the same kind of trouble for all seeds")
+
+
+def _start(text: str) -> Start | Moment:
+    """An argparse type."""
+    if text == "now":
+        return "now"
+    if text == "earliest":
+        return "earliest"
+    try:
+        if "=" in text:
+            return {int(shard): int(offset) for shard, offset in (pair.split("=") for pair in text.split(","))}
+        return Moment(text)
+    except (ValueError, argparse.ArgumentTypeError):
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is neither now, earliest, a time such as 2026-11-16T10:00 or 2h (ago), nor offsets"
+        ) from None
+
+
+def _place(start: Start | Moment, log: LogApi) -> Start:
+    """By the clock of the log's store, as the log's own times are."""
+    return start.at(log.now_ns()) if isinstance(start, Moment) else start
+
+
+# -- verbs
+
+
+def _declare(args: argparse.Namespace, output: Output) -> int:
+    from pubsub_api.config import new_conf
+    from shared_subscriptions import config, groups
+
+    conf = config.register(new_conf(args.config_file))
+    lanes = args.lanes or (1 if args.queue else conf[config.GROUP].lanes)
+    with opened_log(args, must_exist=False) as log:
+        found = groups.declare(
+            log, args.name, args.filter, mode="queue" if args.queue else "shared", lanes=lanes,
+            start=_place(args.start, log),
+            lease=config.lease_settings(conf),
+        )  # fmt: skip
+    return _tell(output, found, "is declared")
+
+
+def _wish(change: str, what: str) -> options.Run:
+    def run(args: argparse.Namespace, output: Output) -> int:
+        from shared_subscriptions import groups
+
+        with opened_log(args) as log:
+            return _tell(output, getattr(groups, change)(log, args.name), what)
+
+    return run
+
+
+def _seek(args: argparse.Namespace, output: Output) -> int:
+    from shared_subscriptions import groups
+
+    with opened_log(args) as log:
+        return _tell(output, groups.seek(log, args.name, _place(args.start, log)), "goes on at another place")
+
+
+def _release(args: argparse.Namespace, output: Output) -> int:
+    from spark_pipeline.reading import group_jobs
+
+    with opened_log(args) as log:
+        left = group_jobs.release(log, args.name, args.job)
+    output.result(
+        {"name": args.name, "job": args.job, "in_work": left},
+        f"the next job {args.job} of group {args.name} is given {counted(left, 'event')} that it had in work",
+    )
+    return exits.OK
+
+
+def _destroy(args: argparse.Namespace, output: Output) -> int:
+    from shared_subscriptions import groups
+
+    with opened_log(args) as log:
+        view = groups.show(log, args.name, offsets_max=_LISTED_OFFSETS_MAX)
+        lag = _lag(view.lag, is_exact=view.is_lag_exact)
+        if not may_go_on(args, output, f"destroy group {args.name} and its progress; its lag is {lag}"):
+            return exits.OK if args.dry_run else exits.FAILED
+        groups.destroy(log, args.name)
+    output.result({"name": args.name, "destroyed": True}, f"group {args.name} is destroyed")
+    return exits.OK
+
+
+def _tell(output: Output, found: Declaration, what: str) -> int:
+    record = {
+        "name": found.name, "mode": found.mode, "filter": found.topic_filter, "lanes": found.lanes,
+        "wish": found.wish.value, "generation": found.generation, "positions": list(found.positions),
+        "until": list(found.until),
+    }  # fmt: skip
+    line = f"group {found.name} {what}; members subscribe to ${found.mode}/{found.name}/{found.topic_filter}"
+    output.result(record, line)
+    return exits.OK
+
+
+def _list(args: argparse.Namespace, output: Output) -> int:
+    from shared_subscriptions import groups
+
+    with opened_log(args) as log:
+        views = [groups.show(log, name, offsets_max=_LISTED_OFFSETS_MAX) for name in groups.names(log)]
+    if output.is_json:
+        output.record([_record(view) for view in views])
+    else:
+        rows = [
+            (view.name, f"${view.mode}/{view.name}/{view.topic_filter}", view.wish,
+             len(view.status.members) if view.status else 0, len(view.streams),
+             _lag(view.lag, is_exact=view.is_lag_exact))
+            for view in views
+        ]  # fmt: skip
+        output.table("groups", ("name", "subscribe to", "state", "members", "partitions", "lag"), rows)
+    return exits.OK
+
+
+def _show(args: argparse.Namespace, output: Output) -> int:
+    from shared_subscriptions import groups
+    from spark_pipeline.reading import group_jobs
+
+    with opened_log(args) as log:
+        view, jobs = groups.show(log, args.name), group_jobs.show(log, args.name)
+    if output.is_json:
+        output.record({**_record(view), "jobs": jobs if jobs.jobs else None})
+    else:
+        _print(output, view)
+        _print_jobs(output, jobs)
+    return exits.OK
+
+
+def _record(view: GroupView) -> dict[str, Any]:
+    import msgspec
+
+    record = dict(vars(view))
+    record["status"] = None if view.status is None else msgspec.to_builtins(view.status)
+    return record
+
+
+def _print(output: Output, view: GroupView) -> None:
+    state = f"{view.wish}, drained" if view.is_drained else view.wish
+    lanes = counted(view.lanes, "lane")
+    lag = _lag(view.lag, is_exact=view.is_lag_exact)
+    output.line(f"${view.mode}/{view.name}/{view.topic_filter}: {state}, {lanes} per shard, lag {lag}")
+    if view.missing:
+        output.line(f"{counted(view.missing, 'event')} of its topics are not in the log: lost, or sent before anybody "
+                    "recorded; 'heliograph log info --streams' names them", style="bold red")  # fmt: skip
+    if view.expired:
+        output.line(f"retention has dropped {counted(view.expired, 'offset')} before the group could handle what was "
+                    "there: as many of its events are lost at most", style="bold red")  # fmt: skip
+    for one in view.streams:
+        for first, end in one.damaged:
+            output.line(f"partition {one.stream} cannot read offsets {first} to {end - 1} of shard {one.shard}: they "
+                        "wait until 'heliograph log repair' repairs them or gives them up",
+                        style="bold red")  # fmt: skip
+    rows = [
+        (one.stream, one.shard, one.lane, one.status, one.owner, one.low, one.end,
+         _lag(one.lag, is_exact=one.is_lag_exact),
+         "" if one.oldest_s is None else f"{one.oldest_s:.1f} s", one.retrying, one.redelivered, one.expired)
+        for one in view.streams
+    ]  # fmt: skip
+    output.table("partitions", PARTITION_COLUMNS, rows)
+    if view.heard_s is None or view.status is None:
+        output.line("nobody has led this group yet")
+        return
+    if view.status.is_cut:
+        output.line("there are too many members and partitions for one record: some are not named", style="bold red")
+    if view.leader:
+        members = [(one.name, one.state, ", ".join(map(str, one.streams))) for one in view.status.members]
+        output.table(f"members, led from {view.leader} in epoch {view.status.epoch}, heard {view.heard_s:.1f} s ago",
+                     ("member", "state", "partitions"), members)  # fmt: skip
+    else:
+        output.line(f"nobody leads this group: its last leader was heard {view.heard_s:.1f} s ago, and its members are "
+                    "not known", style="bold red")  # fmt: skip
+    since_s = max(0.0, (time.time_ns() - view.status.reported_ns) / 1e9)
+    moves = [
+        (one.stream, one.source or "nobody", one.target, one.reason, f"{one.ago_s + since_s:.1f} s ago")
+        for one in reversed(view.status.moves[-10:])
+    ]
+    output.table("last moves", ("partition", "from", "to", "because", "when"), moves)
+    output.line(", ".join(f"{name} {count}" for name, count in sorted(view.status.counters.items())))
+
+
+def _lag(lag: int, *, is_exact: bool) -> str:
+    return str(lag) if is_exact else f"at most {lag}"
+
+
+def _print_jobs(output: Output, view: JobsView) -> None:
+    if not view.jobs:
+        return
+    rows = [(job.name, job.turns, job.in_work, "" if job.is_claimed else "released") for job in view.jobs]
+    output.table(f"Spark jobs, lag {view.lag}, expired {view.expired}", ("job", "turns", "in work", "state"), rows)
+
+
+def _serve(args: argparse.Namespace, output: Output) -> int:
+    """Raises GroupNotFound."""
+    import durable_log
+    from shared_subscriptions import groups
+    from shared_subscriptions.leading.serving import GroupService
+
+    if args.bus is None and not args.config_file:
+        raise UsageError("name the bus whose events are recorded, with --bus or --config-file")
+    with (
+        options.open_session(args) as session,
+        contextlib.closing(durable_log.open(args.log, conf=session.conf, must_exist=True)) as log,
+    ):
+        found = groups.get(log, args.name)
+        with GroupService(session, log, args.name) as service:
+            _tell(output, found, "is served; Ctrl-C ends it")
+            output.flush()
+            with contextlib.suppress(KeyboardInterrupt):  # its normal end
+                threading.Event().wait(threading.TIMEOUT_MAX if args.timeout is None else args.timeout)
+            if output.is_json:
+                output.record({"is_leading": service.is_leading, "recorded": service.statistics()})
+    return exits.OK
+
+
+def _simulate(args: argparse.Namespace, output: Output) -> int:
+    """Raises UsageError for a profile that does not exist."""
+    from heliograph.progress import Progress
+    from shared_subscriptions.testing.simulator import PROFILES, run_seeds
+
+    if args.profile is not None and args.profile not in PROFILES:
+        raise UsageError(f"there is no profile {args.profile!r}; there are {', '.join(PROFILES)}")
+    first, count = (args.first, args.seeds) if args.seed is None else (args.seed, 1)
+    done = 0
+    with Progress("seeds", count) as progress:
+
+        def on_progress(_outcome: object) -> None:
+            nonlocal done
+            done += 1
+            progress.update(done)
+
+        failures = run_seeds(first, count, on_progress, profile=PROFILES.get(args.profile or ""))
+    if output.is_json:
+        found = [{"seed": one.seed, "profile": one.profile, "what": one.what, "trace": one.trace} for one in failures]
+        output.record({"seeds": count, "first": first, "failures": found})
+    else:
+        output.line(f"{counted(count, 'seed')} from {first}, {len(failures)} failed")
+        for failure in failures:
+            output.line(str(failure) if args.seed is not None else f"seed {failure.seed}: {failure.what}")
+            output.line(f"  replay: heliograph group simulate --seed {failure.seed} --profile {failure.profile}")
+    return exits.FAILED if failures else exits.OK
+
+
+_VERBS: dict[str, tuple[Callable[[argparse.ArgumentParser], None], options.Run]] = {
+    "declare": (_add_declare, _declare),
+    "list": (options.add_config_file, _list),
+    "show": (_add_name, _show),
+    "pause": (_add_name, _wish("pause", "is paused")),
+    "resume": (_add_name, _wish("resume", "is active")),
+    "drain": (_add_name, _wish("drain", "is draining")),
+    "seek": (_add_seek, _seek),
+    "release": (_add_release, _release),
+    "destroy": (_add_destroy, _destroy),
+    "serve": (_add_serve, _serve),
+    "simulate": (_add_simulate, _simulate),
+}

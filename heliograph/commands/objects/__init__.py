@@ -1,0 +1,1 @@
+"""Commands that read and write objects in a database, and follow them."""

@@ -1,0 +1,1 @@
+"""Commands that run a service of a host, or ask one how it is."""

@@ -1,0 +1,49 @@
+"""``heliograph publisher-service``: one publisher for all workers of a host."""
+
+from __future__ import annotations
+
+import argparse
+
+from heliograph import exits, options
+from heliograph.output import Output
+
+DESCRIPTION = """\
+Publish for every worker process of this host.
+
+With zmq and other bind-based drivers one process per address can publish.  Workers send their events here, over a
+socket file that only their user may open ([pubsub] publisher_multiproc_socket), and this service publishes them all.
+Nothing is lost when it is stopped or killed: workers keep what was not acknowledged and send it to the next one, which
+also knows what its predecessor had published.
+
+It runs until SIGTERM or Ctrl-C, takes what workers have sent until then, and says goodbye; the exit code is 0.  SIGHUP
+reads the configuration again.  `heliograph status` asks how it is.
+"""
+LOG_LEVEL = "info"
+EXAMPLES = """\
+  heliograph publisher-service --config-file /etc/heliograph/heliograph.conf
+  heliograph publisher-service --bus zmq://127.0.0.1:8866
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    options.add_session(parser)
+    options.add_json(parser, 'one JSON line when it is ready: {"address": ..., "guid": ..., "socket": ...}')
+
+
+def run(args: argparse.Namespace, output: Output) -> int:
+    """Raises AddressInUse, InvalidConfig."""
+    from publisher_service import runner
+    from publisher_service.service import PublisherService
+
+    service = PublisherService(options.read_conf(args))
+
+    def say_ready() -> None:
+        report = service.report()
+        output.result(
+            {name: report[name] for name in ("address", "guid", "socket", "pid")},
+            f"publishing at {report['address']} for workers at {report['socket']}; Ctrl-C ends it",
+        )
+        output.flush()
+
+    runner.run(service, on_ready=say_ready)
+    return exits.OK

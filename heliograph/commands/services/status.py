@@ -1,0 +1,130 @@
+"""``heliograph status``: how the publisher service of this host is, and the database behind it."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from heliograph import exits, options
+from heliograph.output import Output
+from pubsub_api.errors import HeliographError
+
+DESCRIPTION = """\
+Ask the publisher service of this host how it is.
+
+It is found through the configuration: the socket file beside [pubsub] publisher_multiproc_socket, or the port of
+[publisher_service] health_port.  With a database ([pubsub] enable_df_pub_sub) its revision and the outbox are shown,
+too; when no service answers, they are read from the database itself.
+
+The exit code is 0 when all is well, 1 when something is not.
+"""
+EXAMPLES = """\
+  heliograph status --config-file /etc/heliograph/heliograph.conf
+  heliograph status --json | jq .service.workers
+"""
+
+_MAIN = (
+    ("process", "pid"), ("up for, s", "uptime_s"), ("publisher", "name"), ("GUID", "guid"), ("address", "address"),
+    ("socket", "socket"), ("workers", "workers"), ("streams", "streams"), ("events", "events"),
+    ("last publish, s ago", "last_publish_s"), ("backlog, bytes", "backlog_bytes"), ("send failures", "send_failures"),
+)  # fmt: skip
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--timeout",
+        metavar="TIME",
+        type=options.seconds,
+        default=15.0,
+        help="how long to wait (default: 15s)",
+    )
+    options.add_session(parser)
+    options.add_json(parser, 'one JSON object: {"ok": ..., "service": {...}, "database": {...}, "problems": [...]}')
+
+
+def run(args: argparse.Namespace, output: Output) -> int:
+    """Raises InvalidConfig; that nothing answers is a finding."""
+    conf = options.read_conf(args)
+    problems: list[str] = []
+    service = _ask_service(conf, args.timeout, problems)
+    database = _look_at_database(conf, service, problems)
+    if service is not None and not service["ok"]:
+        problems.append("the service says that it is not well")
+    if database is not None and database.get("problem"):
+        problems.append(f"the database: {database['problem']}")
+    if database is not None and database.get("undone"):
+        problems.append(f"the elected service does not do all of it: {', '.join(database['undone'])} does not run")
+    if database is not None and database.get("refused"):
+        count = database["sweeper"]["refused"]
+        problems.append(f"{count} changes cannot be published and stay in the outbox, {database['refused'][0]}")
+    if database is not None and database.get("refused_of_watched"):
+        count, first = database["watcher"]["refused"], database["refused_of_watched"][0]
+        problems.append(f"{count} changes of watched tables cannot be published, {first}")
+    if output.is_json:
+        output.record({"ok": not problems, "service": service, "database": database, "problems": problems})
+    else:
+        _print(output, service, database, problems)
+    return exits.FAILED if problems else exits.OK
+
+
+def _ask_service(conf: Any, timeout_s: float, problems: list[str]) -> dict[str, Any] | None:
+    from publisher_service import config, health, ownership
+
+    config.register(conf)
+    group = conf[config.GROUP]
+    if group.health == "off":
+        problems.append("[publisher_service] health is off, so nobody can be asked")
+        return None
+    try:
+        if group.health == "http":
+            return health.ask_http(group.health_port, timeout_s=timeout_s)
+        path = ownership.beside(ownership.socket_path(conf), ownership.HEALTH_SUFFIX)
+        return health.ask(path, timeout_s=timeout_s)
+    except HeliographError as error:
+        problems.append(str(error))
+        return None
+
+
+def _look_at_database(conf: Any, service: dict[str, Any] | None, problems: list[str]) -> dict[str, Any] | None:
+    """What the service knows of the database; when there is no service, what can be seen from here."""
+    from publisher_service.upkeep import start
+
+    if service is not None:
+        known: dict[str, Any] | None = service.pop("database", None)
+        return known
+    if not start.are_wanted(conf):
+        return None
+    from nb_api.loading import open_db
+
+    try:
+        db = open_db(None, conf, with_outbox=False, must_exist=True)
+    except HeliographError as error:
+        problems.append(f"the database: {error}")
+        return None
+    try:
+        return start.look_at(db)
+    finally:
+        db.close()
+
+
+def _print(
+    output: Output, service: dict[str, Any] | None, database: dict[str, Any] | None, problems: list[str]
+) -> None:
+    if service is not None:
+        rows = [(name, service[key]) for name, key in _MAIN]
+        rows += [(name.replace("_", " "), value) for name, value in {**service["hop"], **service["sequencer"]}.items()]
+        rows += [(f"journal: {name.replace('_', ' ')}", value) for name, value in service["journal"].items()]
+        output.table("publisher service", ("what", "value"), rows)
+    if database is not None:
+        outbox = database["outbox"]
+        is_more = outbox is not None and outbox == database["outbox_shown_max"]
+        rows = [("revision", database["revision"]), ("outbox", f"{outbox} or more" if is_more else outbox)]
+        if "leader" in database:
+            rows += [("elected", "this service" if database["leader"] else f"{database['leader_name'] or 'nobody'}"),
+                     ("swept", database["sweeper"]["swept"]),
+                     ("watched changes published", (database["watcher"] or {}).get("published", 0))]  # fmt: skip
+        output.table("database", ("what", "value"), rows)
+    for problem in problems:
+        output.line(f"problem: {problem}", style="bold red")
+    if not problems:
+        output.line("ok", style="green")

@@ -1,0 +1,1 @@
+"""Commands that show, check or measure the product itself."""

@@ -1,0 +1,160 @@
+"""Looking objects of a local cache up by other things than their keys."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Hashable
+from contextlib import AbstractContextManager
+from typing import Any
+
+from nb_api.core.cache import CacheCore
+from nb_api.core.changes import DbObject
+from nb_api.core.differences import CachedObject
+from nb_api.core.indexes import IndexData, IndexFunction
+from pubsub_api.errors import UsageError
+from pubsub_api.runtime.rare_logging import SeldomLog
+
+LOG = logging.getLogger(__name__)
+
+
+class Index:
+    """The objects of a table by what a function makes of them; made by `LocalCache.index`.
+
+    Every method may be called from any thread, and from callbacks.  An index changes together with the copy: it never
+    names an object that the copy does not hold, and what it gives is of one moment.  A look-up waits only while a batch
+    of changes is being applied, never for a callback or the database.
+    """
+
+    def __init__(self, data: IndexData, core: CacheCore, moment: AbstractContextManager[object]) -> None:
+        self._data = data
+        self._core = core
+        self._moment = moment
+
+    def __repr__(self) -> str:
+        return f"<Index {self.name!r} of {self.table!r}: {len(self)} values>"
+
+    def __len__(self) -> int:
+        """How many different values there are."""
+        return len(self._data.holders)
+
+    @property
+    def name(self) -> str:
+        return self._data.name
+
+    @property
+    def table(self) -> str:
+        return self._data.table
+
+    @property
+    def failed(self) -> list[str]:
+        """Keys of the objects that are not in the index because the function raised, or gave what cannot be a key.
+
+        Each is tried again with the next version of the object.
+        """
+        with self._moment:
+            return sorted(self._data.failed)
+
+    def get(self, value: Hashable) -> list[DbObject]:
+        """The objects with this value, by key."""
+        with self._moment:
+            found = self._core.entries(self.table, sorted(self._data.keys(value)))
+        return self._named(found)
+
+    def one(self, value: Hashable) -> DbObject | None:
+        """The object of a unique index with this value, None when there is none.
+
+        While several have it, because changes of different writers overtake each other, it is the newest of them.
+        Raises UsageError when the index is not unique.
+        """
+        if not self._data.is_unique:
+            raise UsageError(f"index {self.name!r} is not unique: use get, or make it with unique=True")
+        with self._moment:
+            found = self._core.entries(self.table, self._data.keys(value))
+        if not found:
+            return None
+        key, entry = found[0] if len(found) == 1 else max(found, key=_version_of)
+        return entry.named(self.table, key)
+
+    def keys(self, value: Hashable) -> list[str]:
+        """Keys of the objects with this value, sorted."""
+        with self._moment:
+            return sorted(self._data.keys(value))
+
+    def values(self) -> list[Any]:
+        """All values that objects have; sorted when the index is."""
+        with self._moment:
+            return list(self._data.holders if self._data.order is None else self._data.order.between(None, None))
+
+    def range(self, low: Any = None, high: Any = None) -> list[DbObject]:
+        """The objects with a value from ``low`` on and below ``high``, by value and key; None: without that bound.
+
+        Raises UsageError when the index is not sorted, TypeError when a bound cannot be compared with its values.
+        """
+        data = self._data
+        if data.order is None:
+            raise UsageError(f"index {self.name!r} is not sorted: make it with sorted=True")
+        with self._moment:
+            keys = [key for value in data.order.between(low, high) for key in sorted(data.keys(value))]
+            found = self._core.entries(self.table, keys)
+        return self._named(found)
+
+    def _named(self, found: list[tuple[str, CachedObject]]) -> list[DbObject]:
+        """Outside of the moment: copies take the longest."""
+        return [entry.named(self.table, key) for key, entry in found]
+
+
+class CacheIndexes:
+    """The indexes of a cache, by name."""
+
+    def __init__(self, core: CacheCore) -> None:
+        self.moment = threading.RLock()
+        """Held while the copy changes, indexes included, and while an index is read.  Short, and no callback runs
+        meanwhile but index functions, which may read the cache."""
+        self._core = core
+        self._indexes: dict[str, Index] = {}
+        self._data: list[IndexData] = []
+        self._log = SeldomLog(LOG, level=logging.ERROR)
+
+    def get(self, name: str) -> Index:
+        """Raises UsageError."""
+        try:
+            return self._indexes[name]
+        except KeyError:
+            raise UsageError(f"there is no index {name!r}; there are {sorted(self._indexes)}") from None
+
+    def add(
+        self, name: str, table: str, function: IndexFunction, *, unique: bool, multiple: bool, is_sorted: bool
+    ) -> Index:
+        """Called in turn.  Raises UsageError."""
+        if not self._core.is_followed(table):
+            raise UsageError(f"table {table!r} is not followed by this cache")
+        with self.moment:
+            if name in self._indexes:
+                raise UsageError(f"there is an index {name!r} already, of table {self._indexes[name].table!r}")
+            data = IndexData(
+                name, table, function, is_unique=unique, is_multiple=multiple, is_sorted=is_sorted,
+                on_error=self._on_error,
+            )  # fmt: skip
+            self._core.add_index(data)
+            self._data.append(data)
+            self._indexes[name] = Index(data, self._core, self.moment)
+            return self._indexes[name]
+
+    def _on_error(self, index: IndexData, key: str, error: BaseException) -> None:
+        self._log("LocalCache: the function of index %r failed for %s %r, which is not in the index: %r",
+                  index.name, index.table, key, error)  # fmt: skip
+        if not isinstance(error, Exception) and threading.current_thread() is threading.main_thread():
+            raise error  # the user's own thread, in which such an exception means more than that it was raised
+
+    @property
+    def errors(self) -> int:
+        return sum(data.errors for data in self._data)
+
+    @property
+    def conflicts(self) -> int:
+        return sum(data.conflicts for data in self._data)
+
+
+def _version_of(found: tuple[str, CachedObject]) -> int:
+    return found[1].version

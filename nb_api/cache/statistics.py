@@ -1,0 +1,38 @@
+"""What a local cache counts."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from nb_api.cache.sync import SyncCounters
+from nb_api.core.held_objects import CacheCounters
+from pubsub_api import SubscriberStatistics
+
+
+@dataclasses.dataclass(frozen=True)
+class LocalCacheStatistics:
+    """Counters since the cache was made."""
+
+    objects: int
+    tombstones: int
+    position: int
+    """Up to this revision of the database everything is reflected, and much after it."""
+    is_synced: bool
+    is_provisional: bool
+    """The database is away, and the resync source has stood in for it."""
+    news: CacheCounters
+    syncs: SyncCounters
+    overruns: int
+    """How often changes were not told one by one because they were not taken in time."""
+    callback_errors: int
+    """How often the callback raised.  It is called again with the same changes."""
+    untold: int
+    """Changes that the callback has not taken yet."""
+    subscriptions: int
+    """Consumers: what the cache was made with, and those of `LocalCache.subscribe`."""
+    index_errors: int
+    """How often the function of an index failed; the object is then not in that index."""
+    index_conflicts: int
+    """How often an object got a value of a unique index that another one had."""
+    bus: SubscriberStatistics | None
+    """Of the subscriber; None when the database's feed is followed."""

@@ -1,0 +1,40 @@
+"""Whose turn it is to change a local cache and to tell of it: one thread at a time, and not for ever."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+_WAIT_S = 0.1
+"""How often somebody who waits looks whether the cache was closed."""
+
+
+class Turn:
+    """A lock that its holder may take again, and that a closed cache makes nobody wait for."""
+
+    __slots__ = ("_check", "_depth", "_lock", "_owner")
+
+    def __init__(self, check: Callable[[], None]) -> None:
+        """``check`` raises when waiting has become useless."""
+        self._lock = threading.RLock()
+        self._check = check
+        self._depth = 0
+        self._owner = 0
+
+    @property
+    def is_mine(self) -> bool:
+        """Whether the calling thread has it, so that it must not wait for what others do in their turn."""
+        return self._owner == threading.get_ident()
+
+    def __enter__(self) -> None:
+        """Raises what ``check`` raises."""
+        while not self._lock.acquire(timeout=_WAIT_S):
+            self._check()
+        self._depth += 1
+        self._owner = threading.get_ident()
+
+    def __exit__(self, *_: object) -> None:
+        self._depth -= 1
+        if not self._depth:
+            self._owner = 0
+        self._lock.release()

@@ -1,0 +1,186 @@
+"""AsyncController: a `Controller` whose function is a coroutine function, run by the event loop of the program."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import math
+from collections.abc import Mapping, Sequence
+from types import TracebackType
+
+from nb_api.cache.local_cache import LocalCache
+from nb_api.controller.controller import CLOSE_TIMEOUT_S, INTERVAL_MIN_S, check_arguments, put, queue_settings
+from nb_api.controller.core.keys import Key, RetryPauses
+from nb_api.controller.core.owners import OwnerMap, OwnersOf
+from nb_api.controller.core.work_queue import Taken
+from nb_api.controller.following import CacheFollower
+from nb_api.controller.request import AsyncReconcile
+from nb_api.controller.statistics import ControllerStatistics
+from nb_api.controller.work import Work
+from pubsub_api.errors import Closed, Forked, UsageError
+from pubsub_api.runtime import forking
+
+LOG = logging.getLogger(__name__)
+
+_CANCEL_S = 1.0
+"""How long a run may take to notice that it was cancelled."""
+
+
+class AsyncController:
+    """As `nb_api.controller.controller.Controller`, with ``workers`` runs at a time on the loop that runs now.
+
+    A run that takes longer than ``timeout_s`` is cancelled, and counts as failed.  `enqueue`, `running` and
+    `statistics` may be called from any thread, the coroutines on the loop.  ``async with`` closes it at the end.
+    """
+
+    def __init__(
+        self,
+        cache: LocalCache,
+        reconcile: AsyncReconcile,
+        *,
+        workers: int = 4,
+        tables: Sequence[str] | None = None,
+        owners: Mapping[str, OwnersOf] | None = None,
+        name: str = "controller",
+        retries: RetryPauses | None = None,
+        interval_min_s: float = INTERVAL_MIN_S,
+        runs_per_s_max: float | None = None,
+        timeout_s: float | None = None,
+    ) -> None:
+        """Begins at once and returns at once.  Raises UsageError, also when no loop is running, and LimitReached."""
+        check_arguments(reconcile, workers, tables)
+        try:
+            self._loop = asyncio.get_running_loop()
+        except RuntimeError as error:
+            raise UsageError("make an AsyncController in a coroutine: it runs on the loop of that") from error
+        self._reconcile = reconcile
+        self._workers = workers
+        self._name = name
+        self._timeout_s = timeout_s
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._timer: asyncio.TimerHandle | None = None
+        self._is_waking = False
+        """The loop was told that there is something to do.  Guarded by the lock of the work."""
+        self._is_closed = False
+        self._is_inherited = False
+        self._work = Work(cache, queue_settings(retries, interval_min_s, runs_per_s_max), name=name, wake=self._wake)
+        self._follower = CacheFollower(cache, OwnerMap(tables, owners or {}), self._work, name=name)
+        forking.register(self)
+        self._follower.start()
+
+    # -- what the program calls
+
+    @property
+    def is_closed(self) -> bool:
+        return self._is_closed
+
+    def enqueue(self, table: str, key: str, *, after_s: float = 0.0) -> None:
+        """Have a key worked on, now or later, whether it has changed or not.  Raises Closed."""
+        self._check_usable()
+        put(self._work, table, key, after_s)
+
+    async def wait_idle(self, *, timeout_s: float) -> None:
+        """Return when nothing is to be done about what was heard; see `Controller.wait_idle`.  Raises WaitTimeout."""
+        self._check_usable()
+        await asyncio.to_thread(self._work.wait_idle, timeout_s)
+        self._check_usable()
+
+    def running(self) -> list[tuple[Key, float]]:
+        """The keys that are being worked on, each with for how many seconds, the longest first."""
+        return self._work.running()
+
+    def statistics(self) -> ControllerStatistics:
+        return self._work.statistics()
+
+    async def close(self, *, timeout_s: float = CLOSE_TIMEOUT_S) -> None:
+        """Begin nothing any more, and wait until the runs have ended; after ``timeout_s`` they are cancelled.
+
+        Awaited by a run it does not wait.  Idempotent.
+        """
+        if self._is_inherited:
+            return
+        self._is_closed = True
+        self._work.stop()
+        if self._timer is not None:
+            self._timer.cancel()
+        if asyncio.current_task() in self._tasks:
+            return
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=timeout_s)
+        if self._tasks:
+            for key, age_s in self._work.running():
+                LOG.error("Controller %s: reconcile of %s is cancelled after %.0f s.", self._name, key, age_s)
+            for task in self._tasks:
+                task.cancel()
+            await asyncio.wait(self._tasks, timeout=_CANCEL_S)
+        await asyncio.to_thread(self._follower.thread.join)
+
+    async def __aenter__(self) -> AsyncController:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    def _check_usable(self) -> None:
+        if self._is_inherited:
+            raise Forked("a controller does not live on in a forked child: make a new one there")
+        if self._is_closed or self._work.is_stopping:
+            raise Closed(f"controller {self._name} is closed, or its local cache is")
+
+    def after_fork_in_child(self) -> None:
+        forking.set_aside((self._work.lock, self._follower, self._loop, self._tasks))
+        self._is_inherited = True
+        self._work.inherit()
+
+    def __repr__(self) -> str:
+        state = "closed" if self._is_closed else "inherited" if self._is_inherited else "open"
+        return f"<AsyncController {self._name} {state}>"
+
+    # -- the loop
+
+    def _wake(self, _count: int) -> None:
+        """Called with the lock, from any thread."""
+        if not self._is_waking:
+            self._is_waking = True
+            with contextlib.suppress(RuntimeError):  # the loop was closed, and with it all that could be done
+                self._loop.call_soon_threadsafe(self._woken)
+
+    def _woken(self) -> None:
+        self._is_waking = False
+        self._begin_runs()
+
+    def _begin_runs(self) -> None:
+        """As many as may run; then at the time at which there is more to do."""
+        while len(self._tasks) < self._workers and (taken := self._work.pick()) is not None:
+            task = self._loop.create_task(self._run(taken))
+            self._tasks.add(task)
+            task.add_done_callback(self._ended)
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        wait_s = self._work.next_in_s() if len(self._tasks) < self._workers else math.inf
+        if wait_s < math.inf:
+            self._timer = self._loop.call_later(max(wait_s, 0.0), self._begin_runs)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not self._work.is_stopping:
+            self._begin_runs()
+
+    async def _run(self, taken: Taken) -> None:
+        try:
+            request = self._work.request(taken)
+            run = self._reconcile(request)
+            result = await (run if self._timeout_s is None else asyncio.wait_for(run, self._timeout_s))
+        except asyncio.TimeoutError as error:
+            self._work.fail(taken, error if str(error) else TimeoutError(f"not done within {self._timeout_s} s"))
+        except Exception as error:  # noqa: BLE001  counted and logged
+            self._work.fail(taken, error)
+        except BaseException as error:  # cancelled, or the end of the program, which is not for us to stop
+            self._work.fail(taken, error)
+            raise
+        else:
+            self._work.succeed(taken, request, result)

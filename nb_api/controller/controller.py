@@ -1,0 +1,223 @@
+"""Controller: calls a function for every key that changed, in threads, until it has succeeded.
+
+What is worked on when is decided by `nb_api.controller.core.work_queue`.  `nb_api.controller.aio` is the same for
+asyncio.
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import math
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+
+from nb_api.cache.local_cache import LocalCache
+from nb_api.controller.core.keys import Key, RetryPauses
+from nb_api.controller.core.owners import OwnerMap, OwnersOf
+from nb_api.controller.core.work_queue import QueueSettings, Taken
+from nb_api.controller.following import CacheFollower
+from nb_api.controller.request import Reconcile
+from nb_api.controller.statistics import ControllerStatistics
+from nb_api.controller.work import Work
+from pubsub_api.errors import Closed, Forked, LimitReached, UsageError
+from pubsub_api.runtime import forking
+from pubsub_api.runtime.closing import Closeable
+from pubsub_api.runtime.threads import start_thread
+
+LOG = logging.getLogger(__name__)
+
+CLOSE_TIMEOUT_S = 30.0
+INTERVAL_MIN_S = 0.1
+
+
+class Controller(Closeable):
+    """Calls ``reconcile`` with a `Request` for every object of the copy, then for every one that changes or goes.
+
+    - One key is worked on by one thread at a time.  Changes that come meanwhile are merged into one more run.
+    - A run that raises is made again after a pause that grows (``retries``); one that returns `RequeueAfter` as well,
+      after that time; one that raises `GiveUp` not before the key changes.  No exception ends a worker.
+    - Nothing runs before the copy is complete, and a resync runs only what differs.
+    - Between two runs of a key are at least ``interval_min_s``; all together there are ``runs_per_s_max``.
+
+    ``owners`` names dependent tables, each with a function from an object to the (table, key) pairs that are worked on
+    when it changes; when its owners change, the former ones are worked on, too.  Objects of ``tables`` are worked on
+    themselves; None: those of every table without such a function.
+
+    Takes the changes of ``cache``, which must have been made without ``on_changes`` and stays the caller's: close the
+    controller first.  Every method may be called from any thread.  Does not live on in a forked child.
+    """
+
+    def __init__(
+        self,
+        cache: LocalCache,
+        reconcile: Reconcile,
+        *,
+        workers: int = 4,
+        tables: Sequence[str] | None = None,
+        owners: Mapping[str, OwnersOf] | None = None,
+        name: str = "controller",
+        retries: RetryPauses | None = None,
+        interval_min_s: float = INTERVAL_MIN_S,
+        runs_per_s_max: float | None = None,
+    ) -> None:
+        """Begins at once and returns at once.  Raises UsageError, LimitReached."""
+        if inspect.iscoroutinefunction(reconcile):
+            raise UsageError("reconcile is a coroutine function: use nb_api.controller.aio.AsyncController")
+        check_arguments(reconcile, workers, tables)
+        self._reconcile = reconcile
+        self._name = name
+        self._work = Work(cache, queue_settings(retries, interval_min_s, runs_per_s_max), name=name, wake=self._wake)
+        self._changed = threading.Condition(self._work.lock)
+        self._idle_workers = 0
+        self._kept_until = math.inf
+        """Until when the worker sleeps that wakes first by itself; the others sleep until they are woken."""
+        self._is_closed = False
+        self._is_inherited = False
+        self._follower = CacheFollower(cache, OwnerMap(tables, owners or {}), self._work, name=name)
+        self._threads = [
+            threading.Thread(target=self._run, name=f"controller-{number}-{name}", daemon=True)
+            for number in range(workers)
+        ]
+        forking.register(self)
+        try:
+            for thread in self._threads:
+                start_thread(thread)
+            self._follower.start()
+        except LimitReached:
+            self.close()
+            raise
+
+    # -- what the program calls
+
+    def enqueue(self, table: str, key: str, *, after_s: float = 0.0) -> None:
+        """Have a key worked on, now or later, whether it has changed or not.  Raises Closed."""
+        self._check_usable()
+        put(self._work, table, key, after_s)
+
+    def wait_idle(self, *, timeout_s: float) -> None:
+        """Return when the copy is complete and nothing is to be done about what was heard of it, failures included.
+
+        Keys that asked for a time by `RequeueAfter` do not count.  Raises WaitTimeout, Closed.
+        """
+        self._check_usable()
+        self._work.wait_idle(timeout_s)
+        self._check_usable()
+
+    def running(self) -> list[tuple[Key, float]]:
+        """The keys that are being worked on, each with for how many seconds, the longest first."""
+        return self._work.running()
+
+    def statistics(self) -> ControllerStatistics:
+        return self._work.statistics()
+
+    def close(self, *, timeout_s: float = CLOSE_TIMEOUT_S) -> None:
+        """Begin nothing any more, and wait until the calls that run have returned, at most ``timeout_s``.
+
+        Those that have not are logged, and left to themselves.  Called by ``reconcile`` it does not wait.  Idempotent.
+        """
+        if self._is_inherited:
+            return
+        self._is_closed = True
+        with self._changed:
+            self._work.stop()
+            self._changed.notify_all()
+        if threading.current_thread() in self._threads:
+            return
+        deadline = time.monotonic() + timeout_s
+        for thread in (*self._threads, self._follower.thread):
+            if thread.ident is not None and thread is not threading.current_thread():
+                thread.join(max(deadline - time.monotonic(), 0.0))
+        for key, age_s in self._work.running():
+            LOG.error("Controller %s: reconcile of %s has not ended in %.0f s, and is left.", self._name, key, age_s)
+
+    def _check_usable(self) -> None:
+        if self._is_inherited:
+            raise Forked("a controller does not live on in a forked child: make a new one there")
+        if self._is_closed or self._work.is_stopping:
+            raise Closed(f"controller {self._name} is closed, or its local cache is")
+
+    def after_fork_in_child(self) -> None:
+        forking.set_aside((self._work.lock, self._changed, self._follower, self._threads))
+        self._is_inherited = True
+        self._work.inherit()
+
+    def __repr__(self) -> str:
+        state = "closed" if self._is_closed else "inherited" if self._is_inherited else "open"
+        return f"<Controller {self._name} {state}>"
+
+    # -- the workers
+
+    def _wake(self, count: int) -> None:
+        """Called with the lock."""
+        if self._idle_workers:
+            self._changed.notify(min(count, self._idle_workers))
+
+    def _run(self) -> None:
+        work, reconcile = self._work, self._reconcile
+        while (taken := self._next()) is not None:
+            try:
+                request = work.request(taken)
+                result = reconcile(request)
+            except BaseException as error:  # noqa: BLE001  counted and logged; a worker must not end
+                work.fail(taken, error)
+            else:
+                work.succeed(taken, request, result)
+
+    def _next(self) -> Taken | None:
+        """Waits for a key; None when there will be none any more."""
+        work = self._work
+        with self._changed:
+            while not work.is_stopping:
+                taken = work.pick()
+                wait_s = work.next_in_s()
+                if taken is not None:
+                    if self._idle_workers and time.monotonic() + wait_s < self._kept_until:
+                        self._changed.notify()  # another takes what is next, or sees to it that it is taken in time
+                    return taken
+                self._wait(wait_s)
+        return None
+
+    def _wait(self, wait_s: float) -> None:
+        """Until woken; as long as that when no other worker wakes before that by itself."""
+        until = time.monotonic() + wait_s
+        self._idle_workers += 1
+        try:
+            if until >= self._kept_until:
+                self._changed.wait()
+                return
+            self._kept_until = until
+            self._changed.wait(min(wait_s, threading.TIMEOUT_MAX))
+        finally:
+            self._idle_workers -= 1
+            if self._kept_until == until:
+                self._kept_until = math.inf
+
+
+def check_arguments(reconcile: Callable[..., object], workers: int, tables: Sequence[str] | None) -> None:
+    """Raises UsageError."""
+    if not callable(reconcile):
+        raise UsageError(f"reconcile is called back, and {reconcile!r} cannot be called")
+    if workers < 1:
+        raise UsageError(f"a controller needs workers, not {workers}")
+    if isinstance(tables, str):
+        raise UsageError(f"tables is a list, not a string: [{tables!r}]")
+
+
+def queue_settings(retries: RetryPauses | None, interval_min_s: float, runs_per_s_max: float | None) -> QueueSettings:
+    """Raises UsageError."""
+    if not interval_min_s >= 0:
+        raise UsageError(f"interval_min_s is 0 or more, not {interval_min_s!r}")
+    if runs_per_s_max is not None and not runs_per_s_max > 0:
+        raise UsageError(f"runs_per_s_max is more than 0, not {runs_per_s_max!r}")
+    return QueueSettings(
+        retries or RetryPauses(), interval_min_s, math.inf if runs_per_s_max is None else runs_per_s_max
+    )
+
+
+def put(work: Work, table: str, key: str, after_s: float) -> None:
+    if after_s > 0:
+        work.put_after(Key(table, key), after_s)
+    else:
+        work.put([Key(table, key)])

@@ -1,0 +1,44 @@
+"""What a controller works on: a key, and what its run ended with.  Plain data."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import NamedTuple
+
+from pubsub_api.errors import UsageError
+
+
+class Key(NamedTuple):
+    """The table and the key of an object, or of anything else that a program brings into order."""
+
+    table: str
+    key: str
+
+    def __str__(self) -> str:
+        return f"{self.table} {self.key!r}"
+
+
+@dataclasses.dataclass(frozen=True)
+class RequeueAfter:
+    """A run succeeded and wants another one so many seconds later, unless a change causes one before."""
+
+    seconds: float
+
+    def __post_init__(self) -> None:
+        if not self.seconds >= 0:
+            raise UsageError(f"RequeueAfter takes seconds from 0 on, not {self.seconds!r}")
+
+
+@dataclasses.dataclass(frozen=True)
+class RetryPauses:
+    """The pauses after failures of one key: ``first_s``, then twice as long each time, up to ``max_s``.
+
+    Each is between half of it and the whole, so that keys that failed together do not come back together.
+    """
+
+    first_s: float = 0.1
+    max_s: float = 60.0
+
+    def __post_init__(self) -> None:
+        if not 0 < self.first_s <= self.max_s:
+            raise UsageError(f"pauses begin above 0 s and end at max_s, not {self.first_s} s and {self.max_s} s")

@@ -1,0 +1,70 @@
+"""Whom a change concerns: the keys that a controller has to work on when an object changes.  Does no I/O."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+from nb_api.controller.core.keys import Key
+from nb_api.core.changes import DbObject
+from pubsub_api.errors import UsageError
+
+OwnersOf = Callable[[DbObject], Iterable[tuple[str, str]]]
+"""From an object of a dependent table to the (table, key) of each object that is worked on when it changes."""
+
+
+class OwnerMap:
+    """Remembers every object that was seen, with its owners: those that it had are concerned, too, when it gets others.
+
+    Objects of ``tables`` are worked on themselves; None stands for every table without a function in ``owners``.  Being
+    told twice, or of an object that is not known, does no harm.  Not thread-safe.
+    """
+
+    def __init__(self, tables: Sequence[str] | None, owners: Mapping[str, OwnersOf]) -> None:
+        self._own = None if tables is None else frozenset(tables)
+        self._functions = dict(owners)
+        self._known: dict[str, dict[str, tuple[Key, ...]]] = {}
+
+    def is_followed(self, table: str) -> bool:
+        return table in self._functions or self._is_own(table)
+
+    def _is_own(self, table: str) -> bool:
+        return table not in self._functions if self._own is None else table in self._own
+
+    def put(self, table: str, key: str, get: Callable[[], DbObject]) -> Sequence[Key]:
+        """The object is there, new or changed: the keys that are concerned.  ``get`` gives it, if that is needed.
+
+        Raises what the function of its table raises; then the owners it had are still known as its owners.
+        """
+        known = self._known.setdefault(table, {})
+        function = self._functions.get(table)
+        if function is None:
+            owners: tuple[Key, ...] = ()
+        else:
+            owners = tuple(dict.fromkeys(map(_checked, function(get()))))
+        before = known.get(key, ())
+        # Most objects keep their owners: then one tuple serves both.
+        known[key] = before if owners == before else owners
+        concerned = owners if owners == before else tuple(dict.fromkeys((*before, *owners)))
+        return (Key(table, key), *concerned) if self._is_own(table) else concerned
+
+    def owners_before(self, table: str, key: str) -> Sequence[Key]:
+        """The keys that an object concerns as far as is known, itself included."""
+        before = self._known.get(table, {}).get(key, ())
+        return (Key(table, key), *before) if self._is_own(table) else before
+
+    def remove(self, table: str, key: str) -> Sequence[Key]:
+        """The object is gone: the keys that are concerned."""
+        concerned = self.owners_before(table, key)
+        self._known.get(table, {}).pop(key, None)
+        return concerned
+
+    def names(self) -> Iterator[tuple[str, str]]:
+        """Table and key of every object that is known."""
+        return ((table, key) for table, known in self._known.items() for key in known)
+
+
+def _checked(owner: object) -> Key:
+    """A pair and nothing else: a string of two letters could be taken for one."""
+    if isinstance(owner, tuple) and len(owner) == 2 and all(isinstance(part, str) for part in owner):
+        return Key(*owner)
+    raise UsageError(f"an owner is a pair of table and key, not {owner!r}; give a list of such pairs")

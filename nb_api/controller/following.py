@@ -1,0 +1,159 @@
+"""From the changes of a local cache to the keys that a controller has to work on."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+
+from nb_api.cache.local_cache import LocalCache
+from nb_api.controller.core.keys import Key
+from nb_api.controller.core.owners import OwnerMap
+from nb_api.controller.work import Work
+from nb_api.core.changes import DbObject
+from nb_api.core.differences import CacheChange, Deleted, Resynced
+from nb_api.errors import ObjectNotFound
+from pubsub_api.errors import Closed, WaitTimeout
+from pubsub_api.runtime.backoff import Backoff
+from pubsub_api.runtime.rare_logging import SeldomLog
+from pubsub_api.runtime.threads import start_thread
+
+LOG = logging.getLogger(__name__)
+
+_PORTION = 1000
+"""Changes that are taken together."""
+_PATIENCE_S = 0.2
+"""How long the thread waits for changes before it looks whether it is to end: `close` waits as long."""
+_SYNC_PATIENCE_S = 0.02
+_RETRY_S, _RETRY_MAX_S = 1.0, 60.0
+
+
+class CacheFollower:
+    """One thread that takes the changes of a cache and tells `Work` the keys.
+
+    Nothing is told before the copy is complete; then every object of it is, and from then on what differs.
+    """
+
+    def __init__(self, cache: LocalCache, owners: OwnerMap, work: Work, *, name: str) -> None:
+        self._cache = cache
+        self._owners = owners
+        self._work = work
+        self._name = name
+        self._unmapped: set[tuple[str, str]] = set()
+        """Objects whose owners could not be told."""
+        self._backoff = Backoff(_RETRY_S, _RETRY_MAX_S)
+        self._retry_at = 0.0
+        self._log_mapping = SeldomLog(LOG)
+        self._log_trouble = SeldomLog(LOG)
+        self.thread = threading.Thread(target=self._run, name=f"controller-changes-{name}", daemon=True)
+
+    def start(self) -> None:
+        """Raises LimitReached."""
+        start_thread(self.thread)
+
+    def _run(self) -> None:
+        is_begun = False
+        while not self._work.is_stopping:
+            try:
+                if not is_begun:
+                    is_begun = self._begin()
+                    continue
+                first = next(self._cache.changes(timeout_s=_PATIENCE_S), None)
+                if first is not None:
+                    self._take([first, *itertools.islice(self._cache.changes(timeout_s=0), _PORTION)])
+                elif self._cache.is_closed:
+                    break
+                self._map_again()
+                self._work.watch()
+            except Closed:
+                break
+            except Exception as error:  # noqa: BLE001  a thread that ends in silence would leave all keys as they are
+                # What was being taken is not known any more: so everything is looked at, as after an overrun.
+                is_begun = False
+                self._log_trouble("Controller %s: changes cannot be followed: %s", self._name, error, exc_info=error)
+        if not self._work.is_stopping:
+            LOG.info("Controller %s ends, because its local cache was closed.", self._name)
+        self._work.stop()
+
+    def _begin(self) -> bool:
+        """Whether the copy is complete, and everything in it was told."""
+        # What the copy has is read below, so what led there need not be told.
+        for _ in self._cache.changes(timeout_s=_SYNC_PATIENCE_S):
+            if self._work.is_stopping:
+                return False
+        try:
+            self._cache.wait_synced(timeout_s=0)
+        except WaitTimeout:
+            return False
+        for _ in self._cache.changes(timeout_s=0):
+            pass
+        self._read_all()
+        self._work.begin()
+        return True
+
+    def _take(self, changes: Sequence[CacheChange]) -> None:
+        keys: list[Key] = []
+        ends: dict[Key, Deleted | None] = {}
+        for change in changes:
+            if isinstance(change, Resynced):
+                if not change.is_told:
+                    self._read_all()
+            elif not self._owners.is_followed(change.table):
+                continue
+            elif isinstance(change, Deleted):
+                self._unmapped.discard((change.table, change.key))
+                keys += self._owners.remove(change.table, change.key)
+                ends[Key(change.table, change.key)] = change
+            else:
+                keys += self._map(change.table, change.key, lambda change=change: change.object)  # type: ignore[misc]
+                ends[Key(change.table, change.key)] = None
+        self._work.put(keys, ends=ends)
+
+    def _read_all(self) -> None:
+        """Have every key worked on, also those that were known and are not there any more."""
+        gone = set(self._owners.names())
+        for table in filter(self._owners.is_followed, self._cache.tables):
+            for found in self._cache.get_all(table):
+                gone.discard((table, found.key))
+                keys = self._map(table, found.key, lambda found=found: found)  # type: ignore[misc]
+                self._work.put(keys, is_bulk=True)
+        for table, key in gone:
+            self._unmapped.discard((table, key))
+            self._work.put(self._owners.remove(table, key), is_bulk=True)
+        self._work.complete_readings += 1
+
+    # -- owners
+
+    def _map(self, table: str, key: str, get: Callable[[], DbObject]) -> Sequence[Key]:
+        """The keys that an object concerns; those it concerned before, when its owners cannot be told."""
+        try:
+            keys = self._owners.put(table, key, get)
+        except Exception as error:  # noqa: BLE001  a function of the program: counted, logged, called again
+            self._work.mapping_errors += 1
+            if not self._unmapped:
+                self._backoff.reset()
+                self._retry_at = time.monotonic() + self._backoff.next_s()
+            self._unmapped.add((table, key))
+            self._log_mapping(
+                "Controller %s: the owners of %s cannot be told: %s: %s. It will be tried again.",
+                self._name, Key(table, key), type(error).__name__, error, exc_info=error,
+            )  # fmt: skip
+            keys = self._owners.owners_before(table, key)
+        else:
+            if self._unmapped:
+                self._unmapped.discard((table, key))
+        self._work.unmapped = len(self._unmapped)
+        return keys
+
+    def _map_again(self) -> None:
+        if not self._unmapped or time.monotonic() < self._retry_at:
+            self._work.unmapped = len(self._unmapped)
+            return
+        for table, key in list(self._unmapped):
+            with contextlib.suppress(ObjectNotFound):  # its end is told, or was
+                found = self._cache.get(table, key)
+                self._work.put(self._map(table, key, lambda found=found: found))  # type: ignore[misc]
+        self._retry_at = time.monotonic() + self._backoff.next_s()

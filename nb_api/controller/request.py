@@ -1,0 +1,42 @@
+"""What a reconcile function is given."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from nb_api.controller.core.keys import Key, RequeueAfter
+from nb_api.core.changes import DbObject
+
+if TYPE_CHECKING:
+    from nb_api.cache.local_cache import LocalCache
+
+
+class Request(msgspec.Struct, frozen=True):
+    """A key to bring into order, with what the copy has under it now."""
+
+    table: str
+    key: str
+    object: DbObject | None
+    """As the copy has it at the begin of the run; None when it is not there."""
+    deleted: DbObject | None
+    """When it is not there: as it was last, if that is known.  It stays known until a run has succeeded."""
+    attempt: int
+    """1, and one more for each failure before."""
+    cache: LocalCache
+    asks_to_stop: Callable[[], bool]
+
+    @property
+    def is_stopping(self) -> bool:
+        """The controller is being closed: what takes long should come to an end."""
+        return self.asks_to_stop()
+
+    def __str__(self) -> str:
+        return str(Key(self.table, self.key))
+
+
+Reconcile = Callable[[Request], RequeueAfter | None]
+"""Makes the world look like the copy, as far as one key is concerned.  It is called again when it raises."""
+AsyncReconcile = Callable[[Request], Awaitable[RequeueAfter | None]]

@@ -1,0 +1,239 @@
+"""The work of one controller, shared by those that do it: what is wanted, what runs, and what runs have ended with."""
+
+from __future__ import annotations
+
+import logging
+import random
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping
+
+from nb_api.cache.local_cache import LocalCache
+from nb_api.controller.core.keys import Key, RequeueAfter
+from nb_api.controller.core.work_queue import QueueSettings, Taken, WorkQueue
+from nb_api.controller.request import Request
+from nb_api.controller.statistics import ControllerStatistics
+from nb_api.core.differences import Deleted
+from nb_api.errors import GiveUp, ObjectNotFound
+from pubsub_api.errors import Closed, UsageError, WaitTimeout
+from pubsub_api.runtime.rare_logging import SeldomLog
+
+LOG = logging.getLogger(__name__)
+
+HANGING_S = 60.0
+"""A run that takes longer than this is named in the log."""
+
+
+class Work:
+    """Every method may be called from any thread.
+
+    ``wake`` is called with how many keys may have become ready, with `lock` held.  Those who wait for work do so with
+    `lock`, which may be acquired again by the thread that has it.
+    """
+
+    def __init__(self, cache: LocalCache, settings: QueueSettings, *, name: str, wake: Callable[[int], None]) -> None:
+        self.lock = threading.RLock()
+        self._idle = threading.Condition(self.lock)
+        self._cache = cache
+        self._name = name
+        self._wake = wake
+        self._queue = WorkQueue(settings, jitter=random.random)
+        self._deleted: dict[Key, Deleted] = {}
+        """What was deleted and was not brought into order since."""
+        self._running: dict[Key, float] = {}
+        """When each run began."""
+        self.is_stopping = False
+        self.unmapped = 0
+        self.mapping_errors = 0
+        self.complete_readings = 0
+        self._waited_s = self._waited_max_s = self._run_s = self._run_max_s = 0.0
+        self._log_failure = SeldomLog(LOG)
+        self._log_hanging = SeldomLog(LOG)
+
+    # -- what is wanted
+
+    def put(
+        self, keys: Iterable[Key], *, ends: Mapping[Key, Deleted | None] | None = None, is_bulk: bool = False
+    ) -> None:
+        """Have these keys worked on.  ``ends``: of those that were deleted how, and None of those that are there."""
+        now = time.monotonic()
+        with self.lock:
+            for key, end in (ends or {}).items():
+                if end is not None:
+                    self._deleted[key] = end
+                elif self._deleted:
+                    self._deleted.pop(key, None)
+            count = 0
+            for count, key in enumerate(keys, 1):  # noqa: B007  it is the number of them
+                self._queue.add(key, now, is_bulk=is_bulk)
+            if count:
+                self._wake(count)
+
+    def put_after(self, key: Key, after_s: float) -> None:
+        with self.lock:
+            self._queue.add_after(key, after_s, time.monotonic())
+            self._wake(1)
+
+    def begin(self) -> None:
+        """The copy is complete."""
+        with self.lock:
+            self._queue.open()
+            self._wake(self._queue.ready)
+            self._idle.notify_all()
+
+    def stop(self) -> None:
+        """Begin nothing any more.  Does not wait for what runs."""
+        with self.lock:
+            self.is_stopping = True
+            self._queue.close()
+            self._idle.notify_all()
+
+    def inherit(self) -> None:
+        """In a forked child: nothing runs, and a lock that was held at the fork is replaced."""
+        self.lock = threading.RLock()
+        self._idle = threading.Condition(self.lock)
+        self._running.clear()
+        self.is_stopping = True
+        self._queue.close()
+
+    # -- for who does it
+
+    def pick(self) -> Taken | None:
+        """A key to work on now.  Whoever picks one calls `succeed` or `fail` after it."""
+        now = time.monotonic()
+        with self.lock:
+            taken = self._queue.take(now)
+            if taken is not None:
+                self._running[taken.key] = now
+                self._waited_s += taken.waited_s
+                self._waited_max_s = max(self._waited_max_s, taken.waited_s)
+            return taken
+
+    def next_in_s(self) -> float:
+        """How long there is nothing to do, unless `wake` is called."""
+        now = time.monotonic()
+        with self.lock:
+            return self._queue.next_at(now) - now
+
+    def request(self, taken: Taken) -> Request:
+        """What the copy has, read after the key was picked: a change that comes later causes another run.
+
+        Raises Closed, when the cache is closed.
+        """
+        key = taken.key
+        try:
+            found, end = self._cache.get(key.table, key.key), None
+        except ObjectNotFound:
+            found, end = None, self._deleted.get(key)
+        deleted = None if end is None else end.object
+        return Request(key.table, key.key, found, deleted, taken.attempt, self._cache, self._asks_to_stop)
+
+    def _asks_to_stop(self) -> bool:
+        return self.is_stopping
+
+    def succeed(self, taken: Taken, request: Request, result: object) -> None:
+        """The function has returned."""
+        if not (result is None or isinstance(result, RequeueAfter)):
+            self.fail(taken, UsageError(f"reconcile returns None or RequeueAfter, not {result!r}"))
+            return
+        key = taken.key
+        with self.lock:
+            now = self._ended(key)
+            self._queue.done(key, now, again_after_s=None if result is None else result.seconds)
+            if request.deleted is not None:
+                end = self._deleted.get(key)
+                if end is not None and end.object.version == request.deleted.version:  # else deleted once more
+                    del self._deleted[key]
+            self._after_run()
+
+    def fail(self, taken: Taken, error: BaseException) -> None:
+        """The function has raised.  Nothing that is the fault of a cache which was closed meanwhile is logged."""
+        if self._cache.is_closed and isinstance(error, Closed):
+            self.stop()
+            self._drop(taken.key)
+            return
+        key = taken.key
+        with self.lock:
+            now = self._ended(key)
+            if isinstance(error, GiveUp):
+                self._queue.give_up(key, now)
+                self._deleted.pop(key, None)
+                pause = "Not tried again before it changes."
+            else:
+                pause = f"Next attempt in {self._queue.fail(key, now):.1f} s."
+            self._after_run()
+        self._log_failure(
+            "Controller %s: reconcile of %s failed, attempt %d: %s: %s. %s", self._name, key, taken.attempt,
+            type(error).__name__, error, pause, exc_info=None if isinstance(error, GiveUp) else error,
+        )  # fmt: skip
+
+    def _drop(self, key: Key) -> None:
+        with self.lock:
+            self._queue.done(key, self._ended(key))
+            self._after_run()
+
+    def _ended(self, key: Key) -> float:
+        now = time.monotonic()
+        run_s = now - self._running.pop(key)
+        self._run_s += run_s
+        self._run_max_s = max(self._run_max_s, run_s)
+        return now
+
+    def _after_run(self) -> None:
+        if self._queue.is_idle:
+            self._idle.notify_all()
+
+    # -- watching
+
+    def wait_idle(self, timeout_s: float) -> None:
+        """Raises WaitTimeout."""
+        with self.lock:
+            if not self._idle.wait_for(lambda: self.is_stopping or self._is_idle, timeout_s):
+                raise WaitTimeout(f"controller {self._name} was not idle within {timeout_s} s: {self.statistics()}")
+
+    @property
+    def _is_idle(self) -> bool:
+        return self._queue.is_open and self._queue.is_idle
+
+    def running(self) -> list[tuple[Key, float]]:
+        """The keys that run, each with for how many seconds, the longest first."""
+        now = time.monotonic()
+        with self.lock:
+            return sorted(((key, now - begun) for key, begun in self._running.items()), key=lambda one: -one[1])
+
+    def watch(self) -> None:
+        """To be called now and then: names a run that hangs."""
+        running = self.running()
+        if running and running[0][1] > HANGING_S:
+            key, age_s = running[0]
+            self._log_hanging(
+                "Controller %s: reconcile of %s has been running for %.0f s; %d run.",
+                self._name, key, age_s, len(running),
+            )  # fmt: skip
+
+    def statistics(self) -> ControllerStatistics:
+        now = time.monotonic()
+        with self.lock:
+            queue, counters = self._queue, self._queue.counters
+            queue.tidy(now)
+            return ControllerStatistics(
+                has_begun=queue.is_open,
+                ready=queue.ready,
+                running=queue.running,
+                waiting=queue.waiting,
+                unmapped=self.unmapped,
+                oldest_ready_s=queue.oldest_ready_s(now),
+                oldest_running_s=now - min(self._running.values(), default=now),
+                runs=counters.runs,
+                retries=counters.retries,
+                failures=counters.failures,
+                given_up=counters.given_up,
+                requeues=counters.requeues,
+                merged=counters.merged,
+                mapping_errors=self.mapping_errors,
+                complete_readings=self.complete_readings,
+                waited_s=self._waited_s,
+                waited_max_s=self._waited_max_s,
+                run_s=self._run_s,
+                run_max_s=self._run_max_s,
+            )

@@ -1,0 +1,194 @@
+"""Indexes of a local cache: the objects of a table by what a function makes of them.  Does no I/O.
+
+Theory of operation
+-------------------
+An index function is called once for each version of an object that is held, never for one that was held before: the
+values that it gave are kept beside the object, and taken away by these.  So a function whose answer changes with time
+leaves no traces, and most updates, which change no indexed field, cost a comparison.
+
+A function that raises, or whose value cannot be a key of a dict, does no harm to anything but itself: the object is in
+the copy and in the other indexes.  It is tried again with the next version of the object.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterable, Iterator
+from typing import Any
+
+from nb_api.core.changes import DbObject
+from nb_api.core.differences import CachedObject
+from nb_api.core.sorted_values import SortedValues
+
+IndexFunction = Callable[[DbObject], Any]
+Placed = Any
+"""Where an object stands in one index: under a value, under those of a tuple when it has several, or nowhere (None)."""
+
+
+class IndexData:
+    """One index.  Not thread-safe: the owner serialises what changes the copy, and reading."""
+
+    __slots__ = (
+        "_on_error", "conflicts", "errors", "failed", "function", "holders", "is_multiple", "is_unique", "name",
+        "order", "table",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        name: str,
+        table: str,
+        function: IndexFunction,
+        *,
+        is_unique: bool,
+        is_multiple: bool,
+        is_sorted: bool,
+        on_error: Callable[[IndexData, str, BaseException], None],
+    ) -> None:
+        """``on_error`` is told of a function that raised, with the key of the object."""
+        self.name = name
+        self.table = table
+        self.function = function
+        self.is_unique = is_unique
+        self.is_multiple = is_multiple
+        self.holders: dict[Hashable, str | set[str]] = {}
+        """Value -> the key of the only object that has it, or the keys of several."""
+        self.order = SortedValues() if is_sorted else None
+        self.failed: set[str] = set()
+        """Objects that are not in the index because the function raised."""
+        self.errors = 0
+        self.conflicts = 0
+        """How often an object got a value of a unique index that another object had."""
+        self._on_error = on_error
+
+    def keys(self, value: Hashable) -> Iterable[str]:
+        """Of the objects with this value, in no order."""
+        found = self.holders.get(value, ())
+        return (found,) if isinstance(found, str) else found
+
+    def place(self, key: str, before: Placed, found: DbObject) -> Placed:
+        """Put an object where it belongs now.  Returns where that is."""
+        try:
+            after = self._values_of(found)
+            if before is not None:
+                if before == after:
+                    return before
+                self.take_out(key, before)
+                before = None
+            return self._put_in(key, after)
+        except BaseException as error:  # noqa: BLE001  of a function of the program: nothing of it may stop the copy
+            if before is not None:
+                self.take_out(key, before)
+            self._failed(key, error)
+            return None
+
+    def _values_of(self, found: DbObject) -> Placed:
+        value = self.function(found)
+        if value is None:
+            return None
+        if self.is_multiple:
+            if isinstance(value, str | bytes):
+                raise TypeError("the function of an index with multiple values gives several values, not one text")
+            values = tuple(dict.fromkeys(value))
+            return values or None
+        hash(value)
+        return value
+
+    def _put_in(self, key: str, after: Placed) -> Placed:
+        if self.failed:
+            self.failed.discard(key)
+        if after is None:
+            return None
+        done: list[Hashable] = []
+        try:
+            for value in after if self.is_multiple else (after,):
+                self._hold(key, value)
+                done.append(value)
+        except BaseException:
+            for value in done:
+                self._release(key, value)
+            raise
+        return after
+
+    def _hold(self, key: str, value: Hashable) -> None:
+        """Raises TypeError when a sorted index cannot compare the value."""
+        holders = self.holders
+        held = holders.get(value)
+        if held is None:
+            if self.order is not None:
+                self.order.add(value)
+            holders[value] = key
+            return
+        if isinstance(held, str):
+            holders[value] = {held, key}
+        else:
+            held.add(key)
+        if self.is_unique:
+            self.conflicts += 1
+
+    def take_out(self, key: str, before: Placed) -> None:
+        if before is None:
+            if self.failed:
+                self.failed.discard(key)
+            return
+        for value in before if self.is_multiple else (before,):
+            self._release(key, value)
+
+    def _release(self, key: str, value: Hashable) -> None:
+        """Nothing is left of a value that no object has any more."""
+        held = self.holders[value]
+        if isinstance(held, str):
+            del self.holders[value]
+            if self.order is not None:
+                self.order.remove(value)
+        else:
+            held.discard(key)
+            if len(held) == 1:
+                self.holders[value] = held.pop()
+
+    def _failed(self, key: str, error: BaseException) -> None:
+        self.errors += 1
+        self.failed.add(key)
+        self._on_error(self, key, error)
+
+
+class TableIndexes:
+    """All indexes of a table.  Not thread-safe."""
+
+    __slots__ = ("_indexes", "_placed", "_table")
+
+    def __init__(self, table: str) -> None:
+        self._table = table
+        self._indexes: tuple[IndexData, ...] = ()
+        self._placed: dict[str, tuple[Placed, ...]] = {}
+        """Key -> where the object stands in each index, in their order."""
+
+    def __iter__(self) -> Iterator[IndexData]:
+        return iter(self._indexes)
+
+    def add(self, index: IndexData, entries: dict[str, CachedObject]) -> None:
+        """Build an index of what is held.  Nothing was added when its ``on_error`` raises."""
+        found = {key: index.place(key, None, entry.named(self._table, key)) for key, entry in entries.items()}
+        for key, one in found.items():
+            self._placed[key] = (*self._placed.get(key, ()), one)
+        self._indexes += (index,)
+
+    def put(self, key: str, entry: CachedObject) -> None:
+        """An object is new or has a newer version."""
+        before = self._placed.get(key)
+        if before is None:
+            self._placed[key] = tuple(
+                [index.place(key, None, entry.named(self._table, key)) for index in self._indexes]
+            )
+            return
+        after = tuple(
+            [
+                index.place(key, one, entry.named(self._table, key))
+                for index, one in zip(self._indexes, before, strict=True)
+            ]
+        )
+        if after != before:
+            self._placed[key] = after
+
+    def remove(self, key: str) -> None:
+        """An object is held no longer."""
+        for index, before in zip(self._indexes, self._placed.pop(key), strict=True):
+            index.take_out(key, before)

@@ -1,0 +1,62 @@
+"""Where a program's configuration comes from, when it is opened: arguments, the environment, or a file of the host.
+
+What the program gives counts, and then nothing else is looked at.  A program that gives nothing is configured by its
+surroundings: the files that ``HELIOGRAPH_CONFIG`` names, or else ``/etc/heliograph/heliograph.conf`` when it is there,
+and above them ``HELIOGRAPH_DB``, ``HELIOGRAPH_BUS`` and ``HELIOGRAPH_LOG``, each a URL.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import pathlib
+from collections.abc import Iterable, Mapping
+
+from oslo_config import cfg
+
+from pubsub_api import config, loading
+
+SYSTEM_FILE = pathlib.Path("/etc/heliograph/heliograph.conf")
+"""Read when neither the program nor the environment names another."""
+DB, BUS, LOG, CONFIG = "HELIOGRAPH_DB", "HELIOGRAPH_BUS", "HELIOGRAPH_LOG", "HELIOGRAPH_CONFIG"
+
+Files = Iterable[str | os.PathLike[str]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Surroundings:
+    """What a program is configured by that gives nothing itself.  A variable that is empty counts as not set."""
+
+    db: str | None
+    bus: str | None
+    log: str | None
+    config_files: tuple[str, ...]
+
+
+def surroundings(environment: Mapping[str, str] = os.environ) -> Surroundings:
+    """The environment of this process.  ``HELIOGRAPH_CONFIG`` has several files with ``:`` between; later ones win."""
+    named = [name for name in environment.get(CONFIG, "").split(os.pathsep) if name]
+    if not named and SYSTEM_FILE.is_file():
+        named = [str(SYSTEM_FILE)]
+    db, bus, log = (environment.get(name) or None for name in (DB, BUS, LOG))
+    return Surroundings(db, bus, log, tuple(named))
+
+
+def conf_of(*, bus: str | None = None, log: str | None = None, config_files: Files = ()) -> cfg.ConfigOpts:
+    """A new ``conf``: the files, and above them the URLs.
+
+    Raises InvalidConfig, UsageError, and what loading the driver of ``bus`` raises.
+    """
+    conf = config.new_conf(config_files)
+    if bus is not None:
+        loading.configure_from_url(conf, bus)
+    if log is not None:
+        conf.register_opts([config.LOG_URL], group=config.LOG_GROUP)
+        conf.set_override(config.LOG_URL.name, log, group=config.LOG_GROUP)
+    return conf
+
+
+def is_default(conf: cfg.ConfigOpts, name: str, group: str) -> bool:
+    """Whether neither a file, nor the environment, nor a program has given the option a value."""
+    location = conf.get_location(name, group)
+    return location is None or location.location is cfg.Locations.opt_default

@@ -1,0 +1,72 @@
+"""What a worker's publisher promises to programs with several threads, small windows and large events."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+import pubsub_api
+from publisher_service.service import PublisherService
+from pubsub_api.publishing import multiproc
+from tests.functional.conftest import event
+from tests.helpers.service_nodes import START_S, Host
+from tests.helpers.waiting import wait_until
+
+
+@pytest.fixture
+def host() -> Iterator[Host]:
+    with Host() as made:
+        yield made
+
+
+def test_threads_that_share_a_worker_have_a_position_per_event_and_keep_their_order(host: Host) -> None:
+    threads, each = 4, 3000
+    got: list[pubsub_api.Event] = []
+    positions: list[list[int]] = [[] for _ in range(threads)]
+    begin = threading.Barrier(threads)
+
+    def send(at: int) -> None:
+        begin.wait(START_S)
+        for number in range(1, each + 1):
+            positions[at].append(worker.send_event(event(number, "shared", key=f"thread-{at}")))
+
+    with (
+        PublisherService(host.conf()),
+        pubsub_api.open(host.url) as session,
+        multiproc.worker_publisher(host.conf()) as worker,
+    ):
+        session.subscriber(["#"], got.append).wait_ready(timeout_s=START_S)
+        senders = [threading.Thread(target=send, args=(at,)) for at in range(threads)]
+        for sender in senders:
+            sender.start()
+        for sender in senders:
+            sender.join(START_S)
+        worker.flush(timeout_s=START_S)
+        assert worker.acknowledged == threads * each
+        wait_until(lambda: len(got) >= threads * each, START_S, "all events")
+    assert sorted(position for own in positions for position in own) == list(range(1, threads * each + 1))
+    assert all(own == sorted(own) for own in positions)
+    for at in range(threads):
+        mine = [item for item in got if item.key == f"thread-{at}"]
+        assert [item.version for item in mine] == list(range(1, each + 1))
+    order = sorted((position, at) for at, own in enumerate(positions) for position in own)
+    assert [f"thread-{at}" for _, at in order] == [item.key for item in got], "positions tell the order of the stream"
+
+
+def test_large_and_small_events_pass_in_order_however_the_socket_cuts_them(host: Host) -> None:
+    sizes = [1, 200_000, 5, 90_000, 300_000, 17, 131_072] * 6
+    got: list[pubsub_api.Event] = []
+    with (
+        PublisherService(host.conf()) as service,
+        pubsub_api.open(host.url) as session,
+        multiproc.worker_publisher(host.conf()) as worker,
+    ):
+        session.subscriber(["#"], got.append).wait_ready(timeout_s=START_S)
+        for number, size in enumerate(sizes, 1):
+            worker.send_event(event(number, "tenant-7/port", value=b"x" * size))
+        worker.flush(timeout_s=START_S)
+        wait_until(lambda: len(got) >= len(sizes), START_S, "all events")
+        assert service.report()["sequencer"]["refused_events"] == 0
+    assert [(item.version, len(item.value)) for item in got] == list(enumerate(sizes, 1))

@@ -1,0 +1,71 @@
+"""A local cache that does what a test says, when it says so: complete or not, overrun, closed."""
+
+from __future__ import annotations
+
+import queue
+from collections.abc import Iterator
+from typing import Any
+
+from nb_api import CacheChange, Created, DbObject, Deleted, Resynced, Updated
+from nb_api.core.differences import CachedObject
+from nb_api.errors import ObjectNotFound
+from pubsub_api.errors import Closed, WaitTimeout
+
+
+class ScriptedCache:
+    """As much of `LocalCache` as a controller uses."""
+
+    def __init__(self, *, is_synced: bool = True) -> None:
+        self.is_closed = False
+        self.is_synced = is_synced
+        self.objects: dict[tuple[str, str], CachedObject] = {}
+        self._changes: queue.SimpleQueue[CacheChange] = queue.SimpleQueue()
+        self._version = 0
+
+    def put(self, table: str, key: str, value: Any = None, *, is_told: bool = True) -> None:
+        self._version += 1
+        entry = CachedObject(self._version, "topic", value)
+        before = self.objects.get((table, key))
+        self.objects[table, key] = entry
+        if is_told:
+            self.tell(Created(table, key, entry) if before is None else Updated(table, key, entry, before))
+
+    def delete(self, table: str, key: str, *, is_told: bool = True) -> None:
+        self._version += 1
+        entry = self.objects.pop((table, key))
+        if is_told:
+            self.tell(Deleted(table, key, entry, self._version))
+
+    def tell(self, change: CacheChange) -> None:
+        self._changes.put(change)
+
+    def overrun(self) -> None:
+        self.tell(Resynced("overrun", "a test", self._version))
+
+    # -- what a controller calls
+
+    @property
+    def tables(self) -> list[str]:
+        return sorted({table for table, _ in self.objects})
+
+    def get(self, table: str, key: str) -> DbObject:
+        if self.is_closed:
+            raise Closed("closed")
+        try:
+            return self.objects[table, key].named(table, key)
+        except KeyError:
+            raise ObjectNotFound(key) from None
+
+    def get_all(self, table: str) -> list[DbObject]:
+        return [entry.named(table, key) for (found, key), entry in sorted(self.objects.items()) if found == table]
+
+    def changes(self, *, timeout_s: float) -> Iterator[CacheChange]:
+        while not self.is_closed:
+            try:
+                yield self._changes.get(timeout=timeout_s) if timeout_s else self._changes.get_nowait()
+            except queue.Empty:
+                return
+
+    def wait_synced(self, *, timeout_s: float) -> None:
+        if not self.is_synced:
+            raise WaitTimeout(f"not within {timeout_s} s")
