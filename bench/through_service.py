@@ -61,6 +61,10 @@ def run(case: Case, load: Load, workers: int, make_sink: MakeSink = Sink, *, is_
         directory = stack.enter_context(tempfile.TemporaryDirectory(prefix="heliograph-bench-"))
         service = stack.enter_context(Worker(serve, case.server, directory))
         address = service.hear()
+        # Workers connect with their first event.  They do so before the listener joins, which then does not see it.
+        senders = [stack.enter_context(Worker(work, case.server, directory, load, workers, n)) for n in range(workers)]
+        for sender in senders:
+            sender.hear()
         all_topics = dataclasses.replace(load, topics=workers)
         if is_copied:
             listener = Worker(control, case.server, directory, load.count, address)
@@ -68,9 +72,6 @@ def run(case: Case, load: Load, workers: int, make_sink: MakeSink = Sink, *, is_
             listener = Worker(subscribe, case, all_topics, address=address, make_sink=make_sink, size=1)
         subscriber = stack.enter_context(listener)
         subscriber.hear()
-        senders = [stack.enter_context(Worker(work, case.server, directory, load, workers, n)) for n in range(workers)]
-        for sender in senders:
-            sender.hear()
         for sender in senders:
             sender.tell("go")
         begun_ns = min(sender.hear(RUN_TIMEOUT_S) for sender in senders)
@@ -143,6 +144,8 @@ def work(pipe: Connection, url: str, directory: str, load: Load, workers: int, p
     topic = events.topic(position)
     numbers = range(position + 1, load.count + 1, workers)
     with WorkerPublisher(_conf(url, directory)) as publisher:
+        publisher.send_event(events.event(0, topic))
+        publisher.flush(timeout_s=OPEN_TIMEOUT_S)
         pipe.send("ready")
         pipe.recv()
         before = usage_now()

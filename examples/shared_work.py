@@ -31,18 +31,20 @@ class Worker:
 
 def main() -> None:
     logging.getLogger("shared_subscriptions").setLevel(logging.CRITICAL)  # Refusals are wanted here.
-    with tempfile.TemporaryDirectory() as directory:
-        with pubsub_api.open("memory://jobs", log=f"sqlite://{directory}/log.db") as session:
-            members = [session.subscriber(["$queue/print/jobs/#"], Worker().on_event) for _ in range(2)]
-            for member in members:
-                member.wait_ready(timeout_s=TIMEOUT_S)
-            publisher = session.publisher()
-            for number in range(1, JOBS + 1):
-                publisher.send_event(
-                    Event(topic="jobs/new", table="job", key=f"job-{number}", action="create", value=number)
-                )
-            if not Worker.is_over.wait(TIMEOUT_S):
-                raise SystemExit("not all jobs were done in time")
+    with (
+        tempfile.TemporaryDirectory() as directory,
+        pubsub_api.open("memory://jobs", log=f"sqlite://{directory}/log.db") as session,
+    ):
+        members = [session.subscriber(["$queue/print/jobs/#"], Worker().on_event) for _ in range(2)]
+        for member in members:
+            member.wait_ready(timeout_s=TIMEOUT_S)
+        publisher = session.publisher()
+        for number in range(1, JOBS + 1):
+            publisher.send_event(
+                Event(topic="jobs/new", table="job", key=f"job-{number}", action="create", value=number)
+            )
+        if not Worker.is_over.wait(TIMEOUT_S):
+            raise SystemExit("not all jobs were done in time")
     print(f"{len(Worker.done)} jobs done, {max(Worker.done.values())} time each")
 
 

@@ -2,7 +2,7 @@
 
     from nb_api import LocalCache, NbApi
 
-    nb = NbApi.open(config_files=["etc/heliograph.conf"])
+    nb = NbApi.open("sqlite:///tmp/objects.db", bus="zmq://127.0.0.1:8866")
     nb.create("port", "p1", {"up": False}, topic="tenant-7")
     with LocalCache(nb, tables=["port"], topics=["tenant-7/#"]) as cache:
         cache.wait_synced(timeout_s=10)

@@ -13,7 +13,8 @@ GROUP = "db"
 OPTIONS: Sequence[cfg.Opt] = (
     text("url", "sqlite:///var/lib/heliograph/heliograph.db",
          "The database: sqlite:///path/file.db, postgresql://[user:password@]host:port/database?schema=name, "
-         "etcd://[user:password@]host:port[,host:port...]/prefix, redis://[user:password@]host:port/db?prefix=name, or unix:///path/of/redis.sock.",
+         "etcd://[user:password@]host:port[,host:port...]/prefix, redis://[user:password@]host:port/db?prefix=name, or "
+         "unix:///path/of/redis.sock.",
          secret=True),
     seconds("operation_timeout", 10.0, 0.05, 3600.0,
             "How long one operation may take, waiting for others included. Then the database counts as unavailable."),

@@ -79,6 +79,9 @@ class Intake:
         self._peers: dict[int, _Peer] = {}
         self._is_accepting = True
         self._accept_at = 0.0
+        self._look_at = 0.0
+        """When all connections are looked at next, at the latest."""
+        self._seen_endings = 0
         self._stop_by: float | None = None
         self._is_stopped = False
         self._waker = Waker()
@@ -236,15 +239,23 @@ class Intake:
             peer.sock.close()
 
     def _check_times(self, now: float) -> None:
+        if self._core.endings != self._seen_endings or now >= self._look_at:
+            # Seldom, since this looks at every connection.
+            self._seen_endings = self._core.endings
+            self._look_at = now + _TURN_S
+            self._look_at_all(now)
+        if not self._is_accepting and self._stop_by is None and now >= self._accept_at:
+            self._is_accepting = True
+            self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
+
+    def _look_at_all(self, now: float) -> None:
+        """Close connections that have ended, and those that never greeted."""
         for peer in [peer for peer in self._peers.values() if peer.connection.state is not ConnectionState.OPEN]:
             if peer.connection.state is ConnectionState.ENDED:
                 self._write(peer)
             elif now - peer.since > self.limits.hello_timeout_s:
                 self.counters.greeting_timeouts += 1
                 self._close(peer)
-        if not self._is_accepting and self._stop_by is None and now >= self._accept_at:
-            self._is_accepting = True
-            self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
 
     def _pause_accepting(self, pause_s: float) -> None:
         self._accept_at = time.monotonic() + pause_s

@@ -122,7 +122,8 @@ class Sequencer:
         self, worker: bytes, number: int, groups: Sequence[Group], payload: bytes | memoryview
     ) -> tuple[int, str]:
         good, refused, reason = groups, 0, ""
-        if len(payload) > self._event_bytes_max or any(topic not in self._topics for topic, _ in groups):
+        topics = self._topics
+        if len(payload) > self._event_bytes_max or any(topic not in topics for topic, _ in groups):
             good, refused, reason = self._sort_out(groups)
         if refused:
             self.counters.refused_events += refused
@@ -130,7 +131,11 @@ class Sequencer:
             payload = messages.encode(WorkerBatch(number, list(good)))
             if number:
                 self._write_down(lambda journal: journal.refuse(worker, refused))
-        self._write_down(lambda journal: journal.append(worker, number, time.time_ns(), good, payload))
+        if self._journal is not None:
+            try:
+                self._journal.append(worker, number, time.time_ns(), good, payload)
+            except JournalError as error:
+                self._give_up_journal(self._journal, error)
         refused_later = 0
         for topic, encoded in good:
             try:
@@ -181,8 +186,11 @@ class Sequencer:
         try:
             write(self._journal)
         except JournalError as error:
-            LOG.warning("%s. Going on without a journal: subscribers resync should this service die.", error)
-            self.counters.journal_failures += 1
-            # What it says is true no longer from here on, so the next service must not find it.
-            self._journal.discard()
-            self._journal = None
+            self._give_up_journal(self._journal, error)
+
+    def _give_up_journal(self, journal: Journal, error: JournalError) -> None:
+        LOG.warning("%s. Going on without a journal: subscribers resync should this service die.", error)
+        self.counters.journal_failures += 1
+        # What it says is true no longer from here on, so the next service must not find it.
+        journal.discard()
+        self._journal = None

@@ -17,7 +17,7 @@ from typing import Any
 from oslo_config import cfg
 
 import pubsub_api
-from publisher_service import config, health, ownership
+from publisher_service import config, health, ownership, reporting
 from publisher_service.core import messages
 from publisher_service.core.service_side import IntakeSettings, ServiceCore
 from publisher_service.errors import JournalError
@@ -30,6 +30,7 @@ from pubsub_api import settings
 from pubsub_api.config import GROUP as PUBSUB
 from pubsub_api.errors import InvalidConfig
 from pubsub_api.publishing.publisher import Publisher, default_name
+from pubsub_api.reporting import serve
 from pubsub_api.runtime import socket_file
 
 LOG = logging.getLogger(__name__)
@@ -184,14 +185,14 @@ class PublisherService:
         options = self.conf[config.GROUP]
         if options.health == "unix":
             path = ownership.beside(self._path, ownership.HEALTH_SUFFIX)
-            server = health.serve_unix(path, self.report)
+            parts.enter_context(health.serve_unix(path, self.report))
             parts.callback(path.unlink, missing_ok=True)
+            self.health_address = f"unix:{path}"
         elif options.health == "http":
-            server = health.serve_http(options.health_port, self.report)
-        else:
-            return
-        self.health_address = server.address
-        parts.callback(server.close)
+            address = f"127.0.0.1:{options.health_port}"
+            told = reporting.make_report(self)
+            endpoint = parts.enter_context(serve(address, told, status=lambda: health.guarded(self.report)))
+            self.health_address = f"{endpoint.url}/"
 
     # -- looking at it
 

@@ -1,15 +1,19 @@
-"""Statistics as Prometheus metrics.
+"""Statistics as metrics of `prometheus_client`.
 
-`register(session)` adds a collector that reads the statistics of a session's publishers, subscribers and caches when it
-is scraped; nothing is counted twice and nothing is added to the hot path.  Needs the extra ``heliograph[metrics]``.
+`register(session)` lets a registry expose the statistics of a session's publishers, subscribers and caches; they are
+read when it is scraped, nothing is counted twice and nothing is added to the hot path.  A registry has one collector,
+which merges all that was registered: each name is described once.  Needs the extra ``heliograph[metrics]``; the
+endpoint of `pubsub_api.reporting` tells the same without it.
 """
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Iterable
+import threading
+import weakref
+from collections.abc import Iterator
 
 from pubsub_api.core.errors import DriverDependencyMissing
+from pubsub_api.reporting.report import ProcessReport, Registration
 from pubsub_api.session import Session
 
 try:
@@ -20,53 +24,41 @@ except ImportError as error:
         "metrics need the package prometheus-client: pip install 'heliograph[metrics]'"
     ) from error
 
-# What may go down.  Everything else only ever grows.
-_GAUGES = frozenset(
-    {
-        "streams", "backlog_bytes", "cached_frames", "cached_bytes", "publishers", "links_up", "links_down", "lag",
-        "queue_bytes", "parked_bytes", "bytes",
-    }
-)  # fmt: skip
-_CACHE_GAUGES = _GAUGES | {"frames"}
+
+class ReportCollector(Collector):
+    """Reads a report at every scrape."""
+
+    def __init__(self, report: ProcessReport) -> None:
+        self.report = report
+
+    def collect(self) -> Iterator[Metric]:
+        for family in self.report.families():
+            names = list(dict.fromkeys(name for sample in family.samples for name in sample.labels))
+            kind = CounterMetricFamily if family.kind == "counter" else GaugeMetricFamily
+            metric = kind(family.name, family.help, labels=names)
+            for sample in family.samples:
+                metric.add_metric([sample.labels.get(name, "") for name in names], sample.value)
+            yield metric
 
 
-class SessionCollector(Collector):
-    """Reads a session's statistics at every scrape."""
-
-    def __init__(self, session: Session) -> None:
-        self._session = session
-
-    def collect(self) -> Iterable[Metric]:
-        families: dict[str, Metric] = {}
-        for role, number, statistics in self._session.statistics():
-            labels = [str(number), getattr(statistics, "name", "")]
-            gauges = _CACHE_GAUGES if role == "cache" else _GAUGES
-            for field in dataclasses.fields(statistics):
-                value = getattr(statistics, field.name)
-                name = f"heliograph_{role}_{field.name}"
-                if isinstance(value, dict):
-                    self._add_by_kind(families, name, labels, value)
-                elif isinstance(value, int):
-                    self._add(families, name, labels, value, is_gauge=field.name in gauges)
-        return families.values()
-
-    @staticmethod
-    def _add(families: dict[str, Metric], name: str, labels: list[str], value: int, *, is_gauge: bool) -> None:
-        kind = GaugeMetricFamily if is_gauge else CounterMetricFamily
-        family = families.setdefault(name, kind(name, name, labels=["number", "name"]))
-        assert isinstance(family, (GaugeMetricFamily, CounterMetricFamily))
-        family.add_metric(labels, value)
-
-    @staticmethod
-    def _add_by_kind(families: dict[str, Metric], name: str, labels: list[str], values: dict[str, int]) -> None:
-        family = families.setdefault(name, CounterMetricFamily(name, name, labels=["number", "name", "kind"]))
-        assert isinstance(family, CounterMetricFamily)
-        for kind, value in values.items():
-            family.add_metric([*labels, kind], value)
+_lock = threading.Lock()
+_collectors: weakref.WeakKeyDictionary[CollectorRegistry, ReportCollector] = weakref.WeakKeyDictionary()
 
 
-def register(session: Session, registry: CollectorRegistry = REGISTRY) -> SessionCollector:
-    """Let ``registry`` expose the session's statistics.  Unregister the collector it returns before closing."""
-    collector = SessionCollector(session)
-    registry.register(collector)
-    return collector
+def report_of(registry: CollectorRegistry = REGISTRY) -> ProcessReport:
+    """What the registry exposes of this process.  Made, and registered, when it is first asked for."""
+    with _lock:
+        collector = _collectors.get(registry)
+        if collector is None:
+            collector = ReportCollector(ProcessReport())
+            registry.register(collector)
+            _collectors[registry] = collector
+        return collector.report
+
+
+def register(session: Session, registry: CollectorRegistry = REGISTRY, *, name: str = "") -> Registration:
+    """Let ``registry`` expose the session's statistics, with the label ``session``: ``name``, or a number.
+
+    Close what is returned, or the session, to end it.
+    """
+    return report_of(registry).add_session(session, name=name)

@@ -29,6 +29,7 @@ import dataclasses
 import enum
 from collections import OrderedDict
 from collections.abc import Iterator
+from typing import NamedTuple
 
 from publisher_service.core import messages
 from publisher_service.core.messages import (
@@ -86,8 +87,7 @@ class IntakeCounters:
     """Left out of the table for want of room."""
 
 
-@dataclasses.dataclass(frozen=True)
-class TakenBatch:
+class TakenBatch(NamedTuple):
     """A new batch.  ``payload`` is the message as it came, for the journal: good until more is fed."""
 
     worker: Worker
@@ -114,6 +114,8 @@ class ServiceCore:
             (worker, Worker(worker, number, (refused or {}).get(worker, 0))) for worker, number in (taken or {}).items()
         )
         self.connected = 0
+        self.endings = 0
+        """How many connections have ended, by whichever side: the owner looks for them when this has grown."""
 
     def connect(self) -> WorkerConnection:
         """A process connected."""
@@ -203,7 +205,7 @@ class WorkerConnection:
         if isinstance(outcome, str):
             self._core.counters.refused_workers += 1
             self.outgoing += messages.pack(RefusalMessage(outcome))
-            self.state = ConnectionState.ENDED
+            self.end()
             return
         self.worker = outcome
         self.state = ConnectionState.OPEN
@@ -244,4 +246,6 @@ class WorkerConnection:
         if self.worker is not None and self.worker.connection is self:
             self.worker.connection = None
             self._core.connected -= 1
-        self.state = ConnectionState.ENDED
+        if self.state is not ConnectionState.ENDED:
+            self.state = ConnectionState.ENDED
+            self._core.endings += 1

@@ -291,13 +291,13 @@ class Publisher(Closeable):
             stream = self._streams[topic]
         except (KeyError, TypeError):
             stream = self._open_stream(topic)
-        sizes = list(map(len, encoded))
-        if max(sizes) > self._event_bytes_max:
+        size = sum(map(len, encoded))
+        if size > self._event_bytes_max and (largest := max(map(len, encoded))) > self._event_bytes_max:
             raise InvalidEvent(
-                f"an event of topic {topic!r} takes {max(sizes)} bytes, more than frame_bytes_max allows "
+                f"an event of topic {topic!r} takes {largest} bytes, more than frame_bytes_max allows "
                 f"({self._event_bytes_max})"
             )
-        self._batcher.queue(stream, encoded, sum(sizes))
+        self._batcher.queue(stream, encoded, size)
 
     def _too_large(self, event: Event, size: int) -> InvalidEvent:
         return InvalidEvent(

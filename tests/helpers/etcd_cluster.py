@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import http
 import itertools
 import json
 import shutil
@@ -114,7 +115,13 @@ class EtcdMember(ServerProcess):
             self.peers = peers
 
     def ask(self, path: str, token: str = "", **request: Any) -> Any:
-        """A request of somebody else.  Raises urllib.error.HTTPError."""
+        """A request of somebody else, again while there is no leader.  Raises urllib.error.HTTPError."""
+        answer = wait_until(lambda: self._ask_once(path, token, request), START_TIMEOUT_S, f"an answer to {path}")
+        assert answer is not None
+        return answer
+
+    def _ask_once(self, path: str, token: str, request: dict[str, Any]) -> Any:
+        """None when the member cannot do it at the moment."""
         context = None
         if self.has_tls:
             context = ssl.create_default_context(cafile=FILES["tls_ca_file"])
@@ -122,8 +129,13 @@ class EtcdMember(ServerProcess):
         url = f"http{'s' if self.has_tls else ''}://{self.address}/v3/{path}"
         headers = {"Authorization": token} if token else {}
         asked = urllib.request.Request(url, json.dumps(request).encode(), headers)
-        with urllib.request.urlopen(asked, timeout=START_TIMEOUT_S, context=context) as answer:
-            return json.load(answer)
+        try:
+            with urllib.request.urlopen(asked, timeout=START_TIMEOUT_S, context=context) as answer:
+                return json.load(answer)
+        except urllib.error.HTTPError as error:
+            if error.code < http.HTTPStatus.INTERNAL_SERVER_ERROR:
+                raise
+            return None
 
     def _command(self) -> Sequence[str]:
         scheme = "https" if self.has_tls else "http"
@@ -174,21 +186,21 @@ class EtcdCluster:
     def add_users(self, user: str, password: str, prefix: bytes) -> None:
         """Turn access control on, with one user who may use what begins with that."""
         self.login = f"{urllib.parse.quote(user, safe='')}:{urllib.parse.quote(password, safe='')}@"
-        ask = self.members[0].ask
-        ask("auth/user/add", name="root", password=ROOT_PASSWORD)
-        with contextlib.suppress(urllib.error.HTTPError):  # it may be there already
-            ask("auth/role/add", name="root")
-        ask("auth/user/grant", user="root", role="root")
-        ask("auth/role/add", name="writer")
         range_end = prefix[:-1] + bytes([prefix[-1] + 1])
-        self.grant("writer", prefix, range_end)
-        ask("auth/user/add", name=user, password=password)
-        ask("auth/user/grant", user=user, role="writer")
-        ask("auth/enable")
+        permission = {"permType": "READWRITE", "key": as_text(prefix), "range_end": as_text(range_end)}
+        self._ensure("auth/user/add", name="root", password=ROOT_PASSWORD)
+        self._ensure("auth/role/add", name="root")
+        self._ensure("auth/user/grant", user="root", role="root")
+        self._ensure("auth/role/add", name="writer")
+        self._ensure("auth/role/grant", name="writer", perm=permission)
+        self._ensure("auth/user/add", name=user, password=password)
+        self._ensure("auth/user/grant", user=user, role="writer")
+        self._ensure("auth/enable")
 
-    def grant(self, role: str, key: bytes, range_end: bytes, token: str = "") -> None:
-        permission = {"permType": "READWRITE", "key": as_text(key), "range_end": as_text(range_end)}
-        self.members[0].ask("auth/role/grant", token, name=role, perm=permission)
+    def _ensure(self, path: str, **request: Any) -> None:
+        """What is refused was done already, by an attempt whose answer did not come."""
+        with contextlib.suppress(urllib.error.HTTPError):
+            self.members[0].ask(path, **request)
 
     def root_token(self, member: int = 0) -> str:
         answer = self.members[member].ask("auth/authenticate", name="root", password=ROOT_PASSWORD)

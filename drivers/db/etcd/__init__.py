@@ -9,6 +9,9 @@ puts
 - the *head*, one key that every transaction puts and whose value has its nonce and names its objects,
 - an entry of the outbox for each, whole, so that no compaction can take it away.
 
+A write is built on what is known of its object, from an earlier read or write (`drivers.db.etcd.known`), and is one
+round trip when that is still so.  Else etcd answers with what the object is, and it is tried again.
+
 The head makes the history of etcd the feed.  Its number tells the newest revision, its history lists the transactions,
 and a watcher hears of each.  A short stretch of the feed is read by asking for the head and then the objects
 as of each transaction, many in one request; a long one by a watch that begins in the past, which etcd serves only every

@@ -22,7 +22,8 @@ _encode = msgspec.msgpack.Encoder().encode
 
 
 class CommitAttempt:
-    """``found``: the keys of the objects as they are believed to be, None for one that is not there."""
+    """A transaction that is about to be tried.  ``found``: the keys of the objects as they are believed to be, None for
+    one that is not there."""
 
     def __init__(
         self,

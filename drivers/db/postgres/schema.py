@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import hashlib
 
+import psycopg
+
 from drivers.db.postgres.config import PostgresSettings
 from drivers.db.postgres.pool import PostgresConnection
 from nb_api.revisions import NONCE_BITS
@@ -160,7 +162,16 @@ def install(connection: PostgresConnection, settings: PostgresSettings) -> None:
             "format": FORMAT,
             "nonce_bits": NONCE_BITS,
         }
-        connection.execute("".join(_missing(connection, settings)).format(**names).encode())
+        missing = _missing(connection, settings)
+        try:
+            connection.execute("".join(missing).format(**names).encode())
+        except psycopg.errors.InsufficientPrivilege as error:
+            if _TABLES in missing:
+                raise
+            raise InvalidConfig(
+                f"{settings.address} was made by an earlier release and lacks functions: open it once as a user who may "
+                f"create them in its schema ({error.diag.message_primary})"
+            ) from error
 
 
 def is_installed(connection: PostgresConnection, settings: PostgresSettings) -> bool:

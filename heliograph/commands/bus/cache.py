@@ -8,12 +8,15 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from heliograph import exits, options
+from heliograph.metrics import add_metrics_address, told
 from heliograph.output import Output
 from heliograph.reporting import add_report, report_until_end
 from pubsub_api.errors import NotSupported, UsageError
 
 if TYPE_CHECKING:
+    from pubsub_api import Session
     from pubsub_api.cache_node import FrameStore
+    from pubsub_api.reporting import ProcessReport
 
 DESCRIPTION = """\
 Listen to publishers, keep their frames, and answer subscribers that miss some.
@@ -49,6 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--name", default="", help="the cache's name in logs (default: host and program)")
     add_report(parser)
+    add_metrics_address(parser)
     options.add_session(parser)
     options.add_json(parser, 'JSON lines: {"address": ...} when it serves, then the counters')
 
@@ -65,12 +69,21 @@ def run(args: argparse.Namespace, output: Output) -> int:
         with (
             _store(args.log) as store,
             session.cache(args.topics, name=args.name, addresses=args.listen or None, store=store) as cache,
+            told(args, lambda: _process_report(session)),
         ):
             topics = ", ".join(args.topics)
             output.result({"address": cache.address}, f"caching {topics} at {cache.address}; Ctrl-C ends it")
             output.flush()
             report_until_end(output, args, lambda: vars(cache.statistics()))
     return exits.OK
+
+
+def _process_report(session: Session) -> ProcessReport:
+    from pubsub_api.reporting import ProcessReport
+
+    report = ProcessReport(role="cache")
+    report.add_session(session, name="cache")
+    return report
 
 
 @contextlib.contextmanager

@@ -12,12 +12,14 @@ from typing import TYPE_CHECKING, Any
 from heliograph import exits, options
 from heliograph.asking import may_go_on
 from heliograph.logs import add_log, opened_log
+from heliograph.metrics import add_metrics_address, group_numbers, log_numbers, told
 from heliograph.output import Output, counted
 from heliograph.units import Moment
 from pubsub_api.errors import UsageError
 
 if TYPE_CHECKING:
     from durable_log import LogApi
+    from pubsub_api.reporting import ProcessReport
     from shared_subscriptions.core.declaration import Declaration
     from shared_subscriptions.groups import GroupView, Start
     from spark_pipeline.reading.group_jobs import JobsView
@@ -119,6 +121,7 @@ def _add_destroy(parser: argparse.ArgumentParser) -> None:
 def _add_serve(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("name", metavar="NAME", help="the group")
     options.add_timeout(parser)
+    add_metrics_address(parser)
     options.add_session(parser)
 
 
@@ -327,7 +330,17 @@ def _serve(args: argparse.Namespace, output: Output) -> int:
         contextlib.closing(durable_log.open(args.log, conf=session.conf, must_exist=True)) as log,
     ):
         found = groups.get(log, args.name)
-        with GroupService(session, log, args.name) as service:
+
+        def process_report() -> ProcessReport:
+            from pubsub_api.reporting import ProcessReport
+
+            report = ProcessReport(name=args.name, role="group-service")
+            report.add("group", lambda: group_numbers(log, args.name, _LISTED_OFFSETS_MAX), name=args.name)
+            report.add("log", lambda: log_numbers(log))
+            report.add_session(session, name="group")
+            return report
+
+        with GroupService(session, log, args.name) as service, told(args, process_report):
             _tell(output, found, "is served; Ctrl-C ends it")
             output.flush()
             with contextlib.suppress(KeyboardInterrupt):  # its normal end

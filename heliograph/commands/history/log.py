@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from heliograph import exits, options
 from heliograph.logs import add_log, opened_log
+from heliograph.metrics import add_metrics_address, log_numbers, told
 from heliograph.output import Output, Payload, clock_text, compact, counted, note_empty
 from heliograph.reporting import add_report, report_until_end
 from heliograph.units import Moment
@@ -18,6 +19,7 @@ from pubsub_api.errors import UsageError
 if TYPE_CHECKING:
     from durable_log import LogApi, StoredFrame
     from durable_log.storage.segmented import SegmentedLog
+    from pubsub_api.reporting import ProcessReport
 
 DESCRIPTION = """\
 A durable log keeps what was published: every frame in a shard, every event with an offset in it.
@@ -58,6 +60,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def _add_record(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("filters", nargs="+", metavar="FILTER", help="topics to record, as in 'tenant-7/#'")
     add_report(parser)
+    add_metrics_address(parser)
     parser.add_argument("--no-maintenance", action="store_true", help="neither seal nor drop anything")
     options.add_session(parser)
 
@@ -144,6 +147,19 @@ def _record(args: argparse.Namespace, output: Output) -> int:
         recorder = stack.enter_context(Recorder(session, log, args.filters, on_failure=failures.put))
         output.result({"recording": args.filters}, f"recording {', '.join(args.filters)}; Ctrl-C ends it")
         output.flush()
+
+        def process_report() -> ProcessReport:
+            from pubsub_api.reporting import ProcessReport
+
+            report = ProcessReport(role="log-recorder")
+            report.add("recorder", recorder.statistics)
+            report.add("log", lambda: log_numbers(log))
+            report.add_session(session, name="recorder")
+            if maintainer is not None:
+                report.add("log_maintenance", lambda: maintainer.statistics)
+            return report
+
+        stack.enter_context(told(args, process_report))
 
         def counters() -> dict[str, object]:
             return vars(recorder.statistics()) | (vars(maintainer.statistics) if maintainer else {})

@@ -12,11 +12,13 @@ import msgspec
 from heliograph import exits, options
 from heliograph.databases import add_database, object_line, object_record, open_nb
 from heliograph.hosts import explained
+from heliograph.metrics import add_metrics_address, told
 from heliograph.output import Output, compact, note
 from pubsub_api.errors import WaitTimeout
 
 if TYPE_CHECKING:
-    from nb_api import CacheChange, LocalCache
+    from nb_api import CacheChange, LocalCache, NbApi
+    from pubsub_api.reporting import ProcessReport
 
 DESCRIPTION = """\
 Keep a copy of the objects of some tables and topics, and print what changes in it, until --count or --timeout is
@@ -57,6 +59,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--count", metavar="N", type=options.positive_int, help="end after N changes of objects")
     options.add_timeout(parser)
     parser.add_argument("--statistics", action="store_true", help="print the counters at the end")
+    add_metrics_address(parser)
     add_database(parser)
     options.add_json(parser, 'one JSON object per change, {"created": ...} and so on; counters are {"statistics": ...}')
 
@@ -70,7 +73,11 @@ def run(args: argparse.Namespace, output: Output) -> int:
     TopicSelection(args.tables, args.topics)  # told before anything is connected to
     given = {"resync_source": args.resync_source, "snapshot_directory": args.snapshot_directory}
     cache_options = {name: value for name, value in given.items() if value is not None}
-    with open_nb(args, cache_options) as nb, LocalCache(nb, tables=args.tables, topics=args.topics) as cache:
+    with (
+        open_nb(args, cache_options) as nb,
+        LocalCache(nb, tables=args.tables, topics=args.topics) as cache,
+        told(args, lambda: _process_report(nb, cache)),
+    ):
         try:
             printed, is_complete = _follow(cache, output, args)
             why = "" if is_complete or nb.session is None else explained(build_driver(nb.conf).listen_addresses())
@@ -83,6 +90,18 @@ def run(args: argparse.Namespace, output: Output) -> int:
         note(f"heliograph controller: {printed} of {args.count} changes came within {args.timeout} s")
         return exits.FAILED
     return exits.OK
+
+
+def _process_report(nb: NbApi, cache: LocalCache) -> ProcessReport:
+    from pubsub_api.reporting import ProcessReport
+
+    report = ProcessReport(role="controller")
+    report.add("nb", nb.statistics)
+    report.add("local_cache", cache.statistics)
+    if nb.session is not None:
+        report.add_session(nb.session, name="bus")
+    report.add_check("copy", lambda: "" if cache.statistics().is_synced else "it is not complete")
+    return report
 
 
 def _follow(cache: LocalCache, output: Output, args: argparse.Namespace) -> tuple[int, bool]:

@@ -6,6 +6,7 @@ import argparse
 import gc
 
 from heliograph import exits, options
+from heliograph.metrics import add_metrics_address, told
 from heliograph.output import Output
 
 DESCRIPTION = """\
@@ -40,6 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--store", metavar="FILE", help="file for PERSISTENT data (default: [durability] store)")
     parser.add_argument("--node", metavar="NAME", help="name of this service (default: [durability] node)")
     options.add_timeout(parser)
+    add_metrics_address(parser)
     options.add_session(parser)
     options.add_json(parser, 'one JSON line when it serves: {"address": ..., "node": ...}')
 
@@ -47,6 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace, output: Output) -> int:
     """Raises AddressInUse, InvalidConfig, StoreInUse, StoreFailed."""
     from durability_service import config
+    from durability_service.reporting import make_report
     from durability_service.service import DurabilityService
 
     # Millions of samples make no cycles; looking through them again and again costs more than keeping them.
@@ -56,7 +59,10 @@ def run(args: argparse.Namespace, output: Output) -> int:
     for name in ("store", "node"):
         if getattr(args, name) is not None:
             conf.set_override(name, getattr(args, name), group=config.GROUP)
-    with DurabilityService(conf, publishers=args.publisher or None, peers=args.peer or None) as service:
+    with (
+        DurabilityService(conf, publishers=args.publisher or None, peers=args.peer or None) as service,
+        told(args, lambda: make_report(service)),
+    ):
         output.result(
             {"address": service.address, "node": service.node},
             f"{service.node} keeps history at {service.address}; Ctrl-C ends it",

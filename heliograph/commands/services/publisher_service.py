@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 
 from heliograph import exits, options
+from heliograph.metrics import add_metrics_address, told
 from heliograph.output import Output
 
 DESCRIPTION = """\
@@ -26,18 +28,20 @@ EXAMPLES = """\
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_metrics_address(parser)
     options.add_session(parser)
     options.add_json(parser, 'one JSON line when it is ready: {"address": ..., "guid": ..., "socket": ...}')
 
 
 def run(args: argparse.Namespace, output: Output) -> int:
     """Raises AddressInUse, InvalidConfig."""
-    from publisher_service import runner
+    from publisher_service import reporting, runner
     from publisher_service.service import PublisherService
 
     service = PublisherService(options.read_conf(args))
 
     def say_ready() -> None:
+        parts.enter_context(told(args, lambda: reporting.make_report(service)))
         report = service.report()
         output.result(
             {name: report[name] for name in ("address", "guid", "socket", "pid")},
@@ -45,5 +49,6 @@ def run(args: argparse.Namespace, output: Output) -> int:
         )
         output.flush()
 
-    runner.run(service, on_ready=say_ready)
+    with contextlib.ExitStack() as parts:
+        runner.run(service, on_ready=say_ready)
     return exits.OK

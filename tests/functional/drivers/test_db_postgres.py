@@ -11,7 +11,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 import psycopg
 import pytest
 
-from nb_api.db_api import DbApi
+from nb_api.db_api import DbApi, Write
 from nb_api.errors import DbUnavailable, ObjectExists, RevisionTooOld
 from nb_api.loading import open_db
 from nb_api.testing.replay import WAIT_S, follow, stored
@@ -379,3 +379,23 @@ class TestFewConnections:
             writing = pool.submit(write)
             held.close()
             assert writing.result(WAIT_S) > 0
+
+
+def test_a_database_of_an_earlier_release_gets_the_functions_it_lacks(url: str, db: DbApi, client: Client) -> None:
+    """Its tables are the same."""
+    version = db.create("t", "k", 1, topic="t")
+    client.execute("DROP FUNCTION heliograph.write_all, heliograph.write")
+    with opened(url) as later:
+        assert later.put("t", "k", 2, topic="t") > version
+        assert len(later.apply([Write("put", "t", "a", 1, "t"), Write("delete", "t", "k")])) == 2
+
+
+def test_a_user_who_may_not_create_is_told_what_to_do(url: str, db: DbApi, client: Client) -> None:
+    assert db.revision() == 0
+    client.execute("DROP FUNCTION heliograph.write_all, heliograph.write")
+    client.execute("CREATE ROLE clerk LOGIN")
+    client.execute("GRANT USAGE ON SCHEMA heliograph TO clerk")
+    client.execute("GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA heliograph TO clerk")
+    clerk = url.replace("heliograph@", "clerk@")
+    with pytest.raises(InvalidConfig, match="earlier release.*may create"), opened(clerk):
+        pass

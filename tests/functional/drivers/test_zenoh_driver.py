@@ -11,13 +11,11 @@ import subprocess
 import sys
 import textwrap
 import threading
-import types
 from collections.abc import Iterator, Sequence
 
 import pytest
 import zenoh
 
-from drivers.pubsub.zenoh import session as session_module
 from pubsub_api import loading
 from pubsub_api.driver import Connected, Disconnected, Subscribed
 from pubsub_api.errors import AddressInUse, InvalidConfig, TransportUnavailable, UsageError
@@ -431,28 +429,3 @@ class TestConfiguration:
             driver.get_publisher().send("t", b"")
         with pytest.raises(UsageError, match="initialize"):
             driver.get_subscriber().daemonize()
-
-
-class TestStuckLibrary:
-    def test_a_session_that_cannot_be_closed_is_given_up(
-        self, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-    ) -> None:
-        """Zenoh's close was seen to wait for ever, in code that hears no signal."""
-        monkeypatch.setattr(session_module, "STUCK_S", 0.1)
-        publisher = build("zenoh://127.0.0.1:0").get_publisher()
-        publisher.initialize(print)
-        session, is_over = publisher._session, threading.Event()  # type: ignore[attr-defined]
-        inner = session.zenoh
-        session.zenoh = types.SimpleNamespace(close=is_over.wait)
-        try:
-            session.close()
-            assert "given up" in caplog.text
-        finally:
-            is_over.set()
-            session.zenoh = inner
-            publisher.close()
-        assert inner.is_closed()
-
-    def test_errors_of_the_library_come_through(self) -> None:
-        with pytest.raises(zenoh.ZError, match="bad"):
-            session_module.within_limit(lambda: zenoh.KeyExpr("bad//key"), "trying")

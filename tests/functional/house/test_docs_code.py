@@ -39,6 +39,9 @@ EXAMPLES = {
     "controller.py": "host-1 knows the networks ['n7']",
     "forked_workers.py": "100 events of 4 workers",
     "shared_work.py": "40 jobs done",
+    "reconcile_flows.py": "2 flows as wanted",
+    "reconcile_flows_aio.py": "99 flows as wanted",
+    "api_workers.py": "100 ports of 4 workers",
 }
 """Example -> what it prints when all went well."""
 

@@ -17,6 +17,7 @@ import pytest
 
 from nb_api.core import directory
 from publisher_service import health
+from pubsub_api.reporting.answering import ASKERS_MAX
 from tests.helpers.nb_tools import open_nb, sqlite_url
 from tests.helpers.waiting import wait_until
 
@@ -255,6 +256,7 @@ def test_a_health_endpoint_without_descriptors_or_threads_answers_when_there_are
     import logging, pathlib, socket
     from publisher_service import health
     from pubsub_api.errors import HeliographError
+    from pubsub_api.reporting.answering import ASKERS_MAX
 
     class Told(logging.Handler):
         def emit(self, record):
@@ -262,7 +264,7 @@ def test_a_health_endpoint_without_descriptors_or_threads_answers_when_there_are
 
     path = pathlib.Path(sys.argv[1])
     told = []
-    logging.getLogger("publisher_service.health").addHandler(Told())
+    logging.getLogger("pubsub_api.reporting").addHandler(Told())
     server = health.serve_unix(path, lambda: {"ok": True})
     assert health.ask(path, timeout_s=60) == {"ok": True}
     with socket.socket(socket.AF_UNIX) as asker:
@@ -277,7 +279,7 @@ def test_a_health_endpoint_without_descriptors_or_threads_answers_when_there_are
     except HeliographError as error:
         print("no thread")
     give_threads()
-    for _ in range(2 * health._ASKERS_MAX):
+    for _ in range(2 * ASKERS_MAX):
         assert health.ask(path, timeout_s=60) == {"ok": True}
     server.close()
     print("closed")
@@ -292,7 +294,7 @@ def test_a_report_that_fails_is_told_and_takes_no_place(tmp_path: pathlib.Path) 
 
     path = tmp_path / "health"
     with contextlib.closing(health.serve_unix(path, report)):
-        for _ in range(2 * health._ASKERS_MAX):
+        for _ in range(2 * ASKERS_MAX):
             assert health.ask(path, timeout_s=WAIT_S) == {"ok": False, "problem": "ValueError: not today"}
 
 

@@ -158,8 +158,11 @@ def test_what_is_committed_while_another_publishes_leaves_together(nb: NbApi, pu
     assert nb.statistics().handover.left == 0
 
 
-def test_no_commit_waits_for_a_bus_that_has_stopped_taking(nb: NbApi, publications: Publications) -> None:
+def test_no_commit_waits_for_a_bus_that_has_stopped_taking(
+    nb: NbApi, publications: Publications, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It goes on taking for a while, as a connection does whose other end has stopped; then nothing."""
+    monkeypatch.setattr(direct_way, "CHANGES_MAX", 20)
     is_back = threading.Event()
     publications.before_flush = lambda: is_back.wait(WAIT_S)
 

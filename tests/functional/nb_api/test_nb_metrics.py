@@ -24,11 +24,11 @@ def test_statistics_are_metrics(tmp_path: pathlib.Path) -> None:
         metrics.register(cache, name="copy", registry=registry)
         text = prometheus.generate_latest(registry).decode()
     for line in (
-        'heliograph_nb_writes_total{name="writer"} 1.0',
-        'heliograph_nb_handover_confirmed_total{name="writer"} 1.0',
-        'heliograph_local_cache_objects{name="copy"} 1.0',
-        'heliograph_local_cache_is_synced{name="copy"} 1.0',
-        'heliograph_local_cache_syncs_slots_held_total{name="copy"} 1.0',
+        'heliograph_nb_writes_total{name="writer",number="0"} 1.0',
+        'heliograph_nb_handover_confirmed_total{name="writer",number="0"} 1.0',
+        'heliograph_local_cache_objects{name="copy",number="1"} 1.0',
+        'heliograph_local_cache_is_synced{name="copy",number="1"} 1.0',
+        'heliograph_local_cache_syncs_slots_held_total{name="copy",number="1"} 1.0',
     ):
         assert line in text
     assert "heliograph_local_cache_bus" not in text

@@ -325,6 +325,14 @@ def test_examples_are_short() -> None:
 # -- blocks of code
 
 
+def test_programs_need_no_oslo_config_of_their_own() -> None:
+    """One line opens what there is.  A driver is configured by such calls: the page about drivers may have them."""
+    calls = re.compile(r"\b(?:set_override|register_opts)\(")
+    texts = {str(block): block.text for block in documents.blocks("python") if "writing-a-driver" not in str(block)}
+    texts |= {path.name: path.read_text() for path in (ROOT / "examples").glob("*.py")}
+    assert [name for name, text in texts.items() if calls.search(text)] == []
+
+
 def test_every_block_has_a_language_that_is_checked() -> None:
     assert {str(block): block.language for block in documents.blocks() if block.language not in LANGUAGES} == {}
 

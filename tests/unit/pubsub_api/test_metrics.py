@@ -23,11 +23,11 @@ def test_the_statistics_of_a_session_are_exposed() -> None:
         wait_until(lambda: len(consumer.events) == 2, 20, "the events")
         subscriber.on_frames([b"garbage"])
         text = generate_latest(registry).decode()
-    assert 'heliograph_publisher_events_total{name="api",number="0"} 2.0' in text
-    assert 'heliograph_subscriber_received_total{name="",number="1"} 2.0' in text
-    assert 'heliograph_subscriber_bad_frames_total{kind="NotAFrame",name="",number="1"} 1.0' in text
-    assert 'heliograph_subscriber_driver_total{kind="frames_dropped",name="",number="1"} 0.0' in text
-    assert 'heliograph_publisher_driver_total{kind="queries_dropped",name="api",number="0"} 0.0' in text
-    assert 'heliograph_publisher_handler_errors_total{name="api",number="0"} 0.0' in text
+    assert 'heliograph_publisher_events_total{name="api",number="0",session="0"} 2.0' in text
+    assert 'heliograph_subscriber_received_total{name="",number="1",session="0"} 2.0' in text
+    assert 'heliograph_subscriber_bad_frames_total{kind="NotAFrame",name="",number="1",session="0"} 1.0' in text
+    assert 'heliograph_subscriber_driver_total{kind="frames_dropped",name="",number="1",session="0"} 0.0' in text
+    assert 'heliograph_publisher_driver_total{kind="queries_dropped",name="api",number="0",session="0"} 0.0' in text
+    assert 'heliograph_publisher_handler_errors_total{name="api",number="0",session="0"} 0.0' in text
     assert "heliograph_cache_bytes{" in text
     assert "# TYPE heliograph_subscriber_lag gauge" in text

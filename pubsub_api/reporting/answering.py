@@ -1,0 +1,85 @@
+"""A small server for questions with one answer each: bounded threads, and one deadline for question and answer."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import socket
+import threading
+import time
+from collections.abc import Callable
+
+from pubsub_api.core.errors import LimitReached
+from pubsub_api.runtime.closing import Closeable
+from pubsub_api.runtime.rare_logging import SeldomLog
+from pubsub_api.runtime.threads import start_thread
+
+LOG = logging.getLogger(__name__)
+
+ANSWER_S = 2.0
+"""How long one who asks may take, from the connection to the end of the answer."""
+ASKERS_MAX = 16
+"""Who asks while so many others do is turned away: each of them costs a thread for a moment."""
+_PAUSE_S = 0.2
+"""Who cannot accept a connection, for want of a descriptor, say, tries again after this long."""
+
+Answer = Callable[[socket.socket, float], None]
+"""Called with a connection and the time, by the monotonic clock, by which it must be done.  May raise OSError."""
+
+
+class AnsweringServer(Closeable):
+    """Answers on threads of its own.  Takes the listening socket over.  Raises LimitReached when there is no thread."""
+
+    def __init__(self, listener: socket.socket, answer: Answer) -> None:
+        self._listener = listener
+        self._answer = answer
+        self._closing = threading.Event()
+        self._places = threading.BoundedSemaphore(ASKERS_MAX)
+        self._thread = threading.Thread(target=self._run, name="heliograph-health", daemon=True)
+        self._log = SeldomLog(LOG)
+        listener.setblocking(True)
+        try:
+            start_thread(self._thread)
+        except LimitReached:
+            listener.close()
+            raise
+
+    def close(self) -> None:
+        """Idempotent."""
+        if not self._closing.is_set():
+            self._closing.set()
+            with contextlib.suppress(OSError):
+                self._listener.shutdown(socket.SHUT_RDWR)
+            self._thread.join()
+            self._listener.close()
+
+    def _run(self) -> None:
+        while not self._closing.is_set():
+            try:
+                sock, _ = self._listener.accept()
+            except OSError as error:
+                if not self._closing.is_set():
+                    self._log("The health endpoint cannot accept a connection: %s. It will be tried again.", error)
+                    self._closing.wait(_PAUSE_S)
+                continue
+            if not self._places.acquire(blocking=False):
+                sock.close()
+                continue
+            # Each in a thread of its own: who asks slowly holds up nobody but itself.
+            answering = threading.Thread(target=self._serve, args=(sock,), name="heliograph-health-answer", daemon=True)
+            try:
+                start_thread(answering)
+            except LimitReached as error:
+                self._log("The health endpoint cannot answer: %s", error)
+                sock.close()
+                self._places.release()
+
+    def _serve(self, sock: socket.socket) -> None:
+        try:
+            # Whoever asked and went away, or does not take the answer, is not our problem.
+            with sock, contextlib.suppress(OSError):
+                sock.settimeout(ANSWER_S)
+                self._answer(sock, time.monotonic() + ANSWER_S)
+                sock.shutdown(socket.SHUT_WR)
+        finally:
+            self._places.release()
