@@ -12,13 +12,15 @@ from typing import TYPE_CHECKING
 from nb_api.api import NbApi
 from nb_api.cache.local_cache import LocalCache
 from pubsub_api import metrics
-from pubsub_api.reporting.report import Registration
+from pubsub_api.reporting.report import ReportRegistration
 
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
 
 
-def register(source: NbApi | LocalCache, *, name: str = "", registry: CollectorRegistry | None = None) -> Registration:
+def register(
+    source: NbApi | LocalCache, *, name: str = "", registry: CollectorRegistry | None = None
+) -> ReportRegistration:
     """Let ``registry``, or the one of the process, expose the statistics, with the label ``name``.
 
     Close what is returned before the source.

@@ -111,6 +111,17 @@ def test_objects_have_few_enough_attributes_to_hold_in_mind() -> None:
     assert large == []
 
 
+def test_a_class_name_means_one_class() -> None:
+    """But for test kits: each simulator has a network, and each contract a suite, that play the same part."""
+    places: dict[str, list[str]] = {}
+    for path in python_files():
+        if path.parts[0] in PRODUCT and "testing" not in path.parts:
+            for node in tree_of(path).body:
+                if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                    places.setdefault(node.name, []).append(f"{path}:{node.lineno}")
+    assert {name: found for name, found in places.items() if len(found) > 1} == {}
+
+
 def test_every_module_says_what_it_is() -> None:
     silent = [str(path) for path in python_files() if tree_of(path).body and not ast.get_docstring(tree_of(path))]
     assert silent == []
