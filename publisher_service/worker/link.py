@@ -255,17 +255,17 @@ class WorkerLink:
         if not data:
             self._lose("the service closed it")
             return
-        refused_before = self._core.refused_events
+        refused_before = self._core.counters.refused_events
         try:
             for payload in self._inbox.feed(data):
                 self._receive(payload)
         except WorkerProtocolError as error:
             self.refusals += isinstance(error, WorkerRefused)
             self._lose(f"{error}")
-        if self._core.refused_events > refused_before:
+        if self._core.counters.refused_events > refused_before:
             LOG.error("Worker %s: the publisher service could not publish %d events: %s",
-                      self._core.name, self._core.refused_events - refused_before,
-                      self._core.refused_reason)  # fmt: skip
+                      self._core.name, self._core.counters.refused_events - refused_before,
+                      self._core.counters.refused_reason)  # fmt: skip
         self._on_progress()
 
     def _receive(self, payload: bytes) -> None:
