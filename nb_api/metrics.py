@@ -1,7 +1,7 @@
-"""Statistics of writers and local caches as metrics of `prometheus_client`.
+"""Statistics of writers, local caches and controllers as metrics of `prometheus_client`.
 
 They are read when the registry is scraped; nothing is counted twice and nothing is added to the hot path.  Any number
-of writers and caches may be registered.  Needs the extra ``heliograph[metrics]``.  The session on the bus has metrics
+of them may be registered.  Needs the extra ``heliograph[metrics]``.  The session on the bus has metrics
 of its own, `pubsub_api.metrics`.
 """
 
@@ -11,18 +11,25 @@ from typing import TYPE_CHECKING
 
 from nb_api.api import NbApi
 from nb_api.cache.local_cache import LocalCache
+from nb_api.controller.aio import AsyncController
+from nb_api.controller.controller import Controller
 from pubsub_api import metrics
-from pubsub_api.reporting.report import Registration
+from pubsub_api.reporting.report import ReportRegistration
 
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
 
+Source = NbApi | LocalCache | Controller | AsyncController
 
-def register(source: NbApi | LocalCache, *, name: str = "", registry: CollectorRegistry | None = None) -> Registration:
+
+def register(source: Source, *, name: str = "", registry: CollectorRegistry | None = None) -> ReportRegistration:
     """Let ``registry``, or the one of the process, expose the statistics, with the label ``name``.
 
     Close what is returned before the source.
     """
-    role = "nb" if isinstance(source, NbApi) else "local_cache"
+    if isinstance(source, Controller | AsyncController):
+        role = "controller"
+    else:
+        role = "nb" if isinstance(source, NbApi) else "local_cache"
     report = metrics.report_of() if registry is None else metrics.report_of(registry)
     return report.add(role, source.statistics, name=name)

@@ -39,14 +39,15 @@ class Controller(Closeable):
     - A run that raises is made again after a pause that grows (``retries``); one that returns `RequeueAfter` as well,
       after that time; one that raises `GiveUp` not before the key changes.  No exception ends a worker.
     - Nothing runs before the copy is complete, and a resync runs only what differs.
-    - Between two runs of a key are at least ``interval_min_s``; all together there are ``runs_per_s_max``.
+    - Between two runs of a key are at least ``interval_min_s``, and up to ten times that while it changes all the time;
+      all together there are ``runs_per_s_max``.
 
     ``owners`` names dependent tables, each with a function from an object to the (table, key) pairs that are worked on
     when it changes; when its owners change, the former ones are worked on, too.  Objects of ``tables`` are worked on
     themselves; None: those of every table without such a function.
 
-    Takes the changes of ``cache``, which must have been made without ``on_changes`` and stays the caller's: close the
-    controller first.  Every method may be called from any thread.  Does not live on in a forked child.
+    Follows ``cache`` as one of any number of consumers; the cache stays the caller's: close the controller first.
+    Every method may be called from any thread.  Does not live on in a forked child.
     """
 
     def __init__(

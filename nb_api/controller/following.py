@@ -10,13 +10,14 @@ import time
 from collections.abc import Callable, Sequence
 
 from nb_api.cache.local_cache import LocalCache
+from nb_api.cache.subscriptions import Subscription
 from nb_api.controller.core.keys import Key
 from nb_api.controller.core.owners import OwnerMap
 from nb_api.controller.work import Work
 from nb_api.core.changes import DbObject
 from nb_api.core.differences import CacheChange, Deleted, Resynced
 from nb_api.errors import ObjectNotFound
-from pubsub_api.errors import Closed, WaitTimeout
+from pubsub_api.errors import Closed
 from pubsub_api.runtime.backoff import Backoff
 from pubsub_api.runtime.rare_logging import SeldomLog
 from pubsub_api.runtime.threads import start_thread
@@ -28,13 +29,14 @@ _PORTION = 1000
 _PATIENCE_S = 0.2
 """How long the thread waits for changes before it looks whether it is to end: `close` waits as long."""
 _SYNC_PATIENCE_S = 0.02
+"""The same until the copy is complete."""
 _RETRY_S, _RETRY_MAX_S = 1.0, 60.0
 
 
 class CacheFollower:
-    """One thread that takes the changes of a cache and tells `Work` the keys.
+    """One thread that takes the changes of a cache and tells `Work` the keys, and when the copy is complete.
 
-    Nothing is told before the copy is complete; then every object of it is, and from then on what differs.
+    It is one of any number of consumers of the cache.  The objects that are there at first are told as the bulk.
     """
 
     def __init__(self, cache: LocalCache, owners: OwnerMap, work: Work, *, name: str) -> None:
@@ -46,6 +48,7 @@ class CacheFollower:
         """Objects whose owners could not be told."""
         self._backoff = Backoff(_RETRY_S, _RETRY_MAX_S)
         self._retry_at = 0.0
+        self._has_begun = False
         self._log_mapping = SeldomLog(LOG)
         self._log_trouble = SeldomLog(LOG)
         self.thread = threading.Thread(target=self._run, name=f"controller-changes-{name}", daemon=True)
@@ -55,44 +58,36 @@ class CacheFollower:
         start_thread(self.thread)
 
     def _run(self) -> None:
-        is_begun = False
-        while not self._work.is_stopping:
-            try:
-                if not is_begun:
-                    is_begun = self._begin()
-                    continue
-                first = next(self._cache.changes(timeout_s=_PATIENCE_S), None)
-                if first is not None:
-                    self._take([first, *itertools.islice(self._cache.changes(timeout_s=0), _PORTION)])
-                elif self._cache.is_closed:
-                    break
-                self._map_again()
-                self._work.watch()
-            except Closed:
-                break
-            except Exception as error:  # noqa: BLE001  a thread that ends in silence would leave all keys as they are
-                # What was being taken is not known any more: so everything is looked at, as after an overrun.
-                is_begun = False
-                self._log_trouble("Controller %s: changes cannot be followed: %s", self._name, error, exc_info=error)
+        with contextlib.suppress(Closed), contextlib.closing(self._cache.subscribe(tables=self._owners.tables)) as told:
+            must_read_all = False
+            while not self._work.is_stopping and not self._cache.is_closed:
+                try:
+                    if must_read_all:
+                        self._read_all()
+                        must_read_all = False
+                    self._follow(told)
+                except Closed:
+                    raise
+                except Exception as error:  # noqa: BLE001  a thread that ends in silence would leave keys as they are
+                    # What was being taken is not known any more: so everything is looked at, as after an overrun.
+                    must_read_all = True
+                    self._log_trouble("Controller %s cannot follow changes: %s", self._name, error, exc_info=error)
         if not self._work.is_stopping:
             LOG.info("Controller %s ends, because its local cache was closed.", self._name)
         self._work.stop()
 
-    def _begin(self) -> bool:
-        """Whether the copy is complete, and everything in it was told."""
-        # What the copy has is read below, so what led there need not be told.
-        for _ in self._cache.changes(timeout_s=_SYNC_PATIENCE_S):
-            if self._work.is_stopping:
-                return False
-        try:
-            self._cache.wait_synced(timeout_s=0)
-        except WaitTimeout:
-            return False
-        for _ in self._cache.changes(timeout_s=0):
-            pass
-        self._read_all()
-        self._work.begin()
-        return True
+    def _follow(self, told: Subscription) -> None:
+        """Take what has come, or wait for it a moment."""
+        patience_s = _PATIENCE_S if self._has_begun else _SYNC_PATIENCE_S
+        first = next(told.changes(timeout_s=patience_s), None)
+        if first is not None:
+            self._take([first, *itertools.islice(told.changes(timeout_s=0), _PORTION)])
+        if not self._has_begun and told.is_synced and not told.untold:  # in this order: what is told later is news
+            self._has_begun = True
+            self._work.complete_readings += 1
+            self._work.begin()
+        self._map_again()
+        self._work.watch()
 
     def _take(self, changes: Sequence[CacheChange]) -> None:
         keys: list[Key] = []
@@ -106,11 +101,12 @@ class CacheFollower:
             elif isinstance(change, Deleted):
                 self._unmapped.discard((change.table, change.key))
                 keys += self._owners.remove(change.table, change.key)
-                ends[Key(change.table, change.key)] = change
+                if self._owners.is_own(change.table):
+                    ends[Key(change.table, change.key)] = change
             else:
                 keys += self._map(change.table, change.key, lambda change=change: change.object)  # type: ignore[misc]
                 ends[Key(change.table, change.key)] = None
-        self._work.put(keys, ends=ends)
+        self._work.put(keys, ends=ends, is_bulk=not self._has_begun)
 
     def _read_all(self) -> None:
         """Have every key worked on, also those that were known and are not there any more."""
@@ -119,7 +115,7 @@ class CacheFollower:
             for found in self._cache.get_all(table):
                 gone.discard((table, found.key))
                 keys = self._map(table, found.key, lambda found=found: found)  # type: ignore[misc]
-                self._work.put(keys, is_bulk=True)
+                self._work.put(keys, ends={Key(table, found.key): None}, is_bulk=True)
         for table, key in gone:
             self._unmapped.discard((table, key))
             self._work.put(self._owners.remove(table, key), is_bulk=True)

@@ -9,6 +9,7 @@ import msgspec
 
 from nb_api.controller.core.keys import Key, RequeueAfter
 from nb_api.core.changes import DbObject
+from nb_api.core.differences import Ending
 
 if TYPE_CHECKING:
     from nb_api.cache.local_cache import LocalCache
@@ -23,6 +24,8 @@ class Request(msgspec.Struct, frozen=True):
     """As the copy has it at the begin of the run; None when it is not there."""
     deleted: DbObject | None
     """When it is not there: as it was last, if that is known.  It stays known until a run has succeeded."""
+    ending: Ending | None
+    """Why it is not there any more, as far as that is known together with ``deleted``: it may have moved away."""
     attempt: int
     """1, and one more for each failure before."""
     cache: LocalCache

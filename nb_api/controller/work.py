@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import random
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -87,6 +88,7 @@ class Work:
             self.is_stopping = True
             self._queue.close()
             self._idle.notify_all()
+            self._wake(sys.maxsize)
 
     def inherit(self) -> None:
         """In a forked child: nothing runs, and a lock that was held at the fork is replaced."""
@@ -125,8 +127,8 @@ class Work:
             found, end = self._cache.get(key.table, key.key), None
         except ObjectNotFound:
             found, end = None, self._deleted.get(key)
-        deleted = None if end is None else end.object
-        return Request(key.table, key.key, found, deleted, taken.attempt, self._cache, self._asks_to_stop)
+        deleted, ending = (None, None) if end is None else (end.object, end.reason)
+        return Request(key.table, key.key, found, deleted, ending, taken.attempt, self._cache, self._asks_to_stop)
 
     def _asks_to_stop(self) -> bool:
         return self.is_stopping

@@ -24,13 +24,17 @@ _GAUGES = {
     "member": {"streams", "waiting", "hung", "is_leading", "standing_by"},
     "nb": {"sweeper.refused"},
     "local_cache": {"objects", "tombstones", "position", "untold", "subscriptions"},
+    "controller": {
+        "has_begun", "ready", "running", "waiting", "unmapped", "oldest_ready_s", "oldest_running_s", "waited_max_s",
+        "run_max_s",
+    },
     "log": {"events", "bytes", "sealed_bytes", "segments"},
     "group": {"lag", "oldest_seconds", "members", "missing", "expired"},
     "publisher_service": {"workers", "workers_remembered", "database_revision", "outbox"},
     "durability": {"lag", "peers", "troubles"},
     "name_space": {"samples", "conflicts"},
     "process": {"start_time_seconds"},
-}
+}  # fmt: skip
 _ELSEWHERE = {"local_cache": {"bus"}}
 """Statistics of an object that has a role of its own."""
 
@@ -43,7 +47,7 @@ class Reading(NamedTuple):
     statistics: object
 
 
-class Sample(NamedTuple):
+class MetricSample(NamedTuple):
     labels: Mapping[str, str]
     value: float
 
@@ -55,7 +59,7 @@ class Family:
     name: str
     kind: Kind
     help: str
-    samples: list[Sample]
+    samples: list[MetricSample]
 
 
 def gather(readings: Iterable[Reading]) -> list[Family]:
@@ -68,9 +72,11 @@ def gather(readings: Iterable[Reading]) -> list[Family]:
             if family is None:
                 family = families[name] = Family(name, kind_of(reading.role, path), help_of(reading.role, path), [])
             if isinstance(value, Mapping):
-                family.samples += [Sample({**reading.labels, "kind": str(kind)}, one) for kind, one in value.items()]
+                family.samples += [
+                    MetricSample({**reading.labels, "kind": str(kind)}, one) for kind, one in value.items()
+                ]
             else:
-                family.samples.append(Sample(reading.labels, value))
+                family.samples.append(MetricSample(reading.labels, value))
     return list(families.values())
 
 

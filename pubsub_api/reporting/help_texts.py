@@ -242,7 +242,9 @@ HELP: dict[str, dict[str, str]] = {
             "Of a local cache: objects that were missing or old in the source until the database could be asked."
         ),
         "syncs.slots.held": "Of a local cache: snapshots read while holding a slot ([local_cache] snapshot_slots).",
-        "syncs.slots.waits": "Of a local cache: snapshots that waited for a slot.",
+        "syncs.slots.waits": (
+            "Of a local cache: how often a snapshot waited: for other caches of the process, or for a slot."
+        ),
         "syncs.slots.taken_over": "Of a local cache: slots taken from holders that showed no progress.",
         "syncs.slots.lost": "Of a local cache: slots that were taken from this cache.",
         "syncs.slots.without": (
@@ -259,6 +261,46 @@ HELP: dict[str, dict[str, str]] = {
         ),
         "index_conflicts": "Of a local cache: times an object got a value of a unique index that another object had.",
         "bus": "Of a local cache: the numbers of its subscriber; None when it follows the feed of the database.",
+    },
+    "controller": {
+        "has_begun": "Of a controller: the copy was complete, and runs are made.",
+        "ready": "Of a controller: keys that wait for a worker.",
+        "running": "Of a controller: keys that a worker has.",
+        "waiting": (
+            "Of a controller: keys whose time has not come: after a failure, because a run asked for it, or "
+            "because they ran just now."
+        ),
+        "unmapped": (
+            "Of a controller: objects whose owners are not known, because the function that tells them raised; it "
+            "is called again."
+        ),
+        "oldest_ready_s": (
+            "Of a controller: how long the longest of the keys waits for a worker: when it grows, there are too "
+            "few workers."
+        ),
+        "oldest_running_s": (
+            "Of a controller: how long the longest run takes so far: when it grows and grows, the function hangs; "
+            "Controller.running() names the key."
+        ),
+        "runs": "Of a controller: times the function was called.",
+        "retries": "Of a controller: of these, calls after a failure.",
+        "failures": "Of a controller: times the function raised; each key is tried again.",
+        "given_up": (
+            "Of a controller: of these, times it raised GiveUp, so that the key was left alone until it changes."
+        ),
+        "requeues": "Of a controller: times the function returned RequeueAfter.",
+        "merged": (
+            "Of a controller: changes that caused no run of their own, because their key was waiting for one already."
+        ),
+        "mapping_errors": "Of a controller: times a function of owners raised.",
+        "complete_readings": (
+            "Of a controller: times every object of the copy was read: at the start, and when changes were not "
+            "told one by one."
+        ),
+        "waited_s": "Of a controller: how long keys have waited for a worker, all runs together.",
+        "waited_max_s": "Of a controller: the longest of these waits.",
+        "run_s": "Of a controller: how long the calls took, all together.",
+        "run_max_s": "Of a controller: the longest of them.",
     },
     "recorder": {
         "appends": "Of a recorder of a log: calls of the log; each stores many frames.",

@@ -18,6 +18,7 @@ TABLES = {
     "member": ("docs/shared-subscriptions.md", "GroupSubscriberStatistics", "member of a group"),
     "nb": ("docs/statistics.md", "NbStatistics", "writer"),
     "local_cache": ("docs/statistics.md", "LocalCacheStatistics", "local cache"),
+    "controller": ("docs/statistics.md", "ControllerStatistics", "controller"),
     "recorder": ("docs/durable-log.md", "RecorderStatistics", "recorder of a log"),
     "log_maintenance": ("docs/durable-log.md", "MaintenanceStatistics", "maintenance of a log"),
     "log": ("docs/metrics.md", "Log", "durable log"),

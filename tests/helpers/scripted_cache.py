@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import queue
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from nb_api import CacheChange, Created, DbObject, Deleted, Resynced, Updated
 from nb_api.core.differences import CachedObject
 from nb_api.errors import ObjectNotFound
-from pubsub_api.errors import Closed, WaitTimeout
+from pubsub_api.errors import Closed
 
 
 class ScriptedCache:
@@ -59,6 +59,10 @@ class ScriptedCache:
     def get_all(self, table: str) -> list[DbObject]:
         return [entry.named(table, key) for (found, key), entry in sorted(self.objects.items()) if found == table]
 
+    def subscribe(self, *, tables: Iterable[str] | None) -> ScriptedCache:
+        """Itself, for one consumer: what was put before was told, too."""
+        return self
+
     def changes(self, *, timeout_s: float) -> Iterator[CacheChange]:
         while not self.is_closed:
             try:
@@ -66,6 +70,9 @@ class ScriptedCache:
             except queue.Empty:
                 return
 
-    def wait_synced(self, *, timeout_s: float) -> None:
-        if not self.is_synced:
-            raise WaitTimeout(f"not within {timeout_s} s")
+    @property
+    def untold(self) -> int:
+        return self._changes.qsize()
+
+    def close(self) -> None:
+        """Of the subscription, which is the cache itself."""

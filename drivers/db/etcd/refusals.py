@@ -7,7 +7,7 @@ import ssl
 
 import msgspec
 
-from drivers.db.etcd.config import GROUP, Endpoint, EtcdSettings
+from drivers.db.etcd.config import GROUP, EtcdEndpoint, EtcdSettings
 from nb_api.errors import DbError, DbUnavailable
 from pubsub_api.errors import InvalidConfig, LimitReached
 
@@ -100,7 +100,7 @@ def _advice(refusal: Refusal, settings: EtcdSettings) -> str:
 
 
 def failure_error(
-    error: Exception, endpoint: Endpoint, settings: EtcdSettings, *, is_new: bool = False
+    error: Exception, endpoint: EtcdEndpoint, settings: EtcdSettings, *, is_new: bool = False
 ) -> DbError | InvalidConfig:
     """The error for a connection that could not be made, or broke, before anything was answered when it ``is_new``."""
     reason = str(error) or type(error).__name__

@@ -24,10 +24,16 @@ class OwnerMap:
         self._functions = dict(owners)
         self._known: dict[str, dict[str, tuple[Key, ...]]] = {}
 
-    def is_followed(self, table: str) -> bool:
-        return table in self._functions or self._is_own(table)
+    @property
+    def tables(self) -> frozenset[str] | None:
+        """The tables that are followed; None: all."""
+        return None if self._own is None else self._own | self._functions.keys()
 
-    def _is_own(self, table: str) -> bool:
+    def is_followed(self, table: str) -> bool:
+        return table in self._functions or self.is_own(table)
+
+    def is_own(self, table: str) -> bool:
+        """Whether objects of this table are worked on themselves."""
         return table not in self._functions if self._own is None else table in self._own
 
     def put(self, table: str, key: str, get: Callable[[], DbObject]) -> Sequence[Key]:
@@ -45,12 +51,12 @@ class OwnerMap:
         # Most objects keep their owners: then one tuple serves both.
         known[key] = before if owners == before else owners
         concerned = owners if owners == before else tuple(dict.fromkeys((*before, *owners)))
-        return (Key(table, key), *concerned) if self._is_own(table) else concerned
+        return (Key(table, key), *concerned) if self.is_own(table) else concerned
 
     def owners_before(self, table: str, key: str) -> Sequence[Key]:
         """The keys that an object concerns as far as is known, itself included."""
         before = self._known.get(table, {}).get(key, ())
-        return (Key(table, key), *before) if self._is_own(table) else before
+        return (Key(table, key), *before) if self.is_own(table) else before
 
     def remove(self, table: str, key: str) -> Sequence[Key]:
         """The object is gone: the keys that are concerned."""

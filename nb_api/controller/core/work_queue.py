@@ -9,8 +9,11 @@ READY    it waits for a worker, in one of two lanes: changes, and the bulk of a 
 RUNNING  a worker has it.  No other gets it.  Changes that come meanwhile are merged into one more run.
 WAITING  it becomes READY when its time comes: after a failure, when the last run asked for it, or because its last run
          ended less than ``interval_min_s`` ago.
-RESTING  nothing is wanted of it; remembered only because of that interval, so that a key that changes all the time, or
-         that a run itself changes, is worked on a few times a second and not as fast as possible.
+RESTING  nothing is wanted of it; remembered only because of that interval.
+
+A key that changes again before that interval is over has the double one after its next run, and so on up to
+``INTERVAL_GROWTH_MAX`` times the first; one quiet interval, and it is the first again.  So a burst of changes is a few
+runs, and a run that changes its own key does not make a busy loop.
 
 A change makes a key READY at once, or when that interval is over, also when it WAITs for something later: the earliest
 time wins, and the later one is forgotten.  A success forgets the failures.  A key of which nothing is wanted leaves no
@@ -30,6 +33,8 @@ from nb_api.controller.core.keys import Key, RetryPauses
 
 BULK_SHARE = 4
 """One of so many keys is taken from the bulk while there are changes, too."""
+INTERVAL_GROWTH_MAX = 10
+"""How many times longer the interval of a key becomes that changes all the time."""
 _TIMES_MIN = 64
 """Fewer times than this are not worth tidying."""
 
@@ -43,7 +48,7 @@ _READY, _RUNNING, _WAITING, _RESTING = range(4)
 class QueueSettings:
     retries: RetryPauses = dataclasses.field(default_factory=RetryPauses)
     interval_min_s: float = 0.1
-    """Between the end of a run of a key and the begin of its next."""
+    """Between the end of a run of a key and the begin of its next; longer for one that changes all the time."""
     runs_per_s_max: float = math.inf
     """Of all keys together; as many may begin at once after a quiet second."""
 
@@ -73,7 +78,10 @@ class Taken(NamedTuple):
 
 
 class _Entry:
-    __slots__ = ("again", "due", "failures", "is_bulk", "is_later", "key", "rest_until", "since", "state", "time")
+    __slots__ = (
+        "again", "due", "failures", "growth", "is_bulk", "is_early", "is_later", "key", "rest_until", "since", "state",
+        "time",
+    )  # fmt: skip
 
     def __init__(self, key: Key, now: float) -> None:
         self.key = key
@@ -91,6 +99,10 @@ class _Entry:
         self.since = now
         """When it became wanted."""
         self.rest_until = -math.inf
+        self.is_early = False
+        """It changed before it had rested."""
+        self.growth = 1
+        """How many times longer its interval is."""
 
 
 class WorkQueue:
@@ -130,7 +142,7 @@ class WorkQueue:
             self.counters.merged += entry.again
             entry.since = entry.since if entry.again else now
             entry.is_bulk = is_bulk and (entry.is_bulk or not entry.again)
-            entry.again = True
+            entry.again = entry.is_early = True
             self._set_due(entry, math.inf)
         elif state == _READY:
             self.counters.merged += 1
@@ -142,6 +154,7 @@ class WorkQueue:
             self.counters.merged += not is_new
             entry.since = now if is_new else entry.since
             entry.is_bulk = is_bulk and (is_new or entry.is_bulk)
+            entry.is_early |= now < entry.rest_until
             self._want(entry, now, now)
 
     def add_after(self, key: Key, after_s: float, now: float) -> None:
@@ -204,7 +217,9 @@ class WorkQueue:
         asked = entry.due  # by add_after, while it ran
         self._set_due(entry, math.inf)
         interval_s = self._settings.interval_min_s
-        entry.rest_until = now + interval_s
+        entry.growth = min(2 * entry.growth, INTERVAL_GROWTH_MAX) if entry.is_early else 1
+        entry.is_early = False
+        entry.rest_until = now + interval_s * entry.growth
         if entry.again:
             entry.again = False
             self._want(entry, now, now)

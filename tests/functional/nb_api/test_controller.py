@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from nb_api import Controller, Key, Request, RequeueAfter, RetryPauses
-from nb_api.controller import following
+from nb_api.controller import following, work
 from nb_api.errors import GiveUp
 from pubsub_api.errors import Closed, Forked, UsageError, WaitTimeout
 from pubsub_api.testing.conformance.forks import in_forked_child, outcome
@@ -193,6 +193,7 @@ def test_a_dependent_object_runs_its_owner_also_the_former_one_and_after_its_end
     wait_until(lambda: set(runs.keys()) == {"p2"}, what="the owner of what was deleted")
     idle(controller)
     assert {request.table for request in runs.requests} == {"port"}
+    assert controller._work._deleted == {}  # nothing is remembered of what is not worked on
 
 
 def test_a_table_may_be_worked_on_itself_and_have_owners(make: Making) -> None:
@@ -381,6 +382,20 @@ def test_a_run_that_hangs_is_visible_and_does_not_hold_up_others(make: Making) -
     assert controller.statistics().oldest_running_s == 0
 
 
+def test_a_run_that_hangs_is_named_in_the_log(
+    make: Making, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(work, "HANGING_S", 0.01)
+    cache = ScriptedCache()
+    cache.put("port", "stuck")
+    go_on = threading.Event()
+    make(cache, lambda _: None if go_on.wait(WAIT_S) else None, name="flows")
+    try:
+        wait_until(lambda: "Controller flows: reconcile of port 'stuck' has been running" in caplog.text)
+    finally:
+        go_on.set()
+
+
 def test_keys_that_wait_are_counted_with_their_age(make: Making) -> None:
     cache = ScriptedCache()
     for number in range(4):
@@ -495,8 +510,7 @@ def test_it_ends_with_its_cache(make: Making) -> None:
     cache.is_closed = True
     with pytest.raises(Closed):
         wait_until(lambda: controller.wait_idle(timeout_s=WAIT_S), what="the end")
-    controller.close()
-    assert threads_of("orphan") == []
+    wait_until(lambda: threads_of("orphan") == [], what="its threads to end")
 
 
 def test_it_does_not_live_on_in_a_forked_child(make: Making) -> None:

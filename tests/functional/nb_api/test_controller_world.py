@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pathlib
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 
 import pytest
@@ -12,7 +12,7 @@ import pytest
 from nb_api import Controller, LocalCache, Request, RetryPauses
 from pubsub_api.errors import Closed
 from tests.helpers.nb_tools import memory_bus, open_nb, sqlite_url
-from tests.helpers.nb_worlds import World
+from tests.helpers.nb_worlds import Told, World
 from tests.helpers.waiting import WAIT_S, wait_until
 
 
@@ -30,11 +30,13 @@ class Flows:
     def __init__(self, cache: LocalCache) -> None:
         self.flows: dict[str, tuple[object, ...]] = {}
         self.runs: Counter[str] = Counter()
+        self.endings: dict[str, list[str | None]] = defaultdict(list)
         self.cache = cache
 
     def reconcile(self, request: Request) -> None:
         self.runs[request.key] += 1
         if request.object is None:
+            self.endings[request.key].append(request.ending)
             self.flows.pop(request.key, None)
             return
         nets = {net.key: net.value for net in self.cache.get_all("net")}
@@ -101,6 +103,16 @@ def test_a_topic_that_is_left_is_a_delete_and_one_that_is_new_a_create(world: Wo
         wait_until(lambda: set(flows.flows) == {"p1", "p2"}, what="the new topic")
         cache.remove_topic("a")
         wait_until(lambda: set(flows.flows) == {"p2"}, what="the topic that is left")
+        world.nb.update("port", "p2", {"net": "n1"}, topic="c")
+        wait_until(lambda: flows.flows == {}, what="the move to a topic that is not followed")
+        controller.wait_idle(timeout_s=WAIT_S)
+        assert flows.endings["p1"] == ["unfollowed"]
+        assert flows.endings["p2"] in (["moved"], ["absent"])
+        world.nb.create("port", "p3", {"net": "n1"}, topic="b")
+        wait_until(lambda: "p3" in flows.flows, what="p3")
+        world.nb.delete("port", "p3")
+        wait_until(lambda: flows.endings["p3"], what="its end")
+        assert flows.endings["p3"] in (["deleted"], ["absent"])
 
 
 def test_a_copy_of_no_topic_is_complete(world: World) -> None:
@@ -111,15 +123,21 @@ def test_a_copy_of_no_topic_is_complete(world: World) -> None:
         assert flows.runs == Counter()
 
 
-def test_a_copy_that_is_read_from_the_beginning_although_others_read_it_before(world: World) -> None:
+def test_controllers_and_other_consumers_share_one_copy(world: World) -> None:
     for number in range(5):
         world.nb.create("port", f"p{number}", {"net": "n1"}, topic="t")
-    cache = world.cache()
-    assert next(cache.changes(timeout_s=WAIT_S)) is not None
-    flows = Flows(cache)
-    with flows.controller() as controller:
-        controller.wait_idle(timeout_s=WAIT_S)
-        assert len(flows.flows) == 5
+    told = Told()
+    cache = world.cache(on_changes=told)
+    many = [Flows(cache), Flows(cache)]
+    with many[0].controller() as first, many[1].controller() as second:
+        first.wait_idle(timeout_s=WAIT_S)
+        second.wait_idle(timeout_s=WAIT_S)
+        assert [sum(flows.runs.values()) for flows in many] == [5, 5]
+        first.close()
+        world.nb.update("port", "p0", {"net": "n2"})
+        wait_until(lambda: many[1].runs["p0"] == 2, what="the other to go on")
+        wait_until(lambda: "Updated p0" in told.kinds(), what="the callback to be told")
+        assert many[0].runs["p0"] == 1
 
 
 def test_more_objects_than_the_copy_tells_one_by_one_run_once_each(world: World) -> None:
@@ -127,8 +145,7 @@ def test_more_objects_than_the_copy_tells_one_by_one_run_once_each(world: World)
         with world.nb.transaction() as txn:
             for number in range(first, first + 500):
                 txn.create("port", f"p{number}", {"net": "n1"}, topic="t")
-    cache = world.cache(options={"changes_queue_max": 10})
-    assert cache.statistics().overruns > 0
+    cache = world.cache(is_awaited=False, options={"changes_queue_max": 10})
     flows = Flows(cache)
     with flows.controller() as controller:
         controller.wait_idle(timeout_s=WAIT_S)
@@ -150,6 +167,23 @@ def test_what_a_run_writes_itself_causes_no_run_when_it_changes_nothing(world: W
         world.nb.create("port", "p2", {}, topic="t")
         wait_until(lambda: runs["p2"] == 2, what="the other key")
         assert runs["p1"] == 2
+
+
+def test_a_run_that_waits_for_what_it_created_creates_no_second_one(world: World) -> None:
+    cache = world.cache()
+
+    def reconcile(request: Request) -> None:
+        if request.object is None or cache.get_all("machine"):
+            return
+        name = f"m{world.nb.allocate('machines')}"
+        cache.wait_version("machine", name, world.nb.create("machine", name, {}, topic="t"), timeout_s=WAIT_S)
+
+    with Controller(cache, reconcile, workers=1, tables=["port"], interval_min_s=0.0) as controller:
+        for number in range(5):
+            world.nb.create("port", f"p{number}", {}, topic="t")
+        wait_until(lambda: controller.statistics().runs >= 5, what="a run of each")
+        controller.wait_idle(timeout_s=WAIT_S)
+    assert len(world.nb.get_all("machine")) == 1
 
 
 def test_a_run_that_always_changes_its_object_is_slow_and_visible(world: World) -> None:

@@ -1,4 +1,4 @@
-"""Writers and local caches as Prometheus sees them."""
+"""Writers, local caches and controllers as Prometheus sees them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pathlib
 
 import pytest
 
-from nb_api import LocalCache
+from nb_api import Controller, LocalCache
 from tests.helpers.nb_tools import PATIENT_DB, memory_bus, open_nb, sqlite_url
 
 
@@ -22,12 +22,18 @@ def test_statistics_are_metrics(tmp_path: pathlib.Path) -> None:
         cache.wait_synced(timeout_s=30)
         metrics.register(nb, name="writer", registry=registry)
         metrics.register(cache, name="copy", registry=registry)
-        text = prometheus.generate_latest(registry).decode()
+        with Controller(cache, lambda _: None) as controller:
+            controller.wait_idle(timeout_s=30)
+            metrics.register(controller, name="flows", registry=registry)
+            text = prometheus.generate_latest(registry).decode()
     for line in (
         'heliograph_nb_writes_total{name="writer",number="0"} 1.0',
         'heliograph_nb_handover_confirmed_total{name="writer",number="0"} 1.0',
         'heliograph_local_cache_objects{name="copy",number="1"} 1.0',
         'heliograph_local_cache_is_synced{name="copy",number="1"} 1.0',
+        'heliograph_controller_runs_total{name="flows",number="2"} 1.0',
+        'heliograph_controller_ready{name="flows",number="2"} 0.0',
+        'heliograph_controller_oldest_running_s{name="flows",number="2"} 0.0',
         'heliograph_local_cache_syncs_slots_held_total{name="copy",number="1"} 1.0',
     ):
         assert line in text

@@ -25,7 +25,7 @@ def test_caches_sync_hear_changes_and_read_nothing_when_the_service_comes_back()
     outcome = controllers.measure(PLAN, "zmq")
     assert [row["case"].partition(",")[0] for row in outcome.rows] == ["10 caches", "10 caches", "10"]
     assert {found.target.name for found in outcome.checks} == {
-        target.name for target in TARGETS if target.scenario == "controllers"
+        target.name for target in TARGETS if target.scenario == "many_controllers"
     }
     measured = {found.target.name: found.measured for found in outcome.checks}
     assert measured["after restart"] == measured["missing"] == 0

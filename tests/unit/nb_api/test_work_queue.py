@@ -12,7 +12,7 @@ from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from nb_api.controller.core.keys import Key, RequeueAfter, RetryPauses
-from nb_api.controller.core.work_queue import QueueSettings, WorkQueue
+from nb_api.controller.core.work_queue import INTERVAL_GROWTH_MAX, QueueSettings, WorkQueue
 from pubsub_api.errors import UsageError
 
 A, B, C = Key("port", "a"), Key("port", "b"), Key("port", "c")
@@ -201,19 +201,24 @@ def test_nothing_is_given_out_before_it_is_open_nor_after_it_is_closed() -> None
     queue.done(A, 2.0)
 
 
-def test_a_key_that_changes_all_the_time_runs_after_the_interval_and_not_before() -> None:
+def test_a_key_that_changes_all_the_time_runs_less_and_less_often() -> None:
     queue = opened(interval_min_s=1.0)
-    runs = 0
-    for step in range(100):
-        now = step / 10
+    runs = []
+    for step in range(120):
+        now = step / 2
         queue.add(A, now)
         if queue.take(now) is not None:
-            runs += 1
+            runs.append(now)
             queue.done(A, now)
-    assert runs == 10  # of a hundred changes in ten seconds
-    assert taken(queue, 10.0) == A  # and the last of them is not lost
-    queue.done(A, 10.0)
-    assert queue.tidy(11.0) == 0
+    assert runs == [0, 1, 3, 7, 15, 25, 35, 45, 55]
+    assert taken(queue, 65.0) == A  # the last change is not lost
+    queue.done(A, 65.0)
+    assert queue.tidy(75.0) == 0
+    queue.add(A, 75.0)  # after a quiet interval it is as at first
+    assert taken(queue, 75.0) == A
+    queue.done(A, 75.0)
+    queue.add(A, 75.5)
+    assert taken(queue, 76.0) == A
 
 
 def test_the_interval_concerns_one_key_and_no_other() -> None:
@@ -315,6 +320,8 @@ class Wanted:
     is_running: bool = False
     is_wanted_again: bool = False
     rest_until: float = -math.inf
+    is_early: bool = False
+    growth: int = 1
     failures: int = 0
 
 
@@ -339,8 +346,9 @@ class QueueMachine(RuleBasedStateMachine):
         self.queue.add(key, self.now, is_bulk=is_bulk)
         known = self.known(key)
         if known.is_running:
-            known.is_wanted_again, known.due = True, math.inf
+            known.is_wanted_again, known.is_early, known.due = True, True, math.inf
         else:
+            known.is_early |= self.now < known.rest_until and known.due > self.now
             known.due = min(known.due, max(self.now, known.rest_until))
 
     @rule(key=keys, delay=delays)
@@ -388,7 +396,9 @@ class QueueMachine(RuleBasedStateMachine):
                 due = self.now + after if how == "again" else math.inf
         asked, known.due = known.due, math.inf
         known.is_running = False
-        known.rest_until = self.now + self.interval_s
+        known.growth = min(2 * known.growth, INTERVAL_GROWTH_MAX) if known.is_early else 1
+        known.is_early = False
+        known.rest_until = self.now + self.interval_s * known.growth
         if known.is_wanted_again:
             due, known.is_wanted_again = self.now, False
         if min(due, asked) < math.inf:
@@ -416,7 +426,7 @@ class QueueMachine(RuleBasedStateMachine):
             self.now += 1.0
             while (found := self.queue.take(self.now)) is not None:
                 self.queue.done(found.key, self.now)
-        assert self.queue.tidy(self.now + 1.0) == 0
+        assert self.queue.tidy(self.now + self.interval_s * INTERVAL_GROWTH_MAX) == 0
         assert self.queue.is_idle
         assert (self.queue.ready, self.queue.running, self.queue.waiting) == (0, 0, 0)
 

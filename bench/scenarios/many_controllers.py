@@ -26,9 +26,9 @@ SECONDS, SECONDS_QUICK = 20.0, 1.0
 def measure(plan: Plan, driver: str) -> Outcome:
     """One round: the sizes are no cases to compare."""
     if driver != "zmq":
-        return Outcome("controllers", driver, [], [], [SEE_ZMQ])
+        return Outcome("many_controllers", driver, [], [], [SEE_ZMQ])
     if (problem := database_servers.problem(DATABASE)) is not None:
-        return Outcome("controllers", driver, [], [], [problem])
+        return Outcome("many_controllers", driver, [], [], [problem])
     runs = []
     for caches in SIZES_QUICK if plan.is_quick else SIZES:
         plan.say(f"{caches:,} caches")
@@ -47,7 +47,7 @@ def measure(plan: Plan, driver: str) -> Outcome:
     }
     rows = [row for run in runs for row in _rows(run)]
     notes = [note for run in runs for note in _notes(run)]
-    return Outcome("controllers", driver, rows, check("controllers", driver, measured), notes)
+    return Outcome("many_controllers", driver, rows, check("many_controllers", driver, measured), notes)
 
 
 def _rows(run: ControllerRun) -> list[Row]:
