@@ -43,7 +43,7 @@ def open_nb(
     raise.
     """
     from nb_api import NbApi, notify_config
-    from nb_api.errors import DbUnavailable
+    from nb_api.errors import DbNotFound, DbUnavailable
     from nb_api.loading import build_db, check_exists
     from pubsub_api.config import GROUP
 
@@ -56,7 +56,11 @@ def open_nb(
     if must_exist:
         # One that is away may have others that stand in for it: opening decides.
         with contextlib.closing(build_db(args.db, conf)) as db, contextlib.suppress(DbUnavailable):
-            check_exists(db)
+            try:
+                check_exists(db)
+            except DbNotFound as error:
+                hint = "" if args.db else "; name another with --db, --config-file or HELIOGRAPH_DB"
+                raise DbNotFound(f"{error}{hint}") from None
     return NbApi.open(conf=conf, url=args.db)
 
 

@@ -1,4 +1,4 @@
-"""What each metric means.  Generated from the documentation by ``python -m tests.helpers.metric_help``."""
+"""What each metric means.  Generated from the documentation by ``python -m tests.helpers.code_map``."""
 
 from __future__ import annotations
 

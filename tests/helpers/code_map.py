@@ -13,7 +13,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
 
-from tests.helpers import documents
+from tests.helpers import documents, metric_help
 from tests.helpers.paths import ROOT
 
 COMMAND = "python -m tests.helpers.code_map"
@@ -224,6 +224,7 @@ def main() -> None:
     follow_moved_threads()
     for mark, (page, text) in GENERATED.items():
         (ROOT / page).write_text(replaced(page, mark, text()))
+    metric_help.FILE.write_text(metric_help.text())
 
 
 if __name__ == "__main__":

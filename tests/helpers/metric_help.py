@@ -1,6 +1,6 @@
 """Makes the texts that explain metrics from the tables of the documentation.
 
-``python -m tests.helpers.metric_help`` writes `pubsub_api/reporting/help_texts.py` again; a test compares.
+``python -m tests.helpers.code_map`` writes `pubsub_api/reporting/help_texts.py` again; a test compares.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ TABLES = {
 }
 """Role -> page, heading, and what an object of the role is called."""
 
-_HEAD = '''"""What each metric means.  Generated from the documentation by ``python -m tests.helpers.metric_help``."""
+_HEAD = '''"""What each metric means.  Generated from the documentation by ``python -m tests.helpers.code_map``."""
 
 from __future__ import annotations
 
@@ -67,7 +67,3 @@ def _entry(name: str, sentence: str) -> list[str]:
 def _sentence(noun: str, meaning: str) -> str:
     plain = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", meaning).replace("`", "").replace('"', "'").rstrip(".")
     return f"Of a {noun}: {plain[0].lower() if plain[1:2].islower() else plain[0]}{plain[1:]}."
-
-
-if __name__ == "__main__":
-    FILE.write_text(text())

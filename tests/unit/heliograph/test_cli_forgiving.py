@@ -55,6 +55,13 @@ def test_reading_makes_no_database(words: tuple[str, ...], tmp_path: pathlib.Pat
     assert list(tmp_path.iterdir()) == []
 
 
+def test_who_names_no_database_is_told_how(tmp_path: pathlib.Path, capsys: Captured) -> None:
+    file = tmp_path / "heliograph.conf"
+    file.write_text(f"[db]\nurl = sqlite://{tmp_path}/none.db\n")
+    told = errors_of(capsys, "db", "list", "--config-file", str(file))
+    assert "none.db, and who reads does not make one; name another with --db" in told
+
+
 @pytest.mark.parametrize(
     "words",
     [

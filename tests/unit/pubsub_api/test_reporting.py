@@ -43,7 +43,7 @@ def ask(endpoint: reporting.Endpoint, path: str, method: str = "GET") -> tuple[i
 
 
 def test_the_texts_are_those_of_the_documentation() -> None:
-    assert metric_help.FILE.read_text() == metric_help.text(), "run python -m tests.helpers.metric_help"
+    assert metric_help.FILE.read_text() == metric_help.text(), "run python -m tests.helpers.code_map"
 
 
 def test_two_sessions_are_told_apart_and_no_sample_is_lost(endpoint: reporting.Endpoint) -> None:
