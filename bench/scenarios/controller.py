@@ -104,7 +104,8 @@ def follow(pipe: Connection, path: pathlib.Path, driver: str, changes: int) -> N
 
     conf = nb_conf(driver)
     notify_config.register(conf)
-    conf.set_override("verify_interval", 0.0, group=CACHE_GROUP)  # the database knows nothing of these changes
+    for option in ("verify_interval", "bus_patience"):  # the database, which knows nothing of these changes, stays out
+        conf.set_override(option, 0.0, group=CACHE_GROUP)
     with NbApi.open(conf=conf, url=f"sqlite://{path}") as nb:
         before = usage_now()
         with LocalCache(nb, tables=["port"], on_changes=on_changes) as cache:
