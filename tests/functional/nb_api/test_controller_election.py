@@ -112,9 +112,9 @@ def test_two_processes_hand_over(db: DbApi) -> None:
 
         return Controller(ports(5), reconcile, election=election, name=holder)
 
-    with Election(db, "flows", holder="a", lease_s=30.0) as first:
+    with Election(db, "flows", holder="a", lease_s=20.0) as first:
         first.wait_leader(timeout_s=WAIT_S)
-        with Election(db, "flows", holder="b", lease_s=30.0) as second, controller("b", second) as other:
+        with Election(db, "flows", holder="b", lease_s=20.0) as second, controller("b", second) as other:
             with controller("a", first) as own:
                 wait_until(lambda: sum(runs["a"].values()) >= 5, what="the leader to work")
                 own.close()  # in this order: what runs has ended before another may lead
